@@ -586,14 +586,14 @@ def test_a_receiver_that_is_down_altogether_parks_nothing(receiver, patient):
 
 def test_a_receiver_that_never_took_anything_parks_nothing(receiver, patient):
     """
-    Without proof that it is well, a change is not to blame.
+    Without a probe that succeeds, a change is not to blame.
     """
     receiver.otherwise = refusing(500, 2)
 
     assert 30 == patient.attempts(Batch(0, (row(2),)), 30)
 
 
-def test_the_proof_that_a_receiver_is_well_outlives_the_process(receiver, patient):
+def test_the_health_probe_outlives_the_process(receiver, patient):
     """
     A batch that begins with the bad change, and holds nothing else, comes to its end.
     """

@@ -103,7 +103,7 @@ def test_events_of_an_aggregate_are_sent_in_order():
     """
     events = [event(3), event(1), event(2, "b")]
     found = [
-        [list(request.told.values()) for request in lane]
+        [list(request.changes.values()) for request in lane]
         for lane in lanes([change(), change(8), change(9)], events, 2)
     ]
 

@@ -1,20 +1,18 @@
 """
-Posts signed requests: the only place that speaks HTTP.
+Posting signed requests, and the meaning of a receiver's response.
 
-Nothing is tried again here, and no redirect is followed: a signed request goes where
-the configuration says, or nowhere.
-
-What a receiver's answer means. Pure.
+Nothing is retried here, and no redirect is followed: a signed request goes to the
+configured address only.
 
 =============  =========================================================================
-2xx            taken
-409            known already, or something newer is: as good as taken
-428            a partial change without its row: its key is read anew
-408 425 429    later; as long as Retry-After says
-5xx            later, if it has Retry-After; without it, not now
-3xx 401 403    webhooks as such are not taken: the address or the secret is not as it
-410            must be, or nobody wants them any more; nothing is set aside
-other 4xx      this change will never be taken
+2xx            applied
+409            already known, or stale: a success
+428            a partial change without its row: its key is refetched
+408 425 429    busy, for as long as Retry-After says
+5xx            busy, if it has Retry-After; else unavailable
+3xx 401 403    no webhook is accepted: the address or the secret is wrong, or nobody
+410            wants webhooks any more; no change becomes a dead letter
+other 4xx      this change is refused for good
 =============  =========================================================================
 """
 
@@ -37,9 +35,9 @@ from towpath.sinks.errors import (
 )
 from towpath.sinks.targets.webhook.schema import Request
 
-# A receiver that names no time is asked again after this.
+# The pause if the receiver names none.
 _PAUSE_S: Final = 1.0
-# Nobody gets a sink to stand still for longer by one header.
+# A header stops a sink for at most this time.
 _LONGEST_PAUSE_S: Final = 300.0
 _REASON_CHARACTERS: Final = 200
 
@@ -50,7 +48,7 @@ _UNWANTED: Final = frozenset({401, 403, 410})
 
 
 class ReceiverOutcome(enum.Enum):
-    """What a receiver did with a change."""
+    """The outcome of a change at the receiver."""
 
     TAKEN = "taken"
     KNOWN = "known"
@@ -70,12 +68,12 @@ def judge(
     status: int, headers: Mapping[str, str], text: str, now: datetime
 ) -> ReceiverVerdict:
     """
-    Read an answer.
+    Return the verdict that a response means.
 
     Raises:
         TargetBusyError: The receiver asks for a pause.
         TargetUnavailableError: The receiver has a failure of its own.
-        WebhookRefusedError: It takes no webhooks, whatever they say.
+        WebhookRefusedError: It accepts no webhooks at all.
     """
     reason = f"the receiver answers {status}"
     if words := " ".join(text.split())[:_REASON_CHARACTERS]:
@@ -97,7 +95,7 @@ _OUTCOMES: Final = {_KNOWN: ReceiverOutcome.KNOWN, _ABSENT: ReceiverOutcome.ABSE
 
 
 def _retry_after_s(text: str, now: datetime) -> float | None:
-    """Read Retry-After: seconds, or a date; nothing if it is neither."""
+    """Read Retry-After: seconds, or a date; ``None`` if it is neither."""
     if text.isascii() and text.isdigit():
         return min(float(text), _LONGEST_PAUSE_S)
     try:
@@ -108,14 +106,14 @@ def _retry_after_s(text: str, now: datetime) -> float | None:
     return min(max((aware - now).total_seconds(), 0.0), _LONGEST_PAUSE_S)
 
 
-# Of an answer, only its status counts; this much of its text is told.
+# Only the status of a response counts; this much of its text is logged.
 _ANSWER_BYTES: Final = 4096
 
 _HEADERS: Final = {"content-type": "application/json", "user-agent": "towpath"}
 
 
-class Client:
-    """One receiver; may be used by several threads."""
+class WebhookClient:
+    """A client of one receiver; several threads may use it."""
 
     def __init__(self, url: str, options: WebhookOptions, clock: Clock) -> None:
         self._url = url
@@ -133,12 +131,12 @@ class Client:
         Raises:
             TargetBusyError: The receiver asks for a pause.
             TargetUnavailableError: It does not answer, or has a failure of its own.
-            WebhookRefusedError: It takes no webhooks, whatever they say.
+            WebhookRefusedError: It accepts no webhooks at all.
         """
         now = self._clock.now()
         seal = signed(self._secrets, request.id, int(now.timestamp()), request.body)
         try:
-            answer = self._pool.request(
+            response = self._pool.request(
                 "POST",
                 self._url,
                 body=request.body,
@@ -148,26 +146,26 @@ class Client:
                 retries=False,
                 preload_content=False,
             )
-            text = self._text(answer)
+            text = self._text(response)
         except (HTTPError, OSError) as error:
-            # Not the error's own words: they may repeat the address with its secrets.
+            # Without the error's own text: it may repeat the address with its secrets.
             message = f"the receiver does not answer: {type(error).__name__}"
             raise TargetUnavailableError(message) from error
-        headers = {name.lower(): value for name, value in answer.headers.items()}
-        return judge(answer.status, headers, text, now)
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        return judge(response.status, headers, text, now)
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         self._pool.clear()
 
-    def _text(self, answer: urllib3.BaseHTTPResponse) -> str:
-        """Read the beginning of an answer; what is long or slow ends the connection."""
+    def _text(self, response: urllib3.BaseHTTPResponse) -> str:
+        """Read the start of a response; a long or slow one ends the connection."""
         deadline = Deadline(self._clock, self._timeout_s)
         read = b""
-        while piece := answer.read1(_ANSWER_BYTES):
+        while piece := response.read1(_ANSWER_BYTES):
             read += piece
             if len(read) > _ANSWER_BYTES or deadline.passed():
-                answer.close()
+                response.close()
                 break
-        answer.release_conn()
+        response.release_conn()
         return read[:_ANSWER_BYTES].decode("utf-8", "replace")

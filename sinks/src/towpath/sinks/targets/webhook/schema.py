@@ -2,8 +2,8 @@
 Requests as the receiver gets them: a JSON document with one or several changes.
 
 ``{"type": "towpath.changes", "changes": [..]}``, each with its ``id``, ``op``
-(``upsert``, ``delete``, ``event``, ``sweep``), ``route`` and ``position``. The id is
-the same whenever the same change is told, in whatever batch. Pure.
+(``upsert``, ``delete``, ``event``, ``sweep``), ``route`` and ``position``. A change has
+the same id in every batch. Pure.
 """
 
 import hashlib
@@ -20,17 +20,17 @@ TYPE: Final = "towpath.changes"
 
 _HASH_BYTES: Final = 16
 
-Told: TypeAlias = Change | EventRow
+WebhookChange: TypeAlias = Change | EventRow
 Aggregate: TypeAlias = tuple[str, str, str]
-# What has an order to keep: an aggregate, or a route and its key.
-Unit: TypeAlias = tuple[str, ...]
+# The unit of ordering: an aggregate, or a route and its key.
+OrderingKey: TypeAlias = tuple[str, ...]
 
 
 class Request(NamedTuple):
-    """One request: what it tells, by id, and its body."""
+    """One request: its changes by their ids, and its body."""
 
     id: str
-    told: dict[str, Told]
+    changes: dict[str, WebhookChange]
     body: bytes
 
 
@@ -38,99 +38,100 @@ def lanes(
     changes: Sequence[Change],
     events: Sequence[EventRow],
     per_request: int,
-    apart: frozenset[str] = frozenset(),
+    alone: frozenset[str] = frozenset(),
 ) -> Iterator[list[Request]]:
     """
-    Cut a batch into lanes: the requests of one are sent in order, lanes side by side.
+    Cut a batch into lanes: sequences of requests that are sent concurrently.
 
     A batch has at most one change of a key, so changes have no order; the events of an
-    aggregate do. What is to be ``apart`` shares no request, and comes last.
+    aggregate have one. Changes to be sent ``alone`` share no request, and come last.
     """
-    others = [c for c in changes if id_of(c) not in apart]
-    for some in _cut(others, per_request):
-        yield [request_of(some)]
+    others = [c for c in changes if id_of(c) not in alone]
+    for chunk in _cut(others, per_request):
+        yield [request_of(chunk)]
     by_aggregate: dict[Aggregate, list[EventRow]] = {}
     for event in sorted(events, key=lambda e: e.position):
         by_aggregate.setdefault(aggregate_of(event), []).append(event)
-    late = []
-    for of_one in by_aggregate.values():
-        if any(id_of(event) in apart for event in of_one):
-            late.append([request_of([event]) for event in of_one])
+    last_sequences = []
+    for own_events in by_aggregate.values():
+        if any(id_of(event) in alone for event in own_events):
+            last_sequences.append([request_of([event]) for event in own_events])
         else:
-            yield [request_of(some) for some in _cut(of_one, per_request)]
-    yield from ([request_of([c])] for c in changes if id_of(c) in apart)
-    yield from late
+            yield [request_of(chunk) for chunk in _cut(own_events, per_request)]
+    yield from ([request_of([c])] for c in changes if id_of(c) in alone)
+    yield from last_sequences
 
 
-def request_of(told: Sequence[Told]) -> Request:
-    """Write a request of one or several changes."""
-    by_id = {id_of(one): one for one in told}
-    entries = [_entry(change_id, one) for change_id, one in by_id.items()]
+def request_of(changes: Sequence[WebhookChange]) -> Request:
+    """Return the request of one or several changes."""
+    by_id = {id_of(change): change for change in changes}
+    entries = [_entry(change_id, change) for change_id, change in by_id.items()]
     first, *rest = by_id
     name = f"batch_{_hash(by_id)}" if rest else first
     return Request(name, by_id, _body(entries))
 
 
 def aggregate_of(event: EventRow) -> Aggregate:
-    """Name what an event is about: what its order is kept for."""
+    """Return the aggregate of an event, whose events are sent in order."""
     return event.route, event.aggregate_type, event.aggregate_id
 
 
-def unit_of(told: Told) -> Unit:
-    """Name what waits if a change has to."""
-    if isinstance(told, EventRow):
-        return aggregate_of(told)
-    return told.route, key_text(told.key)
+def ordering_key_of(change: WebhookChange) -> OrderingKey:
+    """Return the key that a change is ordered by."""
+    if isinstance(change, EventRow):
+        return aggregate_of(change)
+    return change.route, key_text(change.key)
 
 
 def sweep_of(route: str, floor: str) -> Request:
-    """Write the request to take away all rows of a route below a position."""
-    name = f"sweep_{_plain(floor)}_{_hash([route])}"
+    """Return the request to delete all rows of a route below a position."""
+    name = f"sweep_{_plain_position(floor)}_{_hash([route])}"
     entry = {"id": name, "op": "sweep", "route": route, "position": floor}
     return Request(name, {}, _body([entry]))
 
 
-def id_of(told: Told) -> str:
+def id_of(change: WebhookChange) -> str:
     """
-    Name a change: by its position, and its key, because READ rows share one.
+    Return the id of a change: its position and its key, as READ rows share positions.
 
-    An event brings its own id. No id has a dot in it: it would not be told from the
-    joints of what is signed.
+    An event has an id of its own. No id contains a dot, which separates the parts of a
+    signed text.
     """
-    if isinstance(told, EventRow):
-        return f"event_{told.id}_{_hash([told.route])}"
-    return f"row_{_plain(told.position)}_{_hash([told.route, key_text(told.key)])}"
+    if isinstance(change, EventRow):
+        return f"event_{change.id}_{_hash([change.route])}"
+    row_hash = _hash([change.route, key_text(change.key)])
+    return f"row_{_plain_position(change.position)}_{row_hash}"
 
 
-def _entry(change_id: str, told: Told) -> dict[str, Any]:
-    if isinstance(told, EventRow):
+def _entry(change_id: str, change: WebhookChange) -> dict[str, Any]:
+    if isinstance(change, EventRow):
         return {
             "id": change_id,
             "op": "event",
-            "route": told.route,
-            "position": told.position,
-            "event_id": told.id,
-            "type": told.type,
-            "aggregate_type": told.aggregate_type,
-            "aggregate_id": told.aggregate_id,
-            "occurred_at": told.occurred_at,
-            "headers": orjson.Fragment(told.headers),
-            "payload": told.payload,
+            "route": change.route,
+            "position": change.position,
+            "event_id": change.id,
+            "type": change.type,
+            "aggregate_type": change.aggregate_type,
+            "aggregate_id": change.aggregate_id,
+            "occurred_at": change.occurred_at,
+            "headers": orjson.Fragment(change.headers),
+            "payload": change.payload,
         }
     entry: dict[str, Any] = {
         "id": change_id,
-        "op": "delete" if told.row is None else "upsert",
-        "route": told.route,
-        "position": told.position,
-        "key": told.key,
-        "key_columns": told.key_columns,
-        "is_snapshot": told.is_read,
+        "op": "delete" if change.row is None else "upsert",
+        "route": change.route,
+        "position": change.position,
+        "key": change.key,
+        "key_columns": change.key_columns,
+        "is_snapshot": change.is_read,
     }
-    if told.row is not None:
-        # As it came: its numbers may have more digits than a double.
-        exact = None if told.text is None else orjson.Fragment(told.text)
-        entry["row"] = told.row if exact is None else exact
-        entry["unchanged"] = sorted(told.unchanged)
+    if change.row is not None:
+        # Unparsed: its numbers may have more digits than a double.
+        exact = None if change.text is None else orjson.Fragment(change.text)
+        entry["row"] = change.row if exact is None else exact
+        entry["unchanged"] = sorted(change.unchanged)
     return entry
 
 
@@ -138,7 +139,7 @@ def _body(entries: Iterable[dict[str, Any]]) -> bytes:
     return orjson.dumps({"type": TYPE, "changes": list(entries)})
 
 
-def _plain(position: str) -> str:
+def _plain_position(position: str) -> str:
     return position.replace(".", "_").replace("-", "read")
 
 
@@ -147,7 +148,7 @@ def _hash(parts: Iterable[str]) -> str:
     return hashlib.blake2b(whole, digest_size=_HASH_BYTES).hexdigest()
 
 
-def _cut(told: Sequence[Told], size: int) -> Iterator[list[Told]]:
-    rest = iter(told)
-    while some := list(islice(rest, size)):
-        yield some
+def _cut(changes: Sequence[WebhookChange], size: int) -> Iterator[list[WebhookChange]]:
+    rest = iter(changes)
+    while chunk := list(islice(rest, size)):
+        yield chunk

@@ -1,13 +1,13 @@
 """
-Posts changes: side by side for different keys, one after the other for one aggregate.
+A sink that posts changes: keys concurrently, the events of an aggregate in order.
 
-The receiver guards by position. What it answered in this batch is kept until the next
-batch begins, so that a batch that is tried again does not repeat what was taken.
+The receiver guards by position. Its verdicts are kept until the next batch begins, so
+that a retried batch does not repeat accepted changes.
 
-A key that the receiver fails at waits alone. The rest of the batch is sent meanwhile;
-the key is tried again for some seconds, and then refused *for now*: it is parked, which
-makes it durable and keeps its order, and is replayed by itself. Only a receiver that
-fails at everything has the whole sink wait.
+A key that the receiver fails at waits alone while the rest of the batch is sent. The
+key is retried for some seconds, and then refused *for now*: it is parked, which makes
+it durable and keeps its order, and it is replayed later. The whole sink waits only for
+a receiver that fails at everything.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,37 +28,38 @@ from towpath.sinks.fold import ABSENT_ROW
 from towpath.sinks.ports import Batch, Checkpoint
 from towpath.sinks.tally import Floors, Tally
 from towpath.sinks.targets.webhook.client import (
-    Client,
     ReceiverOutcome,
     ReceiverVerdict,
+    WebhookClient,
 )
 from towpath.sinks.targets.webhook.schema import (
     Aggregate,
-    Told,
-    Unit,
+    OrderingKey,
+    WebhookChange,
     aggregate_of,
     id_of,
     lanes,
+    ordering_key_of,
     sweep_of,
-    unit_of,
 )
-from towpath.sinks.targets.webhook.write import Patience, Proof, Turn
+from towpath.sinks.targets.webhook.write import FailingKeys, HealthProbe, SendAttempt
 
 _BEHIND: Final = "an earlier event of it was refused"
 
-_DONE: Final = frozenset({ReceiverOutcome.TAKEN, ReceiverOutcome.KNOWN})
+_SUCCESSFUL: Final = frozenset({ReceiverOutcome.TAKEN, ReceiverOutcome.KNOWN})
 
-# A receiver that takes nothing new of so many is not well, whatever it took before.
-_MANY: Final = 50
+# A receiver that accepts none of so many new changes is down, whatever it accepted
+# before.
+_MANY_FAILURES: Final = 50
 
-# Most failures are over by then; for longer, no batch waits for its last keys.
+# Most failures are over by then; no batch waits longer for its last keys.
 _WAIT_IN_BATCH_S: Final = 5.0
 
 _log = structlog.get_logger("towpath.sinks.webhook")
 
 
 class WebhookSink:
-    """One receiver, told by one sink."""
+    """One receiver, written by one sink."""
 
     tells_in_order = True
 
@@ -67,57 +68,57 @@ class WebhookSink:
         url: str,
         options: WebhookOptions,
         clock: Clock,
-        proof_file: Path | None = None,
+        probe_file: Path | None = None,
     ) -> None:
         """
         Describe the receiver; nothing is opened yet.
 
         Args:
-            url: Where requests are posted.
+            url: The address of requests.
             options: Secrets, sizes and bounds.
             clock: The time.
-            proof_file: Keeps the last request that was taken, over restarts.
+            probe_file: Keeps the last accepted request over restarts.
         """
         self._clock = clock
-        self._client = Client(url, options, clock)
+        self._client = WebhookClient(url, options, clock)
         self._per_request = options.changes_per_request
         self._threads = ThreadPoolExecutor(options.concurrency, "webhook")
         self._floors = Floors()
         self._tally = Tally()
-        self._patience = Patience(options, clock)
-        self._proof = Proof(proof_file)
+        self._failing_keys = FailingKeys(options, clock)
+        self._health_probe = HealthProbe(probe_file)
         self._batch_id: int | None = None
-        self._answered: dict[str, ReceiverVerdict] = {}
+        self._verdicts: dict[str, ReceiverVerdict] = {}
         self._blocked: dict[Aggregate, str] = {}
-        self._put_off: set[Aggregate] = set()
-        self._apart: set[str] = set()
+        self._deferred: set[Aggregate] = set()
+        self._sent_alone: set[str] = set()
 
     def open(self) -> None:
-        # Nothing to create, and nothing to ask: a receiver has no other verb.
-        self._proof.recall()
+        # Nothing to create, and nothing to query: a receiver has no other verb.
+        self._health_probe.load()
 
     def apply(self, batch: Batch) -> None:
         if batch.batch_id != self._batch_id:
             self._batch_id = batch.batch_id
-            self._answered.clear()
+            self._verdicts.clear()
             self._blocked.clear()
-            self._put_off.clear()
-            self._apart.clear()
+            self._deferred.clear()
+            self._sent_alone.clear()
         tally = Tally()
         for route, floor in self._floors.due(batch.floors):
             self._sweep(route, floor)
         changes = self._floors.above(batch.changes, tally)
-        # A replay is tried again by whoever replays.
+        # A replay is retried by its caller.
         wait_s = 0.0 if batch.is_replay else _WAIT_IN_BATCH_S
-        self._tell([*changes, *batch.events], Deadline(self._clock, wait_s))
-        _count(tally, changes, self._answered)
+        self._deliver([*changes, *batch.events], Deadline(self._clock, wait_s))
+        _count(tally, changes, self._verdicts)
         if refused := self._count_events(tally, batch.events):
             raise BatchRefusedError(refused)
         self._tally.add(tally)
 
     def flush(self) -> Checkpoint:
-        # The receiver has each change before it answers.
-        self._proof.keep()
+        # The receiver stores each change before it responds.
+        self._health_probe.save()
         return self._tally.take()
 
     def close(self) -> None:
@@ -126,35 +127,39 @@ class WebhookSink:
 
     def _sweep(self, route: str, floor: str) -> None:
         verdict = self._client.post(sweep_of(route, floor))
-        if verdict.outcome not in _DONE:
+        if verdict.outcome not in _SUCCESSFUL:
             message = f"a sweep below {floor} of {route}: {verdict.reason}"
             raise BatchRefusedError(message)
         self._floors.learn(route, floor)
         self._floors.carried_out(route, floor)
-        _log.info("a sweep was told", route=route, floor=floor)
+        _log.info(
+            "sink floor applied: the receiver accepted the sweep",
+            route=route,
+            floor=floor,
+        )
 
-    def _is_over(self, one: Told) -> bool:
-        """Tell whether it was answered, or is behind an event that was refused."""
-        if id_of(one) in self._answered:
+    def _is_settled(self, change: WebhookChange) -> bool:
+        """Return whether a change has a verdict, or follows a refused event."""
+        if id_of(change) in self._verdicts:
             return True
-        if not isinstance(one, EventRow):
+        if not isinstance(change, EventRow):
             return False
-        position = self._blocked.get(aggregate_of(one))
-        return position is not None and position < one.position
+        position = self._blocked.get(aggregate_of(change))
+        return position is not None and position < change.position
 
     def _count_events(self, tally: Tally, events: Iterable[EventRow]) -> str:
         """
-        Count what was said of events.
+        Count the verdicts on events.
 
         Returns:
-            Why one was not taken that was told; what is behind it was not.
+            The reason of a refused event; the events after it were not sent.
         """
         refused = ""
         for event in events:
-            verdict = self._answered.get(id_of(event))
+            verdict = self._verdicts.get(id_of(event))
             if verdict is None:
-                is_put_off = aggregate_of(event) in self._put_off
-                tally.refused_events[event.origin] = BEHIND if is_put_off else _BEHIND
+                is_deferred = aggregate_of(event) in self._deferred
+                tally.refused_events[event.origin] = BEHIND if is_deferred else _BEHIND
             elif verdict.outcome is ReceiverOutcome.LATER:
                 tally.refused_events[event.origin] = verdict.reason
             elif verdict.outcome is ReceiverOutcome.TAKEN:
@@ -170,117 +175,133 @@ class WebhookSink:
         first = self._blocked.get(aggregate, event.position)
         self._blocked[aggregate] = min(first, event.position)
 
-    def _tell(self, told: Sequence[Told], deadline: Deadline) -> None:
+    def _deliver(self, changes: Sequence[WebhookChange], deadline: Deadline) -> None:
         """
-        Send all that is not answered, until it is or has to wait for too long.
+        Send all changes without a verdict, until none is left or the deadline passes.
 
         Raises:
             TargetBusyError: The receiver asks for a pause, whatever it is sent.
-            TargetUnavailableError: It fails at whatever it is sent.
-            WebhookRefusedError: It takes no webhooks at all.
+            TargetUnavailableError: It fails at everything.
+            WebhookRefusedError: It accepts no webhooks at all.
         """
         is_first = True
-        while left := [one for one in told if not self._is_over(one)]:
-            waits_s = {unit: self._patience.wait_s(unit) for unit in map(unit_of, left)}
-            most_s = deadline.remaining_s()
-            late = {unit for unit, wait_s in waits_s.items() if wait_s > most_s}
-            self._refuse_for_now(left, late)
-            ready = [one for one in left if not waits_s[unit_of(one)]]
+        while pending := [change for change in changes if not self._is_settled(change)]:
+            waits_s = {
+                key: self._failing_keys.wait_s(key)
+                for key in map(ordering_key_of, pending)
+            }
+            remaining_s = deadline.remaining_s()
+            overdue = {key for key, wait_s in waits_s.items() if wait_s > remaining_s}
+            self._defer(pending, overdue)
+            ready = [
+                change for change in pending if not waits_s[ordering_key_of(change)]
+            ]
             if ready:
                 self._send(ready, is_first=is_first)
                 is_first = False
-            elif waiting := waits_s.keys() - late:
-                self._clock.wait(min(waits_s[unit] for unit in waiting))
+            elif waiting := waits_s.keys() - overdue:
+                self._clock.wait(min(waits_s[key] for key in waiting))
 
-    def _send(self, told: Sequence[Told], *, is_first: bool) -> None:
-        """Send changes side by side; what fails is to wait, or given up."""
-        apart = self._apart.union(
-            id_of(one) for one in told if unit_of(one) in self._patience
+    def _send(self, ready: Sequence[WebhookChange], *, is_first: bool) -> None:
+        """Send changes concurrently; a failed one waits, or is given up."""
+        alone = self._sent_alone.union(
+            id_of(change)
+            for change in ready
+            if ordering_key_of(change) in self._failing_keys
         )
-        changes = [one for one in told if isinstance(one, Change)]
-        events = [one for one in told if isinstance(one, EventRow)]
-        turn = Turn(self._client, self._answered, self._is_well)
-        requests = lanes(changes, events, self._per_request, frozenset(apart))
-        for _ in self._threads.map(turn.send, requests):
+        changes = [change for change in ready if isinstance(change, Change)]
+        events = [change for change in ready if isinstance(change, EventRow)]
+        attempt = SendAttempt(self._client, self._verdicts, self._receiver_is_well)
+        requests = lanes(changes, events, self._per_request, frozenset(alone))
+        for _ in self._threads.map(attempt.send, requests):
             pass
-        self._proof.take(turn.taken)
-        if turn.failures and (turn.is_halting or self._is_down(turn, is_first)):
-            # One change may have had its whole request fail.
-            self._apart.update(*(one.request.told for one in turn.failures))
-            raise turn.worst
-        self._take_answers(told, turn)
+        self._health_probe.record(attempt.taken)
+        if attempt.failures and (
+            attempt.is_halting or self._receiver_is_down(attempt, is_first)
+        ):
+            # One change may be the cause of its whole request's failure.
+            self._sent_alone.update(*(f.request.changes for f in attempt.failures))
+            raise attempt.worst
+        self._take_verdicts(ready, attempt)
 
-    def _take_answers(self, told: Iterable[Told], turn: Turn) -> None:
-        """Have the keys wait at which the receiver failed, and forget the others."""
-        failed = self._failed(turn)
-        for one in told:
-            verdict = self._answered.get(id_of(one))
+    def _take_verdicts(
+        self, changes: Iterable[WebhookChange], attempt: SendAttempt
+    ) -> None:
+        """Let the keys of failures wait, and forget the others."""
+        failed = self._failed(attempt)
+        for change in changes:
+            verdict = self._verdicts.get(id_of(change))
             if verdict is None:
                 continue
-            if unit_of(one) not in failed:
-                self._patience.forget(unit_of(one))
-            if isinstance(one, EventRow) and verdict.outcome not in _DONE:
-                self._block(one)
-        for one, error in failed.values():
-            self._blame(one, error)
+            if ordering_key_of(change) not in failed:
+                self._failing_keys.forget(ordering_key_of(change))
+            if isinstance(change, EventRow) and verdict.outcome not in _SUCCESSFUL:
+                self._block(change)
+        for change, error in failed.values():
+            self._record_failure(change, error)
 
-    def _failed(self, turn: Turn) -> dict[Unit, tuple[Told, TowpathError]]:
-        """Return, of each key that the receiver failed at, the first change."""
-        failed: dict[Unit, tuple[Told, TowpathError]] = {}
-        for failure in turn.failures:
-            for change_id, one in failure.request.told.items():
-                if change_id not in self._answered:
-                    failed.setdefault(unit_of(one), (one, failure.error))
+    def _failed(
+        self, attempt: SendAttempt
+    ) -> dict[OrderingKey, tuple[WebhookChange, TowpathError]]:
+        """Return the first failed change of each key."""
+        failed: dict[OrderingKey, tuple[WebhookChange, TowpathError]] = {}
+        for failure in attempt.failures:
+            for change_id, change in failure.request.changes.items():
+                if change_id not in self._verdicts:
+                    failed.setdefault(ordering_key_of(change), (change, failure.error))
         return failed
 
-    def _is_well(self) -> bool:
-        return self._proof.is_given(self._client)
+    def _receiver_is_well(self) -> bool:
+        return self._health_probe.receiver_is_well(self._client)
 
-    def _is_down(self, turn: Turn, is_first: bool) -> bool:  # noqa: FBT001 - private
+    def _receiver_is_down(self, attempt: SendAttempt, is_first: bool) -> bool:  # noqa: FBT001 - private
         """
-        Tell whether the receiver fails at everything.
+        Return whether the receiver fails at everything.
 
-        What is tried again is what it failed at before: many failures say nothing of
-        the rest then.
+        A retry has only keys that failed before: many failures say nothing of the rest.
         """
-        if turn.has_stopped:
+        if attempt.is_stopped:
             return True
-        if turn.is_answering:
+        if attempt.has_succeeded:
             return False
-        is_all = is_first and len(turn.failures) >= _MANY
-        return is_all or not self._is_well()
+        is_all = is_first and len(attempt.failures) >= _MANY_FAILURES
+        return is_all or not self._receiver_is_well()
 
-    def _blame(self, one: Told, error: TowpathError) -> None:
-        """Have one key wait that a receiver fails at which is well, or give it up."""
-        unit = unit_of(one)
-        self._patience.failed(unit, error)
-        if reason := self._patience.worn_out(unit):
-            self._answered[id_of(one)] = ReceiverVerdict(
+    def _record_failure(self, change: WebhookChange, error: TowpathError) -> None:
+        """Let the key of a change wait, or give it up; the receiver is healthy."""
+        ordering_key = ordering_key_of(change)
+        self._failing_keys.failed(ordering_key, error)
+        if reason := self._failing_keys.reason_to_give_up(ordering_key):
+            self._verdicts[id_of(change)] = ReceiverVerdict(
                 ReceiverOutcome.REFUSED, reason
             )
-            self._patience.forget(unit)
-            if isinstance(one, EventRow):
-                self._block(one)
+            self._failing_keys.forget(ordering_key)
+            if isinstance(change, EventRow):
+                self._block(change)
 
-    def _refuse_for_now(self, left: Iterable[Told], late: AbstractSet[Unit]) -> None:
-        """Refuse, of each key that has to wait for too long, what comes first."""
-        for one in sorted(left, key=lambda one: one.position):
-            unit = unit_of(one)
-            if unit not in late or self._is_over(one):
+    def _defer(
+        self, pending: Iterable[WebhookChange], overdue: AbstractSet[OrderingKey]
+    ) -> None:
+        """Refuse the first change of each key that has to wait too long."""
+        for change in sorted(pending, key=lambda change: change.position):
+            ordering_key = ordering_key_of(change)
+            if ordering_key not in overdue or self._is_settled(change):
                 continue
-            reason = LATER + self._patience.reason(unit)
-            self._answered[id_of(one)] = ReceiverVerdict(ReceiverOutcome.LATER, reason)
-            if isinstance(one, EventRow):
-                self._put_off.add(aggregate_of(one))
-                self._block(one)
+            reason = LATER + self._failing_keys.reason(ordering_key)
+            self._verdicts[id_of(change)] = ReceiverVerdict(
+                ReceiverOutcome.LATER, reason
+            )
+            if isinstance(change, EventRow):
+                self._deferred.add(aggregate_of(change))
+                self._block(change)
 
 
 def _count(
-    tally: Tally, changes: Iterable[Change], answered: dict[str, ReceiverVerdict]
+    tally: Tally, changes: Iterable[Change], verdicts: dict[str, ReceiverVerdict]
 ) -> None:
-    """Count what the receiver said of each change."""
+    """Count the verdicts on changes."""
     for change in changes:
-        verdict = answered[id_of(change)]
+        verdict = verdicts[id_of(change)]
         is_absent = verdict.outcome is ReceiverOutcome.ABSENT and change.is_partial
         is_gone = verdict.outcome is ReceiverOutcome.ABSENT and change.row is None
         if verdict.outcome is ReceiverOutcome.TAKEN or is_gone:

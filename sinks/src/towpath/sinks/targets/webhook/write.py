@@ -1,18 +1,17 @@
 """
-One attempt at a batch: its lanes are sent side by side, by several threads.
-
-Which keys a receiver fails at, when each is tried again, and when it is given up.
+Sending a batch's lanes concurrently, and the keys that the receiver fails at.
 
 A key that the receiver fails at waits by itself: as long as ``Retry-After`` says, or
-longer with each attempt. It is given up after so many attempts over so long a time.
+longer with each attempt. It is given up after a number of attempts over a length of
+time.
 
-A receiver that is down fails at everything: no key is to blame then, and none is parked
-or given up, however long it takes. So before a key is blamed there is a *proof* that
-the receiver is well: it takes something else, or the last request that it took, which
-is sent again and which the guard of every receiver makes harmless.
+A receiver that is down fails at everything: then no key is to blame, and none is parked
+or given up, however long it takes. So before a key is blamed, a *probe* must show that
+the receiver is healthy: it accepts another change, or again its last accepted request,
+which the guard of every receiver makes harmless.
 
-The proof is kept in a file, because the process that finds nothing but the bad change
-in its first batch has no other.
+The last accepted request is kept in a file: a process whose first batch has only the
+failing change has no other.
 """
 
 import threading
@@ -30,80 +29,81 @@ from towpath.settings.sink import WebhookOptions
 from towpath.sinks.change import EventRow
 from towpath.sinks.state.progress import replace_file
 from towpath.sinks.targets.webhook.client import (
-    Client,
     ReceiverOutcome,
     ReceiverVerdict,
+    WebhookClient,
 )
-from towpath.sinks.targets.webhook.schema import Request, Unit, request_of
+from towpath.sinks.targets.webhook.schema import OrderingKey, Request, request_of
 
-# A receiver that is down fails at every request. After so many in a row it is asked for
-# a proof that it is well: fewer would ask for each bad key.
-_ASKED_AFTER: Final = 5
+# A receiver that is down fails at every request. After this many consecutive failures a
+# probe is sent: fewer would send one for each bad key.
+_PROBE_AFTER: Final = 5
 
 
 class Failure(NamedTuple):
-    """A request that was not answered as it should have been."""
+    """A request without a usable response."""
 
     request: Request
     error: TowpathError
 
     @property
     def severity(self) -> tuple[bool, float]:
-        """What is worst is raised: a halt, then the longest pause."""
+        """The order of what is raised: a halt before the longest pause."""
         error = self.error
         pause_s = error.retry_after_s if isinstance(error, BusyError) else 0.0
         return isinstance(error, HaltError), pause_s
 
 
-class Turn:
+class SendAttempt:
     """
-    Sends lanes, and notes what was said.
+    One attempt at a batch: sends lanes, and collects verdicts.
 
     Attributes:
-        failures: What was not answered.
-        taken: The last request that was taken, if any was.
-        is_answering: Whether the receiver took anything, or knew it.
-        has_stopped: Whether it was given up: the receiver fails at everything.
+        failures: The requests that failed.
+        taken: The last request that was accepted, if any was.
+        has_succeeded: Whether the receiver accepted a change, or knew it.
+        is_stopped: Whether the attempt has ended early: the receiver fails at
+            everything.
     """
 
     def __init__(
         self,
-        client: Client,
-        answered: dict[str, ReceiverVerdict],
-        is_well: Callable[[], bool],
+        client: WebhookClient,
+        verdicts: dict[str, ReceiverVerdict],
+        probe_receiver: Callable[[], bool],
     ) -> None:
         self._client = client
-        self._answered = answered
-        self._is_well = is_well
+        self._verdicts = verdicts
+        self._probe_receiver = probe_receiver
         self._stop = threading.Event()
-        self._judging = threading.Lock()
-        self._in_a_row = 0
+        self._lock = threading.Lock()
+        self._consecutive_failures = 0
         self.failures: list[Failure] = []
         self.taken: Request | None = None
-        self.is_answering = False
+        self.has_succeeded = False
 
     @property
-    def has_stopped(self) -> bool:
+    def is_stopped(self) -> bool:
         return self._stop.is_set()
 
     @property
     def worst(self) -> TowpathError:
-        """The failure to be raised, if there is any."""
+        """The failure to raise."""
         return max(self.failures, key=lambda failure: failure.severity).error
 
     @property
     def is_halting(self) -> bool:
-        """Tell whether the receiver wants no webhooks at all."""
-        return any(isinstance(one.error, HaltError) for one in self.failures)
+        """Whether the receiver accepts no webhooks at all."""
+        return any(isinstance(failure.error, HaltError) for failure in self.failures)
 
     def send(self, lane: Iterable[Request]) -> None:
-        """Send the requests of a lane in order, until one is not taken."""
+        """Send the requests of a lane in order, up to the first refused one."""
         for request in lane:
             if self._stop.is_set() or not self._post(request):
                 return
 
     def _post(self, request: Request) -> bool:
-        """Send one request, and apart what was not taken together."""
+        """Send one request; send its changes one by one if it is refused as a whole."""
         try:
             verdict = self._client.post(request)
         except TowpathError as error:
@@ -113,40 +113,40 @@ class Turn:
         if is_taken:
             self.taken = request
         if verdict.outcome is not ReceiverOutcome.REFUSED:
-            self._in_a_row, self.is_answering = 0, True
-        if is_taken or len(request.told) == 1:
-            self._answered.update(dict.fromkeys(request.told, verdict))
+            self._consecutive_failures, self.has_succeeded = 0, True
+        if is_taken or len(request.changes) == 1:
+            self._verdicts.update(dict.fromkeys(request.changes, verdict))
             return verdict.outcome in {ReceiverOutcome.TAKEN, ReceiverOutcome.KNOWN}
-        for one in request.told.values():
+        for change in request.changes.values():
             if self._stop.is_set():
                 return False
-            if not self._post(request_of([one])) and isinstance(one, EventRow):
+            if not self._post(request_of([change])) and isinstance(change, EventRow):
                 return False
         return True
 
     def _fail(self, failure: Failure) -> None:
-        with self._judging:
+        with self._lock:
             self.failures.append(failure)
-            self._in_a_row += 1
+            self._consecutive_failures += 1
             if self._stop.is_set():
                 return
-            is_asked = self._in_a_row % _ASKED_AFTER == 0
+            probe_is_due = self._consecutive_failures % _PROBE_AFTER == 0
             is_halting = isinstance(failure.error, HaltError)
-            if is_halting or (is_asked and not self._is_well()):
+            if is_halting or (probe_is_due and not self._probe_receiver()):
                 self._stop.set()
 
 
-# One that fails again waits for longer, up to a minute.
+# A key that fails again waits longer, up to a minute.
 _BACKOFF: Final = Backoff(first_s=0.5, ceiling_s=60.0)
-# What is forgotten beyond that begins with its first attempt again.
+# A key forgotten beyond this number starts with its first attempt again.
 _MAX_UNITS: Final = 100_000
 
 _log = structlog.get_logger("towpath.sinks.webhook")
 
 
 @dataclass(frozen=True, slots=True)
-class _Failing:
-    """A key that the receiver failed at, and when it may be tried again."""
+class _FailingKey:
+    """The attempts at a key, and when the next one is due."""
 
     since_s: float
     attempts: int
@@ -154,101 +154,104 @@ class _Failing:
     reason: str
 
 
-class Patience:
-    """What a receiver fails at, by key; outlives batches."""
+class FailingKeys:
+    """The keys that a receiver fails at; they outlive batches."""
 
     def __init__(self, options: WebhookOptions, clock: Clock) -> None:
-        self._attempts = options.give_up_attempts
-        self._after_s = options.give_up_after_s
+        self._give_up_attempts = options.give_up_attempts
+        self._give_up_after_s = options.give_up_after_s
         self._clock = clock
-        self._failing: dict[Unit, _Failing] = {}
+        self._failing: dict[OrderingKey, _FailingKey] = {}
 
-    def __contains__(self, unit: Unit) -> bool:
-        return unit in self._failing
+    def __contains__(self, ordering_key: OrderingKey) -> bool:
+        return ordering_key in self._failing
 
-    def failed(self, unit: Unit, error: TowpathError) -> None:
-        """Count an attempt that failed."""
+    def failed(self, ordering_key: OrderingKey, error: TowpathError) -> None:
+        """Count a failed attempt."""
         now_s = self._clock.monotonic_s()
-        known = self._failing.pop(unit, None)
+        known = self._failing.pop(ordering_key, None)
         attempts = 0 if known is None else known.attempts
         if isinstance(error, BusyError):
             delay_s = error.retry_after_s
         else:
             delay_s = _BACKOFF.delay_s(attempts)
         since_s = now_s if known is None else known.since_s
-        self._failing[unit] = _Failing(
+        self._failing[ordering_key] = _FailingKey(
             since_s, attempts + 1, now_s + delay_s, str(error)
         )
         if len(self._failing) > _MAX_UNITS:
             del self._failing[next(iter(self._failing))]
 
-    def forget(self, unit: Unit) -> None:
-        """The receiver has answered."""
-        self._failing.pop(unit, None)
+    def forget(self, ordering_key: OrderingKey) -> None:
+        """Remove a key: the receiver has answered."""
+        self._failing.pop(ordering_key, None)
 
-    def wait_s(self, unit: Unit) -> float:
-        """Return how long a key is to wait before its next attempt."""
-        failing = self._failing.get(unit)
-        if failing is None:
+    def wait_s(self, ordering_key: OrderingKey) -> float:
+        """Return the time until a key's next attempt."""
+        state = self._failing.get(ordering_key)
+        if state is None:
             return 0.0
-        return max(0.0, failing.due_s - self._clock.monotonic_s())
+        return max(0.0, state.due_s - self._clock.monotonic_s())
 
-    def reason(self, unit: Unit) -> str:
-        """Return what the receiver said last."""
-        return self._failing[unit].reason
+    def reason(self, ordering_key: OrderingKey) -> str:
+        """Return the receiver's last error for a key."""
+        return self._failing[ordering_key].reason
 
-    def worn_out(self, unit: Unit) -> str:
-        """Return why a key is given up, if it was tried for long enough."""
-        failing = self._failing[unit]
-        tried_s = self._clock.monotonic_s() - failing.since_s
-        if failing.attempts < self._attempts or tried_s < self._after_s:
+    def reason_to_give_up(self, ordering_key: OrderingKey) -> str:
+        """Return the reason to give a key up; empty while it is to be retried."""
+        state = self._failing[ordering_key]
+        tried_s = self._clock.monotonic_s() - state.since_s
+        if state.attempts < self._give_up_attempts or tried_s < self._give_up_after_s:
             return ""
         reason = (
-            f"{failing.reason}; given up after {failing.attempts} attempts in "
+            f"{state.reason}; given up after {state.attempts} attempts in "
             f"{tried_s:.0f} s, while the receiver takes others"
         )
-        _log.warning("webhook key given up", reason=reason)
+        _log.warning("webhook change given up: it becomes a dead letter", reason=reason)
         return reason
 
 
-class Proof:
-    """The last request that a receiver took."""
+class HealthProbe:
+    """The last request that a receiver accepted, to be sent again as a probe."""
 
     def __init__(self, file: Path | None) -> None:
-        """Describe where it is kept; without a file a restart forgets it."""
+        """Describe the file of the request; without one a restart forgets it."""
         self._file = file
-        self._last: Request | None = None
-        self._is_kept = True
+        self._last_request: Request | None = None
+        self._is_saved = True
 
-    def recall(self) -> None:
-        """Read what was kept."""
-        if self._file is None or self._last is not None:
+    def load(self) -> None:
+        """Read the request from the file."""
+        if self._file is None or self._last_request is not None:
             return
         try:
-            told = orjson.loads(self._file.read_bytes())
+            stored = orjson.loads(self._file.read_bytes())
         except (FileNotFoundError, orjson.JSONDecodeError):
             return
-        self._last = Request(told["id"], {}, told["body"].encode())
+        self._last_request = Request(stored["id"], {}, stored["body"].encode())
 
-    def take(self, request: Request | None) -> None:
-        """Take note of a request that was taken."""
+    def record(self, request: Request | None) -> None:
+        """Remember a request that was accepted."""
         if request is not None:
-            self._last, self._is_kept = request, False
+            self._last_request, self._is_saved = request, False
 
-    def keep(self) -> None:
-        """Keep it for the next process."""
-        if self._file is None or self._last is None or self._is_kept:
+    def save(self) -> None:
+        """Write the request to the file, for the next process."""
+        if self._file is None or self._last_request is None or self._is_saved:
             return
-        told = {"id": self._last.id, "body": self._last.body.decode()}
-        replace_file(self._file, orjson.dumps(told))
-        self._is_kept = True
+        stored = {
+            "id": self._last_request.id,
+            "body": self._last_request.body.decode(),
+        }
+        replace_file(self._file, orjson.dumps(stored))
+        self._is_saved = True
 
-    def is_given(self, client: Client) -> bool:
-        """Tell whether the receiver is well: it takes what it took before."""
-        if self._last is None:
+    def receiver_is_well(self, client: WebhookClient) -> bool:
+        """Return whether the receiver accepts its last accepted request again."""
+        if self._last_request is None:
             return False
         try:
-            return client.post(self._last).outcome in {
+            return client.post(self._last_request).outcome in {
                 ReceiverOutcome.TAKEN,
                 ReceiverOutcome.KNOWN,
             }

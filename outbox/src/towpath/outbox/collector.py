@@ -1,17 +1,17 @@
 """
-The aggregate speaks, the unit of work records.
+Recording of the events that aggregates collect.
 
-Domain code appends events to its aggregate; ``track`` tells the session of it; what the
-aggregate said is recorded when the session flushes or commits. State and events are one
-commit, and there is nothing a handler could forget or publish on its own.
+Domain code appends events to its aggregate, and ``track`` registers the aggregate with
+the session. Its events are recorded when the session flushes or commits: state and
+events are one commit, and no handler can forget an event or publish it on its own.
 
-Two rules keep that true beside savepoints and rollbacks:
+Two rules keep that true with savepoints and rollbacks:
 
-1. After a rollback, to a savepoint too, what tracked aggregates have said and not yet
-   recorded is forgotten, as their rows are: load them again.
-2. A savepoint cannot begin while a tracked aggregate still holds events. They would be
-   recorded inside it, and its rollback would take them away from state that was written
-   before it. Flush, or call ``drain``, first.
+1. A rollback, also to a savepoint, discards the events of tracked aggregates that are
+   not yet recorded, as it discards their rows: load the aggregates again.
+2. A savepoint cannot begin while a tracked aggregate has unrecorded events. They would
+   be recorded inside it, and its rollback would separate them from state that was
+   written before it. Flush, or call ``drain``, first.
 """
 
 from collections.abc import Callable
@@ -28,17 +28,17 @@ _TRACKED: Final = "towpath.outbox.tracked"
 
 
 class SavepointError(UsageError):
-    """A savepoint was to begin while aggregates held events not yet recorded."""
+    """A savepoint was begun while aggregates had unrecorded events."""
 
     remedy: ClassVar[str] = "Flush the session, or drain it, before the savepoint."
 
 
 class Aggregate(Protocol):
-    """Whatever appends what it has to say to ``events``."""
+    """An object that appends its events to ``events``."""
 
     @property
     def events(self) -> list[Any]:
-        """What was said since it was last recorded."""
+        """The events not yet recorded."""
 
 
 AnyAggregate = TypeVar("AnyAggregate", bound=Aggregate)
@@ -54,20 +54,20 @@ def track(session: Session, aggregate: AnyAggregate) -> AnyAggregate:
 
 class Collector:
     """
-    Records what tracked aggregates say, at flush and at commit.
+    Records the events of tracked aggregates, at flush and at commit.
 
     Args:
-        translate: Turns a domain event into an outbox event; it is given the session,
-            whose ``info`` may hold what the whole request shares.
+        translate: Turns a domain event into an outbox event. It gets the session, whose
+            ``info`` may hold values of the whole request.
     """
 
     def __init__(
         self, translate: Callable[[Any, Session], OutboxEvent] | None = None
     ) -> None:
-        self._translate = translate or (lambda said, _session: said)
+        self._translate = translate or (lambda event, _session: event)
 
     def install(self, sessions: sessionmaker[Session]) -> None:
-        """Serve every session that the factory makes from now on."""
+        """Collect events in every session that the factory makes from now on."""
         event.listen(sessions, "before_flush", self._before_flush)
         event.listen(sessions, "before_commit", self.drain)
         event.listen(sessions, "after_transaction_create", self._on_begin)
@@ -76,18 +76,18 @@ class Collector:
 
     def drain(self, session: Session) -> None:
         """
-        Record what tracked aggregates have said until now, in order.
+        Record the collected events of all tracked aggregates, in order.
 
         Raises:
-            InvalidEventError: An event is not what its schema says; none was written.
+            InvalidEventError: An event does not match its schema; none was written.
         """
-        said = [
-            self._translate(one, session)
+        events = [
+            self._translate(each, session)
             for aggregate in session.info.get(_TRACKED, ())
-            for one in aggregate.events
+            for each in aggregate.events
         ]
-        if said:
-            record_all(session, said)
+        if events:
+            record_all(session, events)
             _forget(session)
 
     def _before_flush(

@@ -1,4 +1,4 @@
-"""A domain event as the outbox takes it: what happened, to which aggregate, when."""
+"""A domain event for the outbox: type, aggregate, payload and time."""
 
 import uuid
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ class OutboxEvent:
     One event, not yet recorded.
 
     Attributes:
-        aggregate_type: What it happened to; names the topic, such as ``order``.
-        aggregate_id: Which one; the record's key, so events of one stay in order.
+        aggregate_type: The aggregate's type, such as ``order``; names the topic.
+        aggregate_id: The aggregate's id; the record's key, which keeps events in order.
         type: The event type, such as ``OrderPlaced``; chooses the schema.
         payload: The aggregate's state. Decimals, dates and UUIDs become text.
         occurred_at: Aware; becomes the header of the same name, in UTC.
         headers: Further record headers, text to text.
         traceparent: The W3C trace context that the event belongs to, if any.
-        id: Names the event for ever; consumers recognise a repetition by it.
+        id: Identifies the event; consumers recognise a redelivery by it.
     """
 
     aggregate_type: str

@@ -2,9 +2,9 @@
 Record an event without a table: as a logical message in the caller's transaction.
 
 ``pg_logical_emit_message`` writes the event into the log and nowhere else: no row to
-keep, none to delete, and less for the server to decode. The relay makes the same event
-of it as of a row. The event exists if and only if the transaction commits; nobody can
-read it back from the database, so it cannot be listed or mended there.
+keep, none to delete, and less for the server to decode. The relay publishes the same
+record as for a row. The event exists if and only if the transaction commits. It cannot
+be read back from the database, so it cannot be listed or repaired there.
 """
 
 import json
@@ -30,13 +30,13 @@ def emit(
     Write one event into the log, in the caller's transaction.
 
     Args:
-        session: Whose transaction it is; its commit is the event's.
-        event: What to record.
-        prefix: What the relay takes for events: ``[relay.outbox] message_prefix``.
+        session: The session in whose transaction the event is written.
+        event: The event to record.
+        prefix: The relay's ``[relay.outbox] message_prefix``.
 
     Raises:
-        InvalidEventError: The event is not what its schema says, or could not be
-            delivered; nothing was written.
+        InvalidEventError: The event does not match its schema or cannot be delivered;
+            nothing was written.
     """
     emit_all(session, (event,), prefix=prefix)
 
@@ -51,12 +51,12 @@ def emit_all(
     Write several events into the log, in their order, in the caller's transaction.
 
     Args:
-        session: Whose transaction it is; its commit is the events'.
-        events: What to record.
-        prefix: What the relay takes for events: ``[relay.outbox] message_prefix``.
+        session: The session in whose transaction the events are written.
+        events: The events to record.
+        prefix: The relay's ``[relay.outbox] message_prefix``.
 
     Raises:
-        InvalidEventError: One of them is not valid; none was written.
+        InvalidEventError: An event is invalid; none was written.
     """
     contents = [_content(event) for event in events]
     for content in contents:

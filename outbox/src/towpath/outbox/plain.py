@@ -1,9 +1,9 @@
 """
-Values as JSON can hold them without loss: the platform's one text form of each.
+Lossless conversion of Python values to JSON values.
 
 Decimals become strings (a JSON number would lose digits), dates and times RFC 3339 in
 UTC with six digits, UUIDs their text, enums their value. Everything else stays as it
-is, and the event's schema says whether it may.
+is; the event's schema decides whether it is allowed.
 """
 
 import enum
@@ -16,10 +16,10 @@ from typing import Any
 
 def plain(value: Any) -> Any:  # noqa: ANN401 - any value in, any JSON value out
     """
-    Return the value with everything inside it in its JSON form.
+    Return the value in its JSON form, with everything inside it.
 
     Raises:
-        ValueError: A datetime is not aware: nobody could say which instant it is.
+        ValueError: A datetime is not aware, so its instant is unknown.
     """
     if value is None or isinstance(value, bool | int | float):
         return value

@@ -1,27 +1,57 @@
 """
-Write events into the outbox, in the transaction the session is in.
+Write events into the outbox, in the session's current transaction.
 
-Everything that could make an event undeliverable is looked at before the first row is
-written: its schema, a topic name that Kafka takes, headers that do not stand in the way
-of the relay's own. The writer never commits; the caller's commit is the event's.
+Everything that could make an event undeliverable is checked before the first row is
+written: its schema, a topic name that Kafka accepts, and headers that do not collide
+with the relay's own. The writer never commits; an event is committed by its caller.
 """
 
 from collections.abc import Iterable
 from typing import Any, Final
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import (
+    JSON,
+    Column,
+    Connection,
+    DateTime,
+    MetaData,
+    Table,
+    Text,
+    Uuid,
+    func,
+    insert,
+)
 from sqlalchemy.orm import Session
 
 from towpath.outbox.event import OutboxEvent
 from towpath.outbox.plain import plain
-from towpath.outbox.table import outbox_table
 from towpath.schemas import headers
 from towpath.schemas.events import InvalidEventError, check_event
 from towpath.schemas.topics import is_legal_topic
 
+# ``towpath relay init`` creates the table; a test compares its DDL with this definition.
+# The two JSON columns write ``None`` as SQL NULL, not as the JSON text ``null``.
+outbox_table = Table(
+    "outbox",
+    MetaData(schema="towpath"),
+    Column("id", Uuid, primary_key=True),
+    Column("aggregate_type", Text, nullable=False),
+    Column("aggregate_id", Text, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("payload", JSON(none_as_null=True)),
+    Column("headers", JSON(none_as_null=True)),
+    Column("traceparent", Text),
+    Column(
+        "occurred_at",
+        DateTime(timezone=True),
+        nullable=False,
+        server_default=func.now(),
+    ),
+)
+
 # Room for a topic template around it, within Kafka's 249 characters.
 MAX_AGGREGATE_TYPE_LENGTH: Final = 200
-_OF_THE_RELAY: Final = frozenset(
+_RELAY_HEADERS: Final = frozenset(
     {
         headers.EVENT_ID,
         headers.EVENT_TYPE,
@@ -40,8 +70,8 @@ def record(session: Session | Connection, event: OutboxEvent) -> None:
     Write one event in the caller's transaction.
 
     Raises:
-        InvalidEventError: The event is not what its schema says, or could not be
-            delivered; nothing was written.
+        InvalidEventError: The event does not match its schema or cannot be delivered;
+            nothing was written.
     """
     record_all(session, (event,))
 
@@ -51,7 +81,7 @@ def record_all(session: Session | Connection, events: Iterable[OutboxEvent]) -> 
     Write several events in the caller's transaction, in their order.
 
     Raises:
-        InvalidEventError: One of them is not valid; none was written.
+        InvalidEventError: An event is invalid; none was written.
     """
     rows = [checked_row(event) for event in events]
     if rows:
@@ -63,8 +93,7 @@ def checked_row(event: OutboxEvent) -> dict[str, Any]:
     Return the event as a row of the outbox: its columns by name.
 
     Raises:
-        InvalidEventError: The event is not what its schema says, or could not be
-            delivered.
+        InvalidEventError: The event does not match its schema or cannot be delivered.
     """
     payload = plain(event.payload)
     schema = check_event(event.type, payload)
@@ -93,6 +122,6 @@ def _check_delivery(event: OutboxEvent) -> None:
         reason = "has no time zone"
         raise InvalidEventError(event.type, "occurred_at", reason)
     for name, value in event.headers.items():
-        if name in _OF_THE_RELAY or not isinstance(value, str):
+        if name in _RELAY_HEADERS or not isinstance(value, str):
             reason = "is the relay's own, or not text"
             raise InvalidEventError(event.type, f"headers.{name}", reason)

@@ -1,6 +1,6 @@
 """
-The published language: what relay, sinks and services agree on.
+The published language, shared by relay, sinks and services.
 
-Positions, record names and headers, the envelope, event schemas, failures and the
-names of metrics. Nothing here waits, opens or reads anything but its own schema files.
+It has positions, topic and header names, the envelope, event schemas, failures and the
+names of metrics. Only ``SystemClock`` waits, and only event schemas are read from disk.
 """

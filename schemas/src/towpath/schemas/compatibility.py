@@ -1,11 +1,11 @@
 """
-Whether a new version of an event schema can read what earlier versions wrote.
+Compatibility of a new event schema version with all earlier versions.
 
-The rules of Avro's schema resolution, with the new version as the reader: a field may
-go; a field may come only with a default; a type may only widen; an enum may lose a
-symbol only if it has a default; a union may only gain branches. ``check_history`` asks
-it of every earlier version, not of the last alone (the registry's level
-``BACKWARD_TRANSITIVE``). The comparison is pure and answers with findings.
+The rules are those of Avro's schema resolution, with the new version as the reader. A
+field may be removed, or added with a default; a type may only widen; an enum may lose a
+symbol only if it has a default; a union may only gain branches. ``check_history``
+compares a version with every earlier one, not with the last alone (the registry's level
+``BACKWARD_TRANSITIVE``). The comparison is pure and returns findings.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from towpath.schemas.events import EventSchema
 
 LEVEL: Final = "BACKWARD_TRANSITIVE"
 
-# What a reader's primitive may be, for each primitive that the writer wrote.
+# For each primitive of the writer, the primitives that a reader may have.
 _WIDENS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
         "int": frozenset({"long", "float", "double"}),
@@ -36,7 +36,7 @@ class Finding(NamedTuple):
 
 
 class _Side(NamedTuple):
-    """A schema, and the named types that stood before it in its document."""
+    """A schema, and the named types defined before it in its document."""
 
     schema: Any
     names: dict[str, Any]
@@ -80,7 +80,7 @@ def compare(
     old: Mapping[str, Any] | object, new: Mapping[str, Any] | object
 ) -> tuple[Finding, ...]:
     """
-    Tell why ``new`` cannot read what ``old`` wrote; empty if it can.
+    Return the reasons why ``new`` cannot read data of ``old``; none if it can.
 
     Args:
         old: The writer's schema, parsed by fastavro.
@@ -115,7 +115,7 @@ def _into_union(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Fin
 
 
 def _renamed(old: _Side, new: _Side) -> bool:
-    """Tell whether a named type lost its name; a namespace may change (Avro 1.12)."""
+    """Return whether a named type was renamed; its namespace may change (Avro 1.12)."""
     names = {new.schema["name"], *new.schema.get("aliases", ())}
     bare = {name.rpartition(".")[2] for name in names}
     return old.schema["name"].rpartition(".")[2] not in bare
@@ -129,7 +129,7 @@ def _records(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Findin
         yield Finding(path, f"was the record {pair[0]} and became {pair[1]}")
         return
     written = {f["name"]: f for f in old.schema["fields"]}
-    # Every written field registers the types it names, also one that is not read.
+    # Every written field registers its named types, even if nobody reads the field.
     for field in old.schema["fields"]:
         old.to(field["type"]).resolved()
     for field in new.schema["fields"]:

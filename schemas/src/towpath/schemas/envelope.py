@@ -12,7 +12,7 @@ from typing import Final
 
 
 class Operation(enum.StrEnum):
-    """What a change did to its row, by Debezium's letters."""
+    """The kind of a change, by Debezium's letters."""
 
     CREATE = "c"
     UPDATE = "u"

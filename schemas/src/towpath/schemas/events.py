@@ -1,13 +1,13 @@
 """
-Event schemas: one Avro file per event type and version, which only grow in number.
+Event schemas: one Avro file per event type and version.
 
-``events/<name>.v<n>.avsc`` is frozen once it stands in ``events/released.sha256``: a
-change is a new file with the next version, and each version must read what every
-earlier one wrote (``towpath.schemas.compatibility``). The subject in the registry is
+A file ``events/<name>.v<n>.avsc`` is frozen once ``events/released.sha256`` lists it. A
+change is a new file with the next version, and each version must be able to read data
+of every earlier one (``towpath.schemas.compatibility``). The subject in the registry is
 the record's full name, because several event types share one topic.
 
-``check_event`` says in the writer's own request whether a payload is what its event
-type promises; the relay never looks.
+``check_event`` validates a payload within the writer's own request. The relay does not
+validate payloads.
 """
 
 import functools
@@ -30,7 +30,7 @@ _FILE_NAME: Final = re.compile(r"(?P<name>[a-z_]+)\.v(?P<version>[1-9][0-9]*)\.a
 
 
 class InvalidEventError(DataError):
-    """An event is not what its schema says; nothing was written."""
+    """An event does not match its schema; nothing was written."""
 
     remedy = "Correct the writer, or add a version of the schema that allows it."
 
@@ -51,7 +51,7 @@ class EventSchema:
         name: The event type, such as ``OrderPlaced``.
         version: Counts from 1; the registry gives the same numbers.
         subject: The record's full name, such as ``shop.OrderPlaced``.
-        text: The file's text, as it is registered.
+        text: The text of the file, as registered.
         parsed: The schema as fastavro parses it.
     """
 
@@ -64,7 +64,7 @@ class EventSchema:
 
     @property
     def reference(self) -> str:
-        """Subject and version, as the record header ``schema`` has them."""
+        """Subject and version, as in the record header ``schema``."""
         return f"{self.subject}:{self.version}"
 
 
@@ -87,8 +87,8 @@ def check_event(event_type: str, payload: Mapping[str, Any]) -> EventSchema:
     Return the schema that the payload follows.
 
     Raises:
-        InvalidEventError: There is no such event type, or a field is not what the
-            schema says; the error names the first one.
+        InvalidEventError: There is no such event type, or a field does not match the
+            schema; the error names the first such field.
     """
     schema = event_schemas().get(event_type)
     if schema is None:

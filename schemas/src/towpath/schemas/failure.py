@@ -1,18 +1,18 @@
 """
-The failure tree: what went wrong, what a loop does with it, what a person does.
+The failure tree: each failure's disposition, exit code and remedy.
 
 ::
 
     TowpathError
     ├── UsageError               2  the command line or configuration is wrong
-    │   └── ConfigurationError      every mistake of towpath.toml at once
-    ├── UnavailableError         3  a part cannot be reached: try again
-    │   └── BusyError               it asks for a pause and says how long
-    ├── DataError                1  one record or row cannot be handled: set it aside
-    └── HaltError                3  going on would lose or corrupt: stop
+    │   └── ConfigurationError      all mistakes of towpath.toml
+    ├── UnavailableError         3  a part cannot be reached: retry
+    │   └── BusyError               the part names the pause before the next attempt
+    ├── DataError                1  one record or row cannot be handled: dead letter
+    └── HaltError                3  continuing would lose or corrupt data: halt
 
-The class says what to do, and the loop reads it: ``RETRY``, ``DEAD_LETTER`` or
-``HALT``. ``remedy`` is one imperative sentence for the operator.
+Each class has the disposition that a loop acts on (``RETRY``, ``DEAD_LETTER`` or
+``HALT``) and a ``remedy``: one imperative sentence for the operator.
 """
 
 import enum
@@ -22,12 +22,12 @@ from collections.abc import Sequence
 from typing import ClassVar, Final
 
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
-# What one connection takes.
+# File descriptors that one connection takes.
 _HEADROOM: Final = 3
 
 
 class Disposition(enum.Enum):
-    """What a loop does with a failure."""
+    """The reaction of a loop to a failure."""
 
     RETRY = "retry"
     DEAD_LETTER = "dead_letter"
@@ -43,7 +43,7 @@ class TowpathError(Exception):
 
 
 class UsageError(TowpathError):
-    """The command cannot be carried out as it was asked."""
+    """The command cannot be carried out as given."""
 
     remedy = "Correct the command; --help shows what it takes."
     exit_code = 2
@@ -60,7 +60,7 @@ class ConfigurationError(UsageError):
 
 
 class UnavailableError(TowpathError):
-    """A part cannot be reached now; trying again may help."""
+    """A part cannot be reached now; a retry may succeed."""
 
     disposition = Disposition.RETRY
     remedy = "Check that the part runs and can be reached: towpath status."
@@ -95,9 +95,10 @@ class TooManyFilesError(UnavailableError):
 
 def has_no_descriptor(error: BaseException) -> bool:
     """
-    Tell whether a driver or the system failed for lack of a file descriptor.
+    Return whether a driver or the system failed for lack of a file descriptor.
 
-    Drivers do not always say so: then it is tried whether some can be opened.
+    Not every driver reports the cause. If it is unclear, some files are opened to see
+    whether that still works.
     """
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _NO_DESCRIPTOR
@@ -115,4 +116,4 @@ def has_no_descriptor(error: BaseException) -> bool:
 
 
 class HaltError(TowpathError):
-    """Going on would lose or corrupt something."""
+    """Continuing would lose or corrupt data."""

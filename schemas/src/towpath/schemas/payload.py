@@ -1,15 +1,15 @@
 """
-Whether a JSON payload is what an Avro schema says, compiled once per schema.
+Validation of a JSON payload against an Avro schema, compiled once per schema.
 
-The payload stands as plain JSON: a union's value is written bare, a record is an object
-with exactly the schema's fields. A field may be left out only if the schema gives it a
-default; a field that the schema does not name is refused, because no reader would see
-it. Numbers are finite and in the range of their type, a boolean is no number, text can
-be encoded as UTF-8. ``bytes`` and ``fixed`` have no JSON form here and are refused when
-the schema is compiled.
+The payload is plain JSON: the value of a union is written bare, and a record is an
+object with exactly the schema's fields. A field may be absent only if the schema gives
+it a default. A field that the schema does not name is refused, because no reader would
+see it. Numbers must be finite and in the range of their type, a boolean is not a
+number, and text must be encodable as UTF-8. ``bytes`` and ``fixed`` have no JSON form
+here: a schema that uses them does not compile.
 
-``compile_check(schema)`` gives a function ``value -> Mismatch | None``: the first thing
-that is wrong, with the way to it.
+``compile_check(schema)`` returns a function ``value -> Mismatch | None`` that reports
+the first mismatch and its path.
 """
 
 import math
@@ -26,12 +26,12 @@ class Mismatch(NamedTuple):
 
     @property
     def field(self) -> str:
-        """The way to it as text, such as ``lines[0].quantity``."""
+        """The path as text, such as ``lines[0].quantity``."""
         text = "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in self.path)
         return text.removeprefix(".")
 
     def under(self, step: str | int) -> "Mismatch":
-        """Return the same mismatch, seen from one level further out."""
+        """Return the same mismatch with one more step before its path."""
         return Mismatch((step, *self.path), self.reason)
 
 

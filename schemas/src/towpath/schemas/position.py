@@ -3,12 +3,13 @@ The one total order of changes.
 
 ``Position(log_lsn, ordinal)``: the LSN of the transaction's commit record, raised by
 the offset of its lineage, then the zero-based index of the change in its transaction,
-counted as received. Nothing decides "newer" by anything else.
+counted as received. "Newer" is decided by positions alone.
 
-Text form, which sorts as positions compare: sixteen lower-case hex digits, a dot, ten
-decimal digits. A READ row stands at ordinal -1, written ``-``, which sorts before every
-digit: above everything committed before its low watermark, below everything after.
-Records born of one change carry their number, from the second on: ``….0000000003.1``.
+The text form sorts as positions compare: sixteen lower-case hex digits, a dot, ten
+decimal digits. A READ row has ordinal -1, written ``-``, which sorts before every
+digit: above all commits before its low watermark, below all commits after it.
+If one change becomes several records, they are numbered from the second on:
+``….0000000003.1``.
 """
 
 import re
@@ -46,7 +47,7 @@ def format_position(log_lsn: int, ordinal: int, number: int = 0) -> str:
     Args:
         log_lsn: Lineage offset plus the LSN of the commit record.
         ordinal: Index of the change in its transaction; -1 for a READ row.
-        number: Index of the record among those born of the same change.
+        number: Index of the record among those of the same change.
     """
     place = "-" if ordinal == READ_ORDINAL else f"{ordinal:010d}"
     suffix = f".{number}" if number else ""
@@ -55,7 +56,7 @@ def format_position(log_lsn: int, ordinal: int, number: int = 0) -> str:
 
 def parse_position(text: str) -> Position:
     """
-    Read a position; the number among records of one change is left out.
+    Parse a position; the number of a record within its change is dropped.
 
     Raises:
         ValueError: The text is not a position.
@@ -80,7 +81,7 @@ def guard_text(text: str) -> str:
 
 def version(position: Position) -> int:
     """
-    Pack a position into the one 63-bit integer for sinks that want one.
+    Pack a position into a 63-bit integer for sinks that need one.
 
     Ordinals from 4,094 on share a version: such sinks store the position too.
 
@@ -95,7 +96,7 @@ def version(position: Position) -> int:
 
 
 def is_shared(packed: int) -> bool:
-    """Tell whether other positions may pack to the same version."""
+    """Return whether other positions may pack to the same version."""
     return packed & SHARED_ORDINAL == SHARED_ORDINAL
 
 
@@ -106,7 +107,7 @@ def format_lsn(lsn: int) -> str:
 
 def parse_lsn(text: str) -> Lsn:
     """
-    Read an LSN as Postgres writes it.
+    Parse an LSN as Postgres writes it.
 
     Raises:
         ValueError: The text is not an LSN.

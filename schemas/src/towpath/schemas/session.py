@@ -1,10 +1,10 @@
 """
-The settings of every session with a Postgres: one place decides them.
+The settings of every Postgres session.
 
-They are set after connecting, since nothing else beats all of: ``PGTZ``,
+They are set after connecting, because only that overrides all others: ``PGTZ``,
 ``PGDATESTYLE`` and ``PGOPTIONS`` of the environment, a service file, and the settings
-of a role or a database (``ALTER ROLE ... SET``). What only says how to connect (host,
-password, TLS) stays with the address and the environment.
+of a role or a database (``ALTER ROLE ... SET``). Host, password and TLS still come from
+the address and the environment.
 """
 
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ from typing import Final
 
 SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        # First, so that no bound of a role ends this statement.
+        # First, so that no limit of a role ends this statement.
         "statement_timeout": "0",
         "lock_timeout": "0",
         "idle_in_transaction_session_timeout": "0",
         "idle_session_timeout": "0",
-        # How values are written: the same in stream, chunk, catalog and verifier.
+        # The text form of values: the same in stream, chunk, catalog and verifier.
         "client_encoding": "UTF8",
         "timezone": "UTC",
         "datestyle": "ISO, MDY",
@@ -29,17 +29,17 @@ SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
         "xmloption": "content",
         "xmlbinary": "base64",
         "quote_all_identifiers": "off",
-        # How statements are read.
+        # Parsing of statements.
         "search_path": "pg_catalog",
         "standard_conforming_strings": "on",
         "array_nulls": "on",
         "transform_null_equals": "off",
-        # How transactions behave.
+        # Transactions.
         "default_transaction_isolation": "read committed",
         "default_transaction_read_only": "off",
         "default_transaction_deferrable": "off",
-        # Flushed here, so that nothing durable is claimed too early; a standby that is
-        # away holds up nobody's bookkeeping.
+        # A commit is flushed here before it counts as durable, and does not wait for a
+        # standby that is away.
         "synchronous_commit": "local",
         "exit_on_error": "off",
         "client_min_messages": "warning",
@@ -52,11 +52,11 @@ _NEWER: Final = ((170000, "transaction_timeout", "0"),)
 
 def statement(version: int, **other: str) -> str:
     """
-    Return what sets up a session.
+    Return the statement that sets up a session.
 
     Args:
-        version: The server's, as a number.
-        other: Settings in place of these, or beside them.
+        version: The server's version as a number.
+        other: Settings that replace or extend these.
     """
     newer = {name: value for since, name, value in _NEWER if version >= since}
     chosen = {**SETTINGS, **newer, **other}

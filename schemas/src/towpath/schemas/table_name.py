@@ -1,9 +1,9 @@
 """
-A table's name: a schema and a table, never one string that is split.
+A table's name: a schema and a table, kept apart.
 
-As text a name is ``schema.table``. A part that holds a dot, or begins with a double
-quote, is quoted as SQL quotes it: ``"S.c".orders``, ``shop."a.b"``. So every name has
-one text, every text one name, and ordinary names stand as they always have.
+As text a name is ``schema.table``. A part that contains a dot, or begins with a double
+quote, is quoted as in SQL: ``"S.c".orders``, ``shop."a.b"``. So each name has exactly
+one text, and ordinary names need no quotes.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Final, Self
 
 _QUOTED: Final = r'"(?:[^"]|"")+"'
 _TEXT: Final = re.compile(rf'({_QUOTED}|[^".][^.]*)\.({_QUOTED}|[^".][^.]*)', re.DOTALL)
-# In a list of names and expressions a plain name has none of these.
+# In a list of names and expressions, a plain name contains none of these.
 _SPECIAL: Final = r'\\*+?\[\](){}|^"'
 _PLAIN: Final = re.compile(rf"[^{_SPECIAL}$\s]+")
 _BARE: Final = rf"[^{_SPECIAL}.]+"
@@ -29,8 +29,8 @@ class TableName:
     The name of a table, a view or a partition.
 
     Attributes:
-        schema: The schema's name, as the catalog has it.
-        table: The table's name, as the catalog has it.
+        schema: The schema's name in the catalog.
+        table: The table's name in the catalog.
     """
 
     schema: str
@@ -39,10 +39,10 @@ class TableName:
     @classmethod
     def parse(cls, text: str) -> Self:
         """
-        Read a name's text.
+        Parse the text of a name.
 
-        A text with further dots that are not quoted, as older releases stored it, is
-        split at its first dot.
+        Older releases stored further dots without quotes; such a text is split at its
+        first dot.
 
         Raises:
             ValueError: The text has no schema or no table.
@@ -52,31 +52,30 @@ class TableName:
 
     @property
     def text(self) -> str:
-        """The one text of the name, by which it is stored, logged and configured."""
+        """The text of the name in files, log records and the configuration."""
         return f"{_part(self.schema)}.{_part(self.table)}"
 
     @property
     def sql(self) -> str:
-        """The name as a statement has it: both parts are quoted."""
+        """The name for a SQL statement: both parts are quoted."""
         return f"{quoted(self.schema)}.{quoted(self.table)}"
 
     @property
     def entry(self) -> str:
-        """The text in a list of expressions: quoted if it could be read as one."""
+        """The text in a list of expressions: quoted if it looks like one."""
         return self.text if _PLAIN.fullmatch(self.text) else self.sql
 
     @property
     def joined(self) -> str:
-        """Schema, dot, table: the text that regular expressions are matched against."""
+        """Schema, dot, table: regular expressions are matched against this text."""
         return f"{self.schema}.{self.table}"
 
     def __str__(self) -> str:
-        """Return the text."""
         return self.text
 
 
 def is_quoted_name(entry: str) -> bool:
-    """Tell whether an entry is a name with quotes, and not an expression."""
+    """Return whether an entry is a quoted name, not an expression."""
     return _QUOTED_PAIR.fullmatch(entry) is not None
 
 

@@ -1,8 +1,8 @@
 """
-The published names of metrics and log fields, with their units.
+The published names of metrics, with their units.
 
-Metrics are ``towpath_<part>_<what>_<unit>``; counters end in ``_total``. No keys and
-no offsets ever become labels.
+A name is ``towpath_<part>_<quantity>_<unit>``; counters end in ``_total``. Keys and
+offsets are never labels.
 """
 
 from typing import Final

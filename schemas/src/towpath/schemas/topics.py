@@ -1,5 +1,5 @@
 """
-Topic names, in one place: ``<prefix>.<schema>.<table>`` and those beside them.
+Topic names: ``<prefix>.<schema>.<table>`` for row changes, and all others.
 
 Kafka allows letters, digits, dot, underscore and dash, at most 249 characters; every
 other character of a schema or table name becomes an underscore.
@@ -17,7 +17,7 @@ _ILLEGAL_CHARACTER: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
 def is_legal_topic(name: str) -> bool:
-    """Tell whether Kafka accepts the name."""
+    """Return whether Kafka accepts the name."""
     return (
         0 < len(name) <= MAX_TOPIC_LENGTH
         and name not in {".", ".."}
@@ -32,9 +32,9 @@ def table_topic(prefix: str, table: TableName) -> str:
 
 def table_of(prefix: str, topic: str) -> str | None:
     """
-    Return the table whose row changes a topic may carry; None if it is no such topic.
+    Return the table whose row changes a topic may carry, if it can be such a topic.
 
-    Of names with characters that no topic has, the topic does not tell them.
+    Characters that became underscores in the topic cannot be recovered.
     """
     schema, dot, table = topic.removeprefix(f"{prefix}.").partition(".")
     is_table = topic.startswith(f"{prefix}.") and dot and table and "." not in table
@@ -42,17 +42,17 @@ def table_of(prefix: str, topic: str) -> str | None:
 
 
 def outbox_topic(template: str, aggregate_type: str) -> str:
-    """Name the topic of an aggregate's events; the caller checks its legality."""
+    """Name the topic of an aggregate's events; the caller checks that it is legal."""
     return template.replace("{aggregate_type}", aggregate_type)
 
 
 def backfill_topic(topic: str, sink: str) -> str:
-    """Name the topic that carries READ rows meant for one sink only."""
+    """Name the topic of READ rows for one sink only."""
     return f"{topic}{BACKFILL}{sink}"
 
 
 def is_backfill(topic: str) -> bool:
-    """Tell whether a topic is meant for one sink only."""
+    """Return whether a topic is for one sink only."""
     return BACKFILL in topic
 
 
@@ -87,10 +87,10 @@ def message_topic(prefix: str) -> str:
 
 
 def dead_letter_topic(prefix: str, part: str) -> str:
-    """Name the dead letters of the relay (``relay``) or of a sink (its name)."""
+    """Name the dead-letter topic of the relay (``relay``) or of a sink (its name)."""
     return f"{prefix}.dead.{part}"
 
 
 def signal_topic(prefix: str) -> str:
-    """Name the topic through which signals may come."""
+    """Name the topic for signals."""
     return f"{prefix}-signal"

@@ -1,10 +1,10 @@
 """
-Signatures of webhooks, as the Standard Webhooks specification has them: both ends.
+Signatures by the Standard Webhooks specification, for senders and receivers.
 
-What is signed is ``id.timestamp.body``; the signature is ``v1,`` and an HMAC-SHA256 in
-base64, one for each secret, apart by blanks. A receiver takes any of them, so that a
-secret can be changed while requests are on their way; it compares the timestamp with
-its own clock, so that nobody can send an old request again next week.
+The signed content is ``id.timestamp.body``. A signature is ``v1,`` and an HMAC-SHA256
+in base64; there is one per secret, separated by blanks. A receiver accepts any of them,
+so a secret can be rotated while requests are in flight. It compares the timestamp with
+its own clock, so an old request cannot be replayed.
 """
 
 import base64
@@ -19,29 +19,29 @@ ID: Final = "webhook-id"
 TIMESTAMP: Final = "webhook-timestamp"
 SIGNATURE: Final = "webhook-signature"
 
-SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - what each secret begins with
-# The bounds of the specification for what a secret holds.
+SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - a prefix, no secret
+# Limits of the specification for the bytes of a secret.
 SHORTEST_SECRET_BYTES: Final = 24
 LONGEST_SECRET_BYTES: Final = 64
 
-# As the specification's own libraries: more than clocks differ and requests take.
+# As in the specification's own libraries: more than clocks differ and requests take.
 TOLERANCE_S: Final = 300
 
 _SCHEME: Final = "v1,"
 
 
 class SignatureRefusedError(DataError):
-    """A request does not come from whom it says, or comes too late."""
+    """A request is not signed by its sender, or is too old."""
 
     remedy = "Refuse the request with 401; compare the secrets and clocks of both ends."
 
 
 def secret_bytes(secret: str) -> bytes:
     """
-    Return what a secret holds.
+    Return the bytes of a secret.
 
     Raises:
-        ValueError: It is none; the message does not repeat it.
+        ValueError: The text is not a secret; the message does not repeat it.
     """
     try:
         found = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
@@ -60,7 +60,7 @@ def secret_bytes(secret: str) -> bytes:
 def signed(
     secrets: Iterable[bytes], webhook_id: str, timestamp_s: int, body: bytes
 ) -> dict[str, str]:
-    """Return the headers of a request, with a signature of each secret."""
+    """Return the headers of a request, with one signature per secret."""
     return {
         ID: webhook_id,
         TIMESTAMP: str(timestamp_s),
@@ -74,27 +74,27 @@ def verify(
     secrets: Iterable[str], headers: Mapping[str, str], body: bytes, now_s: float
 ) -> str:
     """
-    Check a request as its receiver, before anything of it is read.
+    Verify a request as its receiver, before its body is parsed.
 
     Args:
-        secrets: Those that are taken, as they were agreed upon (``whsec_...``).
-        headers: The request's headers, in any case.
-        body: Its body, as it came, byte by byte.
+        secrets: The accepted secrets (``whsec_...``).
+        headers: The headers of the request, in any case.
+        body: The raw bytes of the body.
         now_s: The receiver's time, in seconds since 1970.
 
     Returns:
-        The webhook's id: the same for the same changes, however often they come.
+        The webhook's id, which is the same in every delivery of the same changes.
 
     Raises:
-        SignatureRefusedError: No signature is of any secret, or the request is old.
-        ValueError: A secret is none.
+        SignatureRefusedError: No signature matches a secret, or the request is too old.
+        ValueError: One of ``secrets`` is malformed.
     """
     keys = [secret_bytes(secret) for secret in secrets]
-    told = {name.lower(): value for name, value in headers.items()}
-    webhook_id, timestamp = told.get(ID, ""), told.get(TIMESTAMP, "")
-    given = [one.encode() for one in told.get(SIGNATURE, "").split()]
+    lowered = {name.lower(): value for name, value in headers.items()}
+    webhook_id, timestamp = lowered.get(ID, ""), lowered.get(TIMESTAMP, "")
+    given = [one.encode() for one in lowered.get(SIGNATURE, "").split()]
     expected = [_signature(k, webhook_id, timestamp, body).encode() for k in keys]
-    # Each is compared with each, in the same time whether they agree or not.
+    # Every pair is compared, in the same time whether they match or not.
     matches = [hmac.compare_digest(one, known) for one in given for known in expected]
     if not webhook_id or not any(matches):
         message = "the request has no signature of a secret that is taken"

@@ -57,12 +57,12 @@ def test_every_line_is_json_with_time_level_logger_and_event():
         1,
         [
             ("info", "towpath.part", "told"),
-            ("warning", "library", "captured by the standard library's logging"),
-            ("error", "library", "captured by the standard library's logging"),
-            ("warning", "py.warnings", "captured by the standard library's logging"),
+            ("warning", "library", "library log record"),
+            ("error", "library", "library log record"),
+            ("warning", "py.warnings", "library log record"),
             ("error", "towpath.part", "failed"),
-            ("critical", "towpath", "unexpected failure"),
-            ("critical", "towpath", "unexpected failure"),
+            ("critical", "towpath", "uncaught exception"),
+            ("critical", "towpath", "uncaught exception"),
         ],
         True,
     ) == (

@@ -6,8 +6,8 @@ import pytest
 
 from towpath.schemas.failure import ConfigurationError
 from towpath.settings import SinkKind, load
-from towpath.settings.kinds import installed_kinds
 from towpath.settings.secrets import masked
+from towpath.settings.sink import installed_kinds
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - an example
 FILE = """

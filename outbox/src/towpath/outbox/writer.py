@@ -29,7 +29,7 @@ from towpath.schemas import headers
 from towpath.schemas.events import InvalidEventError, check_event
 from towpath.schemas.topics import is_legal_topic
 
-# ``towpath relay init`` creates the table; a test compares its DDL with this definition.
+# ``towpath relay init`` creates it; a test compares that DDL with this definition.
 # The two JSON columns write ``None`` as SQL NULL, not as the JSON text ``null``.
 outbox_table = Table(
     "outbox",

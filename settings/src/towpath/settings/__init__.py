@@ -1,13 +1,11 @@
 """
 The one configuration file, ``towpath.toml``: its shape and its mistakes.
 
-Every process reads the whole file, so that an unknown key is noticed wherever it
-stands. Every mistake is reported in one go, with the nearest known name.
+Every process reads the whole file, so an unknown key is noticed in any section. All
+mistakes are reported at once, each with the nearest known name.
 """
 
 from towpath.settings.brokers import Kafka, client_settings, spark_options
-from towpath.settings.engine import Spark, WriteFrom
-from towpath.settings.kinds import SinkKind
 from towpath.settings.load import WatchedFile, load, read
 from towpath.settings.model import (
     OnDrop,
@@ -55,8 +53,11 @@ from towpath.settings.sink import (
     PartitionField,
     SearchOptions,
     Sink,
+    SinkKind,
+    Spark,
     Unfit,
     WarehouseOptions,
+    WriteFrom,
 )
 from towpath.settings.tables import Capture
 

@@ -1,10 +1,10 @@
 """
-The brokers, and what every client of theirs is made with: librdkafka's, and Spark's.
+``[kafka]``: the brokers, and the settings of every client, librdkafka's and Spark's.
 
-``[kafka.client]`` is written in librdkafka's words. The engine's own client reads the
-same topics through Kafka's Java library, whose words for TLS and login differ: what has
-a counterpart is translated here, and what concerns TLS or login and has none is named,
-so that no client goes on without it. Settings that only tune librdkafka stay with it.
+``[kafka.client]`` has librdkafka's setting names. Spark reads the same topics through
+Kafka's Java client, which has other names for TLS and login. Settings with a
+counterpart are translated here; a setting of TLS or login without one is reported, so
+that no client runs without it. Settings that only tune librdkafka stay with it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,13 +23,13 @@ class Kafka(Section):
     """
     ``[kafka]``: the brokers.
 
-    ``client`` holds further settings of all clients under librdkafka's names: TLS,
-    login, timeouts. What Towpath sets itself, it refuses there.
+    ``client`` has further settings of all clients by librdkafka's names: TLS, login,
+    timeouts. Settings that Towpath sets itself are refused there.
     """
 
     bootstrap_servers: str
-    # No representation, because it holds passwords: a log record or a traceback may
-    # show the section.
+    # Not in the representation, because a log record or traceback may show the section
+    # with its passwords.
     client: dict[ClientOption, str] = Field(default_factory=dict, repr=False)
 
     def __hash__(self: Self) -> int:
@@ -37,12 +37,12 @@ class Kafka(Section):
 
     @property
     def protocol(self) -> str:
-        """How the brokers are spoken to, in capitals."""
+        """The security protocol, in capitals."""
         return self.client.get("security.protocol", _PLAINTEXT).strip().upper()
 
     @property
     def mechanism(self) -> str:
-        """How clients log in; empty: not told."""
+        """The SASL mechanism, in capitals; empty if not given."""
         found = (self.client.get(name, "") for name in _MECHANISMS)
         return next(filter(None, found), "").strip().upper()
 
@@ -50,7 +50,7 @@ class Kafka(Section):
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _PLAINTEXT: Final = "PLAINTEXT"
 PROTOCOLS: Final = (_PLAINTEXT, "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-# librdkafka takes either name.
+# librdkafka accepts either name.
 _MECHANISMS: Final = ("sasl.mechanism", "sasl.mechanisms")
 _MODULES: Final = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
@@ -60,7 +60,7 @@ _MODULES: Final = {
 _TLS: Final = ("ssl.", "ssl_", "enable.ssl.", "https.")
 _LOGIN: Final = ("sasl.", "enable.sasl.")
 
-# Options that have one counterpart, with the same values.
+# Settings with one counterpart that takes the same values.
 _COUNTERPARTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "client.id": "client.id",
@@ -78,7 +78,7 @@ _COUNTERPARTS: Final[Mapping[str, str]] = MappingProxyType(
         "ssl.keystore.password": "ssl.keystore.password",
     }
 )
-# Those that become something else, by what ``_tls`` and ``_login`` make of them.
+# Settings that ``_tls`` and ``_login`` translate.
 _TRANSLATED: Final = frozenset(
     {
         *_MECHANISMS,
@@ -104,12 +104,12 @@ def client_settings(
     defaults: Mapping[str, Any] = _NOTHING,
 ) -> dict[str, Any]:
     """
-    Return what a client of librdkafka is made with.
+    Return the settings of a librdkafka client.
 
     Args:
         kafka: The brokers.
-        own: What the client needs to be what it is: above everything.
-        defaults: What ``[kafka.client]`` may say otherwise.
+        own: The client's own settings, which override everything.
+        defaults: Settings that ``[kafka.client]`` may override.
     """
     address = {"bootstrap.servers": kafka.bootstrap_servers}
     return {**defaults, **address, **kafka.client, **own}
@@ -119,14 +119,14 @@ def spark_options(
     kafka: Kafka, read: Callable[[str], str] | None = None
 ) -> dict[str, str]:
     """
-    Return what Spark's source of Kafka is given: options that begin with ``kafka.``.
+    Return the options of Spark's Kafka source, which begin with ``kafka.``.
 
     Args:
         kafka: The brokers.
-        read: Reads a file of a key or a certificate; left out, the file system's.
+        read: Reads a key or certificate file; by default from the file system.
 
     Raises:
-        ConfigurationError: A file cannot be read, or is none that Java's library takes.
+        ConfigurationError: A file cannot be read, or Java's client does not accept it.
     """
     properties = {
         "bootstrap.servers": kafka.bootstrap_servers,
@@ -146,7 +146,7 @@ def spark_options(
 
 
 def unused(kafka: Kafka) -> Iterator[str]:
-    """List what is said of TLS and login and has no effect, because it is not on."""
+    """List settings of TLS and login that the security protocol leaves unused."""
     for name in sorted(kafka.client):
         if name.startswith(_TLS) and not kafka.protocol.endswith("SSL"):
             yield name
@@ -155,13 +155,13 @@ def unused(kafka: Kafka) -> Iterator[str]:
 
 
 def without_counterpart(kafka: Kafka) -> Iterator[str]:
-    """List what concerns TLS or login, and which the engine's client cannot be told."""
+    """List settings of TLS and login that Spark's client does not have."""
     for name in sorted(kafka.client):
         is_known = name in _COUNTERPARTS or name in _TRANSLATED
         if name.startswith((*_TLS, *_LOGIN)) and not is_known:
             yield name
     if kafka.protocol.startswith("SASL") and kafka.mechanism not in _MODULES:
-        # What librdkafka takes if it is not told.
+        # librdkafka's default.
         yield f"sasl.mechanism = {kafka.mechanism or 'GSSAPI'}"
 
 
@@ -181,7 +181,7 @@ def _login(kafka: Kafka) -> dict[str, str]:
 
 
 def _quoted(text: str) -> str:
-    """Quote a value as the login configuration of Java does."""
+    """Quote a value for Java's login configuration."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
 
@@ -216,7 +216,7 @@ def _tls(client: Mapping[str, str], read: Callable[[str], str]) -> dict[str, str
 def _given(
     client: Mapping[str, str], name: str, read: Callable[[str], str]
 ) -> str | None:
-    """Return what stands in the setting, or in the file that it names."""
+    """Return the value of a setting, or the contents of the file that it names."""
     location = client.get(f"{name}.location")
     if location is None or location == "probe":
         return client.get(f"{name}.pem")

@@ -1,28 +1,30 @@
 """
-Checks of the whole configuration, without asking any server.
+Checks of the whole configuration that need no server.
 
-Each check says which keys it reads; it is left out while one of them is a mistake
-itself, so that no mistake is reported twice.
+Each check declares the keys that it reads. It is skipped while one of them is itself
+wrong, so that no mistake is reported twice.
 
-``[kafka.client]``: no setting of TLS and login may be without effect.
+``[kafka.client]``: every setting of TLS and login must have an effect.
 
-Row changes: sinks read plain JSON, and values as ``[relay.rows]`` writes them. They
-know a value by its column's type alone, so a numeric that comes as bytes, or a time
-that comes as a number, would be set aside record by record, or kept as something else
-than the source has. Other readers may have any form, from a relay whose file declares
-no sinks of tables.
+Row changes: sinks read plain JSON in the value forms that ``[relay.rows]`` chooses.
+They parse a value by its column's type, so a numeric sent as bytes, or a time sent as a
+number, would make each record a dead letter or store another value than the source has.
+A relay whose file declares no sinks of tables may use any form.
 
-Aggregate views must agree among each other and with the rest: a READ event goes where
-the aggregate's streamed events go, so the columns that decide it must be columns of the
-view.
+Aggregate views must be consistent with each other and with the rest. A READ event goes
+to the topic of the aggregate's streamed events, so the view must have the columns that
+choose the topic.
+
+Addresses: only the form is checked; no server is contacted.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
+from urllib.parse import urlsplit
 
 from towpath.schemas import headers, topics
-from towpath.settings.addresses import addresses
 from towpath.settings.brokers import PROTOCOLS, unused, without_counterpart
 from towpath.settings.mistakes import did_you_mean
 from towpath.settings.model import Settings
@@ -41,6 +43,7 @@ from towpath.settings.rows import (
     UnknownTypes,
 )
 from towpath.settings.shape import Place
+from towpath.settings.sink import CatalogKind, Sink, SinkKind
 from towpath.settings.syntax import (
     ROUTED_VALUE,
     PlacedIn,
@@ -51,7 +54,7 @@ from towpath.settings.tables import matches
 
 
 def clients_are_secure(settings: Settings) -> Iterator[str]:
-    """List what would leave a client without the TLS or the login that is asked for."""
+    """List settings that leave a client without the requested TLS or login."""
     kafka = settings.kafka
     if kafka.protocol not in PROTOCOLS:
         nearest = did_you_mean(kafka.protocol, PROTOCOLS)
@@ -70,7 +73,7 @@ def clients_are_secure(settings: Settings) -> Iterator[str]:
 
 
 def engine_has_counterparts(settings: Settings) -> Iterator[str]:
-    """List what the client of Spark, which reads for the sinks, cannot be told."""
+    """List settings that Spark's client, which reads for the sinks, does not have."""
     if settings.sink and settings.kafka.protocol in PROTOCOLS:
         for name in without_counterpart(settings.kafka):
             yield (
@@ -79,8 +82,8 @@ def engine_has_counterparts(settings: Settings) -> Iterator[str]:
             )
 
 
-# A placeholder stands where ``unchanged`` says so, hence is no value; what is left out
-# or renamed is announced so. Plain JSON has base64 for bytes too.
+# A placeholder is listed in the header ``unchanged``, so it is no value; omitted and
+# renamed columns are announced. Plain JSON has base64 for bytes too.
 _READABLE: Final[Mapping[str, tuple[str, ...]]] = {
     "format": (RecordFormat.JSON,),
     "decimals": (Decimals.STRING,),
@@ -93,7 +96,7 @@ _READABLE: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def rows_are_readable(settings: Settings) -> Iterator[str]:
-    """List the forms of row values that the file's sinks of tables cannot read."""
+    """List the value forms that the file's sinks of tables cannot read."""
     readers = [
         sink.name
         for sink in settings.sink
@@ -112,14 +115,14 @@ def rows_are_readable(settings: Settings) -> Iterator[str]:
 
 
 def _origin(settings: Settings, key: str, form: str) -> str:
-    """Say where a form comes from that the file may not name."""
+    """Name the preset if a form comes from it rather than from the file."""
     preset = settings.relay.preset
     is_preset = preset == "debezium" and DEBEZIUM_ROWS.get(key) == form
     return f', which relay.preset = "{preset}" gives' if is_preset else ""
 
 
 def views_agree(settings: Settings) -> Iterator[str]:
-    """List what is wrong with views and names."""
+    """List conflicts between views, tables and the outbox."""
     views = settings.relay.outbox.view
     yield from _types_agree(views)
     tables = settings.capture.names
@@ -142,7 +145,7 @@ def views_agree(settings: Settings) -> Iterator[str]:
 
 
 def _types_agree(views: Sequence[AggregateView]) -> Iterator[str]:
-    """List what the views of one type contradict each other in."""
+    """List contradictions between the views of one type."""
     for collection, count in Counter(view.collection for view in views).items():
         if count > 1:
             yield (
@@ -182,9 +185,64 @@ def views_have_topics(settings: Settings) -> Iterator[str]:
             )
 
 
+_BROKER: Final = re.compile(r"[^\s,:/]+:\d{1,5}|\[[0-9A-Fa-f:]+\]:\d{1,5}")
+# https://www.postgresql.org/docs/current/libpq-connect.html, "Connection Strings".
+_POSTGRES: Final = ("postgresql", "postgres")
+_PAIR: Final = re.compile(r"\s*\w+\s*=")
+_WEB: Final = ("http", "https")
+_SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
+    SinkKind.CACHE: ("redis", "rediss", "unix"),
+    SinkKind.SEARCH: _WEB,
+    CatalogKind.JDBC: _POSTGRES,
+    CatalogKind.REST: _WEB,
+}
+
+
+def addresses(settings: Settings) -> Iterator[str]:
+    """List addresses that are malformed for their kind of server."""
+    dsn = settings.database.dsn.strip()
+    if not dsn:
+        yield "source.dsn: must not be empty"
+    elif not _is_libpq(dsn):
+        yield (
+            "source.dsn: must be postgresql://user@host:port/database, or pairs as "
+            "host=... dbname=..."
+        )
+    for broker in settings.kafka.bootstrap_servers.split(","):
+        if not _BROKER.fullmatch(broker.strip()):
+            yield f"kafka.bootstrap_servers: must be host:port, not {broker.strip()!r}"
+    yield from _registry(settings)
+    for sink in settings.sink:
+        yield from _target(sink)
+
+
+def _is_libpq(dsn: str) -> bool:
+    if "://" in dsn.split("=", 1)[0]:
+        return dsn.partition("://")[0] in _POSTGRES
+    return _PAIR.match(dsn) is not None
+
+
+def _registry(settings: Settings) -> Iterator[str]:
+    url = settings.registry.url
+    if url and urlsplit(url).scheme not in _WEB:
+        yield "registry.url: must begin with http:// or https://"
+    if not url and settings.relay.rows.format is RecordFormat.AVRO:
+        yield 'registry.url: missing: relay.rows.format = "avro" needs a registry'
+
+
+def _target(sink: Sink) -> Iterator[str]:
+    is_warehouse = sink.kind == SinkKind.WAREHOUSE
+    taken = _SCHEMES.get(sink.warehouse.catalog if is_warehouse else sink.kind, ())
+    # Not urlsplit, which raises for malformed addresses, such as half a bracket.
+    scheme = sink.url.partition("://")[0] if "://" in sink.url else ""
+    if taken and scheme not in taken:
+        expected = " or ".join(f"{each}://" for each in taken)
+        yield f"sink.{sink.name}.url: must begin with {expected}"
+
+
 Check = Callable[[Settings], Iterator[str]]
 
-# Beside those that every event has: what tells records apart after a restart.
+# Besides those of every event: headers by which a restart recognises records.
 _OUR_HEADERS: Final = frozenset(
     {headers.POSITION, headers.SNAPSHOT, headers.PARKED, headers.RELEASED}
 )
@@ -192,22 +250,22 @@ _OUR_HEADERS: Final = frozenset(
 
 def contradictions(settings: Settings, wrong: Iterable[Place] = ()) -> list[str]:
     """
-    List what contradicts.
+    List all contradictions.
 
     Args:
-        settings: What was read; where a key was wrong, its default.
-        wrong: Where keys were wrong.
+        settings: The parsed file; a wrong key has its default.
+        wrong: The places of wrong keys.
     """
     spoiled = [".".join(s for s in place if isinstance(s, str)) for place in wrong]
     return [
         mistake
         for reads, check in _CHECKS
-        if not any(_touches(key, place) for key in reads for place in spoiled)
+        if not any(_overlaps(key, place) for key in reads for place in spoiled)
         for mistake in check(settings)
     ]
 
 
-def _touches(key: str, place: str) -> bool:
+def _overlaps(key: str, place: str) -> bool:
     return f"{place}.".startswith(f"{key}.") or f"{key}.".startswith(f"{place}.")
 
 

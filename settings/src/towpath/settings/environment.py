@@ -1,12 +1,12 @@
 """
-The environment laid over the file, at any depth.
+Environment variables that override keys of the file, at any depth.
 
 ``TOWPATH_<SECTION>__<KEY>`` overrides a key (``TOWPATH_RELAY__OUTBOX__TOPIC``). The one
 source needs no index (``TOWPATH_SOURCE__DSN``); a sink is named
-(``TOWPATH_SINK__CACHE__URL``, dashes as underscores). Plain values are taken as they
+(``TOWPATH_SINK__CACHE__URL``, dashes as underscores). Plain values are used as they
 are; lists and tables are written as TOML or JSON. A variable that ends in ``_FILE``
-names a file that holds the value. Kafka's client settings have underscores for their
-dots (``TOWPATH_KAFKA__CLIENT__SASL_PASSWORD``). A name without ``__`` is none of ours.
+names a file with the value. Kafka's client settings have underscores for their dots
+(``TOWPATH_KAFKA__CLIENT__SASL_PASSWORD``). A name without ``__`` is not an override.
 """
 
 import json
@@ -26,11 +26,11 @@ _CLIENT: Final = ["kafka", "client"]
 
 class Overlay(NamedTuple):
     """
-    What the environment did.
+    The overrides that were applied.
 
     Attributes:
-        mistakes: What could not be laid over the file.
-        variables: Which variable wrote the value at a place.
+        mistakes: The variables that could not be applied, with reasons.
+        variables: For each overridden place, the variable.
     """
 
     mistakes: list[str]
@@ -38,11 +38,11 @@ class Overlay(NamedTuple):
 
 
 class _RefusedError(Exception):
-    """A variable that cannot be laid over the file; the text says why."""
+    """A variable that cannot be applied; the text is the reason."""
 
 
 def lay_over(document: dict[str, Any], environ: Mapping[str, str]) -> Overlay:
-    """Write every variable of ours into the document."""
+    """Apply every override to the document."""
     overlay = Overlay([], {})
     for variable, text in sorted(environ.items()):
         if not variable.startswith(_PREFIX) or _SEPARATOR not in variable:
@@ -65,7 +65,7 @@ def _put(document: dict[str, Any], path: list[str], variable: str, text: str) ->
         path = [*path[:-1], path[-1].removesuffix(_FILE_SUFFIX.lower())]
         text = _read(text)
     if path[:-1] == _CLIENT:
-        # No shell takes a dot in a name, and none of these settings has an underscore.
+        # Shells allow no dot in a name, and none of these settings has an underscore.
         path = [*path[:-1], path[-1].replace("_", ".")]
     section, place = _section(document, path)
     where = (*place, path[-1])
@@ -87,7 +87,7 @@ def _read(name: str) -> str:
 
 
 def _section(document: dict[str, Any], path: list[str]) -> tuple[dict[str, Any], Place]:
-    """Follow a path to the table that holds its last step; make what is missing."""
+    """Return the table of a path's last step and its place; create missing tables."""
     here: Any = document
     place: list[int | str] = []
     steps = list(path[:-1])
@@ -107,7 +107,7 @@ def _section(document: dict[str, Any], path: list[str]) -> tuple[dict[str, Any],
 
 
 def _element(tables: list[Any], name: str) -> tuple[int, bool]:
-    """Find the table of a name, or the only one there is."""
+    """Find the table of that name, or the only table."""
     for index, table in enumerate(tables):
         named = table.get("name") if isinstance(table, dict) else None
         if isinstance(named, str) and named.replace("-", "_") == name:
@@ -119,7 +119,7 @@ def _element(tables: list[Any], name: str) -> tuple[int, bool]:
 
 
 def _value(place: Place, text: str) -> object:
-    """Read a list or a table from text; anything else is its text."""
+    """Parse a list or a table from text; return any other text as it is."""
     if not is_structured(annotation_at(Settings, place)):
         return text
     try:

@@ -1,10 +1,10 @@
 """
-Key templates: how a row's id in a cache or an index is made of its key's columns.
+Key templates: a row's id in a cache or an index, built from its key columns.
 
-``orders:{tenant}:{id}`` is three parts. A part is text of its own, or holds one column:
-sinks write the parts so that no colon of a value looks like a joint, so two keys never
-come to one id, and an id tells its key again. Two columns in one part could not be told
-apart: ``{a}-{b}`` is the same for 1-2, 3 and 1, 2-3. Pure.
+``orders:{tenant}:{id}`` has three parts, joined by colons. A part is plain text, or
+contains one column. Sinks escape colons in values, so two keys never have the same id,
+and the key can be read back from the id. Two columns in one part would be ambiguous:
+``{a}-{b}`` is the same for 1-2, 3 and 1, 2-3. Pure.
 """
 
 import re
@@ -15,7 +15,7 @@ _JOINT: Final = ":"
 
 
 class Part(NamedTuple):
-    """What stands between two colons: text, and at most one column within it."""
+    """The text between two colons, with at most one column."""
 
     before: str
     column: str = ""
@@ -24,12 +24,12 @@ class Part(NamedTuple):
 
 def parse_template(text: str) -> tuple[Part, ...]:
     """
-    Read a template.
+    Parse a template.
 
     Raises:
-        ValueError: It is none, or two keys could come to one id.
+        ValueError: It is malformed, or two keys could have the same id.
     """
-    # Texts stand at even places, columns between them.
+    # Texts at even indices, columns at odd ones.
     pieces = _COLUMN.split(text)
     if any(brace in piece for piece in pieces[::2] for brace in "{}"):
         _refuse(f"{text!r} has a brace that belongs to no column, as in 'order-{{id}}'")
@@ -55,7 +55,7 @@ def parse_template(text: str) -> tuple[Part, ...]:
 
 
 def columns_of(template: str) -> tuple[str, ...]:
-    """Name the columns of a template, in its order."""
+    """Return the columns of a template, in its order."""
     return tuple(part.column for part in parse_template(template) if part.column)
 
 

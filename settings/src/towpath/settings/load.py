@@ -1,9 +1,8 @@
 """
-Read ``towpath.toml``, lay the environment over it, and report every mistake at once.
+Read ``towpath.toml``, apply the environment, and report every mistake at once.
 
-``TOWPATH_<SECTION>__<KEY>`` overrides a key; ``TOWPATH_CONFIG`` and ``TOWPATH_STATE``
-belong to the command line and are left alone.
-A long-lived process reads the file again when it has changed.
+``TOWPATH_CONFIG`` and ``TOWPATH_STATE`` belong to the command line and override nothing
+here. A long-lived process reads the file again when it has changed.
 """
 
 import copy
@@ -17,7 +16,7 @@ from pydantic import ValidationError
 from towpath.schemas.failure import ConfigurationError
 from towpath.settings.checks import contradictions
 from towpath.settings.environment import lay_over
-from towpath.settings.mistakes import tell_all
+from towpath.settings.mistakes import describe_all
 from towpath.settings.model import Settings
 from towpath.settings.shape import Place
 
@@ -26,7 +25,7 @@ def load(path: Path, environ: Mapping[str, str]) -> Settings:
     """
     Read and check the configuration.
 
-    A relative ``state_folder`` or warehouse ``folder`` is taken from the file's folder.
+    A relative ``state_folder`` or warehouse ``folder`` is relative to the file.
 
     Raises:
         ConfigurationError: The file is missing or has mistakes; all are listed.
@@ -45,15 +44,15 @@ def read(
     document: Mapping[str, Any], environ: Mapping[str, str], folder: Path
 ) -> Settings:
     """
-    Check a document, with the environment laid over it.
+    Check a document together with the environment's overrides.
 
     Args:
-        document: What the file says; it stays as it is.
+        document: The parsed file; it is not modified.
         environ: The overrides, among other variables.
-        folder: Where relative folders are taken from.
+        folder: The base of relative folders.
 
     Raises:
-        ConfigurationError: It has mistakes; all are listed.
+        ConfigurationError: There are mistakes; all are listed.
     """
     whole = copy.deepcopy(dict(document))
     overlay = lay_over(whole, environ)
@@ -63,7 +62,7 @@ def read(
         settings = Settings.model_validate(whole)
     except ValidationError as error:
         details = error.errors()
-        mistakes += tell_all(details, overlay.variables)
+        mistakes += describe_all(details, overlay.variables)
         mistakes += _among_the_rest(whole, [detail["loc"] for detail in details])
         raise ConfigurationError(mistakes) from error
     mistakes += contradictions(settings)
@@ -73,10 +72,10 @@ def read(
 
 
 def _among_the_rest(document: dict[str, Any], wrong: list[Place]) -> list[str]:
-    """List the contradictions among what is right; nothing if too little is."""
+    """List contradictions between the valid keys, if enough of them are valid."""
     pruned = copy.deepcopy(document)
     places = list(wrong)
-    # What was removed may be required: the second round puts stand-ins there.
+    # A removed value may be required: the next round puts a stand-in there.
     for _ in range(3):
         for place in places:
             _prune(pruned, place)
@@ -88,7 +87,7 @@ def _among_the_rest(document: dict[str, Any], wrong: list[Place]) -> list[str]:
     return []
 
 
-# What stands for a required value that is wrong or missing.
+# Stand-ins for required values that are wrong or missing.
 _STAND_INS: Final[Mapping[str, object]] = {"version": 1, "kafka": {}}
 
 
@@ -122,25 +121,24 @@ def _anchor(document: dict[str, Any], folder: Path) -> None:
             sink["folder"] = str(folder / sink["folder"])
 
 
-# What tells one state of a file from another: a replaced file has another inode.
+# Identifies the state of a file: time, inode (a replaced file has another), size.
 _Stamp: TypeAlias = tuple[int, int, int]
 
 
 class WatchedFile:
-    """One configuration file; looking at it costs a call unless it has changed."""
+    """One configuration file that is read again only when it has changed."""
 
     def __init__(self, path: Path, environ: Mapping[str, str]) -> None:
-        """Name the file and the overrides; nothing is read yet."""
         self._path = path
         self._environ = environ
         self._seen: _Stamp | None = None
 
     def changed(self) -> Settings | None:
         """
-        Read the file if it is not as it was at the last look.
+        Read the file if it has changed since the last call.
 
         Raises:
-            ConfigurationError: It has mistakes; they are told once for each change.
+            ConfigurationError: It has mistakes; each change raises once.
         """
         stamp = self._stamp()
         if stamp is not None and stamp == self._seen:

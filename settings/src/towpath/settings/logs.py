@@ -1,11 +1,11 @@
 """
 Log records of every process, on standard error: for people, or as JSON lines.
 
-A terminal gets lines that people read, anything else JSON; ``TOWPATH_LOG_FORMAT`` (and
-``--log-format`` of the command, which sets it) says ``human`` or ``json`` instead.
-Every JSON line has ``at``, ``level``, ``logger`` and ``event``: lower-case prose, with
-facts as fields. Payloads, credentials and keys are never fields. What libraries log,
-warn of or let escape comes as such a line too.
+A terminal gets lines for people, anything else JSON. ``TOWPATH_LOG_FORMAT``, which the
+command's ``--log-format`` sets, selects ``human`` or ``json`` explicitly. Every JSON
+line has ``at``, ``level``, ``logger`` and ``event``: lower-case prose, with facts as
+fields. Payloads, credentials and keys are never fields. Log records, warnings and
+uncaught exceptions of libraries have the same form.
 """
 
 import contextlib
@@ -32,15 +32,15 @@ FORMAT_VARIABLE: Final = "TOWPATH_LOG_FORMAT"
 _without_locals: Final = structlog.processors.ExceptionRenderer(
     structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
 )
-_CAPTURED: Final = "captured by the standard library's logging"
+_CAPTURED: Final = "library log record"
 
 
 class _Output(io.TextIOBase):
     """
-    Standard error, which may not be writable: its disk is full, or its reader gone.
+    Standard error, which may fail: a full disk, or a reader that is gone.
 
-    A record that cannot be written must not end the thread that logs it. The failures
-    are counted in a record of their own once writing is possible again.
+    A record that cannot be written must not end the thread that logs it. A record with
+    the number of failures follows once writing is possible again.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class _Output(io.TextIOBase):
         self._failures = 0
 
     def write(self, text: str) -> int:
-        """Take a piece of a line; the caller holds the lock of this output."""
+        """Buffer a fragment of a line; the caller holds the lock of this output."""
         self._line.append(text)
         return len(text)
 
@@ -66,21 +66,21 @@ class _Output(io.TextIOBase):
             self._failures += 1
 
     def _notice(self) -> str:
-        told = {
+        record = {
             "event": "log records lost: standard error could not be written",
             "records": self._failures,
             "level": "warning",
             "at": SystemClock().now().isoformat(),
             "logger": "towpath",
         }
-        return json.dumps(told)
+        return json.dumps(record)
 
 
 _OUTPUT: Final = _Output()
 
 
 class _Printer(structlog.PrintLogger):
-    """Prints lines, and knows by which name it was asked for."""
+    """Prints lines for the logger of one name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(cast(TextIO, _OUTPUT))
@@ -88,7 +88,7 @@ class _Printer(structlog.PrintLogger):
 
 
 class _Forwarder(logging.Handler):
-    """Passes on what libraries log by the standard library's means."""
+    """Forwards records of the standard library's logging."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -101,7 +101,7 @@ class _Forwarder(logging.Handler):
 
 
 class LogFormat(enum.StrEnum):
-    """How log records are written: as lines for people, or as JSON."""
+    """The format of log records: lines for people, or JSON."""
 
     HUMAN = "human"
     JSON = "json"
@@ -112,7 +112,7 @@ def configure_logs() -> None:
     Send every log record of this process to standard error.
 
     Raises:
-        ConfigurationError: ``TOWPATH_LOG_FORMAT`` names no format.
+        ConfigurationError: ``TOWPATH_LOG_FORMAT`` is not a known format.
     """
     is_human = _format() is LogFormat.HUMAN
     structlog.configure(
@@ -128,12 +128,12 @@ def configure_logs() -> None:
     root.handlers = [_Forwarder()]
     root.setLevel(logging.WARNING)
     logging.captureWarnings(capture=True)
-    sys.excepthook = _tell
-    threading.excepthook = _tell_of_thread
+    sys.excepthook = _log_uncaught
+    threading.excepthook = _log_uncaught_in_thread
 
 
 def _format() -> LogFormat:
-    named = os.environ.get(FORMAT_VARIABLE)  # noqa: TID251 - asked where a process begins
+    named = os.environ.get(FORMAT_VARIABLE)  # noqa: TID251 - read where a process begins
     if named is None:
         return LogFormat.HUMAN if sys.stderr.isatty() else LogFormat.JSON
     try:
@@ -162,7 +162,7 @@ def _with_lsn(
     _method: str,
     event: structlog.typing.EventDict,
 ) -> structlog.typing.EventDict:
-    """Write positions as people know them: the log's address and the change's index."""
+    """Show positions to people as the LSN and the ordinal of the change."""
     for name, value in event.items():
         if isinstance(value, str) and name != "event":
             with contextlib.suppress(ValueError):
@@ -194,18 +194,18 @@ def _for_people() -> Sequence[structlog.typing.Processor]:
     )
 
 
-def _tell(
+def _log_uncaught(
     kind: type[BaseException],
     error: BaseException,
     traceback: TracebackType | None,
 ) -> None:
-    """Tell of an exception that ends the process."""
+    """Log an exception that ends the process."""
     structlog.get_logger("towpath").critical(
-        "unexpected failure", exc_info=(kind, error, traceback)
+        "uncaught exception", exc_info=(kind, error, traceback)
     )
 
 
-def _tell_of_thread(ended: threading.ExceptHookArgs) -> None:
-    """Tell of an exception that ends a thread."""
+def _log_uncaught_in_thread(ended: threading.ExceptHookArgs) -> None:
+    """Log an exception that ends a thread."""
     error = ended.exc_value or ended.exc_type()
-    _tell(ended.exc_type, error, ended.exc_traceback)
+    _log_uncaught(ended.exc_type, error, ended.exc_traceback)

@@ -1,8 +1,8 @@
 """
-Mistakes in words: where, what was expected, and the nearest valid name.
+Messages about mistakes: the key, the expected value, and the nearest valid name.
 
-A place is told as the file writes it (``relay.delivery``), or as the variable that
-wrote the value. The words are ours, not the validating library's.
+A key is named as in the file (``relay.delivery``), or by the variable that set the
+value. The wording is ours, not the validating library's.
 """
 
 import difflib
@@ -16,9 +16,9 @@ from towpath.settings.model import Settings
 from towpath.settings.section import PATTERN_WORDS
 from towpath.settings.shape import Place, keys, section_at
 
-# Below this likeness a name is no guess at what was meant.
+# Below this similarity a name is not suggested.
 _ALIKE: Final = 0.6
-# Of a name of two letters one may be wrong.
+# In a name of two letters one may be wrong.
 _ALIKE_IN_SHORT: Final = 0.5
 _SHORT_LETTERS: Final = 3
 _KEY_STEP: Final = "[key]"
@@ -44,20 +44,20 @@ _BOUNDS: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-def tell_all(
+def describe_all(
     details: Sequence[ErrorDetails], variables: Mapping[Place, str]
 ) -> list[str]:
-    """Tell each mistake once: a list is not short when its elements are wrong."""
+    """Describe each mistake once: a list with wrong elements is not also too short."""
     places = [detail["loc"] for detail in details]
     return [
-        _tell(detail, variables)
+        _describe(detail, variables)
         for detail in details
         if detail["type"] != "too_short" or not _has_below(detail["loc"], places)
     ]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Name the known word that is like it; nothing if none is."""
+    """Suggest the most similar known word; return an empty text if none is close."""
     cutoff = _ALIKE_IN_SHORT if len(word) <= _SHORT_LETTERS else _ALIKE
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"; did you mean {close[0]!r}?" if close else ""
@@ -67,17 +67,17 @@ def _has_below(place: Place, places: Iterable[Place]) -> bool:
     return any(p[: len(place)] == place != p for p in places)
 
 
-def _tell(detail: ErrorDetails, variables: Mapping[Place, str]) -> str:
+def _describe(detail: ErrorDetails, variables: Mapping[Place, str]) -> str:
     place = tuple(step for step in detail["loc"] if step != _KEY_STEP)
     variable = _variable(place, variables)
     name = variable or ".".join(str(step) for step in place) or "file"
     if detail["type"] == "extra_forbidden":
         return f"{name}: unknown key{_nearest(place, is_variable=bool(variable))}"
-    return f"{name}: {_what(detail)}"
+    return f"{name}: {_reason(detail)}"
 
 
 def _variable(place: Place, variables: Mapping[Place, str]) -> str | None:
-    """Find the variable that wrote this value, or the table around it."""
+    """Find the variable that set this value or the table around it."""
     for length in range(len(place), 0, -1):
         found = variables.get(place[:length])
         if found is not None:
@@ -86,7 +86,7 @@ def _variable(place: Place, variables: Mapping[Place, str]) -> str | None:
     return None
 
 
-def _what(detail: ErrorDetails) -> str:
+def _reason(detail: ErrorDetails) -> str:
     kind, value = detail["type"], detail["input"]
     context: Mapping[str, Any] = detail.get("ctx", {})
     if kind == "missing":
@@ -123,7 +123,7 @@ def _given(value: object) -> str:
 
 
 def _shown(value: object) -> str:
-    """Show a plain value; name the kind of anything larger."""
+    """Show a plain value; of anything larger, show only its type."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float | str):
@@ -132,7 +132,7 @@ def _shown(value: object) -> str:
 
 
 def _nearest(place: Place, *, is_variable: bool) -> str:
-    """Name the nearest key of the section; or the section that has such a key."""
+    """Suggest the nearest key of the section, or a section that has the key."""
     word, above = str(place[-1]), place[:-1]
     section = section_at(Settings, above)
     known = [] if section is None else list(section.model_fields)
@@ -141,7 +141,7 @@ def _nearest(place: Place, *, is_variable: bool) -> str:
         elsewhere = [key for key in keys(Settings) if key.path[-1] == word]
         if elsewhere:
             path = elsewhere[0].path
-            return f"; did you mean {_spoken(path, is_variable=is_variable)!r}?"
+            return f"; did you mean {_path_text(path, is_variable=is_variable)!r}?"
     near = difflib.get_close_matches(word, known, n=1, cutoff=_ALIKE)
     if near:
         meant = variable_for((*names, near[0])) if is_variable else near[0]
@@ -150,5 +150,5 @@ def _nearest(place: Place, *, is_variable: bool) -> str:
     return f"; {where} knows {', '.join(sorted(known))}" if known else ""
 
 
-def _spoken(path: tuple[str, ...], *, is_variable: bool) -> str:
+def _path_text(path: tuple[str, ...], *, is_variable: bool) -> str:
     return variable_for(path) if is_variable else ".".join(path)

@@ -7,19 +7,18 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from towpath.settings.brokers import Kafka
-from towpath.settings.engine import Spark
 from towpath.settings.relay import Relay
 from towpath.settings.section import IDENTIFIER, PREFIX, Section
-from towpath.settings.sink import Sink, Sinks
+from towpath.settings.sink import Sink, Sinks, Spark
 from towpath.settings.tables import Capture, TableEntry
 
 
 class OnDrop(enum.StrEnum):
     """
-    What becomes of the rows of a captured table that was dropped or renamed.
+    The treatment of rows of a captured table that was dropped or renamed.
 
     ``keep`` leaves them in topic and sinks; ``truncate`` publishes that all rows of the
-    name are gone, as for a TRUNCATE.
+    table are gone, as after a TRUNCATE.
     """
 
     KEEP = "keep"
@@ -28,11 +27,10 @@ class OnDrop(enum.StrEnum):
 
 class Source(Section):
     """
-    ``[[source]]``: the database whose log is followed. One is allowed today.
+    ``[[source]]``: the database whose log the relay reads. One is allowed today.
 
-    ``tables`` are captured, by name or by expressions on ``schema.table``; what
-    ``exclude_tables`` matches is not taken by expressions. ``on_drop`` says what
-    becomes of the rows of a captured table that was dropped or renamed.
+    ``tables`` are captured, by name or by expressions on ``schema.table``; expressions
+    do not capture tables that match ``exclude_tables``.
     """
 
     dsn: str
@@ -46,11 +44,7 @@ class Source(Section):
 
 
 class Registry(Section):
-    """
-    ``[registry]``: the schema registry, by its Confluent-compatible address.
-
-    Only Avro needs one.
-    """
+    """``[registry]``: a Confluent-compatible schema registry; only Avro needs one."""
 
     url: str = ""
 
@@ -64,7 +58,7 @@ class Topics(Section):
 
     @property
     def replay_window_s(self) -> int:
-        """The longest retention and a day: tombstones in sinks outlive it."""
+        """The topics' retention and a day; sinks keep tombstones for longer."""
         return (self.retention_hours + 24) * 3600
 
 
@@ -97,20 +91,20 @@ class Settings(Section):
 
     @property
     def capture(self) -> Capture:
-        """Which tables are captured, as far as the file alone tells."""
+        """The captured tables, as far as the file alone determines them."""
         source, relay = self.database, self.relay
         apart = frozenset({relay.outbox.table, relay.snapshot.signal_table})
         return Capture(source.tables, source.exclude_tables, apart)
 
     @property
     def collections(self) -> tuple[str, ...]:
-        """All that a snapshot may read: the tables, then the aggregate views."""
+        """Everything that a snapshot may read: the tables, then the aggregate views."""
         views = (view.collection for view in self.relay.outbox.view)
         return (*self.capture.entries, *views)
 
     @property
     def signal_topic(self) -> str:
-        """The topic where signals may be left; empty: there is none."""
+        """The topic for signals; empty without one."""
         name = self.relay.snapshot.signal_topic
         return name.replace("{prefix}", self.database.prefix)
 

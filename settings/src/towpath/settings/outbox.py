@@ -1,4 +1,4 @@
-"""``[relay.outbox]``: the outbox table, and what becomes of its rows."""
+"""``[relay.outbox]``: the outbox table, and the events made from its rows."""
 
 import enum
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from towpath.settings.syntax import Pattern, PlacementText, TopicTemplate
 
 
 class MissingColumn(enum.StrEnum):
-    """What a placement of a column that the table lacks does."""
+    """The reaction to a placement of a column that the table lacks."""
 
     ERROR = "error"
     SKIP = "skip"
@@ -23,10 +23,10 @@ class MissingColumn(enum.StrEnum):
 
 class EmptyPayload(enum.StrEnum):
     """
-    What a null, empty or blank payload becomes.
+    The record for a null, empty or blank payload.
 
-    ``event``: an event whose value is the payload as it is, null or empty, in its
-    envelope if it has one. ``tombstone``: an event without a value, envelope or not.
+    ``event``: an event whose value is that payload, in its envelope if it has one.
+    ``tombstone``: an event without a value, with or without an envelope.
     """
 
     EVENT = "event"
@@ -34,7 +34,7 @@ class EmptyPayload(enum.StrEnum):
 
 
 class OnUpdate(enum.StrEnum):
-    """What an updated outbox row, which is never an event, does."""
+    """The reaction to an update of an outbox row, which is never an event."""
 
     WARN = "warn"
     ERROR = "error"
@@ -42,7 +42,7 @@ class OnUpdate(enum.StrEnum):
 
 
 class Traceparent(enum.StrEnum):
-    """Whether the trace of the writer is passed on as it is, or continued."""
+    """The treatment of the writer's trace: passed on as it is, or continued."""
 
     CARRY = "carry"
     CONTINUE = "continue"
@@ -50,10 +50,10 @@ class Traceparent(enum.StrEnum):
 
 class OutboxColumns(Section):
     """
-    ``[relay.outbox.columns]``: how the table names what an event is made of.
+    ``[relay.outbox.columns]``: the names of the outbox table's columns.
 
-    An empty name: the table has no such column. ``timestamp`` names a column whose
-    value becomes the record's timestamp; without one that is the commit time.
+    An empty name means that the table has no such column. ``timestamp`` names a column
+    whose value becomes the record's timestamp; without one that is the commit time.
     """
 
     id: str = Field(default="id", min_length=1)
@@ -69,7 +69,7 @@ class OutboxColumns(Section):
 
     @property
     def standing_headers(self) -> Mapping[str, str]:
-        """The headers that every event has, and the column that each comes from."""
+        """The headers of every event, each with its column."""
         return {
             headers.EVENT_ID: self.id,
             headers.EVENT_TYPE: self.type,
@@ -80,12 +80,12 @@ class OutboxColumns(Section):
         }
 
 
-# What stands in a signal before the aggregate type, as a schema before a table.
+# In signals, precedes the aggregate type as a schema precedes a table.
 COLLECTION_SCHEMA: Final = "outbox"
 
 
 class IdForm(enum.StrEnum):
-    """How an aggregate's id is spelt when it is the key of its events."""
+    """The form of an aggregate's id as the key of its events."""
 
     TEXT = "text"
     INTEGER = "integer"
@@ -96,11 +96,11 @@ class AggregateView(Section):
     """
     ``[[relay.outbox.view]]``: a SQL view that gives the state of each aggregate.
 
-    The view has the columns ``aggregate_id, type, payload``, a row per aggregate, and
-    is read in place of outbox rows that are gone. ``id_form`` says how the events of
-    this type spell the id. Events of ``state_types`` carry the aggregate's whole state,
-    so that whoever has one needs no row of the view; ``*``: all do. Further views of a
-    type, which give other events of the same aggregates, have a ``name``.
+    The view has the columns ``aggregate_id, type, payload`` and one row per aggregate.
+    It is read in place of outbox rows that are gone. ``id_form`` is the form of the id
+    in events of this type. Events of ``state_types`` carry the aggregate's whole state,
+    so a reader of one needs no row of the view; ``*`` means all types. Further views of
+    a type, with other events of the same aggregates, have a ``name``.
     """
 
     aggregate_type: str = Field(min_length=1)
@@ -111,7 +111,7 @@ class AggregateView(Section):
 
     @property
     def collection(self) -> str:
-        """What a signal calls it."""
+        """The name of the view in signals."""
         name = f".{self.name}" if self.name else ""
         return f"{COLLECTION_SCHEMA}.{self.aggregate_type}{name}"
 
@@ -121,11 +121,11 @@ class Outbox(Section):
     ``[relay.outbox]``.
 
     ``topic`` is a template with ``{aggregate_type}``. ``route_by`` names another column
-    that takes its place; ``route_regex`` and ``route_replacement`` rewrite the value
+    to use in its place; ``route_regex`` and ``route_replacement`` rewrite the value
     first (``$1``, ``${name}``). ``placements`` are ``column:header|partition|envelope``
     with an optional ``:alias``. ``cloudevents`` is the source URI of CloudEvents
-    headers; without one there are none. ``message_prefix`` marks the logical messages
-    that are events without a table.
+    headers; without it there are none. Logical messages with the prefix
+    ``message_prefix`` are events without a row.
     """
 
     table: TableText = "towpath.outbox"
@@ -144,12 +144,12 @@ class Outbox(Section):
     view: tuple[AggregateView, ...] = ()
 
     def topic_of(self, routed_by: str) -> str:
-        """Name the topic of events whose aggregate type, or ``route_by``, is this."""
+        """Return the topic of events with this aggregate type or ``route_by`` value."""
         rewritten = rewriting(self.route_regex, self.route_replacement)
         return outbox_topic(self.topic, rewritten(routed_by))
 
 
-# What Debezium's event router reads and writes; `id` and `type` are the same.
+# The defaults of Debezium's event router; `id` and `type` are the same.
 DEBEZIUM_OUTBOX: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "columns": {

@@ -1,7 +1,7 @@
 """
-``[relay]``: bounds, addresses and forms of the relay process.
+``[relay]``: limits, addresses and record forms of the relay.
 
-``[relay.snapshot]``: how existing rows are read, and when without being asked.
+``[relay.snapshot]``: how existing rows are read, and when by themselves.
 """
 
 import enum
@@ -26,12 +26,12 @@ _MEBIBYTE = 1024 * 1024
 
 class FirstStart(enum.StrEnum):
     """
-    Which rows are read unasked when the relay starts.
+    The snapshots that the relay takes by itself when it starts.
 
     ``never``: none. ``initial``: all tables, when the relay has never run before.
     ``initial_only``: the same, and then the relay ends. ``when_needed``: as
-    ``initial``, and when a gap in the source's history calls for it. ``always``: all
-    tables, at each start.
+    ``initial``, and to close a gap in the source's history. ``always``: all tables, at
+    each start.
     """
 
     NEVER = "never"
@@ -43,10 +43,10 @@ class FirstStart(enum.StrEnum):
 
 class Watermarks(enum.StrEnum):
     """
-    How a chunk's watermarks get into the log.
+    The form of a chunk's watermarks in the log.
 
-    ``messages``: as logical messages. ``rows``: as rows of the signal table, inserted
-    and left; ``rows_deleted``: inserted and deleted again.
+    ``messages``: logical messages. ``rows``: rows inserted into the signal table.
+    ``rows_deleted``: rows inserted and deleted again.
     """
 
     MESSAGES = "messages"
@@ -55,7 +55,7 @@ class Watermarks(enum.StrEnum):
 
 
 class Select(Section):
-    """``[[relay.snapshot.select]]``: what an initial snapshot reads for a table."""
+    """``[[relay.snapshot.select]]``: the query by which an initial snapshot reads."""
 
     table: TableText
     select: str = Field(min_length=1)
@@ -65,14 +65,14 @@ class Snapshot(Section):
     """
     ``[relay.snapshot]``.
 
-    ``readers`` is how many chunks are read at the same time, of one table or of
-    several. A chunk begins with ``chunk_rows`` and grows or shrinks towards
-    ``chunk_time_ms`` and ``chunk_bytes``. Reading yields while the stream is behind by
-    ``max_lag_s``, or while more than ``max_active_sessions`` of others are at work in
-    the source (0: however many). ``fill_new_tables``: a table that begins to match the
-    source's ``tables`` while the relay runs is snapshotted by itself. ``signal_topic``
-    and ``signal_table`` are further places where signals may be left: a Kafka topic,
-    through which sinks ask for rows, and a bare table as Debezium has it.
+    ``readers`` chunks are read at the same time, of one table or of several. The first
+    chunk has ``chunk_rows``; later ones grow or shrink towards ``chunk_time_ms`` and
+    ``chunk_bytes``. Reading yields while the stream is behind by ``max_lag_s``, or
+    while more than ``max_active_sessions`` sessions of others are active in the source
+    (0: no limit). With ``fill_new_tables``, a table that begins to match the source's
+    ``tables`` while the relay runs gets a snapshot. ``signal_topic`` and
+    ``signal_table`` are further channels for signals: a Kafka topic, by which sinks
+    request rows, and a plain table as Debezium has it.
     """
 
     mode: FirstStart = FirstStart.NEVER
@@ -94,7 +94,7 @@ _GIBIBYTE = 1024 * _MEBIBYTE
 
 
 class DeliveryMode(enum.StrEnum):
-    """How records reach Kafka: idempotently, or in Kafka's transactions too."""
+    """Delivery to Kafka: idempotent, or in Kafka transactions as well."""
 
     IDEMPOTENT = "idempotent"
     TRANSACTIONAL = "transactional"
@@ -102,10 +102,10 @@ class DeliveryMode(enum.StrEnum):
 
 class OnGap(enum.StrEnum):
     """
-    What a gap in the source's history does, once it is announced.
+    The reaction to a gap in the source's history, after it was announced.
 
-    ``halt`` stops; ``plan`` goes on in a new lineage and writes which snapshots close
-    the gap; ``snapshot`` also starts them.
+    ``halt`` stops; ``plan`` continues in a new lineage and records which snapshots
+    close the gap; ``snapshot`` also starts them.
     """
 
     HALT = "halt"
@@ -118,7 +118,7 @@ class Transactions(Section):
     ``[relay.transactions]``: the topic of transaction boundaries, and the events'.
 
     With ``metadata`` each transaction has a BEGIN and an END record in
-    ``<prefix>.transaction``, and each row change tells its place in it.
+    ``<prefix>.transaction``, and each row change has its index in the transaction.
     """
 
     metadata: bool = False
@@ -141,9 +141,9 @@ class Relay(Section):
     """
     ``[relay]``.
 
-    ``preset = "debezium"`` sets the defaults of ``outbox``, ``rows`` and ``messages``
-    to Debezium's forms; keys that are written win. ``heartbeat_query`` is run on the
-    source with every heartbeat.
+    ``preset = "debezium"`` sets the defaults of ``outbox`` and ``rows`` to Debezium's
+    forms; keys in the file win. ``heartbeat_query`` runs on the source with every
+    heartbeat.
     """
 
     preset: Literal["towpath", "debezium"] = "towpath"
@@ -178,7 +178,7 @@ class Relay(Section):
 
 
 def _over(defaults: Mapping[str, Any], written: object) -> object:
-    """Lay what is written over the preset, section by section."""
+    """Merge the written keys over the preset, section by section."""
     if not isinstance(written, dict):
         return written
     merged = {**defaults, **written}

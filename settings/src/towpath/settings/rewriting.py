@@ -1,9 +1,9 @@
 """
-``route_regex`` and ``route_replacement``: the value that a topic's name is made of.
+``route_regex`` and ``route_replacement``: rewriting of the value in a topic's name.
 
-The pattern and its replacement are Java's, as Debezium's router takes them: the whole
-value must match, ``$1`` and ``${name}`` stand for groups, a backslash takes the meaning
-from the next character; a value that does not match stays as it is.
+The syntax is Java's, as in Debezium's router: the whole value must match, ``$1`` and
+``${name}`` refer to groups, and a backslash escapes the next character. A value that
+does not match stays as it is.
 """
 
 import re
@@ -22,7 +22,7 @@ Part = Callable[["re.Match[str]"], str]
 
 def rewriting(route_regex: str, replacement: str) -> Callable[[str], str]:
     """
-    Return what rewrites a value; without a pattern every value stays as it is.
+    Return a function that rewrites a value; without a pattern it changes nothing.
 
     Raises:
         ConfigurationError: The replacement names a group that the pattern lacks.
@@ -45,7 +45,7 @@ def rewriting(route_regex: str, replacement: str) -> Callable[[str], str]:
 
 
 def _parts(replacement: str, pattern: "re.Pattern[str]") -> Iterable[Part]:
-    """Cut a replacement into plain texts and references to groups."""
+    """Split a replacement into plain texts and references to groups."""
     at = 0
     for found in _REFERENCE.finditer(replacement):
         yield _text(replacement[at : found.start()])
@@ -60,7 +60,7 @@ def _parts(replacement: str, pattern: "re.Pattern[str]") -> Iterable[Part]:
 
 
 def _numbered(digits: str, pattern: "re.Pattern[str]") -> Iterable[Part]:
-    """Read as many digits as name a group; the others stand for themselves."""
+    """Use as many digits as name a group; the others are plain text."""
     length = len(digits)
     while length > 1 and int(digits[:length]) > pattern.groups:
         length -= 1

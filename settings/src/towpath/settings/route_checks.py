@@ -1,8 +1,8 @@
 """
-What routes must agree on, as far as the file alone tells; every mistake of all of them.
+Checks of all routes that need the file alone.
 
-Whether the columns exist, the key's among them, only the table's announced shape can
-tell: that is checked when the sink starts, and by ``towpath sink check``.
+Whether the columns exist is known only from the relation that the stream announces; a
+sink checks that when it starts, and ``towpath sink check`` on request.
 """
 
 import re
@@ -17,25 +17,24 @@ from towpath.schemas.topics import (
     table_of,
     table_topic,
 )
-from towpath.settings.kinds import SinkKind
 from towpath.settings.mistakes import did_you_mean
 from towpath.settings.model import Settings
 from towpath.settings.routes import Route, RouteKind
-from towpath.settings.sink import Sink
+from towpath.settings.sink import Sink, SinkKind
 
-# What sinks write beside a row's columns begins so.
+# Prefix of the columns that sinks add to a row.
 _OWN: Final = "_"
 
-# Where one route's rows are told from another's by its name, under one address.
+# Kinds that keep the rows of routes apart by the route's name.
 _HAVE_PLACES: Final = frozenset({SinkKind.CACHE, SinkKind.SEARCH, SinkKind.WAREHOUSE})
 
-# Of what an index may be named, less the number that a rebuild counts up.
+# Limits of an index name, less the number that a rebuild appends.
 _NOT_IN_INDEX: Final = re.compile(r'[\\/*?"<>|\s,#:]')
 _LONGEST_INDEX_BYTES: Final = 240
 
 
 def routes_agree(settings: Settings) -> Iterator[str]:
-    """List what is wrong with routes."""
+    """List the mistakes of all routes."""
     for sink in settings.sink:
         for route in sink.route:
             where = f"sink.{sink.name}.route.{route.name}"
@@ -55,7 +54,7 @@ def routes_agree(settings: Settings) -> Iterator[str]:
 
 
 def _too_long(route: Route, sink: Sink, where: str) -> Iterator[str]:
-    """List a topic beside which there is no room for the sink's own rows."""
+    """List a topic that is too long for the sink's backfill topic."""
     topic = backfill_topic(route.topic, sink.name)
     if len(topic) > MAX_TOPIC_LENGTH:
         yield (
@@ -89,7 +88,7 @@ def _lake_name(name: str) -> str:
 
 
 def _written_twice(sinks: Iterable[Sink]) -> Iterator[str]:
-    """List the routes that write what another sink's route writes: guards know one."""
+    """List routes that write to the same place as another sink's route."""
     first: dict[tuple[object, ...], str] = {}
     for sink in sinks:
         for route in sink.route if sink.kind in _HAVE_PLACES else ():
@@ -109,7 +108,7 @@ _MISNAMED: Final[Mapping[str, Callable[[str], str]]] = {
 
 
 def routes_have_tables(settings: Settings) -> Iterator[str]:
-    """List the routes whose topic is that of no captured table."""
+    """List the routes whose topic belongs to no captured table."""
     prefix = settings.database.prefix
     topics = [
         table_topic(prefix, TableName.parse(name)) for name in settings.capture.names
@@ -131,11 +130,11 @@ def routes_have_tables(settings: Settings) -> Iterator[str]:
 
 
 def _of_rows_only(route: Route, where: str) -> Iterator[str]:
-    told = ["include", "exclude", "rename", "constants", "key"]
-    told = [key for key in told if getattr(route, key)]
+    names = ("include", "exclude", "rename", "constants", "key")
+    given = [key for key in names if getattr(route, key)]
     if route.on_truncate == "keep":
-        told.append("on_truncate")
-    for key in told:
+        given.append("on_truncate")
+    for key in given:
         yield f"{where}.{key}: is of rows: an event is kept as its service wrote it"
     if route.fields and route.kind is RouteKind.EVENT_LOG:
         yield f"{where}.fields: an event log has the same columns for all events"
@@ -180,9 +179,9 @@ def _fit_the_sink(route: Route, sink: Sink, where: str) -> Iterator[str]:
 
 def _shapes_differ(sink: Sink) -> Iterator[str]:
     """
-    List the topics that a sink with columns of its own reads in two shapes.
+    List the topics that a sink with a schema of its own reads in two shapes.
 
-    Others ask for no shapes, so they take as many as there are routes.
+    Other kinds of sink need no schema, so each route may have its own shape.
     """
     if sink.kind not in {SinkKind.SEARCH, SinkKind.WAREHOUSE}:
         return

@@ -1,8 +1,8 @@
 """
-``[[sink.route]]``: from a topic to a place in a sink, and what rows become on the way.
+``[[sink.route]]``: from a topic to a place in a sink, with changes to the rows.
 
-What a route says of itself alone is checked here, or with the rest of the file in
-``route_checks``; against the table that its topic carries, when the sink starts.
+A single route is checked here, and routes together with the rest of the file in
+``route_checks``. A sink checks its routes against the tables' columns when it starts.
 """
 
 import enum
@@ -15,17 +15,17 @@ from towpath.settings.key_template import parse_template
 from towpath.settings.section import Section
 from towpath.settings.syntax import FieldPath
 
-# What a column of eight bytes holds.
+# The range of a column of eight bytes.
 _WHOLE_NUMBERS: Final = range(-(2**63), 2**63)
 
 
 class RouteKind(enum.StrEnum):
     """
-    What a route's topic carries.
+    The contents of a route's topic.
 
-    ``table``: row changes. ``event_log``: events, of which each is kept.
-    ``aggregate``: events that carry their aggregate's state, of which the newest is
-    the aggregate's document.
+    ``table``: row changes. ``event_log``: events, all of which are kept.
+    ``aggregate``: events with their aggregate's state, of which the newest is the
+    aggregate's document.
     """
 
     TABLE = "table"
@@ -51,7 +51,7 @@ def _check_template(text: str) -> str:
     return text
 
 
-# A text, a whole number, a number, true or false: of the type that the file writes.
+# Text, whole number, number or boolean, as the file writes it.
 Constant = Annotated[Any, BeforeValidator(_check_constant)]
 KeyTemplate = Annotated[str, AfterValidator(_check_template)]
 
@@ -63,17 +63,17 @@ class Route(Section):
     ``topic`` is a topic's name; an event log's may end in ``*``. ``name`` is the
     cache's table, the search index or the warehouse's ``schema.table``.
 
-    Rows of a table lose columns (``include`` names those that stay, ``exclude`` those
-    that go), then get their names (``rename``, old to new), then ``constants``, columns
-    that are the same in every row. ``key`` is the template of the row's id; without it
-    the id is the key's values. With ``on_truncate = "keep"`` a TRUNCATE of the table
-    takes nothing away.
+    For tables, columns are removed first (``include`` names those that stay,
+    ``exclude`` those that go), then renamed (``rename``, old to new). ``constants`` are
+    added columns with the same value in every row. ``key`` is the template of the row's
+    id; without it the id is the key's values. With ``on_truncate = "keep"`` a TRUNCATE
+    of the table deletes nothing.
 
-    Of aggregates: events of ``state_types`` carry the state (none named: all do), those
-    of ``delete_types`` delete the document, others are left out.
+    For aggregates, events of ``state_types`` carry the state (none named: all do),
+    events of ``delete_types`` delete the document, and others are skipped.
 
-    ``fields`` says how an index searches parts of a document, or columns, by the names
-    of Postgres's types: ``total = "numeric"``, ``"lines[].product_id" = "uuid"``.
+    ``fields`` maps paths of a document, or columns, to the Postgres types by which an
+    index searches them: ``total = "numeric"``, ``"lines[].product_id" = "uuid"``.
     """
 
     topic: str

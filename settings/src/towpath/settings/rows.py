@@ -12,7 +12,7 @@ from towpath.settings.syntax import HashName, Pattern
 
 
 class RecordFormat(enum.StrEnum):
-    """How keys and values of row changes are serialised."""
+    """The serialization of keys and values of row changes."""
 
     JSON = "json"
     JSON_SCHEMA = "json-schema"
@@ -68,7 +68,7 @@ class UnknownTypes(enum.StrEnum):
 
 
 class RefusedSchema(enum.StrEnum):
-    """What a schema that the registry refuses does: stop, or set its rows aside."""
+    """The reaction to a schema that the registry refuses: halt, or dead letters."""
 
     HALT = "halt"
     PARK = "park"
@@ -76,7 +76,7 @@ class RefusedSchema(enum.StrEnum):
 
 class ColumnRule(Section):
     """
-    ``[[relay.rows.mask]]``: columns whose values are not published as they are.
+    ``[[relay.rows.mask]]``: columns whose values are masked, truncated or hashed.
 
     ``columns`` are regular expressions on ``schema.table.column``. ``mask`` writes
     ``length`` asterisks, ``truncate`` keeps ``length`` characters, ``hash`` writes the
@@ -106,9 +106,9 @@ class Rows(Section):
 
     ``include_columns`` and ``exclude_columns`` are regular expressions on
     ``schema.table.column``; keys always stay in the key. ``key_columns`` maps a table
-    to the columns of its key. ``placeholder`` stands for unchanged TOASTed values;
-    without one they are left out. ``source_types`` are regular expressions on columns
-    whose schema is to carry Postgres's type.
+    to the columns of its key. ``placeholder`` replaces unchanged TOASTed values;
+    without one they are omitted. ``source_types`` are regular expressions on columns
+    whose schema carries the Postgres type.
     """
 
     format: RecordFormat = RecordFormat.JSON

@@ -1,8 +1,8 @@
 """
-Secrets masked, wherever a configuration is shown.
+Masking of secrets wherever a configuration is shown.
 
-A value is a secret by its key's name (password, token, salt, credential), or holds one:
-the password in an address, in either of the two forms that libpq takes.
+A value is a secret by its key's name (password, token, salt, credential), or contains
+one: the password in an address, in either of the two forms of libpq.
 """
 
 import re
@@ -13,7 +13,7 @@ MASKED: Final = "********"
 _NAMES: Final = re.compile(
     r"password|secret|salt|token|credential|\.pem$|oauthbearer\.config"
 )
-# Greedy on purpose: with a stray @ in a password too much is masked, never too little.
+# Greedy on purpose: a stray @ in a password masks too much, never too little.
 _IN_ADDRESS: Final = re.compile(r"(://[^:/@\s]*:).*@", re.DOTALL)
 _IN_OPTIONS: Final = re.compile(
     r"""(password\s*=\s*)('(?:[^'\\]|\\.)*'?|"(?:[^"\\]|\\.)*"?|[^\s&]+)""",
@@ -26,8 +26,8 @@ def masked(value: object, name: str = "") -> object:
     Return a copy of a value, section or whole document without its secrets.
 
     Args:
-        value: What is to be shown.
-        name: The key that holds it.
+        value: The value to show.
+        name: Its key.
     """
     if isinstance(value, Mapping):
         return {key: masked(each, str(key)) for key, each in value.items()}

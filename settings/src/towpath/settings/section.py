@@ -1,4 +1,4 @@
-"""What every section shares: unknown keys are mistakes, values do not change."""
+"""The base of all sections: unknown keys are mistakes, values are immutable."""
 
 import re
 from typing import Annotated, Final
@@ -7,13 +7,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from towpath.schemas.table_name import TableName
 
-# A slot name as Postgres takes it; the same rule serves publications.
+# A slot name that Postgres accepts; the same rule serves publications.
 IDENTIFIER = r"^[a-z_][a-z0-9_]{0,62}$"
 NAME = r"^[a-z0-9][a-z0-9_-]*$"
 PREFIX = r"^[A-Za-z0-9._-]+$"
 SIGNAL_TOPIC = r"^$|^(?:\{prefix\})?[A-Za-z0-9._-]{1,249}$"
 
-# What each pattern asks for, in words, for the message about a mistake.
+# Each pattern in words, for the message about a mistake.
 PATTERN_WORDS = {
     IDENTIFIER: "must be a lower-case identifier: letters, digits and underscores",
     NAME: "must be lower-case letters, digits, dashes and underscores",
@@ -30,10 +30,10 @@ _TABLE: Final = re.compile(rf"{_PART}\.{_PART}")
 
 def table_of_text(text: str) -> TableName:
     """
-    Read a table's name as people write it.
+    Parse a table's name as people write it.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is not a table's name.
     """
     if _TABLE.fullmatch(text) is None:
         message = f"must be schema.table, not {text!r}"
@@ -51,7 +51,7 @@ def _optional_table(text: str) -> str:
     return _table(text) if text else ""
 
 
-# A table's name in the file; its value is the name's one text.
+# A table's name in the file, as its canonical text.
 TableText = Annotated[str, AfterValidator(_table)]
 OptionalTableText = Annotated[str, AfterValidator(_optional_table)]
 

@@ -1,7 +1,7 @@
 """
-The file's shape as data: which keys there are, where, and what each one takes.
+The shape of the file as data: its keys, their sections and their types.
 
-Everything is read off the model, so that messages, overrides and the reference know
+All of it is derived from the model, so messages, overrides and the reference know
 exactly the keys that are read.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-# Where a mistake or a key stands: names of keys, and places in lists.
+# The path of a key or a mistake: names of keys, and indices of lists.
 Place = tuple[int | str, ...]
 
 
@@ -22,7 +22,7 @@ class Key(NamedTuple):
 
     Attributes:
         path: Its sections and its name; list indices are left out.
-        field: What it takes, and its default.
+        field: Its type and default.
     """
 
     path: tuple[str, ...]
@@ -30,12 +30,12 @@ class Key(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The key with its sections, as it is spoken of."""
+        """The key with its sections, joined by dots."""
         return ".".join(self.path)
 
 
 def keys(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[Key]:
-    """Walk every key that holds a value, not a section of its own."""
+    """Yield every key that holds a value rather than a section."""
     for name, field in model.model_fields.items():
         inner = section_of(field.annotation)
         if inner is None:
@@ -45,13 +45,13 @@ def keys(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[Key]:
 
 
 def section_of(annotation: object) -> type[BaseModel] | None:
-    """Return the section that an annotation holds, alone or in a list."""
+    """Return the section type of an annotation, bare or in a list, if it is one."""
     candidates = (annotation, *typing.get_args(annotation))
     return next((c for c in candidates if _is_section(c)), None)
 
 
 def section_at(root: type[BaseModel], place: Place) -> type[BaseModel] | None:
-    """Return the section that stands at a place; None if none does."""
+    """Return the section at a place, if there is one."""
     model: type[BaseModel] | None = root
     for step in place:
         if isinstance(step, int):
@@ -63,7 +63,7 @@ def section_at(root: type[BaseModel], place: Place) -> type[BaseModel] | None:
 
 
 def annotation_at(root: type[BaseModel], place: Place) -> object:
-    """Return what a key takes; None if there is no such key."""
+    """Return the type of a key; None if there is no such key."""
     model = section_at(root, place[:-1])
     name = place[-1] if place else None
     if model is None or not isinstance(name, str):
@@ -89,7 +89,7 @@ def arranged(document: Mapping[str, Any], model: type[BaseModel]) -> dict[str, A
 
 
 def is_structured(annotation: object) -> bool:
-    """Tell whether a key takes a list, a table or a section, not one plain value."""
+    """Return whether a key takes a list, a table or a section, not a plain value."""
     origin = typing.get_origin(annotation)
     return origin in _STRUCTURED or _is_section(annotation)
 

@@ -1,12 +1,16 @@
 """
 ``[[sink]]``: a target, its driver and its routes, and the options of each kind.
 
-- ``[sinks]``: settings that all drivers of sinks share.
-- ``[sink.search]``: how the indexes of a search sink are made and written.
-- ``[sink.webhook]``: how changes are posted to another server.
+- ``[spark]``: the engine that runs the sinks, on this machine or on a cluster.
+- ``[sinks]``: settings that all drivers share.
+- ``[sink.search]``: the indexes of a search sink and its bulk calls.
+- ``[sink.webhook]``: requests to another server.
 - ``[sink.warehouse]``: catalog, files, partitions and upkeep of a warehouse.
 
-A partition field is written as the format's own engines write it: ``bucket(8, id)``,
+A package adds a kind of sink by an entry point of the group ``towpath.sinks``, whose
+name is the kind. Only names are read here: nothing of the package is imported.
+
+A partition field has Iceberg's own syntax: ``bucket(8, id)``,
 ``truncate(4, name)``, ``years(at)``, ``months(at)``, ``days(at)``, ``hours(at)``, or a
 column's bare name.
 """
@@ -14,27 +18,116 @@ column's bare name.
 import enum
 import re
 from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from towpath.schemas.webhooks import secret_bytes
-from towpath.settings.engine import WriteFrom
-from towpath.settings.kinds import KindName, SinkKind, is_built_in
 from towpath.settings.routes import Route, RouteKind
 from towpath.settings.section import NAME, Section
+
+KINDS_GROUP: Final = "towpath.sinks"
+
+
+class SinkKind(enum.StrEnum):
+    """The kinds that come with the platform."""
+
+    CACHE = "cache"
+    SEARCH = "search"
+    WAREHOUSE = "warehouse"
+    WEBHOOK = "webhook"
+
+
+_BUILT_IN: Final = frozenset(SinkKind)
+
+
+def installed_kinds() -> tuple[str, ...]:
+    """List the kinds that other packages add."""
+    found = {point.name for point in entry_points(group=KINDS_GROUP)}
+    return tuple(sorted(found - _BUILT_IN))
+
+
+def is_built_in(kind: str) -> bool:
+    """Return whether a kind comes with the platform."""
+    return kind in _BUILT_IN
+
+
+def _check_kind(kind: str) -> str:
+    """Refuse an unknown kind, and list the known ones."""
+    if is_built_in(kind):
+        return SinkKind(kind)
+    installed = installed_kinds()
+    if kind in installed:
+        return kind
+    kinds = ", ".join(f"'{one}'" for one in (*SinkKind, *installed))
+    # The type of error that an enum raises, so that its message has the same form.
+    choice = "enum"
+    raise PydanticCustomError(choice, "Input should be {expected}", {"expected": kinds})
+
+
+KindName = Annotated[str, AfterValidator(_check_kind)]
+
+_SPARK_PREFIX: Final = "spark."
+# Settings that would change what sinks write. A speculative copy of a task may outlive
+# its batch, and write below a floor that was applied since.
+_OWN_SETTINGS: Final = frozenset(
+    {"spark.app.name", "spark.sql.session.timeZone", "spark.speculation"}
+)
+
+
+class WriteFrom(enum.StrEnum):
+    """
+    The processes that write a sink's target.
+
+    ``driver``: the driver's process. ``executors``: large batches are written from all
+    executors of the cluster at once.
+    """
+
+    DRIVER = "driver"
+    EXECUTORS = "executors"
+
+
+def _check_setting(name: str) -> str:
+    if not name.startswith(_SPARK_PREFIX):
+        message = f"{name!r} is no setting of Spark's: they begin with {_SPARK_PREFIX}"
+        raise ValueError(message)
+    if name == "spark.master":
+        message = "'spark.master' has a key of its own: spark.master, beside settings"
+        raise ValueError(message)
+    if name in _OWN_SETTINGS:
+        message = f"{name!r} is set by the driver itself: leave it out"
+        raise ValueError(message)
+    return name
+
+
+SparkSetting = Annotated[str, AfterValidator(_check_setting)]
+
+
+class Spark(Section):
+    """
+    ``[spark]``.
+
+    ``master`` is the master's URL. ``settings`` are further settings by Spark's names;
+    they override those that a driver sets itself, and options of ``spark-submit``
+    override both.
+    """
+
+    master: str = Field(default="local[2]", min_length=1)
+    settings: dict[SparkSetting, str] = Field(default_factory=dict)
+
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
 class Sinks(Section):
     """
-    ``[sinks]``: where each driver tells how its sinks are.
+    ``[sinks]``: where each driver serves its metrics.
 
-    ``metrics_ports`` gives a driver, by its name, the port of ``/metrics`` on
-    ``metrics_host``; a driver that is not named takes a free one and says so in its
-    log.
+    ``metrics_ports`` maps a driver's name to its port of ``/metrics`` on
+    ``metrics_host``. A driver that is not listed takes a free port and logs it.
     """
 
     metrics_host: str = "127.0.0.1"
@@ -48,15 +141,14 @@ class SearchOptions(Section):
     """
     ``[sink.search]``.
 
-    ``shards`` and ``replicas`` are of each index; replicas of -1 are one where there
-    is a second node. A document is found at most ``refresh_ms`` after it was written;
-    while a backlog is worked off, ten seconds. Replicas and refresh are changed in
+    ``shards`` and ``replicas`` apply to each index; -1 replicas mean one where there is
+    a second node. A document is searchable at most ``refresh_ms`` after it was written,
+    or ten seconds while a backlog is applied. Replicas and refresh are changed in
     place, shards by a rebuild.
 
-    Documents go in calls of at most ``call_documents`` and ``call_bytes``, of which
-    ``calls_in_flight`` are under way at a time. With each batch at most
-    ``purged_at_once`` documents of deleted rows that nothing needs any more are taken
-    away.
+    Bulk calls have at most ``call_documents`` and ``call_bytes``, and
+    ``calls_in_flight`` of them run at a time. Each batch purges at most
+    ``purged_at_once`` documents of deleted rows that no replay can need.
     """
 
     shards: int = Field(default=1, ge=1, le=1024)
@@ -80,26 +172,26 @@ class WebhookOptions(Section):
     """
     ``[sink.webhook]``.
 
-    ``secrets`` sign every request; while a secret is being changed there are two, and
-    the request has a signature of each. A request carries ``changes_per_request``
-    changes at most, ``concurrency`` requests are open at once, and one that is not
-    answered within ``timeout_s`` is sent again. A change that the receiver fails at
-    ``give_up_attempts`` times over ``give_up_after_s`` is set aside, if the receiver is
-    well otherwise.
+    ``secrets`` sign every request; during a rotation there are two, and the request has
+    a signature of each. A request carries at most ``changes_per_request`` changes,
+    ``concurrency`` requests are open at once, and one without an answer within
+    ``timeout_s`` is sent again. A change becomes a dead letter after
+    ``give_up_attempts`` failed attempts over ``give_up_after_s``, if the receiver
+    accepts other changes.
     """
 
     secrets: tuple[Secret, ...] = Field(default=(), max_length=2)
     changes_per_request: int = Field(default=1, ge=1, le=1000)
     concurrency: int = Field(default=8, ge=1, le=64)
     timeout_s: float = Field(default=10.0, gt=0, le=300)
-    # At the driver's back-off two minutes are some twenty attempts: a receiver that is
-    # deployed anew, or waits for a lock, is back by then, and others wait no longer.
+    # With the driver's back-off, two minutes are about twenty attempts. A receiver that
+    # is redeployed or waits for a lock is back by then.
     give_up_attempts: int = Field(default=10, ge=2)
     give_up_after_s: float = Field(default=120.0, gt=0)
 
 
 _FILE_MEBIBYTE: Final = 1024 * 1024
-# The engine refuses to look for stray files younger than a day: they may be in use.
+# Iceberg refuses to remove orphan files younger than a day: they may be in use.
 _DAY_S: Final = 86_400
 
 _FIELD: Final = re.compile(
@@ -108,7 +200,7 @@ _FIELD: Final = re.compile(
     r"|(?P<timed>years|months|days|hours)\(\s*(?P<t>[^(),`\s]+)\s*\)"
 )
 
-# What the writer and the reader are told by the sink itself.
+# Properties that the sink itself sets for writer and reader.
 _OWN_PROPERTIES: Final = frozenset(
     {"type", "uri", "warehouse", "catalog-impl", "cache-enabled", "jdbc.schema-version"}
 )
@@ -116,7 +208,7 @@ _OWN_PROPERTIES: Final = frozenset(
 
 class CatalogKind(enum.StrEnum):
     """
-    Who keeps the list of tables.
+    The kind of Iceberg catalog.
 
     ``jdbc``: a Postgres database. ``rest``: a server of Iceberg's REST catalog API.
     """
@@ -127,9 +219,9 @@ class CatalogKind(enum.StrEnum):
 
 class Unfit(enum.StrEnum):
     """
-    What becomes of a value that Postgres has and the warehouse's type has not.
+    The treatment of a Postgres value that the warehouse's type cannot hold.
 
-    ``reject``: its row is set aside. ``null``: the row is written with null there.
+    ``reject``: its row becomes a dead letter. ``null``: the value becomes null.
     """
 
     REJECT = "reject"
@@ -137,7 +229,7 @@ class Unfit(enum.StrEnum):
 
 
 class PartitionField(NamedTuple):
-    """One partition field; ``width`` is the number of buckets, or the length kept."""
+    """One partition field; ``width`` is a number of buckets or a truncated length."""
 
     transform: str
     column: str
@@ -146,10 +238,10 @@ class PartitionField(NamedTuple):
 
 def parse_partition(text: str) -> PartitionField:
     """
-    Read one partition field.
+    Parse one partition field.
 
     Raises:
-        ValueError: The text is none.
+        ValueError: The text is not a partition field.
     """
     match = _FIELD.fullmatch(text.strip())
     if match is None:
@@ -185,24 +277,24 @@ class WarehouseOptions(Section):
     """
     ``[sink.warehouse]``.
 
-    ``catalog`` says what the sink's ``url`` is. ``location`` is where the files go, as
-    a URI (``s3://bucket/lake``), instead of the sink's ``folder``; ``properties`` are
-    further ones of the catalog and its files, by Iceberg's names (``s3.endpoint``,
-    ``credential``), told to the writer and to the reader alike.
+    ``catalog`` is the kind of server at the sink's ``url``. ``location`` is the URI of
+    the files (``s3://bucket/lake``), instead of the sink's ``folder``. ``properties``
+    are further properties of the catalog and its files, by Iceberg's names
+    (``s3.endpoint``, ``credential``), for writer and reader.
 
-    ``partition`` lists the partition fields of routes, by the route's name.
-    ``fill_added_columns`` has rows of a table read again when it gains a column: the
-    stream does not tell what a default, or the old name, has put into old rows.
-    ``unfit`` says what becomes of infinite times, years before the first or above 9999,
-    and ``NaN`` in a numeric of so many digits; never of a key's.
+    ``partition`` lists partition fields by the route's name. With
+    ``fill_added_columns``, a table that gains a column gets its rows read again: the
+    stream does not carry the values that a default or a rename puts into old rows.
+    ``unfit`` is the treatment of infinite times, years before 1 or above 9999, and
+    ``NaN`` in a ``numeric(p, s)``; it does not apply to key columns.
 
     A table is compacted after ``compact_after_files`` more files, or after
-    ``compact_after_s`` if it has grown at all. Old versions are readable for
-    ``history_s``, at least ``history_versions`` of them; of its metadata files
-    ``metadata_versions`` are kept. Files that no version knows go after
-    ``orphans_after_s``. One statement merges at most ``statement_bytes`` of rows.
-    As long as all keys of a table are known, at most ``known_keys``, new ones are
-    appended without a search.
+    ``compact_after_s`` if it has grown at all. Old versions stay readable for
+    ``history_s``, and at least ``history_versions`` of them; ``metadata_versions``
+    metadata files are kept. Files that no version references are removed after
+    ``orphans_after_s``. One statement merges at most ``statement_bytes`` of rows. While
+    all keys of a table are known, up to ``known_keys``, new keys are appended without a
+    lookup.
     """
 
     catalog: CatalogKind = CatalogKind.JDBC
@@ -221,22 +313,21 @@ class WarehouseOptions(Section):
     known_keys: int = Field(default=4_000_000, ge=0)
 
 
-# The sections of kinds that come with the platform bear the kind's name; others have
-# ``options``.
-_OF_OTHERS: Final = "options"
+# A built-in kind has a section of its own name; other kinds have ``options``.
+_INSTALLED_SECTION: Final = "options"
 _EVENT_LOGS: Final = frozenset({SinkKind.WAREHOUSE, SinkKind.WEBHOOK})
 _DOCUMENTS: Final = frozenset({SinkKind.SEARCH, SinkKind.WEBHOOK})
-# ``<prefix>.dead.<name>`` is a sink's, and it is the relay's too.
+# ``<prefix>.dead.relay`` is the relay's own topic of dead letters.
 _RELAY: Final = "relay"
 _RECORDS: Final = 50_000
-# A batch costs the engine a tenth of a second, and a commit of a warehouse a second,
-# whatever it holds.
+# A batch costs the engine a tenth of a second and the commit of a warehouse a second,
+# regardless of its size.
 _MANY_RECORDS: Final[Mapping[str, int]] = {
     SinkKind.CACHE: 100_000,
     SinkKind.WAREHOUSE: 200_000,
 }
-# Webhooks of one key wait for each other, across batches too; and the statements of a
-# warehouse are carried out by the executors as it is.
+# Webhooks of one key are sent in order across batches, and the statements of a
+# warehouse run on the executors anyway.
 _SPREAD: Final = frozenset({SinkKind.CACHE, SinkKind.SEARCH})
 
 
@@ -244,13 +335,13 @@ class Sink(Section):
     """
     ``[[sink]]``: one target and its routes.
 
-    ``kind`` says which module writes it; ``options`` are those of a kind that another
-    package adds. ``driver`` names the Spark driver that runs it beside its fellows.
-    ``url`` is the target's address: Redis, OpenSearch, the DSN of the warehouse's
-    catalog, or where webhooks are posted. ``folder`` is where a warehouse keeps its
-    files. Batches of ``spread_from_records`` and more are written from the executors,
-    if ``write_from`` says so. ``budget_s`` is how far it may be behind; left out, its
-    kind's.
+    ``kind`` selects the module that writes the target; ``options`` are for kinds of
+    other packages. ``driver`` names the Spark driver that runs the sink. ``url`` is the
+    target's address: Redis, OpenSearch, the DSN of the warehouse's catalog, or the
+    receiver of webhooks. ``folder`` is for the files of a warehouse. With
+    ``write_from = "executors"``, batches of at least ``spread_from_records`` are
+    written from the executors. ``budget_s`` is the accepted lag; by default that of the
+    kind.
     """
 
     name: str = Field(pattern=NAME)
@@ -271,7 +362,7 @@ class Sink(Section):
 
     @property
     def batch_records(self) -> int:
-        """How many records a batch reads at most."""
+        """The largest number of records in a batch."""
         if self.max_batch_records is not None:
             return self.max_batch_records
         return _MANY_RECORDS.get(self.kind, _RECORDS)
@@ -279,10 +370,10 @@ class Sink(Section):
     @property
     def target(self) -> tuple[str, str, Path | str | None]:
         """
-        Where routes of one name are one place, whichever sinks they are of.
+        The identity of the target: equal for sinks whose routes share one namespace.
 
-        A catalog has one table of a name, wherever its files would be; a server of
-        catalogs tells them apart by their location.
+        A JDBC catalog has one table per name, whatever the folder; a REST server keeps
+        warehouses apart by their location.
         """
         if self.kind != SinkKind.WAREHOUSE:
             return self.kind, self.url, self.folder
@@ -321,8 +412,8 @@ class Sink(Section):
             yield "route: two routes write the same name"
 
     def _strange_sections(self) -> Iterator[str]:
-        own = self.kind if is_built_in(self.kind) else _OF_OTHERS
-        sections = {_OF_OTHERS, *SinkKind} - {own}
+        own = self.kind if is_built_in(self.kind) else _INSTALLED_SECTION
+        sections = {_INSTALLED_SECTION, *SinkKind} - {own}
         for name in sorted(sections & self.model_fields_set):
             yield f"{name}: a sink of the kind {self.kind} has no such section"
 

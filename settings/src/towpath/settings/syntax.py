@@ -1,10 +1,10 @@
 """
-Small languages inside values: placements, topic templates, regular expressions.
+The syntax of values: placements, topic templates, regular expressions and paths.
 
-A placement is ``column:header|partition|envelope`` with an optional ``:alias``; a
-topic template is what Kafka takes, with ``{aggregate_type}``; regular expressions are
-Python's, and must match whole. A part of a document is named by its path:
-``address.city``, ``lines[].quantity``. Each reader raises ``ValueError`` with one
+A placement is ``column:header|partition|envelope`` with an optional ``:alias``. A topic
+template is a legal topic name with ``{aggregate_type}``. Regular expressions are
+Python's and must match the whole text. A field of a document is named by its path:
+``address.city``, ``lines[].quantity``. Each parser raises ``ValueError`` with one
 sentence.
 """
 
@@ -25,7 +25,7 @@ _JAVA_GROUP: Final = re.compile(r"\(\?<(?=[A-Za-z])")
 
 
 class PlacedIn(enum.StrEnum):
-    """Where an additional column goes."""
+    """The place of an additional column in a record."""
 
     HEADER = "header"
     PARTITION = "partition"
@@ -33,7 +33,7 @@ class PlacedIn(enum.StrEnum):
 
 
 class Placement(NamedTuple):
-    """One additional column of an outbox row; ``name`` is its alias, or itself."""
+    """One additional column of an outbox row; ``name`` is its alias or the column."""
 
     column: str
     place: PlacedIn
@@ -42,10 +42,10 @@ class Placement(NamedTuple):
 
 def parse_placement(text: str) -> Placement:
     """
-    Read one placement.
+    Parse one placement.
 
     Raises:
-        ValueError: The text is none.
+        ValueError: The text is not a placement.
     """
     parts = [part.strip() for part in text.split(":")]
     if len(parts) not in _PARTS or not all(parts):
@@ -60,16 +60,16 @@ def parse_placement(text: str) -> Placement:
 
 
 def python_pattern(text: str) -> str:
-    """Write a regular expression's named groups as Python does: ``(?P<name>``."""
+    """Rewrite the named groups of a regular expression for Python: ``(?P<name>``."""
     return _JAVA_GROUP.sub("(?P<", text)
 
 
 def compiled(text: str) -> re.Pattern[str]:
     """
-    Compile a regular expression; Java's ``(?<name>...)`` is taken too.
+    Compile a regular expression; Java's ``(?<name>...)`` is accepted too.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is not a regular expression.
     """
     try:
         return re.compile(python_pattern(text))
@@ -79,7 +79,7 @@ def compiled(text: str) -> re.Pattern[str]:
 
 
 def unknown_groups(pattern: str, replacement: str) -> list[str]:
-    """List what a replacement refers to (``$1``, ``${name}``) and no group gives."""
+    """List the references of a replacement (``$1``, ``${name}``) without a group."""
     regex = compiled(pattern)
     return [
         match[0]
@@ -118,7 +118,7 @@ def _check_template(text: str) -> str:
     return text
 
 
-# What decides whether records are lost, repeated or put into another partition.
+# Settings that decide whether records are lost, repeated or moved to another partition.
 _OWN_OPTIONS: Final = frozenset(
     {
         "bootstrap.servers",

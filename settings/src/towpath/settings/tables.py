@@ -1,16 +1,16 @@
 r"""
-Which tables the entries of ``[[source]] tables`` capture.
+The tables that the entries of ``[[source]] tables`` capture.
 
 =======================  =============================================================
-``shop.orders``          just this one, also if it is made later
-``"S.c"."a|b"``          just this one: a part in quotes stands for itself
+``shop.orders``          just this one, also if it is created later
+``"S.c"."a|b"``          just this one: a quoted part is not an expression
 ``shop\.order.*``        every table whose whole name it matches, as in signals
 =======================  =============================================================
 
-An entry with a character that only expressions have is one, unless it is a quoted name.
-An expression is matched against schema, dot and table, none of them quoted. What it
-matches may still be no business of ours: the outbox, the signal tables and the schemas
-of the server and of the relay are left out, and so is what ``exclude_tables`` matches.
+An entry with a character that only expressions have is an expression, unless it is a
+quoted name. An expression is matched against schema, dot and table, unquoted. It never
+captures the outbox, the signal tables, the schemas of the server and of the relay, and
+tables that match ``exclude_tables``.
 """
 
 import re
@@ -29,7 +29,7 @@ _NEVER: Final = re.compile(r"towpath|information_schema|pg_.*", re.DOTALL)
 
 
 def is_expression(entry: str) -> bool:
-    """Tell whether an entry is an expression, and not a name."""
+    """Return whether an entry is an expression, not a name."""
     return _EXPRESSION.search(entry) is not None and not is_quoted_name(entry)
 
 
@@ -46,12 +46,12 @@ TableEntry = Annotated[str, AfterValidator(_check_entry)]
 @dataclass(frozen=True, slots=True)
 class Capture:
     """
-    What is captured, as far as the file alone tells.
+    The captured tables, as far as the file alone determines them.
 
     Attributes:
         entries: Names and expressions, as the file lists them.
-        excluded: Names and expressions of what expressions do not take.
-        apart: Tables that have a use of their own: the outbox, the signal table.
+        excluded: Names and expressions of tables that expressions do not capture.
+        apart: Tables with a use of their own: the outbox, the signal table.
     """
 
     entries: tuple[str, ...]
@@ -70,7 +70,7 @@ class Capture:
         return tuple(each for each in self.entries if is_expression(each))
 
     def takes(self, table: str) -> bool:
-        """Tell whether a table of this name is captured, should there be one."""
+        """Return whether a table of this name is captured if it exists."""
         if table in self.names:
             return True
         schema = TableName.parse(table).schema
@@ -82,18 +82,18 @@ class Capture:
         )
 
     def only(self, entry: str) -> Self:
-        """Return what one entry captures."""
+        """Return the same capture, reduced to one entry."""
         return replace(self, entries=(entry,))
 
     def chosen(self, existing: Iterable[str]) -> tuple[str, ...]:
-        """Return the named tables, then those of ``existing`` that expressions take."""
+        """Return the named tables, then those of ``existing`` that are captured."""
         names = self.names
         more = {table for table in existing if self.takes(table)}
         return (*names, *sorted(more.difference(names)))
 
 
 def matches(entry: str, table: str) -> bool:
-    """Tell whether an entry is, or matches, a whole name, given as its text."""
+    """Return whether an entry names or matches a table, given by its text."""
     if not is_expression(entry):
         return TableName.parse(entry).text == table
     name = TableName.parse(table).joined

@@ -25,8 +25,8 @@ from towpath.schemas.failure import ConfigurationError, UsageError
 from towpath.settings import Route, RouteKind, Settings, SinkKind, WriteFrom
 from towpath.settings import Sink as SinkSettings
 from towpath.settings.key_template import columns_of
-from towpath.settings.kinds import KINDS_GROUP
 from towpath.settings.mistakes import did_you_mean
+from towpath.settings.sink import KINDS_GROUP
 from towpath.sinks.changes.relations import RelationShape
 from towpath.sinks.changes.routing import Routing, routing_of
 from towpath.sinks.errors import KindBrokenError, RouteMistakesError, ShapeUnknownError

@@ -16,8 +16,8 @@ from towpath.deploy.debezium.rules import PropertyStatus
 from towpath.deploy.debezium.toml_text import toml_text
 from towpath.schemas.failure import UsageError
 from towpath.settings import Settings, load
-from towpath.settings.kinds import is_built_in
 from towpath.settings.secrets import masked
+from towpath.settings.sink import is_built_in
 
 app = App(
     name="config",

@@ -20,9 +20,15 @@ TOMBSTONE_S = 3600
 
 
 @pytest.fixture
-def sink(stack):
-    """Provide a sink under a prefix of its own, opened."""
-    made = CacheSink(stack.redis_url, f"p{uuid.uuid4().hex[:8]}", TOMBSTONE_S)
+def prefix():
+    """Return a prefix of the test's own."""
+    return f"p{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def sink(stack, prefix):
+    """Provide a sink under the prefix, opened."""
+    made = CacheSink(stack.redis_url, prefix, TOMBSTONE_S)
     made.open()
     yield made
     made.close()
@@ -36,10 +42,10 @@ def batch(row):
     return Batch(0, (change,))
 
 
-def test_a_row_is_a_hash_of_text(sink, client):
+def test_a_row_is_a_hash_of_text(sink, prefix, client):
     """Fields are columns as text; null is absent; the row never expires."""
     sink.apply(batch({"id": 7, "paid": True, "total": "1.50", "note": None}))
-    place = f"{sink._prefix}:orders:7"
+    place = f"{prefix}:orders:7"
 
     assert (
         {
@@ -52,10 +58,10 @@ def test_a_row_is_a_hash_of_text(sink, client):
     ) == (client.hgetall(place), client.ttl(place))
 
 
-def test_a_tombstone_lives_as_long_as_a_replay_may_come(sink, client):
+def test_a_tombstone_lives_as_long_as_a_replay_may_come(sink, prefix, client):
     """A delete leaves position and mark, and expires after the replay window."""
     sink.apply(batch(None))
-    place = f"{sink._prefix}:orders:7"
+    place = f"{prefix}:orders:7"
 
     assert (
         {"_position": "0000000000000008.0000000000", "_x": "1"},
@@ -99,11 +105,11 @@ def test_a_guard_that_another_release_loaded_stays(sink, client):
     }
 
 
-def test_a_foreign_value_under_a_rows_name_is_replaced(sink, client):
+def test_a_foreign_value_under_a_rows_name_is_replaced(sink, prefix, client):
     """
     A value that another program wrote under a row's name is replaced by the row.
     """
-    place = f"{sink._prefix}:orders:7"
+    place = f"{prefix}:orders:7"
     client.set(place, "x")
     sink.apply(batch({"id": 7}))
 
@@ -111,9 +117,9 @@ def test_a_foreign_value_under_a_rows_name_is_replaced(sink, client):
 
 
 @pytest.mark.parametrize("guard", [{"_position": "x"}, {}])
-def test_a_position_that_is_none_is_below_every_position(sink, client, guard):
+def test_a_position_that_is_none_is_below_every_position(sink, prefix, client, guard):
     """A hash with a guard that nobody can read, or with none, is overwritten, whole."""
-    place = f"{sink._prefix}:orders:7"
+    place = f"{prefix}:orders:7"
     client.hset(place, mapping={**guard, "old": "1"})
     sink.apply(batch({"id": 7}))
 
@@ -122,7 +128,7 @@ def test_a_position_that_is_none_is_below_every_position(sink, client, guard):
     )
 
 
-def test_positions_above_a_double_are_told_apart(sink, client):
+def test_positions_above_a_double_are_told_apart(sink, prefix, client):
     """Two positions that one double stands for are still older and newer."""
     low, high = (f"{2**53 + n:016x}.0000000000" for n in (0, 1))
     (change,) = batch({"id": 7}).changes
@@ -134,7 +140,7 @@ def test_positions_above_a_double_are_told_apart(sink, client):
     assert (1, 1, "new") == (
         flushed.applied,
         flushed.stale,
-        client.hget(f"{sink._prefix}:orders:7", "note"),
+        client.hget(f"{prefix}:orders:7", "note"),
     )
 
 

@@ -2,6 +2,7 @@
 
 import random
 import uuid
+from typing import NamedTuple
 
 import orjson
 import pytest
@@ -23,15 +24,23 @@ PARTS = ["", ":", "%", "a:b", "a%3Ab", "é", '"', "\n", "plain"]
 TOMBSTONE_S = 3600
 
 
+class Made(NamedTuple):
+    """A sink, and how the names of its rows begin."""
+
+    sink: CacheSink
+    begin: str
+
+
 @pytest.fixture
 def make(stack):
     """Provide what makes sinks under prefixes of their own, opened."""
     made = []
 
     def make():
-        made.append(CacheSink(stack.redis_url, f"p:{uuid.uuid4().hex}", TOMBSTONE_S))
+        prefix = f"p:{uuid.uuid4().hex}"
+        made.append(CacheSink(stack.redis_url, prefix, TOMBSTONE_S))
         made[-1].open()
-        return made[-1]
+        return Made(made[-1], prefix.replace(":", "%3A") + ":" + ROUTE)
 
     yield make
     for sink in made:
@@ -74,9 +83,8 @@ def write(sink, told):
     sink.apply(Batch(0, folded.after))
 
 
-def hashes(client, sink):
+def hashes(client, begin):
     """Return every hash of a sink by its name, without the prefix."""
-    begin = sink._prefix.replace(":", "%3A") + ":" + ROUTE
     names = sorted(client.scan_iter(f"{begin}:*", count=1000))
     with client.pipeline(transaction=False) as asked:
         for name in names:
@@ -94,31 +102,30 @@ def test_rows_taken_as_columns_equal_those_written_one_by_one(make, client):
     chance = random.Random(11)  # noqa: S311 - a repeatable test
     told = history(chance, 3000)
     chance.shuffle(told)
-    by_column, one_by_one = make(), make()
-    write(one_by_one, told)
+    (by_column, begin), one_by_one = make(), make()
+    write(one_by_one.sink, told)
     (columns,) = plain_columns(table_of(told), ROUTES)
     taken = by_column.send_columns(columns).to_pylist()
     left = sorted({*range(len(told))} - {*taken})
     write(by_column, [told[place] for place in left])
     by_column.flush()
-    expected = hashes(client, one_by_one)
+    expected = hashes(client, one_by_one.begin)
 
     assert (True, True) == (1000 < len(taken) < 3000, len(expected) > 500)
-    assert expected == hashes(client, by_column)
+    assert expected == hashes(client, begin)
     by_column.send_columns(columns)
     by_column.flush()
-    assert expected == hashes(client, by_column)
+    assert expected == hashes(client, begin)
 
 
 def test_columns_replace_whatever_has_a_name_of_theirs(make, client):
     """New rows stand beside a deleted row, one with more fields, and no row at all."""
     told = [r for r in history(random.Random(3), 100) if b'"op":"d"' not in r.value]  # noqa: S311 - a repeatable test
     (columns,) = plain_columns(table_of(told), ROUTES)
-    by_column, expected = make(), make()
-    expected.send_columns(columns)
-    expected.flush()
-    names = sorted(hashes(client, expected))
-    begin = by_column._prefix.replace(":", "%3A") + ":" + ROUTE
+    (by_column, begin), expected = make(), make()
+    expected.sink.send_columns(columns)
+    expected.sink.flush()
+    names = sorted(hashes(client, expected.begin))
     deleted, wider, unguarded, strange = (begin + name for name in names[:4])
     client.hset(deleted, mapping={"_position": "0" * 16 + ".-", "_x": "1"})
     client.expire(deleted, TOMBSTONE_S)
@@ -128,13 +135,13 @@ def test_columns_replace_whatever_has_a_name_of_theirs(make, client):
     by_column.send_columns(columns)
     by_column.flush()
 
-    assert hashes(client, expected) == hashes(client, by_column)
+    assert hashes(client, expected.begin) == hashes(client, begin)
     assert [-1] * 4 == [client.ttl(n) for n in (deleted, wider, unguarded, strange)]
 
 
 def test_what_is_counted_is_what_was_written(make, client):
     """Applied, and stale where the cache has it newer; a lost guard is loaded again."""
-    sink = make()
+    sink, begin = make()
     chance = random.Random(5)  # noqa: S311 - a repeatable test
     told = [r for r in history(chance, 3000) if b'"op":"d"' not in r.value]
     told = [r for r in told if "unchanged" not in r.headers]
@@ -153,4 +160,4 @@ def test_what_is_counted_is_what_was_written(make, client):
         second.applied + second.stale,
         0 < second.applied < second.stale,
     )
-    assert len(keys) == len(hashes(client, sink))
+    assert len(keys) == len(hashes(client, begin))

@@ -140,9 +140,9 @@ class Place:
             self.cluster,
             clock,
             lambda _: self.repairs,
+            backoff=Backoff(first_s=0.01),
         )
         supervisor = Supervisor(self._spark, self.plan, parts, report, stop)
-        supervisor._backoff = Backoff(first_s=0.01)
         supervisor.start()
         try:
             yield report

@@ -1,10 +1,9 @@
 """A supervisor's reaction to failures: retry in place, or return to the checkpoint."""
 
 import errno
-import threading
-from dataclasses import replace
+import json
 from datetime import UTC, datetime
-from threading import Event
+from threading import Event, Thread
 from typing import ClassVar
 
 import pytest
@@ -15,7 +14,6 @@ from support.parked_shop import KEY, change
 from towpath.schemas.clock import Backoff
 from towpath.settings import Kafka, WriteFrom
 from towpath.settings import Sink as SinkSettings
-from towpath.sinks.apply.batch import BatchResult
 from towpath.sinks.dead_letters.letter import Letter, Order, Verb
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
 from towpath.sinks.engine import supervisor as module
@@ -25,7 +23,6 @@ from towpath.sinks.engine.supervisor import (
     FINISH_WITHIN_S,
     Supervisor,
     SupervisorParts,
-    _StoppedError,
     let_finish,
 )
 from towpath.sinks.errors import (
@@ -36,10 +33,10 @@ from towpath.sinks.errors import (
     TargetUnavailableError,
     TopicRemadeError,
 )
+from towpath.sinks.ports import Checkpoint
 from towpath.sinks.state.progress import State, progress_path, read_progress
 from towpath.sinks.targets.memory import MemorySink
 
-RESULT = BatchResult(records=3, rows=2, stale=1, dead_letters=0)
 SINK = SinkSettings.model_validate(
     {
         "name": "cache",
@@ -62,26 +59,10 @@ class Clock:
         return 0.0
 
 
-class Writer:
-    """Fails as the test says, then writes; reads the progress before each attempt."""
-
-    def __init__(self, look, *failures):
-        self.seen = []
-        self._look = look
-        self._failures = list(failures)
-
-    def write(self, _table, _batch_id):
-        """Fail, or write."""
-        self.seen.append(self._look())
-        if self._failures:
-            raise self._failures.pop(0)
-        return RESULT
-
-
 class Unread:
     """Batches that are never read."""
 
-    def __init__(self, _sink):
+    def __init__(self, _sink=None):
         """Accept any sink."""
 
     def portions(self, _span):
@@ -90,66 +71,6 @@ class Unread:
 
     def close(self):
         """Do nothing."""
-
-
-@pytest.fixture
-def supervisor(tmp_path):
-    """Return a supervisor without an engine and with little patience."""
-    plan = QueryPlan(SINK, Kafka(bootstrap_servers="unused:9092"), tmp_path)
-    (plan.checkpoint / "offsets").mkdir(parents=True)
-    (plan.checkpoint / "offsets" / "0").write_text('v1\n{}\n{"t":{"0":3}}')
-    (plan.checkpoint / "sources" / "0").mkdir(parents=True)
-    (plan.checkpoint / "sources" / "0" / "0").write_text('v1\n{"t":{"0":0}}')
-    parts = SupervisorParts(lambda _: None, Unread, lambda _: None, None, Clock())
-    report = Report(tmp_path, "cache", Clock())
-    made = Supervisor(None, plan, parts, report, threading.Event())
-    made._backoff = Backoff(first_s=0.001)
-    return made
-
-
-@pytest.fixture
-def look(tmp_path):
-    """Return a look at the sink's progress."""
-    return lambda: read_progress(progress_path(tmp_path, "cache"), "cache")
-
-
-def test_an_unavailable_target_is_retried_in_place(supervisor, look):
-    """
-    The batch is written in the end; meanwhile the progress has the error.
-    """
-    failures = (
-        TargetUnavailableError("the cache does not answer"),
-        TargetBusyError("the cache is full", retry_after_s=0.001),
-    )
-    writer = Writer(look, *failures)
-    supervisor._deliver(writer, Unread(None), Event(), None, 0)
-    states = [progress.state for progress in writer.seen]
-    done = look()
-
-    assert (
-        [State.STARTING, State.FAILED, State.FAILED],
-        True,
-        (State.RUNNING, None, 1, 2, 1, {"t": {"0": 3}}),
-    ) == (
-        states,
-        "the cache is full" in writer.seen[2].error,
-        (done.state, done.error, done.batches, done.rows, done.stale, done.applied),
-    )
-
-
-def test_a_permanent_failure_ends_the_query(supervisor, look):
-    """
-    The error reaches the engine, and its cause is kept for the report.
-    """
-    writer = Writer(look, CacheRefusedError("no right to FCALL"))
-    with pytest.raises(CacheRefusedError):
-        supervisor._deliver(writer, Unread(None), Event(), None, 0)
-
-    assert (1, "no right to FCALL", None) == (
-        len(writer.seen),
-        str(supervisor._take_cause()),
-        supervisor._take_cause(),
-    )
 
 
 class Steps:
@@ -168,95 +89,17 @@ class Steps:
 class Stop(Event):
     """A stop that keeps how long it was waited for, and lets no time pass."""
 
-    def __init__(self):
+    def __init__(self, *, after_waits=None):
         super().__init__()
         self.waits = []
+        self._after_waits = after_waits
 
     def wait(self, timeout=None):
-        """Return at once."""
+        """Return at once; the stop comes during one of the waits."""
         self.waits.append(round(timeout, 3))
+        if len(self.waits) == self._after_waits:
+            self.set()
         return self.is_set()
-
-
-def test_a_supervisor_backs_off_further_with_each_failure(supervisor, look):
-    """A batch that was written begins with the first delay again."""
-    supervisor._backoff = steps = Steps(0.0)
-    away = TargetUnavailableError("the cache does not answer")
-    supervisor._deliver(Writer(look, away, away, away), Unread(None), Event(), None, 0)
-    supervisor._deliver(Writer(look, away), Unread(None), Event(), None, 0)
-
-    assert [0, 1, 2, 0] == steps.attempts
-
-
-def test_a_supervisor_waits_as_long_as_the_back_off_says(supervisor, look):
-    """In pieces, so that a stop is noticed; a busy target may ask for longer."""
-    supervisor._backoff, supervisor._stop = Steps(2.5), Stop()
-    failures = (
-        TargetUnavailableError("the cache does not answer"),
-        TargetBusyError("the cache is full", retry_after_s=4.0),
-        TargetBusyError("the cache is full", retry_after_s=1.0),
-    )
-    supervisor._deliver(Writer(look, *failures), Unread(None), Event(), None, 0)
-
-    expected = [1, 1, 0.5, *[1] * 4, 1, 1, 0.5]
-
-    assert expected == supervisor._stop.waits
-
-
-def test_a_failure_that_stops_the_driver_is_not_waited_for(supervisor, look):
-    """A stop in the middle of an attempt ends it, without another one."""
-    supervisor._stop, supervisor._backoff = Stop(), Steps(2.5)
-
-    class Stopping(Writer):
-        def write(self, table, batch_id):
-            supervisor._stop.set()
-            return super().write(table, batch_id)
-
-    writer = Stopping(look, TargetUnavailableError("the cache does not answer"))
-    with pytest.raises(_StoppedError):
-        supervisor._deliver(writer, Unread(None), Event(), None, 0)
-
-    assert (1, [], 0) == (len(writer.seen), supervisor._stop.waits, look().retries)
-
-
-def test_a_full_disk_is_reported_as_such(supervisor, look):
-    """
-    Its error is not one of ours.
-    """
-    writer = Writer(look, OSError(errno.ENOSPC, "No space left on device"))
-    with pytest.raises(OSError, match="No space"):
-        supervisor._deliver(writer, Unread(None), Event(), None, 0)
-    supervisor._stop = Stop()
-    supervisor._pause(supervisor._take_cause())
-
-    assert look().error.startswith("disk full: No space left on device")
-
-
-def test_a_stop_ends_a_sinks_back_off(supervisor, look):
-    """
-    A stopping driver does not wait for an unavailable target.
-    """
-    supervisor._stop.set()
-    writer = Writer(look, TargetUnavailableError("the cache does not answer"))
-
-    with pytest.raises(_StoppedError):
-        supervisor._deliver(writer, Unread(None), Event(), None, 0)
-
-
-def test_the_reports_counters_continue_after_a_restart(supervisor, look, tmp_path):
-    """
-    A new report begins where the old one ended.
-    """
-    supervisor._deliver(Writer(look), Unread(None), Event(), None, 0)
-    supervisor._report = Report(tmp_path, "cache", Clock())
-    supervisor._deliver(Writer(look), Unread(None), Event(), None, 0)
-
-    assert (2, 4) == (look().batches, look().rows)
-
-
-RACE = (
-    "startingOffsets contains specific offsets, you must specify all TopicPartitions."
-)
 
 
 class Topics:
@@ -279,97 +122,359 @@ class Topics:
         return dict.fromkeys(names, "one")
 
 
+class Target(MemorySink):
+    """
+    A sink that fails as the test says, then writes two of three rows.
+
+    It reads the progress before each attempt, and notes when it is opened and closed.
+    """
+
+    def __init__(self, bench):
+        super().__init__()
+        self.failures = []
+        self.attempts = []
+        self._bench = bench
+
+    def open(self):
+        """Note it."""
+        self._bench.seen.append("open sink")
+
+    def apply(self, batch):
+        """Fail, or accept the batch."""
+        self.attempts.append(self._bench.look())
+        if self.failures:
+            raise self.failures.pop(0)
+        super().apply(batch)
+
+    def flush(self):
+        """Return fixed counts."""
+        return Checkpoint(applied=2, stale=1)
+
+    def close(self):
+        """Note it."""
+        self._bench.seen.append("close sink")
+
+
 class Query:
     """
-    A query that fails as the test says, once it is waited for; else the driver stops.
+    A query that takes its steps once it is waited for; after them, the driver stops.
+
+    A number is a batch to deliver, a text is a failure of the engine's own; anything
+    else is called with the query.
     """
 
     isActive = True  # noqa: N815 - the engine's name
     status: ClassVar = {"isTriggerActive": False}
 
-    def __init__(self, supervisor, failure):
-        self._supervisor = supervisor
-        self._failure = failure
+    def __init__(self, engine, deliver, steps):
+        self._engine = engine
+        self._deliver = deliver
+        self._steps = steps
 
     def awaitTermination(self, _timeout_s):  # noqa: N802 - the engine's name
-        """Fail, or run until the stop."""
-        if self._failure:
-            raise StreamingQueryException(self._failure)
-        self._supervisor._stop.set()
+        """Take the steps, and run until the stop; fail at the first that fails."""
+        for step in self._steps:
+            if isinstance(step, str):
+                raise StreamingQueryException(step)
+            if callable(step):
+                step(self)
+            elif error := self.batch(step):
+                raise StreamingQueryException(type(error).__name__)
+        self._engine.stop.set()
         return False
 
+    def begin(self, batch_id):
+        """Deliver a batch in a thread of its own, as the engine does; return that."""
+        thread = Thread(target=self.batch, args=(batch_id,), daemon=True)
+        thread.start()
+        return thread
+
+    def batch(self, batch_id):
+        """Deliver a batch; return, and keep, the error that it fails with."""
+        self._engine.write_offsets(batch_id)
+        try:
+            self._deliver(None, batch_id)
+        except Exception as error:  # noqa: BLE001 - as the engine does
+            self._engine.errors.append(error)
+            return error
+        return None
+
     def stop(self):
-        """Do nothing."""
+        """End it; whatever the test has for the end of a query happens first."""
+        self._engine.at_end(self)
 
 
-def run_with(supervisor, monkeypatch, *failures, letters=None):
-    """Let queries fail in turn; return the number of starts."""
-    supervisor._parts = SupervisorParts(
-        lambda _: MemorySink(),
-        Unread,
-        lambda _: letters or Letters(),
-        Topics(),
-        Clock(),
+class Engine:
+    """
+    The engine: each start of a query takes the next of the test's lists of steps.
+
+    It keeps the errors of batches, and the error that the progress has at each start.
+    """
+
+    def __init__(self, bench):
+        self.stop = bench.stop
+        self.errors = []
+        self.reported = []
+        self.runs = []
+        self.at_end = lambda _query: None
+        self.ends = {0: 3}
+        self._checkpoint = bench.plan.checkpoint
+        self._seen = bench.seen
+        self._look = bench.look
+
+    def write_offsets(self, batch_id):
+        """Write to the checkpoint where the query began, and where a batch ends."""
+        for name in ("offsets", "sources/0"):
+            (self._checkpoint / name).mkdir(parents=True, exist_ok=True)
+        (self._checkpoint / "sources/0/0").write_text('v1\n{"t":{"0":0}}')
+        end = json.dumps({"t": {"0": self.ends[batch_id]}})
+        path = self._checkpoint / "offsets" / str(batch_id)
+        path.write_text(f"v1\n{{}}\n{end}")
+
+    def start(self, _spark, _plan, _cluster, deliver):
+        """Start a query."""
+        self._seen.append("start")
+        self.reported.append(self._look().error)
+        return Query(self, deliver, self.runs.pop(0) if self.runs else ())
+
+
+class Noting(Letters):
+    """Dead letters that note when they are read and closed."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self._noted = seen
+
+    def entries(self):
+        """Note it."""
+        self._noted.append("read letters")
+        return super().entries()
+
+    def close(self):
+        """Note it."""
+        self._noted.append("close letters")
+
+
+class Bench:
+    """A supervisor with an engine, a target and a cluster of the test's own."""
+
+    def __init__(self, folder, monkeypatch):
+        self.seen = []
+        self.stop = Stop()
+        self.backoff = Backoff(first_s=0.001)
+        self.letters = Noting(self.seen)
+        self.target = Target(self)
+        self.topics = Topics()
+        self._folder = folder
+        self._patch = monkeypatch
+        self.plan = self._plan(SINK)
+        self.engine = Engine(self)
+
+    def look(self):
+        """Return the sink's progress."""
+        return read_progress(progress_path(self._folder, "cache"), "cache")
+
+    def note(self, owner, name, word, error=None):
+        """Note each call of a method, instead of making it; the first may fail."""
+        errors = [] if error is None else [error]
+
+        def called(*_):
+            self.seen.append(word)
+            if errors:
+                raise errors.pop()
+
+        self._patch.setattr(owner, name, called)
+
+    def run(self, *runs, sink=SINK, **parts):
+        """Supervise until the driver stops; return how often the query was started."""
+        self.engine.runs = [*runs]
+        self.engine.stop = self.stop
+        self._patch.setattr(module, "start_query", self.engine.start)
+        made = SupervisorParts(
+            lambda _: self.target,
+            Unread,
+            lambda _: self.letters,
+            self.topics,
+            Clock(),
+            backoff=self.backoff,
+            **parts,
+        )
+        report = Report(self._folder, "cache", Clock())
+        supervisor = Supervisor(None, self._plan(sink), made, report, self.stop)
+        supervisor.start()
+        assert supervisor.join(20)
+        return len(self.engine.reported)
+
+    def _plan(self, sink):
+        return QueryPlan(sink, Kafka(bootstrap_servers="unused:9092"), self._folder)
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    """Return a supervisor's surroundings."""
+    return Bench(tmp_path, monkeypatch)
+
+
+AWAY = TargetUnavailableError("the cache does not answer")
+FELL_OVER = ["the engine fell over"]
+RACE = [
+    "startingOffsets contains specific offsets, you must specify all TopicPartitions."
+]
+
+
+def test_an_unavailable_target_is_retried_in_place(bench):
+    """
+    The batch is written in the end; meanwhile the progress has the error.
+    """
+    full = TargetBusyError("the cache is full", retry_after_s=0.001)
+    bench.target.failures = [AWAY, full]
+    started = bench.run([0])
+    attempts, done = bench.target.attempts, bench.look()
+
+    assert (
+        1,
+        [State.RUNNING, State.FAILED, State.FAILED],
+        True,
+        (State.RUNNING, None, 1, 2, 1, {"t": {"0": 3}}),
+    ) == (
+        started,
+        [progress.state for progress in attempts],
+        "the cache is full" in attempts[2].error,
+        (done.state, done.error, done.batches, done.rows, done.stale, done.applied),
     )
-    waiting = list(failures)
-    started = []
-
-    def start(*_):
-        started.append(1)
-        return Query(supervisor, waiting.pop(0) if waiting else None)
-
-    monkeypatch.setattr(module, "start_query", start)
-    supervisor._supervise()
-    return len(started)
 
 
-def test_a_topic_created_while_a_query_starts_is_no_failure(
-    supervisor, look, monkeypatch
-):
+def test_a_permanent_failure_ends_the_query(bench):
+    """
+    The batch's own error is reported, and not again for the next failure.
+    """
+    refused = CacheRefusedError("no right to FCALL")
+    bench.target.failures = [refused]
+    bench.run([0], FELL_OVER)
+    none, first, second = bench.engine.reported
+
+    assert (1, [refused], None) == (
+        len(bench.target.attempts),
+        bench.engine.errors,
+        none,
+    )
+    assert first.startswith("no right to FCALL")
+    assert "the engine fell over" in second
+
+
+def test_a_supervisor_backs_off_further_with_each_failure(bench):
+    """A batch that was written begins with the first delay again."""
+    bench.backoff = Steps(0.0)
+    bench.target.failures = [AWAY, AWAY, AWAY]
+    bench.run([0, lambda _: bench.target.failures.append(AWAY), 0])
+
+    assert [0, 1, 2, 0] == bench.backoff.attempts
+
+
+def test_a_supervisor_waits_as_long_as_the_back_off_says(bench):
+    """In pieces, so that a stop is noticed; a busy target may ask for longer."""
+    bench.backoff = Steps(2.5)
+    bench.target.failures = [
+        AWAY,
+        TargetBusyError("the cache is full", retry_after_s=4.0),
+        TargetBusyError("the cache is full", retry_after_s=1.0),
+    ]
+    bench.run([0])
+
+    assert [1, 1, 0.5, *[1] * 4, 1, 1, 0.5] == bench.stop.waits
+
+
+def test_a_failure_that_stops_the_driver_is_not_waited_for(bench):
+    """A stop in the middle of an attempt ends it, without another one."""
+    bench.backoff = Steps(2.5)
+    bench.target = Ending(bench, bench.stop.set)
+    bench.run([0])
+
+    assert (1, [], 0) == (
+        len(bench.target.attempts),
+        bench.stop.waits,
+        bench.look().retries,
+    )
+
+
+def test_a_full_disk_is_reported_as_such(bench):
+    """
+    Its error is not one of ours.
+    """
+    bench.target.failures = [OSError(errno.ENOSPC, "No space left on device")]
+    bench.run([0])
+
+    assert bench.engine.reported[1].startswith("disk full: No space left on device")
+
+
+def test_a_stop_ends_a_sinks_back_off(bench):
+    """
+    A stopping driver does not wait for an unavailable target.
+    """
+    bench.stop = Stop(after_waits=2)
+    bench.backoff = Steps(60.0)
+    bench.target.failures = [AWAY, AWAY]
+    bench.run([0])
+
+    assert (1, 2) == (len(bench.target.attempts), len(bench.stop.waits))
+
+
+def test_the_reports_counters_continue_after_a_restart(bench, tmp_path, monkeypatch):
+    """
+    A new report begins where the old one ended.
+    """
+    bench.run([0])
+    Bench(tmp_path, monkeypatch).run([0])
+
+    assert (2, 4) == (bench.look().batches, bench.look().rows)
+
+
+def test_a_topic_created_while_a_query_starts_is_no_failure(bench):
     """
     The engine lists it and we do not: the next start, at once, has it.
     """
-    started = run_with(supervisor, monkeypatch, RACE, RACE)
+    started = bench.run(RACE, RACE)
 
-    assert (3, 0, None) == (started, look().retries, look().error)
+    assert (3, 0, None) == (started, bench.look().retries, bench.look().error)
 
 
-def test_a_race_that_does_not_end_is_a_failure(supervisor, look, monkeypatch):
+def test_a_race_that_does_not_end_is_a_failure(bench):
     """
     Nothing is retried for ever without a report.
     """
-    run_with(supervisor, monkeypatch, *[RACE] * module.MAX_STARTS_AT_ONCE)
+    bench.run(*[RACE] * module.MAX_STARTS_AT_ONCE)
 
-    assert 1 == look().retries
+    assert 1 == bench.look().retries
 
 
-def test_any_other_failure_of_a_query_is_reported(supervisor, look, monkeypatch):
+def test_any_other_failure_of_a_query_is_reported(bench):
     """
     It restarts after a pause.
     """
-    started = run_with(supervisor, monkeypatch, "the engine fell over")
-
-    assert (2, 1) == (started, look().retries)
+    assert (2, 1) == (bench.run(FELL_OVER), bench.look().retries)
 
 
-def test_an_abandoned_batch_did_not_end_its_query(supervisor, look, monkeypatch):
+def test_an_abandoned_batch_did_not_end_its_query(bench):
     """
-    The query's own error is reported, and it restarts.
+    The query's own error is reported, and it restarts; the batch is not even tried.
     """
-    supervisor._cause = _StoppedError()
-    started = run_with(supervisor, monkeypatch, "the engine fell over")
+    bench.engine.at_end = lambda query: query.batch(0)
 
-    assert (2, 1) == (started, look().retries)
+    assert (2, 1, []) == (
+        bench.run(FELL_OVER),
+        bench.look().retries,
+        bench.target.attempts,
+    )
 
 
-def test_a_command_is_carried_out_though_no_query_lives_long(supervisor, monkeypatch):
+def test_a_command_is_carried_out_though_no_query_lives_long(bench):
     """
     The command may repair the cause that ends the query each time.
     """
-    letters = Letters()
+    letters = bench.letters
     letters.put([Letter(change(3, note="bad"), "too long", "orders", True)])
     letters.ask(Order("one", Verb.DISCARD, KEY))
-    run_with(supervisor, monkeypatch, "the engine fell over", letters=letters)
+    bench.run(FELL_OVER)
     book = OpenDeadLetters().read(letters.entries())
 
     assert ({}, "discarded", []) == (
@@ -427,164 +532,100 @@ def test_a_running_batch_is_finished_at_a_stop(looks, ends_after, left):
     assert left is None or query.looks == left
 
 
-def test_no_batch_begins_once_the_driver_stops(supervisor, look):
+def test_no_batch_begins_once_the_driver_stops(bench):
     """
     None of it is written, so none of it is repeated.
     """
-    supervisor._stop.set()
-    writer = Writer(look)
+    bench.run([lambda _: bench.stop.set(), 0])
 
-    with pytest.raises(_StoppedError):
-        supervisor._deliver(writer, Unread(None), Event(), None, 0)
-    assert [] == writer.seen
+    assert [] == bench.target.attempts
 
 
-def test_a_deleted_batch_ends_the_query(supervisor, look):
+def test_a_deleted_batch_ends_the_query(bench):
     """
     Its next start finds the missing records, and has them refetched.
     """
-    (supervisor._plan.checkpoint / "offsets" / "1").write_text('v1\n{}\n{"t":{"0":2}}')
-    writer = Writer(look)
-    with pytest.raises(RecordsGoneError):
-        supervisor._deliver(writer, Unread(None), Event(), None, 1)
+    bench.engine.ends[1] = 2
+    bench.run([0, 1])
 
-    assert ([], True) == (
-        writer.seen,
-        isinstance(supervisor._take_cause(), RecordsGoneError),
+    assert (1, [RecordsGoneError]) == (
+        len(bench.target.attempts),
+        [type(error) for error in bench.engine.errors],
     )
 
 
-def test_a_batch_of_an_ended_query_is_not_retried(supervisor, look):
+class Ending(Target):
+    """A target that is away, and during whose attempts something happens."""
+
+    def __init__(self, bench, during):
+        super().__init__(bench)
+        self._during = during
+
+    def apply(self, batch):
+        """Fail after it has happened."""
+        self._during()
+        self.failures = [AWAY]
+        super().apply(batch)
+
+
+def test_a_batch_of_an_ended_query_is_not_retried(bench):
     """
     The engine waits for it before the next query of its name may start.
     """
-    over = Event()
+    is_running, has_ended = Event(), Event()
+    bench.backoff = Steps(60.0)
+    bench.target = Ending(bench, lambda: is_running.set() or has_ended.wait(20))
+    batches = []
 
-    class Ending(Writer):
-        def write(self, table, batch_id):
-            over.set()
-            return super().write(table, batch_id)
+    def end(_query):
+        has_ended.set()
+        batches[0].join(20)
 
-    supervisor._backoff = Backoff(first_s=60.0)
-    writer = Ending(look, TargetUnavailableError("the cache does not answer"))
-    with pytest.raises(_StoppedError):
-        supervisor._deliver(writer, Unread(None), over, None, 0)
+    bench.engine.at_end = end
+    bench.run(
+        [
+            lambda query: batches.append(query.begin(0)),
+            lambda _: is_running.wait(20),
+            *FELL_OVER,
+        ]
+    )
 
-    assert len(writer.seen) == 1
-
-
-class Starting:
-    """One start of a query: the driver stops as soon as it runs."""
-
-    def __init__(self, supervisor, monkeypatch, *failures):
-        self.seen = []
-        self.delivers = []
-        self.letters = Noting(self.seen)
-        self.topics = Topics()
-        self.supervisor = supervisor
-        self.make_sink = lambda _: Closing(self.seen)
-        self._patch = monkeypatch
-        self._failures = list(failures)
-
-    def note(self, owner, name, word, error=None):
-        """Note each call of a method, instead of making it; the first may fail."""
-        errors = [] if error is None else [error]
-
-        def called(*_):
-            self.seen.append(word)
-            if errors:
-                raise errors.pop()
-
-        self._patch.setattr(owner, name, called)
-
-    def run(self, **parts):
-        """Supervise until the driver stops; return what was noted."""
-        self.supervisor._parts = SupervisorParts(
-            self.make_sink,
-            Unread,
-            lambda _: self.letters,
-            self.topics,
-            Clock(),
-            **parts,
-        )
-        self._patch.setattr(module, "start_query", self._start)
-        self.supervisor._supervise()
-        return self.seen
-
-    def _start(self, _spark, _plan, _cluster, deliver):
-        self.seen.append("start")
-        self.delivers.append(deliver)
-        failure = self._failures.pop(0) if self._failures else None
-        return Query(self.supervisor, failure)
+    assert 1 == len(bench.target.attempts)
 
 
-class Closing(MemorySink):
-    """A sink that notes when it is opened and closed."""
-
-    def __init__(self, seen):
-        super().__init__()
-        self._seen = seen
-
-    def open(self):
-        self._seen.append("open sink")
-
-    def close(self):
-        self._seen.append("close sink")
-
-
-class Noting(Letters):
-    """Dead letters that note when they are read and closed."""
-
-    def __init__(self, seen):
-        super().__init__()
-        self._noted = seen
-
-    def entries(self):
-        """Note it."""
-        self._noted.append("read letters")
-        return super().entries()
-
-    def close(self):
-        """Note it."""
-        self._noted.append("close letters")
-
-
-def test_a_start_attends_to_everything_in_order(supervisor, monkeypatch):
+def test_a_start_attends_to_everything_in_order(bench):
     """Routes, altered columns, dead letters, checkpoint and orders; then it runs."""
-    starting = Starting(supervisor, monkeypatch)
-    starting.note(module.BlockChanges, "run", "routes")
-    starting.note(module.ColumnChanges, "look", "columns")
-    starting.note(module.Recovery, "run", "checkpoint")
-    starting.note(module.DeadLetterOrders, "recall", "recall orders")
-    starting.note(module.DeadLetterOrders, "attend", "orders")
-    starting.note(module, "let_finish", "finish")
+    bench.note(module.BlockChanges, "run", "routes")
+    bench.note(module.ColumnChanges, "look", "columns")
+    bench.note(module.Recovery, "run", "checkpoint")
+    bench.note(module.DeadLetterOrders, "recall", "recall orders")
+    bench.note(module.DeadLetterOrders, "attend", "orders")
+    bench.note(module, "let_finish", "finish")
+    bench.run()
 
     expected = [
         *("open sink", "routes", "columns", "read letters", "recall orders"),
         *("checkpoint", "orders", "start", "finish", "close letters", "close sink"),
     ]
 
-    assert expected == starting.run()
+    assert expected == bench.seen
 
 
-def test_parked_keys_are_recalled_at_a_start(supervisor, look, monkeypatch):
-    """Nothing of a key is written before what waits of it."""
-    starting = Starting(supervisor, monkeypatch)
-    starting.letters.put([Letter(change(3, note="bad"), "too long", "orders", True)])
-    starting.run()
+def test_parked_keys_are_recalled_at_a_start(bench):
+    """No record of a key is written before the records that wait for it."""
+    bench.letters.put([Letter(change(3, note="bad"), "too long", "orders", True)])
+    bench.run()
 
-    assert 1 == look().parked
+    assert 1 == bench.look().parked
 
 
-def test_a_first_topic_is_waited_for(supervisor, monkeypatch):
+def test_a_first_topic_is_waited_for(bench):
     """The engine refuses a pattern that matches nothing."""
-    starting = Starting(supervisor, monkeypatch)
     answers = iter([[], []])
-    starting.topics.names = lambda: next(answers, ["towpath.shop.orders"])
-    supervisor._stop = Stop()
-    starting.run()
+    bench.topics.names = lambda: next(answers, ["towpath.shop.orders"])
+    bench.run()
 
-    assert [module.GLANCE_S] * 2 == supervisor._stop.waits
+    assert [module.GLANCE_S] * 2 == bench.stop.waits
 
 
 @pytest.mark.parametrize(
@@ -596,28 +637,17 @@ def test_a_first_topic_is_waited_for(supervisor, monkeypatch):
         (TargetBusyError("full", retry_after_s=1.0), 1),
     ],
 )
-def test_only_changed_topics_end_a_query_from_beside_its_batches(
-    supervisor, look, monkeypatch, error, starts
-):
+def test_only_changed_topics_end_a_query_from_beside_its_batches(bench, error, starts):
     """
     An upkeep failure is retried later; the query continues.
     """
-    starting = Starting(supervisor, monkeypatch)
-    starting.note(module.Recovery, "look", "look", error)
-    seen = starting.run()
+    bench.note(module.Recovery, "look", "look", error)
+    bench.run()
 
-    assert (starts, starts - 1) == (seen.count("look"), look().retries)
-
-
-def test_a_batch_is_tried_no_more_once_its_query_has_ended(supervisor, monkeypatch):
-    """The engine waits for the batch before it starts the query again."""
-    starting = Starting(supervisor, monkeypatch, "the engine fell over")
-    starting.run()
-
-    assert [True, True] == [d.args[-1].is_set() for d in starting.delivers]
+    assert (starts, starts - 1) == (bench.seen.count("look"), bench.look().retries)
 
 
-class InColumns(Closing):
+class InColumns(Target):
     """A sink that takes columns."""
 
     def lay_out(self, _columns):
@@ -627,7 +657,7 @@ class InColumns(Closing):
         """Take nothing."""
 
 
-class Sending(Closing):
+class Sending(Target):
     """A sink that is sent portions."""
 
     def send(self, _batch):
@@ -640,7 +670,7 @@ class Sending(Closing):
 @pytest.mark.parametrize(
     ("kind", "write_from", "has_executor", "expected"),
     [
-        (Closing, "driver", True, "FromDriver"),
+        (Target, "driver", True, "FromDriver"),
         (InColumns, "driver", True, "FromColumns"),
         (Sending, "driver", True, "InPortions"),
         (InColumns, "executors", True, "FromExecutors"),
@@ -648,19 +678,19 @@ class Sending(Closing):
     ],
 )
 def test_a_sink_is_written_in_the_way_that_it_offers(
-    supervisor, monkeypatch, kind, write_from, has_executor, expected
+    bench, monkeypatch, kind, write_from, has_executor, expected
 ):
     """By the executors only where that is configured and possible."""
-    starting = Starting(supervisor, monkeypatch)
-    starting.make_sink = lambda _: kind(starting.seen)
-    sink = SINK.model_copy(update={"write_from": WriteFrom(write_from)})
-    supervisor._plan = replace(supervisor._plan, sink=sink)
+    bench.target = kind(bench)
     made = []
     for name in ("FromDriver", "FromColumns", "InPortions", "FromExecutors"):
         real = getattr(module, name)
         monkeypatch.setattr(
             module, name, lambda *a, real=real, n=name: made.append(n) or real(*a)
         )
-    starting.run(on_executor=(lambda _: MemorySink) if has_executor else None)
+    bench.run(
+        sink=SINK.model_copy(update={"write_from": WriteFrom(write_from)}),
+        on_executor=(lambda _: MemorySink) if has_executor else None,
+    )
 
     assert expected == made[-1]

@@ -183,6 +183,7 @@ class SupervisorParts:
     check: Callable[[SinkSettings], None] = _accept
     on_executor: Callable[[SinkSettings], Callable[[], Sink]] | None = None
     make_announced: Callable[[], Announced] = NothingAnnounced
+    backoff: Backoff = Backoff()  # noqa: RUF009 - a frozen value
 
 
 # How soon a stop is noticed, and the first topic of a sink that has none yet.
@@ -232,7 +233,7 @@ class Supervisor:
         self._parts = parts
         self._report = report
         self._stop = stop
-        self._backoff = Backoff()
+        self._backoff = parts.backoff
         self._attempt = 0
         self._cause: Exception | None = None
         self._in_a_row = ConsecutiveRefusals()

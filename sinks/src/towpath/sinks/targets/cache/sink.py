@@ -61,7 +61,12 @@ class CacheSink:
     """One Redis, or a cluster of it, written by one sink."""
 
     def __init__(
-        self, url: str, prefix: str, tombstone_s: int, watch: CacheWatch | None = None
+        self,
+        url: str,
+        prefix: str,
+        tombstone_s: int,
+        watch: CacheWatch | None = None,
+        servers: Servers | None = None,
     ) -> None:
         """
         Describe the cache; nothing is opened yet.
@@ -71,8 +76,9 @@ class CacheSink:
             prefix: The prefix of every key.
             tombstone_s: The lifetime of a tombstone: the replay window.
             watch: Notices and repairs losses; without it, losses are not noticed.
+            servers: The connections; without it, they are made to ``url``.
         """
-        self._servers = Servers(url)
+        self._servers = servers or Servers(url)
         self._pipelines: dict[Any, RedisPipeline[Any]] = {}
         self._prefix = prefix
         self._tombstone_s = b"%d" % tombstone_s

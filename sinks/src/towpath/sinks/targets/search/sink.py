@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 import structlog
+from opensearchpy import OpenSearch
 
 from towpath.schemas.clock import Clock
 from towpath.schemas.events import event_schemas
@@ -60,6 +61,7 @@ class SearchSink:
         clock: Clock,
         options: SearchOptions = SearchOptions(),  # noqa: B008 - frozen
         watch: IndexWatch | None = None,
+        client: OpenSearch | None = None,
     ) -> None:
         """
         Describe the index; nothing is opened yet.
@@ -72,9 +74,10 @@ class SearchSink:
             options: How indexes are made and written.
             watch: Notices an index that is not the one that was written; left out, it
                 is noticed only while this sink is open, and nobody is asked for rows.
+            client: The connection; left out, one to ``url`` is made.
         """
         self._clock = clock
-        self._client = connect(url, at_once=options.calls_in_flight)
+        self._client = client or connect(url, at_once=options.calls_in_flight)
         self._routes = routes
         self._options = options
         source = RouteFields(relations, event_schemas())

@@ -213,16 +213,15 @@ def test_ivy_shares_out_by_size(tmp_path: Path) -> None:
     assert len(alone) == 1
 
 
-def test_no_archive_host_is_named() -> None:
+def test_no_archive_host_is_named(tmp_path: Path) -> None:
     """
     Maven and Ivy know where archives come from: no address is given.
     """
-    text = (
-        fetch._MAVEN_PROJECT
-        + fetch._MAVEN_DEPENDENCY
-        + fetch._IVY_SETTINGS
-        + fetch._IVY_DEPENDENCY
-    )
-    told = text.replace("http://maven.apache.org/POM/4.0.0", "")
+    jars = [_jar(b"1", "org.a:b:1")]
+    fetch.maven_command("mvn", jars, tmp_path)
+    fetch.ivy_commands(Path("java"), [], jars, tmp_path)
+    written = [path.read_text("utf-8") for path in tmp_path.rglob("*.xml")]
+    told = "".join(written).replace("http://maven.apache.org/POM/4.0.0", "")
 
+    assert 4 == len(written)
     assert "//" not in told.replace("http://ant.apache.org/ivy/maven", "")

@@ -1,14 +1,16 @@
 """``towpath sink rebuild`` replaces an index only by one that has everything."""
 
-import itertools
 from types import SimpleNamespace
 
 import pytest
 
 from towpath.deploy.cli import sink_lifecycle as command
 from towpath.deploy.snapshots.signals import SignalAnswer
+from towpath.schemas.clock import SystemClock
 from towpath.settings import Settings
 from towpath.sinks.errors import NothingToRebuildError
+from towpath.sinks.state.progress import Progress, progress_path, write_progress
+from towpath.sinks.targets.search import rebuild as search_rebuild
 
 
 def settings(kind: str = "search") -> Settings:
@@ -52,36 +54,59 @@ class Rebuild:
         """Give up at once."""
         self.done.append(("give up", route.name))
 
+    def close(self):
+        """Close nothing."""
+
+
+class Bench:
+    """The command's surroundings: the snapshot and dead letters are the test's."""
+
+    def __init__(self, folder):
+        self.status = "completed"
+        self.new_dead_letters = 0
+        self.asked = []
+        self.rebuild = Rebuild()
+        self.kind = "search"
+        self._folder = folder
+
+    def settings(self, *_):
+        """Return the configuration."""
+        return settings(self.kind).model_copy(update={"state_folder": self._folder})
+
+    def fill(self, _dsn, sink, asked, *_):
+        """Answer a snapshot, during which the sink may write dead letters."""
+        self.asked.append((sink.name, asked.collections))
+        progress = Progress(sink.name, dead_letters=self.new_dead_letters)
+        path = progress_path(self._folder, sink.name)
+        write_progress(path, progress, SystemClock().now())
+        return SignalAnswer(self.status, {})
+
+    def run(self, route="orders"):
+        """Run the command; return its exit code and what was done."""
+        code = command.rebuild("it", route=route)
+        return code, [what for what, _ in self.rebuild.done]
+
 
 @pytest.fixture
-def bench(monkeypatch):
-    """Return a bench whose snapshot and dead letters a test decides."""
-    lent = SimpleNamespace(status="completed", aside=itertools.repeat(0), asked=[])
-
-    def carry_out(_dsn, sink, asked, *_):
-        lent.asked.append((sink.name, asked.collections))
-        return SignalAnswer(lent.status, {})
-
-    monkeypatch.setattr(command.filling, "carry_out_fill", carry_out)
+def bench(monkeypatch, tmp_path):
+    """Return a bench without a server."""
+    lent = Bench(tmp_path)
+    announced = SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr(command, "load", lent.settings)
+    monkeypatch.setattr(command, "KafkaRelations", lambda *_: announced)
+    monkeypatch.setattr(command.filling, "carry_out_fill", lent.fill)
+    monkeypatch.setattr(command.declare, "wait_running", lambda *_: None)
     monkeypatch.setattr(command.declare, "sink_ends", lambda *_: {})
     monkeypatch.setattr(command.declare, "wait_applied", lambda *_: None)
-    monkeypatch.setattr(command, "_dead_letters", lambda _: next(lent.aside))
+    monkeypatch.setattr(search_rebuild, "Rebuild", lambda *_: lent.rebuild)
     return lent
-
-
-def rebuilt(settings):
-    """Rebuild the first route; return the exit code and what was done."""
-    sink, rebuild = settings.sink[0], Rebuild()
-    work = command._Work(settings, sink, rebuild, None)
-    code = command._rebuilt(work, sink.route[0])
-    return code, [what for what, _ in rebuild.done]
 
 
 def test_a_filled_index_takes_the_old_ones_place(bench):
     """
     The snapshot is of the route's own table, for this sink alone.
     """
-    assert (0, ["retire", "begin", "swap", "retire"]) == rebuilt(settings())
+    assert (0, ["retire", "begin", "swap", "retire"]) == bench.run()
     assert [("it", ("shop.orders",))] == bench.asked
 
 
@@ -92,28 +117,38 @@ def test_a_failed_snapshot_replaces_nothing(bench, status):
     """
     bench.status = status
 
-    assert (1, ["retire", "begin", "give up"]) == rebuilt(settings())
+    assert (1, ["retire", "begin", "give up"]) == bench.run()
 
 
 def test_dead_letters_written_meanwhile_replace_nothing(bench):
     """
     The new index may lack them: it stays until the operator has looked.
     """
-    bench.aside = iter([5, 6])
+    bench.new_dead_letters = 1
 
-    assert (1, ["retire", "begin"]) == rebuilt(settings())
+    assert (1, ["retire", "begin"]) == bench.run()
 
 
-def test_only_known_routes_of_a_search_sink_are_rebuilt():
+def test_only_the_named_route_is_rebuilt(bench):
+    """
+    Without a name, every route is rebuilt, one after the other.
+    """
+    bench.run("lines")
+    named, bench.rebuild.done = bench.rebuild.done, []
+    bench.run(None)
+
+    assert {"lines"} == {route for _, route in named}
+    assert ["orders"] * 4 + ["lines"] * 4 == [route for _, route in bench.rebuild.done]
+
+
+def test_only_known_routes_of_a_search_sink_are_rebuilt(bench):
     """
     The message lists the routes that can be named.
     """
-    search, cache = settings().sink[0], settings("cache").sink[0]
-    chosen = [route.name for route in command._chosen(search, "lines")]
     with pytest.raises(NothingToRebuildError, match="no route order, only orders"):
-        command._chosen(search, "order")
+        bench.run("order")
+    bench.kind = "cache"
     with pytest.raises(NothingToRebuildError, match="it is a cache"):
-        command._chosen(cache, None)
+        bench.run(None)
 
-    assert ["lines"] == chosen
-    assert 2 == len(command._chosen(search, None))
+    assert [] == bench.rebuild.done

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from towpath.relay.errors import PartitionCountChangedError, TopicTruncatedError
-from towpath.relay.recovery.marks import FormerCount, Mark, Marks
+from towpath.relay.recovery.marks import FormerCount, Mark, Marks, marks_document
 
 TOPIC = "p.shop.orders"
 AT = (TOPIC, 0)
@@ -47,11 +47,11 @@ def test_a_read_row_beside_a_streamed_record_is_no_truncation():
     marks = marks_of_empty_topic()
     marks.move({}, {AT: Acknowledged(117)})
     marks.move({AT: (POSITION, Acknowledged(100))}, {})
-    after_stream = dict(marks._marks[TOPIC])
+    after_stream = marks.document(TOPIC)
     marks.move({AT: (LATER, Acknowledged(120))}, {AT: Acknowledged(119)})
 
-    assert {0: Mark(118, POSITION)} == after_stream
-    assert {0: Mark(121, LATER)} == marks._marks[TOPIC]
+    assert marks_document({0: Mark(118, POSITION)}) == after_stream
+    assert marks_document({0: Mark(121, LATER)}) == marks.document(TOPIC)
 
 
 @pytest.mark.parametrize("is_read", [False, True])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from support.dead_letters import Asked, Letters, desk_of
+from support.dead_letters import Asked, Heads, Letters, desk_of
 from support.kafka_rows import TOPIC, row, table
 from support.parked_shop import FILL, ROUTES, Shop, change
 from towpath.sinks.apply import batch as batches
@@ -91,8 +91,7 @@ def test_a_large_batch_is_written_in_slices(monkeypatch, count, told):
     """
     monkeypatch.setattr(batches, "PART_RECORDS", 2)
     sink, letters = Safe(), Letters()
-    desk = desk_of(letters)
-    desk.safe._found = "safe"
+    desk = desk_of(letters, heads=Heads("safe"))
     rows = [row(n, "c", order=n) for n in range(count)]
     result = BatchWriter(ROUTES, sink, desk).write(table(*rows), 0)
 

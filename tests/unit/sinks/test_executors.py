@@ -212,11 +212,11 @@ def test_a_loss_found_by_the_drivers_flush_repeats_the_batch(bench):
     assert [("orders", (7,))] == bench.desk.repairs.keys
 
 
-def test_tombstones_are_purged_only_after_the_batch(bench):
+def test_tombstones_are_purged_only_after_the_batch(tmp_path):
     """
     It may have records from below the safe position, which was looked up since.
     """
-    bench.desk.safe._found = "safe"
+    bench = Bench(tmp_path, heads=Heads("safe"))
     bench.write(row(1, "c"))
     told = [note[3] for note in bench.notes if note[:2] == ("driver", "apply")]
 

@@ -112,9 +112,21 @@ class Oldest:
 
 
 @pytest.fixture
-def monitor():
+def cluster():
+    """Return the monitor's cluster."""
+    return Cluster(9)
+
+
+@pytest.fixture
+def oldest():
+    """Return the monitor's reader of records' ages."""
+    return Oldest(25.0)
+
+
+@pytest.fixture
+def monitor(cluster, oldest):
     """Return a monitor that is not started."""
-    made = Monitor(Cluster(9), Oldest(25.0), Clock())
+    made = Monitor(cluster, oldest, Clock())
     yield made
     made.close()
 
@@ -276,14 +288,16 @@ def test_every_metric_of_sinks_is_shown_and_documented(monitor, tmp_path):
     assert [] == [name for name in published if f"`{name}" not in text]
 
 
-def test_a_lag_alarm_is_logged_when_it_begins_and_when_it_ends(monitor, tmp_path):
+def test_a_lag_alarm_is_logged_when_it_begins_and_when_it_ends(
+    monitor, oldest, tmp_path
+):
     """
     D-11: above twice the budget one warning is logged, within it one all-clear.
     """
     monitor.report(tmp_path, SINK)
     with capture_logs() as logs:
         for age_s in (20, 21, 22, 12, 9, 9):
-            monitor._oldest.age_s = age_s
+            oldest.age_s = age_s
             monitor.look()
 
     assert [("warning", 21.0), ("info", 9.0)] == [
@@ -291,13 +305,13 @@ def test_a_lag_alarm_is_logged_when_it_begins_and_when_it_ends(monitor, tmp_path
     ]
 
 
-def test_an_unknown_lag_is_not_shown(monitor, tmp_path):
+def test_an_unknown_lag_is_not_shown(monitor, cluster, tmp_path):
     """
     While the broker is unavailable no lag is shown, and that is logged once.
     """
     monitor.report(tmp_path, SINK)
     monitor.look()
-    monitor._cluster.end = None
+    cluster.end = None
     with capture_logs() as logs:
         monitor.look()
         monitor.look()

@@ -115,11 +115,12 @@ def new(offset):
     return row(offset, "c", order=offset)
 
 
-def test_slices_are_sent_in_order_and_flushed_once(bench):
+@pytest.mark.usefixtures("bench")
+def test_slices_are_sent_in_order_and_flushed_once():
     """
     The safe position follows the batch, which may contain it.
     """
-    bench.desk.safe._found = "safe"
+    bench = Bench(heads=Heads("safe"))
     result = bench.write(*map(new, range(1, 6)))
 
     assert [

@@ -36,7 +36,7 @@ class Lake:
     """A catalog of SQLite, opened as often as the appender likes."""
 
     def __init__(self, folder):
-        self._told = {"uri": f"sqlite:///{folder}/list", "warehouse": str(folder)}
+        self.place = {"uri": f"sqlite:///{folder}/list", "warehouse": str(folder)}
         with closing(self.open()) as catalog:
             catalog.create_namespace("shop")
             table = catalog.create_table("shop.orders", TABLE.schema)
@@ -44,7 +44,7 @@ class Lake:
             self.first = Commit(table.metadata.current_snapshot_id, {})
 
     def open(self, _sink=None):
-        return SqlCatalog("lake", **self._told)
+        return SqlCatalog("lake", **self.place)
 
     def recreate(self):
         """Create the table without a commit."""
@@ -139,9 +139,10 @@ def test_a_first_commit_is_not_made_after_another_writers(lake, appender, monkey
     """
     A table without a commit at the look must still have none.
     """
-    told = lake._told
     lake.recreate()
-    monkeypatch.setattr(write, "open_catalog", lambda _: Overtaken("lake", **told))
+    monkeypatch.setattr(
+        write, "open_catalog", lambda _: Overtaken("lake", **lake.place)
+    )
     with pytest.raises(TargetUnavailableError, match="somebody else"):
         appender.append(TABLE, rows(1), None)
 
@@ -163,8 +164,9 @@ def test_another_writers_commit_is_not_taken_for_ours(lake, appender, monkeypatc
     """
     Its keys are not known, although no commit came between: no append builds on it.
     """
-    told = lake._told
-    monkeypatch.setattr(write, "open_catalog", lambda _: Answering("lake", **told))
+    monkeypatch.setattr(
+        write, "open_catalog", lambda _: Answering("lake", **lake.place)
+    )
     second = appender.append(TABLE, rows(1), lake.first)
     third = appender.append(TABLE, rows(9), second)
 

@@ -53,12 +53,13 @@ _log = structlog.get_logger("towpath.sinks.search")
 class SearchSink:
     """One OpenSearch, written by one sink."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one place, and the last by their names
         self,
         url: str,
         routes: tuple[Route, ...],
         relations: RelationSource,
         clock: Clock,
+        *,
         options: SearchOptions = SearchOptions(),  # noqa: B008 - frozen
         watch: IndexWatch | None = None,
         client: OpenSearch | None = None,

@@ -21,7 +21,7 @@ from towpath.relay.kafka import recovery
 from towpath.relay.kafka.producer import KafkaProducer
 from towpath.relay.kafka.state import StateTopic
 from towpath.relay.kafka.topics import KafkaTopics
-from towpath.relay.loop import Pipeline
+from towpath.relay.loop import LoopDuties
 from towpath.relay.publish.checkpoints import CheckpointWriter
 from towpath.relay.publish.in_flight import Delivery, DeliveryLedger
 from towpath.relay.publish.publisher import Publisher
@@ -117,15 +117,15 @@ class Fault:
 
     def told(self) -> None:
         """Strike when a higher LSN was told to Postgres."""
-        tell = Pipeline._confirm
+        confirm = LoopDuties.confirm
 
-        def told(pipeline: Pipeline, lsn: int) -> None:
-            is_new = 0 < pipeline._confirmed_lsn < lsn
-            tell(pipeline, lsn)
+        def confirmed(duties: LoopDuties, lsn: int) -> None:
+            is_new = 0 < duties._confirmed_lsn < lsn
+            confirm(duties, lsn)
             if is_new:
                 self.strike()
 
-        Pipeline._confirm = told  # type: ignore[method-assign]
+        LoopDuties.confirm = confirmed  # type: ignore[method-assign]
 
 
 def _writes(key: str) -> Counts:
@@ -142,8 +142,8 @@ POINTS: Final[dict[str, Callable[[Fault], None]]] = {
     "deleted": lambda f: f.within(has_value=True),
     "tombstone": lambda f: f.within(has_value=False),
     "topic made": lambda f: f.after(KafkaTopics, "ensure"),
-    "before first mark": lambda f: f.before(CheckpointWriter, "_admit"),
-    "first mark": lambda f: f.after(CheckpointWriter, "_admit"),
+    "before first mark": lambda f: f.before(Publisher, "_admit"),
+    "first mark": lambda f: f.after(Publisher, "_admit"),
     "signal held": lambda f: f.after(DeliveryLedger, "hold"),
     "signal answered": lambda f: f.before(DeliveryLedger, "release"),
     "before tails": lambda f: f.before(recover, "read_tails"),

@@ -176,6 +176,6 @@ def test_a_publication_younger_than_the_log_is_refused(faults):
     faults.relay.prepare()
     faults.writer.write()
     code = faults.relay.start().wait(30)
-    reason = faults.relay.logged("halted")[-1]["reason"]
+    reason = faults.relay.logged("relay halted")[-1]["reason"]
 
     assert (3, True) == (code, "publication" in reason and "younger" in reason)

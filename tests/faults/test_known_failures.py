@@ -231,7 +231,7 @@ def test_a_changed_partition_count_is_refused_and_nothing_is_touched(faults):
     admin.create_partitions([NewPartitions(topic, 5)])[topic].result()
     before = (confirmed(faults), len(faults.relay.records()))
     code = faults.relay.start().wait(30)
-    told = faults.relay.logged("halted")[-1]
+    told = faults.relay.logged("relay halted")[-1]
 
     assert (3, True, "state repair" in told["remedy"], before) == (
         code,
@@ -256,7 +256,7 @@ def test_a_partition_count_that_changes_while_running_halts(faults):
     with faults.load(1):
         code = process.wait(30)
     again = faults.relay.start().wait(30)
-    told = [record["reason"] for record in faults.relay.logged("halted")]
+    told = [record["reason"] for record in faults.relay.logged("relay halted")]
 
     assert (3, 3, [True, True]) == (
         code,
@@ -285,7 +285,7 @@ def test_a_deleted_or_recreated_topic_is_refused(faults, is_made_anew):
         CLOCK.wait(0.5)
     before = (confirmed(faults), len(faults.relay.records()))
     code = faults.relay.start().wait(30)
-    told = faults.relay.logged("halted")[-1]
+    told = faults.relay.logged("relay halted")[-1]
 
     assert (3, True, True, before) == (
         code,

@@ -111,7 +111,7 @@ def test_added_partitions_take_no_record_before_the_operator_decides(faults):
     with faults.load(2):
         add_partitions(faults, 8, *names)
         assert process.wait(60) == 3
-        told = faults.relay.logged("halted")[-1]
+        told = faults.relay.logged("relay halted")[-1]
         assert "had 3 partitions and has 8 now" in told["reason"]
         assert "towpath relay state repair" in told["remedy"]
         beyond = {m.partition() for m in faults.relay.records(*names)} - {0, 1, 2}
@@ -165,7 +165,7 @@ def test_a_deleted_topic_is_named_and_made_again_by_the_repair(faults):
             process = faults.relay.start()
         assert process.wait(60) == 3
         assert faults.relay.start().wait(60) == 3
-        told = faults.relay.logged("halted")[-1]
+        told = faults.relay.logged("relay halted")[-1]
         assert f"topic {topic} is gone, and what it kept of" in told["reason"]
         assert "towpath relay state repair" in told["remedy"]
         assert topic not in faults.relay.topics()

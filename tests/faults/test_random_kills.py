@@ -36,16 +36,16 @@ def test_random_kills_lose_and_repeat_nothing(faults, delivery):
     streaming = 0
     with faults.load():
         for number in range(KILLS):
-            before = len(faults.relay.logged("streaming"))
+            before = len(faults.relay.logged("relay streaming"))
             faults.relay.start()
             # However slow the machine is, every other one has got as far.
             if number % 2:
                 faults.relay.wait_for(
-                    lambda n=before: len(faults.relay.logged("streaming")) > n
+                    lambda n=before: len(faults.relay.logged("relay streaming")) > n
                 )
             CLOCK.wait(random.uniform(0, 0.8))
             faults.relay.kill()
-            streaming += len(faults.relay.logged("streaming")) > before
+            streaming += len(faults.relay.logged("relay streaming")) > before
         faults.relay.start()
     count = faults.reckon()
 

@@ -94,7 +94,7 @@ def test_a_gap_halts_if_it_is_to(relay: Relay):
     relay.connection.execute("select pg_drop_replication_slot(%s)", [relay.prefix])
     relay.start()
     code = relay.ended()
-    (halted,) = relay.logged("halted")
+    (halted,) = relay.logged("relay halted")
 
     assert (3, True, True) == (
         code,

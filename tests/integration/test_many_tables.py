@@ -164,7 +164,7 @@ def test_a_start_stores_the_first_marks_of_all_tables(rig: Rig):
     No change waits for a look at its topic, and every tiny table is read.
     """
     rig.start()
-    rig.wait_for(lambda: bool(rig.logged("streaming")))
+    rig.wait_for(lambda: bool(rig.logged("relay streaming")))
     settings = load(rig.config, {})
     marks = StateTopic(settings.kafka, rig.prefix).read().marks
     names = {rig.topic(f"many.t{n}") for n in range(1, TABLES + 1)}

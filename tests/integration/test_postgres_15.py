@@ -155,7 +155,7 @@ chunk_rows = 100
 
     def has_published(self, name: str) -> bool:
         """Return whether a relay that streams has written into a topic."""
-        return bool(self.logged("streaming") and self.records(name))
+        return bool(self.logged("relay streaming") and self.records(name))
 
 
 _EVENTS = "select id::text from towpath.outbox"
@@ -378,7 +378,7 @@ def test_a_publication_that_the_log_does_not_know_halts(source: Source):
     source.prepare()
     source.connection.execute("insert into shop.line values (9003, 3)")
     code = source.start().wait(30)
-    halted = source.logged("halted")[-1]
+    halted = source.logged("relay halted")[-1]
     keys = [change.key for change in source.fold().streamed]
 
     assert (0, 3, [9001]) == (stopped, code, keys)

@@ -269,7 +269,7 @@ def test_kill_9_loses_nothing(relay: Relay):
     relay.insert_events(6000, size=100)
     for _ in range(2):
         process = relay.start()
-        until(lambda: bool(relay.logged("streaming")), "the relay streams")
+        until(lambda: bool(relay.logged("relay streaming")), "the relay streams")
         relay.read("event.order", at_least=100)
         process.kill()
         process.wait()
@@ -317,7 +317,7 @@ def test_a_graceful_stop_repeats_nothing(relay: Relay):
     codes = []
     for _ in range(3):
         process = relay.start()
-        until(lambda: bool(relay.logged("streaming")), "the relay streams")
+        until(lambda: bool(relay.logged("relay streaming")), "the relay streams")
         codes.append(relay.stop(process))
         relay.log_file.unlink()
     relay.start()
@@ -422,14 +422,14 @@ def test_idle_traffic_is_confirmed(relay: Relay):
     """
     relay.prepare()
     relay.start()
-    until(lambda: bool(relay.logged("streaming")), "the relay streams")
+    until(lambda: bool(relay.logged("relay streaming")), "the relay streams")
     relay.connection.execute(
         "insert into shop.aside select n, repeat('x', 900)"
         " from generate_series(1, 5000) n"
     )
     until(lambda: 0 <= relay.confirmed_lag_bytes() < 100_000, "the log is confirmed")
 
-    assert [] == relay.logged("trying again")
+    assert [] == relay.logged("session failed: retrying")
 
 
 def test_a_second_relay_waits_and_takes_over(relay: Relay):
@@ -438,12 +438,12 @@ def test_a_second_relay_waits_and_takes_over(relay: Relay):
     """
     relay.prepare()
     first = relay.start()
-    until(lambda: bool(relay.logged("streaming")), "the first streams")
+    until(lambda: bool(relay.logged("relay streaming")), "the first streams")
     relay.start()
     until(lambda: bool(relay.logged("waiting for the slot")), "the second waits")
     holder = relay.logged("waiting for the slot")[0]["holder"]
     relay.stop(first)
-    until(lambda: len(relay.logged("streaming")) == 2, "the second streams")
+    until(lambda: len(relay.logged("relay streaming")) == 2, "the second streams")
     relay.insert_events(10)
     messages = relay.read("event.order", at_least=10)
 
@@ -468,7 +468,7 @@ def test_a_cut_connection_is_made_again(relay: Relay):
 
     assert (set(range(100)), True) == (
         set(numbers(messages)),
-        bool(relay.logged("trying again")),
+        bool(relay.logged("session failed: retrying")),
     )
 
 
@@ -478,12 +478,12 @@ def test_a_lost_slot_halts_with_its_remedy(relay: Relay):
     """
     relay.prepare(relay='on_gap = "halt"')
     process = relay.start()
-    until(lambda: bool(relay.logged("streaming")), "the relay streams")
+    until(lambda: bool(relay.logged("relay streaming")), "the relay streams")
     relay.stop(process)
     relay.connection.execute("select pg_drop_replication_slot(%s)", (relay.prefix,))
     code = relay.start().wait(30)
 
-    assert (3, True) == (code, "snapshot" in relay.logged("halted")[0]["remedy"])
+    assert (3, True) == (code, "snapshot" in relay.logged("relay halted")[0]["remedy"])
 
 
 def test_without_a_slot_the_relay_says_what_to_do(relay: Relay):
@@ -493,7 +493,10 @@ def test_without_a_slot_the_relay_says_what_to_do(relay: Relay):
     relay.capture("shop.line")
     code = relay.start().wait(30)
 
-    assert (3, True) == (code, "relay init" in relay.logged("halted")[0]["remedy"])
+    assert (3, True) == (
+        code,
+        "relay init" in relay.logged("relay halted")[0]["remedy"],
+    )
 
 
 def test_init_is_repeatable_and_follows_the_configuration(relay: Relay, capsys):

@@ -48,15 +48,17 @@ class Running(Rig):
 
     def start(self, *, streams: bool = True) -> Running:
         """Start a relay process, and wait until it streams."""
-        seen = len(self.logged("streaming"))
+        seen = len(self.logged("relay streaming"))
         process = super().start()
         if streams:
-            until(lambda: len(self.logged("streaming")) > seen, "the relay streams")
+            until(
+                lambda: len(self.logged("relay streaming")) > seen, "the relay streams"
+            )
         return process
 
     def has_tried(self, count: int) -> bool:
         """Return whether more than so many attempts have failed."""
-        return len(self.logged("trying again")) > count
+        return len(self.logged("session failed: retrying")) > count
 
     def fetch(self, path: str) -> tuple[int, str]:
         """Ask the admin port of the relay that was started last."""
@@ -384,7 +386,7 @@ def test_a_stop_is_heeded_while_a_part_is_away(relay: Running):
     relay.prepare()
     relay.point_at("postgresql://u:hunter2@127.0.0.1:1/db")
     process = relay.start(streams=False)
-    until(lambda: bool(relay.logged("trying again")), "it tries again")
+    until(lambda: bool(relay.logged("session failed: retrying")), "it tries again")
 
     assert 0 == relay.stop(process)
 
@@ -407,7 +409,7 @@ def test_every_line_is_json_and_tells_no_credential(relay: Running):
         f"host=127.0.0.1 port={port} user=nobody_here password={secret} dbname=no",
     ):
         relay.point_at(dsn)
-        tried = len(relay.logged("trying again"))
+        tried = len(relay.logged("session failed: retrying"))
         process = relay.start(streams=False)
         until(partial(relay.has_tried, tried), "it tries again")
         codes.append(relay.stop(process))

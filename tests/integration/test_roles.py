@@ -64,7 +64,7 @@ def test_a_standby_under_its_own_role_waits_and_takes_over(rig: Rig, capsys):
     The doctor asks as this role too, while another role's transaction is open.
     """
     first = rig.start()
-    rig.wait_for(lambda: bool(rig.logged("streaming")))
+    rig.wait_for(lambda: bool(rig.logged("relay streaming")))
     text = rig.config.read_text().replace(rig.dsn, dsn_of(rig))
     rig.config.write_text(text)
     with psycopg.connect(rig.dsn) as writer:
@@ -74,7 +74,7 @@ def test_a_standby_under_its_own_role_waits_and_takes_over(rig: Rig, capsys):
     rig.start()
     rig.wait_for(lambda: bool(rig.logged("waiting for the slot")))
     rig.stop(first)
-    rig.wait_for(lambda: len(rig.logged("streaming")) == 2)
+    rig.wait_for(lambda: len(rig.logged("relay streaming")) == 2)
     rig.execute(
         "insert into towpath.outbox (id, aggregate_type, aggregate_id, type, payload)"
         " values (gen_random_uuid(), 'order', '1', 'placed', '{}')"
@@ -83,4 +83,4 @@ def test_a_standby_under_its_own_role_waits_and_takes_over(rig: Rig, capsys):
     assert code in {0, 1}
     assert not [row for row in found if row["level"] != "warning"]
     assert 1 == len(rig.read("event.order", at_least=1))
-    assert [] == rig.logged("trying again")
+    assert [] == rig.logged("session failed: retrying")

@@ -179,7 +179,7 @@ def test_values_are_the_same_in_stream_and_snapshot(hostile: Rig):
     hostile.configure(hostile.outbox, tables=["s.t"])
     hostile.init()
     hostile.start()
-    hostile.wait_for(lambda: bool(hostile.logged("streaming")))
+    hostile.wait_for(lambda: bool(hostile.logged("relay streaming")))
     hostile.execute(
         "insert into s.t select 2, at, day, span, raw, ratio, cost from s.t"
     )

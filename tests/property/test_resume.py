@@ -28,6 +28,7 @@ from towpath.relay.ports import Outgoing, TopicFacts
 from towpath.relay.publish.checkpoints import CheckpointStart, CheckpointWriter
 from towpath.relay.publish.in_flight import Delivery, DeliveryLedger
 from towpath.relay.publish.publisher import Publisher
+from towpath.relay.publish.sender import RecordSender
 from towpath.relay.recovery.lineage import SourceHistory
 from towpath.relay.recovery.marks import (
     FormerCount,
@@ -226,16 +227,22 @@ class Process:
         self.ledger = DeliveryLedger(self.start_lsn)
         self.invisible = InvisibleTransactions(self.start_lsn)
         self.stats = Stats()
-        self.publisher = Publisher(
-            self.broker, self.broker, self.ledger, _Dead(), self.stats, published
-        )
+        sender = RecordSender(self.broker, self.broker, self.ledger, _Dead())
         self.checkpoints = CheckpointWriter(
             CheckpointStart(Marks(found, former), published.log_lsn, 0, 0),
             StateRecords("p"),
-            self.publisher,
+            sender,
             self.ledger,
             self.invisible,
             self.clock,
+        )
+        self.publisher = Publisher(
+            sender,
+            self.ledger,
+            self.stats,
+            published,
+            self.checkpoints,
+            lambda: None,
         )
         self._delivery: Delivery | None = None
 
@@ -449,13 +456,11 @@ def test_histories_refute_a_topic_without_its_first_mark(monkeypatch):
     A topic's first mark must precede its first record.
     """
 
-    def unmarked(
-        self: CheckpointWriter, topic: str, _count: int, find_ends: Callable[[], Any]
-    ) -> None:
+    def unmarked(self: CheckpointWriter, topic: str, _count: int) -> None:
         if not self._marks.knows(topic):
-            self._marks.begin(topic, find_ends())
+            self._marks.begin(topic, self._sender.end_offsets(topic))
 
-    monkeypatch.setattr(CheckpointWriter, "_admit", unmarked)
+    monkeypatch.setattr(CheckpointWriter, "admit", unmarked)
 
     is_refuted()
 

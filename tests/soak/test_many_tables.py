@@ -63,7 +63,7 @@ def test_many_tables_are_followed_and_read(rig: Rig):
     A start, a change in some of them, and a snapshot of all; every row is counted.
     """
     rig.start()
-    wait(rig, lambda: bool(rig.logged("streaming")), "from start to stream")
+    wait(rig, lambda: bool(rig.logged("relay streaming")), "from start to stream")
     for number in range(1, CHANGED + 1):
         rig.execute(f"update many.t{number} set note = 'c' where id = 1")  # noqa: S608 - the test's own
     lsn = rig.one("select pg_current_wal_lsn()::text")

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from towpath.relay.captured_tables import CapturedTables
 from towpath.relay.context import ProcessContext
+from towpath.relay.encode.captured_tables import CapturedTables
 from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.encode.record import Record
 from towpath.relay.encode.relations import CatalogFacts
@@ -234,7 +234,7 @@ class Bench:
         self.turns_left: int | None = None
         relay = Relay.model_validate({"rows": rows})
         # Below the least that a file may have.
-        bounds = {"max_in_flight_bytes": max_in_flight_bytes}
+        bounds = {"max_in_flight_bytes": max_in_flight_bytes, "stop_timeout_s": 5.0}
         settings = Settings(
             version=1,
             source=(Source(dsn="postgresql://unused"),),
@@ -256,7 +256,7 @@ class Bench:
     def run(self, turns: int) -> None:
         """Run the loop and stop it after some turns."""
         self.turns_left = turns
-        self.pipeline.run(stop_timeout_s=5.0)
+        self.pipeline.run()
 
     @property
     def confirmed(self) -> int:

@@ -251,7 +251,7 @@ def test_initial_only_fails_with_its_reason_and_redoes_only_that(two_tables):
     two_tables.prepare()
     two_tables.start()
     failed = two_tables.ended()
-    halted = two_tables.logged("halted")[-1]
+    halted = two_tables.logged("relay halted")[-1]
     two_tables.execute("alter table s.c replica identity default, add primary key (id)")
     two_tables.start()
     mended = two_tables.ended()

@@ -35,7 +35,7 @@ def test_init_and_start_name_every_collision_at_once(followed):
     followed.write()
     followed.start()
     code = followed.ended()
-    told = followed.logged("halted")[-1]["reason"]
+    told = followed.logged("relay halted")[-1]["reason"]
 
     prefix = followed.prefix
     expected = (
@@ -77,7 +77,7 @@ def test_a_table_that_would_take_a_topic_is_not_captured(followed):
     followed.write()
     followed.start()
     code = followed.ended()
-    told = followed.logged("halted")[-1]["reason"]
+    told = followed.logged("relay halted")[-1]["reason"]
 
     assert ("s.a$b", {1: {"id": 1, "v": 1}}) == (refused["table"], rows)
     assert "the tables s.a$b and s.a_b have one topic" in refused["reason"]

@@ -42,7 +42,7 @@ def test_a_row_that_is_a_dead_letter_leaves_its_snapshot_incomplete(rig, capsys)
     """
     make_large(rig, 7)
     rig.start()
-    rig.wait_for(lambda: bool(rig.logged("streaming")))
+    rig.wait_for(lambda: bool(rig.logged("relay streaming")))
     words = ["snapshot", "start", "s.a", "--wait", "--id", "s1"]
     words += ["--answer-within", "60"]
     code = root.run([*words, "--config", str(rig.config)])

@@ -147,7 +147,7 @@ def test_each_relay_answers_its_own_signals_only(relays: list[Relay], capsys):
         relay.init()
         relay.start()
     for relay in relays:
-        relay.wait_for(lambda relay=relay: bool(relay.logged("streaming")))
+        relay.wait_for(lambda relay=relay: bool(relay.logged("relay streaming")))
     one.signal("table-two", data_collections=["s.a"], relay=two.prefix)
     leave_in_kafka(two, keys_signal("kafka-two"))
     leave_over_http(two, keys_signal("http-two"))
@@ -208,7 +208,7 @@ def test_tables_without_a_relay_are_migrated_and_their_snapshot_goes_on(
     prepare_as_before(one)
     one.start()
     code = one.ended()
-    halted = one.logged("halted")
+    halted = one.logged("relay halted")
     two.init()
     left = two.one("select count(*) from towpath.snapshot where relay is null")
     capsys.readouterr()

@@ -149,7 +149,7 @@ def test_tables_and_columns_of_any_name_reach_every_sink(place, capsys):
     place.declare({})
     place.init()
     place.start()
-    place.wait_for(lambda: bool(place.logged("streaming")))
+    place.wait_for(lambda: bool(place.logged("relay streaming")))
     place.catch_up()
     codes = [place.towpath("sink", "check")]
     told = capsys.readouterr().out

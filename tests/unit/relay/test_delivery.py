@@ -168,7 +168,7 @@ def test_a_chunk_is_delivered_once_and_only_when_it_is_closed():
     ledger = DeliveryLedger(0)
     chunk = ledger.begin_chunk(7)
     chunk.expect(b"row")
-    chunk.passed(None, Acknowledged(3))
+    chunk.acknowledge_unordered(None, Acknowledged(3))
     still_open = ledger.take_delivered()
     ledger.end_chunk(7)
 
@@ -188,12 +188,16 @@ def test_the_last_record_of_each_partition_is_kept():
     for position in (b"1", b"2"):
         delivery.expect(b"")
         delivery(position, None, Acknowledged())
-    loose = ledger.loose()
-    loose.expect(b"")
-    loose.passed(None, Acknowledged())
-    position, _ = ledger.reached["t", 0]
+    delivery = ledger.begin_untracked()
+    delivery.expect(b"")
+    delivery.acknowledge_unordered(None, Acknowledged())
+    position, _ = ledger.ordered_acks["t", 0]
 
-    assert (b"2", [("t", 0)], 0) == (position, list(ledger.passed), loose.pending)
+    assert (b"2", [("t", 0)], 0) == (
+        position,
+        list(ledger.unordered_acks),
+        delivery.pending,
+    )
 
 
 def test_a_failed_internal_record_is_a_failure_too():
@@ -201,11 +205,15 @@ def test_a_failed_internal_record_is_a_failure_too():
     A failed mark or READ row is not ignored.
     """
     ledger = DeliveryLedger(0)
-    loose = ledger.loose()
-    loose.expect(b"")
-    loose.passed("refused", Acknowledged())
+    delivery = ledger.begin_untracked()
+    delivery.expect(b"")
+    delivery.acknowledge_unordered("refused", Acknowledged())
 
-    assert ("refused", {}, 1) == (ledger.failure, ledger.passed, loose.pending)
+    assert ("refused", {}, 1) == (
+        ledger.failure,
+        ledger.unordered_acks,
+        delivery.pending,
+    )
 
 
 def test_settled_transactions_are_counted_with_the_oldest_commit_time():

@@ -71,7 +71,8 @@ class EmissionBench:
         facts = TopicFacts(1000, 2, is_compacted=is_compacted)
         core = SimpleNamespace(
             ledger=self.ledger,
-            publisher=SimpleNamespace(publish_reads=self._send, facts=lambda _: facts),
+            sender=SimpleNamespace(facts=lambda _: facts),
+            publisher=SimpleNamespace(publish_reads=self._send),
             router=SimpleNamespace(
                 table=self._table, place=SourceNames("t", "db"), relay=RELAY
             ),

@@ -72,22 +72,22 @@ class RecorderBench:
         touches.notes.append(notes)
         return notes
 
-    def insert(self, *values: bytes | None, is_buried: bool = False) -> None:
+    def insert(self, *values: bytes | None, is_dead_letter: bool = False) -> None:
         """Stream an outbox row of an order."""
         kind, aggregate_id, event_type = values
         row = (b"i", kind, aggregate_id, event_type, None)
         change = Change(Operation.CREATE, TABLE, row, None, False, TRANSACTION, 0, 0)
-        self.events.expect()
-        if is_buried:
+        self.events.before_publish()
+        if is_dead_letter:
             self.stats.count_dead_letter("why")
         self.events.row(change, SEQUENCE)
 
     def message(
-        self, told: object, transaction: Transaction | None = TRANSACTION
+        self, event: object, transaction: Transaction | None = TRANSACTION
     ) -> None:
         """Stream a message."""
-        content = told if isinstance(told, bytes) else json.dumps(told).encode()
-        self.events.expect()
+        content = event if isinstance(event, bytes) else json.dumps(event).encode()
+        self.events.before_publish()
         spoken = LogicalMessageEvent(
             "towpath.outbox", content, 160, 0, transaction, 160
         )
@@ -121,33 +121,33 @@ def test_an_event_drops_a_read_row_of_its_aggregate(event_type, expected):
 
     After an event without the whole state the row is read again.
     """
-    desk = RecorderBench()
-    desk.insert(b"order", b"42", event_type)
+    bench = RecorderBench()
+    bench.insert(b"order", b"42", event_type)
 
-    assert desk.judge(snapshot=SEES_IT) is None
-    assert desk.judge(b"43") is None
+    assert bench.judge(snapshot=SEES_IT) is None
+    assert bench.judge(b"43") is None
 
-    assert expected is desk.judge()
+    assert expected is bench.judge()
 
 
 def test_a_star_means_that_all_event_types_carry_the_whole_state():
     """
     The star is for all types and is no type by itself.
     """
-    desk = RecorderBench()
-    desk.insert(b"customer", b"x", b"Anything")
+    bench = RecorderBench()
+    bench.insert(b"customer", b"x", b"Anything")
 
-    assert TouchOutcome.FULL is desk.judge(b"x", "customer")
+    assert TouchOutcome.FULL is bench.judge(b"x", "customer")
 
 
 def test_an_event_in_the_dead_letters_makes_its_aggregate_read_again():
     """
     A parked, refused or too large event reached no sink, so the row is read again.
     """
-    desk = RecorderBench()
-    desk.insert(b"order", b"42", b"OrderChanged", is_buried=True)
+    bench = RecorderBench()
+    bench.insert(b"order", b"42", b"OrderChanged", is_dead_letter=True)
 
-    assert TouchOutcome.PARTIAL is desk.judge()
+    assert TouchOutcome.PARTIAL is bench.judge()
 
 
 @pytest.mark.parametrize(
@@ -164,11 +164,11 @@ def test_an_aggregate_id_is_compared_in_its_canonical_form(spelt, left, counted)
 
     An invalid id belongs to no row of the view, and is counted too.
     """
-    desk = RecorderBench()
-    desk.insert(b"order", spelt, b"OrderChanged")
+    bench = RecorderBench()
+    bench.insert(b"order", spelt, b"OrderChanged")
 
-    assert left is desk.judge()
-    assert Counter(counted) == desk.stats.skipped
+    assert left is bench.judge()
+    assert Counter(counted) == bench.stats.skipped
 
 
 def test_changes_that_are_no_events_touch_no_aggregate():
@@ -177,36 +177,36 @@ def test_changes_that_are_no_events_touch_no_aggregate():
 
     So are updates and deletes of outbox rows.
     """
-    desk = RecorderBench()
+    bench = RecorderBench()
     row = (b"i", b"order", b"42", b"OrderPaid", None)
-    desk.insert(b"invoice", b"42", b"Any")
-    desk.insert(None, b"42", b"Any")
+    bench.insert(b"invoice", b"42", b"Any")
+    bench.insert(None, b"42", b"Any")
     for change in (
         Change(Operation.DELETE, TABLE, None, row, True, TRANSACTION, 0, 0),
         Change(Operation.UPDATE, TABLE, row, None, False, TRANSACTION, 0, 0),
         Change(Operation.CREATE, ROWS, (b"42", b"v"), None, False, TRANSACTION, 0, 0),
     ):
-        desk.events.row(change, SEQUENCE)
-    desk.message(b"no json")
+        bench.events.row(change, SEQUENCE)
+    bench.message(b"no json")
     content = json.dumps(ORDER).encode()
-    desk.events.message(
+    bench.events.message(
         LogicalMessageEvent("other", content, 1, 0, TRANSACTION, 1), SEQUENCE
     )
 
-    assert desk.judge() is None
-    assert Counter() == desk.stats.skipped
+    assert bench.judge() is None
+    assert Counter() == bench.stats.skipped
 
 
 def test_a_transactional_message_touches_its_aggregate_as_a_row_does():
     """
     A number as an id is compared as it is written.
     """
-    desk = RecorderBench()
-    desk.message(ORDER | {"aggregate_id": 42, "type": "OrderChanged"})
+    bench = RecorderBench()
+    bench.message(ORDER | {"aggregate_id": 42, "type": "OrderChanged"})
 
-    assert desk.judge(snapshot=SEES_IT) is None
+    assert bench.judge(snapshot=SEES_IT) is None
 
-    assert TouchOutcome.FULL is desk.judge()
+    assert TouchOutcome.FULL is bench.judge()
 
 
 def test_a_message_outside_a_transaction_touches_by_its_lsn_alone():
@@ -215,12 +215,12 @@ def test_a_message_outside_a_transaction_touches_by_its_lsn_alone():
 
     Every query sees the message, and it is no state of the row.
     """
-    desk = RecorderBench()
-    desk.message(ORDER | {"type": "OrderChanged"}, transaction=None)
+    bench = RecorderBench()
+    bench.message(ORDER | {"type": "OrderChanged"}, transaction=None)
 
-    assert desk.judge(low=SEQUENCE) is None
+    assert bench.judge(low=SEQUENCE) is None
 
-    assert TouchOutcome.PARTIAL is desk.judge(low=SEQUENCE - 1, snapshot=SEES_IT)
+    assert TouchOutcome.PARTIAL is bench.judge(low=SEQUENCE - 1, snapshot=SEES_IT)
 
 
 def frame(relation: Relation, *values: bytes, tag: bytes = b"I") -> bytes:
@@ -235,39 +235,39 @@ def test_an_operators_skip_makes_the_row_read_again():
     """
     The stream carries neither its rows nor its events; ordinals do not change.
     """
-    desk = RecorderBench()
+    bench = RecorderBench()
     sequencer = Sequencer(0)
     sequencer.bind(TABLE)
     sequencer.bind(ROWS)
     sequencer.transaction = TRANSACTION
     event = frame(TABLE, b"i", b"order", b"42", b"OrderChanged", b"{}")
 
-    desk.events.pass_over(event, sequencer, SEQUENCE)
-    desk.events.pass_over(frame(ROWS, b"1", b"v"), sequencer, SEQUENCE)
-    desk.events.pass_over(frame(ROWS, b"2", b"v", tag=b"D"), sequencer, SEQUENCE)
-    desk.events.pass_over(event[:-3], sequencer, SEQUENCE)
+    bench.events.skipped(event, sequencer, SEQUENCE)
+    bench.events.skipped(frame(ROWS, b"1", b"v"), sequencer, SEQUENCE)
+    bench.events.skipped(frame(ROWS, b"2", b"v", tag=b"D"), sequencer, SEQUENCE)
+    bench.events.skipped(event[:-3], sequencer, SEQUENCE)
 
     assert 0 == sequencer.ordinal
     assert [TouchOutcome.PARTIAL, TouchOutcome.PARTIAL] == [
-        desk.judge(key, "rows") for key in (b"1", b"2")
+        bench.judge(key, "rows") for key in (b"1", b"2")
     ]
 
-    assert TouchOutcome.PARTIAL is desk.judge()
+    assert TouchOutcome.PARTIAL is bench.judge()
 
 
 def test_a_skipped_truncate_touches_every_row():
     """
     Rows read before the truncate no longer exist.
     """
-    desk = RecorderBench()
+    bench = RecorderBench()
     sequencer = Sequencer(0)
     sequencer.bind(ROWS)
     sequencer.transaction = TRANSACTION
     body = b"T" + (1).to_bytes(4, "big") + b"\0" + ROWS.oid.to_bytes(4, "big")
 
-    desk.events.pass_over(b"w" + bytes(24) + body, sequencer, SEQUENCE)
+    bench.events.skipped(b"w" + bytes(24) + body, sequencer, SEQUENCE)
 
-    assert TouchOutcome.FULL is desk.judge(b"1", "rows")
+    assert TouchOutcome.FULL is bench.judge(b"1", "rows")
 
 
 @pytest.mark.parametrize("is_published", [True, False])
@@ -277,11 +277,13 @@ def test_a_change_excluded_by_configuration_makes_the_row_read_again(
     """
     The stream does not carry the row, so only the snapshot can.
     """
-    desk = RecorderBench()
+    bench = RecorderBench()
     row = (b"1", b"v")
     change = Change(Operation.UPDATE, ROWS, row, None, False, TRANSACTION, 0, 0)
-    record_change(desk.recorders[ROWS.oid], change, SEQUENCE, is_published=is_published)
+    record_change(
+        bench.recorders[ROWS.oid], change, SEQUENCE, is_published=is_published
+    )
 
-    assert (TouchOutcome.FULL if is_published else TouchOutcome.PARTIAL) is desk.judge(
+    assert (TouchOutcome.FULL if is_published else TouchOutcome.PARTIAL) is bench.judge(
         b"1", "rows"
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from towpath.relay.captured_tables import CapturedTables, Collections
+from towpath.relay.encode.captured_tables import CapturedTables, Collections
 from towpath.relay.postgres.backfill import signal_entry
 from towpath.relay.postgres.new_tables import fill_id
 from towpath.relay.postgres.slot import exporting_command

@@ -42,7 +42,10 @@ def clock() -> TurnedClock:
 def stats() -> Stats:
     """Make the statistics of a process that streams."""
     return Stats(
-        is_streaming=True, run_id="mine", heartbeat_interval_s=10.0, turned_at_s=1000.0
+        is_streaming=True,
+        run_id="mine",
+        heartbeat_interval_s=10.0,
+        last_turn_at_s=1000.0,
     )
 
 
@@ -151,7 +154,7 @@ def test_live_ends_when_the_loop_stops_turning(
     """
     A loop that stands still is not live; one that waits for a connection is.
     """
-    stats.turned_at_s = clock.now_s
+    stats.last_turn_at_s = clock.now_s
     seen = [pages.answer("/health/live").status]
     clock.now_s += STUCK_AFTER_S + 1
     seen.append(pages.answer("/health/live").status)

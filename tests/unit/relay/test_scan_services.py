@@ -16,6 +16,7 @@ from towpath.relay.snapshot.key_requests import KeyRequests
 from towpath.relay.snapshot.shape import RowValues
 from towpath.relay.snapshot.visibility import InvisibleTransactions
 from towpath.relay.stats import Stats
+from towpath.relay.stream.context import RowRequests
 from towpath.relay.stream.snapshot_publisher import SnapshotPublisher
 from towpath.relay.stream.snapshot_runner import (
     MAX_AHEAD_ALONE_BYTES,
@@ -106,13 +107,8 @@ class ScanBench:
         self.core = SimpleNamespace(
             ledger=self.ledger,
             invisible=InvisibleTransactions(0),
-            publisher=SimpleNamespace(
-                publish_reads=self._send,
-                flush=lambda: None,
-                poll=lambda _: None,
-                needs_commit=False,
-                commits=0,
-            ),
+            sender=SimpleNamespace(poll=lambda _: None, needs_commit=False, commits=0),
+            publisher=SimpleNamespace(publish_reads=self._send, flush=lambda: None),
             router=SimpleNamespace(table=lambda *_: Route()),
             relations=SimpleNamespace(
                 announce=lambda *_: None, facts_of=lambda _: None
@@ -122,7 +118,7 @@ class ScanBench:
             now_us=lambda: 7,
         )
         reader = SimpleNamespace(facts=self._facts, submit=self.submitted.append)
-        self.desk = SnapshotRunner(
+        self.runner = SnapshotRunner(
             self.core, self.driver, reader, SnapshotPublisher(self.core)
         )
 
@@ -135,7 +131,7 @@ class ScanBench:
         return facts
 
     def turn(self) -> None:
-        self.desk.turn(self.clock.now_s)
+        self.runner.turn(self.clock.now_s)
 
 
 def test_slices_are_emitted_until_the_time_is_over():
@@ -145,14 +141,14 @@ def test_slices_are_emitted_until_the_time_is_over():
     bench = ScanBench([(b"%d" % n,) for n in range(5)])
     bench.turn()
     first = len(bench.sent)
-    has_more = bench.desk.has_ready
+    has_more = bench.runner.has_ready
     bench.turn()
 
     assert (3, True, 5, False) == (
         first,
         has_more,
         len(bench.sent),
-        bench.desk.has_ready,
+        bench.runner.has_ready,
     )
 
 
@@ -210,12 +206,12 @@ def test_a_chunk_is_delivered_only_once_it_is_committed():
     Rows that Kafka may still abort are not stored as read, on a busy stream too (I5).
     """
     bench = ScanBench(ROWS[:1])
-    publisher = bench.core.publisher
-    publisher.needs_commit = True
+    sender = bench.core.sender
+    sender.needs_commit = True
     bench.turn()
     bench.turn()
     early = told.Delivered(5) in bench.driver.heard
-    publisher.commits += 1
+    sender.commits += 1
     bench.turn()
 
     assert (False, True) == (early, told.Delivered(5) in bench.driver.heard)
@@ -228,8 +224,9 @@ def test_a_transaction_is_held_until_its_key_request_is_stored():
     bench = ScanBench()
     bench.driver.is_busy = True
     bench.ledger.begin()
+    requests = RowRequests(bench.driver, bench.ledger)
     for ordinal in range(2):
-        bench.desk.complete_key(RELATION, (b"1",), Position(8, ordinal))
+        requests.request(RELATION, (b"1",), Position(8, ordinal))
     bench.ledger.commit(200)
     bench.turn()
     [store] = bench.submitted
@@ -252,12 +249,12 @@ def test_the_stream_waits_while_too_many_key_requests_are_to_be_stored(
     bench = ScanBench()
     effect = do.StoreKeys("towpath-keys-8", (), size_bytes)
     bench.driver.on = lambda fact: [effect] if isinstance(fact, told.Tick) else []
-    bench.desk.tell(told.Tick(0.0))
-    before = bench.desk.is_full
+    bench.runner.handle(told.Tick(0.0))
+    before = bench.runner.is_full
     bench.told = [told.KeysStored("towpath-keys-8")]
     bench.turn()
 
-    assert (is_full, False) == (before, bench.desk.is_full)
+    assert (is_full, False) == (before, bench.runner.is_full)
 
 
 def test_an_idle_driver_gets_no_time_facts():

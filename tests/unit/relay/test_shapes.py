@@ -8,7 +8,7 @@ from towpath.relay.encode.record import Record
 from towpath.relay.encode.relations import CatalogFacts, bind
 from towpath.relay.encode.types.form import TypeFacts, TypeField
 from towpath.relay.publish.in_flight import Delivery, DeliveryLedger
-from towpath.relay.stream.relations import RelationAnnouncer
+from towpath.relay.stream.context import RelationAnnouncer
 from towpath.relay.wal.messages import ColumnShape, RelationShape
 from towpath.schemas.position import Position
 from towpath.settings.relay import Relay
@@ -107,9 +107,9 @@ def test_a_shape_record_suffices_to_build_a_table():
     """
     Columns with types and nullability, the key, and the position it holds from.
     """
-    desk = ShapesBench()
-    desk.bind(SHAPE, 8)
-    record = desk.publisher.sent[0][0]
+    bench = ShapesBench()
+    bench.bind(SHAPE, 8)
+    record = bench.publisher.sent[0][0]
 
     assert (
         ("p.relations", b"s.t"),
@@ -143,58 +143,58 @@ def test_a_repeated_shape_is_published_once_and_a_new_one_again():
     """
     Only a shape that differs from the last published one is published.
     """
-    desk = ShapesBench()
+    bench = ShapesBench()
     for log_lsn, shape in ((8, SHAPE), (16, SHAPE), (24, WIDER)):
-        desk.bind(shape, log_lsn)
+        bench.bind(shape, log_lsn)
 
     assert [
         "0000000000000008.0000000000",
         "0000000000000018.0000000000",
-    ] == desk.published()
+    ] == bench.published()
 
 
 def test_a_table_that_is_not_captured_has_no_published_shape():
     """
     Outbox and signal table have no shape for sinks, and the catalog is not queried.
     """
-    desk = ShapesBench()
-    desk.bind(SHAPE._replace(table="no"), 8)
+    bench = ShapesBench()
+    bench.bind(SHAPE._replace(table="no"), 8)
 
-    assert ([], 0) == (desk.published(), desk.catalog.asked)
+    assert ([], 0) == (bench.published(), bench.catalog.asked)
 
 
 def test_a_chunks_shape_is_published_unless_a_newer_one_is():
     """
     A chunk's shape is published when it is new, with the low watermark's position.
     """
-    desk = ShapesBench()
+    bench = ShapesBench()
     relation = bind(SHAPE, FACTS)
-    desk.shapes.announce(relation, 16, 5)
-    desk.shapes.announce(relation, 24, 5)
+    bench.shapes.announce(relation, 16, 5)
+    bench.shapes.announce(relation, 24, 5)
 
-    assert ["0000000000000010.-"] == desk.published()
+    assert ["0000000000000010.-"] == bench.published()
 
 
 def test_an_outdated_shape_of_a_chunk_is_not_published():
     """
     A chunk read before a change of shape in the stream publishes no shape.
     """
-    desk = ShapesBench()
-    desk.bind(WIDER, 32)
-    desk.shapes.announce(bind(SHAPE, FACTS), 16, 5)
+    bench = ShapesBench()
+    bench.bind(WIDER, 32)
+    bench.shapes.announce(bind(SHAPE, FACTS), 16, 5)
 
-    assert 1 == len(desk.publisher.sent)
+    assert 1 == len(bench.publisher.sent)
 
 
 def test_a_shape_is_delivered_with_its_transaction():
     """
     The shape is part of the delivery of the transaction that brought it.
     """
-    desk = ShapesBench()
+    bench = ShapesBench()
     delivery = DeliveryLedger(0).begin()
-    desk.shapes.bind(SHAPE, Position(8, 0), 5, delivery)
+    bench.shapes.bind(SHAPE, Position(8, 0), 5, delivery)
 
-    assert delivery is desk.publisher.sent[0][1]
+    assert delivery is bench.publisher.sent[0][1]
 
 
 def flagged(*names: str, identity: str = "d") -> RelationShape:
@@ -245,12 +245,12 @@ def test_a_shape_has_only_published_columns():
     """
     Excluded columns are absent, masked ones are texts, key columns stay.
     """
-    desk = ShapesBench(
+    bench = ShapesBench(
         exclude_columns=["s.t.id"],
         mask=[{"columns": ["s.t.total"], "form": "mask", "length": 3}],
     )
-    desk.bind(SHAPE, 8)
-    told = json.loads(desk.publisher.sent[0][0].value or b"")
+    bench.bind(SHAPE, 8)
+    told = json.loads(bench.publisher.sent[0][0].value or b"")
 
     assert (
         [("line", "integer"), ("id", "bigint"), ("total", "text")],
@@ -265,16 +265,16 @@ def test_a_shape_describes_nested_types():
     """
     Elements, labels, fields and a domain's base type come with the column.
     """
-    desk = ShapesBench()
+    bench = ShapesBench()
     types = {
         20: TypeFacts("_pair", "s.pair[]", element_oid=50),
         23: TypeFacts("mood", "s.mood", "e", labels=("sad", "ok")),
         50: TypeFacts("pair", "s.pair", "c", fields=(TypeField("n", 1700, 6),)),
         1700: TypeFacts("numeric", "numeric"),
     }
-    desk.catalog.facts = CatalogFacts((), {}, frozenset(), types=types)
-    desk.bind(SHAPE, 8)
-    line, pairs, total = json.loads(desk.publisher.sent[0][0].value or b"")["columns"]
+    bench.catalog.facts = CatalogFacts((), {}, frozenset(), types=types)
+    bench.bind(SHAPE, 8)
+    line, pairs, total = json.loads(bench.publisher.sent[0][0].value or b"")["columns"]
     field = {"name": "n", "typmod": 6, "type": "numeric", "type_oid": 1700}
 
     assert (
@@ -288,9 +288,9 @@ def test_a_chunk_uses_the_streams_facts_of_its_shape():
     """
     One shape has one set of facts, so that stream and snapshot write the same forms.
     """
-    desk = ShapesBench()
-    relation = desk.bind(SHAPE, 8)
-    facts = desk.shapes.facts_of(relation)
-    other = desk.shapes.facts_of(bind(WIDER, FACTS))
+    bench = ShapesBench()
+    relation = bench.bind(SHAPE, 8)
+    facts = bench.shapes.facts_of(relation)
+    other = bench.shapes.facts_of(bind(WIDER, FACTS))
 
-    assert (FACTS, FACTS, 2) == (facts, other, desk.catalog.asked)
+    assert (FACTS, FACTS, 2) == (facts, other, bench.catalog.asked)

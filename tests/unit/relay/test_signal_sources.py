@@ -137,7 +137,7 @@ class Stream:
                 )
             ),
         )
-        self.left = ExternalSignals(core, self.inbox, self.refusals)
+        self.signals = ExternalSignals(core, self.inbox, self.refusals)
 
     def commit(self, *row: bytes | None, end_lsn: int = 200, **fields) -> None:
         """Stream a transaction with one change of the bare table."""
@@ -145,7 +145,7 @@ class Stream:
         operation = fields.get("operation", Operation.CREATE)
         transaction = Transaction(5, 1, 1, 7, b"1.")
         change = Change(operation, BARE, row, None, False, transaction, 0, 1)
-        self.left.see(change)
+        self.signals.handle(change)
         self.ledger.commit(end_lsn)
 
 
@@ -160,10 +160,10 @@ def test_a_signal_row_holds_its_transaction_until_it_is_stored(stream: Stream):
     Nothing is confirmed before the signal is durable in the signal table.
     """
     stream.commit(b"s1", b"log", b"{}")
-    stream.left.turn()
+    stream.signals.turn()
     before = stream.ledger.acknowledged()
     stream.inbox.done.append("left-1")
-    stream.left.turn()
+    stream.signals.turn()
 
     assert [
         ExternalSignal("s1", "log", "{}", "inventory.dbz_signal")
@@ -186,7 +186,7 @@ def test_an_invalid_signal_row_is_rejected_and_holds_nothing(
     It is counted and rejected on the notifications topic; the stream continues.
     """
     stream.commit(*row)
-    stream.left.turn()
+    stream.signals.turn()
     [told] = stream.told
 
     assert reason in told["additional_data"]["reason"]
@@ -200,7 +200,7 @@ def test_watermarks_and_deleted_rows_are_no_signals(stream: Stream):
     """
     stream.commit(b"w1", b"snapshot-window-open", b"")
     stream.commit(b"s1", b"log", None, operation=Operation.DELETE, end_lsn=300)
-    stream.left.turn()
+    stream.signals.turn()
 
     assert ([], [], 300) == (
         stream.inbox.taken,

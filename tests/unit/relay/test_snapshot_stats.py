@@ -28,8 +28,8 @@ def snapshot_stats(stats: Stats) -> SnapshotStats:
 def signalled(stats: Stats, *tables: StoredTable) -> SnapshotStats:
     """Make statistics that have seen a signal with such tables being stored."""
     made = snapshot_stats(stats)
-    made.see(StoreSignal("s1", "accepted", {}, tables))
-    made.see(SignalStored("s1", is_new=True))
+    made.observe(StoreSignal("s1", "accepted", {}, tables))
+    made.observe(SignalStored("s1", is_new=True))
     return made
 
 
@@ -45,7 +45,7 @@ def test_a_tables_states_are_counted():
         table(state="running", rows=10, dropped=2),
         table(state="completed", rows=15, dropped=3),
     ):
-        made.see(SaveProgress(1, progress))
+        made.observe(SaveProgress(1, progress))
         seen.append(stats.snapshot)
 
     assert (
@@ -65,8 +65,8 @@ def test_an_already_answered_signal_counts_nothing():
     """
     stats = Stats()
     made = snapshot_stats(stats)
-    made.see(StoreSignal("s1", "accepted", {}, (table(),)))
-    made.see(SignalStored("s1", is_new=False))
+    made.observe(StoreSignal("s1", "accepted", {}, (table(),)))
+    made.observe(SignalStored("s1", is_new=False))
 
     assert stats.snapshot is None
 
@@ -77,9 +77,9 @@ def test_refused_and_stopped_tables_are_counted_once():
     """
     stats = Stats()
     made = signalled(stats, table(), table("shop.none", "failed"))
-    made.see(StoreSignal("s2", "completed", {}, (), (table(state="stopped"),)))
-    made.see(SignalStored("s2", is_new=True))
-    made.see(SaveProgress(1, table(state="stopped")))
+    made.observe(StoreSignal("s2", "completed", {}, (), (table(state="stopped"),)))
+    made.observe(SignalStored("s2", is_new=True))
+    made.observe(SaveProgress(1, table(state="stopped")))
 
     assert SnapshotProgress(0, 0, 0, 1, 1, 0, {}, None) == stats.snapshot
 
@@ -90,11 +90,11 @@ def test_a_resumed_snapshot_continues_its_counts():
     """
     stats = Stats()
     made = signalled(stats, table(), table("shop.item"))
-    made.see(SaveProgress(1, table(state="completed")))
+    made.observe(SaveProgress(1, table(state="completed")))
     tables = (table(state="completed"), table("shop.item", "running", dropped=4))
     made = snapshot_stats(stats)
-    made.see(UnfinishedRead(tables))
-    made.see(SaveProgress(2, table("shop.item", "running", dropped=5)))
+    made.observe(UnfinishedRead(tables))
+    made.observe(SaveProgress(2, table("shop.item", "running", dropped=5)))
 
     assert (SnapshotProgress(0, 1, 1, 0, 0, 0, {}, 77.0), 1) == (
         stats.snapshot,
@@ -108,9 +108,9 @@ def test_rows_of_uncaptured_tables_share_one_label():
     """
     stats = Stats(tables=("shop.line",))
     made = snapshot_stats(stats)
-    made.see(StoreKeys("s1", (table("outbox.order"),), 9))
-    made.see(KeysStored("s1"))
-    made.see(SaveProgress(1, table("outbox.order", "running", rows=3)))
+    made.observe(StoreKeys("s1", (table("outbox.order"),), 9))
+    made.observe(KeysStored("s1"))
+    made.observe(SaveProgress(1, table("outbox.order", "running", rows=3)))
 
     assert {OTHER: 3} == stats.snapshot.rows
 
@@ -136,9 +136,9 @@ def test_a_paused_table_neither_waits_nor_runs():
     """
     stats = Stats()
     made = signalled(stats, table(), table("shop.item"))
-    made.see(SaveProgress(1, table(state="running")))
-    made.see(StoreSignal("s2", "completed", {}, (), (table(state="paused"),)))
-    made.see(SignalStored("s2", is_new=True))
+    made.observe(SaveProgress(1, table(state="running")))
+    made.observe(StoreSignal("s2", "completed", {}, (), (table(state="paused"),)))
+    made.observe(SignalStored("s2", is_new=True))
 
     assert (1, 0, 1) == (
         stats.snapshot.waiting,

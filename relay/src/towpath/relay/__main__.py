@@ -22,9 +22,9 @@ from typing import Final
 import structlog
 
 from towpath.relay.admin_http import AdminPages, HealthServer, SignalPages
-from towpath.relay.captured_tables import CapturedTables
 from towpath.relay.commands.status import RunState, relay_status, write_process_state
 from towpath.relay.context import DeclaredSinks, ProcessContext
+from towpath.relay.encode.captured_tables import CapturedTables
 from towpath.relay.kafka.signals import SignalSource, SignalTopicReader
 from towpath.relay.kafka.topics import KafkaTopics
 from towpath.relay.postgres import setup
@@ -125,7 +125,7 @@ def _halted(
 ) -> int:
     """Log why the relay ends, keep it for its status, and return the exit code."""
     why = {"reason": str(failure), "remedy": failure.remedy}
-    _LOG.critical("halted", **why)
+    _LOG.critical("relay halted", **why)
     with suppress(OSError):
         report(RunState.HALTED, clock.now(), **why)
     return failure.exit_code
@@ -214,7 +214,7 @@ class Relay:
     @property
     def exit_code(self) -> int:
         """0, or 3 if Kafka had not acknowledged everything when the time was over."""
-        return UnavailableError.exit_code if self._stats.left_bytes else 0
+        return UnavailableError.exit_code if self._stats.unacknowledged_bytes else 0
 
 
 def _warn(what: str, reason: str) -> None:

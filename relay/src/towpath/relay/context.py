@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import structlog
 
-from towpath.relay.captured_tables import CapturedTables
+from towpath.relay.encode.captured_tables import CapturedTables
 from towpath.relay.kafka.topics import KafkaTopics
 from towpath.relay.ports import Inbox
 from towpath.relay.postgres.replication import Wakeup

@@ -3,14 +3,14 @@ The loop: one thread between the stream and Kafka.
 
 ::
 
-    read frames -> follow each -> acknowledgements -> marks -> snapshots -> feedback
+    read frames -> consume -> acknowledgements -> snapshots -> checkpoint -> feedback
 
-It never blocks for longer than a wait that is written here. At the bound of bytes in
-flight it stops reading the socket, so that back-pressure reaches the server, and
-continues everything else: feedback above all, which has its own timer.
+Every wait of the loop is bounded by a constant of this module. At the limit of bytes in
+flight it stops reading the socket, so that back-pressure reaches the server, and runs
+its duties on: feedback above all, which has its own timer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import Final
 
 import structlog
@@ -18,32 +18,34 @@ import structlog
 from towpath.relay.errors import BrokerUnavailableError
 from towpath.relay.ports import ReplicationStream
 from towpath.relay.publish.checkpoints import MARKS_INTERVAL_S, CheckpointWriter
+from towpath.relay.publish.in_flight import DeliveryLedger
 from towpath.relay.publish.publisher import WAIT_S
+from towpath.relay.stats import Stats
 from towpath.relay.stream.consumer import StreamConsumer
 from towpath.relay.stream.context import LoopContext
 from towpath.relay.stream.snapshot_runner import TICK_INTERVAL_S
 from towpath.relay.wal.frames import WAL_DATA, parse_keepalive, sent_us
-from towpath.schemas.clock import Deadline
+from towpath.schemas.clock import Clock, Deadline
 from towpath.schemas.position import format_lsn
 
 # A sixth of wal_sender_timeout's default of 60 s, so that several lost updates
 # do not disconnect us. Lower only costs traffic; higher risks reconnects.
 STATUS_INTERVAL_S: Final = 10.0
 
-# Progress is told at most this often; it is stored ten times a second, so that this
-# only spreads what follows a pause.
+# The shortest time between two feedback messages. Checkpoints are stored ten times a
+# second, so this only limits a burst after a pause.
 PROGRESS_INTERVAL_S: Final = 0.02
 
-# While records are on their way the client must be polled for acknowledgements:
-# rarely enough to cost nothing, often enough that the confirmed position keeps up.
+# While records are in flight the client must be polled for acknowledgements: rarely
+# enough to cost nothing, often enough that the confirmed LSN keeps up.
 POLL_INTERVAL_S: Final = 0.01
 
-# For how long the server may ask in vain: longer than an election of Kafka's takes, far
-# less than what a service manager gives a database to stop.
-UNANSWERED_S: Final = 15.0
+# For how long a server that requests replies may wait for a checkpoint: longer than an
+# election of Kafka takes, far less than a service manager gives a database to stop.
+CHECKPOINT_TIMEOUT_S: Final = 15.0
 
-# How many transactions may wait behind one that is held, for a signal that cannot be
-# stored for instance: some tens of megabytes.
+# The most transactions behind one that is held, for a signal that cannot be stored for
+# instance: some tens of megabytes.
 MAX_UNSETTLED: Final = 200_000
 
 # With nothing to do, how long the loop sleeps on its socket.
@@ -53,12 +55,114 @@ IDLE_INTERVAL_S: Final = 1.0
 _LOG = structlog.get_logger("towpath.relay")
 
 
-class _OutOfTimeError(Exception):
-    """The process is to end, and the time for ending well is over."""
+class _StopTimeoutError(Exception):
+    """The time for a clean stop has passed."""
+
+
+class StopDeadline:
+    """The stop request of the process, and the one deadline of a clean stop."""
+
+    def __init__(
+        self, clock: Clock, is_stopping: Callable[[], bool], timeout_s: float
+    ) -> None:
+        self.clock = clock
+        self.is_stopping = is_stopping
+        self._timeout_s = timeout_s
+        self._deadline: Deadline | None = None
+
+    def deadline(self) -> Deadline:
+        """Return the deadline, which begins with the first call."""
+        if self._deadline is None:
+            self._deadline = Deadline(self.clock, self._timeout_s)
+        return self._deadline
+
+
+class LoopDuties:
+    """
+    The duties that never wait: checkpoints, feedback to the server, and gauges.
+
+    They run in every turn of the loop, and between two waits of the publisher.
+    """
+
+    def __init__(
+        self,
+        stop: StopDeadline,
+        stream: ReplicationStream,
+        checkpoints: CheckpointWriter,
+        ledger: DeliveryLedger,
+        stats: Stats,
+        parked: Sized,
+    ) -> None:
+        self.stop = stop
+        self._clock = stop.clock
+        self._stream = stream
+        self._checkpoints = checkpoints
+        self._ledger = ledger
+        self._stats = stats
+        self._parked = parked
+        self._confirmed_lsn = 0
+        self._confirmed_at_s = float("-inf")
+
+    def run(self) -> None:
+        """
+        Write a checkpoint and send feedback, each if it is due.
+
+        Raises:
+            _StopTimeoutError: The process is stopping and its deadline has passed.
+        """
+        if self.stop.is_stopping() and self.stop.deadline().passed():
+            raise _StopTimeoutError
+        now_s, stats = self._clock.monotonic_s(), self._stats
+        stats.last_turn_at_s = now_s
+        self._checkpoints.turn(now_s, stats)
+        self._send_feedback(now_s)
+        self._ledger.acknowledged()
+        if self._ledger.settled_count:
+            self._observe_latency()
+
+    def confirm(self, lsn: int) -> None:
+        """Send the confirmed LSN to the server; it never decreases."""
+        self._confirmed_lsn = max(self._confirmed_lsn, lsn)
+        self._confirmed_at_s = self._clock.monotonic_s()
+        self._stream.confirm(self._confirmed_lsn)
+        self._stats.confirmed_lsn = self._confirmed_lsn
+
+    def reply(self) -> None:
+        """
+        Reply to a server that requests feedback.
+
+        A server that shuts down waits until its readers have confirmed everything, so
+        the connection must end if Kafka stores no checkpoint.
+
+        Raises:
+            BrokerUnavailableError: Kafka has not stored a checkpoint in time.
+        """
+        self.confirm(self._checkpoints.stored_lsn)
+        age_s = self._checkpoints.write_age_s(self._clock.monotonic_s())
+        if age_s > CHECKPOINT_TIMEOUT_S:
+            reason = f"Kafka has stored nothing for {CHECKPOINT_TIMEOUT_S:g} s"
+            raise BrokerUnavailableError(reason)
+
+    def _send_feedback(self, now_s: float) -> None:
+        """Send feedback by its own timer, and sooner when there is progress."""
+        waited_s = now_s - self._confirmed_at_s
+        if waited_s < PROGRESS_INTERVAL_S:
+            return
+        self._stats.in_flight_bytes = self._ledger.in_flight_bytes
+        self._stats.parked_keys = len(self._parked)
+        lsn = self._checkpoints.stored_lsn
+        if lsn > self._confirmed_lsn or waited_s >= STATUS_INTERVAL_S:
+            self.confirm(lsn)
+
+    def _observe_latency(self) -> None:
+        count, committed_us = self._ledger.take_settled()
+        if committed_us:
+            now_us = int(self._clock.now().timestamp() * 1_000_000)
+            self._stats.settled(committed_us, count, now_us)
 
 
 class Pipeline:
-    """Runs the loop until it is told to stop."""
+    """Runs the loop until the process stops."""
 
     def __init__(
         self,
@@ -66,42 +170,37 @@ class Pipeline:
         stream: ReplicationStream,
         consumer: StreamConsumer,
         checkpoints: CheckpointWriter,
+        duties: LoopDuties,
         max_in_flight_bytes: int,
-        is_stopping: Callable[[], bool],
     ) -> None:
         self._context = context
         self._stream = stream
         self._consumer = consumer
         self._snapshots = consumer.snapshots
         self._checkpoints = checkpoints
+        self._duties = duties
+        self._stop = duties.stop
         self._max_in_flight_bytes = max_in_flight_bytes
-        self._is_stopping = is_stopping
-        self._has_left_out = False
-        self._confirmed_lsn = 0
-        self._confirmed_at_s = float("-inf")
-        self._stop_timeout_s = 0.0
-        self._deadline: Deadline | None = None
-        context.publisher.while_waiting = self._run_duties
+        self._has_unread_frames = False
 
-    def run(self, stop_timeout_s: float) -> None:
+    def run(self) -> None:
         """
-        Follow the stream until told to stop; then finish what is begun.
+        Consume the stream until the process stops, then finish what is in flight.
 
         Raises:
-            TowpathError: The error that ended it; its disposition says what to do.
+            TowpathError: The loop failed; its disposition decides what follows.
         """
         context = self._context
-        self._stop_timeout_s = stop_timeout_s
-        context.stats.left_bytes = 0
+        context.stats.unacknowledged_bytes = 0
         self._snapshots.resume()
-        context.stats.turned_at_s = context.clock.monotonic_s()
+        context.stats.last_turn_at_s = context.clock.monotonic_s()
         context.stats.is_streaming = True
         try:
-            while not self._is_stopping():
+            while not self._stop.is_stopping():
                 self._turn()
-            self._finish(self._ending())
-        except _OutOfTimeError:
-            context.stats.left_bytes = context.ledger.in_flight_bytes
+            self._finish(self._stop.deadline())
+        except _StopTimeoutError:
+            context.stats.unacknowledged_bytes = context.ledger.in_flight_bytes
             _LOG.warning(
                 "relay stopped before Kafka had acknowledged everything",
                 in_flight_bytes=context.ledger.in_flight_bytes,
@@ -111,29 +210,21 @@ class Pipeline:
         finally:
             context.stats.is_streaming = False
 
-    def _ending(self) -> Deadline:
-        """Return the one deadline of everything that is still to be done."""
-        if self._deadline is None:
-            self._deadline = Deadline(self._context.clock, self._stop_timeout_s)
-        return self._deadline
-
     def _turn(self) -> None:
         context = self._context
         is_active = self._snapshots.is_active
-        if is_active and self._stands_still():
-            context.publisher.poll(
-                0.0 if self._snapshots.has_ready else POLL_INTERVAL_S
-            )
+        if is_active and self._is_stream_paused():
+            context.sender.poll(0.0 if self._snapshots.has_ready else POLL_INTERVAL_S)
         elif self._has_room() and not (is_active and self._snapshots.is_full):
-            self._read(self._patience_s(is_active=is_active))
-            context.publisher.poll(0)
+            self._read(self._read_timeout_s(is_active=is_active))
+            context.sender.poll(0)
         else:
-            context.publisher.poll(WAIT_S)
+            context.sender.poll(WAIT_S)
         self._snapshots.turn(context.clock.monotonic_s())
-        self._run_duties()
+        self._duties.run()
 
-    def _stands_still(self) -> bool:
-        """Tell whether the stream waits for a snapshot, between two transactions."""
+    def _is_stream_paused(self) -> bool:
+        """Return whether the stream waits for a snapshot, between transactions."""
         return self._snapshots.holds_stream and not self._consumer.is_inside
 
     def _has_room(self) -> bool:
@@ -143,24 +234,6 @@ class Pipeline:
             and ledger.unsettled_count < MAX_UNSETTLED
         )
 
-    def _run_duties(self) -> None:
-        """Do what must not wait, whatever else does; also while there is no room."""
-        context = self._context
-        if self._is_stopping() and self._ending().passed():
-            raise _OutOfTimeError
-        now_s = context.clock.monotonic_s()
-        context.stats.turned_at_s = now_s
-        self._checkpoints.turn(now_s, context.stats)
-        self._send_feedback(now_s)
-        ledger = context.ledger
-        ledger.acknowledged()
-        if ledger.settled_count:
-            if ledger.settled_us:
-                context.stats.settled(
-                    ledger.settled_us, ledger.settled_count, context.now_us()
-                )
-            ledger.settled_count = 0
-
     def _read(self, timeout_s: float) -> None:
         frames = self._stream.read(timeout_s)
         if not frames:
@@ -168,38 +241,38 @@ class Pipeline:
         now_us = self._context.now_us()
         # Once per read is enough, and costs nothing per frame.
         self._context.stats.source_clock.observe(sent_us(frames[-1]), now_us)
-        if self._is_stopping():
-            self._follow_to_the_end(frames, now_us)
+        if self._stop.is_stopping():
+            self._consume_open_transaction(frames, now_us)
         else:
-            self._follow(frames, now_us)
+            self._consume(frames, now_us)
         self._context.publisher.flush()
 
-    def _follow(self, frames: Sequence[bytes], now_us: int) -> None:
+    def _consume(self, frames: Sequence[bytes], now_us: int) -> None:
         at = 0
         while at < len(frames):
-            at = self._consumer.follow_all(frames, at, now_us)
+            at = self._consumer.consume_all(frames, at, now_us)
             if at < len(frames):
-                self._keep_alive(frames[at])
+                self._on_keepalive(frames[at])
                 at += 1
 
-    def _follow_to_the_end(self, frames: Sequence[bytes], now_us: int) -> None:
-        """Take what completes the open transaction, and leave out what follows it."""
+    def _consume_open_transaction(self, frames: Sequence[bytes], now_us: int) -> None:
+        """Consume the rest of the open transaction, and no frame behind it."""
         consumer = self._consumer
         for frame in frames:
             if frame[0] != WAL_DATA:
-                self._keep_alive(frame)
+                self._on_keepalive(frame)
             elif consumer.is_inside:
-                consumer.follow(frame, now_us)
+                consumer.consume(frame, now_us)
             else:
-                # It is streamed again at next start; a later word of the server would
-                # say that it has been read.
-                self._has_left_out = True
+                # The next start streams it again. A later keepalive must not confirm
+                # it, as it counts for the server as read.
+                self._has_unread_frames = True
                 return
 
-    def _patience_s(self, *, is_active: bool) -> float:
+    def _read_timeout_s(self, *, is_active: bool) -> float:
         """Return how long to wait for the stream; ``is_active``: a snapshot is."""
         if is_active and self._snapshots.has_ready:
-            return self._snapshots.patience_s
+            return self._snapshots.read_timeout_s
         if self._context.ledger.in_flight_bytes:
             return POLL_INTERVAL_S
         if self._checkpoints.confirmable() > self._checkpoints.stored_lsn:
@@ -207,69 +280,40 @@ class Pipeline:
         is_waiting = is_active or self._context.invisible.count
         return TICK_INTERVAL_S if is_waiting else IDLE_INTERVAL_S
 
-    def _keep_alive(self, frame: bytes) -> None:
-        """Take the server's word of its progress only while nothing at all is open."""
+    def _on_keepalive(self, frame: bytes) -> None:
+        """Confirm a keepalive's LSN, if no transaction is open or invisible."""
         context = self._context
         keepalive = parse_keepalive(frame)
         context.stats.received_lsn = max(context.stats.received_lsn, keepalive.wal_end)
-        is_open = self._consumer.is_inside or self._has_left_out
+        is_open = self._consumer.is_inside or self._has_unread_frames
         if not is_open and not context.invisible.count:
             context.ledger.idle_until(keepalive.wal_end)
         if keepalive.reply_requested:
-            self._confirm(self._checkpoints.stored_lsn)
-            self._check_server_shutdown()
-
-    def _check_server_shutdown(self) -> None:
-        """
-        End the connection if the server waits for what Kafka does not store.
-
-        A server that shuts down waits until its readers have confirmed everything.
-        """
-        now_s = self._context.clock.monotonic_s()
-        if self._checkpoints.unanswered_s(now_s) > UNANSWERED_S:
-            reason = f"Kafka has stored nothing for {UNANSWERED_S:g} s"
-            raise BrokerUnavailableError(reason)
-
-    def _send_feedback(self, now_s: float) -> None:
-        """Send feedback by its own timer, and sooner when there is progress."""
-        waited_s = now_s - self._confirmed_at_s
-        if waited_s < PROGRESS_INTERVAL_S:
-            return
-        self._context.stats.in_flight_bytes = self._context.ledger.in_flight_bytes
-        self._context.stats.parked_keys = len(self._context.router.parked)
-        lsn = self._checkpoints.stored_lsn
-        if lsn > self._confirmed_lsn or waited_s >= STATUS_INTERVAL_S:
-            self._confirm(lsn)
-
-    def _confirm(self, lsn: int) -> None:
-        context = self._context
-        self._confirmed_lsn = max(self._confirmed_lsn, lsn)
-        self._confirmed_at_s = context.clock.monotonic_s()
-        self._stream.confirm(self._confirmed_lsn)
-        context.stats.confirmed_lsn = self._confirmed_lsn
+            self._duties.reply()
 
     def _finish(self, deadline: Deadline) -> None:
-        """Complete the open transaction, wait for Kafka, store it, confirm."""
+        """Complete the open transaction, store the last checkpoint, confirm it."""
         context = self._context
-        # What is left of a long transaction comes again, without what Kafka has of it.
+        # The next start streams the rest of a long transaction again, and publishes
+        # only the records that Kafka does not hold yet.
         completing = Deadline(context.clock, deadline.remaining_s() / 2)
         while self._consumer.is_inside and not completing.passed():
             self._turn()
         context.publisher.drain(deadline.remaining_s())
         if context.ledger.in_flight_bytes:
-            raise _OutOfTimeError
+            raise _StopTimeoutError
         while not self._is_visible() and not deadline.passed():
             self._snapshots.probe(context.clock.monotonic_s())
             self._turn_without_reading()
         self._checkpoints.finish(is_clean=context.ledger.is_idle)
-        while not self._checkpoints.settled():
+        while not self._checkpoints.is_stored():
             if deadline.passed():
-                raise _OutOfTimeError
-            context.publisher.poll(POLL_INTERVAL_S)
-        self._confirm(self._checkpoints.stored_lsn)
+                raise _StopTimeoutError
+            context.sender.poll(POLL_INTERVAL_S)
+        self._duties.confirm(self._checkpoints.stored_lsn)
 
     def _turn_without_reading(self) -> None:
-        self._context.publisher.poll(POLL_INTERVAL_S)
+        self._context.sender.poll(POLL_INTERVAL_S)
         self._snapshots.turn(self._context.clock.monotonic_s())
 
     def _is_visible(self) -> bool:

@@ -1,14 +1,14 @@
 """
-One session: every part is made again from the log and the state topic.
+One session: every part of the relay is built from the log and the state topic.
 
 ::
 
     claim -> recovered state -> initial snapshot -> lineage -> stream
 
 Kafka is read only after the claim, and after the broker has fenced a dead process of
-our name: nothing can be added to the topics afterwards. ``SessionLoop`` starts session
-after session: a retryable failure starts another, any other failure ends the process.
-Nothing is shared between them, so that no failure leaves half of itself behind.
+the same name: nothing can be added to the topics afterwards. ``SessionLoop`` starts
+another session after a retryable failure; any other failure ends the process. Sessions
+share no state, so that none inherits the half-finished work of a failed one.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,11 +17,10 @@ from typing import Final
 
 import structlog
 
-from towpath.relay.captured_tables import check_topics
 from towpath.relay.context import ProcessContext
+from towpath.relay.encode.captured_tables import check_topics
 from towpath.relay.encode.record import Record
 from towpath.relay.errors import SourceUnavailableError
-from towpath.relay.initial_snapshot import InitialSnapshot
 from towpath.relay.kafka.producer import KafkaProducer
 from towpath.relay.kafka.recovery import read_announced
 from towpath.relay.kafka.state import StateTopic, write_now
@@ -31,6 +30,7 @@ from towpath.relay.postgres.capture_checks import GeneratedColumns
 from towpath.relay.postgres.catalog import PostgresCatalog
 from towpath.relay.postgres.connect import Connection, connect
 from towpath.relay.postgres.history import HistoryStore, LineageResolver
+from towpath.relay.postgres.initial_snapshot import InitialSnapshot
 from towpath.relay.postgres.key_changes import KeyChanges, require_same_keys
 from towpath.relay.postgres.known_tables import KnownTables
 from towpath.relay.postgres.new_tables import NewTables
@@ -73,7 +73,7 @@ _PUBLICATIONS: Final = frozenset({"source.publication", "source.outbox_publicati
 
 
 class Session:
-    """From connecting to the end of one connection's lifetime."""
+    """Runs one session after the other, each from connecting to its end."""
 
     def __init__(
         self, process: ProcessContext, is_stopping: Callable[[], bool]
@@ -83,33 +83,39 @@ class Session:
         database = process.settings.database
         self._state = StateTopic(process.settings.kafka, database.prefix)
         self._relay = Registration(database.slot, 1)
-        self._initial_snapshot = InitialSnapshot(process, is_stopping)
+        self._initial_snapshot = InitialSnapshot(
+            process.settings,
+            process.clock,
+            process.wakeup,
+            process.stats.run_id,
+            is_stopping,
+        )
         self._restart_reason: str | None = None
-        self._topic_watch: TopicMonitor | None = None
-        # By lineage, from which log LSN on the log knows the publications of the file.
-        self._known_from: dict[int, int] = {}
+        self._topic_monitor: TopicMonitor | None = None
+        # By lineage: the log LSN from which the file's publications apply.
+        self._published_from: dict[int, int] = {}
 
     def run(self) -> None:
         """
-        Follow the source; returns when told to stop.
+        Follow the source until the process stops.
 
         Raises:
-            TowpathError: The error that ended it; its disposition says what to do.
+            TowpathError: A session failed; its disposition decides what follows.
         """
         while not (self._is_stopping() or self._initial_snapshot.is_over):
             self._restart_reason = None
             with ExitStack() as closing:
-                self._follow(closing)
+                self._run_session(closing)
         self._initial_snapshot.check()
 
     def _restart(self, reason: str) -> None:
-        """End this connection's lifetime, from any thread."""
+        """End the current session, from any thread."""
         _LOG.warning("session restarts", reason=reason)
         self._restart_reason = reason
         self._process.wakeup.wake()
 
-    def _follow(self, closing: ExitStack) -> None:
-        """Follow until told to stop, or until the settings of before have served."""
+    def _run_session(self, closing: ExitStack) -> None:
+        """Run until the process stops, or the previous settings are not needed."""
         settings, process = self._process.settings, self._process
         source = settings.database
         connection = closing.enter_context(connect(source.dsn))
@@ -138,28 +144,34 @@ class Session:
             worker,
             lambda stored: self._is_ending() or 0 < until_log_lsn < stored,
         )
-        self._watch(closing, ownership, decision)
-        self._topic_watch = self._watch_topics(closing, recovered.marks)
+        self._monitor_slot(closing, ownership, decision)
+        self._topic_monitor = self._monitor_topics(closing, recovered.marks)
         if not self._start(stream, settings, catalog):
             return
         _LOG.info(
-            "streaming",
+            "relay streaming",
             confirmed_lsn=format_lsn(decision.confirmed_lsn),
             lineage=decision.lineage.number,
             published_position=recovered.published.horizon.decode() or None,
         )
-        pipeline.run(settings.relay.stop_timeout_s)
+        pipeline.run()
 
     def _open_topics(self, connection: Connection) -> None:
-        """Make topics, unless two tables would share one: all of these are named."""
+        """
+        Create the topics of captured tables.
+
+        Raises:
+            NameCollisionError: Tables would share a topic.
+        """
         process, settings = self._process, self._process.settings
         captured, prefix = process.captured, settings.database.prefix
-        captured.replace(read_captured(connection, settings))
-        captured.announced = read_announced(settings.kafka, prefix)
+        captured.start(
+            read_captured(connection, settings), read_announced(settings.kafka, prefix)
+        )
         tables = read_streamed(connection, settings)
         check_topics(settings, tables, captured.announced)
-        had = check_existing_topics(process, self._state)
-        process.topics.open(prefix, captured.names, had)
+        marked = check_existing_topics(process, self._state)
+        process.topics.open(prefix, captured.names, marked)
 
     def _decide(
         self,
@@ -168,7 +180,7 @@ class Session:
         connection: Connection,
         stream: SlotStream,
     ) -> LineageDecision | None:
-        """Return which lineage is followed; None if the stream is not needed."""
+        """Return the lineage to follow; None if the stream is not needed."""
         settings, store = self._process.settings, self._history_store(recovered)
         clock, relay = self._process.clock, self._relay
         history = LineageResolver(settings, store, clock, connection, stream, relay)
@@ -179,30 +191,30 @@ class Session:
 
     def _is_ending(self) -> bool:
         """
-        Tell whether the process is to stop.
+        Return whether the session ends.
 
         Raises:
-            PartitionCountChangedError: A topic has other partitions than it had.
+            PartitionCountChangedError: A topic's partition count has changed.
             TopicTruncatedError: A topic was deleted.
-            SourceUnavailableError: The guardian wants a new beginning, at once: what
-                is on its way may be another process's by now.
+            SourceUnavailableError: A monitor restarts the session, at once: another
+                process may own the slot by now.
         """
         if self._restart_reason is not None:
             raise SourceUnavailableError(self._restart_reason)
-        if self._topic_watch is not None:
-            self._topic_watch.check()
+        if self._topic_monitor is not None:
+            self._topic_monitor.check()
         return self._is_stopping() or self._initial_snapshot.is_over
 
     def _start(
         self, stream: SlotStream, settings: Settings, catalog: PostgresCatalog
     ) -> bool:
         """
-        Start the stream; False if somebody else had it until now.
+        Start the stream; False if another process had it until now.
 
-        The former reader may have published records that were not recovered here.
+        That process may have published records that were not recovered here.
 
         Raises:
-            SlotHeldError: Another process keeps it.
+            SlotHeldError: Another process keeps the slot.
         """
         process, names = self._process, settings.database
         publications = (names.publication, names.outbox_publication)
@@ -221,7 +233,7 @@ class Session:
         wait_for_slot(names.slot, attempt, lambda: catalog.holder(names.slot), patience)
         return attempts == 1
 
-    def _watch(
+    def _monitor_slot(
         self, closing: ExitStack, ownership: SlotOwnership, decision: LineageDecision
     ) -> None:
         process, relay = self._process, self._relay
@@ -249,17 +261,17 @@ class Session:
         closing.callback(monitor.close)
         monitor.start()
 
-    def _watch_topics(self, closing: ExitStack, marks: Marks) -> TopicMonitor:
+    def _monitor_topics(self, closing: ExitStack, marks: Marks) -> TopicMonitor:
         process = self._process
-        watch = TopicMonitor(
+        monitor = TopicMonitor(
             process.settings.kafka,
             process.topics.counts,
             marks.knows,
             process.wakeup.wake,
         )
-        closing.callback(watch.close)
-        watch.start()
-        return watch
+        closing.callback(monitor.close)
+        monitor.start()
+        return monitor
 
     def _claim(self, closing: ExitStack) -> SlotOwnership:
         settings, process = self._process.settings, self._process
@@ -289,24 +301,24 @@ class Session:
 
     def _close_producer(self, producer: KafkaProducer) -> None:
         """
-        Let what is on its way arrive before anybody looks what has.
+        Close the producer once its records are acknowledged, before a new session.
 
-        Not if the claim is lost, or the process ends: then it counts as dead.
+        A producer whose claim is lost, or whose process ends, closes at once.
         """
         if self._restart_reason is None and not self._is_stopping():
             producer.settle(self._process.settings.relay.stop_timeout_s)
         producer.close()
 
     def _make_worker(self, closing: ExitStack, settings: Settings) -> SnapshotWorker:
-        wanted = settings.relay.snapshot
+        options = settings.relay.snapshot
         worker = SnapshotWorker(
             settings.database.dsn,
             self._process.wakeup.wake,
             publication=settings.database.publication,
             relay=settings.database.slot,
-            readers=wanted.readers,
-            watermarks=wanted.watermarks,
-            max_chunk_bytes=wanted.chunk_bytes,
+            readers=options.readers,
+            watermarks=options.watermarks,
+            max_chunk_bytes=options.chunk_bytes,
             views=settings.relay.outbox.view,
         )
         closing.callback(worker.close)
@@ -349,11 +361,11 @@ class Session:
         catalog: PostgresCatalog,
     ) -> tuple[Settings, int]:
         """
-        Return the settings to run with, and until which log LSN; 0: without end.
+        Return the settings to run with, and their last log LSN; 0: without end.
 
-        Those of the file are stored before the first record that they form. Other
-        publications serve from where the log ended when we first looked: before that
-        they may not have been there, and nothing may be read by them.
+        The file's settings are stored before the first record that they form. New
+        publications apply from the log's end at the first session that has them: they
+        may not exist at earlier LSNs, and no change may be decoded by them there.
         """
         settings, stored = self._process.settings, recovered.state.settings
         changed = () if stored is None else changed_settings(settings, stored)
@@ -361,9 +373,9 @@ class Session:
         horizon = recovered.published.log_lsn
         if not _PUBLICATIONS.isdisjoint(changed):
             number, offset = decision.lineage.number, decision.lineage.offset
-            if number not in self._known_from:
-                self._known_from[number] = offset + catalog.log_end()
-            horizon = max(horizon, self._known_from[number])
+            if number not in self._published_from:
+                self._published_from[number] = offset + catalog.log_end()
+            horizon = max(horizon, self._published_from[number])
         if stored is not None and changed and horizon >= confirmed:
             _LOG.warning(
                 "settings: keeping previous values until their records are confirmed",
@@ -376,12 +388,12 @@ class Session:
         return settings, 0
 
 
-# An attempt that lasted this long was well: the next failure begins a new row.
-_WELL_S: Final = 10.0
+# A session of this length was healthy: the next failure is counted from one again.
+_HEALTHY_S: Final = 10.0
 
 
 class SessionLoop:
-    """Runs attempts until one ends well or for good."""
+    """Starts session after session until one ends normally or fails for good."""
 
     def __init__(
         self,
@@ -395,30 +407,30 @@ class SessionLoop:
         self._is_stopping = is_stopping
         self._backoff = backoff or Backoff()
 
-    def run(self, attempt: Callable[[], None]) -> None:
+    def run(self, session: Callable[[], None]) -> None:
         """
-        Run ``attempt`` until it returns, or the process is to stop.
+        Run ``session`` until it returns, or the process stops.
 
         Raises:
-            TowpathError: One that trying again does not cure.
+            TowpathError: A failure that is not retryable.
         """
         failures = 0
         while not self._is_stopping():
             began_at_s = self._clock.monotonic_s()
             try:
-                return attempt()
+                return session()
             except TowpathError as failure:
                 if failure.disposition is not Disposition.RETRY:
                     raise
-                was_well = self._clock.monotonic_s() - began_at_s > _WELL_S
-                failures = 0 if was_well else failures + 1
+                was_healthy = self._clock.monotonic_s() - began_at_s > _HEALTHY_S
+                failures = 0 if was_healthy else failures + 1
                 self._wait(failure, failures)
         return None
 
     def _wait(self, failure: TowpathError, failures: int) -> None:
         delay_s = self._backoff.delay_s(failures)
         _LOG.warning(
-            "trying again",
+            "session failed: retrying",
             reason=str(failure),
             remedy=failure.remedy,
             delay_s=round(delay_s, 2),

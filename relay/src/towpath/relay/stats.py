@@ -202,8 +202,8 @@ class Stats:
         yielding: Why snapshots let others go first just now; empty: they do not.
         dropped_tables: Captured names without a table whose rows are kept.
         source_problems: Problems of publications and outbox.
-        left_bytes: Not acknowledged when the time for a stop was over.
-        turned_at_s: Monotonic, when the loop last turned.
+        unacknowledged_bytes: Not acknowledged when the time for a stop was over.
+        last_turn_at_s: Monotonic, when the loop last turned.
         latency: From commit to acknowledgement, on the source's clock.
     """
 
@@ -227,8 +227,8 @@ class Stats:
     snapshot_dropped_rows: int = 0
     is_streaming: bool = False
     yielding: str = ""
-    left_bytes: int = 0
-    turned_at_s: float = 0.0
+    unacknowledged_bytes: int = 0
+    last_turn_at_s: float = 0.0
     slot: SlotStats | None = None
     snapshot: SnapshotProgress | None = None
     last_transaction: Transaction | None = None
@@ -311,7 +311,7 @@ class Stats:
         While nothing is streamed there is no loop: what is waited for then has bounds
         of its own.
         """
-        return self.is_streaming and now_s - self.turned_at_s > STUCK_AFTER_S
+        return self.is_streaming and now_s - self.last_turn_at_s > STUCK_AFTER_S
 
     def _count(self, counter: Counter[str], what: str, reason: str) -> None:
         if reason not in counter:

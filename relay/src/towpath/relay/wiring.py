@@ -1,18 +1,19 @@
 """
-The loop of one connection, put together: outlet, routes, snapshots, marks.
+Builds the loop of one session: publisher, routes, snapshots, checkpoints.
 
-Everything here is made anew for each connection; what outlives it comes in through
-``ProcessContext`` and ``RecoveredState``.
+Parts are built from the inside out: each gets the parts that it uses, and none knows
+its users. Parts that outlive a session come from ``ProcessContext``.
 """
 
 import uuid
 from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 import structlog
 
-from towpath.relay.captured_tables import Collections, owners_of_topics
 from towpath.relay.context import ProcessContext
 from towpath.relay.encode.aggregates import AggregateRoutes
+from towpath.relay.encode.captured_tables import Collections, owners_of_topics
 from towpath.relay.encode.codecs.factory import CodecFactory, Documents
 from towpath.relay.encode.columns import ColumnRules
 from towpath.relay.encode.dead_letters import DeadLetters
@@ -23,13 +24,14 @@ from towpath.relay.encode.router import CountedEvents, Router
 from towpath.relay.encode.table import RouteCallbacks, SourceNames
 from towpath.relay.encode.transaction_metadata import TransactionMetadata
 from towpath.relay.kafka.producer import KafkaProducer
-from towpath.relay.loop import Pipeline
+from towpath.relay.loop import LoopDuties, Pipeline, StopDeadline
 from towpath.relay.postgres.catalog import PostgresCatalog
 from towpath.relay.postgres.replication import SlotStream
 from towpath.relay.postgres.worker import SnapshotWorker
 from towpath.relay.publish.checkpoints import CheckpointStart, CheckpointWriter
 from towpath.relay.publish.in_flight import DeliveryLedger
 from towpath.relay.publish.publisher import Publisher
+from towpath.relay.publish.sender import RecordSender
 from towpath.relay.recover import RecoveredState
 from towpath.relay.recovery.lineage import LineageDecision
 from towpath.relay.recovery.state import StateRecords
@@ -39,25 +41,33 @@ from towpath.relay.snapshot.pace import ChunkSize, Throttle
 from towpath.relay.snapshot.run import SnapshotLimits
 from towpath.relay.snapshot.visibility import InvisibleTransactions
 from towpath.relay.stream.consumer import StreamConsumer, TransactionSkipper
-from towpath.relay.stream.context import LoopContext
+from towpath.relay.stream.context import LoopContext, RelationAnnouncer, RowRequests
 from towpath.relay.stream.logical_messages import (
     LogicalEventRoute,
     LogicalMessageHandler,
     LogicalMessageRoutes,
 )
-from towpath.relay.stream.relations import RelationAnnouncer
 from towpath.relay.stream.snapshot_publisher import SnapshotPublisher
 from towpath.relay.stream.snapshot_runner import ExternalSignals, SnapshotRunner
-from towpath.relay.wal.messages import Relation
 from towpath.relay.wal.transactions import Sequencer
-from towpath.schemas.position import Position
 from towpath.settings import Settings
 
 _LOG = structlog.get_logger("towpath.relay")
 
 
+class _DeliveryParts(NamedTuple):
+    """The parts that move records to Kafka and checkpoints back to Postgres."""
+
+    ledger: DeliveryLedger
+    invisible: InvisibleTransactions
+    sender: RecordSender
+    checkpoints: CheckpointWriter
+    duties: LoopDuties
+    publisher: Publisher
+
+
 class PipelineBuilder:
-    """Puts the loop of one connection together."""
+    """Builds the loop of one session."""
 
     def __init__(
         self,
@@ -69,15 +79,15 @@ class PipelineBuilder:
         lent: Collection[str] = (),
     ) -> None:
         """
-        Prepare; nothing is made yet.
+        Prepare.
 
         Args:
-            process: The parts that outlive one session.
-            settings: To run with: those of the file, or those of before.
-            recovered: The history stored in Kafka.
-            decision: Which lineage is followed, and from where.
-            relay: How this relay is registered.
-            lent: The snapshots whose one view of the database was made with the slot.
+            process: The parts that outlive the session.
+            settings: The file's settings, or previous ones that still apply.
+            recovered: The state recovered from Kafka.
+            decision: The lineage to follow, and its start.
+            relay: The relay's registration.
+            lent: The snapshots whose database view was made with the slot.
         """
         self._relay = relay
         self._lent = lent
@@ -87,7 +97,6 @@ class PipelineBuilder:
         self._decision = decision
         self._records = StateRecords(settings.database.prefix)
         self._documents = Documents(settings.relay.rows.format, process.schema_ids)
-        self._snapshots: SnapshotRunner | None = None
 
     def build(
         self,
@@ -97,84 +106,69 @@ class PipelineBuilder:
         worker: SnapshotWorker,
         is_ending: Callable[[int], bool],
     ) -> Pipeline:
-        """Return the loop, ready to run."""
+        """Return the loop, ready to run; ``is_ending`` takes the stored log LSN."""
         settings, process = self._settings, self._process
-        relay, prefix = settings.relay, settings.database.prefix
         metadata = None
-        if relay.transactions.metadata:
-            metadata = TransactionMetadata(prefix, self._documents)
-        context = self._loop_context(producer, stream, catalog, metadata)
-        checkpoints = self._checkpoint_writer(context)
-        driver = self._driver(context)
-        external = ExternalSignals(context, process.inbox, process.refusals)
-        outbox, dead = relay.outbox, context.router.dead
-        aggregates = AggregateRoutes(outbox, dead, context.stats.skip)
-        emission = SnapshotPublisher(context, aggregates.of)
-        snapshots = SnapshotRunner(context, driver, worker, emission, external)
-        self._snapshots = snapshots
-        logical_messages = self._logical_messages(
-            context, snapshots, checkpoints, metadata
+        if settings.relay.transactions.metadata:
+            metadata = TransactionMetadata(settings.database.prefix, self._documents)
+        dead = DeadLetters(
+            settings.database.prefix,
+            process.stats.count_dead_letter,
+            self._recovered.parked,
         )
-        consumer = self._stream_consumer(context, snapshots, logical_messages, metadata)
+        delivery = self._delivery_parts(producer, stream, dead, is_ending)
+        driver = self._driver(delivery.invisible)
+        requests = RowRequests(driver, delivery.ledger)
+        router = self._router(stream.database, dead, requests, metadata)
+        context = self._loop_context(delivery, router, requests, catalog)
+        external = ExternalSignals(context, process.inbox, process.refusals)
+        aggregates = AggregateRoutes(settings.relay.outbox, dead, context.stats.skip)
+        rows = SnapshotPublisher(context, aggregates.of)
+        snapshots = SnapshotRunner(context, driver, worker, rows, external)
+        logical_messages = self._logical_messages(
+            context, snapshots, delivery.checkpoints, metadata
+        )
         return Pipeline(
             context,
             stream,
-            consumer,
-            checkpoints,
+            self._stream_consumer(context, snapshots, logical_messages, metadata),
+            delivery.checkpoints,
+            delivery.duties,
             settings.relay.max_in_flight_bytes,
-            lambda: is_ending(checkpoints.stored_log_lsn),
         )
 
-    def _loop_context(
+    def _delivery_parts(
         self,
         producer: KafkaProducer,
         stream: SlotStream,
-        catalog: PostgresCatalog,
-        metadata: TransactionMetadata | None,
-    ) -> LoopContext:
-        database, stats = self._settings.database, self._process.stats
-        relay, parked = self._settings.relay, self._recovered.parked
-        start_lsn = self._decision.confirmed_lsn
-        ledger = DeliveryLedger(start_lsn)
-        dead = DeadLetters(database.prefix, stats.count_dead_letter, parked)
-        published = self._recovered.published
-        topics = self._process.topics
-        publisher = Publisher(producer, topics, ledger, dead, stats, published)
-        rules = ColumnRules(relay, stats.alter)
-        captured = self._process.captured
-        owners = owners_of_topics(database.prefix, captured.names, captured.announced)
-        router = Router(
-            place=SourceNames(database.prefix, stream.database),
-            relay=relay,
-            dead=dead,
-            parked=parked,
-            # An event among a table's rows would be taken for one of them.
-            reserved=topics_of_relay(database.prefix).union(owners),
-            rules=rules,
-            make_codec=CodecFactory(relay, self._process.schema_ids, owners).make,
-            callbacks=self._route_callbacks(metadata),
+        dead: DeadLetters,
+        is_ending: Callable[[int], bool],
+    ) -> _DeliveryParts:
+        process, recovered = self._process, self._recovered
+        ledger = DeliveryLedger(self._decision.confirmed_lsn)
+        invisible = InvisibleTransactions(self._decision.confirmed_lsn)
+        sender = RecordSender(producer, process.topics, ledger, dead)
+        known = CheckpointStart(
+            marks=recovered.marks,
+            published_log_lsn=recovered.published_log_lsn,
+            offset=self._decision.lineage.offset,
+            heartbeat=self._decision.heartbeat,
         )
-        is_captured, prefix = router.is_captured, database.prefix
-        relations = RelationAnnouncer(prefix, catalog, publisher, is_captured, rules)
-        return LoopContext(
-            ledger=ledger,
-            invisible=InvisibleTransactions(start_lsn),
-            publisher=publisher,
-            router=router,
-            relations=relations,
-            stats=stats,
-            clock=self._process.clock,
+        checkpoints = CheckpointWriter(
+            known, self._records, sender, ledger, invisible, process.clock
         )
+        stop = StopDeadline(
+            process.clock,
+            lambda: is_ending(checkpoints.stored_log_lsn),
+            self._settings.relay.stop_timeout_s,
+        )
+        stats, published = process.stats, recovered.published
+        duties = LoopDuties(stop, stream, checkpoints, ledger, stats, recovered.parked)
+        publisher = Publisher(sender, ledger, stats, published, checkpoints, duties.run)
+        return _DeliveryParts(ledger, invisible, sender, checkpoints, duties, publisher)
 
-    def _route_callbacks(self, metadata: TransactionMetadata | None) -> RouteCallbacks:
-        return RouteCallbacks(
-            on_skipped=self._skip,
-            on_incomplete=self._complete,
-            enrich=None if metadata is None else metadata.place,
-        )
-
-    def _driver(self, context: LoopContext) -> SnapshotDriver:
-        settings, wanted = self._settings, self._settings.relay.snapshot
+    def _driver(self, invisible: InvisibleTransactions) -> SnapshotDriver:
+        settings, options = self._settings, self._settings.relay.snapshot
         views = {
             view.collection: view.aggregate_type for view in settings.relay.outbox.view
         }
@@ -187,44 +181,77 @@ class PipelineBuilder:
             relay=self._relay,
         )
         size = ChunkSize(
-            wanted.chunk_rows, wanted.chunk_time_ms / 1000, wanted.chunk_bytes
+            options.chunk_rows, options.chunk_time_ms / 1000, options.chunk_bytes
         )
         return SnapshotDriver(
-            context.invisible,
+            invisible,
             scope=scope,
             run_id=uuid.uuid4().hex,
-            limits=SnapshotLimits(size, wanted.readers),
-            throttle=Throttle(wanted.max_lag_s, wanted.max_active_sessions),
+            limits=SnapshotLimits(size, options.readers),
+            throttle=Throttle(options.max_lag_s, options.max_active_sessions),
         )
 
-    def _checkpoint_writer(self, context: LoopContext) -> CheckpointWriter:
-        known = CheckpointStart(
-            marks=self._recovered.marks,
-            published_log_lsn=self._recovered.published_log_lsn,
-            offset=self._decision.lineage.offset,
-            heartbeat=self._decision.heartbeat,
+    def _router(
+        self,
+        database: str,
+        dead: DeadLetters,
+        requests: RowRequests,
+        metadata: TransactionMetadata | None,
+    ) -> Router:
+        relay, prefix = self._settings.relay, self._settings.database.prefix
+        captured = self._process.captured
+        owners = owners_of_topics(prefix, captured.names, captured.announced)
+        return Router(
+            place=SourceNames(prefix, database),
+            relay=relay,
+            dead=dead,
+            parked=self._recovered.parked,
+            # An event among a table's rows would be read as one of them.
+            reserved=topics_of_relay(prefix).union(owners),
+            rules=ColumnRules(relay, self._process.stats.alter),
+            make_codec=CodecFactory(relay, self._process.schema_ids, owners).make,
+            callbacks=RouteCallbacks(
+                on_skipped=self._skip,
+                on_incomplete=requests.request,
+                enrich=None if metadata is None else metadata.place,
+            ),
         )
-        return CheckpointWriter(
-            known,
-            self._records,
-            context.publisher,
-            context.ledger,
-            context.invisible,
-            context.clock,
+
+    def _loop_context(
+        self,
+        delivery: _DeliveryParts,
+        router: Router,
+        requests: RowRequests,
+        catalog: PostgresCatalog,
+    ) -> LoopContext:
+        relations = RelationAnnouncer(
+            router.place.prefix,
+            catalog,
+            delivery.publisher,
+            router.is_captured,
+            router.rules,
+        )
+        return LoopContext(
+            ledger=delivery.ledger,
+            invisible=delivery.invisible,
+            sender=delivery.sender,
+            publisher=delivery.publisher,
+            router=router,
+            relations=relations,
+            row_requests=requests,
+            stats=self._process.stats,
+            clock=self._process.clock,
         )
 
     def _skip(self, reason: str) -> None:
-        """Count a change that gives no record; some are errors each time."""
+        """Count a change without a record; log each update of an outbox row."""
         self._process.stats.skip(reason)
         if reason == WRONGLY_UPDATED:
-            _LOG.error(reason, table=self._settings.relay.outbox.table)
-
-    def _complete(
-        self, relation: Relation, key: tuple[bytes, ...], position: Position
-    ) -> None:
-        """Request the row of a key whose change left columns out."""
-        if self._snapshots is not None:
-            self._snapshots.complete_key(relation, key, position)
+            _LOG.error(
+                "outbox row not published",
+                reason=reason,
+                table=self._settings.relay.outbox.table,
+            )
 
     def _logical_messages(
         self,
@@ -260,14 +287,15 @@ class PipelineBuilder:
 
     def _skips(self) -> frozenset[int]:
         """
-        Return the commit LSNs to set aside: asked for, or again after a crash.
+        Return the commit LSNs of transactions to skip.
 
-        What is confirmed, or was asked for in another lineage, is past.
+        A crash may stream a skipped transaction again. Confirmed LSNs, and those of
+        another lineage, are left out.
         """
         state, decision = self._recovered.state, self._decision
         offset = decision.lineage.offset
-        asked = {at - offset for at in state.skips | state.skipped_log_lsns}
-        return frozenset(lsn for lsn in asked if lsn >= decision.confirmed_lsn)
+        commit_lsns = {at - offset for at in state.skips | state.skipped_log_lsns}
+        return frozenset(lsn for lsn in commit_lsns if lsn >= decision.confirmed_lsn)
 
     def _stream_consumer(
         self,

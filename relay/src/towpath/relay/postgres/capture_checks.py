@@ -17,7 +17,7 @@ from typing import Final
 
 import structlog
 
-from towpath.relay.captured_tables import topic_findings
+from towpath.relay.encode.captured_tables import topic_findings
 from towpath.relay.errors import (
     Finding,
     Level,

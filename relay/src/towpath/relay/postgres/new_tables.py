@@ -30,7 +30,7 @@ from typing import Final
 import psycopg
 import structlog
 
-from towpath.relay.captured_tables import CapturedTables, topic_findings
+from towpath.relay.encode.captured_tables import CapturedTables, topic_findings
 from towpath.relay.postgres.backfill import request_tables
 from towpath.relay.postgres.capture_checks import blocking_finding
 from towpath.relay.postgres.connect import Connection, quoted

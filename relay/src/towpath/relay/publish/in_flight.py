@@ -1,11 +1,10 @@
 """
 Deliveries in flight: acknowledgements become the one LSN that is safe to confirm.
 
-Acknowledgements come in any order. A transaction is *settled* when it is committed,
-every record of it is acknowledged and no hold is left on it; the acknowledged LSN is
-the end of the last transaction before which, and with which, all are settled. Nothing
-else moves it, but for one rule: while no transaction is unsettled and no record of any
-kind is on its way, the server's own word of how far it has read may be taken.
+Acknowledgements arrive in any order. A transaction is *settled* when it is committed,
+all its records are acknowledged and no hold is left on it. The acknowledged LSN is the
+end of the last transaction up to which all are settled. One rule more moves it: while
+no transaction is unsettled and no record is in flight, the LSN of a keepalive counts.
 """
 
 from collections import deque
@@ -15,19 +14,19 @@ from typing import Final
 from towpath.relay.encode.record import Acknowledgement, Partition
 from towpath.schemas.position import format_lsn
 
-# What a record costs beside its value while it waits: the client's own structures,
-# key and headers. With it, a flood of tiny records is bounded as well.
+# The cost of a record beside its value while it is in flight: the client's structures,
+# key and headers. Without it, a flood of tiny records would not be bounded.
 RECORD_BYTES: Final = 512
 
 
 class Delivery:
     """
-    The records of one transaction, or one chunk, on their way: one callback for all.
+    The records of one transaction, or of one chunk, in flight.
 
-    It is told of each record where it came to stand, which is all that marks need. A
-    streamed record's position is bound to the callback (``partial(delivery, text)``);
-    ``passed`` is the callback of records that have no place in the stream's order, and
-    ``partial(delivery.passed_into, topic)`` that of many of them.
+    The producer calls it with the acknowledgement of each record. A streamed record's
+    position is bound to the callback (``partial(delivery, position)``). Records without
+    a place in the stream's order use ``acknowledge_unordered``, or, many of one topic
+    together, ``partial(delivery.acknowledge_unordered_in, topic)``.
     """
 
     __slots__ = ("_ledger", "committed_us", "end_lsn", "pending")
@@ -39,34 +38,36 @@ class Delivery:
         self.committed_us = committed_us
 
     def expect(self, value: bytes | None) -> None:
-        """Count a record in, before it is handed to the client."""
+        """Count a record before it is given to the producer."""
         self.pending += 1
         self._ledger.in_flight_bytes += len(value or b"") + RECORD_BYTES
 
-    def __call__(
-        self, position: bytes, error: object, acknowledgement: Acknowledgement
-    ) -> None:
-        """Take the client's word on one streamed record. Hot path."""
-        ledger = self._ledger
-        ledger.in_flight_bytes -= len(acknowledgement) + RECORD_BYTES
-        if error is None:
-            self.pending -= 1
-            place = acknowledgement.topic(), acknowledgement.partition()
-            ledger.reached[place] = position, acknowledgement
-        elif ledger.failure is None:
-            ledger.failure = str(error)
-
     def expect_all(self, values: Sequence[bytes]) -> None:
-        """Count records in, before they are handed to the client together."""
+        """Count records before they are given to the producer together."""
         self.pending += len(values)
         size_bytes = sum(map(len, values)) + len(values) * RECORD_BYTES
         self._ledger.in_flight_bytes += size_bytes
 
-    def passed(self, error: object, acknowledgement: Acknowledgement) -> None:
-        """Take the client's word on a record that is no part of the stream."""
-        self.passed_into(acknowledgement.topic(), error, acknowledgement)
+    def __call__(
+        self, position: bytes, error: object, acknowledgement: Acknowledgement
+    ) -> None:
+        """Record the acknowledgement, or the error, of a streamed record. Hot path."""
+        ledger = self._ledger
+        ledger.in_flight_bytes -= len(acknowledgement) + RECORD_BYTES
+        if error is None:
+            self.pending -= 1
+            partition = acknowledgement.topic(), acknowledgement.partition()
+            ledger.ordered_acks[partition] = position, acknowledgement
+        elif ledger.failure is None:
+            ledger.failure = str(error)
 
-    def passed_into(
+    def acknowledge_unordered(
+        self, error: object, acknowledgement: Acknowledgement
+    ) -> None:
+        """Record the acknowledgement, or the error, of an unordered record."""
+        self.acknowledge_unordered_in(acknowledgement.topic(), error, acknowledgement)
+
+    def acknowledge_unordered_in(
         self, topic: str | None, error: object, acknowledgement: Acknowledgement
     ) -> None:
         """Do the same for a topic that the caller has bound. Hot path."""
@@ -74,30 +75,32 @@ class Delivery:
         ledger.in_flight_bytes -= len(acknowledgement) + RECORD_BYTES
         if error is None:
             self.pending -= 1
-            ledger.passed[topic, acknowledgement.partition()] = acknowledgement
+            partition = topic, acknowledgement.partition()
+            ledger.unordered_acks[partition] = acknowledgement
         elif ledger.failure is None:
             ledger.failure = str(error)
 
 
 class DeliveryLedger:
     """
-    Transactions in stream order, and what is still to come of each.
+    Transactions in stream order, each with its records in flight.
 
     Attributes:
-        in_flight_bytes: Handed over and not acknowledged; 0 if and only if none is.
-        failure: Why the client gave a record up, once it did.
-        reached: By topic and partition, the last acknowledged streamed record: its
-            position, and where it stands.
-        passed: The same of records beside the stream.
-        settled_count: How many transactions were settled since somebody looked.
+        in_flight_bytes: Bytes given to the producer and not acknowledged; 0 if and only
+            if nothing is in flight.
+        failure: The first error of a record.
+        ordered_acks: By partition, the position and the acknowledgement of the last
+            acknowledged streamed record.
+        unordered_acks: By partition, the last acknowledgement of other records.
+        settled_count: Transactions settled since ``take_settled`` was last called.
         settled_us: When the first of them was committed.
     """
 
     def __init__(self, start_lsn: int) -> None:
         self.in_flight_bytes = 0
         self.failure: str | None = None
-        self.reached: dict[Partition, tuple[bytes, Acknowledgement]] = {}
-        self.passed: dict[Partition, Acknowledgement] = {}
+        self.ordered_acks: dict[Partition, tuple[bytes, Acknowledgement]] = {}
+        self.unordered_acks: dict[Partition, Acknowledgement] = {}
         self.settled_count = 0
         self.settled_us = 0
         self._acknowledged_lsn = start_lsn
@@ -106,8 +109,8 @@ class DeliveryLedger:
         self._held: dict[str, list[Delivery]] = {}
         self._chunks: dict[int, Delivery] = {}
 
-    def loose(self) -> Delivery:
-        """Return a delivery that no LSN waits for; its owner looks at ``pending``."""
+    def begin_untracked(self) -> Delivery:
+        """Return a delivery that no LSN waits for; its owner reads ``pending``."""
         return Delivery(self)
 
     def begin(self, committed_us: int = 0) -> Delivery:
@@ -115,16 +118,16 @@ class DeliveryLedger:
         Open the delivery of the transaction that begins.
 
         Args:
-            committed_us: When it was committed; 0: its latency is not looked at.
+            committed_us: When it was committed; 0: its latency is not measured.
         """
         delivery = self._open = Delivery(self, committed_us)
         return delivery
 
     def commit(self, end_lsn: int) -> None:
-        """Close the open delivery: no record of it will be added."""
+        """Close the open delivery: no record is added to it any more."""
         delivery = self._open
         if delivery is None:
-            reason = f"nothing is open that could end at {format_lsn(end_lsn)}"
+            reason = f"no transaction is open that could end at {format_lsn(end_lsn)}"
             raise RuntimeError(reason)
         self._open = None
         delivery.end_lsn = end_lsn
@@ -140,7 +143,7 @@ class DeliveryLedger:
             self._held.setdefault(signal_id, []).append(self._open)
 
     def release(self, signal_id: str) -> None:
-        """End what ``hold`` began; unknown signals are let pass."""
+        """Remove the holds of a signal; an unknown signal has none."""
         for delivery in self._held.pop(signal_id, ()):
             delivery.pending -= 1
 
@@ -151,18 +154,18 @@ class DeliveryLedger:
         return delivery
 
     def end_chunk(self, chunk_id: int) -> None:
-        """Close a chunk's delivery: no row of it will be added."""
+        """Close a chunk's delivery: no row is added to it any more."""
         self._chunks[chunk_id].pending -= 1
 
     def take_delivered(self) -> tuple[int, ...]:
-        """Hand over the chunks whose every row is acknowledged."""
+        """Remove and return the chunks whose rows are all acknowledged."""
         delivered = tuple(at for at, chunk in self._chunks.items() if not chunk.pending)
         for chunk_id in delivered:
             del self._chunks[chunk_id]
         return delivered
 
     def acknowledged(self) -> int:
-        """Return the LSN below which everything is settled."""
+        """Return the LSN up to which every transaction is settled."""
         unsettled = self._unsettled
         while unsettled and not unsettled[0].pending:
             delivery = unsettled.popleft()
@@ -172,18 +175,23 @@ class DeliveryLedger:
             self.settled_count += 1
         return self._acknowledged_lsn
 
+    def take_settled(self) -> tuple[int, int]:
+        """Return and reset ``settled_count`` and ``settled_us``."""
+        count, self.settled_count = self.settled_count, 0
+        return count, self.settled_us
+
     @property
     def unsettled_count(self) -> int:
-        """How many transactions are committed and not settled, or wait for such."""
+        """The number of committed transactions that are not settled."""
         return len(self._unsettled)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing at all is open, unsettled or on its way."""
+        """Whether no transaction is open or unsettled and no record is in flight."""
         self.acknowledged()
         return self._open is None and not self._unsettled and not self.in_flight_bytes
 
     def idle_until(self, wal_end: int) -> None:
-        """Take the server's word that nothing for us lies before ``wal_end``."""
+        """Move the acknowledged LSN to a keepalive's, if the ledger is idle."""
         if self.is_idle:
             self._acknowledged_lsn = max(self._acknowledged_lsn, wal_end)

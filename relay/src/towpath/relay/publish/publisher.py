@@ -1,12 +1,12 @@
 """
-The publisher: every record passes here, and waits here while Kafka takes no more.
+The publisher: every record of the relay passes it, and waits while Kafka is slow.
 
 Sizes are checked against the topic's limit before producing; a record that is too large
-becomes a dead letter, so that none can be refused for its size later. While there is no
-room, the loop's own duties (feedback above all) continue through ``while_waiting``.
+becomes a dead letter, so that the broker refuses none for its size. While there is no
+room, the loop's duties (feedback above all) continue through ``run_duties``.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
 from operator import attrgetter
@@ -16,7 +16,6 @@ from towpath.relay.encode.dead_letters import (
     NO_KEY,
     NO_SUCH_PARTITION,
     TOPIC_REFUSED,
-    DeadLetters,
     is_event,
 )
 from towpath.relay.encode.record import (
@@ -26,65 +25,66 @@ from towpath.relay.encode.record import (
     partition_of,
     place_keyless,
 )
-from towpath.relay.errors import DeliveryFailedError, TopicRefusedError
-from towpath.relay.ports import Outgoing, RecordProducer, TopicCatalog, TopicFacts
+from towpath.relay.errors import TopicRefusedError
+from towpath.relay.ports import TopicFacts
+from towpath.relay.publish.checkpoints import CheckpointWriter
 from towpath.relay.publish.in_flight import RECORD_BYTES, Delivery, DeliveryLedger
+from towpath.relay.publish.sender import RecordSender
 from towpath.relay.recovery.marks import Published
 from towpath.relay.stats import Stats
 
-# How long one wait for room lasts before the loop's duties are looked after again.
+# The longest wait for room before the loop's duties run again.
 WAIT_S: Final = 0.05
 
-# Names of topics that Kafka refuses: each is asked for once, within this bound.
-_REMEMBERED: Final = 1024
+# A bound on the cached names of refused topics, each requested once while cached.
+_MAX_REFUSED_TOPICS: Final = 1024
 
 _TOPIC: Final = attrgetter("topic")
 _KEY: Final = attrgetter("key")
 _SIZE: Final = attrgetter("size")
 _PARTITION: Final = attrgetter("partition")
 
-# Finds a topic's end offsets, by partition.
-FindEnds = Callable[[], Mapping[int, int]]
-# Takes a topic in before its first streamed record: name, partition count, ends.
-Admit = Callable[[str, int, FindEnds], None]
-
 
 class Publisher:
-    """Hands records to the producer, within the bound of bytes on their way."""
+    """Publishes the records of the stream and of snapshots."""
 
     def __init__(
         self,
-        producer: RecordProducer,
-        catalog: TopicCatalog,
+        sender: RecordSender,
         ledger: DeliveryLedger,
-        dead: DeadLetters,
         stats: Stats,
         published: Published,
+        checkpoints: CheckpointWriter,
+        run_duties: Callable[[], None],
     ) -> None:
-        self.while_waiting: Callable[[], None] = _do_nothing
-        self.admit: Admit = _admit_all
-        # How often everything acknowledged until then was made visible.
-        self.commits = 0
-        self._producer = producer
-        self._produce = producer.produce
-        self._outgoing: list[Outgoing] = []
-        self._catalog = catalog
+        """
+        Prepare.
+
+        Args:
+            sender: Gives records to the producer.
+            ledger: The deliveries in flight.
+            stats: Counts records and duplicates.
+            published: The records that Kafka holds from before the session.
+            checkpoints: Writes the first mark of each topic.
+            run_duties: Runs the loop's duties, between two waits for room.
+        """
+        self._sender = sender
+        # Also queued into here: a call per record would cost a tenth of its time.
+        self._outgoing = sender.outgoing
         self._ledger = ledger
-        self._dead = dead
+        self._dead = sender.dead
         self._stats = stats
-        self._facts: dict[str, TopicFacts] = {}
-        # Of the topics that have their first mark: what a record may take.
+        self._checkpoints = checkpoints
+        self._run_duties = run_duties
+        # By topic with a first mark: the size limit of its records.
         self._limits: dict[str, int] = {}
         self._refused: set[str] = set()
-        # Only while the stream repeats what came before a crash.
+        # Set only while the stream repeats records from before a crash.
         self._published = published if published.horizon else None
-        # Topics whose streamed records still stand by a former partition count, and
-        # the barriers behind the last of them.
+        # Topics whose streamed records still belong to a former partition count.
         self._former = dict(published.former)
-        self._ended: list[str] = []
-        self._barriers = ledger.loose()
-        # For notifications and shapes, which no transaction waits for.
-        self._loose = ledger.loose()
+        # For notifications and schemas, which no transaction waits for.
+        self._untracked = ledger.begin_untracked()
 
     def publish_change(self, record: Record, delivery: Delivery) -> None:
         """
@@ -93,8 +93,8 @@ class Publisher:
         A record that Kafka already holds from before a crash is not published again.
 
         Raises:
-            DeliveryFailedError: A record was given up; nothing more may be produced.
-            UnavailableError: Kafka is away when a new topic is needed.
+            DeliveryFailedError: A record could not be delivered.
+            UnavailableError: The topic is new and Kafka cannot be reached.
         """
         topic, key, value, _, position, _, size, partition = record
         if (
@@ -112,20 +112,20 @@ class Publisher:
         self._outgoing.append((record, partial(delivery, position)))
         self._stats.records += 1
 
-    def takes(self, record: Record) -> bool:
-        """Tell whether a record goes where it says, and is no dead letter."""
-        limit_bytes = self.facts(record.topic).limit_bytes
+    def fits(self, record: Record) -> bool:
+        """Return whether a record goes to its own topic, not to the dead letters."""
+        limit_bytes = self._sender.facts(record.topic).limit_bytes
         return record.topic != self._dead.topic and record.size <= limit_bytes
 
     def publish_unordered(
         self, record: Record, delivery: Delivery | None = None
     ) -> None:
         """
-        Produce a record that has no place in the stream's order: READ, shape, notice.
+        Produce a record outside the stream's order: READ, schema, notification.
 
         Raises:
-            DeliveryFailedError: A record was given up; nothing more may be produced.
-            UnavailableError: Kafka is away when a new topic is needed.
+            DeliveryFailedError: A record could not be delivered.
+            UnavailableError: The topic is new and Kafka cannot be reached.
         """
         self.publish_internal(record, delivery)
         self._stats.records += 1
@@ -134,23 +134,24 @@ class Publisher:
         self, records: Sequence[Record], delivery: Delivery
     ) -> Sequence[int]:
         """
-        Gather the records of a slice of a chunk, as ``publish_change`` does. Hot path.
+        Queue the records of a slice of a chunk. Hot path.
 
         Returns:
-            The places of the records that are dead letters.
+            The indexes of the records that are dead letters.
 
         Raises:
-            DeliveryFailedError: A record was given up; nothing more may be produced.
-            UnavailableError: Kafka is away when a new topic is needed.
+            DeliveryFailedError: A record could not be delivered.
+            UnavailableError: The topic is new and Kafka cannot be reached.
         """
         if not self._are_plain(records):
-            refused = [at for at, one in enumerate(records) if not self.takes(one)]
+            refused = [at for at, one in enumerate(records) if not self.fits(one)]
             for record in records:
                 self.publish_unordered(record, delivery)
             return refused
         topic = records[0].topic
         delivery.expect_all([record.value or b"" for record in records])
-        self._outgoing += zip(records, repeat(partial(delivery.passed_into, topic)))
+        acknowledge = partial(delivery.acknowledge_unordered_in, topic)
+        self._outgoing += zip(records, repeat(acknowledge))
         self._stats.records += len(records)
         return ()
 
@@ -158,121 +159,68 @@ class Publisher:
         self, record: Record, delivery: Delivery | None = None
     ) -> None:
         """
-        Produce a record for the relay itself, which is not counted: mark, heartbeat.
+        Produce an uncounted record of the relay itself: heartbeat, barrier, skip.
 
         Raises:
-            DeliveryFailedError: A record was given up; nothing more may be produced.
-            UnavailableError: Kafka is away when a new topic is needed.
+            DeliveryFailedError: A record could not be delivered.
+            UnavailableError: The topic is new and Kafka cannot be reached.
         """
-        facts = self._facts.get(record.topic) or self.facts(record.topic)
-        if record.size > facts.limit_bytes:
-            record, facts = self._too_large(record, facts)
-        record = place_keyless(record, facts.partition_count)
-        if delivery is None:
-            delivery = self._loose
-        delivery.expect(record.value)
-        self._outgoing.append((record, delivery.passed))
+        self._sender.send(record, self._untracked if delivery is None else delivery)
         self.flush()
 
     def flush(self) -> None:
         """
-        Hand over what was gathered; waits while there is no room.
+        Give queued records to the producer; waits while there is no room.
 
-        Call order: after each read's messages, and each turn's rows. Gathered, the
-        records of a backlog reach the client at once and fill its batches, which spares
-        broker and client the greater part of their work; a lone record goes at once
-        just as well.
-
-        Raises:
-            DeliveryFailedError: A record was given up; nothing more may be produced.
-        """
-        while self._outgoing:
-            outgoing, self._outgoing = self._outgoing, []
-            taken = self._produce(outgoing)
-            if taken == len(outgoing):
-                continue
-            self._outgoing = outgoing[taken:]
-            self.poll(WAIT_S)
-            self.while_waiting()
-
-    def facts(self, topic: str) -> TopicFacts:
-        """Return a topic's facts, from memory if it was met before."""
-        facts = self._facts.get(topic)
-        if facts is None:
-            facts = self._facts[topic] = self._catalog.ensure(topic)
-        return facts
-
-    def take_ended(self) -> Sequence[str]:
-        """Hand over the topics that have passed their former partition count."""
-        if self._barriers.pending:
-            return ()
-        ended, self._ended = self._ended, []
-        return ended
-
-    @property
-    def needs_commit(self) -> bool:
-        """Whether records wait for ``commit`` to become visible."""
-        return self._producer.needs_commit
-
-    def commit(self) -> None:
-        """
-        Make what is acknowledged visible, where that is a step of its own.
+        Call order: after the messages of each read, and the rows of each turn. The
+        records of a backlog then reach the client together and fill its batches, which
+        saves broker and client most of their work.
 
         Raises:
-            DeliveryFailedError: It was given up.
+            DeliveryFailedError: A record could not be delivered.
         """
-        self._producer.commit()
-        self.commits += 1
-
-    def poll(self, timeout_s: float) -> None:
-        """
-        Let acknowledgements come in.
-
-        Raises:
-            DeliveryFailedError: A record was given up.
-        """
-        self._producer.poll(timeout_s)
-        if self._ledger.failure is not None:
-            raise DeliveryFailedError(self._ledger.failure)
+        while self._outgoing and not self._sender.send_queued():
+            self._wait()
 
     def drain(self, timeout_s: float) -> None:
         """
-        Wait until everything is acknowledged, or the time is over.
+        Wait until all records are acknowledged, or the time is over.
 
         Raises:
-            DeliveryFailedError: A record was given up.
+            DeliveryFailedError: A record could not be delivered.
         """
         self.flush()
-        self._producer.flush(timeout_s)
-        self.poll(0)
+        self._sender.drain(timeout_s)
+
+    def _wait(self) -> None:
+        self._sender.poll(WAIT_S)
+        self._run_duties()
 
     def _are_plain(self, records: Sequence[Record]) -> bool:
-        """Tell whether they go into one topic as they are, each where its key says."""
+        """Return whether all go to one topic, unchanged and partitioned by key."""
         topics = set(map(_TOPIC, records))
         is_one = len(topics) == 1 and self._dead.topic not in topics
         if not is_one or None in map(_KEY, records):
             return False
-        limit_bytes = self.facts(records[0].topic).limit_bytes
+        limit_bytes = self._sender.facts(records[0].topic).limit_bytes
         return max(map(_SIZE, records)) <= limit_bytes and {ANY_PARTITION} == set(
             map(_PARTITION, records)
         )
 
     def _prepare(self, record: Record) -> Record | None:
         """
-        Return what is to be produced of a record; None if Kafka has it.
+        Return the record to produce; None if Kafka has it.
 
-        The way of what is not plain: the first record of a topic, a record without a
-        key or with a partition of its own, a large one, and all after a crash.
+        Called for the first record of a topic, a record without a key or with a
+        partition of its own, a large one, and all that are repeated after a crash.
         """
-        facts = self._facts.get(record.topic)
-        if facts is None:
-            record, facts = self._first_of_topic(record)
+        record, facts = self._with_facts(record)
         if record.partition >= self._count(record, facts):
-            record, facts = self._set_aside(record, NO_SUCH_PARTITION)
+            record, facts = self._dead_letter(record, NO_SUCH_PARTITION)
         if record.key is None and facts.is_compacted:
-            record, facts = self._set_aside(record, NO_KEY)
+            record, facts = self._dead_letter(record, NO_KEY)
         if record.size > facts.limit_bytes:
-            record, facts = self._too_large(record, facts)
+            record, facts = self._sender.large_dead_letter(record, facts)
         if record.topic not in self._limits:
             self._admit(record.topic, facts)
         record = self._place(record, facts)
@@ -291,55 +239,53 @@ class Publisher:
         if former is None:
             return place_keyless(record, facts.partition_count)
         if record.position > former[-1].until:
-            self._end_former(record.topic, facts)
+            self._end_former_count(record.topic, facts)
         count = self._count(record, facts)
         if record.partition == ANY_PARTITION and record.key is not None:
             return record._replace(partition=partition_of(record.key, count))
         return place_keyless(record, count)
 
-    def _end_former(self, topic: str, facts: TopicFacts) -> None:
+    def _end_former_count(self, topic: str, facts: TopicFacts) -> None:
         """Write barriers between the records of the former count and the others."""
         del self._former[topic]
         self._limits[topic] = facts.limit_bytes
+        barriers = self._ledger.begin_untracked()
         records = barrier_records(
             topic, facts.partition_count, is_compacted=facts.is_compacted
         )
         for record in records:
-            self.publish_internal(record, self._barriers)
-        self._ended.append(topic)
+            self.publish_internal(record, barriers)
+        self._checkpoints.end_former_count(topic, barriers)
 
-    def _first_of_topic(self, record: Record) -> tuple[Record, TopicFacts]:
-        """Learn a topic; an event of a topic that Kafka refuses is set aside."""
+    def _with_facts(self, record: Record) -> tuple[Record, TopicFacts]:
+        """Return a record with its topic's facts; a refused event is a dead letter."""
         topic = record.topic
         if topic not in self._refused:
             try:
-                return record, self.facts(topic)
+                return record, self._sender.facts(topic)
             except TopicRefusedError:
                 if not is_event(record):
                     raise
-            if len(self._refused) >= _REMEMBERED:
+            if len(self._refused) >= _MAX_REFUSED_TOPICS:
                 self._refused.clear()
             self._refused.add(topic)
-        return self._set_aside(record, TOPIC_REFUSED)
+        return self._dead_letter(record, TOPIC_REFUSED)
 
-    def _set_aside(self, record: Record, reason: str) -> tuple[Record, TopicFacts]:
-        return self._dead.of_record(record, reason), self.facts(self._dead.topic)
-
-    def _too_large(
-        self, record: Record, facts: TopicFacts
-    ) -> tuple[Record, TopicFacts]:
-        """Set a record aside that its topic does not take."""
-        dead = self.facts(self._dead.topic)
-        return self._dead.of_large(record, facts.limit_bytes, dead.limit_bytes), dead
+    def _dead_letter(self, record: Record, reason: str) -> tuple[Record, TopicFacts]:
+        return self._dead.of_record(record, reason), self._sender.facts(
+            self._dead.topic
+        )
 
     def _admit(self, topic: str, facts: TopicFacts) -> None:
-        count = facts.partition_count
-        self.admit(topic, count, lambda: self._catalog.ends(topic, count))
+        """Store a topic's first mark before its first streamed record is produced."""
+        mark = self._checkpoints.admit(topic, facts.partition_count)
+        while mark is not None and mark.pending:
+            self._wait()
         if topic not in self._former:
             self._limits[topic] = facts.limit_bytes
 
     def _is_published(self, record: Record, facts: TopicFacts) -> bool:
-        """Tell whether Kafka has the record; stop asking once the stream is past."""
+        """Return whether Kafka holds the record from before a crash."""
         published = self._published
         if published is None or record.position > published.horizon:
             self._published = None
@@ -351,11 +297,3 @@ class Publisher:
             return False
         self._stats.duplicates += 1
         return True
-
-
-def _do_nothing() -> None:
-    pass
-
-
-def _admit_all(_topic: str, _partition_count: int, _ends: FindEnds) -> None:
-    pass

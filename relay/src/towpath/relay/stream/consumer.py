@@ -4,15 +4,15 @@ Consumes the stream: each step becomes records, changed keys and facts. Hot path
 Rows are produced as they arrive; nothing is collected until the commit. Every step
 that a snapshot's watermarks must be ordered against raises ``sequence`` by one.
 
-A skipped transaction (``towpath relay state skip``) goes to the dead letters as it
-came, message by message and undecoded: it may have been skipped because it cannot be
-decoded. Relations in it still count, because later messages need them. Its end is
-written to the state topic, so that a skip happens once and can be seen. Until that
-end is confirmed, a crash streams the transaction again, and it is skipped again.
+The messages of a skipped transaction (``towpath relay state skip``) become dead
+letters, undecoded: it may have been skipped because it cannot be decoded. Its relations
+still count, because later messages need them. Its end is written to the state topic, so
+that a skip happens once and is visible. Until that end is confirmed, a crash streams
+the transaction again, and it is skipped again.
 
 An inserted row of ``towpath.signal`` is a signal, whose transaction is held until the
-answer is stored; or it is a watermark, where those are written as rows. A row of the
-bare table that the configuration names is an external signal.
+answer is stored, or a watermark, if watermarks are written as rows. A row of the signal
+table that the configuration names is an external signal.
 """
 
 import struct
@@ -74,10 +74,10 @@ from towpath.schemas.position import Position, format_lsn
 
 SKIPPED: Final = "its transaction was skipped by an operator"
 
-# Commit, shapes and types: what the stream needs to go on.
+# The tags of commits, schemas, types and origins, which later messages need.
 _NEEDED: Final = frozenset(b"CRYO")
 
-# Makes a dead letter: raw message, position, and when the transaction was committed.
+# Makes a dead letter of a raw message, its position and its commit time in ms.
 MakeDeadLetter = Callable[[bytes, bytes, int], Record]
 
 
@@ -99,20 +99,20 @@ class TransactionSkipper:
         self._number = 0
 
     def open(self, transaction: Transaction) -> None:
-        """Begin to set a transaction aside."""
+        """Begin to skip a transaction."""
         self._transaction = transaction
         self._number = 0
 
-    def takes(self, frame: bytes) -> bool:
-        """Tell whether this message is set aside, and not needed to go on."""
+    def skips(self, frame: bytes) -> bool:
+        """Return whether a message is skipped: later messages do not need it."""
         return frame[PAYLOAD_AT] not in _NEEDED
 
     def publish_dead_letter(self, frame: bytes, delivery: Delivery | None) -> None:
-        """Send a message to the dead letters."""
+        """Publish a message as a dead letter."""
         transaction = self._transaction
         if transaction is None or delivery is None:
             return
-        # Above every ordinal: a message of it may be a dead letter of its own already.
+        # Above every ordinal: one of its messages may be a dead letter already.
         position = transaction.place + b"9999999999.%010d" % self._number
         self._number += 1
         raw = frame[PAYLOAD_AT:]
@@ -120,7 +120,7 @@ class TransactionSkipper:
         self._context.publisher.publish_change(record, delivery)
 
     def close(self, transaction: Transaction, delivery: Delivery | None) -> None:
-        """Note that the transaction was set aside."""
+        """Store in the state topic that the transaction was skipped."""
         self._transaction = None
         now_ms = self._context.now_us() // 1000
         lsn_text = format_lsn(transaction.commit_lsn)
@@ -129,7 +129,7 @@ class TransactionSkipper:
 
 
 class SignalTableHandler:
-    """Takes changes of tables in which signals are left."""
+    """Handles changes of the signal tables."""
 
     def __init__(
         self,
@@ -141,11 +141,11 @@ class SignalTableHandler:
         self._snapshots = snapshots
         self._logical_messages = logical_messages
 
-    def see(self, change: Change, sequence: int) -> None:
-        """Take a change of such a table."""
-        left = self._snapshots.left
-        if left is not None and change.relation.name != SIGNAL_TABLE:
-            left.see(change)
+    def handle(self, change: Change, sequence: int) -> None:
+        """Handle a change of a signal table."""
+        external = self._snapshots.external_signals
+        if external is not None and change.relation.name != SIGNAL_TABLE:
+            external.handle(change)
         elif change.operation is Operation.CREATE:
             self._inserted(change, sequence)
 
@@ -160,7 +160,7 @@ class SignalTableHandler:
         kind, data = texts.get("type", ""), texts.get("data")
         if kind in WINDOW_TYPES:
             log_lsn = change.transaction.log_lsn
-            self._logical_messages.mark(data or "", log_lsn, sequence)
+            self._logical_messages.on_watermark(data or "", log_lsn, sequence)
             return
         signal_id = texts.get("id", "")
         self._context.ledger.hold(signal_id)
@@ -168,18 +168,18 @@ class SignalTableHandler:
         position = f"{transaction.place.decode()}{change.ordinal:010d}"
         relay = texts.get("relay")
         fact = SignalSeen(signal_id, kind, data, transaction.xid, position, relay)
-        self._snapshots.tell(fact)
+        self._snapshots.handle(fact)
 
 
 TRUNCATED_OUTBOX: Final = "the outbox table was truncated"
 
 
-# What a row that cannot be an event, or is cut short, raises on the short way.
+# Raised on the short path by a row that cannot be an event, or is cut short.
 _NOT_PLAIN: Final = (UnroutableError, MalformedMessageError, IndexError, struct.error)
 
 MakeEvent = Callable[[Transaction, int, Row], Record]
 
-# How a kind of message is read, placed in the order, and what is done then.
+# The parser, the sequencer's step and the handler of a kind of message.
 _Path = tuple[
     Callable[[bytes, int], Any], Callable[[Any, int], Any], Callable[[Any], None]
 ]
@@ -190,7 +190,7 @@ def _ignore(_step: None) -> None:
 
 
 class StreamConsumer:
-    """Takes frames with stream messages, one by one."""
+    """Consumes frames with stream messages, one by one."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class StreamConsumer:
         self._metadata = metadata
         self._skipper = skipper
         self._publish = context.publisher.publish_change
-        self._takes = context.publisher.takes
+        self._fits = context.publisher.fits
         self._recorders = snapshots.recorders
         self._reordered = snapshots.reordered
         self._aggregates = snapshots.aggregates
@@ -217,7 +217,7 @@ class StreamConsumer:
             context.router.relay.outbox, snapshots, context.stats
         )
         self._routes: dict[int, Route | None] = {}
-        # Of the outbox: what makes an event of a row, and how many columns that has.
+        # By oid of an outbox table: the event maker, and the number of columns.
         self._events: dict[int | None, tuple[MakeEvent, int]] = {}
         self._delivery: Delivery | None = None
         self._sequence = 0
@@ -234,28 +234,28 @@ class StreamConsumer:
         """Whether a transaction is open."""
         return self._sequencer.is_inside
 
-    def follow_all(self, frames: Sequence[bytes], at: int, now_us: int) -> int:
+    def consume_all(self, frames: Sequence[bytes], at: int, now_us: int) -> int:
         """
-        Take the frames from ``at`` on; return where one is that is no WAL data.
+        Consume frames from ``at``; return the index of the first without WAL data.
 
         Raises:
-            MalformedMessageError: A message is not what we know.
-            UnavailableError: A part that is needed is away.
+            MalformedMessageError: A message cannot be parsed.
+            UnavailableError: Kafka, the registry or the catalog cannot be reached.
         """
         if self._metadata is None and not self._skipper.commit_lsns:
-            at = self._follow_plain(frames, at, now_us)
+            at = self._consume_plain(frames, at, now_us)
         while at < len(frames) and frames[at][0] == WAL_DATA:
-            self.follow(frames[at], now_us)
+            self.consume(frames[at], now_us)
             at += 1
         return at
 
-    def _follow_plain(self, frames: Sequence[bytes], at: int, now_us: int) -> int:  # noqa: PLR0915 - one pass
+    def _consume_plain(self, frames: Sequence[bytes], at: int, now_us: int) -> int:  # noqa: PLR0915 - one pass
         """
-        Take begins, plain events and commits in one pass, with all in local names.
+        Consume begins, plain events and commits in one pass, with local names.
 
-        That spares a third of the time of an event. Whatever is not plain goes the way
-        of ``follow``, which also says what is wrong with it. While aggregates are read
-        no event is plain.
+        That saves a third of the time of an event. All other messages go through
+        ``consume``, which also raises their errors. While aggregates are read, no
+        event is plain.
         """
         sequencer, count = self._sequencer, len(frames)
         publish, offset = self._publish, sequencer.offset
@@ -287,7 +287,7 @@ class StreamConsumer:
                     continue
             sequencer.transaction, sequencer.ordinal = transaction, ordinal
             self._delivery = delivery
-            self.follow(frame, now_us)
+            self.consume(frame, now_us)
             transaction, ordinal = sequencer.transaction, sequencer.ordinal
             delivery = self._delivery
         sequencer.transaction, sequencer.ordinal = transaction, ordinal
@@ -297,7 +297,7 @@ class StreamConsumer:
     def _plain_event(
         self, frame: bytes, transaction: Transaction, ordinal: int
     ) -> Record | None:
-        """Return the event of an inserted row; None if it takes more than that."""
+        """Return the event of an inserted row; None if it is not a plain event."""
         event = self._events.get(parse_oid(frame))
         if event is None:
             return None
@@ -308,29 +308,29 @@ class StreamConsumer:
         except _NOT_PLAIN:
             return None
 
-    def follow(self, frame: bytes, now_us: int) -> None:
+    def consume(self, frame: bytes, now_us: int) -> None:
         """
-        Take the stream's next message.
+        Consume the next message of the stream.
 
         Raises:
-            MalformedMessageError: It is not what we know.
-            UnavailableError: A part that it needs is away.
+            MalformedMessageError: The message cannot be parsed.
+            UnavailableError: Kafka, the registry or the catalog cannot be reached.
         """
         self._now_us = now_us
-        if self._is_skipping and self._skipper.takes(frame):
+        if self._is_skipping and self._skipper.skips(frame):
             self._skipper.publish_dead_letter(frame, self._delivery)
             self._sequence += 1
-            self._aggregate_keys.pass_over(frame, self._sequencer, self._sequence)
+            self._aggregate_keys.skipped(frame, self._sequencer, self._sequence)
             return
         try:
-            parse, place, do = self._paths[frame[PAYLOAD_AT]]
+            parse, sequence, handle = self._paths[frame[PAYLOAD_AT]]
             message = parse(frame, PAYLOAD_AT + 1)
         except PARSER_ERRORS as error:
             raise malformed(frame, PAYLOAD_AT) from error
-        do(place(message, UNPACK_START(frame)[0]))
+        handle(sequence(message, UNPACK_START(frame)[0]))
 
     def _make_paths(self) -> dict[int, _Path]:
-        """Say by tag how a message is read, placed, and what is done then."""
+        """Return the parser, the sequencer's step and the handler of each tag."""
         handlers: dict[type, Callable[[Any], None]] = {
             Begin: self._on_begin,
             Insert: self._on_change,
@@ -375,29 +375,29 @@ class StreamConsumer:
         oid = change.relation.oid
         route = self._routes[oid]
         if self._aggregates:
-            self._aggregate_keys.expect()
+            self._aggregate_keys.before_publish()
         records = () if route is None else route.records(change, self._now_us)
         if self._recorders and oid in self._recorders:
-            # What is a dead letter is not delivered: the snapshot reads the row.
-            is_published = bool(records) and all(map(self._takes, records))
+            # A dead letter is not delivered: the snapshot reads the row again.
+            is_published = bool(records) and all(map(self._fits, records))
             record_change(
                 self._recorders[oid], change, self._sequence, is_published=is_published
             )
         if self._reordered and oid in self._reordered:
             self._request_row(change)
         if route is None:
-            self._signals.see(change, self._sequence)
+            self._signals.handle(change, self._sequence)
             return
         self._deliver(records)
         if self._aggregates:
             self._aggregate_keys.row(change, self._sequence)
 
     def _request_row(self, change: Change) -> None:
-        """Request a row that may have moved unseen, with columns left out."""
+        """Request a row that may have come to a new key with columns missing."""
         key = partial_key(change)
         if key is not None:
             position = Position(change.transaction.log_lsn, change.ordinal)
-            self.snapshots.complete_key(change.relation, key, position)
+            self._context.row_requests.request(change.relation, key, position)
 
     def _on_truncate(self, step: Truncation) -> None:
         self._sequence += 1
@@ -409,7 +409,7 @@ class StreamConsumer:
             if not isinstance(route, TableRoute | RefusedRoute):
                 self._context.stats.skip(TRUNCATED_OUTBOX)
                 continue
-            partitions = self._context.publisher.facts(route.topic).partition_count
+            partitions = self._context.sender.facts(route.topic).partition_count
             records = route.truncation(
                 step.transaction, step.ordinal, partitions, self._now_us
             )
@@ -436,8 +436,8 @@ class StreamConsumer:
     def _on_logical_message(self, step: LogicalMessageEvent) -> None:
         self._sequence += 1
         if self._aggregates:
-            self._aggregate_keys.expect()
-        records = self._logical_messages.take(step, self._sequence, self._now_us)
+            self._aggregate_keys.before_publish()
+        records = self._logical_messages.handle(step, self._sequence, self._now_us)
         if step.transaction is not None:
             self._deliver(records)
         elif records:
@@ -446,17 +446,17 @@ class StreamConsumer:
             self._aggregate_keys.message(step, self._sequence)
 
     def _deliver(self, records: Sequence[Record]) -> None:
-        """Send records of the open transaction."""
+        """Publish records of the open transaction."""
         delivery = self._delivery
         if delivery is None or not records:
             return
         if self._metadata is not None:
-            self._announce(delivery)
+            self._publish_begin(delivery)
         for record in records:
             self._publish(record, delivery)
 
-    def _announce(self, delivery: Delivery) -> None:
-        """Publish the begin of the transaction before its first event."""
+    def _publish_begin(self, delivery: Delivery) -> None:
+        """Publish the begin of the transaction before its first record."""
         begin = self._metadata.due() if self._metadata is not None else None
         if begin is not None:
             self._publish(begin, delivery)

@@ -1,14 +1,14 @@
 """
-Tells recorders which keys a change touched. Hot path while they record.
+Records which keys a change touched. Hot path while a snapshot reads their table.
 
-A row change touches its row, an event its aggregate. An event does so whatever becomes
-of it: published, parked, set aside, with or without a payload. Only one that reaches
-its topic, of a type that carries the whole state, leaves nothing to be read again.
+A row change touches its row, an event its aggregate, also if the event is parked, is a
+dead letter or has no payload. A key needs no new read only after an event that reached
+its topic and carries the whole state.
 
-An event outside a transaction promises nothing of rows: what its writer did may not be
-committed yet, or never be. No snapshot can fail to see it, and so it touches by its own
-place alone: what was read from a window that it falls into would come after it with an
-older position. It is never a whole state.
+An event outside a transaction says nothing about rows: the writer's changes may not be
+committed yet, or never be. It is visible to every query, so its own position alone
+counts: rows of a window that it falls into would follow it with an older position. It
+never carries the whole state.
 """
 
 from collections.abc import Iterable
@@ -49,7 +49,7 @@ _Event = tuple[bytes | None, bytes | None, bytes | None]
 
 
 def partial_key(change: Change) -> tuple[bytes, ...] | None:
-    """Return the key of a row that came with columns left out; None: it is whole."""
+    """Return the key of a row with columns missing; None if the row is complete."""
     new, old, relation = change.new, change.old, change.relation
     if new is None:
         return None
@@ -59,22 +59,18 @@ def partial_key(change: Change) -> tuple[bytes, ...] | None:
 
 
 def record_change(
-    touches: ChangedKeyFeed, change: Change, sequence: int, *, is_published: bool = True
+    feed: ChangedKeyFeed, change: Change, sequence: int, *, is_published: bool = True
 ) -> None:
     """
-    Tell a table's recorder which keys a change touched.
+    Record the keys of a change in the feed of its table.
 
-    Args:
-        touches: The table's recorder.
-        change: The streamed change.
-        sequence: Its place among watermarks.
-        is_published: It gave a record. A row that the configuration leaves out of the
-            stream is in a snapshot alone, and so is read again.
+    ``sequence`` is the change's place among watermarks. The row of a change that is not
+    published is only in the snapshot, and so is read again.
     """
     relation, xid = change.relation, change.transaction.xid
     new, old = change.new, change.old
     if new is None:
-        touches.touch(_key(old or (), relation.key), xid, sequence)
+        feed.touch(_key(old or (), relation.key), xid, sequence)
         return
     if old is not None:
         new = fill_unchanged(new, old, relation, is_full=change.is_full)
@@ -82,9 +78,9 @@ def record_change(
     new_key = _key(new, relation.key)
     old_key = new_key if old is None else _key(old, relation.key)
     if old_key == new_key:
-        touches.touch(new_key, xid, sequence, partial=partial)
+        feed.touch(new_key, xid, sequence, partial=partial)
     else:
-        touches.move(old_key, new_key, xid, sequence, partial=partial)
+        feed.move(old_key, new_key, xid, sequence, partial=partial)
 
 
 def _key(row: Row, indexes: tuple[int, ...]) -> tuple[bytes, ...]:
@@ -93,7 +89,7 @@ def _key(row: Row, indexes: tuple[int, ...]) -> tuple[bytes, ...]:
 
 
 class _ViewEvents(NamedTuple):
-    """The events of a declared view: its ids, and which events say everything."""
+    """The events of a declared view: the form of its ids, and its state types."""
 
     canonical: Canonical
     state_types: frozenset[bytes]
@@ -116,17 +112,16 @@ class KeyRecorder(Protocol):
 
 
 class AggregateKeyRecorder:
-    """Tells the recorders of aggregates which events there were."""
+    """Records the aggregates of events."""
 
     def __init__(self, outbox: Outbox, touched: KeyRecorder, stats: Stats) -> None:
         """
-        Know the declared views.
+        Prepare.
 
         Args:
-            outbox: ``[relay.outbox]``.
+            outbox: ``[relay.outbox]``, with the declared views.
             touched: The recorders.
-            stats: Told of ids that are not as the view declares them; asked whether an
-                event became a dead letter.
+            stats: Counts ids in another form than declared, and dead letters.
         """
         self._recorders = touched.recorders
         self._aggregates = touched.aggregates
@@ -135,23 +130,23 @@ class AggregateKeyRecorder:
         self._columns = outbox.columns
         self._prefix = outbox.message_prefix
         self._pickers: dict[int, Picker] = {}
-        self._buried = 0
+        self._dead_letter_count = 0
 
     def bind(self, relation: Relation) -> None:
         """
-        Take the shape of the outbox table.
+        Bind the schema of the outbox table.
 
         Raises:
-            NotPreparedError: It lacks a column that the options name.
+            NotPreparedError: It has no column that the options name.
         """
         self._pickers[relation.oid] = part_picker(relation, self._columns)
 
-    def expect(self) -> None:
-        """Look what is set aside from here on. Call order: before an event goes out."""
-        self._buried = self._stats.dead_letters.total()
+    def before_publish(self) -> None:
+        """Note the number of dead letters. Call order: before an event is published."""
+        self._dead_letter_count = self._stats.dead_letters.total()
 
     def row(self, change: Change, sequence: int) -> None:
-        """Take a change, of the outbox or of any other table, when it has gone out."""
+        """Record a published change, if it is an event of the outbox."""
         pick = self._pickers.get(change.relation.oid)
         if pick is None or change.operation is not _CREATE or change.new is None:
             return
@@ -159,45 +154,42 @@ class AggregateKeyRecorder:
         event = parts[_TYPE_AT], parts[_ID_AT], parts[_EVENT_TYPE_AT]
         self._touch(event, change.transaction.xid, sequence)
 
-    def message(self, spoken: LogicalMessageEvent, sequence: int) -> None:
-        """Take a logical message, an event or any other, when it has gone out."""
-        if spoken.prefix != self._prefix:
+    def message(self, message: LogicalMessageEvent, sequence: int) -> None:
+        """Record a published logical message, if it is an event."""
+        if message.prefix != self._prefix:
             return
         try:
-            told = RawJson(spoken.content)
+            document = RawJson(message.content)
             event = (
-                told.text("aggregate_type"),
-                told.text("aggregate_id"),
-                told.text("type"),
+                document.text("aggregate_type"),
+                document.text("aggregate_id"),
+                document.text("type"),
             )
         except UnroutableError:
-            # Whose it is cannot be told; it is a dead letter by now.
+            # It names no aggregate, and is a dead letter.
             return
-        transaction = spoken.transaction
+        transaction = message.transaction
         xid = NO_TRANSACTION if transaction is None else transaction.xid
         self._touch(event, xid, sequence)
 
-    def pass_over(self, frame: bytes, sequencer: Sequencer, sequence: int) -> None:
+    def skipped(self, frame: bytes, sequencer: Sequencer, sequence: int) -> None:
         """
-        Take a message of a transaction that an operator set aside.
+        Record the keys of a message of a skipped transaction.
 
-        What it changed is in the rows and not in the stream: it is to be read again.
+        Its changes are in the rows and not in the stream, so the rows are read again.
         """
         if not self._recorders and not self._aggregates:
             return
-        ordinal = sequencer.ordinal
         try:
-            step = sequencer.feed(parse_message(frame[PAYLOAD_AT:]), 0)
+            step = sequencer.peek(parse_message(frame[PAYLOAD_AT:]))
         except MalformedMessageError:
-            # Why it was set aside, perhaps; what it touched cannot be known.
+            # Perhaps the reason for the skip; its keys cannot be known.
             return
-        finally:
-            sequencer.ordinal = ordinal
-        self._buried = _NOTHING_IS_PUBLISHED
+        self._dead_letter_count = _NOTHING_IS_PUBLISHED
         if isinstance(step, LogicalMessageEvent):
             self.message(step, sequence)
         elif isinstance(step, Change):
-            self._lost(step, sequence)
+            self._record_unpublished(step, sequence)
             self.row(step, sequence)
         elif isinstance(step, Truncation):
             for relation in step.relations:
@@ -206,20 +198,20 @@ class AggregateKeyRecorder:
                         step.transaction.xid, sequence
                     )
 
-    def _lost(self, change: Change, sequence: int) -> None:
-        touches = self._recorders.get(change.relation.oid)
-        if touches is None:
+    def _record_unpublished(self, change: Change, sequence: int) -> None:
+        feed = self._recorders.get(change.relation.oid)
+        if feed is None:
             return
         for row in (change.old, change.new):
             if row is not None:
                 key = _key(row, change.relation.key)
-                touches.touch(key, change.transaction.xid, sequence, partial=True)
+                feed.touch(key, change.transaction.xid, sequence, partial=True)
 
     def _touch(self, event: _Event, xid: int, sequence: int) -> None:
         aggregate_type, aggregate_id, event_type = event
         name = (aggregate_type or b"").decode()
-        touches, view = self._aggregates.get(name), self._views.get(name)
-        if touches is None or view is None:
+        feed, view = self._aggregates.get(name), self._views.get(name)
+        if feed is None or view is None:
             return
         key = None if aggregate_id is None else view.canonical(aggregate_id)
         if key is None:
@@ -228,20 +220,20 @@ class AggregateKeyRecorder:
         is_usual = key == aggregate_id
         if not is_usual:
             self._stats.skip(OTHER_SPELLING)
-        is_published = self._stats.dead_letters.total() == self._buried
+        is_published = self._stats.dead_letters.total() == self._dead_letter_count
         is_whole = is_published and is_usual and xid != NO_TRANSACTION
         is_state = is_whole and view.is_state(event_type)
-        touches.touch((key,), xid, sequence, partial=not is_state)
+        feed.touch((key,), xid, sequence, partial=not is_state)
 
 
 def _views(views: Iterable[AggregateView]) -> Iterable[tuple[str, _ViewEvents]]:
-    """Tell of each type what holds for all of its views."""
+    """Return by aggregate type what is common to all of its views."""
     known: dict[str, _ViewEvents] = {}
     for view in views:
         types = frozenset(each.encode() for each in view.state_types)
         other = known.get(view.aggregate_type)
         if other is not None:
-            # A whole state for one view may say nothing of what another gives.
+            # The whole state of one view may lack columns of another.
             types = types & other.state_types
         known[view.aggregate_type] = _ViewEvents(canonical_id(view.id_form), types)
     return known.items()

@@ -2,15 +2,15 @@
 Logical messages: by their prefix they are watermarks, heartbeats, events or messages.
 
 =========================  =========================================================
-``towpath.watermark``      told to the snapshot driver
-``towpath.heartbeat``      our own beat came round: noted, and told to the beat's topic
-``towpath.table``          a captured table was dropped, renamed or made again
+``towpath.watermark``      a fact for the snapshot driver
+``towpath.heartbeat``      the relay's own heartbeat, published to its topic
+``towpath.table``          a captured table was dropped, renamed or recreated
 ``outbox.message_prefix``  an event without a table
-any other                  ``<prefix>.message``, if the configuration wants them
+any other                  ``<prefix>.message``, if the configuration publishes them
 =========================  =========================================================
 
-A message outside a transaction is its own: what comes of it holds the log back until
-Kafka has it, and is confirmed by its own LSN.
+The records of a message outside a transaction keep the log until Kafka has them, and
+are confirmed by the message's own LSN.
 """
 
 from collections.abc import Sequence
@@ -40,15 +40,15 @@ HEARTBEAT_PREFIX: Final = "towpath.heartbeat"
 class LogicalEventRoute(Protocol):
     """Makes events of logical messages."""
 
-    def records(self, spoken: LogicalMessageEvent, now_us: int) -> Sequence[Record]:
-        """Return the records that the message gives, in their order."""
+    def records(self, message: LogicalMessageEvent, now_us: int) -> Sequence[Record]:
+        """Return the message's records, in their order."""
 
 
 class LogicalMessageRoute(Protocol):
     """Makes records of logical messages, as they are."""
 
-    def record(self, spoken: LogicalMessageEvent, now_us: int) -> Record | None:
-        """Return the message's record; None for one that is not published."""
+    def record(self, message: LogicalMessageEvent, now_us: int) -> Record | None:
+        """Return the message's record; None if it is not published."""
 
 
 class LogicalMessageRoutes(NamedTuple):
@@ -56,9 +56,9 @@ class LogicalMessageRoutes(NamedTuple):
     The routes of other programs' messages.
 
     Attributes:
-        events_prefix: The prefix of those that are events.
+        events_prefix: The prefix of messages that are events.
         events: Makes events of them.
-        messages: Publishes all others; None: nobody wants them.
+        messages: Publishes all others; None: they are not published.
     """
 
     events_prefix: str
@@ -67,7 +67,7 @@ class LogicalMessageRoutes(NamedTuple):
 
 
 class LogicalMessageHandler:
-    """Takes logical messages, and returns the records that they give."""
+    """Handles logical messages, and returns their records."""
 
     def __init__(
         self,
@@ -82,10 +82,10 @@ class LogicalMessageHandler:
 
         Args:
             context: The loop's context.
-            snapshots: Told of watermarks.
-            checkpoints: Stores how far the relay is.
+            snapshots: Receives watermarks.
+            checkpoints: Notes watermarks and heartbeats.
             routes: The routes of other programs' messages.
-            relay_name: The slot's name: table events of other relays are left alone.
+            relay_name: The slot's name: table events of other relays are ignored.
         """
         self._context = context
         self._relay_name = relay_name
@@ -93,37 +93,37 @@ class LogicalMessageHandler:
         self._checkpoints = checkpoints
         self._routes = routes
 
-    def take(
-        self, spoken: LogicalMessageEvent, sequence: int, now_us: int
+    def handle(
+        self, message: LogicalMessageEvent, sequence: int, now_us: int
     ) -> Sequence[Record]:
-        """Do what the message asks for; return the streamed records it gives."""
-        prefix = spoken.prefix
+        """Handle a message; return its records in the stream's order."""
+        prefix = message.prefix
         if prefix == WATERMARK_PREFIX:
-            token = spoken.content.decode(errors="replace")
-            self.mark(token, spoken.log_lsn, sequence)
+            token = message.content.decode(errors="replace")
+            self.on_watermark(token, message.log_lsn, sequence)
             return ()
         if prefix == HEARTBEAT_PREFIX:
-            self._beat(spoken, now_us)
+            self._on_heartbeat(message, now_us)
             return ()
         if prefix == TABLE_EVENT_PREFIX:
-            return self._take_table_event(spoken, now_us)
+            return self._on_table_event(message, now_us)
         events_prefix, events, messages = self._routes
         if prefix == events_prefix:
-            return events.records(spoken, now_us)
-        record = messages.record(spoken, now_us) if messages is not None else None
+            return events.records(message, now_us)
+        record = messages.record(message, now_us) if messages is not None else None
         return () if record is None else (record,)
 
-    def mark(self, token: str, log_lsn: int, sequence: int) -> None:
-        """Take a watermark, which READ rows may stand at from now on."""
+    def on_watermark(self, token: str, log_lsn: int, sequence: int) -> None:
+        """Handle a watermark, which READ rows may have as position from now on."""
         self._checkpoints.note_watermark(log_lsn)
-        self._snapshots.tell(WatermarkSeen(token, log_lsn, sequence))
+        self._snapshots.handle(WatermarkSeen(token, log_lsn, sequence))
 
-    def _take_table_event(
-        self, spoken: LogicalMessageEvent, now_us: int
+    def _on_table_event(
+        self, message: LogicalMessageEvent, now_us: int
     ) -> Sequence[Record]:
-        """Publish what became of a captured table; empty its topic if that is asked."""
-        context, event = self._context, parse_table_event(spoken)
-        if event is None or spoken.transaction is None:
+        """Publish the event of a captured table; empty its topic if it says so."""
+        context, event = self._context, parse_table_event(message)
+        if event is None or message.transaction is None:
             context.stats.skip("a table event that is not ours")
             return ()
         if event.relay != self._relay_name:
@@ -134,29 +134,29 @@ class LogicalMessageHandler:
         if not (event.empties or event.is_swept):
             return ()
         name = topics.table_topic(router.place.prefix, event.full_name)
-        topic = context.publisher.facts(name)
+        topic = context.sender.facts(name)
         return emptying_records(
             event,
             router,
-            spoken.transaction,
-            spoken.ordinal,
+            message.transaction,
+            message.ordinal,
             (topic.partition_count, topic.is_compacted),
             now_us,
         )
 
-    def _beat(self, spoken: LogicalMessageEvent, now_us: int) -> None:
+    def _on_heartbeat(self, message: LogicalMessageEvent, now_us: int) -> None:
         try:
-            told = orjson.loads(spoken.content)
-            counter, run_id = int(told["counter"]), str(told["run"])
-            relay = told.get("relay")
+            document = orjson.loads(message.content)
+            counter, run_id = int(document["counter"]), str(document["run"])
+            relay = document.get("relay")
         except (ValueError, KeyError, TypeError):
             self._context.stats.skip("a heartbeat that is not ours")
             return
         if relay != self._relay_name:
-            # Another relay's, or one of before, whose counter is not this relay's.
+            # Another relay's, whose counter is not this one's.
             return
         context = self._context
-        self._checkpoints.heartbeat = max(self._checkpoints.heartbeat, counter)
+        self._checkpoints.note_heartbeat(counter)
         context.stats.heartbeat_seen(counter, run_id, context.clock.monotonic_s())
         context.publisher.publish_internal(
             _heartbeat(context.router.place.prefix, now_us // 1000)
@@ -166,7 +166,7 @@ class LogicalMessageHandler:
 def publish_outside_transaction(
     context: LoopContext, records: Sequence[Record], lsn: int
 ) -> None:
-    """Send the records of a message outside a transaction; ``lsn`` may be confirmed."""
+    """Publish the records of a message outside a transaction, which ends at ``lsn``."""
     delivery: Delivery = context.ledger.begin()
     for record in records:
         context.publisher.publish_change(record, delivery)

@@ -1,9 +1,9 @@
 """
-Rows and sweeps of snapshots on their way out, each by the route of its collection.
+Publishes rows and sweeps of snapshots, each by the route of its collection.
 
-A row is a record of its table's topic, or of its aggregate's; what is meant for one
-sink has a topic of its own. The rows of one call were judged just before: nothing of
-the stream comes between that and the client.
+A row is a record of its table's topic, or of its aggregate's; rows for one sink have a
+topic of their own. The window has just checked the rows of a call: no record of the
+stream is published between that check and them.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ UNSWEPT: Final = (
     "the sweep of a table whose schema is refused is left out: its rows were set aside"
 )
 
-# Knows the routes of collections that are no tables; None: it is a table.
+# Returns the route of a collection that is no table; None: it is a table.
 AggregateRouteOf = Callable[[Relation], ReadRoute | None]
 
 
@@ -48,7 +48,7 @@ def _none_declared(_relation: Relation) -> None:
 
 
 class SnapshotPublisher:
-    """Produces what the snapshot driver lets out."""
+    """Publishes the rows and sweeps that the snapshot driver emits."""
 
     def __init__(
         self,
@@ -62,17 +62,17 @@ class SnapshotPublisher:
 
     def rows(self, effect: EmitRows) -> Sequence[Key]:
         """
-        Produce rows, and deletes of keys that were not found.
+        Publish rows, and deletes of keys that were not found.
 
         Returns:
-            The keys of those that are dead letters, in the order of the table's key.
+            The keys of the dead letters, in the order of the table's key.
 
         Raises:
-            DeliveryFailedError: A record was given up; nothing more may be produced.
-            UnavailableError: Kafka is away when a new topic is needed.
+            DeliveryFailedError: A record could not be delivered.
+            UnavailableError: The topic is new and Kafka cannot be reached.
         """
         context = self._context
-        route, place, delivery = self._way_of(effect)
+        route, place, delivery = self._context_of(effect)
         records = route.reads(effect.rows, place)
         refused = context.publisher.publish_reads(records, delivery)
         if refused and effect.target is not None:
@@ -92,18 +92,18 @@ class SnapshotPublisher:
 
     def sweep(self, effect: EmitSweep) -> None:
         """
-        Produce a sweep into every partition.
+        Publish a sweep to every partition.
 
         Raises:
-            DeliveryFailedError: A record was given up; nothing more may be produced.
-            UnavailableError: Kafka is away when a new topic is needed.
+            DeliveryFailedError: A record could not be delivered.
+            UnavailableError: The topic is new and Kafka cannot be reached.
         """
         context = self._context
-        route, place, delivery = self._way_of(effect)
+        route, place, delivery = self._context_of(effect)
         if isinstance(route, RefusedRoute):
             context.stats.skip(UNSWEPT)
         else:
-            facts = context.publisher.facts(place.topic)
+            facts = context.sender.facts(place.topic)
             records = sweep_records(
                 self._sweep_value(route, effect.floor, place),
                 effect.floor,
@@ -114,10 +114,10 @@ class SnapshotPublisher:
             context.publisher.publish_reads(records, delivery)
         self._end(effect.chunk_id)
 
-    def _way_of(
+    def _context_of(
         self, effect: EmitRows | EmitSweep
     ) -> tuple[ReadRoute, ReadSlice, Delivery]:
-        """Return by which route records go, where they stand, and who waits."""
+        """Return the route, the place and the delivery of an effect's records."""
         now_us = self._context.now_us()
         route = self._route_of(effect.relation, effect.log_lsn, now_us)
         topic = _topic_of(route.topic, effect.target)
@@ -125,7 +125,7 @@ class SnapshotPublisher:
         return route, place, self._delivery_of(effect.chunk_id)
 
     def _sweep_value(self, route: ReadRoute, floor: int, place: ReadSlice) -> bytes:
-        """Return the envelope of a sweep; events have none, and get a table's."""
+        """Return the envelope of a sweep; aggregates have none, and use a table's."""
         if isinstance(route, TableRoute):
             return route.sweep(floor, place)
         router, relation = self._context.router, route.relation
@@ -135,7 +135,7 @@ class SnapshotPublisher:
         return with_message(empty, floor)
 
     def _route_of(self, relation: Relation, log_lsn: int, now_us: int) -> ReadRoute:
-        """Return a collection's route; a table's shape is told before its rows."""
+        """Return a collection's route; a table's schema is published first."""
         aggregate = self._aggregate_route_of(relation)
         if aggregate is not None:
             return aggregate
@@ -151,20 +151,20 @@ class SnapshotPublisher:
     def _notify_target(
         self, records: Sequence[Record], place: ReadSlice, delivery: Delivery
     ) -> None:
-        """Tell the sink that rows were read for that these are dead letters."""
+        """Publish, for the sink that the rows are for, which are dead letters."""
         for record in records:
             if record.key is not None:
                 found = dict(record.headers).get(headers.REASON)
-                why = found.decode() if isinstance(found, bytes) else TOO_LARGE
-                told = undelivered_read(
-                    record, place, f"the row is a dead letter: {why}"
+                reason = found.decode() if isinstance(found, bytes) else TOO_LARGE
+                notice = undelivered_read(
+                    record, place, f"the row is a dead letter: {reason}"
                 )
-                self._context.publisher.publish_unordered(told, delivery)
+                self._context.publisher.publish_unordered(notice, delivery)
 
     def _deletes(
         self, route: ReadRoute, key: Key, place: ReadSlice
     ) -> Sequence[Record]:
-        """Return the deletes of a key that is gone, where a record's key is told."""
+        """Return the deletes of an absent key, if a record's key can be made of it."""
         try:
             return route.absent(key, place)
         except MalformedMessageError:

@@ -1,20 +1,20 @@
 """
 Runs the snapshot driver inside the loop: facts in, effects out.
 
-Rows and notifications are produced at once, in stream order; the worker performs the
-other effects, and its answers come back as facts in the loop's own time.
+Rows and notifications are produced at once, in stream order. The worker performs the
+other effects; its results are facts of a later turn.
 
 A chunk is emitted in slices, a few milliseconds of them in each turn of the loop, so
-that live changes pass in between; each row is judged at the moment of its emission.
+that live changes pass in between. The window evicts rows until their slice is emitted.
 
-``SnapshotStats`` counts tables: one counts from the moment its signal, or the relay's
-own request, is stored; one that has ended counts once. Counters live as long as the
-process, also when a connection's end interrupts a scan that is resumed later.
+``SnapshotStats`` counts a table from the moment its signal, or the relay's own request,
+is stored; a table that has ended counts once. Counters live as long as the process,
+also when the end of a session interrupts a scan that is resumed later.
 
-External signals are rows of a bare signal table. The inbox copies each into the signal
-table, and its transaction is held until it is there: a restart streams it again
-otherwise. A refused one is counted and published as a notification, since it has no row
-in which it could be answered.
+External signals are rows of another signal table. The inbox copies each into
+``towpath.signal``, and holds its transaction until then: a restart streams it again. A
+refused signal is counted and published as a notification, since it has no row for an
+answer.
 """
 
 from collections import Counter, deque
@@ -48,19 +48,16 @@ from towpath.relay.snapshot.facts import (
     UnfinishedRead,
     VisibilityRead,
 )
-from towpath.relay.snapshot.shape import Key
 from towpath.relay.snapshot.signals import WINDOW_TYPES, SignalRefusal
 from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.stats import SnapshotProgress, Stats
 from towpath.relay.stream.context import LoopContext
 from towpath.relay.stream.snapshot_publisher import SnapshotPublisher
-from towpath.relay.wal.messages import Relation
 from towpath.relay.wal.transactions import Change
 from towpath.schemas.clock import Clock
 from towpath.schemas.envelope import Operation
-from towpath.schemas.position import Position
 
-# Rows of what is no captured table, such as events of the outbox, under one label.
+# The label of rows that belong to no captured table, such as events of the outbox.
 OTHER: Final = "other"
 
 _RUNNING: Final = "running"
@@ -70,12 +67,12 @@ Name = tuple[str, str]
 
 
 class SnapshotStats:
-    """Keeps ``stats.snapshot``, and counts dropped rows; told all facts and effects."""
+    """Keeps ``stats.snapshot`` and counts dropped rows, from facts and effects."""
 
     def __init__(self, stats: Stats, clock: Clock) -> None:
         self._stats = stats
         self._clock = clock
-        self._asked: dict[str, StoreSignal | StoreKeys] = {}
+        self._storing: dict[str, StoreSignal | StoreKeys] = {}
         self._open: dict[Name, str] = {}
         self._dropped: dict[Name, int] = {}
         self._began_s: dict[Name, float] = {}
@@ -87,32 +84,32 @@ class SnapshotStats:
                 completed=before.completed, failed=before.failed, stopped=before.stopped
             )
 
-    def see(self, told: Fact | Effect) -> None:
-        """Take in what was told, if it is about how far a table is."""
-        match told:
+    def observe(self, step: Fact | Effect) -> None:
+        """Count a fact or an effect that concerns the progress of tables."""
+        match step:
             case SaveProgress():
-                self._update((told.table,))
+                self._update((step.table,))
             case StoreSignal():
-                self._asked[told.signal_id] = told
+                self._storing[step.signal_id] = step
             case StoreKeys():
-                self._asked[told.snapshot_id] = told
+                self._storing[step.snapshot_id] = step
             case SignalStored():
-                self._stored(told.signal_id, is_new=told.is_new)
+                self._stored(step.signal_id, is_new=step.is_new)
             case KeysStored():
-                self._stored(told.snapshot_id, is_new=True)
+                self._stored(step.snapshot_id, is_new=True)
             case UnfinishedRead():
-                self._add(table for table in told.tables if not table.has_ended)
+                self._add(table for table in step.tables if not table.has_ended)
             case _:
                 pass
 
-    def _stored(self, asked: str, *, is_new: bool) -> None:
-        order = self._asked.pop(asked, None)
-        if order is None or not is_new:
+    def _stored(self, request_id: str, *, is_new: bool) -> None:
+        request = self._storing.pop(request_id, None)
+        if request is None or not is_new:
             return
-        self._add(order.tables)
-        if isinstance(order, StoreSignal):
-            self._add(t for t in order.changed if _name(t) not in self._open)
-            self._update(order.changed)
+        self._add(request.tables)
+        if isinstance(request, StoreSignal):
+            self._add(t for t in request.changed if _name(t) not in self._open)
+            self._update(request.changed)
 
     def _add(self, tables: Iterable[StoredTable]) -> None:
         added = tuple(tables)
@@ -139,9 +136,9 @@ class SnapshotStats:
                 self._open[name] = table.state
                 if table.state == _RUNNING:
                     self._began_s.setdefault(name, self._clock.monotonic_s())
-        self._show()
+        self._publish()
 
-    def _show(self) -> None:
+    def _publish(self) -> None:
         states = Counter(self._open.values())
         running, paused = states[_RUNNING], states[_PAUSED]
         self._stats.snapshot = SnapshotProgress(
@@ -168,10 +165,10 @@ REFUSED: Final = "a signal that was left outside towpath.signal was refused"
 
 class ExternalSignals:
     """
-    Between the stream, the inbox and the notifications topic.
+    Copies external signals into the inbox, and publishes refusals.
 
-    Call order: ``see`` for each change of the bare table, ``turn`` in each turn of the
-    loop.
+    Call order: ``handle`` for each change of the external table, ``turn`` in each turn
+    of the loop.
     """
 
     def __init__(
@@ -182,15 +179,15 @@ class ExternalSignals:
 
         Args:
             context: The loop's context.
-            inbox: Takes the signals.
+            inbox: Stores the signals.
             refusals: Refused signals of every channel, added from any thread.
         """
         self._context = context
         self._inbox = inbox
         self._refusals = refusals
 
-    def see(self, change: Change) -> None:
-        """Hand a new row over; its open transaction waits until that is durable."""
+    def handle(self, change: Change) -> None:
+        """Copy an inserted signal; its transaction is held until that is durable."""
         if change.operation is not Operation.CREATE:
             return
         names = [column.name for column in change.relation.columns]
@@ -205,7 +202,7 @@ class ExternalSignals:
             self._context.ledger.hold(name)
 
     def turn(self) -> None:
-        """Let go of what is durable, and tell of what was refused."""
+        """Release transactions whose signals are durable, and publish refusals."""
         for name in self._inbox.durable():
             self._context.ledger.release(name)
         while self._refusals:
@@ -216,76 +213,80 @@ class ExternalSignals:
         _LOG.warning("signal refused", **refusal._asdict())
         context.stats.skip(REFUSED)
         detail = {"reason": refusal.reason, "source": refusal.source}
-        told = notifications.answered(refusal.signal_id, "rejected", detail)
-        context.publisher.publish_unordered(
-            notification(
-                context.router.place.prefix,
-                told.snapshot_id,
-                told.type,
-                told.additional_data,
-                context.now_us() // 1000,
-                told.aggregate_type,
-            )
+        _publish_notification(
+            context, notifications.answered(refusal.signal_id, "rejected", detail)
         )
 
 
+def _publish_notification(context: LoopContext, notify: Notify) -> None:
+    record = notification(
+        context.router.place.prefix,
+        notify.snapshot_id,
+        notify.type,
+        notify.additional_data,
+        context.now_us() // 1000,
+        notify.aggregate_type,
+    )
+    context.publisher.publish_unordered(record)
+
+
 def _text(value: object) -> str | None:
-    """Return a column's text; the stream is in UTF-8."""
+    """Return a column's text, which the stream sends in UTF-8."""
     return value.decode(errors="replace") if isinstance(value, bytes) else None
 
 
-# How stale the confirmed position may be for want of knowing what is visible. One
-# query of a few microseconds each; ten times rarer only keeps log for longer.
+# How often visibility is read, and so how stale the confirmed LSN may be. A query costs
+# a few microseconds; a tenth as many would only keep log for longer.
 PROBE_INTERVAL_S: Final = 0.1
 
-# The driver counts time by ticks; its own pace is no finer.
+# The driver measures time in ticks of this length.
 TICK_INTERVAL_S: Final = 0.02
 
-# A stream that has brought nothing for so long is not behind: all of it was read.
+# A stream without a transaction for this long has no lag.
 RECENTLY_US: Final = 1_000_000
 
-# A slice is the least that goes out at once: about a millisecond. A quarter of it costs
-# a fourth of a snapshot's speed; long rows make it shorter (``window.PART_BYTES``).
+# The rows of a slice: about a millisecond. A quarter of it costs a quarter of a
+# snapshot's speed; long rows make a slice shorter (``window.PART_BYTES``).
 SLICE_ROWS: Final = 256
 
-# How long slices go out before the stream is looked at again: what a live change waits
-# for a snapshot. Half of it costs a tenth of a snapshot's speed.
+# For how long slices are emitted before the stream is read again, so the longest that a
+# live change waits for a snapshot. Half of it costs a tenth of a snapshot's speed.
 EMIT_S: Final = 0.003
 
-# While more than this is on its way to Kafka no rows go out: live changes stand in the
-# same queue. The first is for a stream that carries changes; on a quiet one the second
-# lets Kafka work while we do, which is a third more rows a second.
+# While more than this is in flight no rows are emitted, as live changes wait in the
+# same queue. The first applies while the stream carries changes. The second applies on
+# a quiet stream: Kafka works in parallel, for a third more rows per second.
 MAX_AHEAD_BYTES: Final = 512 * 1024
 MAX_AHEAD_ALONE_BYTES: Final = 4 * 1024 * 1024
 
-# A stream without a change for so long is quiet: some requests' time, and short enough
-# that no pause between two bursts is missed.
+# A stream without a change for this long is quiet: the time of some requests, and short
+# enough to use the pause between two bursts.
 QUIET_AFTER_S: Final = 1.0
 
-# But a slice goes out so often, however much of the stream is on its way: a snapshot
-# beside a backlog is slow and does not stand still.
+# A slice is emitted at least this often, however much of the stream is in flight: a
+# snapshot beside a backlog is slow and does not stop.
 MAX_PAUSE_S: Final = 0.02
 
-# How long the loop waits for the stream meanwhile, instead of turning for nothing.
-AHEAD_PATIENCE_S: Final = 0.0005
+# How long the loop waits for the stream meanwhile, instead of spinning.
+AHEAD_READ_TIMEOUT_S: Final = 0.0005
 
-# While more than this of requested keys waits to be stored the stream is not read: a
-# mass update is streamed faster than a slow source may store what it asks for.
+# While more bytes of requested keys wait to be stored, the stream is not read: a mass
+# update is streamed faster than a slow source can store its requests.
 MAX_REQUESTED_BYTES: Final = 16 * 1024 * 1024
 
 
 class SnapshotRunner:
-    """Tells the driver what happens, and does what it answers."""
+    """Passes facts to the snapshot driver, and performs its effects."""
 
     def __init__(
         self,
         context: LoopContext,
         driver: SnapshotDriver,
         reader: SnapshotReader,
-        emission: SnapshotPublisher,
-        left: ExternalSignals | None = None,
+        publisher: SnapshotPublisher,
+        external_signals: ExternalSignals | None = None,
     ) -> None:
-        self.left = left
+        self.external_signals = external_signals
         self.recorders = driver.recorders.tables
         self.aggregates = driver.recorders.aggregates
         self.reordered = driver.recorders.reordered
@@ -296,29 +297,29 @@ class SnapshotRunner:
         self._is_probing = False
         self._probed_at_s = float("-inf")
         self._ticked_at_s = float("-inf")
-        self._let_out_at_s = float("-inf")
+        self._emitted_at_s = float("-inf")
         self._max_ahead_bytes = MAX_AHEAD_BYTES
         self._changes = 0
         self._changed_at_s = float("-inf")
-        self._emission = emission
+        self._publisher = publisher
         self._requested_bytes: dict[str, int] = {}
         self._refused: deque[RowsRefused] = deque()
         self._acknowledged: deque[tuple[int, int]] = deque()
 
     @property
     def is_active(self) -> bool:
-        """Whether any snapshot is queued or running: the loop's one question."""
+        """Whether any snapshot is queued or running."""
         return self._driver.is_active
 
     @property
     def has_ready(self) -> bool:
-        """Whether rows wait to go out: the loop should not sleep at all."""
+        """Whether rows wait to be emitted: the loop should not sleep at all."""
         return self._driver.has_ready
 
     @property
-    def patience_s(self) -> float:
-        """How long the loop may wait for the stream while rows wait to go out."""
-        return AHEAD_PATIENCE_S if self._is_ahead else 0.0
+    def read_timeout_s(self) -> float:
+        """How long the loop may wait for the stream while rows wait to be emitted."""
+        return AHEAD_READ_TIMEOUT_S if self._is_ahead else 0.0
 
     @property
     def _is_ahead(self) -> bool:
@@ -326,7 +327,7 @@ class SnapshotRunner:
 
     @property
     def holds_stream(self) -> bool:
-        """Whether the stream must not be read: tables are read in one view."""
+        """Whether the stream is not read, as tables are read in one database view."""
         return self._driver.holds_stream
 
     @property
@@ -334,60 +335,44 @@ class SnapshotRunner:
         """Whether the stream should not be read until requests are stored."""
         return sum(self._requested_bytes.values()) >= MAX_REQUESTED_BYTES
 
-    def complete_key(self, relation: Relation, key: Key, position: Position) -> None:
-        """
-        Ask for a row that came to a new key with columns left out.
-
-        The open transaction is held until that is stored. Call order: for each such
-        change, also when Kafka has its records already.
-
-        Args:
-            relation: The row's table.
-            key: The raw text of its new key, in key order.
-            position: The change's own.
-        """
-        request = self._driver.request_key(relation, key, position)
-        if request is not None:
-            self._context.ledger.hold(request)
-
     def resume(self) -> None:
-        """Take up what is stored. Call order: before the first stream message."""
-        self.tell(self._reader.read_stored())
+        """Resume stored snapshots. Call order: before the first stream message."""
+        self.handle(self._reader.read_stored())
 
-    def tell(self, fact: Fact) -> None:
-        """Tell the driver, and do what it wants done."""
-        self._snapshot_stats.see(fact)
+    def handle(self, fact: Fact) -> None:
+        """Pass a fact to the driver, and perform the effects that it returns."""
+        self._snapshot_stats.observe(fact)
         for effect in self._driver.on(fact):
-            self._snapshot_stats.see(effect)
+            self._snapshot_stats.observe(effect)
             self._perform(effect)
         while self._refused:
-            self.tell(self._refused.popleft())
+            self.handle(self._refused.popleft())
 
     def turn(self, now_s: float) -> None:
-        """Bring facts that came in the meantime; ask for some; let rows out."""
+        """Handle the worker's facts; emit rows; read visibility if it is due."""
         context = self._context
-        if self.left is not None:
-            self.left.turn()
+        if self.external_signals is not None:
+            self.external_signals.turn()
         for fact in self._reader.facts():
-            self._note(fact)
-            self.tell(fact)
-        # The turn after the last one says that nothing yields any more.
+            self._apply(fact)
+            self.handle(fact)
+        # One turn after the last snapshot, ``yielding`` is reset.
         if self._driver.is_active or context.stats.yielding:
             self._advance(now_s)
         if context.invisible.count and now_s - self._probed_at_s >= PROBE_INTERVAL_S:
             self.probe(now_s)
 
     def _advance(self, now_s: float) -> None:
-        """Take the active snapshots a step further."""
+        """Advance the active snapshots by one turn."""
         self._report_delivered()
         if self._driver.is_busy and now_s - self._ticked_at_s >= TICK_INTERVAL_S:
             self._ticked_at_s = now_s
-            self.tell(Tick(now_s, self._lag_s()))
+            self.handle(Tick(now_s, self._lag_s()))
         self._context.stats.snapshots_yield(self._driver.yields_because)
         self._emit()
 
     def _lag_s(self) -> float:
-        """Return how old the newest transaction was when it was read, just now."""
+        """Return the age of the newest transaction when it was read; 0 if long ago."""
         stats, now_us = self._context.stats, self._context.now_us()
         newest = stats.last_transaction
         if newest is None or now_us - stats.last_read_us > RECENTLY_US:
@@ -395,19 +380,19 @@ class SnapshotRunner:
         return stats.source_clock.since_s(newest.committed_us, stats.last_read_us)
 
     def _report_delivered(self) -> None:
-        """Tell of chunks that Kafka has, acknowledged and visible."""
-        publisher = self._context.publisher
+        """Pass on the chunks whose records are acknowledged and visible in Kafka."""
+        sender = self._context.sender
         for chunk_id in self._context.ledger.take_delivered():
-            self._acknowledged.append((publisher.commits, chunk_id))
+            self._acknowledged.append((sender.commits, chunk_id))
         while self._acknowledged:
             commits, chunk_id = self._acknowledged[0]
-            if publisher.needs_commit and publisher.commits <= commits:
+            if sender.needs_commit and sender.commits <= commits:
                 break
             self._acknowledged.popleft()
-            self.tell(Delivered(chunk_id))
+            self.handle(Delivered(chunk_id))
 
-    def _note(self, fact: Fact) -> None:
-        """Take from a fact what concerns the loop itself."""
+    def _apply(self, fact: Fact) -> None:
+        """Apply a fact to the loop's own state."""
         match fact:
             case SignalStored():
                 self._context.ledger.release(fact.signal_id)
@@ -420,24 +405,24 @@ class SnapshotRunner:
                 pass
 
     def _emit(self) -> None:
-        """Emit rows for a few milliseconds, unless enough of them is on its way."""
+        """Emit rows for a few milliseconds, unless enough bytes are in flight."""
         if not self._driver.has_ready:
             return
         context = self._context
         now_s = context.clock.monotonic_s()
-        self._note_changes(now_s)
-        if self._is_ahead and now_s - self._let_out_at_s < MAX_PAUSE_S:
+        self._adapt_bound(now_s)
+        if self._is_ahead and now_s - self._emitted_at_s < MAX_PAUSE_S:
             return
         while self._driver.has_ready:
-            self._let_out_at_s = context.clock.monotonic_s()
-            self.tell(EmitAllowed(SLICE_ROWS))
+            self._emitted_at_s = context.clock.monotonic_s()
+            self.handle(EmitAllowed(SLICE_ROWS))
             if self._is_ahead or context.clock.monotonic_s() >= now_s + EMIT_S:
                 break
         context.publisher.flush()
-        context.publisher.poll(0)
+        context.sender.poll(0)
 
-    def _note_changes(self, now_s: float) -> None:
-        """Bound what is on its way by whether changes wait behind it."""
+    def _adapt_bound(self, now_s: float) -> None:
+        """Choose the bound of bytes in flight by whether the stream is quiet."""
         if self._context.stats.changes != self._changes:
             self._changes = self._context.stats.changes
             self._changed_at_s = now_s
@@ -445,7 +430,7 @@ class SnapshotRunner:
         self._max_ahead_bytes = MAX_AHEAD_ALONE_BYTES if is_quiet else MAX_AHEAD_BYTES
 
     def probe(self, now_s: float) -> None:
-        """Ask which transactions are visible, unless an answer is on its way."""
+        """Read which transactions are visible, unless a read is in progress."""
         if not self._is_probing:
             self._is_probing = True
             self._probed_at_s = now_s
@@ -454,28 +439,16 @@ class SnapshotRunner:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case EmitRows():
-                undelivered = self._emission.rows(effect)
+                undelivered = self._publisher.rows(effect)
                 if undelivered:
                     fact = RowsRefused(effect.chunk_id, tuple(undelivered))
                     self._refused.append(fact)
             case Notify():
-                self._notify(effect)
+                _publish_notification(self._context, effect)
             case EmitSweep():
-                self._emission.sweep(effect)
+                self._publisher.sweep(effect)
             case StoreKeys():
                 self._requested_bytes[effect.snapshot_id] = effect.size_bytes
                 self._reader.submit(effect)
             case _:
                 self._reader.submit(effect)
-
-    def _notify(self, effect: Notify) -> None:
-        context = self._context
-        record = notification(
-            context.router.place.prefix,
-            effect.snapshot_id,
-            effect.type,
-            effect.additional_data,
-            context.now_us() // 1000,
-            effect.aggregate_type,
-        )
-        context.publisher.publish_unordered(record)

@@ -9,11 +9,9 @@ The ordinal counts every row message, truncate and transactional logical message
 transaction as received, before any filter, so that it is the same on every replay.
 ``log_lsn`` is the lineage's offset plus the LSN of the commit record, known at Begin.
 
-Begin, insert and commit, read directly: most of what a backlog is made of. Hot path.
-
-The same messages as ``pgoutput`` reads, without the values in between. Whatever is not
-exactly as it should be is answered by None, and left to ``pgoutput`` and the sequencer,
-which say what is wrong with it.
+``parse_begin``, ``parse_row`` and ``parse_commit`` read most messages of a backlog
+directly from frames. Hot path. They return None for every message that is not exactly
+as expected; ``pgoutput`` and the sequencer then parse it, and raise its error.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,10 +43,9 @@ class Transaction(NamedTuple):
     """
     The shared facts of one transaction's changes.
 
-    ``place`` is the first half of their positions' text, up to and with the dot.
-    ``origin`` names the replication origin, if the transaction was replicated itself,
-    and ``origin_lsn`` is its commit there; both come after the begin, so that only what
-    follows them has them.
+    ``place`` is the first half of their positions' text, with the dot. A replicated
+    transaction has an ``origin``, its replication origin, and an ``origin_lsn``, its
+    commit there. Both follow the begin: only the messages behind them have them.
     """
 
     xid: int
@@ -72,7 +69,7 @@ class Change(NamedTuple):
         is_full: Whether ``old`` is the whole row.
         transaction: The transaction.
         ordinal: Its index among the transaction's messages.
-        lsn: Where the row was written: for people, never for order.
+        lsn: The row's own LSN: for people, never for order.
     """
 
     operation: Operation
@@ -95,7 +92,7 @@ class Truncation(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """The transaction is complete; ``end_lsn`` is what may be confirmed."""
+    """The end of a transaction; ``end_lsn`` may be confirmed once it is delivered."""
 
     transaction: Transaction
     end_lsn: int
@@ -103,10 +100,10 @@ class Committed(NamedTuple):
 
 class LogicalMessageEvent(NamedTuple):
     """
-    A logical message; outside a transaction it stands at (its LSN, -1).
+    A logical message; outside a transaction its position is (its LSN, -1).
 
-    ``lsn`` is where it was written; outside a transaction that is what may be
-    confirmed once it is delivered.
+    ``lsn`` is its own LSN; outside a transaction it may be confirmed once the message
+    is delivered.
     """
 
     prefix: str
@@ -144,12 +141,12 @@ class Sequencer:
     the next message is fed.
 
     Attributes:
-        steps: What ``feed`` does, by the message's type, for callers that know it.
+        steps: The step of each message type, for callers that know the type.
         offset: The lineage's.
         relations: The bound relations, by oid.
-        transaction: The open transaction; the follower's hot path moves it too.
-        ordinal: What the next change of it will have; after its commit, how many
-            messages it had.
+        transaction: The open transaction; the consumer's hot path sets it too.
+        ordinal: The ordinal of its next change; after the commit, the number of its
+            messages.
     """
 
     def __init__(self, lineage_offset: int) -> None:
@@ -164,10 +161,10 @@ class Sequencer:
             Update: self._update,
             Delete: self._delete,
             Truncate: self._truncate,
-            LogicalMessage: self._speak,
-            RelationShape: _pass_on,
-            TypeName: _leave_out,
-            Origin: self._originate,
+            LogicalMessage: self._logical_message,
+            RelationShape: _relation_shape,
+            TypeName: _ignore,
+            Origin: self._origin,
         }
 
     @property
@@ -176,17 +173,30 @@ class Sequencer:
         return self.transaction is not None
 
     def bind(self, relation: Relation) -> None:
-        """Take a relation as the shape of the rows that follow."""
+        """Use a relation as the schema of the rows that follow."""
         self.relations[relation.oid] = relation
 
     def feed(self, message: Message, lsn: int) -> StreamStep:
         """
-        Take the next message of the stream, written at ``lsn``.
+        Return the step of the next message of the stream, written at ``lsn``.
 
         Raises:
-            MalformedMessageError: The message is out of turn, or its relation unknown.
+            MalformedMessageError: The message is out of order, or its relation unknown.
         """
         return self.steps[type(message)](message, lsn)
+
+    def peek(self, message: Message) -> StreamStep:
+        """
+        Return the step of a message without counting it.
+
+        Raises:
+            MalformedMessageError: The message is out of order, or its relation unknown.
+        """
+        ordinal = self.ordinal
+        try:
+            return self.feed(message, 0)
+        finally:
+            self.ordinal = ordinal
 
     def _begin(self, message: Begin, _lsn: int) -> Transaction:
         if self.transaction is not None:
@@ -210,8 +220,8 @@ class Sequencer:
         self.transaction = None
         return _make(Committed, (transaction, message.end_lsn))
 
-    def _originate(self, message: Origin, _lsn: int) -> None:
-        """Note the origin; a transaction of several pieces may name several."""
+    def _origin(self, message: Origin, _lsn: int) -> None:
+        """Set the origin; a transaction may name several, one after the other."""
         if self.transaction is None:
             reason = "an origin outside a transaction"
             raise MalformedMessageError(reason)
@@ -245,7 +255,9 @@ class Sequencer:
         relations = tuple(self._relation(oid) for oid in message.relation_oids)
         return Truncation(relations, transaction, ordinal, lsn)
 
-    def _speak(self, message: LogicalMessage, _lsn: int) -> LogicalMessageEvent:
+    def _logical_message(
+        self, message: LogicalMessage, _lsn: int
+    ) -> LogicalMessageEvent:
         is_transactional, lsn, prefix, content = message
         if not is_transactional:
             log_lsn = self.offset + lsn
@@ -286,11 +298,11 @@ class Sequencer:
         return relation
 
 
-def _pass_on(message: RelationShape, _lsn: int) -> RelationShape:
+def _relation_shape(message: RelationShape, _lsn: int) -> RelationShape:
     return message
 
 
-def _leave_out(_message: TypeName, _lsn: int) -> None:
+def _ignore(_message: TypeName, _lsn: int) -> None:
     return None
 
 
@@ -304,8 +316,6 @@ _COMMIT_BYTES: Final = _BODY_AT + COMMIT.size
 _unpack_begin: Final = BEGIN.unpack_from
 _unpack_commit: Final = COMMIT.unpack_from
 _unpack_insert: Final = OID_TAG.unpack_from
-
-# Skips a named tuple's own constructor, which costs more than the tuple.
 
 
 def parse_begin(frame: bytes, offset: int) -> Transaction | None:
@@ -321,7 +331,7 @@ def parse_begin(frame: bytes, offset: int) -> Transaction | None:
 
 
 def parse_commit(frame: bytes, transaction: Transaction | None) -> int | None:
-    """Return the end LSN of the transaction if this frame ends it."""
+    """Return the end LSN if the frame commits the transaction."""
     if len(frame) != _COMMIT_BYTES or transaction is None:
         return None
     flags, lsn, end_lsn, _ = _unpack_commit(frame, _BODY_AT)
@@ -330,7 +340,7 @@ def parse_commit(frame: bytes, transaction: Transaction | None) -> int | None:
 
 
 def parse_oid(frame: bytes) -> int | None:
-    """Return the relation of an inserted row."""
+    """Return the relation oid of an inserted row."""
     if len(frame) < _ROW_AT:
         return None
     oid, form = _unpack_insert(frame, _BODY_AT)
@@ -339,7 +349,7 @@ def parse_oid(frame: bytes) -> int | None:
 
 def parse_row(frame: bytes, width: int) -> Row | None:
     """
-    Return the inserted row of so many columns.
+    Return the inserted row of ``width`` columns.
 
     Raises:
         IndexError, struct.error, MalformedMessageError: The row is cut short.

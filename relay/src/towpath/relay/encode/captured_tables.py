@@ -1,19 +1,17 @@
 """
-Which table a topic of row changes belongs to. Pure.
+The captured tables, and the check that each has a topic of its own.
 
-A topic's name tells less than a table's: Kafka takes no other characters than letters,
-digits, dots, dashes and underscores, and takes two names for one that differ only in
-dots and underscores. So two tables may come to one topic, or a table to a topic of the
+A topic's name is less exact than a table's. Kafka allows only letters, digits, dots,
+dashes and underscores, and does not distinguish names that differ only in dots and
+underscores. So two tables may have one topic, or a table may have a topic of the
 relay's own; then the rows of one would overwrite and delete those of the other.
 
-What has been announced in the relations topic counts too: a topic belongs to the table
-whose rows it has, whoever writes first after a restart.
+Tables of the relations topic count too: a topic belongs to the table whose rows it has,
+also if that table is not captured any more.
 
-The captured tables as of now, which may become more while the relay runs.
-
-Tables that the file names are captured from the beginning; those that its expressions
-take are once the publication has them. The guardian replaces the names as a whole, in
-its own thread; whoever looks sees the names of before or those of now.
+Tables may be added while the relay runs. Tables that the file names are captured from
+the start, tables of its expressions once the publication has them. The slot monitor
+replaces all names at once, from its own thread.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -45,11 +43,11 @@ def topic_findings(
 
     Args:
         settings: The configuration.
-        tables: Captured tables, and those that are to be captured.
-        announced: The tables whose rows topics may have already.
+        tables: Captured tables, and those to be captured.
+        announced: The tables whose rows topics may have.
 
     Returns:
-        What is wrong, by each table that it concerns.
+        The finding of each table that has one.
     """
     names = [TableName.parse(text) for text in dict.fromkeys(tables)]
     return dict(
@@ -68,7 +66,7 @@ def check_topics(
     Make sure that each table has a topic of its own.
 
     Raises:
-        NameCollisionError: Some have not; all of them are named.
+        NameCollisionError: Some have none; the message names all of them.
     """
     found = dict.fromkeys(topic_findings(settings, tables, announced).values())
     if found:
@@ -78,7 +76,7 @@ def check_topics(
 def owners_of_topics(
     prefix: str, tables: Iterable[str], announced: Iterable[TableName]
 ) -> dict[str, TableName]:
-    """Return the table of each topic: the captured one, or the one announced in it."""
+    """Return the table of each topic: the captured one, or the announced one."""
     names = (*announced, *map(TableName.parse, tables))
     return {topics.table_topic(prefix, name): name for name in names}
 
@@ -86,7 +84,7 @@ def owners_of_topics(
 def _shared_findings(
     settings: Settings, names: Iterable[TableName]
 ) -> Iterator[tuple[str, Finding]]:
-    """Find tables that come to one topic, or to one name of a schema's records."""
+    """Find tables that share a topic, or the name of an Avro record."""
     prefix = settings.database.prefix
     shared: dict[tuple[str, str], list[TableName]] = {}
     for name in names:
@@ -110,7 +108,7 @@ def _shared_findings(
 def _former_findings(
     settings: Settings, names: Collection[TableName], announced: Collection[TableName]
 ) -> Iterator[tuple[str, Finding]]:
-    """Find tables whose topic has the rows of a table that is not captured any more."""
+    """Find tables whose topic has rows of a table that is not captured any more."""
     prefix = settings.database.prefix
     former: dict[str, TableName] = {
         _as_kafka_compares(topics.table_topic(prefix, name)): name
@@ -135,7 +133,7 @@ def _former_findings(
 def _reserved_findings(
     settings: Settings, names: Iterable[TableName]
 ) -> Iterator[tuple[str, Finding]]:
-    """Find tables whose topic has another use, or a name that Kafka does not take."""
+    """Find tables whose topic has another use, or a name that Kafka does not allow."""
     prefix = settings.database.prefix
     reserved = _reserved(settings)
     for name in names:
@@ -163,7 +161,7 @@ def _reserved_findings(
 
 
 def _reserved(settings: Settings) -> Mapping[str, str]:
-    """Return what topics are used for, as Kafka compares their names."""
+    """Return the use of each reserved topic, by the name that Kafka compares."""
     outbox, relay = settings.relay.outbox, topics_of_relay(settings.database.prefix)
     events = {
         outbox.topic_of(view.aggregate_type): f"the events of {view.aggregate_type}"
@@ -178,7 +176,7 @@ def _reserved(settings: Settings) -> Mapping[str, str]:
 
 
 def _listed(prefix: str, names: Iterable[TableName]) -> str:
-    """Name topics; two that differ in dots and underscores are one to Kafka."""
+    """Return the tables' topics as text; Kafka may not distinguish them."""
     found = dict.fromkeys(topics.table_topic(prefix, name) for name in names)
     if len(found) == 1:
         return next(iter(found))
@@ -191,7 +189,7 @@ def _as_kafka_compares(topic: str) -> str:
 
 class CapturedTables(Collection[str]):
     """
-    The texts of names, in the order in which they are captured.
+    The captured tables as ``schema.table``, in the order of their capture.
 
     Attributes:
         announced: The tables whose rows topics have, as of the last start.
@@ -201,13 +199,18 @@ class CapturedTables(Collection[str]):
         self._names = tuple(dict.fromkeys(names))
         self.announced: frozenset[TableName] = frozenset()
 
+    def start(self, names: Iterable[str], announced: Iterable[TableName]) -> None:
+        """Replace the names and the announced tables, at the start of a session."""
+        self.replace(names)
+        self.announced = frozenset(announced)
+
     def replace(self, names: Iterable[str]) -> None:
-        """Take other names; safe from any thread."""
+        """Replace the names; safe from any thread."""
         self._names = tuple(dict.fromkeys(names))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names, as a value that does not change."""
+        """The names as a tuple, which later changes do not affect."""
         return self._names
 
     def __contains__(self, name: object) -> bool:
@@ -221,7 +224,7 @@ class CapturedTables(Collection[str]):
 
 
 class Collections(Collection[str]):
-    """All that can be read: the captured tables as of now, and what is fixed."""
+    """The captured tables, which may change, together with fixed collections."""
 
     def __init__(self, tables: CapturedTables, fixed: Iterable[str]) -> None:
         self._tables = tables

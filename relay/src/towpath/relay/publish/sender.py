@@ -1,0 +1,126 @@
+"""
+The record sender: one queue of records in front of the producer, which never waits.
+
+Records leave in the order in which they were queued, so that the batches of the client
+fill. Those that the producer has no room for stay in the queue: the publisher waits for
+room, and checkpoints do not need to.
+"""
+
+from collections.abc import Mapping
+
+from towpath.relay.encode.dead_letters import DeadLetters
+from towpath.relay.encode.record import Record, place_keyless
+from towpath.relay.errors import DeliveryFailedError
+from towpath.relay.ports import Outgoing, RecordProducer, TopicCatalog, TopicFacts
+from towpath.relay.publish.in_flight import Delivery, DeliveryLedger
+
+
+class RecordSender:
+    """
+    Queues records and gives them to the producer.
+
+    Attributes:
+        outgoing: The queued records with their callbacks.
+        dead: Makes dead letters.
+        commits: How often the producer has committed.
+    """
+
+    def __init__(
+        self,
+        producer: RecordProducer,
+        catalog: TopicCatalog,
+        ledger: DeliveryLedger,
+        dead: DeadLetters,
+    ) -> None:
+        self.outgoing: list[Outgoing] = []
+        self.dead = dead
+        self.commits = 0
+        self._producer = producer
+        self._produce = producer.produce
+        self._catalog = catalog
+        self._ledger = ledger
+        self._facts: dict[str, TopicFacts] = {}
+
+    def send(self, record: Record, delivery: Delivery) -> None:
+        """
+        Queue a record outside the stream's order, and send what there is room for.
+
+        A record that is too large for its topic becomes a dead letter.
+
+        Raises:
+            UnavailableError: The topic is new and Kafka cannot be reached.
+        """
+        facts = self._facts.get(record.topic) or self.facts(record.topic)
+        if record.size > facts.limit_bytes:
+            record, facts = self.large_dead_letter(record, facts)
+        record = place_keyless(record, facts.partition_count)
+        delivery.expect(record.value)
+        self.outgoing.append((record, delivery.acknowledge_unordered))
+        self.send_queued()
+
+    def send_queued(self) -> bool:
+        """Give queued records to the producer; return whether it took all of them."""
+        outgoing = self.outgoing
+        while outgoing:
+            count = len(outgoing)
+            taken = self._produce(outgoing)
+            del outgoing[:taken]
+            if taken < count:
+                return False
+        return True
+
+    def facts(self, topic: str) -> TopicFacts:
+        """Return a topic's facts; they are cached."""
+        facts = self._facts.get(topic)
+        if facts is None:
+            facts = self._facts[topic] = self._catalog.ensure(topic)
+        return facts
+
+    def end_offsets(self, topic: str) -> Mapping[int, int]:
+        """Return the end offset of each partition."""
+        return self._catalog.ends(topic, self.facts(topic).partition_count)
+
+    def large_dead_letter(
+        self, record: Record, facts: TopicFacts
+    ) -> tuple[Record, TopicFacts]:
+        """Return the dead letter of a record that is too large for its topic."""
+        dead = self.facts(self.dead.topic)
+        return self.dead.of_large(record, facts.limit_bytes, dead.limit_bytes), dead
+
+    @property
+    def needs_commit(self) -> bool:
+        """Whether records wait for ``commit`` to become visible."""
+        return self._producer.needs_commit
+
+    def commit(self) -> None:
+        """
+        Make acknowledged records visible, if the producer is transactional.
+
+        Raises:
+            DeliveryFailedError: The transaction failed.
+        """
+        self._producer.commit()
+        self.commits += 1
+
+    def poll(self, timeout_s: float) -> None:
+        """
+        Send queued records and receive acknowledgements.
+
+        Raises:
+            DeliveryFailedError: A record could not be delivered.
+        """
+        if self.outgoing:
+            self.send_queued()
+        self._producer.poll(timeout_s)
+        if self._ledger.failure is not None:
+            raise DeliveryFailedError(self._ledger.failure)
+
+    def drain(self, timeout_s: float) -> None:
+        """
+        Wait until all records of the producer are acknowledged, or the time is over.
+
+        Raises:
+            DeliveryFailedError: A record could not be delivered.
+        """
+        self._producer.flush(timeout_s)
+        self.poll(0)

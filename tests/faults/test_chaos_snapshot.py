@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from support.command import towpath
-from towpath.deploy.bench.chaos import place_in
+from towpath.deploy.bench.runner import place_in
 from towpath.deploy.local.part import StateFolder
 from towpath.loadtests.chaos.context import ChaosEnvironment, ChaosOptions, QuietScreen
 from towpath.loadtests.chaos.run import run_chaos

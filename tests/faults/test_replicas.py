@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from towpath.deploy.local import kafka, lifecycle, ports, process
+from towpath.deploy.local import lifecycle, ports, process, servers
 from towpath.deploy.local.part import Part, StateFolder
 from towpath.schemas.clock import SystemClock
 
@@ -36,8 +36,8 @@ class Brokers:
         self._states = [StateFolder(folder / name) for name in ("first", "second")]
         for state in self._states:
             state.create()
-        first = kafka.part(self._states[0], self.port, controller)
-        second = kafka.part(self._states[1], port, controller)
+        first = servers.kafka_part(self._states[0], self.port, controller)
+        second = servers.kafka_part(self._states[1], port, controller)
         own = (
             "process.roles=broker\nnode.id=2\n"
             f"controller.quorum.voters=1@{ports.LOOPBACK}:{controller}\n"

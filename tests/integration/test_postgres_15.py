@@ -27,7 +27,7 @@ from support.snapshots import SnapshotRig
 from support.topics import headers_of
 from support.writers import RandomWriters
 from towpath.deploy.cli.app import run
-from towpath.deploy.local import postgres, postgres_15
+from towpath.deploy.local import postgres
 from towpath.deploy.local.stack import Addresses, Stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -193,7 +193,7 @@ class Writers(RandomWriters):
 def server() -> Iterator[Addresses]:
     """Provide a Postgres 15 of its own."""
     environ = os.environ  # noqa: TID251 - a root
-    programs = postgres_15.programs(print, environ)
+    programs = postgres.postgres_15_programs(print, environ)
     folder = Path(tempfile.mkdtemp(prefix="towpath-test-15-"))
     (folder / "owner").write_text(str(os.getpid()), encoding="utf-8")
     stack = Stack(folder, programs)

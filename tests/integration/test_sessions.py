@@ -184,7 +184,7 @@ def test_values_are_the_same_in_stream_and_snapshot(hostile: Rig):
         "insert into s.t select 2, at, day, span, raw, ratio, cost from s.t"
     )
     source = load(hostile.config, {}).database
-    signal_id = signals.ask(source, ["s.t"])
+    signal_id = signals.request_snapshot(source, ["s.t"])
     hostile.wait_for(
         lambda: (signals.state(source, signal_id) or ("",))[0] == "completed"
     )

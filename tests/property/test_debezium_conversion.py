@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towpath.deploy.debezium.connector import ROUTER_TYPE, Connector, split
-from towpath.deploy.debezium.conversion import convert
+from towpath.deploy.debezium.conversion import convert, toml_text
 from towpath.deploy.debezium.properties import PROPERTIES
 from towpath.deploy.debezium.router import ROUTER
-from towpath.deploy.debezium.toml_text import toml_text
 from towpath.settings import read
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

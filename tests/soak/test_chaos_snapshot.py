@@ -11,7 +11,7 @@ from random import SystemRandom
 
 import pytest
 
-from towpath.deploy.bench.chaos import place_in
+from towpath.deploy.bench.runner import place_in
 from towpath.deploy.local.part import StateFolder
 from towpath.loadtests.chaos.context import ChaosOptions, QuietScreen
 from towpath.loadtests.chaos.run import run_chaos

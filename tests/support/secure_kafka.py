@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import pkcs12
 from cryptography.x509.oid import NameOID
 
-from towpath.deploy.local import kafka, lifecycle, ports
+from towpath.deploy.local import lifecycle, ports, servers
 from towpath.deploy.local.part import StateFolder
 
 # May do everything, as the owner of a cluster does.
@@ -67,7 +67,7 @@ class SecureKafka:
         chosen = ports.one_each(("plain", "login", "mutual", "controller"))
         self._ports = chosen
         write_certificates(folder)
-        part = kafka.part(self._state, chosen["plain"], chosen["controller"])
+        part = servers.kafka_part(self._state, chosen["plain"], chosen["controller"])
         self._part = dataclasses.replace(part, prepare=lambda: self._prepare(part))
         lifecycle.bring_up(self._part, self._state)
         self._admin = AdminClient({"bootstrap.servers": self.plain, "log_level": 0})

@@ -9,8 +9,7 @@ import redis
 
 from support.waiting import until
 from towpath.deploy.errors import NotReadyError
-from towpath.deploy.local import ports
-from towpath.deploy.local import redis as local
+from towpath.deploy.local import ports, servers
 from towpath.deploy.local.ports import LOOPBACK
 
 
@@ -32,7 +31,13 @@ class Valkey:
 
     def start(self) -> None:
         """Start the server and wait until it serves."""
-        command = [str(local._program()), "--bind", LOOPBACK, "--port", str(self.port)]
+        command = [
+            str(servers.redis_program()),
+            "--bind",
+            LOOPBACK,
+            "--port",
+            str(self.port),
+        ]
         command += ["--dir", str(self.folder), "--save", "", *self.options]
         command += ["--cluster-port", str(self.bus_port)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -68,7 +73,7 @@ class Valkey:
 
     def _serves(self) -> bool:
         try:
-            local.ping(self.port)
+            servers.probe_redis(self.port)
         except NotReadyError:
             return False
         return True

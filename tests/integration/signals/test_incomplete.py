@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from towpath.deploy import status
 from towpath.deploy.cli import app as root
-from towpath.deploy.status import overview
 from towpath.schemas.clock import SystemClock
 from towpath.settings import load
 
@@ -32,7 +32,7 @@ def states(rig: Any, signal_id: str) -> tuple[Any, ...]:
 
 def wrong(rig: Any) -> list[str]:
     """Return what ``towpath status`` finds wrong with snapshots."""
-    told = overview.overview((), load(rig.config, {}), SystemClock())
+    told = status.overview((), load(rig.config, {}), SystemClock())
     return [sentence for sentence in told["wrong"] if sentence.startswith("snapshot")]
 
 

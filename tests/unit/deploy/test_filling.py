@@ -35,13 +35,15 @@ class Relay:
     def __init__(self, monkeypatch, fails=0):
         self.asked = []
         self._fails = fails
-        monkeypatch.setattr(signals, "ask", self.ask)
+        monkeypatch.setattr(signals, "request_snapshot", self.request_snapshot)
         monkeypatch.setattr(signals, "state", self.state)
         monkeypatch.setattr(signals, "progress", lambda *_: [])
 
-    def ask(self, _dsn, collections, *, target, signal_id, wishes, **_):
+    def request_snapshot(
+        self, _dsn, collections, *, target, signal_id, more_fields, **_
+    ):
         """Take a signal."""
-        self.asked.append((signal_id, list(collections), target, wishes))
+        self.asked.append((signal_id, list(collections), target, more_fields))
         if self._fails:
             self._fails -= 1
             message = "gone"

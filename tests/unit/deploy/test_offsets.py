@@ -1,7 +1,7 @@
 """How far sinks are behind, from their offsets and the broker's."""
 
-from towpath.deploy.status.offsets import (
-    dead_letters,
+from towpath.deploy.status import (
+    dead_letter_records,
     event_records,
     lag_records,
     table_records,
@@ -84,7 +84,7 @@ def test_records_are_counted_by_kind():
     assert expected == actual
 
 
-def test_dead_letters_of_all_count():
+def test_dead_letter_records_of_all_count():
     """
     Dead letters of the relay and each sink are one sum; other topics do not count.
     """
@@ -95,6 +95,6 @@ def test_dead_letters_of_all_count():
         "other.dead.relay": {"0": 1},
     }
     expected = 9
-    actual = dead_letters(SETTINGS, ends)
+    actual = dead_letter_records(SETTINGS, ends)
 
     assert expected == actual

@@ -4,9 +4,9 @@ import io
 
 from rich.console import Console
 
-from towpath.deploy.cli.status import screen
+from towpath.deploy.cli.stack import screen
 from towpath.deploy.local.lifecycle import PartState
-from towpath.deploy.status.overview import problems_of
+from towpath.deploy.status import problems_of
 from towpath.sinks.state.progress import State
 
 PART = {
@@ -107,8 +107,8 @@ def test_each_finding_of_the_status_has_its_sentence():
         ["cache: its driver serving does not run"],
         ["cache: 20 s behind, more than twice its budget of 10 s"],
         ["cache: 3 keys are parked"],
-        ["cache: it lost rows of lines, orders, which are being read anew"],
-        ["cache: its changed block is refused, it goes on as it was: no column x."],
+        ["cache: it lost rows of lines, orders, which are being read again"],
+        ["cache: its changed block is refused, it continues as before: no column x."],
         ["cache: its driver serving does not run"],
     ] == found
 

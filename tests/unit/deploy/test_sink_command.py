@@ -81,7 +81,7 @@ def test_parked_keys_are_reported_with_a_command_that_lists_them(tmp_path, capsy
     progress = Progress("search", parked=3)
     path = progress_path(tmp_path, "search")
     write_progress(path, progress, SystemClock().now())
-    code = sink_lifecycle._tell_aside(chosen, "search")
+    code = sink_lifecycle._report_parked(chosen, "search")
     told = capsys.readouterr().err
     words = told.partition(": towpath ")[2].split()
     command, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)

@@ -92,15 +92,15 @@ class Broker:
         return {name: "not allowed" for name in names if name in self._kept}
 
 
-def drop(config, planned, erase=None, **means):
+def drop(config, planned, erase=None, **services):
     """Drop a sink; return the report."""
-    told = []
-    parts = {"broker": Broker(), "clock": Clock(), "tell": told.append, **means}
+    lines = []
+    parts = {"broker": Broker(), "clock": Clock(), "report": lines.append, **services}
     environ = parts.pop("environ", {})
     dropping.carry_out_drop(
         config, environ, planned, dropping.DropServices(erase, **parts)
     )
-    return told
+    return lines
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def test_nothing_is_dropped_while_the_driver_has_the_sink(config, tmp_path):
     """
     held = hold(tmp_path / "state", "cache")
     clock = Clock()
-    with pytest.raises(SinkHeldError, match="did not let go in 60 s"):
+    with pytest.raises(SinkHeldError, match="did not release it in 60 s"):
         drop(config, plan(config), lambda *_: pytest.fail("erased"), clock=clock)
     held.release()
 

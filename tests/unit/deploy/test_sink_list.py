@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
+from towpath.deploy import status
 from towpath.deploy.cli.app import app
-from towpath.deploy.status import overview
 from towpath.schemas.clock import SystemClock
 from towpath.sinks.state.progress import (
     DriverNote,
@@ -73,10 +73,10 @@ def relay():
 @pytest.fixture
 def listed(tmp_path, monkeypatch, capsys, relay):
     """Give a function that lists a sink; it returns exit code and last line."""
-    monkeypatch.setattr(overview, "Topics", NoTopics)
-    monkeypatch.setattr(overview, "KafkaOldest", Nothing)
-    monkeypatch.setattr(overview, "_snapshots", lambda _settings: [])
-    monkeypatch.setattr(overview, "_relay", lambda _settings: relay)
+    monkeypatch.setattr(status, "Topics", NoTopics)
+    monkeypatch.setattr(status, "KafkaOldest", Nothing)
+    monkeypatch.setattr(status, "_snapshots", lambda _settings: [])
+    monkeypatch.setattr(status, "_relay", lambda _settings: relay)
     config = tmp_path / "towpath.toml"
     config.write_text(CONFIGURATION.format(folder=tmp_path))
 
@@ -98,7 +98,7 @@ def test_a_changed_block_that_a_running_driver_refuses_is_reported(listed):
     code, line = listed(alive_s_ago=1, refused="no column x.")
     _, last = listed(alive_s_ago=99, refused="no column x.")
 
-    assert (1, "cache: its changed block is refused, it goes on as it was: ") == (
+    assert (1, "cache: its changed block is refused, it continues as before: ") == (
         code,
         line.removesuffix("no column x."),
     )

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from towpath.deploy.cli.snapshot import conditions, keys
 from towpath.deploy.errors import RelaySilentError
 from towpath.deploy.snapshots import signals
-from towpath.deploy.snapshots.options import conditions, keys
 from towpath.deploy.snapshots.signals import (
     SignalAnswer,
     TableProgress,
@@ -209,7 +209,7 @@ def test_a_relay_that_does_not_answer_is_reported_with_its_remedy(monkeypatch):
         wait_answer("dsn", "s1", clock, 3.0)
 
     assert "towpath relay run" in silence.value.remedy
-    assert 3.0 <= clock.now_s <= 3.0 + signals.LOOK_EVERY_S
+    assert 3.0 <= clock.now_s <= 3.0 + signals.POLL_EVERY_S
 
 
 def test_watching_ends_with_the_snapshot(monkeypatch):

@@ -4,13 +4,13 @@ from towpath.schemas.failure import UnavailableError, UsageError
 
 
 class PrerequisiteError(UsageError):
-    """The machine lacks something that cannot be fetched."""
+    """The machine lacks a program or package that cannot be fetched."""
 
     remedy = "Install what the message names, then run the command again."
 
 
 class StateFolderError(UsageError):
-    """The state folder cannot be made or written."""
+    """The state folder cannot be created or written."""
 
     remedy = "Name a folder that this user may write, with --state or TOWPATH_STATE."
 
@@ -41,7 +41,7 @@ class SourceUnreachableError(UnavailableError):
 
 
 class SignalRefusedError(UsageError):
-    """A signal could not be written as it was asked."""
+    """A signal could not be inserted."""
 
     remedy = "Run towpath relay init first, and give every signal an id of its own."
 
@@ -53,30 +53,30 @@ class RelaySilentError(UnavailableError):
 
 
 class ConnectorError(UsageError):
-    """What is to be converted is not the configuration of a Postgres connector."""
+    """The file to convert is not the configuration of a Postgres connector."""
 
     remedy = "Give the JSON that Kafka Connect has for a Debezium Postgres connector."
 
 
 class SinkHeldError(UnavailableError):
-    """A sink's driver has not let go of it in time."""
+    """A sink's driver has not released the sink in time."""
 
     remedy = "Stop the driver that runs the sink, then drop it again."
 
 
 class DemoRunsError(UsageError):
-    """Another demo works in the same state folder."""
+    """Another demo runs in the same state folder."""
 
     remedy = "End it with Ctrl-C where it runs, or name another folder with --state."
 
 
 class NotADemoFolderError(UsageError):
-    """The state folder holds something that no demo has put there."""
+    """The state folder holds files that do not belong to a demo."""
 
     remedy = "Name a folder that is empty or does not exist with --state."
 
 
 class StepError(UnavailableError):
-    """A part of the demo did not do in time what the next step needs."""
+    """A part of the demo did not complete a step in time."""
 
     remedy = "Read the log named above, mend the cause, then run towpath demo again."

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from towpath.deploy.debezium.connector import Connector, read_properties
-from towpath.deploy.debezium.conversion import convert
-from towpath.deploy.debezium.toml_text import toml_text
+from towpath.deploy.debezium.conversion import convert, toml_text
 from towpath.settings import load
 
 DATA = Path(__file__).parents[3] / "data/debezium"

@@ -1,9 +1,9 @@
 """
-A benchmark from its first step to the last, on a stack of its own.
+Benchmarks of relay and snapshots, and chaos, each on a stack of its own.
 
-Kafka Connect with Debezium's connector is fetched only when a comparison asks for it:
-its archives have a lock of their own and lie in the store beside the others. They are
-named one by one on the class path.
+A run removes the remains of killed runs, starts its stack, measures, and prints the
+result. For a comparison, Debezium runs beside the relay in Kafka Connect's standalone
+mode, from Java archives with a lock of their own.
 """
 
 import json
@@ -19,6 +19,7 @@ from towpath.deploy import java
 from towpath.deploy.jars import fetch, store
 from towpath.deploy.local import ports, postgres
 from towpath.deploy.local.own_stack import Launcher, environment, own_stack, prepare
+from towpath.deploy.local.part import StateFolder
 from towpath.deploy.local.stack import Stack
 from towpath.loadtests.bench.broker import Broker
 from towpath.loadtests.bench.context import (
@@ -29,6 +30,15 @@ from towpath.loadtests.bench.context import (
 )
 from towpath.loadtests.bench.environment import BenchEnvironment
 from towpath.loadtests.bench.result import BenchResult, CaseT
+from towpath.loadtests.chaos import run as chaos
+from towpath.loadtests.chaos.context import (
+    ChaosEnvironment,
+    ChaosOptions,
+    ChaosResult,
+)
+from towpath.loadtests.chaos.context import (
+    open_screen as open_chaos_screen,
+)
 from towpath.schemas.clock import SystemClock
 
 DEBEZIUM_LOCK: Final = store.LOCK.with_name("debezium.lock")
@@ -76,7 +86,7 @@ def connect_command(java_home: Path, paths: list[Path]) -> tuple[str, ...]:
 VERIFIED: Final = 0
 DIFFERENT: Final = 1
 
-FOLDERS: Final = "towpath-bench-"
+BENCH_FOLDERS: Final = "towpath-bench-"
 _WIDTH: Final = 140
 
 
@@ -98,11 +108,11 @@ def run_benchmark(
         KeyboardInterrupt: It was interrupted.
     """
     news = Console(stderr=True)
-    prepare(FOLDERS, news)
+    prepare(BENCH_FOLDERS, news)
     connect = fetch_connect(news.print) if options.with_debezium else None
     cases = news if as_json else results()
     with (
-        own_stack(FOLDERS, news, keep=keep) as stack,
+        own_stack(BENCH_FOLDERS, news, keep=keep) as stack,
         open_screen(news, cases) as screen,
     ):
         result = benchmark.measure(bench_on(stack, options, screen, connect))
@@ -132,7 +142,7 @@ def bench_on(
 
 def print_result(result: BenchResult[CaseT], drawn: RenderableType | None) -> int:
     """Print a result, as JSON unless it is drawn; return the exit code."""
-    _print(result, drawn)
+    _print_result(result, drawn)
     return VERIFIED if result.verified else DIFFERENT
 
 
@@ -156,8 +166,68 @@ def _place(stack: Stack, connect: tuple[str, ...] | None) -> BenchEnvironment:
     )
 
 
-def _print(result: BenchResult[CaseT], drawn: RenderableType | None) -> None:
+def _print_result(result: BenchResult[CaseT], drawn: RenderableType | None) -> None:
     if drawn is None:
         sys.stdout.write(json.dumps(result.as_json(), indent=1) + "\n")
     else:
         results().print(drawn)
+
+
+_CHAOS_FOLDERS: Final = "towpath-chaos-"
+_CHAOS_DATABASE: Final = "chaos"
+
+
+def run_chaos(options: ChaosOptions, *, keep: bool, as_json: bool) -> int:
+    """
+    Run chaos and print what came of it; return 0 if all was equal, else 1.
+
+    Raises:
+        TowpathError: It could not be carried out to its end.
+        KeyboardInterrupt: It was interrupted.
+    """
+    news = Console(stderr=True)
+    prepare(_CHAOS_FOLDERS, news)
+    news.print(f"seed {options.seed}", highlight=False)
+    with own_stack(_CHAOS_FOLDERS, news, keep=keep) as stack:
+        addresses = stack.addresses()
+        postgres.create_database(addresses.dsn("postgres"), _CHAOS_DATABASE)
+        place = place_in(
+            stack.state,
+            addresses.dsn(_CHAOS_DATABASE),
+            addresses.kafka,
+            _CHAOS_DATABASE,
+        )
+        with open_chaos_screen(news, place.clock) as screen:
+            result = chaos.run_chaos(place, options, screen)
+    _print_chaos(result, as_json=as_json)
+    return VERIFIED if result.is_equal else DIFFERENT
+
+
+def place_in(state: StateFolder, dsn: str, kafka: str, prefix: str) -> ChaosEnvironment:
+    """Describe a place whose processes and files are a state folder's."""
+    env = environment()
+    return ChaosEnvironment(
+        dsn=dsn,
+        kafka=kafka,
+        prefix=prefix,
+        towpath=(sys.executable, "-m", "towpath.deploy.cli"),
+        folder=state.root,
+        env=env,
+        launcher=Launcher(state, env),
+        clock=SystemClock(),
+    )
+
+
+def _print_chaos(result: ChaosResult, *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(result.as_json(), indent=1, default=str) + "\n")
+        return
+    lines = [*result.findings, *_unfinished(result), result.line()]
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _unfinished(result: ChaosResult) -> list[str]:
+    return [
+        f"{signal_id} did not complete: {reason}"
+        for signal_id, reason in result.not_completed.items()
+    ]

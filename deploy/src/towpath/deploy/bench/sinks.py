@@ -18,7 +18,7 @@ import psutil
 from rich.console import Console
 
 from towpath.deploy.bench.runner import (
-    FOLDERS,
+    BENCH_FOLDERS,
     bench_on,
     print_result,
     results,
@@ -254,11 +254,11 @@ def run_sink_benchmark(wishes: SinkBenchOptions, *, keep: bool, as_json: bool) -
     """
     news = Console(stderr=True)
     shown = news if as_json else results()
-    prepare(FOLDERS, news)
+    prepare(BENCH_FOLDERS, news)
     cases: list[SinkCase] = []
     findings: list[str] = []
     for case in wishes.cases:
-        with own_stack(FOLDERS, news, keep=keep, parts=NAMES) as stack:
+        with own_stack(BENCH_FOLDERS, news, keep=keep, parts=NAMES) as stack:
             measured, found = _case(case, wishes, stack, news)
         cases.append(measured)
         findings += found

@@ -1,1 +1,1 @@
-"""The ``towpath`` command: one module per group, imported when its command is said."""
+"""The ``towpath`` command; a module is imported when one of its commands is run."""

@@ -1,9 +1,9 @@
 """
 The root of the ``towpath`` command.
 
-Commands are named by text and imported when they are said, so that ``--help`` answers
-at once. Failures of ours are one sentence and its remedy on standard error; their
-class says the exit code.
+Commands are named by text and imported when they are run, so that ``--help`` answers
+at once. A failure of the platform is printed on standard error as one sentence with its
+remedy; its class decides the exit code.
 """
 
 import os
@@ -13,11 +13,12 @@ from typing import Final
 
 from cyclopts import App
 
-INTERRUPTED: Final = 130
-# As the shell tells of a program that SIGPIPE has ended.
+from towpath.deploy.cli.options import INTERRUPTED
+
+# The exit code of a program that SIGPIPE ended, as a shell reports it.
 READER_GONE: Final = 141
 _LOG_FORMAT: Final = "--log-format"
-# Named by logs.py too, whose import would keep --help waiting.
+# Named in logs.py too, whose import would slow --help down.
 FORMAT_VARIABLE: Final = "TOWPATH_LOG_FORMAT"
 _PACKAGE: Final = "towpath.deploy.cli"
 
@@ -34,7 +35,7 @@ app = App(
 _COMMANDS: Final = (
     ("up", "stack:up", "Start the local stack, or repair what is down."),
     ("down", "stack:down", "Stop the local stack; its data stays."),
-    ("status", "status:status", "Show parts, relay and sinks, and what is wrong."),
+    ("status", "stack:status", "Show parts, relay and sinks, and what is wrong."),
     ("logs", "stack:logs", "Show what a part has printed."),
     (
         "config",
@@ -56,9 +57,13 @@ _COMMANDS: Final = (
         "List, show, replay or give up what a sink could not apply.",
     ),
     ("doctor", "doctor:doctor", "Check source and broker; tell each cure."),
-    ("demo", "demo:demo", "Run the whole platform and prove that it agrees."),
-    ("bench", "bench:app", "Measure, side by side with others, and verify."),
-    ("chaos", "chaos:app", "Break things at random; prove that nothing is lost."),
+    ("demo", "trials:demo", "Run the whole platform and prove that it agrees."),
+    ("bench", "trials:bench_app", "Measure, side by side with others, and verify."),
+    (
+        "chaos",
+        "trials:chaos_app",
+        "Break things at random; prove that nothing is lost.",
+    ),
 )
 for _name, _place, _help in _COMMANDS:
     app.command(f"{_PACKAGE}.{_place}", name=_name, help=_help)
@@ -70,10 +75,10 @@ def main() -> None:
 
 
 def run(words: list[str]) -> int:
-    """Carry out one command and return its exit code."""
+    """Run one command and return its exit code."""
     try:
         code = _run(_without_log_format(words))
-        # What is still buffered meets a closed pipe here, and not at the end of Python.
+        # Buffered output meets a closed pipe here, and not at the end of Python.
         sys.stdout.flush()
     except BrokenPipeError:
         if not _reader_has_ended():
@@ -84,7 +89,7 @@ def run(words: list[str]) -> int:
 
 
 def _without_log_format(words: list[str]) -> list[str]:
-    """Take the option that every command knows; what it starts inherits it."""
+    """Take out the option of every command; child processes inherit its value."""
     left = []
     rest = iter(words)
     for word in rest:
@@ -97,14 +102,14 @@ def _without_log_format(words: list[str]) -> list[str]:
 
 
 def _reader_has_ended() -> bool:
-    """Tell whether it is the output's pipe that is broken, and not another one."""
+    """Return whether the broken pipe is that of the output, and not another one."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _discard_output() -> None:
-    """Send what is left of the output nowhere: its reader, such as head, has ended."""
+    """Discard the rest of the output: its reader, such as head, has ended."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -119,13 +124,13 @@ def _run(words: list[str]) -> int:
         return leaving.code if isinstance(leaving.code, int) else 2
     except BrokenPipeError:
         raise
-    except Exception as error:  # noqa: BLE001 - what is not ours is raised again
-        return _tell(error)
+    except Exception as error:  # noqa: BLE001 - others are raised again
+        return _print_failure(error)
     return result if isinstance(result, int) else 0
 
 
-def _tell(error: Exception) -> int:
-    """Tell a failure of ours in its own words; any other is a mistake of ours."""
+def _print_failure(error: Exception) -> int:
+    """Print a failure of the platform with its remedy; raise any other error again."""
     from towpath.schemas.failure import (  # noqa: PLC0415 - keeps --help fast
         TooManyFilesError,
         TowpathError,

@@ -4,17 +4,19 @@ import json as json_text
 import os
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, Final, TextIO
 
 from cyclopts import App, Parameter
 
-from towpath.deploy.cli.options import ConfigOption, config_file
+from towpath.deploy.cli.options import ConfigOption, JsonOption, config_file
 from towpath.deploy.debezium.connector import Connector, read_properties
-from towpath.deploy.debezium.conversion import Conversion, convert
+from towpath.deploy.debezium.conversion import Conversion, convert, toml_text
 from towpath.deploy.debezium.rules import PropertyStatus
-from towpath.deploy.debezium.toml_text import toml_text
+from towpath.deploy.errors import SourceUnreachableError
 from towpath.schemas.failure import UsageError
+from towpath.schemas.table_name import TableName
 from towpath.settings import Settings, load
 from towpath.settings.secrets import masked
 from towpath.settings.sink import is_built_in
@@ -30,9 +32,9 @@ def check(*, config: ConfigOption = None) -> int:
     """
     Check the configuration.
 
-    Every mistake is listed at once, with the nearest valid name. No server is asked:
-    towpath doctor does that. towpath config show prints what is in force. Exit 2 if
-    there are mistakes.
+    Every mistake is listed at once, with the nearest valid name. No server is
+    contacted: towpath doctor does that. towpath config show prints the effective
+    values. Exit 2 if there are mistakes.
 
     Args:
         config: Configuration file.
@@ -49,25 +51,23 @@ def check(*, config: ConfigOption = None) -> int:
         for topic in tables_by_expression(settings, sink)
     ]
     more = ", ".join(unsure)
-    told = f"; whether {more} have tables, towpath sink check tells" if more else ""
-    print(f"{path}: no mistakes{told}")
+    hint = f"; whether {more} have tables, towpath sink check tells" if more else ""
+    print(f"{path}: no mistakes{hint}")
     return 0
 
 
 @app.command
 def show(
     *,
-    json: Annotated[
-        bool, Parameter(name="--json", negative="", help="Print one JSON document.")
-    ] = False,
+    json: JsonOption = False,
     config: ConfigOption = None,
 ) -> int:
     """
-    Print the configuration in force, every key with its value, secrets masked.
+    Print the effective configuration, every key with its value, secrets masked.
 
     It is the file with the environment laid over it (TOWPATH_RELAY__OUTBOX__TOPIC
     overrides relay.outbox.topic; a name that ends in _FILE holds the name of a file
-    with the value) and the default of every key that nobody wrote.
+    with the value) and the default of every key that is not set.
 
     Args:
         json: Print one JSON document instead of TOML.
@@ -93,7 +93,7 @@ def from_debezium(  # noqa: PLR0913 - the command's options
     json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
     """
-    Make a towpath.toml from a Debezium Postgres connector, and say what became of it.
+    Make a towpath.toml from a Debezium Postgres connector, with a report.
 
     Each property of the connector and of its outbox event router has a line in the
     report: taken (with the key and its value), same by default, not needed, not
@@ -106,7 +106,7 @@ def from_debezium(  # noqa: PLR0913 - the command's options
     Args:
         connector: The JSON as Kafka Connect has it, with or without name and config.
         out: Where to write the file; it must not be there yet.
-        dsn: Ask this database which tables a regular expression means.
+        dsn: Look up in this database which tables a regular expression matches.
         kafka: Kafka's address, which the connector does not know: host:port.
         registry: The schema registry's address.
         include_secrets: Write passwords into the file instead of leaving them out.
@@ -115,7 +115,7 @@ def from_debezium(  # noqa: PLR0913 - the command's options
     conversion = convert(
         Connector(
             read_properties(_text(connector)),
-            catalog=_catalog(dsn),
+            catalog=None if dsn is None else read_catalog(dsn),
             includes_secrets=include_secrets,
             brokers=kafka,
             registry=registry,
@@ -141,10 +141,10 @@ def _effective(path: Path) -> dict[str, Any]:
 
 def _check_client(settings: Settings) -> None:
     """
-    Have the client library read [kafka.client]; no broker is asked.
+    Check [kafka.client] against the client library; no broker is contacted.
 
     Raises:
-        ConfigurationError: It knows an option not, or not such a value.
+        ConfigurationError: The library does not know an option, or refuses its value.
     """
     if settings.kafka.client:
         from towpath.sinks.kafka import clients  # noqa: PLC0415 - seldom needed
@@ -153,21 +153,13 @@ def _check_client(settings: Settings) -> None:
 
 
 def _check_foreign_kinds(path: Path) -> None:
-    """Have packages that add kinds of sink check the options of theirs."""
+    """Check the options of sinks whose kind another package adds."""
     sinks = load(path, os.environ).sink  # noqa: TID251 - a root
     foreign = [sink for sink in sinks if not is_built_in(sink.kind)]
     if foreign:
         from towpath.sinks.kinds import check_kinds  # noqa: PLC0415 - seldom needed
 
         check_kinds(foreign)
-
-
-def _catalog(dsn: str | None) -> Any:  # noqa: ANN401 - the mapping of read_catalog
-    from towpath.deploy.debezium.catalog import (  # noqa: PLC0415 - seldom needed
-        read_catalog,
-    )
-
-    return None if dsn is None else read_catalog(dsn)
 
 
 def _text(path: Path) -> str:
@@ -186,7 +178,7 @@ def _write(path: Path, text: str) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        message = f"{path}: {error.strerror or 'cannot be toml_text'}"
+        message = f"{path}: {error.strerror or 'cannot be written'}"
         raise UsageError(message) from error
 
 
@@ -210,9 +202,45 @@ def _report(conversion: Conversion, file: TextIO) -> None:
         name = f"{each.name} (Debezium's default)" if each.is_implied else each.name
         print(f"{name}: {each.text}", file=file)
     counts = Counter(each.verdict for each in conversion.findings)
-    said = (
+    summary = (
         f"{counts[verdict]} {verdict}" for verdict in PropertyStatus if counts[verdict]
     )
-    print(f"\n{', '.join(said)}\n", file=file)
+    print(f"\n{', '.join(summary)}\n", file=file)
     for line in conversion.to_do:
         print(f"- {line}", file=file)
+
+
+_TABLE_COLUMNS: Final = """\
+select n.nspname, c.relname, array_agg(a.attname::text order by a.attnum)
+from pg_catalog.pg_class c
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+join pg_catalog.pg_attribute a
+    on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+where c.relkind in ('r', 'p') and not c.relispartition
+    and n.nspname not in ('information_schema', 'pg_catalog', 'pg_toast')
+    and n.nspname not like 'pg\\_temp%'
+group by 1, 2
+order by 1, 2
+"""
+
+
+def read_catalog(dsn: str) -> Mapping[str, tuple[str, ...]]:
+    """
+    Return every table of the database with its columns; partitions by their root.
+
+    Raises:
+        SourceUnreachableError: The database does not answer.
+    """
+    import psycopg  # noqa: PLC0415 - seldom needed
+
+    from towpath.sinks.source_session import connected  # noqa: PLC0415 - seldom needed
+
+    try:
+        with connected(dsn) as connection:
+            rows = connection.execute(_TABLE_COLUMNS).fetchall()
+    except psycopg.Error as error:
+        message = f"the source does not answer: {str(error).strip()}"
+        raise SourceUnreachableError(message) from error
+    return {
+        TableName(schema, table).text: tuple(columns) for schema, table, columns in rows
+    }

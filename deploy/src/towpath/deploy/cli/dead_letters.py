@@ -1,7 +1,6 @@
 """``towpath dead-letters list | show | replay | discard``."""
 
 import json as json_text
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -11,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from towpath.deploy.cli.options import ConfigOption, config_file
+from towpath.deploy.cli.options import ConfigOption, JsonOption, read_settings
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
-from towpath.settings import Settings, load
+from towpath.settings import Settings
 from towpath.settings.logs import configure_logs
 from towpath.sinks.dead_letters import view
 from towpath.sinks.dead_letters.letter import Answer, Ending, Matter, Verb
@@ -36,9 +35,6 @@ KeyOption = Annotated[
         "record as TOPIC/PARTITION/OFFSET.",
     ),
 ]
-JsonOption = Annotated[
-    bool, Parameter(name="--json", negative="", help="Print one JSON document.")
-]
 
 _COLUMNS: Final = ("topic", "key", "letters", "first_position", "reason")
 _NOT_ANSWERED: Final = 3
@@ -53,10 +49,10 @@ def list_letters(
     config: ConfigOption = None,
 ) -> int:
     """
-    List what is set aside, a line per key; exit 1 if there is anything.
+    List the dead letters, a line per key; exit 1 if there are any.
 
-    A key is parked from its first letter on: its later changes wait behind it, until
-    they are replayed or discarded, or its row is read anew by a snapshot.
+    A key is parked from its first dead letter on: its later changes wait behind it,
+    until they are replayed or discarded, or a snapshot reads its row again.
 
     Args:
         sink: Left out, all sinks.
@@ -66,16 +62,16 @@ def list_letters(
     """
     settings = _settings(config)
     names = [s.name for s in settings.sink] if sink is None else [sink]
-    told = [
+    lines = [
         {"sink": name, **line}
         for name in names
         for line in view.listed(_read(settings, name)[1], key)
     ]
     if json:
-        print(json_text.dumps(told, indent=1, ensure_ascii=False))
+        print(json_text.dumps(lines, indent=1, ensure_ascii=False))
     else:
-        _print(told)
-    return int(bool(told))
+        _print(lines)
+    return int(bool(lines))
 
 
 @app.command
@@ -87,7 +83,7 @@ def show(
     config: ConfigOption = None,
 ) -> int:
     """
-    Show letters whole: reason, position, headers, key and value.
+    Show dead letters whole: reason, position, headers, key and value.
 
     Args:
         sink: The sink's name.
@@ -97,12 +93,12 @@ def show(
     """
     _, book = _read(_settings(config), sink)
     letters = [x for matter in view.chosen(book, key) for x in book.of(matter)]
-    told = view.shown(letters)
+    documents = view.shown(letters)
     if json:
-        print(json_text.dumps(told, indent=1, ensure_ascii=False))
+        print(json_text.dumps(documents, indent=1, ensure_ascii=False))
         return 0
     console = Console()
-    for letter in told:
+    for letter in documents:
         headers = letter.pop("headers")
         for name, value in (*letter.items(), *headers.items()):
             console.print(Text(f"{name}: {value}"))
@@ -112,13 +108,13 @@ def show(
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Wish:
-    """Which letters are meant, how long to wait, and how to tell what became of it."""
+class _LetterOptions:
+    """The dead letters of a request, how long to wait, and how to print the outcome."""
 
     sink: SinkOption
     key: KeyOption = None
     all_: Annotated[
-        bool, Parameter(name="--all", negative="", help="All that is set aside.")
+        bool, Parameter(name="--all", negative="", help="All dead letters of the sink.")
     ] = False
     timeout_s: Annotated[
         float,
@@ -129,61 +125,63 @@ class _Wish:
 
 
 @app.command
-def replay(*, wish: _Wish) -> int:
+def replay(*, request: _LetterOptions) -> int:
     """
-    Have letters applied again, per key in order, through the same guard as ever.
+    Apply dead letters again, per key in order, through the same guard as ever.
 
-    The running sink does it; one that does not run does it at its next start. Exit 1
-    if any of them is refused again: those stay as they are.
+    The running sink does it; a stopped sink does it at its next start. Exit 1 if any of
+    them is refused again: those stay dead letters.
     """
-    return _ask(Verb.REPLAY, wish)
+    return _send(Verb.REPLAY, request)
 
 
 @app.command
-def discard(*, wish: _Wish) -> int:
+def discard(*, request: _LetterOptions) -> int:
     """
-    Give letters up; the rows of their keys are asked for as they are.
+    Discard dead letters; the present rows of their keys are read from the source.
 
-    Exit 1 if any of them could not be given up.
+    Exit 1 if any of them could not be discarded.
     """
-    return _ask(Verb.DISCARD, wish)
+    return _send(Verb.DISCARD, request)
 
 
-def _ask(verb: Verb, wish: _Wish) -> int:
-    """Ask the sink for letters of a key, or for all, and tell what it said."""
-    if (wish.key is None) is not wish.all_:
+def _send(verb: Verb, request: _LetterOptions) -> int:
+    """Send a sink a request about letters of a key, or all; print its answer."""
+    if (request.key is None) is not request.all_:
         message = f"name a --key to {verb}, or say --all"
         raise UsageError(message)
-    topic, book = _read(_settings(wish.config), wish.sink)
-    matters = view.chosen(book, wish.key)
+    topic, book = _read(_settings(request.config), request.sink)
+    matters = view.chosen(book, request.key)
     if not matters:
         message = (
             "nothing of that key is set aside: "
-            f"towpath dead-letters list --sink {wish.sink}"
+            f"towpath dead-letters list --sink {request.sink}"
         )
         raise UsageError(message)
-    said = ask(topic, matters, verb, SystemClock(), wish.timeout_s)
-    told = [_outcome(matter, len(book.of(matter)), said[matter]) for matter in matters]
-    if wish.json:
-        print(json_text.dumps(told, indent=1, ensure_ascii=False))
+    answers = ask(topic, matters, verb, SystemClock(), request.timeout_s)
+    lines = [
+        _outcome(matter, len(book.of(matter)), answers[matter]) for matter in matters
+    ]
+    if request.json:
+        print(json_text.dumps(lines, indent=1, ensure_ascii=False))
     else:
-        for line in told:
+        for line in lines:
             print(f"{line['key'] or line['topic']}: {line['outcome']}")
-    if any(line["state"] == "open" for line in told):
+    if any(line["state"] == "open" for line in lines):
         return _NOT_ANSWERED
-    return int(any(line["state"] == "refused" for line in told))
+    return int(any(line["state"] == "refused" for line in lines))
 
 
 def _outcome(
-    matter: Matter, letters: int, said: Ending | Answer | None
+    matter: Matter, letters: int, answer: Ending | Answer | None
 ) -> dict[str, Any]:
-    """Say what became of one matter."""
-    if said is None:
+    """Return the outcome of one matter, as it is printed."""
+    if answer is None:
         state, outcome = "open", "the sink has not taken the order yet: it stands"
-    elif isinstance(said, Answer):
-        state, outcome = "refused", f"stays set aside: {said.text}"
+    elif isinstance(answer, Answer):
+        state, outcome = "refused", f"stays set aside: {answer.text}"
     else:
-        state, outcome = "done", said.how
+        state, outcome = "done", answer.how
     return {
         "topic": matter.topic,
         "key": view.text_of_key(matter.key),
@@ -200,16 +198,16 @@ def _read(settings: Settings, sink: str) -> tuple[DeadLetterTopic, OpenDeadLette
 
 
 def _settings(config: ConfigOption) -> Settings:
-    # Standard output is the answer's: what the client library says goes beside it.
+    # Standard output is for the answer: log records of the client library go elsewhere.
     configure_logs()
-    return load(config_file(config), os.environ)  # noqa: TID251 - a root
+    return read_settings(config)
 
 
-def _print(told: Sequence[dict[str, Any]]) -> None:
-    if not told:
+def _print(lines: Sequence[dict[str, Any]]) -> None:
+    if not lines:
         print("nothing is set aside")
         return
     table = Table("sink", *(c.replace("_", " ") for c in _COLUMNS), box=None)
-    for line in told:
+    for line in lines:
         table.add_row(*(Text(str(line[name])) for name in ("sink", *_COLUMNS)))
     Console().print(table)

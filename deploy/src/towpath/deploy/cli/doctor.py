@@ -1,12 +1,11 @@
 """
-``towpath doctor``: what stands in the way, or may, with the exact cure of each.
+``towpath doctor``: checks of source, broker, registry and sinks, each with its cure.
 
-Every part is asked even if another is away. Exit 0: nothing found but warnings; 1: an
-error was; 3: a part could not be asked.
+Every part is checked even if another is unavailable. Exit 0: no findings, or warnings
+only; 1: an error; 3: a part could not be checked.
 """
 
 import json as json_text
-import os
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -17,14 +16,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from towpath.deploy.cli.options import ConfigOption, config_file
+from towpath.deploy.cli.options import ConfigOption, read_settings
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import TowpathError
-from towpath.settings import RecordFormat, Settings, Sink, load
+from towpath.settings import RecordFormat, Settings, Sink
 from towpath.settings.logs import configure_logs
 
 if TYPE_CHECKING:
     from towpath.relay.postgres.connect import Connection
+    from towpath.sinks.kafka.rights import Rights
 
 # More than this between two clocks shows in latencies and time stamps.
 _CLOCK_BOUND_S: Final = 1.0
@@ -32,7 +32,7 @@ _REFUSED: Final = "the relay halts when the broker refuses it"
 _RIGHTS: Final = "grant the relay's user the rights that docs/rights.md lists"
 
 
-class Row(NamedTuple):
+class DoctorFinding(NamedTuple):
     """One line of the report."""
 
     part: str
@@ -51,14 +51,14 @@ def doctor(
     Check source, broker, registry and sinks; name the exact cure of each finding.
 
     Exit 1 if there is an error; warnings alone exit 0. Exit 3 if a part could not be
-    asked.
+    checked.
 
     Args:
         json: Print one JSON document.
         config: Configuration file.
     """
     configure_logs()
-    settings = load(config_file(config), os.environ)  # noqa: TID251 - a root
+    settings = read_settings(config)
     rows = examine(settings, SystemClock())
     if json:
         print(json_text.dumps([row._asdict() for row in rows], indent=1))
@@ -71,40 +71,48 @@ def doctor(
     return int(any(row.level == "error" for row in rows))
 
 
-def examine(settings: Settings, clock: Clock) -> list[Row]:
-    """Ask every part, and gather what is found, the gravest of each part first."""
+def examine(settings: Settings, clock: Clock) -> list[DoctorFinding]:
+    """Check every part and return the findings, the gravest of each part first."""
     return [
-        *_asked("source", lambda: _source(settings, clock)),
-        *_asked("broker", lambda: _broker(settings)),
-        *_asked("registry", lambda: _registry(settings)),
+        *_checked("source", lambda: _source(settings, clock)),
+        *_checked("broker", lambda: _broker(settings)),
+        *_checked("registry", lambda: _registry(settings)),
         *(
             row
             for sink in settings.sink
-            for row in _asked(f"sink {sink.name}", partial(_sink, settings, sink))
+            for row in _checked(f"sink {sink.name}", partial(_sink, settings, sink))
         ),
     ]
 
 
-def _asked(part: str, ask: Callable[[], list[Row]]) -> list[Row]:
+def _checked(
+    part: str, check: Callable[[], list[DoctorFinding]]
+) -> list[DoctorFinding]:
     try:
-        return sorted(ask(), key=lambda row: row.level)
+        return sorted(check(), key=lambda row: row.level)
     except TowpathError as failure:
         level = "unavailable" if failure.exit_code == 3 else "error"  # noqa: PLR2004 - the table of exit codes
-        return [Row(part, level, str(failure), "it could not be asked", failure.remedy)]
+        return [
+            DoctorFinding(
+                part, level, str(failure), "it could not be asked", failure.remedy
+            )
+        ]
 
 
-def _source(settings: Settings, clock: Clock) -> list[Row]:
+def _source(settings: Settings, clock: Clock) -> list[DoctorFinding]:
     from towpath.relay.postgres import preflight  # noqa: PLC0415 - keeps --help fast
     from towpath.relay.postgres.connect import connect, translated_errors  # noqa: PLC0415
 
     with connect(settings.database.dsn) as connection:
         with translated_errors("looking rights up"):
-            lacking = list(preflight.rights_findings(connection))
-        rows = [Row("source", *map(str, finding)) for finding in lacking]
-        return _unless_refused(rows, lambda: _examined(connection, settings, clock))
+            missing = list(preflight.rights_findings(connection))
+        rows = [DoctorFinding("source", *map(str, finding)) for finding in missing]
+        return _unless_refused(rows, lambda: _examine(connection, settings, clock))
 
 
-def _examined(connection: "Connection", settings: Settings, clock: Clock) -> list[Row]:
+def _examine(
+    connection: "Connection", settings: Settings, clock: Clock
+) -> list[DoctorFinding]:
     from towpath.relay.postgres import (  # noqa: PLC0415 - keeps --help fast
         known_tables,
         preflight,
@@ -127,16 +135,16 @@ def _examined(connection: "Connection", settings: Settings, clock: Clock) -> lis
     ]
     known = {finding.what for finding in found}
     found += [problem for problem in problems if problem.what not in known]
-    rows = [Row("source", *map(str, finding)) for finding in found]
+    rows = [DoctorFinding("source", *map(str, finding)) for finding in found]
     theirs = facts.server.now
     if theirs is not None and abs((theirs - ours).total_seconds()) > _CLOCK_BOUND_S:
         rows.append(_clock_row((theirs - ours).total_seconds()))
     return rows
 
 
-def _clock_row(difference_s: float) -> Row:
+def _clock_row(difference_s: float) -> DoctorFinding:
     word = "ahead of" if difference_s > 0 else "behind"
-    return Row(
+    return DoctorFinding(
         "source",
         "warning",
         f"the source's clock is {abs(difference_s):.1f} s {word} this machine's",
@@ -145,27 +153,54 @@ def _clock_row(difference_s: float) -> Row:
     )
 
 
-def _broker(settings: Settings) -> list[Row]:
-    from towpath.deploy.status.relay_rights import rights_of_relay  # noqa: PLC0415 - keeps --help fast
-    from towpath.relay.kafka import preflight  # noqa: PLC0415
+def _broker(settings: Settings) -> list[DoctorFinding]:
+    from towpath.relay.kafka import preflight  # noqa: PLC0415 - keeps --help fast
     from towpath.sinks.kafka.rights import missing_rights  # noqa: PLC0415
 
-    def examined() -> list[Row]:
+    def examine_broker() -> list[DoctorFinding]:
         found = preflight.kafka_findings(preflight.read_cluster(settings), settings)
-        return [Row("broker", *map(str, finding)) for finding in found]
+        return [DoctorFinding("broker", *map(str, finding)) for finding in found]
 
-    lacking = missing_rights(settings.kafka, rights_of_relay(settings))
-    rows = [Row("broker", "error", text, _REFUSED, _RIGHTS) for text in lacking]
-    return _unless_refused(rows, examined)
+    missing = missing_rights(settings.kafka, rights_of_relay(settings))
+    rows = [
+        DoctorFinding("broker", "error", text, _REFUSED, _RIGHTS) for text in missing
+    ]
+    return _unless_refused(rows, examine_broker)
+
+
+def rights_of_relay(settings: Settings) -> "Rights":
+    """Return the Kafka rights that the relay's user needs, as docs/rights.md lists."""
+    from confluent_kafka.admin import (  # type: ignore[attr-defined]  # noqa: PLC0415
+        AclOperation,
+    )
+
+    from towpath.relay.kafka.topics import (  # noqa: PLC0415 - keeps --help fast
+        compacted_topics,
+        streamed_topics,
+    )
+    from towpath.sinks.kafka.rights import Rights  # noqa: PLC0415
+
+    read_only = frozenset({AclOperation.READ, AclOperation.DESCRIBE_CONFIGS})
+    prefix, outbox = settings.database.prefix, settings.relay.outbox
+    topics = [
+        *compacted_topics(prefix),
+        *streamed_topics(prefix, settings.capture.names),
+        *dict.fromkeys(outbox.topic_of(view.aggregate_type) for view in outbox.view),
+    ]
+    operations = dict.fromkeys(topics, read_only | {AclOperation.WRITE})
+    if settings.signal_topic:
+        topics.append(settings.signal_topic)
+        operations[settings.signal_topic] = read_only
+    return Rights(operations, topics, [f"{settings.database.slot}-signals"])
 
 
 def _unless_refused(
-    missing_rights: list[Row], examined: Callable[[], list[Row]]
-) -> list[Row]:
+    missing_rights: list[DoctorFinding], examine: Callable[[], list[DoctorFinding]]
+) -> list[DoctorFinding]:
     """
     Return the missing rights and the findings of an examination.
 
-    A refused examination adds nothing to the rights that explain the refusal.
+    The missing rights explain a refused examination, which adds no finding.
     """
     from towpath.relay.errors import (  # noqa: PLC0415 - keeps --help fast
         BrokerRefusedError,
@@ -173,15 +208,15 @@ def _unless_refused(
     )
 
     try:
-        return [*missing_rights, *examined()]
+        return [*missing_rights, *examine()]
     except (BrokerRefusedError, SourceRefusedError):
         if not missing_rights:
             raise
         return missing_rights
 
 
-def _registry(settings: Settings) -> list[Row]:
-    """Ask the registry, if records need one."""
+def _registry(settings: Settings) -> list[DoctorFinding]:
+    """Contact the registry, if records need one."""
     if settings.relay.rows.format is not RecordFormat.AVRO:
         return []
     from towpath.relay.registry.client import SchemaIds  # noqa: PLC0415 - keeps --help fast
@@ -191,8 +226,8 @@ def _registry(settings: Settings) -> list[Row]:
     return []
 
 
-def _sink(settings: Settings, sink: Sink) -> list[Row]:
-    """Hold a sink against its tables and its target, as towpath sink check does."""
+def _sink(settings: Settings, sink: Sink) -> list[DoctorFinding]:
+    """Check a sink against its tables and its target, as towpath sink check does."""
     from towpath.deploy.sinks.tables import (  # noqa: PLC0415 - keeps --help fast
         TableShapes,
         routes_without_table,
@@ -209,7 +244,7 @@ def _sink(settings: Settings, sink: Sink) -> list[Row]:
     found += check_target(sink, settings)
     name = f"sink {sink.name}"
     return [
-        Row(
+        DoctorFinding(
             name,
             "error" if finding.is_mistake else "warning",
             finding.text.removeprefix(f"{sink.name}: "),
@@ -220,7 +255,7 @@ def _sink(settings: Settings, sink: Sink) -> list[Row]:
     ]
 
 
-def _table(rows: list[Row]) -> Table:
+def _table(rows: list[DoctorFinding]) -> Table:
     table = Table("part", "level", "finding, why it matters, cure", box=None)
     table.columns[-1].overflow = "fold"
     colours = {"error": "red", "unavailable": "red", "warning": "yellow"}

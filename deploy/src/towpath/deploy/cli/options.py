@@ -1,12 +1,19 @@
-"""Options that several commands share: the configuration and the state folder."""
+"""Options that several commands share, and the configuration that they read."""
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
+if TYPE_CHECKING:
+    from towpath.settings import Settings
+
+# Exit code of a command that Ctrl-C ended, as a shell reports it.
+INTERRUPTED: Final = 130
+
+Flag = Parameter(negative="")
 StateOption = Annotated[
     Path | None,
     Parameter(name="--state", help="State folder [TOWPATH_STATE, else .towpath]."),
@@ -17,25 +24,38 @@ ConfigOption = Annotated[
         name="--config", help="Configuration [TOWPATH_CONFIG, else towpath.toml]."
     ),
 ]
+JsonOption = Annotated[
+    bool, Parameter(name="--json", negative="", help="Print one JSON document.")
+]
 
 
 def state_folder(named: Path | None, environ: Mapping[str, str] | None = None) -> Path:
     """Return the state folder: as named, else ``TOWPATH_STATE``, else ``.towpath``."""
-    variables = os.environ if environ is None else environ  # noqa: TID251 - asked once, here
-    return named or Path(variables.get("TOWPATH_STATE") or ".towpath")
+    return named or Path(_environ(environ).get("TOWPATH_STATE") or ".towpath")
 
 
 def config_file(named: Path | None, environ: Mapping[str, str] | None = None) -> Path:
     """
     Return the configuration file.
 
-    As named, else ``TOWPATH_CONFIG``, else ``towpath.toml`` here, else the one that
-    ``towpath up`` wrote into the state folder.
+    It is the named one, else ``TOWPATH_CONFIG``, else ``towpath.toml`` here, else the
+    one that ``towpath up`` wrote into the state folder.
     """
-    variables = os.environ if environ is None else environ  # noqa: TID251 - asked once, here
+    variables = _environ(environ)
     if named is not None:
         return named
     if variables.get("TOWPATH_CONFIG"):
         return Path(variables["TOWPATH_CONFIG"])
     here = Path("towpath.toml")
     return here if here.exists() else state_folder(None, variables) / "towpath.toml"
+
+
+def read_settings(named: Path | None) -> "Settings":
+    """Read the configuration file, with the environment laid over it."""
+    from towpath.settings import load  # noqa: PLC0415 - keeps --help fast
+
+    return load(config_file(named), _environ(None))
+
+
+def _environ(environ: Mapping[str, str] | None) -> Mapping[str, str]:
+    return os.environ if environ is None else environ  # noqa: TID251 - a root

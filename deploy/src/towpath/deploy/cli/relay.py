@@ -1,17 +1,31 @@
-"""``towpath relay init | run | status``; ``state`` is a group of its own."""
+"""``towpath relay init | run | status | state show | export | skip | repair``."""
 
-from typing import Annotated
+import json as json_text
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Parameter
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from towpath.deploy.cli.options import ConfigOption, config_file
+from towpath.deploy.cli.options import (
+    ConfigOption,
+    JsonOption,
+    config_file,
+    read_settings,
+)
+from towpath.schemas.position import format_lsn
+
+if TYPE_CHECKING:
+    from towpath.settings import Settings
 
 app = App(name="relay", help="Set up the source, run the relay, ask how it is.")
-app.command(
-    "towpath.deploy.cli.state:app",
+state_app = App(
     name="state",
     help="Show what the relay knows, keep a copy, skip a transaction, repair.",
 )
+app.command(state_app)
 
 
 @app.command
@@ -35,7 +49,7 @@ def init(
 @app.command
 def run(*, config: ConfigOption = None) -> int:
     """
-    Follow the log and publish to Kafka until told to stop.
+    Follow the log and publish to Kafka until stopped.
 
     Args:
         config: Configuration file.
@@ -52,11 +66,11 @@ def status(
     config: ConfigOption = None,
 ) -> int:
     """
-    Tell how the relay is, as the source and the state topic tell it.
+    Show the relay's status, from the source and the state topic.
 
-    Whether the slot is followed, how far it is behind and how much log it keeps; the
-    lineage and its gap, what was published, and how old the newest marks are. Exit 1 if
-    nobody follows the slot.
+    Shown are the slot with its lag and the log that it retains, the lineage with its
+    gap, the published position, and the age of the newest marks. Exit 1 if no relay
+    follows the slot.
 
     Args:
         json: Print one JSON document.
@@ -65,3 +79,231 @@ def status(
     import towpath.relay.__main__ as relay  # noqa: PLC0415 - keeps --help fast
 
     return relay.status(config_file(config), json)
+
+
+YesOption = Annotated[
+    bool, Parameter(name="--yes", negative="", help="Do not ask; for scripts.")
+]
+
+_SHOWN_PARKED: Final = 20
+_WHAT_SKIP_MEANS: Final = """\
+The transaction that commits at {lsn} will not be published. Its messages go to the
+dead letters ({dead}) as they came, and everything behind it flows.
+
+- It is never published by itself later: mend and replay it from the dead letters.
+- Other events of the same aggregates are published without it.
+- Once it is passed and confirmed, Postgres forgets it: a slot never goes back.
+- The relay reads this when it starts, or connects again: restart it now if it runs.
+- Until then it can be taken back: towpath relay state skip --undo {lsn}
+"""
+
+
+@state_app.command
+def show(
+    *,
+    json: JsonOption = False,
+    parked: int = _SHOWN_PARKED,
+    config: ConfigOption = None,
+) -> int:
+    """
+    Show lineages and gaps, confirmed and published positions, marks, parked aggregates.
+
+    The state lives in Kafka, in the compacted topic PREFIX.relay-state, because the
+    database may be the thing that was restored. The slot's own view stands beside it.
+
+    - lineage: one unbroken history of the source's log; a new one means a gap.
+    - confirmed: the LSN up to which Postgres may drop the log.
+    - mark: the last record of each partition; positions rise within a partition.
+    - parked: aggregates whose events wait behind a dead letter.
+
+    Args:
+        json: Print one JSON document.
+        parked: How many parked aggregates are named.
+        config: Configuration file.
+    """
+    from towpath.relay.commands import state  # noqa: PLC0415 - keeps --help fast
+
+    document = state.show_state(_settings(config), parked)
+    if json:
+        print(json_text.dumps(document, indent=1))
+    else:
+        _print(document, Console())
+    return 0
+
+
+@state_app.command
+def export(*, config: ConfigOption = None) -> int:
+    """
+    Print every record of the state topic as a line of JSON, oldest first.
+
+    For support and for backups: {"offset", "timestamp_ms", "key", "value"}. The newest
+    record of a key is valid; a null value has deleted its key.
+
+    Args:
+        config: Configuration file.
+    """
+    from towpath.relay.commands import state  # noqa: PLC0415 - keeps --help fast
+
+    for record in state.export_state(_settings(config)):
+        print(json_text.dumps(record, ensure_ascii=False))
+    return 0
+
+
+@state_app.command
+def skip(
+    lsn: str,
+    /,
+    *,
+    undo: Annotated[bool, Parameter(negative="")] = False,
+    yes: YesOption = False,
+    config: ConfigOption = None,
+) -> int:
+    """
+    Write one transaction to the dead letters instead of publishing it.
+
+    For a transaction that stops the relay each time, when later ones must flow. It is
+    named by the LSN of its commit (0/16B3748), or by the position of any of its
+    records. A confirmed transaction cannot be skipped: Postgres has dropped its log.
+
+    Args:
+        lsn: The commit's LSN, or a position.
+        undo: Cancel a skip that was not carried out yet.
+        yes: Do not ask; for scripts.
+        config: Configuration file.
+    """
+    from towpath.relay.commands import state  # noqa: PLC0415 - keeps --help fast
+
+    settings = _settings(config)
+    if undo:
+        print(f"{state.cancel_skip(settings, lsn)} will be published")
+        return 0
+    meant = format_lsn(state.resolve_skip(settings, lsn))
+    dead = f"{settings.database.prefix}.dead.relay"
+    print(_WHAT_SKIP_MEANS.format(lsn=meant, dead=dead))
+    if not yes and not _confirmed(meant):
+        print("nothing was done")
+        return 1
+    state.request_skip(settings, state.resolve_skip(settings, lsn))
+    print(f"{meant} will be set aside")
+    return 0
+
+
+@state_app.command
+def repair(
+    *,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    yes: YesOption = False,
+    config: ConfigOption = None,
+) -> int:
+    """
+    Rebuild the state from Kafka and the source.
+
+    For a state topic that was lost, and for topics that were deleted, truncated,
+    created again or given more partitions. A deleted topic is created as it was, a
+    signal requests snapshots of tables whose records are lost, and added partitions are
+    used from the next position on. The repair reads the ends of all topics of the
+    relay, shows the new state, and writes it after a confirmation. The relay must not
+    run.
+
+    Args:
+        dry_run: Show the new state, and write nothing.
+        yes: Do not ask; for scripts.
+        config: Configuration file.
+    """
+    from towpath.relay.commands import repair  # noqa: PLC0415 - keeps --help fast
+
+    settings = _settings(config)
+    planned = repair.prepare_repair(settings)
+    for key, document in planned.documents.items():
+        print(f"{key} = {json_text.dumps(document, ensure_ascii=False)}")
+    print()
+    for note in planned.notes:
+        print(f"- {note}")
+    if dry_run:
+        return 0
+    if not yes and not _confirmed("repair"):
+        print("nothing was done")
+        return 1
+    repair.apply_repair(settings, planned)
+    print("the state is repaired: start the relay")
+    return 0
+
+
+def _confirmed(word: str) -> bool:
+    """Have a word typed as a confirmation; a closed input is a no."""
+    try:
+        return input(f"Type {word} to go on: ").strip() == word
+    except EOFError:
+        return False
+
+
+def _settings(config: ConfigOption) -> "Settings":
+    from towpath.settings.logs import configure_logs  # noqa: PLC0415 - keeps --help fast
+
+    # Standard output is for the answer: log records of the client library go elsewhere.
+    configure_logs()
+    return read_settings(config)
+
+
+def _print(document: dict[str, Any], console: Console) -> None:
+    """Print the document as tables."""
+    console.print(f"state topic {document['topic']}", markup=False)
+    console.print(_table("lineage", document["lineages"], _LINEAGE))
+    for lineage in document["lineages"]:
+        _print_gap(lineage, console)
+    confirmed, slot = document["confirmed"], document["slot"]
+    console.print(_facts("confirmed", confirmed or {"": "nothing yet"}))
+    nothing = {"": document["source_error"] or "there is no slot"}
+    console.print(_facts("slot", slot or nothing))
+    console.print(_table("marks", document["marks"], _MARK))
+    parked = document["parked"] or {"count": 0, "first": []}
+    console.print(f"{parked['count']:,} parked aggregates", markup=False)
+    if parked["first"]:
+        console.print(_table("parked", parked["first"], _PARKED))
+    if document["skips"]:
+        console.print(_table("skips", document["skips"], _SKIP))
+    if document["settings_differ"]:
+        names = ", ".join(document["settings_differ"])
+        console.print(f"the file differs from what is in force: {names}", markup=False)
+
+
+_LINEAGE: Final = ("number", "system_identifier", "timeline", "offset", "start_lsn")
+_MARK: Final = ("topic", "partition", "next_offset", "end_offset", "position")
+_PARKED: Final = ("aggregate_type", "aggregate_id", "since")
+_SKIP: Final = ("lsn", "asked_at", "done")
+
+
+def _print_gap(lineage: dict[str, Any], console: Console) -> None:
+    gap = lineage["gap"]
+    if gap is None:
+        return
+    plan = ", ".join(gap["plan"]) or "nothing"
+    asked = "asked for" if gap["started"] else "not asked for yet"
+    console.print(
+        f"gap before lineage {lineage['number']}, {gap['at']}: {gap['reason']}; "
+        f"since {gap['since_lsn']}; snapshots {asked}: {plan}",
+        markup=False,
+    )
+
+
+def _table(
+    title: str, rows: Iterable[dict[str, Any]], columns: tuple[str, ...]
+) -> Table:
+    table = Table(title=title, title_justify="left", box=None)
+    for name in columns:
+        table.add_column(name.replace("_", " "), overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(row[name]) for name in columns))
+    return table
+
+
+def _facts(title: str, facts: dict[str, Any]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, show_header=False)
+    for name, value in facts.items():
+        table.add_row(name.replace("_", " "), _cell(value))
+    return table
+
+
+def _cell(value: object) -> Text:
+    """Return a value as plain text: brackets in it are no markup."""
+    return Text("" if value is None else str(value))

@@ -2,7 +2,6 @@
 
 import os
 from contextlib import closing
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
@@ -10,11 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from towpath.deploy import java
-from towpath.deploy.cli.options import ConfigOption, config_file
+from towpath.deploy.cli.options import ConfigOption, config_file, read_settings
 from towpath.deploy.cli.sink_lifecycle import add, drop, rebuild, refill
 from towpath.deploy.jars import store
 from towpath.deploy.sinks.tables import TableShapes, routes_without_table
-from towpath.deploy.status.overview import overview
+from towpath.deploy.status import overview
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Settings, load
@@ -34,7 +33,7 @@ def run(
     config: ConfigOption = None,
 ) -> int:
     """
-    Run sinks in one Spark driver until told to stop.
+    Run sinks in one Spark driver until stopped.
 
     Args:
         names: The sinks; left out, all those of the driver.
@@ -64,56 +63,55 @@ def run(
 @app.command(name="list")
 def list_sinks(*, config: ConfigOption = None) -> int:
     """
-    List the configured sinks: what each does, and how many records it is behind.
+    List the configured sinks: the state of each, and how many records it is behind.
 
-    Of its dead letters those count that nobody has replayed or discarded; awaited rows
-    were requested from the source and have not come yet. Below stands what is wrong:
-    failures, refused blocks, a relay that does not run. Exit 1 if anything is.
+    Dead letters are counted that are neither replayed nor discarded; awaited rows were
+    requested from the source and have not arrived yet. Problems are listed below:
+    failures, refused blocks, a relay that does not run. Exit 1 if there are any.
 
     Args:
         config: Configuration file.
     """
     configure_logs()
-    settings = _settings(config_file(config))
-    told = overview((), settings, SystemClock())
+    settings = read_settings(config)
+    document = overview((), settings, SystemClock())
     table = Table(
         *("sink", "kind", "driver", "state", "behind", "written", "dead", "parked"),
         *("awaited",),
         box=None,
     )
-    for sink in told["sinks"]:
+    for sink in document["sinks"]:
         names = ("lag_records", "rows", "open_letters", "parked", "owed")
         counts = ("?" if sink[n] is None else f"{sink[n]:,}" for n in names)
         words = (sink[n] for n in ("sink", "kind", "driver", "running_state"))
         table.add_row(*words, *counts)
     Console().print(table)
-    for sentence in told["wrong"]:
+    for sentence in document["wrong"]:
         print(sentence)
-    return int(bool(told["wrong"]))
+    return int(bool(document["wrong"]))
 
 
 @app.command
 def check(*names: str, config: ConfigOption = None) -> int:
     """
-    Hold sinks against the tables that they read and the targets that they write.
+    Check sinks against the tables that they read and the targets that they write.
 
-    What the configuration alone tells is told first (exit 2); then every route that
-    does not fit its table, every right on its topics and its target that is missing,
-    and every target that does not answer (exit 1). A table of source.tables that
-    neither the relay has announced yet nor the source tells is named, and no mistake;
-    one that only an expression takes is one.
+    Mistakes in the configuration alone are reported first (exit 2); then every route
+    that does not fit its table, every missing right on its topics and its target, and
+    every target that does not answer (exit 1). A table of source.tables that neither
+    the relay has announced nor the source has is reported, and no mistake, unless only
+    an expression selects it.
 
     Args:
         names: The sinks; left out, all.
         config: Configuration file.
     """
     configure_logs()
-    settings = _settings(config_file(config))
+    settings = read_settings(config)
     chosen = [sink_named(settings, name) for name in names] or list(settings.sink)
     check_kinds(chosen)
     found = [finding for sink in chosen for finding in check_topics(sink, settings)]
     if not found:
-        # What the relay announces can be read.
         with closing(TableShapes(settings)) as shapes:
             for sink in chosen:
                 found += check_sink(sink, shapes)
@@ -134,7 +132,7 @@ app.command(rebuild)
 
 
 def _require_driver(settings: Settings, driver: str | None) -> None:
-    """Refuse a driver that no sink has: it would start an engine, and wait for ever."""
+    """Refuse a driver without sinks: it would start an engine, and wait for ever."""
     known = sorted({sink.driver for sink in settings.sink})
     if driver is not None and driver not in known:
         drivers = ", ".join(known) or "none"
@@ -143,7 +141,3 @@ def _require_driver(settings: Settings, driver: str | None) -> None:
             f"{did_you_mean(driver, known)}"
         )
         raise UsageError(message)
-
-
-def _settings(path: Path) -> Settings:
-    return load(path, os.environ)  # noqa: TID251 - a root

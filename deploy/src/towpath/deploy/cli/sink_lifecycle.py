@@ -2,7 +2,7 @@
 ``towpath sink add | refill | rebuild | drop``.
 
 A sink is added while everything runs, filled again from the existing rows, given a new
-search index in the place of the old one, and dropped.
+search index in place of the old one, and dropped.
 """
 
 import os
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 from cyclopts import Parameter
 from rich.console import Console
 
-from towpath.deploy.cli.options import ConfigOption, config_file
+from towpath.deploy.cli.options import ConfigOption, Flag, config_file, read_settings
 from towpath.deploy.sinks import dropping, filling
 from towpath.deploy.sinks.tables import TableShapes
 from towpath.deploy.snapshots import signals
@@ -33,9 +33,11 @@ from towpath.sinks.state import declare
 from towpath.sinks.state.progress import progress_path, read_progress
 from towpath.sinks.targets.checks import check_block
 
+if TYPE_CHECKING:
+    from towpath.sinks.targets.search.rebuild import Rebuild
+
 _RUNNING_WITHIN_S: Final = 60.0
 _STUCK_AFTER_S: Final = 300.0
-Flag = Parameter(negative="")
 
 
 def add(
@@ -50,16 +52,16 @@ def add(
     Add a sink while everything runs, and fill it from the existing rows.
 
     Its driver must be running. The sink begins at the present end of the stream; a
-    snapshot with the sink as its target brings what was there before. If it is
-    interrupted, run it again: it goes on. Exit 1 if the snapshot fails, or if keys
-    are parked behind dead letters. Nothing is declared that does not fit its tables
-    and its target, or that no running relay could fill.
+    snapshot with the sink as its target delivers the earlier rows. Run an interrupted
+    command again: it resumes. Exit 1 if the snapshot fails, or if keys are parked
+    behind dead letters. A sink that does not fit its tables and its target, or that no
+    running relay could fill, is not declared.
 
     Args:
         block: A file with one [[sink]] block and its routes.
         max_rows_per_second: Bound of the reading speed.
-        signal: Send no signal, but show the SQL row that asks for the rows, with this
-            id, and wait until somebody has inserted it.
+        signal: Send no signal, but print the SQL row that requests the snapshot, with
+            this id, and wait until it has been inserted.
         config: Configuration file.
     """
     path = config_file(config)
@@ -93,7 +95,7 @@ def add(
         return 1
     declare.mark_ready(settings, sink.name)
     print(f"{sink.name} is ready")
-    return _tell_aside(settings, sink.name)
+    return _report_parked(settings, sink.name)
 
 
 def refill(
@@ -105,15 +107,14 @@ def refill(
     config: ConfigOption = None,
 ) -> int:
     """
-    Read all existing rows into a sink again; what is gone from the source goes.
+    Read all existing rows into a sink again; rows that the source lacks are deleted.
 
-    The sink goes on serving meanwhile, and so do the others. If it is interrupted, run
-    it again: it goes on. Exit 1 if the snapshot fails, or if keys are parked behind
-    dead letters.
+    The sink serves meanwhile, and so do the others. Run an interrupted command again:
+    it resumes. Exit 1 if the snapshot fails, or if keys are parked behind dead letters.
 
     Args:
         name: The sink.
-        route: Only this route of it.
+        route: Only this route of the sink.
         max_rows_per_second: Bound of the reading speed.
         config: Configuration file.
     """
@@ -126,7 +127,7 @@ def refill(
     is_good = _fill(settings, sink, collections, max_rows_per_second, has_sweep=True)
     if is_good:
         print(f"{name} is filled again")
-        return _tell_aside(settings, name)
+        return _report_parked(settings, name)
     return 1
 
 
@@ -139,15 +140,16 @@ def drop(
     config: ConfigOption = None,
 ) -> int:
     """
-    Drop a sink: its block, its state, its topics; with --data also what it wrote.
+    Drop a sink: its block, its state, its topics; with --data also its data.
 
-    Its driver goes on with the others. If it is interrupted, run it again. Its topics
-    are its dead letters and what snapshots read for it; each that goes is listed.
+    Its driver continues with the others. Run an interrupted command again. Its topics
+    hold its dead letters and the rows that snapshots read for it; each deleted topic is
+    listed.
 
     Args:
         name: The sink.
-        data: Take away what it wrote too: keys, indexes, tables with their history.
-        yes: Do not ask.
+        data: Delete its data too: keys, indexes, tables with their history.
+        yes: Drop it without a confirmation.
         config: Configuration file.
     """
     path = config_file(config)
@@ -157,20 +159,18 @@ def drop(
     erase = eraser_of(sink) if sink is not None and planned.has_data else None
     routes = ", ".join(route.name for route in sink.route) if sink is not None else ""
     what = f"and all that it wrote ({routes})" if erase else "not its data"
-    if not yes and not _agreed(f"drop the sink {name}, {what}?"):
+    if not yes and not _confirm(f"drop the sink {name}, {what}?"):
         print(f"{name} stays")
         return 1
     broker = Topics(settings.kafka)
-    means = dropping.DropServices(erase, broker, SystemClock(), print)
-    dropping.carry_out_drop(path, _environ(), planned, means)
+    services = dropping.DropServices(erase, broker, SystemClock(), print)
+    dropping.carry_out_drop(path, _environ(), planned, services)
     print(f"{name} is dropped")
     return 0
 
 
 def _check(settings: Settings, sink: Sink) -> None:
-    from towpath.deploy.sinks import filling  # noqa: PLC0415 - keeps --help fast
-
-    # A route that nothing can fill is in the file: no server is needed to say so.
+    # A route that nothing can fill is a mistake of the file: no server is needed.
     collections = filling.collections_of(settings, sink)
     with closing(TableShapes(settings)) as shapes:
         check_block(settings, sink, shapes)
@@ -186,7 +186,7 @@ def _fill(
     has_sweep: bool = False,
     signal_id: str | None = None,
 ) -> bool:
-    """Fill a sink, or go on with it, until it has applied all of it."""
+    """Fill a sink, or resume that, until the sink has applied the whole snapshot."""
     source, clock = settings.database, SystemClock()
     begun, is_old = filling.begin_fill(
         settings, sink, collections, has_sweep=has_sweep, signal_id=signal_id
@@ -204,8 +204,7 @@ def _fill(
     if answer.status != "completed":
         if answer.status != INCOMPLETE:
             filling.end_fill(settings, sink, begun, is_applied=False)
-        told = f"{answer.status}: {answer.reason}" if answer.reason else answer.status
-        print(f"the snapshot was {told}; run this again", file=sys.stderr)
+        print(f"the snapshot was {answer}; run this again", file=sys.stderr)
         return False
     ends = declare.sink_ends(settings, sink.name, Topics(settings.kafka))
     declare.wait_applied(settings, sink.name, ends, clock, _STUCK_AFTER_S)
@@ -213,8 +212,8 @@ def _fill(
     return True
 
 
-def _tell_aside(settings: Settings, name: str) -> int:
-    """Tell of records that wait aside: what is filled may lack them. Exit 1 then."""
+def _report_parked(settings: Settings, name: str) -> int:
+    """Report parked keys, which the filled sink may lack; return the exit code."""
     progress = read_progress(progress_path(settings.state_folder, name), name)
     if progress.parked:
         print(
@@ -225,7 +224,7 @@ def _tell_aside(settings: Settings, name: str) -> int:
     return int(progress.parked > 0)
 
 
-def _agreed(question: str) -> bool:
+def _confirm(question: str) -> bool:
     if not sys.stdin.isatty():
         message = "nobody can be asked here: say --yes"
         raise UsageError(message)
@@ -240,12 +239,8 @@ def _settings(path: Path) -> Settings:
     return load(path, _environ())
 
 
-if TYPE_CHECKING:
-    from towpath.sinks.targets.search.rebuild import Rebuild
-
-
-class _Work(NamedTuple):
-    """What a rebuild works with."""
+class _RebuildContext(NamedTuple):
+    """The sink that is rebuilt, and the parts that the steps need."""
 
     settings: Settings
     sink: Sink
@@ -263,31 +258,32 @@ def rebuild(
     """
     Rebuild a search sink's indexes from the source, while searches go on.
 
-    The sink must be running. A new index is made as the tables and the configuration
-    are now, written beside the old one, filled by a snapshot and put into its place in
-    one step. Said again after a crash, it goes on where it stood. Exit 1 if the
-    snapshot fails, or if records were set aside meanwhile: then nothing is replaced.
+    The sink must be running. A new index is created from the present tables and
+    configuration, written beside the old one, filled by a snapshot, and put in its
+    place in one step. Run the command again after a crash: it resumes. Exit 1 if the
+    snapshot fails, or if records became dead letters meanwhile: then nothing is
+    replaced.
 
     Args:
         sink: The sink.
         route: Only this route's index; left out, all of them, one after the other.
         config: Configuration file.
     """
-    settings = load(config_file(config), os.environ)  # noqa: TID251 - a root
+    settings = read_settings(config)
     declared = declare.sink_named(settings, sink)
-    routes = _chosen(declared, route)
+    routes = _searched_routes(declared, route)
     for chosen in routes:
-        # What cannot be filled is told before anything is made.
+        # A route that cannot be filled is refused before an index is created.
         filling.collections_of(settings, declared, chosen.name)
     clock = SystemClock()
     declare.wait_running(settings, sink, clock, _RUNNING_WITHIN_S)
-    with _rebuild(settings, declared) as opened:
-        work = _Work(settings, declared, opened, clock)
-        # One after the other, so that there is never more than one index too many.
-        return max(_rebuilt(work, chosen) for chosen in routes)
+    with _open_rebuild(settings, declared) as opened:
+        context = _RebuildContext(settings, declared, opened, clock)
+        # One after the other, so that there is never more than one spare index.
+        return max(_rebuild_route(context, chosen) for chosen in routes)
 
 
-def _chosen(sink: Sink, route: str | None) -> list[Route]:
+def _searched_routes(sink: Sink, route: str | None) -> list[Route]:
     if sink.kind != SinkKind.SEARCH:
         message = f"{sink.name} is a {sink.kind}: only a search index is rebuilt"
         raise NothingToRebuildError(message)
@@ -300,7 +296,7 @@ def _chosen(sink: Sink, route: str | None) -> list[Route]:
 
 
 @contextmanager
-def _rebuild(settings: Settings, sink: Sink) -> Iterator["Rebuild"]:
+def _open_rebuild(settings: Settings, sink: Sink) -> Iterator["Rebuild"]:
     from towpath.sinks.targets.search.rebuild import Rebuild  # noqa: PLC0415 - keeps --help fast
     from towpath.sinks.targets.search.schema import RouteFields  # noqa: PLC0415 - keeps --help fast
 
@@ -316,52 +312,53 @@ def _rebuild(settings: Settings, sink: Sink) -> Iterator["Rebuild"]:
         announced.close()
 
 
-def _rebuilt(work: _Work, route: Route) -> int:
-    """Rebuild one route; tell whether it has come to its end, as an exit code."""
-    aside = _dead_letters(work)
-    # What a rebuild has left that was cut off at its very end.
-    work.rebuild.retire(route, work.clock)
-    begun = work.rebuild.begin(route, f"rebuild-{uuid.uuid4().hex[:12]}")
+def _rebuild_route(context: _RebuildContext, route: Route) -> int:
+    """Rebuild one route; return 0 if its index was replaced, else 1."""
+    letters_before = _dead_letters(context)
+    # An index that an interrupted rebuild left after its swap.
+    context.rebuild.retire(route, context.clock)
+    begun = context.rebuild.begin(route, f"rebuild-{uuid.uuid4().hex[:12]}")
     word = "goes on with" if begun.is_resumed else "fills"
     print(f"{route.name}: snapshot {begun.snapshot} {word} {begun.new}", flush=True)
-    if not _filled(work, route, begun.snapshot):
-        work.rebuild.give_up(route)
+    if not _fill_route(context, route, begun.snapshot):
+        context.rebuild.give_up(route)
         return 1
-    cluster = Topics(work.settings.kafka)
-    ends = declare.sink_ends(work.settings, work.sink.name, cluster)
+    cluster = Topics(context.settings.kafka)
+    ends = declare.sink_ends(context.settings, context.sink.name, cluster)
     declare.wait_applied(
-        work.settings, work.sink.name, ends, work.clock, _STUCK_AFTER_S
+        context.settings, context.sink.name, ends, context.clock, _STUCK_AFTER_S
     )
-    if more := _dead_letters(work) - aside:
+    if more := _dead_letters(context) - letters_before:
         print(
             f"{more} records were set aside meanwhile: {begun.new} may lack them and "
             "replaces nothing yet. Look at them, then say this again: it goes on."
         )
         return 1
-    done = work.rebuild.swap(route)
+    done = context.rebuild.swap(route)
     print(
         f"{route.name}: {done.new} with {done.after:,} documents replaces {done.old} "
         f"with {done.before:,}",
         flush=True,
     )
-    work.rebuild.retire(route, work.clock)
+    context.rebuild.retire(route, context.clock)
     return 0
 
 
-def _filled(work: _Work, route: Route, snapshot: str) -> bool:
-    """Ask for the snapshot, unless that was done before, and watch it to its end."""
-    collections = filling.collections_of(work.settings, work.sink, route.name)
-    asked = filling.SinkFill(snapshot, tuple(collections))
-    source = work.settings.database
+def _fill_route(context: _RebuildContext, route: Route, snapshot: str) -> bool:
+    """Request the snapshot, unless that was done before, and watch it to its end."""
+    collections = filling.collections_of(context.settings, context.sink, route.name)
+    fill = filling.SinkFill(snapshot, tuple(collections))
+    source = context.settings.database
     with open_bars(Console(stderr=True)) as bars:
-        answer = filling.carry_out_fill(source, work.sink, asked, work.clock, bars.show)
+        answer = filling.carry_out_fill(
+            source, context.sink, fill, context.clock, bars.show
+        )
     if answer.status == "completed":
         return True
-    told = f"{answer.status}: {answer.reason}" if answer.reason else answer.status
-    print(f"{route.name} stays as it is: the snapshot was {told}", file=sys.stderr)
+    print(f"{route.name} stays as it is: the snapshot was {answer}", file=sys.stderr)
     return False
 
 
-def _dead_letters(work: _Work) -> int:
-    path = progress_path(work.settings.state_folder, work.sink.name)
-    return read_progress(path, work.sink.name).dead_letters
+def _dead_letters(context: _RebuildContext) -> int:
+    path = progress_path(context.settings.state_folder, context.sink.name)
+    return read_progress(path, context.sink.name).dead_letters

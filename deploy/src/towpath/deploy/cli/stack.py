@@ -1,16 +1,27 @@
-"""``towpath up | down | logs``: the local stack, and the end of a part's log file."""
+"""``towpath up | down | logs | status``: the local stack and the whole platform."""
 
 import collections
+import json as json_text
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-from towpath.deploy.cli.options import StateOption, state_folder
+from towpath.deploy.cli.options import (
+    ConfigOption,
+    Flag,
+    StateOption,
+    config_file,
+    read_settings,
+    state_folder,
+)
 from towpath.deploy.jars import fetch, store
 from towpath.deploy.local.configuration import write_configuration
 from towpath.deploy.local.lifecycle import (
@@ -24,8 +35,14 @@ from towpath.deploy.local.part import StateFolder
 from towpath.deploy.local.stack import NAMES, Stack
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import UsageError
+from towpath.schemas.position import format_lsn, parse_position
 
-_LOOK_AGAIN_S: Final = 0.2
+if TYPE_CHECKING:
+    from towpath.settings import Settings
+
+Document = dict[str, Any]
+
+_FOLLOW_EVERY_S: Final = 0.2
 
 
 def last_lines(path: Path, count: int) -> list[str]:
@@ -35,7 +52,7 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def follow_file(path: Path, clock: Clock | None = None) -> Iterator[str]:
-    """Yield what is added to a file from now on, for ever, a new file's text too."""
+    """Yield text that is added to a file from now on, endlessly; a new file's too."""
     wait = (clock or SystemClock()).wait
     place = path.stat().st_size
     while True:
@@ -49,7 +66,7 @@ def follow_file(path: Path, clock: Clock | None = None) -> Iterator[str]:
             place += len(added)
             yield added.decode("utf-8", errors="replace")
         else:
-            wait(_LOOK_AGAIN_S)
+            wait(_FOLLOW_EVERY_S)
 
 
 def up(*, state: StateOption = None) -> int:
@@ -57,26 +74,26 @@ def up(*, state: StateOption = None) -> int:
     stack = Stack(state_folder(state))
     console = Console(stderr=True)
     fetch.ensure(console.print, os.environ, store.read_lock())  # noqa: TID251 - a root
-    news = dict.fromkeys(NAMES, "waiting")
+    states = dict.fromkeys(NAMES, "waiting")
     with console.status("") as line:
 
-        def tell(name: str, word: str) -> None:
-            news[name] = word
+        def report(name: str, word: str) -> None:
+            states[name] = word
             if word in {"started", "failed"}:
                 console.print(f"{name}: {word}")
-            waiting = [n for n, w in news.items() if w in {"waiting", "starting"}]
+            waiting = [n for n, w in states.items() if w in {"waiting", "starting"}]
             line.update(f"starting {', '.join(waiting)}")
 
-        addresses = stack.up(tell=tell)
+        addresses = stack.up(report=report)
     path = stack.state.root / "towpath.toml"
     write_configuration(addresses, path)
     print(f"configuration: {short_path(path)}")
-    return _show(stack.status())
+    return _show_parts(stack.status())
 
 
 def down(
     *,
-    purge: Annotated[bool, Parameter(negative="")] = False,
+    purge: Annotated[bool, Flag] = False,
     state: StateOption = None,
 ) -> int:
     """
@@ -105,12 +122,12 @@ def logs(
     state: StateOption = None,
 ) -> int:
     """
-    Show what a part has printed.
+    Show the log of a part.
 
     Args:
         part: Its name, as status shows it.
-        follow: Go on showing new lines until Ctrl-C.
-        lines: How many of the last lines.
+        follow: Show new lines too, until Ctrl-C.
+        lines: The number of last lines.
         state: State folder.
     """
     path = StateFolder(state_folder(state).resolve()).log(part)
@@ -127,6 +144,191 @@ def logs(
     return 0
 
 
-def _show(parts: list[PartStatus]) -> int:
+def _show_parts(parts: list[PartStatus]) -> int:
     Console().print(part_table(part_document(part) for part in parts))
     return 0 if all(p.state is not PartState.STOPPED for p in parts) else 1
+
+
+_WATCH_EVERY_S: Final = 2.0
+_COLOURS: Final[Mapping[str, str]] = {
+    "ready": "green",
+    "running": "green",
+    "starting": "yellow",
+    "failed": "red",
+    "stopped": "red",
+}
+
+
+def status(
+    *,
+    json: Annotated[bool, Flag] = False,
+    watch: Annotated[bool, Flag] = False,
+    config: ConfigOption = None,
+    state: StateOption = None,
+) -> int:
+    """
+    Show everything on one screen; exit 1 if something is wrong.
+
+    Shown are the parts of the local stack, if there is one; the relay with its slot and
+    the log that it retains; running snapshots; and for each sink its lag in records and
+    seconds against its budget (in red and with a ! above twice of it), the time of its
+    last batch by stage, its counters, and its applied position. Problems are listed
+    below, a sentence each.
+
+    Args:
+        json: Print one JSON document.
+        watch: Refresh every two seconds, until Ctrl-C.
+        config: Configuration file.
+        state: State folder.
+    """
+    from towpath.settings.logs import configure_logs  # noqa: PLC0415 - keeps towpath up fast
+
+    configure_logs()
+    clock = SystemClock()
+    if json:
+        document = _read_document(config, state, clock)
+        print(json_text.dumps(document, indent=1))
+        return int(bool(document["wrong"]))
+    if watch:
+        return _watch(config, state, clock)
+    document = _read_document(config, state, clock)
+    Console().print(screen(document))
+    return int(bool(document["wrong"]))
+
+
+def _watch(config: Path | None, state: Path | None, clock: Clock) -> int:
+    document = _read_document(config, state, clock)
+    try:
+        with Live(screen(document), auto_refresh=False, screen=False) as live:
+            while True:
+                clock.wait(_WATCH_EVERY_S)
+                document = _read_document(config, state, clock)
+                live.update(screen(document), refresh=True)
+    except KeyboardInterrupt:
+        return int(bool(document["wrong"]))
+
+
+def _read_document(config: Path | None, state: Path | None, clock: Clock) -> Document:
+    from towpath.deploy.status import overview  # noqa: PLC0415 - keeps towpath up fast
+
+    settings = _settings(config)
+    document = overview(_parts(state, settings), settings, clock)
+    if settings is None:
+        missing = (
+            f"there is no configuration {config_file(config)}: relay and sinks are not "
+            "known; name one by --config, or let towpath up write one"
+        )
+        document["wrong"] = [missing, *document["wrong"]]
+    return document
+
+
+def _settings(config: Path | None) -> "Settings | None":
+    """Read the configuration; without one, only the parts are shown."""
+    path = config_file(config)
+    if config is None and not path.exists():
+        return None
+    return read_settings(config)
+
+
+def _parts(state: Path | None, settings: "Settings | None") -> Sequence[PartStatus]:
+    """Read the parts of the local stack, if the configuration belongs to one."""
+    parts = Stack(state_folder(state)).status()
+    has_stack = any(part.port is not None for part in parts)
+    return parts if has_stack or settings is None else ()
+
+
+def screen(document: Document) -> RenderableType:
+    """Draw the document as tables, with its problems below."""
+    pieces: list[RenderableType] = []
+    if document["parts"]:
+        pieces += [part_table(document["parts"]), ""]
+    if document["relay"] is not None:
+        pieces += [_relay_line(document["relay"])]
+        notices = document["relay"].get("notices", [])
+        pieces += [Text(f"~ {sentence}", "yellow") for sentence in notices]
+        pieces += [_snapshot_line(each) for each in document["snapshots"]]
+        pieces += [""]
+    if document["sinks"]:
+        pieces += [_sink_table(document["sinks"])]
+        offset = (document["relay"] or {}).get("lineage_offset", 0)
+        pieces += [_applied_line(sink, offset) for sink in document["sinks"]]
+        pieces += [""]
+    wrong = [Text(f"! {sentence}", "red") for sentence in document["wrong"]]
+    return Group(*pieces, *(wrong or [Text("all is well", "green")]))
+
+
+def _relay_line(relay: Mapping[str, Any]) -> Text:
+    if relay["error"]:
+        return Text(f"relay  {relay['error']}")
+    follows = "streaming" if relay["active"] else "nobody follows the slot"
+    facts = [
+        f"{relay.get('lag_bytes', 0):,} bytes behind",
+        f"{relay['retained_bytes']:,} bytes of log kept",
+        f"confirmed {relay['confirmed_lsn']}",
+    ]
+    return Text(f"relay  {follows}, {', '.join(facts)}")
+
+
+def _snapshot_line(row: Mapping[str, Any]) -> Text:
+    percent = "" if row["percent"] is None else f", {row['percent']:.0f} %"
+    target = f" for {row['target']}" if row["target"] else ""
+    return Text(
+        f"snapshot {row['snapshot']}  {row['table']}{target}: {row['state']}, "
+        f"{row['rows']:,} rows{percent}"
+    )
+
+
+def _sink_table(sinks: Iterable[Document]) -> Table:
+    from towpath.deploy.status import is_late  # noqa: PLC0415 - keeps towpath up fast
+
+    titles = ("sink", "kind", "state", "behind", "seconds", "budget", "last batch")
+    table = Table(*titles, "rows", "stale", "dead", "parked", "awaited", box=None)
+    for sink in sinks:
+        lag_s, behind = sink["lag_s"], sink["lag_records"]
+        table.add_row(
+            sink["sink"],
+            sink["kind"],
+            _state(sink["running_state"]),
+            "?" if behind is None else f"{behind:,}",
+            "?" if lag_s is None else f"{lag_s:,.1f}{' !' * is_late(sink)}",
+            f"{sink['budget_s']:g}",
+            _batch(sink),
+            *(
+                "?" if sink[name] is None else f"{sink[name]:,}"
+                for name in ("rows", "stale", "open_letters", "parked", "owed")
+            ),
+            style="bold red" if is_late(sink) else "",
+        )
+    return table
+
+
+def _applied_line(sink: Mapping[str, Any], offset: int) -> Text:
+    """
+    Describe the progress of a sink, by the log's own LSNs.
+
+    Args:
+        sink: Its document.
+        offset: The offset that the present lineage adds to the log's LSNs.
+    """
+    applied, lag_s = "nothing yet", ""
+    if sink["position"]:
+        log_lsn = parse_position(sink["position"]).log_lsn
+        # Positions of an earlier lineage have no LSN in this log.
+        applied = (
+            format_lsn(log_lsn - offset) if log_lsn >= offset else "before the gap"
+        )
+    if sink["lag_s"] is not None:
+        lag_s = f", {sink['lag_s']:,.1f} s behind"
+    return Text(
+        f"{sink['sink']}  applied {applied}{lag_s}, "
+        f"{sink['tombstones']:,} tombstones, {sink['retries']:,} retries"
+    )
+
+
+def _batch(sink: Mapping[str, Any]) -> str:
+    stages = ", ".join(f"{name} {ms}" for name, ms in sink["last_stages_ms"].items())
+    return f"{sink['last_batch_ms']} ms" + (f" ({stages})" if stages else "")
+
+
+def _state(word: str) -> Text:
+    return Text(word, _COLOURS.get(word, ""))

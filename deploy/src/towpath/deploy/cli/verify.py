@@ -1,16 +1,14 @@
 """``towpath verify [SINK...]`` and ``towpath wait --lsn LSN --sink NAME``."""
 
 import json as json_text
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
-from towpath.deploy.cli.options import ConfigOption, config_file
+from towpath.deploy.cli.options import ConfigOption, Flag, config_file, read_settings
 from towpath.schemas.failure import UnavailableError, UsageError
-from towpath.settings import load
 from towpath.settings.logs import configure_logs
 
 if TYPE_CHECKING:
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
 
 _EVERY_S: Final = 60.0
 
-Flag = Parameter(negative="")
 Names = Parameter(name=("--route", "--table"), negative="", consume_multiple=False)
 
 
@@ -36,24 +33,25 @@ def verify(  # noqa: PLR0913 - a command's options
     """
     Compare sinks with the source, every key and column; exit 1 if any differs.
 
-    Both may change meanwhile: a difference counts only if it stays when the sink has
-    passed what the source had. Exit 3 if it cannot be told.
+    Both may change meanwhile: a difference counts only if it remains after the sink has
+    applied the changes that the source had. Exit 3 if the comparison cannot be made.
 
     Args:
         sinks: Their names in the configuration; left out, all that can be read back.
         route: Compare only this route of one sink, named as in the sink or by its
             table.
-        sample: Compare rows that chance picks, so many of each route, or a percentage
-            as 5%: of the source's, and about as many of the sink's. It proves no more
+        sample: Compare random rows: a number for each route, or a percentage as 5%,
+            of the source's rows and about as many of the sink's. It proves no more
             than these rows, and nothing if there are none.
-        repair: Have what differs read anew for this sink, and compare those keys again;
-            what differs even then is told with the reason, and exits by 1.
-        erase: With --repair, have the sink erase just those keys that no row read anew
-            replaces, and read them again: a row above all positions that the sink ever
-            applied, one that stands there more than once, a key the table cannot have.
+        repair: Read keys that differ from the source again, for this sink only, and
+            compare them once more. Keys that still differ are reported with the
+            reason, with exit code 1.
+        erase: With --repair, have the sink erase keys that no newly read row replaces,
+            and read them again: a row above all positions that the sink ever applied,
+            a row that is there more than once, a key the table cannot have.
         continuous: Verify one sink again and again, until interrupted; then exit by
             the worst of all passes. A pass in which source, broker or sink do not
-            answer could not be verified.
+            answer counts as not verified.
         every: How many seconds from one beginning to the next.
         json: Print one JSON document for each sink; with --continuous, one on each
             line.
@@ -78,10 +76,10 @@ def verify(  # noqa: PLR0913 - a command's options
 
 
 def _readable(path: Path) -> tuple[str, ...]:
-    """Name the sinks whose targets can be read back."""
+    """Return the sinks whose targets can be read back."""
     from towpath.sinks.kinds import kind_of  # noqa: PLC0415 - keeps --help fast
 
-    declared = load(path, os.environ).sink  # noqa: TID251 - a root
+    declared = read_settings(path).sink
     names = tuple(sink.name for sink in declared if kind_of(sink).read is not None)
     if not names:
         message = "the configuration has no sink that can be read back"
@@ -90,7 +88,7 @@ def _readable(path: Path) -> tuple[str, ...]:
 
 
 def _verified(path: Path, name: str, options: "VerifyOptions") -> int:
-    """Verify one sink of several; a part that does not answer holds back no other."""
+    """Verify one sink of several; its failure does not stop the others."""
     import towpath.sinks.verify.__main__ as judge  # noqa: PLC0415 - keeps --help fast
 
     try:
@@ -101,7 +99,7 @@ def _verified(path: Path, name: str, options: "VerifyOptions") -> int:
 
 
 def worst(codes: list[int]) -> int:
-    """Return 1 if anything differs, else 3 if anything could not be told, else 0."""
+    """Return 1 if anything differs, else 3 if anything was not verified, else 0."""
     return 1 if 1 in codes else max(codes)
 
 
@@ -114,7 +112,7 @@ def wait(
     config: ConfigOption = None,
 ) -> int:
     """
-    Wait until a sink has applied a commit, so that one's own write can be read there.
+    Wait until a sink has applied a commit, so that its rows can be read there.
 
     The LSN is one at or behind the commit's end: the header Towpath-Lsn of a service's
     answer, or pg_current_wal_flush_lsn() read after the commit. Exit 1 if the sink has
@@ -131,19 +129,19 @@ def wait(
     from towpath.sinks.wait.errors import NotAppliedError  # noqa: PLC0415 - the same
 
     configure_logs()
-    settings = load(config_file(config), os.environ)  # noqa: TID251 - a root
+    settings = read_settings(config)
     try:
         with Waiter(settings) as waiter:
             applied = waiter.wait_for(lsn, sink, timeout)
     except NotAppliedError as error:
         if not json:
             raise
-        told = {"sink": sink, "lsn": lsn, "applied": False, "missing": str(error)}
-        print(json_text.dumps(told))
+        document = {"sink": sink, "lsn": lsn, "applied": False, "missing": str(error)}
+        print(json_text.dumps(document))
         return error.exit_code
     if json:
-        told = applied._asdict() | {"lsn": lsn, "applied": True}
-        print(json_text.dumps(told))
+        document = applied._asdict() | {"lsn": lsn, "applied": True}
+        print(json_text.dumps(document))
         return 0
     print(f"{sink} has applied {lsn}, after {applied.waited_s:.3f} s")
     if applied.parked:

@@ -14,7 +14,12 @@ from towpath.deploy.demo.shop import COLLECTION, SIGNAL, SINK
 from towpath.deploy.demo.stage import Stage
 from towpath.deploy.demo.table import Result, SinkResult, SnapshotResult, Traffic
 from towpath.deploy.snapshots import signals
-from towpath.deploy.status import offsets
+from towpath.deploy.status import (
+    dead_letter_records,
+    event_records,
+    read_ends,
+    table_records,
+)
 from towpath.loadtests.bench.machine import summary
 from towpath.sinks.kafka.client import Topics
 from towpath.sinks.verify.compare import Difference
@@ -36,11 +41,11 @@ def published(stage: Stage) -> Published:
     """Count what the relay has published until now."""
     settings = stage.settings()
     topics = Topics(settings.kafka)
-    ends = stage.patiently(lambda: offsets.read_ends(topics))
+    ends = stage.patiently(lambda: read_ends(topics))
     return Published(
-        offsets.table_records(settings, ends),
-        offsets.event_records(settings, ends),
-        offsets.dead_letters(settings, ends),
+        table_records(settings, ends),
+        event_records(settings, ends),
+        dead_letter_records(settings, ends),
     )
 
 

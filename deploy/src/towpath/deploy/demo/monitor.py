@@ -30,7 +30,13 @@ from towpath.deploy.demo.screen import (
 from towpath.deploy.demo.stage import Stage
 from towpath.deploy.local import process
 from towpath.deploy.snapshots import signals
-from towpath.deploy.status import offsets
+from towpath.deploy.status import (
+    event_records,
+    lag_records,
+    progress_of,
+    read_ends,
+    table_records,
+)
 from towpath.schemas.failure import TowpathError
 from towpath.sinks.kafka.client import Topics
 
@@ -149,17 +155,17 @@ class Monitor:
         settings = stage.settings()
         if self._topics is None:
             self._topics = Topics(settings.kafka)
-        ends = offsets.read_ends(self._topics)
+        ends = read_ends(self._topics)
         load = read_report(parts.progress_of(stage)).get("load", {})
         counts = (
             int(load.get("checkouts", 0)),
-            offsets.table_records(settings, ends),
-            offsets.event_records(settings, ends),
+            table_records(settings, ends),
+            event_records(settings, ends),
         )
         sinks = []
         for sink in settings.sink:
-            said = offsets.progress_of(settings, sink)
-            behind = offsets.lag_records(sink, said.applied, ends)
+            said = progress_of(settings, sink)
+            behind = lag_records(sink, said.applied, ends)
             sinks.append(
                 SinkView(sink.name, said.state, behind, said.rows, said.last_batch_ms)
             )

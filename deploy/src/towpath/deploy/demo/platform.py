@@ -18,7 +18,7 @@ from towpath.deploy.demo.stage import OwnStage, Stage
 from towpath.deploy.errors import SourceUnreachableError, StepError
 from towpath.deploy.local.configuration import for_shop
 from towpath.deploy.snapshots import signals
-from towpath.deploy.status import offsets
+from towpath.deploy.status import lag_records, progress_of, read_ends
 from towpath.schemas.clock import StallTimeout
 from towpath.settings import Sink
 from towpath.sinks.kafka.client import Topics
@@ -160,11 +160,11 @@ def wait_for_sinks(stage: Stage) -> None:
     """
     settings = stage.settings()
     topics = Topics(settings.kafka)
-    ends = stage.patiently(lambda: offsets.read_ends(topics))
+    ends = stage.patiently(lambda: read_ends(topics))
 
     def lag_of(sink: Sink) -> int:
-        applied = offsets.progress_of(settings, sink).applied
-        return offsets.lag_records(sink, applied, ends)
+        applied = progress_of(settings, sink).applied
+        return lag_records(sink, applied, ends)
 
     stall = StallTimeout(stage.clock, _STUCK_AFTER_S)
     while behind := {sink.name: lag for sink in settings.sink if (lag := lag_of(sink))}:
@@ -188,7 +188,7 @@ def fill_sinks(stage: Stage) -> None:
     """Fill the three sinks of everything, while their drivers still start."""
     collections = stage.settings().collections
     with stage.doing(f"snapshot {', '.join(collections)}"):
-        signals.ask(stage.source(), collections, signal_id=FIRST)
+        signals.request_snapshot(stage.source(), collections, signal_id=FIRST)
         wait_for_snapshot(stage, FIRST)
     with stage.doing("wait until the three sinks hold what was there before"):
         wait_for_sinks(stage)

@@ -138,7 +138,7 @@ def fill_sink(stage: Stage) -> None:
     stage.tell(f"[bold]{escape(_statement(stage))}[/bold]")
     with stage.doing(f"fill {SINK} while checkouts go on"):
         stage.patiently(
-            lambda: signals.ask(
+            lambda: signals.request_snapshot(
                 stage.source(),
                 [COLLECTION],
                 target=SINK,

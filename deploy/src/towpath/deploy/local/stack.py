@@ -3,8 +3,8 @@ The five parts of one state folder, brought up together, and their addresses.
 
 ``up`` may be called at any time: it starts parts that do not run, repairs those that do
 not answer, and leaves the rest alone. Two stacks in two folders share nothing. The
-parts of a lazy stack start when their address is first asked for, which is for tests: a
-run that needs the cache only does not wait for OpenSearch.
+parts of a lazy stack start when their address is first read, which is for tests: a run
+that needs the cache only does not wait for OpenSearch.
 """
 
 import contextlib
@@ -18,16 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from towpath.deploy.errors import PartError
-from towpath.deploy.local import (
-    kafka,
-    lifecycle,
-    opensearch,
-    ports,
-    postgres,
-    process,
-    redis,
-    registry,
-)
+from towpath.deploy.local import lifecycle, ports, postgres, process, servers
 from towpath.deploy.local.lifecycle import PartStatus
 from towpath.deploy.local.part import Part, StateFolder
 from towpath.deploy.local.ports import LOOPBACK
@@ -57,7 +48,7 @@ class Addresses:
     @property
     def registry_url(self) -> str:
         """The registry, as Confluent's clients take it."""
-        return registry.url(self.registry_port)
+        return servers.registry_url(self.registry_port)
 
     @property
     def opensearch_url(self) -> str:
@@ -86,7 +77,7 @@ class Stack:
 
         Args:
             state_folder: Its state folder.
-            postgres_programs: Of another Postgres than the packaged one.
+            postgres_programs: Programs of another Postgres than the packaged one.
         """
         self.state = StateFolder(state_folder.resolve())
         self._postgres_programs = postgres_programs
@@ -94,17 +85,17 @@ class Stack:
     def up(
         self,
         names: Sequence[str] = NAMES,
-        tell: Callable[[str, str], None] | None = None,
+        report: Callable[[str, str], None] | None = None,
     ) -> Addresses:
         """
         Bring parts up, all at once, and create the databases.
 
         Args:
-            names: Which of the parts.
-            tell: Is given a part's name and what became of it, from several threads.
+            names: The parts.
+            report: Called with a part's name and its state, from several threads.
 
         Raises:
-            PartError: Some part does not serve; the others stay up.
+            PartError: A part does not serve; the others stay up.
         """
         unknown = sorted(set(names) - set(NAMES))
         if unknown:
@@ -116,13 +107,13 @@ class Stack:
             ending = threading.Event()
             with ThreadPoolExecutor(len(parts)) as threads:
                 done = [
-                    threads.submit(self._bring_up, p, tell or _report_nothing, ending)
+                    threads.submit(self._bring_up, p, report or _report_nothing, ending)
                     for p in parts
                 ]
                 try:
                     wait(done)
                 except BaseException:
-                    # Ctrl-C: nothing may be started behind whoever cleans up.
+                    # Ctrl-C: nothing may be started during the clean-up.
                     ending.set()
                     raise
         failures = [failure for f in done if (failure := f.exception()) is not None]
@@ -154,7 +145,7 @@ class Stack:
             shutil.rmtree(folder, ignore_errors=True)
 
     def status(self) -> list[PartStatus]:
-        """Tell how every part is, then every other process of this state folder."""
+        """Return the status of every part, then of other processes of the folder."""
         known = self._ports()
         parts = {part.name: part for part in self.parts()}
         others = [name for name in self.state.parts() if name not in NAMES]
@@ -169,11 +160,11 @@ class Stack:
         ]
 
     def parts(self) -> list[Part]:
-        """Describe the parts that have been started, for whoever watches over them."""
+        """Describe the parts that have been started, for a supervisor."""
         return self._parts(self._ports(), NAMES)
 
     def addresses(self) -> Addresses:
-        """Return where the parts can be reached; a port is 0 until its first start."""
+        """Return the addresses of the parts; a port is 0 until its first start."""
         known = self._ports()
         return Addresses(
             postgres_port=known.get("postgres", 0),
@@ -184,17 +175,17 @@ class Stack:
         )
 
     def _bring_up(
-        self, part: Part, tell: Callable[[str, str], None], ending: threading.Event
+        self, part: Part, report: Callable[[str, str], None], ending: threading.Event
     ) -> None:
-        tell(part.name, "starting")
+        report(part.name, "starting")
         try:
             started = lifecycle.bring_up(part, self.state, ending)
         except Exception:
-            tell(part.name, "failed")
+            report(part.name, "failed")
             raise
         if part.name == "postgres" and part.port is not None:
             postgres.create_databases(part.port)
-        tell(part.name, "started" if started else "was up")
+        report(part.name, "started" if started else "was up")
 
     def _parts(self, known: dict[str, int], names: Sequence[str]) -> list[Part]:
         """Describe the parts whose ports are known."""
@@ -202,14 +193,16 @@ class Stack:
             "postgres": lambda: postgres.part(
                 self.state, known["postgres"], self._postgres_programs
             ),
-            "kafka": lambda: kafka.part(
+            "kafka": lambda: servers.kafka_part(
                 self.state, known["kafka"], known["kafka-controller"]
             ),
-            "registry": lambda: registry.part(
+            "registry": lambda: servers.registry_part(
                 self.state, known["registry"], known["registry-management"]
             ),
-            "opensearch": lambda: opensearch.part(self.state, known["opensearch"]),
-            "redis": lambda: redis.part(self.state, known["redis"]),
+            "opensearch": lambda: servers.opensearch_part(
+                self.state, known["opensearch"]
+            ),
+            "redis": lambda: servers.redis_part(self.state, known["redis"]),
         }
         return [makers[name]() for name in names if name in known]
 
@@ -217,7 +210,7 @@ class Stack:
         return ports.read_ports(self.state.stack / "ports.json")
 
     def _settle_ports(self, names: Sequence[str]) -> dict[str, int]:
-        """Keep every port that is ours or free; choose the others."""
+        """Keep every port that is ours or free, and choose the others."""
         known = self._ports()
         for name in names:
             if (
@@ -231,7 +224,9 @@ class Stack:
                 if port is not None and ports.gets_free(port, SystemClock()):
                     continue
                 choose = (
-                    opensearch.free_port if name == "opensearch" else ports.any_free
+                    servers.free_opensearch_port
+                    if name == "opensearch"
+                    else ports.any_free
                 )
                 known[port_name] = choose(known.values())
         ports.write_ports(self.state.stack / "ports.json", known)
@@ -246,11 +241,11 @@ class Stack:
 
 
 def _report_nothing(*_: str) -> None:
-    """Take the news of a part and keep them."""
+    """Ignore the state of a part."""
 
 
 class LazyStack:
-    """The addresses of a stack; asking for one starts the part behind it."""
+    """The addresses of a stack; reading one starts the part behind it."""
 
     def __init__(self, state_folder: Path) -> None:
         self.stack = Stack(state_folder)

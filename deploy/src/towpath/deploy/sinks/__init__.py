@@ -1,1 +1,1 @@
-"""The life of a sink: checked against its tables, filled, filled again, dropped."""
+"""The lifecycle of a sink: checked against its tables, filled, refilled, dropped."""

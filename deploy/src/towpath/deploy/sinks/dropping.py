@@ -1,16 +1,16 @@
 """
 Drop a sink: its block, its state, its topics and, if asked for, its data.
 
-The plan is written down first, so that the same command ends a drop that was
-interrupted at any moment. Then the block is cut out of the configuration, whereupon the
-driver releases the sink; data are removed only under the lock of the sink's folder.
+The plan is recorded first, so that the same command completes an interrupted drop. Then
+the block is cut out of the configuration, whereupon the driver releases the sink; data
+are deleted only under the lock of the sink's folder.
 
 - The block is cut out of the text, and everything else stays as it was written. The
-  result is checked: it must say what the old text said, less that sink.
-- The topics of a sink are its dead letters and the rows that snapshots read for it.
+  result is checked: it must mean the same as the old text without that sink.
+- The topics of a sink hold its dead letters and the rows that snapshots read for it.
   Snapshots that still read for it are stopped first, because the relay would wait for a
-  topic that is gone.
-- Other sinks run on.
+  deleted topic.
+- Other sinks continue.
 """
 
 import json
@@ -42,7 +42,7 @@ _OPEN: Final = frozenset({"queued", "running", "paused"})
 
 
 class Broker(Protocol):
-    """The broker, as far as a sink that goes needs it."""
+    """The part of the broker that a drop needs."""
 
     def names(self) -> list[str]:
         """
@@ -54,7 +54,7 @@ class Broker(Protocol):
 
     def delete(self, names: Collection[str]) -> dict[str, str]:
         """
-        Delete topics; return those that are kept, each with the broker's reason.
+        Delete topics; return those that remain, each with the broker's reason.
 
         Raises:
             UnavailableError: The broker does not answer.
@@ -65,10 +65,10 @@ def own_topics(
     settings: Settings, name: str, sink: Sink | None, existing: Collection[str]
 ) -> list[str]:
     """
-    List the topics that are one sink's own.
+    List the topics that belong to one sink only.
 
-    Those of routes that it had before are among them; those of a sink of the same name
-    that reads another source are not.
+    Topics of its former routes are among them; those of a sink of the same name that
+    reads another source are not.
     """
     prefix = settings.database.prefix
     mine = {dead_letter_topic(prefix, name)}
@@ -86,7 +86,7 @@ def delete_own(
     settings: Settings, name: str, sink: Sink | None, broker: Broker, clock: Clock
 ) -> Iterator[str]:
     """
-    Delete a sink's own topics; safe to repeat. Tell of each what became of it.
+    Delete a sink's own topics, safe to repeat; yield a line on each.
 
     Raises:
         UnavailableError: The broker or the relay does not answer.
@@ -101,17 +101,17 @@ def delete_own(
 
 
 def _stop_snapshots(source: Source, sink: str, clock: Clock) -> Iterator[str]:
-    """End the snapshots that still read for a sink, its own included."""
+    """Stop the snapshots that still read for a sink, its own included."""
     try:
         found = signals.progress(source, own=True)
     except (SourceUnreachableError, SignalRefusedError) as error:
-        # Then nothing is read either.
+        # Without a source no snapshot is read either.
         yield f"snapshots for {sink} were not looked for: {error}"
         return
-    going = {one.snapshot_id for one in found if _reads_for(one, sink)}
-    for snapshot_id in sorted(going):
-        asked = signals.send(source, "stop-snapshot", {"snapshot-id": snapshot_id})
-        wait_answer(source, asked, clock, _ANSWERED_WITHIN_S)
+    running = {one.snapshot_id for one in found if _reads_for(one, sink)}
+    for snapshot_id in sorted(running):
+        signal_id = signals.send(source, "stop-snapshot", {"snapshot-id": snapshot_id})
+        wait_answer(source, signal_id, clock, _ANSWERED_WITHIN_S)
         yield f"stopped: snapshot {snapshot_id}"
 
 
@@ -128,7 +128,7 @@ def without_sink(text: str, name: str) -> str:
     Return the file's text without a sink's block.
 
     Raises:
-        UsageError: The block cannot be told from the rest: it must be cut by hand.
+        UsageError: The block is ambiguous: it must be cut by hand.
     """
     document = tomllib.loads(text)
     sinks = document[_SINK]
@@ -142,13 +142,13 @@ def without_sink(text: str, name: str) -> str:
     document[_SINK] = [sink for sink in sinks if sink["name"] != name]
     if not document[_SINK]:
         del document[_SINK]
-    if not _says(kept, document):
+    if not _parses_as(kept, document):
         message = f"the block of {name} cannot be told from the rest of the file"
         raise UsageError(message)
     return re.sub(r"\n{3,}", "\n\n", kept)
 
 
-def _says(text: str, document: object) -> bool:
+def _parses_as(text: str, document: object) -> bool:
     try:
         return tomllib.loads(text) == document
     except tomllib.TOMLDecodeError:
@@ -156,7 +156,7 @@ def _says(text: str, document: object) -> bool:
 
 
 def _blocks(lines: list[str]) -> list[int | None]:
-    """Tell of each line which sink's block it stands in, with the comments above it."""
+    """Return each line's sink block by index; comments belong to the block below."""
     found: list[int | None] = []
     block: int | None = None
     count = 0
@@ -176,10 +176,10 @@ def _blocks(lines: list[str]) -> list[int | None]:
     return found
 
 
-# Longer than a driver waits for a batch that is under way.
-LET_GO_WITHIN_S: Final = 60.0
-_LOOK_EVERY_S: Final = 0.2
-_KEPT_TO_THE_END: Final = frozenset({DROPPING_FILE, HELD_FILE})
+# Longer than a driver waits for its current batch.
+RELEASED_WITHIN_S: Final = 60.0
+_POLL_EVERY_S: Final = 0.2
+_DELETED_LAST: Final = frozenset({DROPPING_FILE, HELD_FILE})
 
 Erase = Callable[[Sink, str], None]
 
@@ -190,8 +190,8 @@ class DropPlan:
     A sink to be dropped.
 
     Attributes:
-        sink: How it was declared; ``None`` if only its state is left.
-        has_data: Whether what it wrote goes too.
+        sink: Its block; ``None`` if only its state is left.
+        has_data: Whether its data are deleted too.
     """
 
     name: str
@@ -202,24 +202,22 @@ class DropPlan:
 @dataclass(frozen=True, slots=True)
 class DropServices:
     """
-    What a drop works with.
+    The services of a drop.
 
     Attributes:
-        erase: Takes away what a sink wrote; ``None``: that stays.
-        broker: Whose topics of the sink's own go.
-        clock: The time.
-        tell: Is told of each thing that is gone.
+        erase: Deletes the data of a sink; ``None`` if they stay.
+        report: Prints a line on each deletion.
     """
 
     erase: Erase | None
     broker: Broker
     clock: Clock
-    tell: Callable[[str], None]
+    report: Callable[[str], None]
 
 
 def plan_drop(settings: Settings, name: str, *, has_data: bool) -> DropPlan:
     """
-    Return what is to be dropped: now, or since an earlier attempt.
+    Return the plan of a drop, or of one that was interrupted.
 
     Raises:
         UnknownSinkError: There is no such sink, and none is being dropped.
@@ -238,39 +236,39 @@ def plan_drop(settings: Settings, name: str, *, has_data: bool) -> DropPlan:
 
 
 def carry_out_drop(
-    config: Path, environ: Mapping[str, str], dropping: DropPlan, means: DropServices
+    config: Path, environ: Mapping[str, str], plan: DropPlan, services: DropServices
 ) -> None:
     """
     Drop a sink; safe to repeat.
 
     Args:
         config: The configuration file.
-        environ: What overrides it.
-        dropping: What ``plan_drop`` returned.
-        means: What to work with.
+        environ: Environment variables that override it.
+        plan: The result of ``plan_drop``.
+        services: The parts that the drop needs.
 
     Raises:
         ConfigurationError: The file without the block has mistakes: it stays.
         UsageError: The block must be cut by hand; nothing was changed.
-        SinkHeldError: The sink's driver does not let go of it.
-        UnavailableError: What the sink wrote, or the broker, cannot be reached.
+        SinkHeldError: The sink's driver does not release it.
+        UnavailableError: The sink's target, or the broker, cannot be reached.
     """
-    name, sink, tell = dropping.name, dropping.sink, means.tell
+    name, sink, report = plan.name, plan.sink, services.report
     settings = load(config, environ)
     folder = sink_folder(settings.state_folder, name)
     if sink is not None and settings.sink_named(name) is not None:
-        _cut(config, environ, dropping, sink, folder)
-        tell(f"deleted: the block of {name} in {config}")
-    held = _hold(settings, name, means.clock)
+        _cut(config, environ, plan, sink, folder)
+        report(f"deleted: the block of {name} in {config}")
+    held = _hold(settings, name, services.clock)
     try:
-        if sink is not None and means.erase is not None:
-            means.erase(sink, settings.database.prefix)
+        if sink is not None and services.erase is not None:
+            services.erase(sink, settings.database.prefix)
             for route in sink.route:
-                tell(f"deleted: all of {route.name} ({sink.kind})")
-        for told in delete_own(settings, name, sink, means.broker, means.clock):
-            tell(told)
+                report(f"deleted: all of {route.name} ({sink.kind})")
+        for line in delete_own(settings, name, sink, services.broker, services.clock):
+            report(line)
         _clear(folder)
-        tell(f"deleted: {folder}")
+        report(f"deleted: {folder}")
     finally:
         held.release()
 
@@ -278,17 +276,17 @@ def carry_out_drop(
 def _cut(
     config: Path,
     environ: Mapping[str, str],
-    dropping: DropPlan,
+    plan: DropPlan,
     sink: Sink,
     folder: Path,
 ) -> None:
-    """Take the block out of the file, once what is to be done is written down."""
+    """Remove the block from the file, once the plan is recorded."""
     candidate = config.with_name(f".{config.name}.dropping")
     try:
         text = without_sink(config.read_text(encoding="utf-8"), sink.name)
         candidate.write_text(text, encoding="utf-8")
         load(candidate, environ)
-        _write(folder / DROPPING_FILE, sink, has_data=dropping.has_data)
+        _write(folder / DROPPING_FILE, sink, has_data=plan.has_data)
         candidate.replace(config)
     finally:
         candidate.unlink(missing_ok=True)
@@ -304,12 +302,14 @@ def _refuse_shared(settings: Settings, sink: Sink) -> None:
 
 
 def _hold(settings: Settings, name: str, clock: Clock) -> Held:
-    deadline = Deadline(clock, LET_GO_WITHIN_S)
+    deadline = Deadline(clock, RELEASED_WITHIN_S)
     while (held := hold(settings.state_folder, name)) is None:
         if deadline.passed():
-            message = f"the driver of {name} did not let go in {LET_GO_WITHIN_S:g} s"
+            message = (
+                f"the driver of {name} did not release it in {RELEASED_WITHIN_S:g} s"
+            )
             raise SinkHeldError(message)
-        clock.wait(_LOOK_EVERY_S)
+        clock.wait(_POLL_EVERY_S)
     return held
 
 
@@ -324,16 +324,16 @@ def _begun(settings: Settings, name: str) -> DropPlan | None:
 
 
 def _write(path: Path, sink: Sink, *, has_data: bool) -> None:
-    told = sink.model_dump(mode="json", exclude_unset=True)
-    replace_file(path, json.dumps({"sink": told, "has_data": has_data}).encode())
-    # An address may hold a password: nobody else is to read it.
+    block = sink.model_dump(mode="json", exclude_unset=True)
+    replace_file(path, json.dumps({"sink": block, "has_data": has_data}).encode())
+    # An address may hold a password, so only its owner may read the file.
     path.chmod(0o600)
 
 
 def _clear(folder: Path) -> None:
-    """Take the state away, and last of all what says that something is left to do."""
+    """Delete the state; the record of the drop is deleted last."""
     for one in folder.iterdir():
-        if one.name in _KEPT_TO_THE_END:
+        if one.name in _DELETED_LAST:
             continue
         if one.is_dir():
             shutil.rmtree(one)

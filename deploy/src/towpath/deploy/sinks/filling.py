@@ -5,11 +5,11 @@ Before a new sink is declared, the relay is checked: it must follow its slot and
 to read every table and view that the sink's routes need.
 
 The signal is recorded in ``<state>/sinks/<sink>/filling.json`` until the sink has
-applied its snapshot. A command that was interrupted, at any moment, is run again: it
-finds the id, sends the signal if it was not sent, and goes on waiting. No row is read
-twice. A route that is filled again lacks rows until that is done (``incomplete``). Its
-earlier notes end with the fill, whose rows complete it. A note that was made meanwhile
-stays, because those rows may have been lost after they were filled.
+applied its snapshot. An interrupted command is run again: it finds the id, sends the
+signal if it was not sent, and waits again. No row is read twice. A route that is filled
+again lacks rows until that is done (``incomplete``). Its earlier notes end with the
+fill, whose rows complete it. A note that was made meanwhile stays, because those rows
+may have been lost after they were filled.
 """
 
 import json
@@ -48,7 +48,7 @@ FILLING_FILE: Final = "filling.json"
 # A relay that runs answers within a second; one that is starting takes a few.
 _ANSWERED_WITHIN_S: Final = 30.0
 _ID_CHARACTERS: Final = 12
-_LOOK_EVERY_S: Final = 1.0
+_POLL_EVERY_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class SinkFill:
 
     Attributes:
         signal_id: The signal's id, which is the snapshot's too.
-        collections: What is read.
-        has_sweep: Whether rows that are gone from the source go from the sink.
-        noted: What was noted to lack rows before: route and snapshot.
+        collections: The tables and aggregates to read.
+        has_sweep: Whether the sink deletes rows that the source lacks.
+        noted: Earlier notes of missing rows, as route and snapshot.
     """
 
     signal_id: str
@@ -78,17 +78,17 @@ def begin_fill(
     signal_id: str | None = None,
 ) -> tuple[SinkFill, bool]:
     """
-    Return what is to be filled, durably, and whether it was begun before.
+    Record a fill durably; return it, and whether it was begun before.
 
     Args:
         settings: The configuration.
-        sink: What is filled.
-        collections: What is read.
-        has_sweep: Whether rows that are gone from the source go from the sink.
+        sink: The sink.
+        collections: The tables and aggregates to read.
+        has_sweep: Whether the sink deletes rows that the source lacks.
         signal_id: The signal's id; left out, one is made.
 
     Raises:
-        UsageError: Something else is being filled.
+        UsageError: Another fill of the sink has not ended.
     """
     path = _path(settings, sink.name)
     routes = _filled_routes(settings, sink, collections) if has_sweep else []
@@ -116,13 +116,13 @@ def begin_fill(
 
 def await_signal(source: Source, filling: SinkFill, clock: Clock) -> None:
     """
-    Wait until somebody has inserted the signal's row.
+    Wait until the signal's row has been inserted.
 
     Raises:
         SourceUnreachableError: The source does not answer; run it again.
     """
     while signals.state(source, filling.signal_id) is None:
-        clock.wait(_LOOK_EVERY_S)
+        clock.wait(_POLL_EVERY_S)
 
 
 def carry_out_fill(
@@ -134,9 +134,9 @@ def carry_out_fill(
     max_rows_per_second: int | None = None,
 ) -> SignalAnswer:
     """
-    Send the signal unless it was sent, and watch it to its end.
+    Send the signal unless it was sent, and watch the snapshot to its end.
 
-    If rows of it were not delivered, just these are read again.
+    Of an incomplete snapshot, only the rows that were not delivered are read again.
 
     Raises:
         SourceUnreachableError: The source does not answer; run it again.
@@ -149,13 +149,13 @@ def carry_out_fill(
         )
         wait_answer(source, again, clock, _ANSWERED_WITHIN_S)
     if known is None:
-        signals.ask(
+        signals.request_snapshot(
             source,
             filling.collections,
             target=sink.name,
             max_rows_per_second=max_rows_per_second,
             signal_id=filling.signal_id,
-            wishes={"sweep": True} if filling.has_sweep else None,
+            more_fields={"sweep": True} if filling.has_sweep else None,
         )
     answer = wait_answer(source, filling.signal_id, clock, _ANSWERED_WITHIN_S)
     return watch(source, filling.signal_id, clock, show) if answer.is_good else answer
@@ -164,7 +164,7 @@ def carry_out_fill(
 def end_fill(
     settings: Settings, sink: Sink, filling: SinkFill, *, is_applied: bool
 ) -> None:
-    """Forget a filling: it is applied, or will not be."""
+    """Delete the record of a fill: it is applied, or will not be."""
     routes = _filled_routes(settings, sink, filling.collections)
     own = [(route, filling.signal_id) for route in routes]
     for route, snapshot_id in (*own, *(filling.noted if is_applied else ())):
@@ -183,7 +183,7 @@ def _note(
 def _filled_routes(
     settings: Settings, sink: Sink, collections: Collection[str]
 ) -> list[str]:
-    """Return the routes that collections fill: all that read them."""
+    """Return the routes that read any of the collections."""
     return [
         route.name
         for route in filled(sink)
@@ -195,12 +195,12 @@ def collections_of(
     settings: Settings, sink: Sink, route: str | None = None
 ) -> list[str]:
     """
-    Return what is behind a sink's routes, or behind one of them, each once.
+    Return the collections behind a sink's routes, or behind one of them, each once.
 
-    An event log cannot be read again.
+    An event log has none: it cannot be read again.
 
     Raises:
-        UsageError: There is no such route, or nothing gives its rows.
+        UsageError: There is no such route, or no collection has its rows.
     """
     chosen = [one for one in filled(sink) if route in {None, one.name}]
     if route is not None and not chosen:
@@ -211,7 +211,7 @@ def collections_of(
 
 
 def _collection(settings: Settings, sink: Sink, route: Route) -> str:
-    # Of an aggregate, a name that stands for all views of its type.
+    # An aggregate has one name, which stands for all views of its type.
     named = collection_of(settings, route, announced_name(settings, route))
     if named is not None:
         return named
@@ -243,10 +243,10 @@ def _stored(path: Path) -> SinkFill | None:
 
 def check_fillable(settings: Settings, sink: str, collections: Sequence[str]) -> None:
     """
-    See that the relay can read every collection that a sink is to be filled with.
+    Check that the relay can read every collection that is to fill a sink.
 
     Raises:
-        SinkUnfitError: The relay would refuse to read some; everything is listed.
+        SinkUnfitError: The relay would refuse to read some; all of them are listed.
         RelaySilentError: No relay follows the slot.
         SourceUnavailableError: The source does not answer.
     """
@@ -268,7 +268,7 @@ def check_fillable(settings: Settings, sink: str, collections: Sequence[str]) ->
 def _refusals(
     connection: Connection, settings: Settings, collections: Sequence[str]
 ) -> Iterator[str]:
-    """List why the relay would refuse collections."""
+    """List the reasons for which the relay would refuse collections."""
     views = {view.collection: view for view in settings.relay.outbox.view}
     readable = CollectionCatalog(settings.database.publication, views)
     for collection in collections:

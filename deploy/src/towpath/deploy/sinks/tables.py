@@ -1,10 +1,10 @@
 """
 The tables behind the routes of sinks: as the relay announces them, or in the source.
 
-The relay announces a table with its first record. Until then the source itself is
-asked, if it answers, so that a mistake in a route is found before the rows come. A
-route whose table only an expression of ``[[source]] tables`` takes is looked up too:
-the file cannot tell a mistyped one of these from a right one.
+The relay announces a table with its first record. Until then the table is read from the
+source, if that answers, so that a mistake in a route is found before the rows arrive. A
+route whose table only an expression of ``[[source]] tables`` selects is looked up too,
+because no other check finds a mistyped one.
 """
 
 from collections.abc import Iterator
@@ -23,10 +23,9 @@ from towpath.sinks.verify.source import Source
 
 
 class TableShapes:
-    """What the relay has announced, and for the rest what the source says."""
+    """Shapes of tables as the relay has announced them, else from the source."""
 
     def __init__(self, settings: Settings) -> None:
-        """Describe both; nothing is asked yet."""
         self._settings = settings
         self._announced = KafkaRelations(settings.kafka, settings.database.prefix)
 
@@ -35,7 +34,7 @@ class TableShapes:
         Return the shape of a topic's table.
 
         Raises:
-            ShapeUnknownError: Neither the relay nor the source tells it.
+            ShapeUnknownError: Neither the relay nor the source knows the table.
             UnavailableError: The broker does not answer.
         """
         try:
@@ -48,7 +47,7 @@ class TableShapes:
 
     def knows(self, topic: str) -> bool:
         """
-        Tell whether a topic's table was announced, or is in the source.
+        Return whether a topic's table was announced, or is in the source.
 
         Raises:
             UnavailableError: The broker does not answer.
@@ -60,11 +59,11 @@ class TableShapes:
         return True
 
     def refresh(self) -> None:
-        """Read what was announced since."""
+        """Read the announcements that arrived since."""
         self._announced.refresh()
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._announced.close()
 
     def _in_source(self, name: str | None) -> RelationShape | None:
@@ -82,7 +81,7 @@ class TableShapes:
 
 
 def tables_by_expression(settings: Settings, sink: Sink) -> dict[str, str]:
-    """Return the tables that only an expression takes, by their routes' topics."""
+    """Return the tables that only an expression selects, by their routes' topics."""
     topics = (route.topic for route in sink.route if route.kind is RouteKind.TABLE)
     tables = ((topic, table_behind(settings, topic)) for topic in topics)
     named = settings.capture.names
@@ -95,7 +94,7 @@ def routes_without_table(
     """
     List the routes whose table was never announced, and is not in the source either.
 
-    A source that does not answer tells nothing.
+    A source that does not answer gives no findings.
     """
     unknown = [
         table

@@ -1,10 +1,9 @@
 """
 Snapshot signals and their answers, in the source's own tables.
 
-A signal is one row of the signal table, which names the relay that is asked. The relay
-writes its answer into the same row, and the progress of each table into
-``towpath.snapshot``. Nothing here runs a snapshot: a command that stops watching one
-leaves it to the relay.
+A signal is one row of the signal table, which names its relay. The relay writes its
+answer into the same row, and the progress of each table into ``towpath.snapshot``. The
+relay alone runs a snapshot: it continues when a command stops watching.
 """
 
 import json
@@ -28,13 +27,13 @@ from towpath.sinks.source_session import connected
 _INSERT: Final = "insert into towpath.signal (id, type, data) values (%s, %s, %s)"
 # Short enough to be read in a table, and to be typed again.
 _ID_CHARACTERS: Final = 12
-# As JSON, so that tables of before, which know no relay, can be read too.
+# As JSON, so that older tables, which have no column relay, can be read too.
 _STATE: Final = """\
 select status, detail from towpath.signal s
 where id = %s and coalesce(to_jsonb(s) ->> 'relay', %s) = %s
 """
 
-# As JSON, so that a relay of before or after may have other columns.
+# As JSON, so that an older or newer relay may have other columns.
 _PROGRESS: Final = """\
 select to_jsonb(s) - 'pending_keys',
     extract(epoch from coalesce(
@@ -50,7 +49,7 @@ order by s.queued_at, s.snapshot_id, s.ordinal
 
 
 class TableProgress(NamedTuple):
-    """One table of one snapshot; ``quiet_s`` is how long nothing was stored of it."""
+    """One table of one snapshot; ``quiet_s`` is the time since its last progress."""
 
     snapshot_id: str
     collection: str
@@ -73,25 +72,25 @@ class TableProgress(NamedTuple):
     asked_keys: int | None = None
 
 
-def ask(
+def request_snapshot(
     source: Source,
     collections: Sequence[str],
     *,
     target: str | None = None,
     max_rows_per_second: int | None = None,
     signal_id: str | None = None,
-    wishes: Mapping[str, Any] | None = None,
+    more_fields: Mapping[str, Any] | None = None,
 ) -> str:
     """
-    Ask for a snapshot and return the signal's id, which is the snapshot's too.
+    Request a snapshot and return the signal's id, which is the snapshot's too.
 
     Args:
-        source: The database, and the slot whose relay is asked.
+        source: The database, and the slot of its relay.
         collections: Tables, views of aggregates, or expressions.
         target: The one sink that gets the rows.
         max_rows_per_second: Bound of the reading speed.
         signal_id: The id; left out, one is made.
-        wishes: Further fields of the signal, as it spells them.
+        more_fields: Further fields of the signal, under their own names.
 
     Raises:
         SourceUnreachableError: The source does not answer.
@@ -102,7 +101,7 @@ def ask(
         "type": "incremental",
         "target": target,
         "max-rows-per-second": max_rows_per_second,
-        **(wishes or {}),
+        **(more_fields or {}),
     }
     return send(source, "execute-snapshot", fields, signal_id)
 
@@ -114,15 +113,15 @@ def statement(
     signal_id: str,
     max_rows_per_second: int | None = None,
 ) -> str:
-    """Return the SQL that asks for a snapshot for one sink, as a person writes it."""
+    """Return the SQL that requests a snapshot for one sink, as a person writes it."""
     fields = {
         "data-collections": list(collections),
         "target": target,
         "max-rows-per-second": max_rows_per_second,
         "relay": source.slot,
     }
-    wanted = {name: wish for name, wish in fields.items() if wish is not None}
-    values = (signal_id, "execute-snapshot", json.dumps(wanted))
+    given = {name: value for name, value in fields.items() if value is not None}
+    values = (signal_id, "execute-snapshot", json.dumps(given))
     texts = ", ".join("'" + value.replace("'", "''") + "'" for value in values)
     return f"insert into towpath.signal (id, type, data) values ({texts});"  # noqa: S608 - to be read
 
@@ -131,7 +130,7 @@ def send(
     source: Source, kind: str, fields: Mapping[str, Any], signal_id: str | None = None
 ) -> str:
     """
-    Leave a signal for the source's relay and return its id.
+    Insert a signal for the source's relay and return its id.
 
     Fields without a value are left out.
 
@@ -142,7 +141,7 @@ def send(
     chosen = signal_id or uuid.uuid4().hex[:_ID_CHARACTERS]
     addressed = {**fields, "relay": source.slot}
     data = json.dumps(
-        {name: wish for name, wish in addressed.items() if wish is not None}
+        {name: value for name, value in addressed.items() if value is not None}
     )
     with _connect(source.dsn) as connection:
         try:
@@ -163,9 +162,9 @@ def progress(
     Read the progress of snapshots, in the order of their tables.
 
     Args:
-        source: The database, and the slot whose relay is asked.
-        snapshot_id: Only of this one.
-        own: Also those that the relay asked for by itself.
+        source: The database, and the slot of its relay.
+        snapshot_id: Only this one.
+        own: Also those that the relay requested itself.
 
     Raises:
         SourceUnreachableError: The source does not answer.
@@ -214,14 +213,14 @@ def _connect(dsn: str) -> Iterator[psycopg.Connection[Any]]:
         raise SignalRefusedError(message) from error
 
 
-LOOK_EVERY_S: Final = 0.5
+POLL_EVERY_S: Final = 0.5
 INCOMPLETE: Final = "incomplete"
 ENDS: Final = frozenset({"completed", INCOMPLETE, "failed", "rejected"})
 _ENDED: Final = frozenset({"completed", INCOMPLETE, "failed", "stopped"})
 
 
 class SignalAnswer(NamedTuple):
-    """What the relay says of a signal; no status: nothing yet."""
+    """The relay's answer to a signal; without a status there is none yet."""
 
     status: str | None
     detail: dict[str, Any]
@@ -233,18 +232,22 @@ class SignalAnswer(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why not, or why not all of it; empty without a reason."""
+        """The reason of a failure or of missing rows; empty without one."""
         if "reason" in self.detail:
             return str(self.detail["reason"])
         tables = self.detail.get("tables")
         if not isinstance(tables, dict):
             return ""
-        told = {name: each.get("reason") for name, each in tables.items()}
-        return "; ".join(f"{name}: {why}" for name, why in told.items() if why)
+        reasons = {name: each.get("reason") for name, each in tables.items()}
+        return "; ".join(f"{name}: {why}" for name, why in reasons.items() if why)
+
+    def __str__(self) -> str:
+        """Return the status, with its reason if there is one."""
+        return f"{self.status}: {self.reason}" if self.reason else str(self.status)
 
 
 def read_answer(source: Source, signal_id: str) -> SignalAnswer | None:
-    """Return what the relay says of a signal; None: there is no such signal."""
+    """Return the relay's answer to a signal, or None if there is no such signal."""
     found = state(source, signal_id)
     return None if found is None else SignalAnswer(found[0], found[1] or {})
 
@@ -256,8 +259,8 @@ def wait_answer(
     Wait until the relay has answered a signal.
 
     Raises:
-        RelaySilentError: It has not in time.
-        UsageError: The signal is gone.
+        RelaySilentError: It has not answered in time.
+        UsageError: The signal was deleted.
     """
     deadline = Deadline(clock, within_s)
     while True:
@@ -273,7 +276,7 @@ def wait_answer(
                 "in towpath.signal until one does"
             )
             raise RelaySilentError(message)
-        clock.wait(LOOK_EVERY_S)
+        clock.wait(POLL_EVERY_S)
 
 
 def watch(
@@ -295,16 +298,16 @@ def watch(
             message = f"there is no snapshot {snapshot_id}"
             raise UsageError(message)
         show(tables)
-        if answer is not None and answer.status in ENDS and not _goes_on(tables):
+        if answer is not None and answer.status in ENDS and not _is_running(tables):
             return answer
-        if answer is None and not _goes_on(tables):
-            # The signal's row was deleted; the tables tell as much.
+        if answer is None and not _is_running(tables):
+            # The signal's row was deleted: the states of the tables are the answer.
             states = {table.state for table in tables}
-            is_told = states <= {"completed", INCOMPLETE}
-            return SignalAnswer(max(states) if is_told else "failed", {})
-        clock.wait(LOOK_EVERY_S)
+            is_read = states <= {"completed", INCOMPLETE}
+            return SignalAnswer(max(states) if is_read else "failed", {})
+        clock.wait(POLL_EVERY_S)
 
 
-def _goes_on(tables: Sequence[TableProgress]) -> bool:
-    """Tell whether a table has not ended; a resumed snapshot has an old answer."""
+def _is_running(tables: Sequence[TableProgress]) -> bool:
+    """Return whether a table has not ended; a resumed snapshot has an old answer."""
     return any(table.state not in _ENDED for table in tables)

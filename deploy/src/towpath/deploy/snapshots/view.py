@@ -27,15 +27,15 @@ _NUMBERS: Final = frozenset({"rows", "dropped", "%", "rows/s", "left"})
 # Narrower they cannot be read, however long the longest is.
 _WIDTHS: Final = {"snapshot": 12, "table": 12}
 
-# A chunk takes a second or so: whoever stores nothing for so long waits, or is gone.
+# A chunk takes a second or so: a relay without progress for so long waits, or is gone.
 _QUIET_S: Final = 30.0
 
 
 def snapshot_table(rows: Sequence[TableProgress]) -> RenderableType:
-    """Return a row for each table of each snapshot, and below what went wrong."""
+    """Return a row for each table of each snapshot, with the problems below."""
     table = Table(box=None, collapse_padding=True, pad_edge=False)
     cells = [_cells(row) for row in rows]
-    # Columns that say nothing are left out: there is little room.
+    # Empty columns are left out: there is little room.
     titles = [title for title in _TITLES if any(cell[title] for cell in cells)]
     for title in titles:
         table.add_column(
@@ -56,7 +56,7 @@ def snapshot_table(rows: Sequence[TableProgress]) -> RenderableType:
 
 
 def _cells(row: TableProgress) -> dict[str, str]:
-    """Return what is told of a table, by title, in the order of the columns."""
+    """Return the cells of a table by title, in the order of the columns."""
     return {
         "snapshot": escape(row.snapshot_id),
         "table": escape(row.collection),
@@ -72,7 +72,7 @@ def _cells(row: TableProgress) -> dict[str, str]:
 
 
 def quiet_text(row: TableProgress) -> str:
-    """Say if nothing has been heard of a running table for long."""
+    """Return a warning if a running table has made no progress for long."""
     quiet_s = row.quiet_s or 0.0
     if row.state != "running" or quiet_s < _QUIET_S:
         return ""
@@ -80,12 +80,12 @@ def quiet_text(row: TableProgress) -> str:
 
 
 def rate_text(row: TableProgress) -> str:
-    """Return how many rows a second, of late or all in all."""
+    """Return the rows a second, recent or overall."""
     return f"{row.rows_per_second:,.0f}" if row.rows_per_second else ""
 
 
 def time_left_s(row: TableProgress) -> float | None:
-    """Return how long it will take; None: nobody knows, or it does not run."""
+    """Return the time left, or None if it is unknown or the table is not running."""
     if row.state != "running":
         return None
     if row.eta_s is not None:
@@ -120,43 +120,43 @@ class SnapshotBars:
         self._tasks: dict[str, TaskID] = {}
 
     def show(self, rows: Sequence[TableProgress]) -> None:
-        """Bring the bars up to date."""
+        """Update the bars."""
         for row in rows:
             task = self._tasks.get(row.collection)
             if task is None:
-                task = self._bars.add_task(escape(row.collection), total=None, told="")
+                task = self._bars.add_task(escape(row.collection), total=None, text="")
                 self._tasks[row.collection] = task
             total = None if row.percent is None else 100.0
-            told = escape(progress_text(row))
+            text = escape(progress_text(row))
             done = row.percent or 0.0
-            self._bars.update(task, total=total, completed=done, told=told)
+            self._bars.update(task, total=total, completed=done, text=text)
 
 
 def progress_text(row: TableProgress) -> str:
-    """Say in a line how a table is, beside its bar."""
-    told = [row.state, f"{row.rows:,} rows"]
+    """Return the line beside the bar of a table."""
+    text = [row.state, f"{row.rows:,} rows"]
     if row.dropped:
-        told.append(f"{row.dropped:,} newer in the stream")
+        text.append(f"{row.dropped:,} newer in the stream")
     if row.rows_per_second:
-        told.append(f"{rate_text(row)} rows/s")
+        text.append(f"{rate_text(row)} rows/s")
     left = time_text(time_left_s(row))
     if left:
-        told.append(f"{left} left")
+        text.append(f"{left} left")
     if row.last_key and row.state != "completed":
-        told.append(f"up to {key_text(row.last_key)[:60]}")
+        text.append(f"up to {key_text(row.last_key)[:60]}")
     if row.error or quiet_text(row):
-        told.append(row.error or quiet_text(row))
-    return ", ".join(told)
+        text.append(row.error or quiet_text(row))
+    return ", ".join(text)
 
 
 @contextmanager
 def open_bars(console: Console) -> Iterator[SnapshotBars]:
-    """Show bars until the end; where there is no terminal, how they ended."""
+    """Show bars until the block ends; without a terminal, print how they ended."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
         TaskProgressColumn(),
-        TextColumn("{task.fields[told]}"),
+        TextColumn("{task.fields[text]}"),
     )
     with Bars(*columns, console=console, refresh_per_second=4) as bars:
         yield SnapshotBars(bars)

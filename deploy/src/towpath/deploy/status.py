@@ -1,30 +1,35 @@
 """
 The state of the platform as one document: parts, relay, snapshots, sinks, problems.
 
-Each part is asked by itself: the failure of one is reported in its place, and the
-others are reported all the same.
+Each part is read by itself: the failure of one is reported in its place, beside the
+others. The lag of a sink is the difference of the offsets that it writes into
+``progress.json`` after each batch and the ends of its topics on the broker.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from towpath.deploy.local.lifecycle import PartState, PartStatus, part_document
 from towpath.deploy.snapshots import signals
 from towpath.deploy.snapshots.signals import INCOMPLETE
-from towpath.deploy.status import offsets
 from towpath.relay.commands.state import lineage_offset, slot_facts, table_report
 from towpath.relay.commands.status import read_process_state
 from towpath.schemas.clock import Clock
 from towpath.schemas.failure import TowpathError
 from towpath.schemas.position import format_lsn
+from towpath.schemas.table_name import TableName
+from towpath.schemas.topics import dead_letter_topic, is_backfill, table_of, table_topic
 from towpath.settings import Settings, Sink
+from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
 from towpath.sinks.kafka.client import Topics
 from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
 from towpath.sinks.kafka.offsets import KafkaOldest
 from towpath.sinks.state import incomplete
+from towpath.sinks.state.declare import records_between
 from towpath.sinks.state.lag import Alarm, budget_s, lag_of
 from towpath.sinks.state.progress import (
+    Offsets,
     Progress,
     State,
     is_alive,
@@ -43,18 +48,18 @@ def overview(
     parts: Sequence[PartStatus], settings: Settings | None, clock: Clock
 ) -> Document:
     """
-    Ask everybody how they are.
+    Return the state of the platform.
 
     Args:
-        parts: The local stack's; none, if there is no local stack.
+        parts: The parts of the local stack; empty without a local stack.
         settings: The configuration; None, if there is none yet.
         clock: The time.
 
     Returns:
         ``parts``, ``relay``, ``snapshots``, ``sinks``, and ``wrong``: a sentence for
-        each thing that somebody should look at.
+        each problem.
     """
-    told: Document = {
+    document: Document = {
         "parts": [part_document(part) for part in parts],
         "relay": None if settings is None else _relay(settings),
         "snapshots": [] if settings is None else _snapshots(settings),
@@ -63,20 +68,20 @@ def overview(
     critical_bytes = 0
     if settings is not None:
         critical_bytes = settings.relay.retained_critical_bytes
-    told["wrong"] = [*problems_of(told, critical_bytes)]
-    return told
+    document["wrong"] = [*problems_of(document, critical_bytes)]
+    return document
 
 
 def _relay(settings: Settings) -> Document:
     source = settings.database
-    told: Document = {"slot": source.slot, "error": None, "active": False}
+    document: Document = {"slot": source.slot, "error": None, "active": False}
     process = read_process_state(settings.state_folder, source.slot)
-    told["halted"] = "" if process is None else process.sentence
-    told["lineage_offset"] = lineage_offset(settings)
+    document["halted"] = "" if process is None else process.sentence
+    document["lineage_offset"] = lineage_offset(settings)
     facts, error = slot_facts(settings)
     if facts is None:
-        return told | {"error": error or f"there is no slot {source.slot}"}
-    told |= {
+        return document | {"error": error or f"there is no slot {source.slot}"}
+    document |= {
         "active": facts.is_active,
         "confirmed_lsn": format_lsn(facts.confirmed_lsn),
         "retained_bytes": facts.retained_bytes,
@@ -85,14 +90,14 @@ def _relay(settings: Settings) -> Document:
     try:
         slot = PostgresSlot(source.dsn, source.slot)
         try:
-            sight = slot.see()
+            position = slot.see()
         finally:
             slot.close()
     except TowpathError as failure:
-        return told | {"error": str(failure)}
-    if sight is not None:
-        told["lag_bytes"] = max(0, sight.log_end_lsn - sight.confirmed_lsn)
-    return told | _tables(settings)
+        return document | {"error": str(failure)}
+    if position is not None:
+        document["lag_bytes"] = max(0, position.log_end_lsn - position.confirmed_lsn)
+    return document | _tables(settings)
 
 
 def _tables(settings: Settings) -> Document:
@@ -113,7 +118,7 @@ def _snapshots(settings: Settings) -> list[Document]:
     try:
         rows = list(signals.progress(settings.database))
     except TowpathError:
-        # The relay's own line tells that the source does not answer.
+        # The relay's own entry reports that the source does not answer.
         return []
     return [
         {
@@ -133,7 +138,7 @@ def _snapshots(settings: Settings) -> list[Document]:
 def _is_incomplete(
     row: signals.TableProgress, rows: Sequence[signals.TableProgress]
 ) -> bool:
-    """Tell whether rows are missing that no later snapshot has delivered."""
+    """Return whether rows are missing that no later snapshot has delivered."""
     if row.state != INCOMPLETE:
         return False
     later = rows[rows.index(row) + 1 :]
@@ -165,7 +170,7 @@ def _sink(
 ) -> Document:
     folder = settings.state_folder
     progress = read_progress(progress_path(folder, sink.name), sink.name)
-    told = {
+    document = {
         "sink": sink.name,
         "kind": str(sink.kind),
         "driver": sink.driver,
@@ -177,21 +182,23 @@ def _sink(
         "is_late": None,
         "open_letters": None,
     }
-    told |= _counts(progress)
-    told["running_state"] = str(progress.state) if told["is_alive"] else "stopped"
+    document |= _counts(progress)
+    document["running_state"] = (
+        str(progress.state) if document["is_alive"] else "stopped"
+    )
     try:
         ends = topics.end_offsets(topics.names())
         lag = lag_of(sink, progress.applied, ends, oldest, clock.now())
-        told["open_letters"] = _open_letters(settings, progress)
+        document["open_letters"] = _open_letters(settings, progress)
     except TowpathError as failure:
-        return told | {"error": progress.error or str(failure)}
-    told |= {"lag_records": lag.records, "lag_s": round(lag.seconds, 3)}
-    return told | {"is_late": is_late(told)}
+        return document | {"error": progress.error or str(failure)}
+    document |= {"lag_records": lag.records, "lag_s": round(lag.seconds, 3)}
+    return document | {"is_late": is_late(document)}
 
 
 def _open_letters(settings: Settings, progress: Progress) -> int:
     """
-    Count the dead letters of a sink that nobody has replayed or discarded yet.
+    Count the dead letters of a sink that are neither replayed nor discarded.
 
     The topic is read only if the sink has ever written to it.
 
@@ -205,7 +212,7 @@ def _open_letters(settings: Settings, progress: Progress) -> int:
 
 
 def is_late(sink: Document) -> bool:
-    """Tell whether a sink is known to be behind by more than twice its budget."""
+    """Return whether a sink is known to be behind by more than twice its budget."""
     lag_s, alarm = sink["lag_s"], Alarm(sink["budget_s"])
     return lag_s is not None and alarm.take(lag_s)
 
@@ -219,24 +226,24 @@ def _counts(progress: Progress) -> Document:
     return {name: getattr(progress, name) for name in names}
 
 
-def problems_of(told: Document, critical_bytes: int) -> Iterator[str]:
+def problems_of(document: Document, critical_bytes: int) -> Iterator[str]:
     """
-    Say what somebody should look at.
+    List the problems of a document, a sentence each.
 
     Args:
-        told: Parts, relay, snapshots and sinks.
-        critical_bytes: So much log kept by the slot is too much.
+        document: Parts, relay, snapshots and sinks.
+        critical_bytes: The most log that the slot may retain.
     """
-    for part in told["parts"]:
+    for part in document["parts"]:
         if part["state"] is PartState.STOPPED:
             yield f"the part {part['name']} is stopped"
-    relay = told["relay"]
+    relay = document["relay"]
     if relay is not None:
         yield from _wrong_relay(relay, critical_bytes)
-    for table in told["snapshots"]:
+    for table in document["snapshots"]:
         if table["state"] == INCOMPLETE:
             yield f"snapshot {table['snapshot']} of {table['table']}: {table['error']}"
-    for sink in told["sinks"]:
+    for sink in document["sinks"]:
         yield from _wrong_sink(sink)
 
 
@@ -260,7 +267,7 @@ def _wrong_sink(sink: Document) -> Iterator[str]:
     elif not sink["is_alive"]:
         yield f"{name}: its driver {sink['driver']} does not run"
     elif sink["refused"]:
-        yield f"{name}: {offsets.refusal(sink['refused'])}"
+        yield f"{name}: {refused_text(sink['refused'])}"
     if is_late(sink):
         yield (
             f"{name}: {sink['lag_s']:,.0f} s behind, more than twice its budget of "
@@ -270,4 +277,74 @@ def _wrong_sink(sink: Document) -> Iterator[str]:
         yield f"{name}: {sink['parked']:,} keys are parked"
     if sink["unfilled"]:
         routes = ", ".join(sink["unfilled"])
-        yield f"{name}: it lost rows of {routes}, which are being read anew"
+        yield f"{name}: it lost rows of {routes}, which are being read again"
+
+
+# Per topic and partition (as text), the offset of the next record.
+Ends = Mapping[str, Mapping[str, int]]
+
+
+def read_ends(topics: Topics) -> Ends:
+    """
+    Return the end of every partition of every topic.
+
+    Raises:
+        BrokerUnavailableError: The broker does not answer.
+    """
+    return topics.end_offsets(topics.names())
+
+
+def lag_records(sink: Sink, applied: Offsets, ends: Ends) -> int:
+    """
+    Count the records of a sink's topics that it has not applied.
+
+    A partition without an applied offset counts in full: the sink has not begun it.
+    """
+    topics = Routes(sink).matching(ends)
+    return records_between(applied, {topic: ends[topic] for topic in topics})
+
+
+def progress_of(settings: Settings, sink: Sink) -> Progress:
+    """Read the progress that a sink has written."""
+    return read_progress(progress_path(settings.state_folder, sink.name), sink.name)
+
+
+def refused_text(why: str) -> str:
+    """Return the sentence on a sink that refuses its changed block."""
+    return f"its changed block is refused, it continues as before: {why}"
+
+
+def table_records(settings: Settings, ends: Ends) -> int:
+    """Count the records on the tables' topics that all sinks share."""
+    source = settings.database
+    named = {
+        table_topic(source.prefix, TableName.parse(table))
+        for table in settings.capture.names
+    }
+    names = (
+        topic
+        for topic in ends
+        if topic in named
+        or (
+            (table := table_of(source.prefix, topic)) is not None
+            and settings.capture.takes(table)
+        )
+    )
+    return _records(ends, names)
+
+
+def event_records(settings: Settings, ends: Ends) -> int:
+    """Count the records on the outbox topics that all sinks share."""
+    head, _, tail = settings.relay.outbox.topic.partition("{aggregate_type}")
+    names = (n for n in ends if n.startswith(head) and n.endswith(tail))
+    return _records(ends, (n for n in names if not is_backfill(n)))
+
+
+def dead_letter_records(settings: Settings, ends: Ends) -> int:
+    """Count the dead letters of the relay and the sinks."""
+    head = dead_letter_topic(settings.database.prefix, "")
+    return _records(ends, (name for name in ends if name.startswith(head)))
+
+
+def _records(ends: Ends, names: Iterable[str]) -> int:
+    return sum(sum(ends.get(name, {}).values()) for name in names)

@@ -1,12 +1,80 @@
-"""``towpath bench relay | snapshot | sinks``."""
+"""
+``towpath demo``, ``towpath bench relay | snapshot | sinks`` and ``towpath chaos``.
+
+Each starts a stack of its own, and removes it again.
+"""
 
 from functools import partial
+from pathlib import Path
+from random import SystemRandom
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
+from rich.console import Console
 
-app = App(name="bench", help="Measure, side by side with others, and verify.")
+from towpath.deploy.cli.options import (
+    ConfigOption,
+    StateOption,
+    config_file,
+    state_folder,
+)
+
+
+def demo(  # noqa: PLR0913 - each is an option of the command
+    *,
+    rate: Annotated[float, Parameter(validator=Number(gt=0, lte=1000))] = 50.0,
+    orders: Annotated[int, Parameter(validator=Number(gte=0))] = 50_000,
+    duration: Annotated[float, Parameter(validator=Number(gt=0))] = 40.0,
+    keep: Annotated[bool, Parameter(negative="")] = False,
+    json: Path | None = None,
+    before_verify: str | None = None,
+    join: str | None = None,
+    config: ConfigOption = None,
+    state: StateOption = None,
+) -> int:
+    """
+    Run the whole platform under load, and prove that every sink equals the database.
+
+    Exit 0 only if there is not one difference, 1 if keys differ, 3 if a part could not
+    be started. Nothing is left running but with --keep. The state folder is the demo's
+    own, demo/ below the usual one unless named, and begins empty each time.
+
+    Args:
+        rate: Checkouts a second.
+        orders: How many orders exist before the slot is created.
+        duration: How long checkouts go on at least, in seconds.
+        keep: Leave everything running afterwards and print the addresses; Ctrl-C ends.
+        json: Write the result as JSON to this file too.
+        before_verify: Shell command to run when everything is at rest, before the
+            sinks are compared; TOWPATH_CONFIG names the configuration.
+        join: Start no platform, but join one that others run, as in containers: the
+            address of its orders service. It keeps the sink that is added.
+        config: With --join, the platform's configuration.
+        state: State folder.
+    """
+    from towpath.deploy.demo import run  # noqa: PLC0415 - keeps --help fast
+    from towpath.deploy.demo.stage import (  # noqa: PLC0415 - keeps --help fast
+        DemoOptions,
+        JoinedPlatform,
+    )
+
+    options = DemoOptions(
+        rate=rate,
+        orders=orders,
+        duration_s=duration,
+        keep=keep,
+        json_file=json,
+        before_verify=before_verify,
+    )
+    folder = state or state_folder(None) / "demo"
+    if join is not None:
+        at = JoinedPlatform(config_file(config), join.rstrip("/"))
+        return run.run_joined(options, at, folder, Console())
+    return run.run_demo(options, folder, Console())
+
+
+bench_app = App(name="bench", help="Measure, side by side with others, and verify.")
 
 CaseName = Literal["drain_1", "drain_100", "steady_500", "steady_2000", "steady_5000"]
 FillCaseName = Literal["million_rows"]
@@ -15,8 +83,8 @@ SinkCaseName = Literal["checkout", "catch_up"]
 SinkName = Literal["cache", "search", "warehouse"]
 
 
-@app.command
-def relay(  # noqa: PLR0913 - each is an option of the command
+@bench_app.command(name="relay")
+def bench_relay(  # noqa: PLR0913 - each is an option of the command
     *,
     case: Annotated[
         tuple[CaseName, ...], Parameter(negative="", help="Only these cases.")
@@ -40,10 +108,10 @@ def relay(  # noqa: PLR0913 - each is an option of the command
     fetched before the first measurement; each case is printed when it ends.
 
     Exit 0 if every run's topic held every event once, unchanged and in order per key;
-    1 if not: the case and what follows it have no figures; 3 if a part was not there.
+    1 if not: the case and what follows it have no figures; 3 if a part was unavailable.
 
     Args:
-        case: Only these cases; may be said several times.
+        case: Only these cases; may be given several times.
         rows: Rows of a backlog [300,000; with --kill 100,000].
         rounds: How often each system runs each case; the order alternates.
         duration: Seconds for which a steady load is measured.
@@ -78,8 +146,8 @@ def relay(  # noqa: PLR0913 - each is an option of the command
     return run_benchmark(options, benchmark, keep=keep, as_json=json)
 
 
-@app.command
-def snapshot(  # noqa: PLR0913 - each is an option of the command
+@bench_app.command(name="snapshot")
+def bench_snapshot(  # noqa: PLR0913 - each is an option of the command
     *,
     case: Annotated[
         tuple[FillCaseName, ...], Parameter(negative="", help="Only these cases.")
@@ -105,7 +173,7 @@ def snapshot(  # noqa: PLR0913 - each is an option of the command
 
     Exit 0 if every run's topic held every key, each one's last value, every update, and
     (of the relay) no row older than a change before it; 1 if not: the case and what
-    follows it have no figures; 3 if a part was not there.
+    follows it have no figures; 3 if a part was unavailable.
 
     Args:
         case: There is one, million_rows.
@@ -140,8 +208,8 @@ def snapshot(  # noqa: PLR0913 - each is an option of the command
     return run_benchmark(options, benchmark, keep=keep, as_json=json)
 
 
-@app.command
-def sinks(  # noqa: PLR0913 - each is an option of the command
+@bench_app.command(name="sinks")
+def bench_sinks(  # noqa: PLR0913 - each is an option of the command
     *,
     case: Annotated[
         tuple[SinkCaseName, ...], Parameter(negative="", help="Only these cases.")
@@ -158,7 +226,7 @@ def sinks(  # noqa: PLR0913 - each is an option of the command
     keep: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """
-    Measure the three sinks: what readers wait for, and how fast a backlog is applied.
+    Measure the three sinks: how long readers wait, and how fast a backlog is applied.
 
     checkout: the demo's shop sells at a stated rate, with all three sinks and their
     drivers; measured is the time from a commit to the first read that finds it, through
@@ -168,16 +236,16 @@ def sinks(  # noqa: PLR0913 - each is an option of the command
     of the same rows from Parquet. Each case has a stack of its own in a temporary
     folder, removed again.
 
-    Exit 0 if every sink equalled the source afterwards, key by key; 1, and not one
-    figure, if not; 3 if a part was not there.
+    Exit 0 if every sink equalled the source afterwards, key by key; 1, without any
+    figures, if not; 3 if a part was unavailable.
 
     Args:
-        case: Only these cases; may be said several times.
-        sink: Only these sinks catch up; may be said several times.
+        case: Only these cases; may be given several times.
+        sink: Only these sinks catch up; may be given several times.
         rows: Rows of the backlog.
         rate: Checkouts a second.
-        rates: Several rates instead, as 20,40,60: one after the other, and the highest
-            that met all budgets is told.
+        rates: Several rates instead, as 20,40,60: one after the other; the highest
+            that met all budgets is reported.
         duration: Seconds for which each rate is measured.
         warm_up: Seconds for which it goes on before that.
         json: Print one JSON document.
@@ -189,7 +257,7 @@ def sinks(  # noqa: PLR0913 - each is an option of the command
         run_sink_benchmark,
     )
 
-    wishes = SinkBenchOptions(
+    options = SinkBenchOptions(
         cases=case,
         sinks=sink,
         rows=rows,
@@ -197,4 +265,60 @@ def sinks(  # noqa: PLR0913 - each is an option of the command
         duration_s=duration,
         warm_up_s=warm_up,
     )
-    return run_sink_benchmark(wishes, keep=keep, as_json=json)
+    return run_sink_benchmark(options, keep=keep, as_json=json)
+
+
+chaos_app = App(
+    name="chaos", help="Break things at random, and prove that nothing is lost."
+)
+
+
+@chaos_app.command(name="snapshot")
+def chaos_snapshot(  # noqa: PLR0913 - each is an option of the command
+    *,
+    minutes: Annotated[float, Parameter(validator=Number(gt=0))] = 5.0,
+    seed: int | None = None,
+    kill: str = "relay,backend",
+    ddl: bool = True,
+    round_seconds: Annotated[float, Parameter(validator=Number(gte=1))] = 20.0,
+    json: Annotated[bool, Parameter(negative="")] = False,
+    keep: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """
+    Take snapshots while everything goes wrong that may, and verify every row.
+
+    Sessions write every kind of change, some of which are in the log long before any
+    query sees them; another alters and rewrites the tables; snapshots are requested,
+    stopped and paused; the relay and its sessions in the server are killed. A reader of
+    the topics checks each row as it arrives, and after each round its rows must equal
+    those of the tables. A stack of its own is started in a temporary folder and removed
+    again.
+
+    Exit 0 if all was equal; 1 if anything was not; 3 if a part was unavailable.
+
+    Args:
+        minutes: For how long new rounds begin.
+        seed: Seed of the random actors, to repeat a run [a new one].
+        kill: The processes to kill: relay, backend, both with a comma, or nobody.
+        ddl: Whether tables are altered.
+        round_seconds: How long a round lasts before it is verified.
+        json: Print one JSON document.
+        keep: Leave logs and configuration files in place.
+    """
+    from towpath.deploy.bench.runner import run_chaos  # noqa: PLC0415 - keeps --help fast
+    from towpath.loadtests.chaos.context import VICTIMS, ChaosOptions  # noqa: PLC0415 - as above
+    from towpath.schemas.failure import UsageError  # noqa: PLC0415 - as above
+
+    victims = () if kill == "nobody" else tuple(kill.split(","))
+    unknown = sorted(set(victims) - set(VICTIMS))
+    if unknown:
+        message = f"nobody is called {unknown[0]!r}; there are: {', '.join(VICTIMS)}"
+        raise UsageError(message)
+    options = ChaosOptions(
+        minutes=minutes,
+        seed=SystemRandom().randrange(10**6) if seed is None else seed,
+        kill=victims,
+        ddl=ddl,
+        round_s=round_seconds,
+    )
+    return run_chaos(options, keep=keep, as_json=json)

@@ -1,1 +1,0 @@
-"""The state of the whole platform: parts, relay, snapshots, sinks, offsets, rights."""

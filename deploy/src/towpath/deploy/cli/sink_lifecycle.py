@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 from cyclopts import Parameter
 from rich.console import Console
 
-from towpath.deploy.cli.options import ConfigOption, Flag, config_file, read_settings
+from towpath.deploy.cli.options import ConfigOption, Flag, config_file
 from towpath.deploy.sinks import dropping, filling
 from towpath.deploy.sinks.tables import TableShapes
 from towpath.deploy.snapshots import signals
@@ -269,7 +269,7 @@ def rebuild(
         route: Only this route's index; left out, all of them, one after the other.
         config: Configuration file.
     """
-    settings = read_settings(config)
+    settings = _settings(config_file(config))
     declared = declare.sink_named(settings, sink)
     routes = _searched_routes(declared, route)
     for chosen in routes:

@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Message
 from confluent_kafka.admin import AdminClient, NewPartitions
 
+from support.copying import replace
 from support.waiting import until
 from towpath.deploy.cli import app as root
 from towpath.relay.encode.record import partition_of
@@ -136,8 +137,8 @@ def test_added_partitions_take_no_record_before_the_operator_decides(faults):
     ours, theirs = faults.relay.streamed(), faults.witness.streamed()
     faults.check_order(ours)
 
-    assert {r._replace(partition=0) for r in ours} == {
-        r._replace(partition=0) for r in theirs
+    assert {replace(r, partition=0) for r in ours} == {
+        replace(r, partition=0) for r in theirs
     }
 
     for name in names:

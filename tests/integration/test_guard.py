@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
+from support.copying import replace
 from support.waiting import CLOCK, until
 from towpath.relay.errors import (
     NotPreparedError,
@@ -263,7 +264,7 @@ def test_a_slot_that_is_read_by_others_is_waited_for(database: str, unique: str)
         with pytest.raises(SlotHeldError, match=r"held by process \d+ of the server"):
             wait_for_slot(unique, attempt, lambda: catalog.holder(unique), patience)
         other.close()
-        patient = patience._replace(timeout_s=20)
+        patient = replace(patience, timeout_s=20)
         wait_for_slot(unique, attempt, lambda: catalog.holder(unique), patient)
         slot = catalog.slot(unique)
 

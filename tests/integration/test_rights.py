@@ -9,6 +9,7 @@ import psycopg
 import pytest
 import redis
 
+from support.copying import replace
 from support.http_recorder import recorded
 from support.rights import command_for, documented, search_calls, search_rights
 from support.verified_sink import CacheHand, VerifiedRig
@@ -349,7 +350,7 @@ def test_an_index_is_asked_for_nothing_but_the_documented_calls(stack):
 
     def of(key, position, row, present=ALL_PRESENT):
         made = change(key, position, row, present)
-        return made._replace(route=name)
+        return replace(made, route=name)
 
     with recorded(stack.opensearch_url) as (url, written):
         sink = SearchSink(url, (route,), OneShape(), SystemClock())

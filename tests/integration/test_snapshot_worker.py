@@ -6,6 +6,7 @@ import threading
 import psycopg
 import pytest
 
+from support.copying import replace
 from towpath.relay.errors import NotPreparedError
 from towpath.relay.snapshot import effects as do
 from towpath.relay.snapshot import facts as told
@@ -314,7 +315,7 @@ def test_what_the_relay_asks_for_is_stored_and_read_back(connection, worker):
         asked_until="0000000000000010.0000000004",
     )
     stored = [worker.ask(do.StoreKeys(table.snapshot_id, (table,), 0)) for _ in "12"]
-    running = table._replace(state="running", pending_keys=None, error="away")
+    running = replace(table, state="running", pending_keys=None, error="away")
     worker.ask(do.SaveProgress(1, running))
     ask = do.ReadPlan(2, "s.t", oid, keys_of="towpath-keys-1")
     plan = worker.ask(ask).plan
@@ -334,9 +335,9 @@ def test_what_a_dead_process_stored_late_gives_way(connection, worker):
     dead = StoredTable(
         "towpath-keys-1", "s.t", 0, "queued", oid, pending_keys=((b"1",),), asked_keys=1
     )
-    ours = dead._replace(pending_keys=((b"1",), (b"2",)), asked_keys=2)
+    ours = replace(dead, pending_keys=((b"1",), (b"2",)), asked_keys=2)
     worker.ask(do.StoreKeys("towpath-keys-1", (dead,), 0))
-    worker.ask(do.SaveProgress(1, dead._replace(state="completed", chunks=1)))
+    worker.ask(do.SaveProgress(1, replace(dead, state="completed", chunks=1)))
     worker.ask(do.StoreKeys("towpath-keys-1", (ours,), 0))
     plan = worker.ask(do.ReadPlan(2, "s.t", oid, keys_of="towpath-keys-1")).plan
     state = connection.execute("select state, chunks from towpath.snapshot").fetchone()
@@ -536,7 +537,8 @@ def test_progress_survives_as_it_was_saved(connection, worker):
     stored = worker.ask(
         do.StoreSignal("s1", "accepted", {"tables": ["s.t"]}, (queued,))
     )
-    running = queued._replace(
+    running = replace(
+        queued,
         state="running",
         last_key=("é'\"".encode(), b"7"),
         maximum_key=(b"z", b"9"),
@@ -620,9 +622,9 @@ def test_a_stopped_table_stays_stopped(connection, worker):
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
     table = StoredTable("s1", "s.t", 0, "running", 4711)
     worker.ask(do.StoreSignal("s1", "accepted", {}, (table,)))
-    stopped = table._replace(state="stopped")
+    stopped = replace(table, state="stopped")
     worker.ask(do.StoreSignal("s2", "completed", {}, changed=(stopped,)))
-    worker.ask(do.SaveProgress(1, table._replace(rows=7, chunks=1)))
+    worker.ask(do.SaveProgress(1, replace(table, rows=7, chunks=1)))
     row = connection.execute("select state, rows from towpath.snapshot").fetchone()
 
     assert ("stopped", 7) == row
@@ -643,10 +645,10 @@ def test_a_chosen_key_keeps_its_place_only_while_rows_are_asked_for(
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
     table = StoredTable("s1", "s.t", 0, "running", 4711, order_by=order_by)
     worker.ask(do.StoreSignal("s1", "accepted", {}, (table,)))
-    known = table._replace(state=state, last_key=(b"7",), chunks=1)
+    known = replace(table, state=state, last_key=(b"7",), chunks=1)
     worker.ask(do.SaveProgress(1, known))
     connection.execute("insert into towpath.signal values ('s2', 'resume-snapshot')")
-    queued = known._replace(state="queued")
+    queued = replace(known, state="queued")
     worker.ask(do.StoreSignal("s2", "completed", {}, changed=(queued,)))
     row = connection.execute("select state, last_key from towpath.snapshot").fetchone()
 

@@ -5,6 +5,7 @@ from copy import deepcopy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.copying import replace
 from support.dead_letters import Asked, InMind
 from support.dying_process import Death, repeat
 from support.parked_shop import FILL, Shop, change
@@ -90,7 +91,7 @@ class Model:
         self._is_filling = False
         sweep = change(0, "t", topic=FILL)
         told = {headers.SWEEP: floor, headers.SNAPSHOT: snapshot.encode()}
-        self._append(1, sweep._replace(headers=told))
+        self._append(1, replace(sweep, headers=told))
 
     def answer(self):
         """Read the rows that the sink has requested."""
@@ -136,8 +137,8 @@ class Model:
             self.answer()
 
     def _append(self, log, record):
-        origin = record.origin._replace(offset=len(self.logs[log]))
-        self.logs[log].append(record._replace(origin=origin))
+        origin = replace(record.origin, offset=len(self.logs[log]))
+        self.logs[log].append(replace(record, origin=origin))
 
     def _lose(self):
         """Reset the target to an earlier state; all of its rows are requested."""
@@ -153,7 +154,7 @@ class Model:
 
 
 def _at(record, position):
-    return record._replace(headers={**record.headers, "position": position})
+    return replace(record, headers={**record.headers, "position": position})
 
 
 @given(

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.copying import replace
 from towpath.relay.encode.record import (
     ANY_PARTITION,
     Acknowledgement,
@@ -206,7 +207,7 @@ def tails(broker: Broker, documents: Mapping[str, Any]) -> dict[str, Any]:
             assert mark.next_offset <= len(log)
             later = [r.position for r in log[mark.next_offset :] if r.position]
             highest = max([*later, mark.position or b""])
-            marks[at] = mark._replace(next_offset=len(log), position=highest or None)
+            marks[at] = replace(mark, next_offset=len(log), position=highest or None)
         found[topic] = marks
     return found
 
@@ -428,7 +429,7 @@ def test_histories_refute_keyless_records_in_any_partition(monkeypatch):
 
     def anywhere(self: Publisher, record: Record, delivery: Any) -> None:
         if record.key is None:
-            record = record._replace(partition=next(places) % PARTITIONS)
+            record = replace(record, partition=next(places) % PARTITIONS)
         original(self, record, delivery)
 
     monkeypatch.setattr(Publisher, "publish_change", anywhere)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.copying import replace
 from support.dying_process import Death, repeat
 from support.parked_shop import FILL, TOPIC, Shop, change
 from towpath.sinks.change import Origin, Record
@@ -55,7 +56,7 @@ def histories(draw, *, with_poison=True):
         )
         log = 2 if kind == "r" else key % 2
         origin = Origin(topic, log % 2, number)
-        logs[log].append(record._replace(origin=origin))
+        logs[log].append(replace(record, origin=origin))
         position = record.headers["position"].decode()
         whole = {"order_id": key, **(row or {} if unchanged else {}), **after}
         fold[str(key)] = (position, None if kind == "d" else whole)

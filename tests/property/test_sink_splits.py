@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.copying import replace
 from support.parked_shop import FILL, TOPIC, Shop, change
 from towpath.schemas.envelope import Operation
 from towpath.sinks.change import Origin, Record
@@ -74,7 +75,7 @@ def _record(number, kind, key, after):
 def _unread(record):
     """Make a record's operation unknown."""
     value = record.value.replace(b'"op":"c"', b'"op":"z"')
-    return record._replace(value=value.replace(b'"op":"u"', b'"op":"z"'))
+    return replace(record, value=value.replace(b'"op":"u"', b'"op":"z"'))
 
 
 @contextmanager

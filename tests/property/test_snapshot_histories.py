@@ -27,6 +27,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.copying import replace
 from towpath.relay.snapshot import effects as do
 from towpath.relay.snapshot import facts as told
 from towpath.relay.snapshot.changed_keys import ChangedKeys
@@ -245,7 +246,7 @@ class Model:
             if not has_ended:
                 is_listed = table.asked_keys is not None
                 keys = None if is_listed else table.pending_keys
-                tables.append(table._replace(pending_keys=keys))
+                tables.append(replace(table, pending_keys=keys))
         return told.UnfinishedRead(tuple(tables), self.asked_until)
 
     def snapshot(self) -> XidSnapshot:
@@ -516,7 +517,7 @@ class Relay:
         if table.state == "queued":
             from_states = {"paused", "failed", "stopped"}
         if known.state in from_states:
-            stored[table.snapshot_id] = known._replace(state=table.state)
+            stored[table.snapshot_id] = replace(known, state=table.state)
 
     def store_keys(self, ask: do.StoreKeys) -> None:
         world = self.world
@@ -533,10 +534,10 @@ class Relay:
         stored = self.world.stored
         if table.pending_keys is None:
             keys = stored[table.snapshot_id].pending_keys
-            table = table._replace(pending_keys=keys)
+            table = replace(table, pending_keys=keys)
         known = stored[table.snapshot_id]
         if known.state == "paused" and table.state == "running":
-            table = table._replace(state="paused")
+            table = replace(table, state="paused")
         stored[table.snapshot_id] = table
         self.facts.append(told.ProgressSaved(save.request_id))
 
@@ -911,7 +912,7 @@ def _stored_keys_overwritten(patch: pytest.MonkeyPatch) -> None:
 
     def table(self: TableScan) -> StoredTable:
         table = real(self)
-        return table._replace(pending_keys=table.pending_keys or ())
+        return replace(table, pending_keys=table.pending_keys or ())
 
     patch.setattr(TableScan, "table", property(table))
 
@@ -1022,7 +1023,7 @@ def _swept_from_the_last_mark(patch: pytest.MonkeyPatch) -> None:
     real = TableScan._sweep
 
     def sweep(self: TableScan) -> list[do.Effect]:
-        self._stored = self._stored._replace(floor=self._mark_lsn)
+        self._stored = replace(self._stored, floor=self._mark_lsn)
         return real(self)
 
     patch.setattr(TableScan, "_sweep", sweep)

@@ -1,11 +1,11 @@
 """Generated columns: captured where the server can, never at the price of writers."""
 
 import contextlib
-from dataclasses import replace
 
 import psycopg
 import pytest
 
+from support.copying import replace
 from towpath.relay.errors import Level
 from towpath.relay.postgres import setup
 from towpath.relay.postgres.capture_checks import blocking_finding, table_findings
@@ -191,7 +191,7 @@ def test_below_18_what_is_left_out_is_said(followed):
     followed.tables = [r"s\..*"]
     followed.write()
     settings, facts = facts_of(followed)
-    server = facts.server._replace(version=170000)
+    server = replace(facts.server, version=170000)
     facts = replace(facts, server=server)
     found = {name: list(table_findings(f"s.{name}", facts, settings)) for name in NAMES}
     levels = {name: {each.level for each in those} for name, those in found.items()}

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from support.copying import replace
 from towpath.relay.errors import SourceUnavailableError
 from towpath.relay.kafka.signals import SignalSource, SignalTopicReader
 from towpath.relay.postgres.signals import USED_ID, SignalInbox, SourceSignalService
@@ -47,7 +48,7 @@ def store(worker, connection: psycopg.Connection, *tables: StoredTable) -> None:
 
 def change(worker, signal_id: str, table: StoredTable, state: str) -> None:
     """Answer a signal that changes a table."""
-    changed = (table._replace(state=state),)
+    changed = (replace(table, state=state),)
     worker.ask(do.StoreSignal(signal_id, "completed", {}, changed=changed))
 
 
@@ -66,9 +67,9 @@ def test_a_paused_table_stays_paused_until_it_is_queued(connection, worker):
     seen = []
     for signal_id, state in (("p1", "paused"), ("r1", "queued"), ("p2", "paused")):
         change(worker, signal_id, RUNNING, state)
-        worker.ask(do.SaveProgress(1, RUNNING._replace(rows=7, chunks=1)))
+        worker.ask(do.SaveProgress(1, replace(RUNNING, rows=7, chunks=1)))
         seen += states(connection)
-    worker.ask(do.SaveProgress(2, RUNNING._replace(state="completed", chunks=2)))
+    worker.ask(do.SaveProgress(2, replace(RUNNING, state="completed", chunks=2)))
     seen += states(connection)
 
     assert ["paused", "running", "paused", "completed"] == [state for state, _ in seen]
@@ -105,8 +106,9 @@ def test_an_ended_snapshot_is_read_whole(connection, worker):
     All its tables come back with what is needed to go on; listed keys stay stored.
     """
     tables = (
-        RUNNING._replace(state="queued", kind="blocking", order_by=("b", "a")),
-        RUNNING._replace(
+        replace(RUNNING, state="queued", kind="blocking", order_by=("b", "a")),
+        replace(
+            RUNNING,
             collection="s.u",
             ordinal=1,
             state="queued",
@@ -123,8 +125,8 @@ def test_an_ended_snapshot_is_read_whole(connection, worker):
 
     assert told.EndedRead("r1", ()) == nothing
     assert (
-        tables[0]._replace(**failed),
-        tables[1]._replace(**failed, pending_keys=None),
+        replace(tables[0], **failed),
+        replace(tables[1], **failed, pending_keys=None),
     ) == fact.tables
 
 

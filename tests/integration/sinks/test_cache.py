@@ -4,6 +4,7 @@ import uuid
 
 import pytest
 
+from support.copying import replace
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
 from towpath.sinks.errors import (
     CacheRefusedError,
@@ -134,7 +135,7 @@ def test_positions_above_a_double_are_told_apart(sink, prefix, client):
     (change,) = batch({"id": 7}).changes
     for position, note in ((high, "new"), (low, "old")):
         row = {"id": 7, "note": note}
-        sink.apply(Batch(0, (change._replace(position=position, row=row),)))
+        sink.apply(Batch(0, (replace(change, position=position, row=row),)))
     flushed = sink.flush()
 
     assert (1, 1, "new") == (

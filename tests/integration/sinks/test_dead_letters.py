@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from support.copying import replace
 from support.dead_letters import Asked, desk_of
 from support.parked_shop import Choosy, change
 from towpath.deploy.cli import dead_letters
@@ -81,7 +82,7 @@ class Process:
     def write(self, *records):
         """Write a batch of the table's records."""
         moved = [
-            r._replace(origin=r.origin._replace(topic=self.topic)) for r in records
+            replace(r, origin=replace(r.origin, topic=self.topic)) for r in records
         ]
         return self.writer.write_records(moved, 0)
 

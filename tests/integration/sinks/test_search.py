@@ -2,7 +2,6 @@
 
 import uuid
 from contextlib import contextmanager
-from dataclasses import replace
 from decimal import Decimal
 
 import orjson
@@ -10,6 +9,7 @@ import pytest
 import structlog
 from opensearchpy import OpenSearch
 
+from support.copying import replace
 from support.waiting import until
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Route, RouteKind, SearchOptions
@@ -270,7 +270,7 @@ def test_a_column_that_was_dropped_meanwhile_is_left_out(stack, client, route):
     changes = [change(route, row, key=row["id"], log_lsn=16) for row in rows]
     partial = change(route, {"id": 8, "gone": "z"}, key=8, log_lsn=24)
     sink.apply(Batch(0, tuple(changes)))
-    sink.apply(Batch(1, (partial._replace(unchanged=frozenset({"paid", "note"})),)))
+    sink.apply(Batch(1, (replace(partial, unchanged=frozenset({"paid", "note"})),)))
     early = Batch(2, (change(route, {"id": 9, "new": 1}, key=9, log_lsn=40),))
     with pytest.raises(ShapeUnknownError):
         sink.apply(early)

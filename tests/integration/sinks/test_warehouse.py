@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
+from support.copying import replace
 from support.warehouse_tables import ROW, Faulty, write
 from towpath.schemas.failure import UnavailableError
 from towpath.sinks.errors import StatementRefusedError, TargetUnavailableError
@@ -122,7 +123,7 @@ def test_an_event_whose_time_has_no_room_keeps_the_rest(warehouse):
     """The time is null, which is counted."""
     told = write(
         warehouse.sink(),
-        events=[warehouse.event(7)._replace(occurred_at="infinity")],
+        events=[replace(warehouse.event(7), occurred_at="infinity")],
     )
     (row,) = warehouse.reader.rows(warehouse.events)
 

@@ -4,6 +4,7 @@ from contextlib import suppress
 
 import pytest
 
+from support.copying import replace
 from support.warehouse_tables import Stepping, write
 from towpath.sinks.changes.relations import Column
 from towpath.sinks.errors import BatchRefusedError, TargetUnavailableError
@@ -129,9 +130,9 @@ def test_a_large_batch_is_written_in_parts(warehouse):
     warehouse.set(statement_bytes=2048)
     session = Telling(warehouse)
     changes = [warehouse.change(8, n, {"note": "x" * 100}) for n in range(40)]
-    write(warehouse.sink(), [c._replace(position="0") for c in changes])
+    write(warehouse.sink(), [replace(c, position="0") for c in changes])
     first = write(warehouse.sink(session), changes)
-    again = write(warehouse.sink(), [c._replace(position="0") for c in changes])
+    again = write(warehouse.sink(), [replace(c, position="0") for c in changes])
 
     assert (40, 40, True) == (first.applied, again.stale, len(session.told) > 2)
     assert 40 == len(list(warehouse.reader.rows(warehouse.orders)))

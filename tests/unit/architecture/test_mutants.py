@@ -8,6 +8,7 @@ from mutants import catalogue
 from mutants.catalogue import Mutant
 from mutants.imports import ImportGraph
 from mutants.runner import overlay
+from support.copying import replace
 
 TARGET = "relay/src/towpath/relay/errors.py"
 
@@ -34,7 +35,7 @@ def test_a_planted_defect_whose_text_is_not_unique_is_stale(find: str):
     The text may be missing, or occur twice; or the file is gone.
     """
     mutant = Mutant("one", "I1", TARGET, find, "x")
-    gone = mutant._replace(file="gone.py")
+    gone = replace(mutant, file="gone.py")
 
     assert (1, 1) == (len(catalogue.stale([mutant])), len(catalogue.stale([gone])))
 

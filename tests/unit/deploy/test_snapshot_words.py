@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from support.copying import replace
 from towpath.deploy.cli.snapshot import conditions, keys
 from towpath.deploy.errors import RelaySilentError
 from towpath.deploy.snapshots import signals
@@ -169,10 +170,10 @@ def test_a_list_fits_on_a_screen_of_eighty_columns():
     """
     text = io.StringIO()
     signal_id = uuid.uuid4().hex[: signals._ID_CHARACTERS]
-    row = table("completed", last_key=["300000"], dropped=0)._replace(
-        snapshot_id=signal_id
+    row = replace(
+        table("completed", last_key=["300000"], dropped=0), snapshot_id=signal_id
     )
-    long = row._replace(snapshot_id=f"towpath-always-{uuid.uuid4().hex}")
+    long = replace(row, snapshot_id=f"towpath-always-{uuid.uuid4().hex}")
     Console(file=text, width=80).print(snapshot_table([row, long]))
     titles, told, *_ = text.getvalue().splitlines()
 
@@ -190,7 +191,7 @@ def test_lists_and_bars_show_names_as_they_are():
     console.print(snapshot_table([odd]))
     with open_bars(console) as bars:
         bars.show([odd])
-        bars.show([odd._replace(percent=None, collection="shop.[red]")])
+        bars.show([replace(odd, percent=None, collection="shop.[red]")])
     told = text.getvalue()
 
     assert [True] * 4 == [

@@ -4,6 +4,7 @@ from array import array
 
 import pytest
 
+from support.copying import replace
 from towpath.loadtests.bench.snapshot.check import (
     Delivered,
     Expected,
@@ -61,14 +62,14 @@ def test_a_whole_topic_is_clean(records):
         (WHOLE[1:], ("1 lost",)),
         (WHOLE[:-1], ("1 missing", "1 changed")),
         ([*WHOLE[:3], update(2)], ("1 missing",)),
-        ([*WHOLE[1:], READ_1._replace(digest=5)], ("1 changed",)),
+        ([*WHOLE[1:], replace(READ_1, digest=5)], ("1 changed",)),
         ([*WHOLE, read(2, 1)], ("1 stale", "1 outdated")),
         ([*WHOLE[:4], read(2), update(2)], ("1 stale",)),
         ([READ_1, READ_3, read(2, 2), update(1), update(2)], ("1 overtaken",)),
         ([*WHOLE, update(2)], ("1 repeated",)),
         ([*WHOLE[:3], update(2), update(1)], ("1 changed", "1 disordered")),
-        ([*WHOLE, READ_1._replace(partition=0)], ("1 disordered",)),
-        ([*WHOLE, READ_1._replace(key=4)], ("1 unknown",)),
+        ([*WHOLE, replace(READ_1, partition=0)], ("1 disordered",)),
+        ([*WHOLE, replace(READ_1, key=4)], ("1 unknown",)),
         ([*WHOLE, update(3)], ("1 changed", "1 unknown")),
     ],
 )
@@ -106,7 +107,7 @@ def test_an_initial_snapshot_need_not_stream_rows_it_has_read(is_initial, missin
     """
     A system that follows a table from before its snapshot streams every update.
     """
-    expected = EXPECTED._replace(is_initial=is_initial)
+    expected = replace(EXPECTED, is_initial=is_initial)
     verdict, _ = check_table(expected, [READ_1, READ_3, read(2, 1), update(2)])
 
     assert missing == verdict.missing

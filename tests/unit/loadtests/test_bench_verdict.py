@@ -2,6 +2,7 @@
 
 import pytest
 
+from support.copying import replace
 from towpath.loadtests.bench.figures import (
     ArrivedEvent,
     CommittedEvent,
@@ -27,7 +28,7 @@ def arrival(number: int, offset: int, **changes) -> ArrivedEvent:
     whole = ArrivedEvent(
         partition, offset, event_id, committed.key, committed.digest, 5
     )
-    return whole._replace(**changes)
+    return replace(whole, **changes)
 
 
 WHOLE = [arrival(0, 0), arrival(2, 1), arrival(1, 0), arrival(3, 1)]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from support.copying import replace
 from towpath.relay.encode.aggregates import AggregateRoutes
 from towpath.relay.encode.dead_letters import DeadLetters
 from towpath.relay.encode.event_options import NOT_A_CLOUDEVENT
@@ -93,7 +94,7 @@ def test_a_row_read_twice_keeps_its_id_unique_to_the_snapshot():
     """
     desk = RouteBench()
     route = desk.route()
-    places = [PLACE, PLACE._replace(log_lsn=0xDEF), PLACE._replace(snapshot_id="b")]
+    places = [PLACE, replace(PLACE, log_lsn=0xDEF), replace(PLACE, snapshot_id="b")]
 
     first, again, other = (
         dict(route.reads([ROW], place)[0].headers)["id"] for place in places
@@ -107,7 +108,7 @@ def test_a_target_has_a_topic_of_its_own():
     """
     The target, not the route, chooses the topic of READ rows.
     """
-    place = PLACE._replace(topic="outbox.event.order.backfill.search")
+    place = replace(PLACE, topic="outbox.event.order.backfill.search")
 
     read, absent = (
         RouteBench().route().reads([ROW], place)[0],
@@ -170,7 +171,7 @@ def test_options_treat_a_read_row_like_a_streamed_event(options, payload):
     (expected,) = streamed.records(change, 0)
 
     (record,) = desk.route().reads(
-        [(b"42", b"OrderState", payload)], PLACE._replace(topic=expected.topic)
+        [(b"42", b"OrderState", payload)], replace(PLACE, topic=expected.topic)
     )
 
     apart = {"id", "ce_id", "position", "snapshot", "kind"}

@@ -8,6 +8,7 @@ from typing import Any
 import fastavro
 import pytest
 
+from support.copying import replace
 from towpath.relay.encode.codecs.codec import (
     Codec,
     EnvelopeFacts,
@@ -88,8 +89,8 @@ def test_an_avro_envelope_reads_back_as_written():
     """
     registry = Registry()
     made = codec(registry, AVRO)
-    facts = FACTS._replace(
-        origin="far", origin_lsn=88, transaction=TransactionPlace("9:160", 2, 1)
+    facts = replace(
+        FACTS, origin="far", origin_lsn=88, transaction=TransactionPlace("9:160", 2, 1)
     )
     value = made.value(ROW, ROW, facts, is_full=True)
     row = {
@@ -143,9 +144,9 @@ def test_each_envelope_has_its_own_transaction():
     told = []
     for facts in (
         FACTS,
-        FACTS._replace(lsn=121),
-        FACTS._replace(xid=10, lsn=130, commit_lsn=170, committed_us=2_000_000),
-        FACTS._replace(now_us=FACTS.now_us + 1000, origin="far"),
+        replace(FACTS, lsn=121),
+        replace(FACTS, xid=10, lsn=130, commit_lsn=170, committed_us=2_000_000),
+        replace(FACTS, now_us=FACTS.now_us + 1000, origin="far"),
     ):
         value = made.value(None, ROW, facts, is_full=False)
         envelope = registry.read("towpath.shop.line-value", value)
@@ -167,8 +168,13 @@ def test_a_read_row_has_no_transaction():
     A READ row has no xid and no LSN of its own, and is marked as a snapshot's.
     """
     registry = Registry()
-    facts = FACTS._replace(
-        operation=b"r", snapshot=b"incremental", xid=None, lsn=None, commit_lsn=77
+    facts = replace(
+        FACTS,
+        operation=b"r",
+        snapshot=b"incremental",
+        xid=None,
+        lsn=None,
+        commit_lsn=77,
     )
     value = codec(registry, AVRO).value(None, ROW, facts, is_full=True)
     envelope = registry.read("towpath.shop.line-value", value)
@@ -275,7 +281,7 @@ def test_a_nullable_column_of_a_configured_key_may_be_null():
     A key that is not the primary key can hold NULL, and an old row may lack it.
     """
     registry = Registry()
-    key = (ID._replace(is_nullable=True),)
+    key = (replace(ID, is_nullable=True),)
     made = codec(registry, AVRO, key=key)
     row = (b"7", None, None, None, None)
     value = made.value(row, None, FACTS, is_full=False)
@@ -329,11 +335,11 @@ def test_two_tables_with_one_avro_name_are_an_error():
     The error names both (E-21); a new shape of the same table is no conflict.
     """
     factory = CodecFactory(AVRO, Registry())
-    other = NAMES._replace(schema="a-b", topic="towpath.a-b.line")
+    other = replace(NAMES, schema="a-b", topic="towpath.a-b.line")
     factory.make(other, (ID,), COLUMNS)
     factory.make(other, (), COLUMNS)
     with pytest.raises(NameCollisionError) as raised:
-        factory.make(other._replace(schema="a_b", topic="x"), (ID,), COLUMNS)
+        factory.make(replace(other, schema="a_b", topic="x"), (ID,), COLUMNS)
 
     assert "'a-b.line' and 'a_b.line' are both named 'towpath.a_b.line'" in str(
         raised.value
@@ -359,7 +365,7 @@ def test_json_names_the_origin_of_a_replicated_change():
     The origin's name and LSN are written; a local change has neither.
     """
     written = codec(Registry(), Relay.model_validate({"rows": {"format": "json"}}))
-    far = FACTS._replace(origin="far", origin_lsn=88)
+    far = replace(FACTS, origin="far", origin_lsn=88)
     sources = [
         json.loads(written.value(None, ROW, facts, is_full=False))["source"]
         for facts in (far, FACTS)

@@ -1,9 +1,8 @@
 """Whether the source's WAL history is the one that was followed before."""
 
-from dataclasses import replace
-
 import pytest
 
+from support.copying import replace
 from towpath.relay.errors import (
     HistoryChangedError,
     NotPreparedError,
@@ -50,7 +49,7 @@ def test_the_first_start_begins_a_lineage_without_a_gap():
     """
     Without state and records, the current history is followed from offset zero.
     """
-    fresh = FOUND._replace(slot=SlotHistory(confirmed_lsn=700), heartbeat=0)
+    fresh = replace(FOUND, slot=SlotHistory(confirmed_lsn=700), heartbeat=0)
     decision = decide_lineage(StoredHistory(), fresh)
 
     assert (
@@ -80,10 +79,10 @@ def test_a_known_lineage_continues():
 @pytest.mark.parametrize(
     "found",
     [
-        FOUND._replace(slot=SLOT._replace(confirmed_lsn=1_000)),
-        FOUND._replace(slot=SLOT._replace(wal_status="unreserved")),
-        FOUND._replace(heartbeat=30),
-        FOUND._replace(current_lsn=5_000),
+        replace(FOUND, slot=replace(SLOT, confirmed_lsn=1_000)),
+        replace(FOUND, slot=replace(SLOT, wal_status="unreserved")),
+        replace(FOUND, heartbeat=30),
+        replace(FOUND, current_lsn=5_000),
     ],
     ids=["slot behind after a crash", "endangered", "no beat since", "no log since"],
 )
@@ -97,19 +96,19 @@ def test_no_gap_is_announced_without_cause(found: SourceHistory):
 @pytest.mark.parametrize(
     ("found", "part", "needs_slot"),
     [
-        (FOUND._replace(system_identifier="8"), "the server is 8", False),
-        (FOUND._replace(slot=None), "is gone", True),
-        (FOUND._replace(slot=SLOT._replace(wal_status="lost")), "has lost log", True),
+        (replace(FOUND, system_identifier="8"), "the server is 8", False),
+        (replace(FOUND, slot=None), "is gone", True),
+        (replace(FOUND, slot=replace(SLOT, wal_status="lost")), "has lost log", True),
         (
-            FOUND._replace(slot=SLOT._replace(invalidation_reason="idle_timeout")),
+            replace(FOUND, slot=replace(SLOT, invalidation_reason="idle_timeout")),
             "(idle_timeout)",
             True,
         ),
-        (FOUND._replace(slot=SLOT._replace(confirmed_lsn=5_001)), "somebody", False),
-        (FOUND._replace(heartbeat=29), "heartbeat is 29", False),
-        (FOUND._replace(current_lsn=4_999), "its log ends", False),
-        (FOUND._replace(timeline=2, forks=(Fork(1, 4_800),)), "left timeline", False),
-        (FOUND._replace(timeline=3, forks=(Fork(2, 9_000),)), "descend", False),
+        (replace(FOUND, slot=replace(SLOT, confirmed_lsn=5_001)), "somebody", False),
+        (replace(FOUND, heartbeat=29), "heartbeat is 29", False),
+        (replace(FOUND, current_lsn=4_999), "its log ends", False),
+        (replace(FOUND, timeline=2, forks=(Fork(1, 4_800),)), "left timeline", False),
+        (replace(FOUND, timeline=3, forks=(Fork(2, 9_000),)), "descend", False),
     ],
 )
 def test_every_gap_begins_a_lineage_above_all_positions(
@@ -138,8 +137,11 @@ def test_a_promotion_above_what_was_published_is_no_gap():
     """
     The lineage continues on the new timeline; the confirmed part ends at the fork.
     """
-    promoted = FOUND._replace(
-        timeline=2, forks=(Fork(1, 4_900),), slot=SLOT._replace(confirmed_lsn=4_900)
+    promoted = replace(
+        FOUND,
+        timeline=2,
+        forks=(Fork(1, 4_900),),
+        slot=replace(SLOT, confirmed_lsn=4_900),
     )
     decision = decide_lineage(found=promoted)
 
@@ -155,7 +157,7 @@ def test_a_slot_beyond_the_fork_is_a_gap():
     """
     B73: changes between the fork and the slot on the new timeline were never streamed.
     """
-    promoted = FOUND._replace(timeline=2, forks=(Fork(1, 4_900),))
+    promoted = replace(FOUND, timeline=2, forks=(Fork(1, 4_900),))
     gap = decide_lineage(found=promoted).gap
 
     assert gap is not None
@@ -167,8 +169,8 @@ def test_the_fork_of_our_own_timeline_counts():
     After two promotions the first fork is where our history ended.
     """
     forks = (Fork(1, 4_900), Fork(2, 8_000))
-    slot = SLOT._replace(confirmed_lsn=4_850)
-    decision = decide_lineage(found=FOUND._replace(timeline=3, forks=forks, slot=slot))
+    slot = replace(SLOT, confirmed_lsn=4_850)
+    decision = decide_lineage(found=replace(FOUND, timeline=3, forks=forks, slot=slot))
 
     assert (None, 4_850) == (decision.gap, decision.confirmed_lsn)
 
@@ -177,9 +179,9 @@ def test_a_pending_lineage_is_resumed_and_not_begun_again():
     """
     A crash between the announcement of a gap and its slot repeats nothing.
     """
-    begun = decide_lineage(found=FOUND._replace(slot=None))
-    remembered = REMEMBERED._replace(lineages=begun.lineages)
-    decision = decide_lineage(remembered, FOUND._replace(slot=None))
+    begun = decide_lineage(found=replace(FOUND, slot=None))
+    remembered = replace(REMEMBERED, lineages=begun.lineages)
+    decision = decide_lineage(remembered, replace(FOUND, slot=None))
 
     assert (None, False, True, begun.lineage) == (
         decision.gap,
@@ -194,13 +196,13 @@ def test_an_earlier_confirmed_lsn_does_not_bind_a_new_lineage():
     Until the new lineage has confirmed something, its slot's beginning is the bound.
     """
     taken_up = replace(
-        decide_lineage(found=FOUND._replace(heartbeat=3)).lineage, start_lsn=200
+        decide_lineage(found=replace(FOUND, heartbeat=3)).lineage, start_lsn=200
     )
-    remembered = REMEMBERED._replace(lineages=(FIRST, taken_up))
-    found = FOUND._replace(
-        slot=SLOT._replace(confirmed_lsn=200), heartbeat=3, current_lsn=900
+    remembered = replace(REMEMBERED, lineages=(FIRST, taken_up))
+    found = replace(
+        FOUND, slot=replace(SLOT, confirmed_lsn=200), heartbeat=3, current_lsn=900
     )
-    moved = found._replace(slot=SLOT._replace(confirmed_lsn=201))
+    moved = replace(found, slot=replace(SLOT, confirmed_lsn=201))
 
     assert decide_lineage(remembered, moved).gap is not None
     decision = decide_lineage(remembered, found)
@@ -211,21 +213,21 @@ def test_an_earlier_confirmed_lsn_does_not_bind_a_new_lineage():
 @pytest.mark.parametrize(
     ("remembered", "found", "error"),
     [
-        (StoredHistory(), FOUND._replace(slot=None), NotPreparedError),
+        (StoredHistory(), replace(FOUND, slot=None), NotPreparedError),
         (StoredHistory(), FOUND, StateLostError),
         (
             StoredHistory(has_records=True),
-            FOUND._replace(slot=SlotHistory(700)),
+            replace(FOUND, slot=SlotHistory(700)),
             StateLostError,
         ),
         (
             StoredHistory(),
-            FOUND._replace(slot=SlotHistory(700, wal_status="lost")),
+            replace(FOUND, slot=SlotHistory(700, wal_status="lost")),
             SlotLostError,
         ),
         (
             REMEMBERED,
-            FOUND._replace(slot=SLOT._replace(is_ours=False, kind="a physical one")),
+            replace(FOUND, slot=replace(SLOT, is_ours=False, kind="a physical one")),
             NotPreparedError,
         ),
     ],
@@ -244,8 +246,8 @@ def test_state_that_contradicts_itself_is_a_named_error(
 @pytest.mark.parametrize(
     ("found", "error"),
     [
-        (FOUND._replace(slot=None), SlotLostError),
-        (FOUND._replace(heartbeat=1), HistoryChangedError),
+        (replace(FOUND, slot=None), SlotLostError),
+        (replace(FOUND, heartbeat=1), HistoryChangedError),
     ],
 )
 def test_a_refused_gap_is_named_by_its_cause(

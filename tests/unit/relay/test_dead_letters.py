@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from support.copying import replace
 from towpath.relay.encode.dead_letters import (
     NO_SUCH_PARTITION,
     SKIPPED,
@@ -97,7 +98,7 @@ def test_a_dead_letter_that_is_too_large_leaves_a_stub_too():
     """
     A dead letter is not nested in another one.
     """
-    large = record()._replace(topic="towpath.dead.relay")
+    large = replace(record(), topic="towpath.dead.relay")
     made = dead_letter(large, 100_000)
 
     assert ("towpath.dead.relay", TOO_LARGE) == (
@@ -231,7 +232,7 @@ def test_a_missing_partition_makes_a_dead_letter():
     """
     The record is kept as it was, without the partition that it asked for.
     """
-    asked = event(b"42", 500)._replace(partition=17)
+    asked = replace(event(b"42", 500), partition=17)
     made = dead_letters(ParkedAggregates(10)).of_record(asked, NO_SUCH_PARTITION)
 
     assert (b"42", b"v" * 100, -1, NO_SUCH_PARTITION.encode()) == (

@@ -2,6 +2,7 @@
 
 import pytest
 
+from support.copying import replace
 from towpath.relay.encode.captured_tables import CapturedTables, Collections
 from towpath.relay.postgres.backfill import signal_entry
 from towpath.relay.postgres.new_tables import fill_id
@@ -21,13 +22,13 @@ FIRST = (FirstStart.INITIAL, FirstStart.INITIAL_ONLY, FirstStart.WHEN_NEEDED)
     ("known", "step"),
     [
         (NEW, StartAction.MAKE_SLOT),
-        (NEW._replace(is_untouched=True), StartAction.MAKE_SLOT),
-        (NEW._replace(has_slot=True), StartAction.ASK),
-        (NEW._replace(has_slot=True, is_untouched=True), StartAction.GO_ON),
-        (NEW._replace(has_run=True), StartAction.GO_ON),
-        (NEW._replace(has_run=True, has_slot=True), StartAction.GO_ON),
-        (NEW._replace(has_records=True), StartAction.GO_ON),
-        (NEW._replace(has_records=True, has_slot=True), StartAction.GO_ON),
+        (replace(NEW, is_untouched=True), StartAction.MAKE_SLOT),
+        (replace(NEW, has_slot=True), StartAction.ASK),
+        (replace(NEW, has_slot=True, is_untouched=True), StartAction.GO_ON),
+        (replace(NEW, has_run=True), StartAction.GO_ON),
+        (replace(NEW, has_run=True, has_slot=True), StartAction.GO_ON),
+        (replace(NEW, has_records=True), StartAction.GO_ON),
+        (replace(NEW, has_records=True, has_slot=True), StartAction.GO_ON),
     ],
 )
 def test_durable_state_decides_the_initial_snapshot(
@@ -45,7 +46,7 @@ def test_other_snapshot_modes_read_nothing_first(mode: FirstStart, *, has_slot: 
     """
     N-05, N-06: ``never`` reads nothing; ``always`` requests a snapshot once streaming.
     """
-    assert StartAction.GO_ON == choose_start(mode, NEW._replace(has_slot=has_slot))
+    assert StartAction.GO_ON == choose_start(mode, replace(NEW, has_slot=has_slot))
 
 
 @pytest.mark.parametrize(("version", "has_failover"), [(160000, False), (170000, True)])

@@ -2,6 +2,7 @@
 
 import pytest
 
+from support.copying import replace
 from towpath.relay.snapshot.run import SnapshotRun
 from towpath.relay.snapshot.stored import (
     INCOMPLETE,
@@ -19,7 +20,7 @@ def ended(count: int) -> StoredTable:
     keys = tuple((b"%d" % number,) for number in range(count))
     table = TABLE.after(SettledRows(1, 5, 0, keys))
     state, reason = scan_outcome(table)
-    return table._replace(state=state, error=reason)
+    return replace(table, state=state, error=reason)
 
 
 def test_a_table_is_completed_only_without_dead_letters():
@@ -43,7 +44,7 @@ def test_a_key_request_of_the_relay_is_repeated_by_command():
     """
     Such a request cannot be resumed, so the command names the key.
     """
-    _, reason = scan_outcome(ended(1)._replace(asked_until="x"))
+    _, reason = scan_outcome(replace(ended(1), asked_until="x"))
 
     assert "towpath snapshot start s.a --key '[\"0\"]'" in (reason or "")
 
@@ -86,7 +87,7 @@ def test_a_snapshot_has_the_worst_state_of_its_tables(
     A failed table fails it; an incomplete one makes it incomplete.
     """
     tables = [
-        TABLE._replace(collection=f"s.{number}", ordinal=number, state=state)
+        replace(TABLE, collection=f"s.{number}", ordinal=number, state=state)
         for number, state in enumerate(states)
     ]
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from support.copying import replace
 from towpath.relay.encode.codecs.codec import (
     Codec,
     EnvelopeFacts,
@@ -169,7 +170,7 @@ def test_a_place_in_the_transaction_is_a_block():
     """
     With enrichment the envelope has the transaction's id and orders.
     """
-    facts = FACTS._replace(transaction=TransactionPlace("9:160", 3, 2))
+    facts = replace(FACTS, transaction=TransactionPlace("9:160", 3, 2))
     value = codec().value(None, None, facts, is_full=False)
 
     assert {"id": "9:160", "total_order": 3, "data_collection_order": 2} == json.loads(

@@ -1,9 +1,8 @@
 """The relay's own key requests: batches, holds, and repeats after a restart."""
 
-from dataclasses import replace
-
 import pytest
 
+from support.copying import replace
 from towpath.relay.snapshot.key_requests import MAX_BATCH_BYTES, MAX_WAIT_S, KeyRequests
 from towpath.relay.wal.messages import Column, Relation
 from towpath.schemas.position import Position
@@ -132,7 +131,7 @@ def test_a_failed_key_request_fails_the_waiting_table():
     requests.ask(A, key(1), place(8))
     batch = requests.take(0.0)
     waiting = requests.has_ended(requests.newest(1))
-    requests.end_batch((batch.tables[0]._replace(state="failed"),))
+    requests.end_batch((replace(batch.tables[0], state="failed"),))
 
     assert (False, True) == (waiting, requests.has_ended(requests.newest(1)))
     assert [True, False, False] == [

@@ -6,6 +6,7 @@ import json
 import fastavro
 import pytest
 
+from support.copying import replace
 from towpath.relay.encode.codecs.avro_schema import avro_text
 from towpath.relay.encode.codecs.codec import TransactionPlace
 from towpath.relay.encode.codecs.factory import Documents
@@ -137,7 +138,7 @@ def test_internal_messages_are_never_published(prefix: str):
     """
     left_out: list[str] = []
     maker = message_route(on_skipped=left_out.append)
-    spoken = OUTSIDE._replace(prefix=prefix)
+    spoken = replace(OUTSIDE, prefix=prefix)
 
     assert (None, []) == (maker.record(spoken, NOW_US), left_out)
 
@@ -156,7 +157,7 @@ def test_message_content_is_written_like_other_bytes(form: Binaries, content: st
     A81: any bytes are kept, in the form that the configuration chooses.
     """
     relay = Relay(messages=Messages(publish=True), rows=Rows(binaries=form))
-    spoken = OUTSIDE._replace(content=b"\xfb\xff\0")
+    spoken = replace(OUTSIDE, content=b"\xfb\xff\0")
     record = message_route(relay).record(spoken, NOW_US)
 
     assert content == json.loads(record.value)["message"]["content"]

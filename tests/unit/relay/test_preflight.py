@@ -1,10 +1,9 @@
 """Findings of the checks before a start, from facts alone."""
 
-from dataclasses import replace
-
 import orjson
 import pytest
 
+from support.copying import replace
 from towpath.relay.errors import Level
 from towpath.relay.kafka.preflight import ClusterFacts, TopicSettings, kafka_findings
 from towpath.relay.postgres.preflight import running_findings
@@ -45,7 +44,7 @@ TABLES = PublicationFacts(
     via_root=True,
     tables={"shop.orders": NAMED, "towpath.signal": NAMED},
 )
-EVENTS = TABLES._replace(tables={"towpath.outbox": NAMED})
+EVENTS = replace(TABLES, tables={"towpath.outbox": NAMED})
 SERVER = ServerFacts(180006, "logical", "UTF8", keep_mebibytes=51_200)
 READY = SourceFacts(
     server=SERVER,
@@ -65,8 +64,8 @@ CLUSTER = ClusterFacts(2, topics={ORDERS: TOPIC, "towpath.relay-state": STATE})
 def with_topic(**settings: str) -> ClusterFacts:
     """Change settings of the table's topic."""
     changed = {**TOPIC.settings, **settings}
-    return CLUSTER._replace(
-        topics={**CLUSTER.topics, ORDERS: TOPIC._replace(settings=changed)}
+    return replace(
+        CLUSTER, topics={**CLUSTER.topics, ORDERS: replace(TOPIC, settings=changed)}
     )
 
 
@@ -112,7 +111,7 @@ def test_a_source_that_is_ready_has_no_finding():
             "relay init",
         ),
         (
-            replace(READY, slot=None, server=SERVER._replace(slots=10, max_slots=10)),
+            replace(READY, slot=None, server=replace(SERVER, slots=10, max_slots=10)),
             "all 10 replication slots",
             "max_replication_slots = 15",
         ),
@@ -120,18 +119,18 @@ def test_a_source_that_is_ready_has_no_finding():
             replace(
                 READY,
                 slot=SlotHistory(1),
-                server=SERVER._replace(senders=10, max_senders=10),
+                server=replace(SERVER, senders=10, max_senders=10),
             ),
             "all 10 WAL senders",
             "max_wal_senders = 15",
         ),
         (
-            replace(READY, server=SERVER._replace(keep_mebibytes=-1)),
+            replace(READY, server=replace(SERVER, keep_mebibytes=-1)),
             "max_slot_wal_keep_size is -1",
             "'50GB'",
         ),
         (
-            replace(READY, server=SERVER._replace(decoding_kibibytes=64)),
+            replace(READY, server=replace(SERVER, decoding_kibibytes=64)),
             "logical_decoding_work_mem is 64 kB",
             "'64MB'",
         ),
@@ -184,31 +183,33 @@ def test_a_cluster_that_is_ready_has_no_finding():
 @pytest.mark.parametrize(
     ("facts", "level", "what"),
     [
-        (CLUSTER._replace(broker_count=1), Level.ERROR, "replication_factor is 2"),
+        (replace(CLUSTER, broker_count=1), Level.ERROR, "replication_factor is 2"),
         (
-            CLUSTER._replace(broker={"auto.create.topics.enable": "true"}),
+            replace(CLUSTER, broker={"auto.create.topics.enable": "true"}),
             Level.WARNING,
             "auto.create",
         ),
         (
-            CLUSTER._replace(broker={"unclean.leader.election.enable": "true"}),
+            replace(CLUSTER, broker={"unclean.leader.election.enable": "true"}),
             Level.WARNING,
             "unclean",
         ),
         (
-            CLUSTER._replace(
+            replace(
+                CLUSTER,
                 topics={
-                    "towpath.relay-state": STATE._replace(
-                        settings={"cleanup.policy": "delete"}
+                    "towpath.relay-state": replace(
+                        STATE, settings={"cleanup.policy": "delete"}
                     )
-                }
+                },
             ),
             Level.ERROR,
             "cleanup.policy delete",
         ),
         (
-            CLUSTER._replace(
-                topics={"towpath.relay-state": STATE._replace(partition_count=3)}
+            replace(
+                CLUSTER,
+                topics={"towpath.relay-state": replace(STATE, partition_count=3)},
             ),
             Level.ERROR,
             "3 partitions",
@@ -220,22 +221,24 @@ def test_a_cluster_that_is_ready_has_no_finding():
             Level.ERROR,
             "min.insync.replicas is 3",
         ),
-        (CLUSTER._replace(marked={ORDERS: 3}), Level.ERROR, "it had 3"),
+        (replace(CLUSTER, marked={ORDERS: 3}), Level.ERROR, "it had 3"),
         (
-            with_topic(**{"max.message.bytes": "100"})._replace(
-                broker={"message.max.bytes": "200"}
+            replace(
+                with_topic(**{"max.message.bytes": "100"}),
+                broker={"message.max.bytes": "200"},
             ),
             Level.WARNING,
             "takes 100 bytes, other topics of the broker 200",
         ),
         (
-            CLUSTER._replace(
+            replace(
+                CLUSTER,
                 topics={
-                    ORDERS: TOPIC._replace(settings={"max.message.bytes": "200"}),
-                    "towpath.dead.relay": TOPIC._replace(
-                        settings={"max.message.bytes": "100"}
+                    ORDERS: replace(TOPIC, settings={"max.message.bytes": "200"}),
+                    "towpath.dead.relay": replace(
+                        TOPIC, settings={"max.message.bytes": "100"}
                     ),
-                }
+                },
             ),
             Level.WARNING,
             "takes 100 bytes",

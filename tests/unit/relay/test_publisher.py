@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from support.copying import replace
 from towpath.relay.encode.dead_letters import (
     NO_KEY,
     NO_SUCH_PARTITION,
@@ -168,7 +169,7 @@ def test_a_record_without_a_key_is_kept_from_a_compacted_topic():
     publisher = make_publisher(kafka, ledger, dead, stats)
     truncate = Record(COMPACTED, None, b"t", [], b"P", 9, 100, 1)
     publisher.publish_change(truncate, ledger.begin())
-    publisher.publish_change(truncate._replace(key=b"42"), ledger.begin())
+    publisher.publish_change(replace(truncate, key=b"42"), ledger.begin())
     publisher.flush()
 
     assert (["towpath.dead.relay", COMPACTED], {NO_KEY: 1}) == (
@@ -207,7 +208,7 @@ def publish_chunk(*records: Record) -> tuple[Kafka, Stats, Delivery, DeliveryLed
 
 
 PLAIN = Record("rows", b"1", b"value", [], b"P", 9, 100)
-ROWS = [PLAIN, PLAIN._replace(key=b"2", value=b"longer value")]
+ROWS = [PLAIN, replace(PLAIN, key=b"2", value=b"longer value")]
 
 
 def test_rows_of_a_chunk_are_expected_together_and_acknowledged_one_by_one():
@@ -258,7 +259,7 @@ def test_an_oversized_row_of_a_chunk_is_handled_alone(odd: dict, produced: tuple
     Its neighbours are published normally, in their order.
     """
     kafka, _, delivery, _ = publish_chunk(
-        PLAIN, PLAIN._replace(key=b"2")._replace(**odd), PLAIN
+        PLAIN, replace(replace(PLAIN, key=b"2"), **odd), PLAIN
     )
 
     assert ([("rows", b"1", -1), produced, ("rows", b"1", -1)], 4) == (

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from support.copying import replace
 from towpath.relay import recover
 from towpath.relay.kafka.recovery import Tails
 from towpath.relay.recovery.marks import Confirmed
@@ -11,7 +12,7 @@ from towpath.relay.recovery.state import State
 from towpath.settings import DeliveryMode
 
 UNCLEAN = Confirmed(8, 8, 8, 0, is_clean=False, at="")
-CLEAN = UNCLEAN._replace(is_clean=True)
+CLEAN = replace(UNCLEAN, is_clean=True)
 IDEMPOTENT, TRANSACTIONAL = DeliveryMode.IDEMPOTENT, DeliveryMode.TRANSACTIONAL
 
 

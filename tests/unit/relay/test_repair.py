@@ -3,6 +3,7 @@
 import orjson
 import pytest
 
+from support.copying import replace
 from towpath.relay.errors import StateRefusedError
 from towpath.relay.recovery.lineage import SlotHistory, SourceHistory, parse_lineages
 from towpath.relay.recovery.marks import FormerCount, Mark
@@ -104,9 +105,9 @@ def test_a_planned_repair_can_be_read_as_state():
     ("slot", "reason"),
     [
         (None, "is not there"),
-        (SLOT._replace(wal_status="lost"), "of no use"),
-        (SLOT._replace(is_ours=False, kind="a physical one"), "of no use"),
-        (SLOT._replace(is_active=True), "stop the relay first"),
+        (replace(SLOT, wal_status="lost"), "of no use"),
+        (replace(SLOT, is_ours=False, kind="a physical one"), "of no use"),
+        (replace(SLOT, is_active=True), "stop the relay first"),
     ],
 )
 def test_a_repair_needs_a_free_slot(slot: SlotHistory | None, reason: str):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from support.copying import replace
 from towpath.relay.encode.relations import NOTHING_KNOWN, bind
 from towpath.relay.errors import MalformedMessageError
 from towpath.relay.wal.messages import (
@@ -73,7 +74,7 @@ def test_each_transactions_ordinals_begin_at_zero():
     sequencer = begun()
     sequencer.feed(ROW, 0)
     sequencer.feed(COMMIT, 0)
-    sequencer.feed(BEGIN._replace(final_lsn=240), 0)
+    sequencer.feed(replace(BEGIN, final_lsn=240), 0)
 
     assert 0 == sequencer.feed(ROW, 0).ordinal
 
@@ -97,7 +98,7 @@ def test_changes_know_the_origin_of_their_transaction():
     sequencer.feed(Origin(origin_lsn=8, name="elsewhere"), 0)
     here = sequencer.feed(ROW, 0).transaction
     committed = sequencer.feed(COMMIT, 0).transaction
-    sequencer.feed(BEGIN._replace(final_lsn=240), 0)
+    sequencer.feed(replace(BEGIN, final_lsn=240), 0)
     there = sequencer.feed(ROW, 0).transaction
 
     assert ("elsewhere", "elsewhere", None) == (
@@ -134,7 +135,7 @@ def test_a_commit_carries_the_lsn_to_confirm():
         [ROW],
         [COMMIT],
         [BEGIN, BEGIN],
-        [BEGIN, COMMIT._replace(commit_lsn=161)],
+        [BEGIN, replace(COMMIT, commit_lsn=161)],
         [BEGIN, Insert(8, (b"1", None))],
         [BEGIN, Insert(7, (b"1",))],
         [BEGIN, Truncate((8,), cascades=False, restarts_identity=False)],

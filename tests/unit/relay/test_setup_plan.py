@@ -1,9 +1,8 @@
 """The plan of ``relay init``, and its refusals, from facts alone."""
 
-from dataclasses import replace
-
 import pytest
 
+from support.copying import replace
 from towpath.relay.errors import NotPreparedError
 from towpath.relay.postgres.relays import RelayFacts
 from towpath.relay.postgres.setup import check_source, plan_setup, source_warnings
@@ -59,17 +58,17 @@ BARE = replace(
 
 def with_table(**change) -> SourceFacts:
     """Change facts of the one table."""
-    return replace(READY, tables={"shop.orders": TABLE._replace(**change)})
+    return replace(READY, tables={"shop.orders": replace(TABLE, **change)})
 
 
 def with_member(**change) -> SourceFacts:
     """Change facts of the member that stores its rows."""
-    return with_table(members=(MEMBER._replace(**change),))
+    return with_table(members=(replace(MEMBER, **change),))
 
 
 def with_publication(**change) -> SourceFacts:
     """Change facts of the tables' publication."""
-    publications = {"towpath": TABLES._replace(**change), "towpath_outbox": EVENTS}
+    publications = {"towpath": replace(TABLES, **change), "towpath_outbox": EVENTS}
     return replace(READY, publications=publications)
 
 
@@ -104,7 +103,7 @@ def test_the_slot_is_created_with_failover_where_supported(
     """
     B73: from version 17 on the slot is created with failover.
     """
-    server = SERVER._replace(version=version)
+    server = replace(SERVER, version=version)
     step = plan_setup(replace(BARE, server=server), SETTINGS)[-1]
 
     assert has_failover == step.statement.endswith("true)")
@@ -212,17 +211,17 @@ def test_a_slot_of_another_owner_is_refused():
 @pytest.mark.parametrize(
     ("facts", "cure"),
     [
-        (replace(READY, server=SERVER._replace(wal_level="replica")), "ALTER SYSTEM"),
-        (replace(READY, server=SERVER._replace(version=140000)), "15 or later"),
-        (replace(READY, server=SERVER._replace(encoding="LATIN1")), "UTF8"),
-        (replace(READY, server=SERVER._replace(is_standby=True)), "pg_ctl promote"),
-        (replace(READY, server=SERVER._replace(may_replicate=False)), "REPLICATION"),
+        (replace(READY, server=replace(SERVER, wal_level="replica")), "ALTER SYSTEM"),
+        (replace(READY, server=replace(SERVER, version=140000)), "15 or later"),
+        (replace(READY, server=replace(SERVER, encoding="LATIN1")), "UTF8"),
+        (replace(READY, server=replace(SERVER, is_standby=True)), "pg_ctl promote"),
+        (replace(READY, server=replace(SERVER, may_replicate=False)), "REPLICATION"),
         (replace(READY, tables={}), "[source] tables"),
         (with_table(kind="v"), "remove"),
         (with_member(persistence="u"), "SET LOGGED"),
         (
             with_table(
-                key=(), members=(MEMBER._replace(identity_columns=frozenset()),)
+                key=(), members=(replace(MEMBER, identity_columns=frozenset()),)
             ),
             'ALTER TABLE "shop"."orders" REPLICA IDENTITY FULL',
         ),
@@ -263,7 +262,7 @@ def test_each_problem_is_reported_with_its_remedy(facts: SourceFacts, cure: str)
         (
             with_table(
                 key=(),
-                members=(MEMBER._replace(identity="f", identity_columns=frozenset()),),
+                members=(replace(MEMBER, identity="f", identity_columns=frozenset()),),
             ),
             ["shop.orders: no primary key"],
         ),
@@ -289,10 +288,10 @@ def test_a_keyless_table_may_be_insert_only():
     Without published updates no update breaks, and the loss is reported.
     """
     keyless = with_table(
-        key=(), members=(MEMBER._replace(identity_columns=frozenset()),)
+        key=(), members=(replace(MEMBER, identity_columns=frozenset()),)
     )
     publications = {
-        "towpath": TABLES._replace(operations=INSERTS),
+        "towpath": replace(TABLES, operations=INSERTS),
         "towpath_outbox": EVENTS,
     }
     facts = replace(keyless, publications=publications)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 
+from support.copying import replace
 from towpath.relay.encode.columns import ColumnRules
 from towpath.relay.encode.record import Record
 from towpath.relay.encode.relations import CatalogFacts, bind
@@ -24,7 +25,7 @@ SHAPE = RelationShape(
         ColumnShape("total", 1700, 786438, is_key=False),
     ),
 )
-WIDER = SHAPE._replace(columns=(*SHAPE.columns, ColumnShape("x", 25, -1, is_key=False)))
+WIDER = replace(SHAPE, columns=(*SHAPE.columns, ColumnShape("x", 25, -1, is_key=False)))
 FACTS = CatalogFacts(
     ("id", "line"), {20: "bigint", 23: "integer", 1700: "numeric"}, frozenset({"id"})
 )
@@ -98,7 +99,7 @@ def test_a_dropped_table_under_full_identity_has_no_key():
     """
     Under REPLICA IDENTITY FULL the stream does not mark the key, so there is none.
     """
-    relation = bind(SHAPE._replace(identity="f"), CatalogFacts((), {}, frozenset()))
+    relation = bind(replace(SHAPE, identity="f"), CatalogFacts((), {}, frozenset()))
 
     assert () == relation.key
 
@@ -158,7 +159,7 @@ def test_a_table_that_is_not_captured_has_no_published_shape():
     Outbox and signal table have no shape for sinks, and the catalog is not queried.
     """
     bench = ShapesBench()
-    bench.bind(SHAPE._replace(table="no"), 8)
+    bench.bind(replace(SHAPE, table="no"), 8)
 
     assert ([], 0) == (bench.published(), bench.catalog.asked)
 
@@ -199,8 +200,8 @@ def test_a_shape_is_delivered_with_its_transaction():
 
 def flagged(*names: str, identity: str = "d") -> RelationShape:
     """Make a shape whose replica identity is these columns."""
-    columns = [c._replace(is_key=c.name in names) for c in SHAPE.columns]
-    return SHAPE._replace(identity=identity, columns=tuple(columns))
+    columns = [replace(c, is_key=c.name in names) for c in SHAPE.columns]
+    return replace(SHAPE, identity=identity, columns=tuple(columns))
 
 
 def test_the_stream_decides_the_key_columns():

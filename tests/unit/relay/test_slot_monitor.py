@@ -2,6 +2,7 @@
 
 import pytest
 
+from support.copying import replace
 from towpath.relay.postgres.slot_monitor import (
     Crossing,
     SlotLook,
@@ -27,7 +28,7 @@ def test_a_retention_bound_is_logged_once_per_crossing():
     """
     watch = SlotWatch(RELAY)
     told = [
-        [(c.what, c.is_over) for c in crossings(watch, LOOK._replace(retained_bytes=n))]
+        [(c.what, c.is_over) for c in crossings(watch, replace(LOOK, retained_bytes=n))]
         for n in (1_000, 1_001, 1_500, 2_001, 1_500, 10)
     ]
 
@@ -45,7 +46,7 @@ def test_a_slot_in_danger_of_losing_wal_is_an_error():
     """
     B77: unreserved means that the next checkpoint may lose the slot.
     """
-    (told,) = crossings(SlotWatch(RELAY), LOOK._replace(wal_status="unreserved"))
+    (told,) = crossings(SlotWatch(RELAY), replace(LOOK, wal_status="unreserved"))
 
     assert Crossing("max_slot_wal_keep_size", "error", is_over=True) == told
 
@@ -55,7 +56,7 @@ def test_inactive_time_of_a_slot_is_measured_on_old_servers():
     Before version 17 the time counts from the first look at an inactive slot.
     """
     watch = SlotWatch(RELAY)
-    look = LOOK._replace(is_active=False)
+    look = replace(LOOK, is_active=False)
     first = watch.view(look, 100.0)
     second = watch.view(look, 131.0)
     active = watch.view(LOOK, 132.0)
@@ -71,7 +72,7 @@ def test_the_servers_inactive_time_of_a_slot_takes_precedence():
     """
     The server's time is used instead of the measured one.
     """
-    look = LOOK._replace(is_active=False, inactive_s=99.0)
+    look = replace(LOOK, is_active=False, inactive_s=99.0)
 
     assert 99.0 == SlotWatch(RELAY).view(look, 5.0).inactive_s
 
@@ -82,7 +83,7 @@ def test_outbox_updates_are_counted_from_the_first_look():
     """
     watch = SlotWatch(RELAY)
     seen = [
-        watch.new_outbox_updates(LOOK._replace(outbox_updates=n))
+        watch.new_outbox_updates(replace(LOOK, outbox_updates=n))
         for n in (7, 7, 9, None, 3, 4)
     ]
 
@@ -93,8 +94,8 @@ def test_outbox_updates_are_counted_from_the_first_look():
     ("look", "part"),
     [
         (None, "is gone"),
-        (LOOK._replace(wal_status="lost"), "max_slot_wal_keep_size"),
-        (LOOK._replace(invalidation_reason="idle_timeout"), "idle_timeout"),
+        (replace(LOOK, wal_status="lost"), "max_slot_wal_keep_size"),
+        (replace(LOOK, invalidation_reason="idle_timeout"), "idle_timeout"),
     ],
 )
 def test_a_lost_slot_has_its_cause(look: SlotLook | None, part: str):
@@ -108,4 +109,4 @@ def test_a_serving_slot_is_not_lost():
     """
     A slot in use, or in danger, is not lost.
     """
-    assert None is slot_loss(LOOK._replace(wal_status="unreserved"), "towpath")
+    assert None is slot_loss(replace(LOOK, wal_status="unreserved"), "towpath")

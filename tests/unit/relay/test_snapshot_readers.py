@@ -2,6 +2,7 @@
 
 import pytest
 
+from support.copying import replace
 from towpath.relay.snapshot import effects as do
 from towpath.relay.snapshot import facts as told
 from towpath.relay.snapshot.driver import SnapshotDriver, SnapshotScope
@@ -316,7 +317,7 @@ def test_a_table_that_was_paused_before_a_restart_stays_so():
     """
     Only a signal resumes it.
     """
-    loop = Loop(table("a")._replace(state="paused"))
+    loop = Loop(replace(table("a"), state="paused"))
 
     assert ([], False) == (loop.effects, loop.driver.is_busy)
 
@@ -422,7 +423,7 @@ def test_chunks_that_wait_for_the_stream_use_no_reader_slot():
     Otherwise the one waits for the stream and the other for a slot, for ever.
     """
     slow = table("a")
-    frozen = table("b", kind=BLOCKING)._replace(snapshot_id="s3")
+    frozen = replace(table("b", kind=BLOCKING), snapshot_id="s3")
     loop = Loop(slow, frozen, readers=1)
     first, last = loop.begin()
     loop.plan(first, 99)
@@ -492,7 +493,7 @@ def test_stored_progress_in_another_key_fails_the_table(kind: str):
     [ask] = loop.begin()
     loop.plan(ask, 9)
     [begun] = loop.all(do.SaveProgress)
-    stored = begun.table._replace(last_key=key(4), ranges=(KeyRange(key(4), key(9)),))
+    stored = replace(begun.table, last_key=key(4), ranges=(KeyRange(key(4), key(9)),))
     again = Loop(stored)
     [ask] = again.begin()
     again.tell(told.PlanRead(ask.request_id, with_other_key("a")))
@@ -513,7 +514,7 @@ def test_a_failed_table_fails_the_run_of_a_resumed_one(
     A failure beside it fails the whole run, whether the others are still read or not.
     """
     failed = [
-        table(name)._replace(state="failed", error="no", last_key=key(1))
+        replace(table(name), state="failed", error="no", last_key=key(1))
         for name in "bc"
     ]
     loop = Loop(table("a"), *failed)

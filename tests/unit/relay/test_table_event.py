@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from support.copying import replace
 from towpath.relay.encode.notifications import (
     TableEvent,
     emptying_records,
@@ -102,7 +103,7 @@ def test_before_a_sweep_only_other_consumers_get_a_truncate():
     """
     The record is Debezium's truncate, without the header that our sinks read.
     """
-    swept = EVENT._replace(empties=False, is_swept=True)
+    swept = replace(EVENT, empties=False, is_swept=True)
     made = {
         each: emptying_records(swept, router(each), TRANSACTION, 3, (2, False), 1)
         for each in (RecordFormat.JSON, RecordFormat.AVRO)

@@ -1,9 +1,8 @@
 """Expressions in ``[[source]] tables``: how init, doctor and relay resolve them."""
 
-from dataclasses import replace
-
 import pytest
 
+from support.copying import replace
 from towpath.relay.errors import Finding, Level
 from towpath.relay.postgres.capture_checks import tables_to_capture
 from towpath.relay.postgres.preflight import capture_findings, running_findings
@@ -51,8 +50,10 @@ def publication(*tables: str) -> PublicationFacts:
     )
 
 
-EVENTS = publication()._replace(
-    tables={"towpath.outbox": PublishedTable()}, operations=(True, False, False, False)
+EVENTS = replace(
+    publication(),
+    tables={"towpath.outbox": PublishedTable()},
+    operations=(True, False, False, False),
 )
 FACTS = SourceFacts(
     server=ServerFacts(180006, "logical", "UTF8", keep_mebibytes=51_200),

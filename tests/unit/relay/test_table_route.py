@@ -5,6 +5,7 @@ from base64 import b64encode
 
 import pytest
 
+from support.copying import replace
 from towpath.relay.encode.codecs.codec import TableNames, TransactionPlace
 from towpath.relay.encode.codecs.json_codec import json_maker
 from towpath.relay.encode.columns import ColumnRules
@@ -543,7 +544,7 @@ def test_an_origin_is_part_of_the_source():
     """
     Only a change replicated to the source has an origin.
     """
-    from_afar = INSERT._replace(transaction=TRANSACTION._replace(origin='a"b'))
+    from_afar = replace(INSERT, transaction=replace(TRANSACTION, origin='a"b'))
     (record,) = records(from_afar)
 
     assert 'a"b' == envelope(record)["source"]["origin"]

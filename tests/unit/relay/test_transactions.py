@@ -6,6 +6,7 @@ import json
 import fastavro
 import pytest
 
+from support.copying import replace
 from towpath.relay.encode.codecs.factory import Documents
 from towpath.relay.encode.transaction_metadata import TransactionMetadata
 from towpath.relay.wal.transactions import Transaction
@@ -126,7 +127,7 @@ def test_each_transactions_event_orders_begin_at_one(metadata: TransactionMetada
     """
     metadata.place("s.a")
     metadata.end(TRANSACTION, 1)
-    following = TRANSACTION._replace(xid=572, commit_lsn=53195900)
+    following = replace(TRANSACTION, xid=572, commit_lsn=53195900)
     metadata.begin(following)
     place = metadata.place("s.b")
     end = json.loads(metadata.end(following, 1).value)

@@ -5,6 +5,7 @@ import pyarrow as pa
 import pytest
 import redis
 
+from support.copying import replace
 from support.guard_model import PREFIX, GuardModel, words
 from support.record_table import cache_routes, table_of
 from towpath.sinks.change import Origin, Record
@@ -569,7 +570,7 @@ def test_a_slice_of_a_batch_is_taken_like_a_whole_batch():
     Its start in the batch's columns, and the number of chunks, do not matter.
     """
     told = [record(n, note=f"{n}") for n in range(20)]
-    told[3] = told[3]._replace(headers={"position": b"?"})
+    told[3] = replace(told[3], headers={"position": b"?"})
     told[14] = record(14, envelope(None, "d"))
     table = pa.concat_tables([table_of(told[:9]), table_of(told[9:])])
     found = GuardModel()

@@ -5,6 +5,7 @@ import re
 import orjson
 import pytest
 
+from support.copying import replace
 from towpath.settings import SearchOptions
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
 from towpath.sinks.targets.cache import schema
@@ -133,7 +134,7 @@ def test_a_document_is_written_to_each_alias_of_its_route():
 
 def test_an_empty_document_is_still_json():
     """An aggregate whose state is an empty object keeps its position."""
-    empty = change(7, {})._replace(text=b" {} ")
+    empty = replace(change(7, {}), text=b" {} ")
     (document,) = written(empty, "orders")
 
     assert {"_position": POSITION} == orjson.loads(document.lines.splitlines()[1])

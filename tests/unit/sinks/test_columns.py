@@ -6,6 +6,7 @@ import orjson
 import pyarrow as pa
 import pytest
 
+from support.copying import replace
 from towpath.settings import Route, RouteKind, Sink, SinkKind
 from towpath.sinks.apply.batch import records_of
 from towpath.sinks.changes.columns import newest_rows, plain_columns
@@ -105,7 +106,7 @@ def taken(table, read=None):
     laid = rows.lay_out_columns(TABLE, columns)
     if laid is None:
         return None
-    return laid._replace(rows=newest_rows(laid.rows, TABLE.key, POSITION))
+    return replace(laid, rows=newest_rows(laid.rows, TABLE.key, POSITION))
 
 
 def as_records(table):

@@ -3,6 +3,7 @@
 import orjson
 import pytest
 
+from support.copying import replace
 from towpath.settings import Sink
 from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Floor, Origin
 from towpath.sinks.changes.decode import Poison, Record, decode
@@ -385,7 +386,8 @@ def test_a_read_event_is_a_document_at_its_position():
     position = "00000000016b3748.-"
     given = {"snapshot": b"s", "position": position.encode()}
     shared = event(text, **given)
-    own = shared._replace(
+    own = replace(
+        shared,
         origin=Origin("outbox.event.order.backfill.search", 0, 3),
     )
     row = {"total": "1.00"}
@@ -402,8 +404,8 @@ def test_a_deleting_event_or_a_missing_value_deletes_the_document():
     """
     deleting = event(b"{}", type=b"OrderDeleted")
     tombstone = event(None)
-    absent = tombstone._replace(
-        headers={"position": POSITION.encode(), "snapshot": b"s"}
+    absent = replace(
+        tombstone, headers={"position": POSITION.encode(), "snapshot": b"s"}
     )
 
     assert [state(None), state(None), state(None, is_read=True)] == decode(

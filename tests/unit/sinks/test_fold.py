@@ -1,5 +1,6 @@
 """Corner cases of the fold that a random history seldom has."""
 
+from support.copying import replace
 from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Floor, Origin, Refusal
 from towpath.sinks.fold import ABSENT_ROW, Folded, first_per_event, newest_per_key
 
@@ -61,7 +62,7 @@ def test_a_partial_change_after_a_delete_is_refused():
 def test_a_read_row_stands_below_the_changes_of_its_log_position():
     """The READ row's ordinal sorts before every other."""
     row = change(5, {"id": 1, "a": "streamed"})
-    read = row._replace(position=f"{5:016x}.-", row={"id": 1, "a": "read"})
+    read = replace(row, position=f"{5:016x}.-", row={"id": 1, "a": "read"})
 
     assert (row,) == newest_per_key([row, read]).changes
 
@@ -74,7 +75,7 @@ def test_changes_of_different_topics_are_not_merged():
     merge.
     """
     read = change(1, {"id": 1, "a": 1, "b": 1})
-    read = read._replace(is_read=True, origin=Origin("orders.backfill.cache", 0, 0))
+    read = replace(read, is_read=True, origin=Origin("orders.backfill.cache", 0, 0))
     partials = [
         change(3, {"id": 1, "a": 3}, unchanged=["b", "c"]),
         change(4, {"id": 1, "c": 4}, unchanged=["a", "b"]),
@@ -85,11 +86,11 @@ def test_changes_of_different_topics_are_not_merged():
 
     assert [
         Folded((read,), (), 0, (merged,)),
-        Folded((read._replace(row=None),), (), 0, (merged,)),
+        Folded((replace(read, row=None),), (), 0, (merged,)),
         Folded((above,), ()),
     ] == [
         newest_per_key([read, *partials]),
-        newest_per_key([*partials, read._replace(row=None)]),
+        newest_per_key([*partials, replace(read, row=None)]),
         newest_per_key([read, whole, *partials]),
     ]
 
@@ -103,14 +104,14 @@ def test_changes_of_different_partitions_are_not_merged():
     moved = Origin("orders", 1, 0)
     whole = change(5, {"id": 1, "a": 5, "b": 5})
     lower = change(6, {"id": 1, "b": 6}, unchanged=["a"])
-    newest = change(9, {"id": 1, "b": 9}, unchanged=["a"])._replace(origin=moved)
+    newest = replace(change(9, {"id": 1, "b": 9}, unchanged=["a"]), origin=moved)
     refusal = Refusal(newest, ABSENT_ROW, asks=True)
 
     assert [
         Folded((whole,), (), 0, (newest,)),
         Folded((lower,), (refusal,)),
         Folded(
-            (whole._replace(position=lower.position, row=whole.row | {"b": 6}),),
+            (replace(whole, position=lower.position, row=whole.row | {"b": 6}),),
             (refusal,),
         ),
     ] == [
@@ -134,7 +135,7 @@ def test_a_repeated_event_is_kept_once():
     An event id that comes twice in a batch is one event.
     """
     event = EventRow("log", "id", "order", "7", "T", "{}", "{}", "p", "t", ORIGIN)
-    other = event._replace(route="other")
+    other = replace(event, route="other")
 
     assert (event, other) == first_per_event([event, other, event])
 
@@ -144,7 +145,7 @@ def test_no_change_above_a_floor_merges_with_one_below_it():
     A partial change above a truncate does not take older columns.
     """
     floor = Floor("orders", f"{2:016x}.0000000005", needs_all=False, origin=ORIGIN)
-    lower = floor._replace(position=f"{1:016x}.-")
+    lower = replace(floor, position=f"{1:016x}.-")
     partial = change(3, {"id": 1, "a": 3}, unchanged=["b"])
     other = change(1, {"id": 1}, route="customers")
     folded = newest_per_key(

@@ -1,10 +1,9 @@
 """Changes held back after an unreadable record, and events after a refused one."""
 
-from dataclasses import replace
-
 import orjson
 import pytest
 
+from support.copying import replace
 from support.dead_letters import Letters, desk_of
 from support.parked_shop import FILL, TOPIC, Shop, change
 from towpath.settings import Sink as SinkSettings
@@ -56,7 +55,7 @@ def test_a_record_without_a_position_parks_nothing():
     Its later changes are unknown, in one batch as in two.
     """
     shop = Shop()
-    lone = change(1, "z")._replace(headers={})
+    lone = replace(change(1, "z"), headers={})
     result = shop.write(lone, change(2, "c", note="a"))
 
     assert (0, "a", [1]) == (
@@ -221,8 +220,8 @@ def test_no_row_supersedes_an_event():
     state = {"name": "orders", "kind": "aggregate", "state_types": ["OrderPaid"]}
     log = EventLog(OrderedReceiver(), {"topic": LOG, **state})
     log.write(event(2))
-    document = event(9, snapshot="s1")._replace(
-        origin=Origin(f"{LOG}.backfill.hook", 0, 9)
+    document = replace(
+        event(9, snapshot="s1"), origin=Origin(f"{LOG}.backfill.hook", 0, 9)
     )
     result = log.write(document)
 

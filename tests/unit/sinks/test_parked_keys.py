@@ -4,6 +4,7 @@ Parked keys: which changes wait, what releases a key, and the dead-letter comman
 
 import pytest
 
+from support.copying import replace
 from support.dead_letters import Letters, Still, desk_of
 from support.parked_shop import FILL, KEY, ROUTES, TOPIC, Choosy, Shop, change
 from towpath.sinks.apply.batch import BatchWriter
@@ -112,7 +113,7 @@ def test_a_row_read_as_absent_releases_the_key(shop: Shop):
     A snapshot of keys deletes a key that it does not find.
     """
     gone = change(4, "d")
-    gone = gone._replace(headers={"position": b"%016x.-" % 40})
+    gone = replace(gone, headers={"position": b"%016x.-" % 40})
     result = shop.write(gone)
 
     assert (0, None) == (result.parked, shop.sink.notes["7"])
@@ -214,10 +215,10 @@ def test_the_row_of_an_unreadable_record_is_refetched(headers):
     Its key identifies the row.
     """
     shop = Shop(can_ask=True)
-    cut = change(3)._replace(value=b'{"op": "u", "aft')
-    shop.write(cut if headers is None else cut._replace(headers=headers))
+    cut = replace(change(3), value=b'{"op": "u", "aft')
+    shop.write(cut if headers is None else replace(cut, headers=headers))
     lone = None if headers is None else (0, 3)
-    said = shop.ask(Verb.DISCARD, KEY._replace(at=lone))
+    said = shop.ask(Verb.DISCARD, replace(KEY, at=lone))
 
     assert ("discarded; its row was asked for as it is", [("orders", (7,))], 0) == (
         said.how,
@@ -231,7 +232,7 @@ def test_a_record_without_a_readable_key_is_discarded_alone():
     Its row is unknown, and the end record names none.
     """
     shop = Shop(can_ask=True)
-    shop.write(change(3)._replace(key=b"{cut"))
+    shop.write(replace(change(3), key=b"{cut"))
     said = shop.ask(Verb.DISCARD, Matter(TOPIC, b"{cut"))
 
     assert ("discarded", []) == (said.how, shop.repairs.keys)
@@ -324,7 +325,7 @@ def test_a_sink_without_erase_says_so(shop: Shop):
     """
     order = Order("e", Verb.ERASE, Matter(TOPIC, None), "orders", ("7",))
     said = shop.carry_out(order)
-    stray = shop.carry_out(order._replace(id="f", route="gone"))
+    stray = shop.carry_out(replace(order, id="f", route="gone"))
 
     assert (CANNOT_ERASE, NO_ROUTE) == (said.text, stray.text)
 
@@ -342,7 +343,7 @@ def test_a_single_dead_letter_is_replayed_by_its_record(shop: Shop):
     """
     A record without a position parks nothing, and still has its offset.
     """
-    lone = change(9, "c", order=9, note="x")._replace(headers={})
+    lone = replace(change(9, "c", order=9, note="x"), headers={})
     shop.write(lone)
     matter = Matter(TOPIC, b'{"order_id":9}', (0, 9))
     refused = shop.ask(Verb.REPLAY, matter)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from support.copying import replace
 from support.dead_letters import Asked, InMind
 from support.parked_shop import FILL, Shop, change
 from towpath.sinks.dead_letters.letter import Verb
@@ -38,7 +39,7 @@ def shop(clock):
 def read(number, note="good", operation="r"):
     """Make the answer to a refetch."""
     record = change(number, operation, topic=FILL, note=note, bio="x")
-    return record._replace(headers={"position": f"{number * 8:016x}.-".encode()})
+    return replace(record, headers={"position": f"{number * 8:016x}.-".encode()})
 
 
 @pytest.mark.parametrize("unchanged", [["bio"], None])

@@ -2,6 +2,7 @@
 
 import pytest
 
+from support.copying import replace
 from support.dead_letters import Asked, InMind, Still
 from support.parked_shop import FILL, Shop, change
 from towpath.schemas import headers
@@ -370,7 +371,7 @@ def read(number, order=7, **row):
 def sweep(number):
     """Make the end of a reading that began at a number."""
     said = change(number, "t", topic=FILL)
-    return said._replace(headers={headers.SWEEP: f"{number * 8:016x}.-".encode()})
+    return replace(said, headers={headers.SWEEP: f"{number * 8:016x}.-".encode()})
 
 
 def test_a_row_whose_key_cannot_be_listed_comes_with_its_whole_route():

@@ -7,6 +7,7 @@ import pytest
 import structlog
 from opensearchpy.exceptions import AuthorizationException, RequestError, TransportError
 
+from support.copying import replace
 from towpath.settings import Route, SearchOptions
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
 from towpath.sinks.changes.relations import Column, RelationShape
@@ -204,8 +205,8 @@ def test_a_delete_is_applied_for_any_key():
     client = Answers([INVALID, WRITTEN, INVALID], [WRITTEN])
     made = sink(client)
     row, gone, other = batch(1, 2, 3).changes
-    long = gone._replace(key=("k" * 600,), row=None)
-    told = (row, gone._replace(row=None), other._replace(row=None), long)
+    long = replace(gone, key=("k" * 600,), row=None)
+    told = (row, replace(gone, row=None), replace(other, row=None), long)
     made.apply(Batch(0, told))
     checkpoint = made.flush()
 

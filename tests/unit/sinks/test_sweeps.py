@@ -4,6 +4,7 @@ A sweep takes effect once every partition has delivered it, whatever happens in 
 
 import pytest
 
+from support.copying import replace
 from towpath.sinks.apply.sweeps import Sweeps
 from towpath.sinks.change import Floor, Origin
 from towpath.sinks.errors import BrokerUnavailableError
@@ -72,7 +73,7 @@ def test_the_sweep_of_a_requested_snapshot_completes_the_route(open_sweeps, tmp_
         ("repair-1", names),
     ):
         floors = [
-            sweep_floor(0, route=r)._replace(snapshot_id=snapshot) for r in complete
+            replace(sweep_floor(0, route=r), snapshot_id=snapshot) for r in complete
         ]
         sweeps.carried_out(floors)
         seen.append(incomplete.routes(tmp_path, "cache"))
@@ -86,7 +87,7 @@ def test_sweeps_of_several_snapshots_are_kept_apart(open_sweeps):
     """
     sweeps = open_sweeps()
     one, other = (
-        [sweep_floor(p, number=0)._replace(snapshot_id=name) for p in range(3)]
+        [replace(sweep_floor(p, number=0), snapshot_id=name) for p in range(3)]
         for name in ("fill-1", "fill-2")
     )
 
@@ -171,7 +172,7 @@ def test_a_truncate_does_not_wait_for_all_partitions(open_sweeps):
     """
     It takes effect at once, also beside a sweep that waits.
     """
-    truncation = sweep_floor(0)._replace(needs_all=False)
+    truncation = replace(sweep_floor(0), needs_all=False)
 
     assert (truncation,) == open_sweeps().counting([truncation, sweep_floor(1)])
 

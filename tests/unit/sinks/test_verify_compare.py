@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from support.copying import replace
 from towpath.sinks.verify.compare import (
     Difference,
     Held,
@@ -45,7 +46,7 @@ def found(source, sink):
     copies = Counter(each.key for each in sink)
     held_of = {each.key: each for each in sink}
     seen = [
-        s._replace(after=held_of.get(s.key), copies=copies[s.key]) for s in suspected
+        replace(s, after=held_of.get(s.key), copies=copies[s.key]) for s in suspected
     ]
     return [found for each in seen for found in differences(COLUMNS, each)]
 

@@ -5,6 +5,7 @@ from itertools import chain
 
 import pytest
 
+from support.copying import replace
 from towpath.sinks.ports import StoredRow
 from towpath.sinks.verify.compare import Difference, Kind, differences, suspects
 from towpath.sinks.verify.errors import UnfitViewError
@@ -20,7 +21,7 @@ def told(form, rows, *sink):
     with DigestTable() as shelf:
         shelf.put(held.values())
         suspected = list(suspects(rows, shelf))
-    found = (s._replace(after=held.get(s.key), copies=1) for s in suspected)
+    found = (replace(s, after=held.get(s.key), copies=1) for s in suspected)
     each = (differences(form.columns, suspect) for suspect in found)
     return list(form.told(chain.from_iterable(each)))
 

@@ -9,6 +9,7 @@ import random
 
 import pytest
 
+from support.copying import replace
 from towpath.sinks.ports import StoredRow
 from towpath.sinks.verify import settle as rule
 from towpath.sinks.verify.compare import (
@@ -201,7 +202,7 @@ def test_the_first_pass_proves_nothing(monkeypatch):
 
     def hasty(bench, found, had, *, is_first):
         for some in found.open() if is_first else ():
-            stood = [one._replace(before=one.after) for one in some]
+            stood = [replace(one, before=one.after) for one in some]
             found.convict([s.key for s in stood if standing_of(s) is Standing.WRONG])
         judge(bench, found, had, is_first=is_first)
 

@@ -4,6 +4,7 @@ import json
 
 import orjson
 
+from support.copying import replace
 from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin
 from towpath.sinks.targets.webhook.schema import (
     id_of,
@@ -87,7 +88,7 @@ def test_a_request_id_is_of_one_change_and_has_no_dot():
         change("7:8"),
         change(position=read),
         change(8, read),
-        change()._replace(route="labels"),
+        replace(change(), route="labels"),
         event(1),
         event(2),
     ]

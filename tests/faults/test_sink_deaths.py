@@ -7,9 +7,9 @@ import pytest
 
 from support.driver_process import PATIENCE_S, Feed, Place, driver, start, told
 from support.waiting import until
-from towpath.sinks.dead_letters.letter import Order, Verb
+from towpath.sinks.dead_letters.entries import DeadLetterRequest, Verb
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
-from towpath.sinks.engine.checkpoint import drop_checkpoint, standing
+from towpath.sinks.engine.checkpoint import committed_offsets, drop_checkpoint
 from towpath.sinks.engine.query import QueryPlan
 from towpath.sinks.kafka.client import Topics
 from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
@@ -85,7 +85,7 @@ class Shop(Place):
     def set_aside(self, sink):
         """Return the open letters of a sink."""
         book = self.book(sink)
-        return sorted(x.record.origin for m in book.letters for x in book.of(m))
+        return sorted(x.record.origin for m in book.dead_letters for x in book.of(m))
 
     def plan(self, sink):
         """Return where a sink's query keeps its state."""
@@ -146,7 +146,7 @@ def test_a_stopped_driver_repeats_nothing(shop):
         )
     before = shop.records()
     applied = [shop.progress(sink).applied for sink in SINKS]
-    stood = [standing(shop.plan(sink).checkpoint) for sink in SINKS]
+    stood = [committed_offsets(shop.plan(sink).checkpoint) for sink in SINKS]
     left = [records_between(one, shop.ends()) for one in applied]
     with driver(shop):
         shop.catch_up()
@@ -166,8 +166,10 @@ def test_everything_again_changes_nothing(shop):
     with driver(shop):
         shop.catch_up()
     before, records = shop.contents(), shop.records()
-    (matter,) = shop.book("cache").letters
-    DeadLetterTopic(shop.settings, "cache").ask([Order("one", Verb.DISCARD, matter)])
+    (subject,) = shop.book("cache").dead_letters
+    DeadLetterTopic(shop.settings, "cache").request(
+        [DeadLetterRequest("one", Verb.DISCARD, subject)]
+    )
     died = shop.dies("carried out", "cache")
     for sink in SINKS:
         drop_checkpoint(shop.plan(sink).checkpoint)
@@ -182,7 +184,7 @@ def test_everything_again_changes_nothing(shop):
 
     assert (True, before) == (died, shop.contents())
     assert (["one"], [], shop.feed.poisoned) == (
-        list(book.answers),
+        list(book.replies),
         shop.set_aside("cache"),
         shop.set_aside("warehouse"),
     )

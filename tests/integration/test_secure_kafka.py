@@ -137,7 +137,7 @@ def files_with(folder, text):
     ]
 
 
-def ask_all(place, be):
+def request_all(place, be):
     """Run each command as its user; return the exit codes."""
     codes = {}
     for words in ASKING:
@@ -167,7 +167,7 @@ def test_every_client_goes_in_by_tls_and_login(place, be, capsys):
         assert 0 == place.run("verify", "plain", "--repair"), capsys.readouterr()
         lsn = place.one("select pg_current_wal_lsn()::text")
         assert 0 == place.run("wait", "--lsn", lsn, "--sink", "plain")
-        codes = ask_all(place, be)
+        codes = request_all(place, be)
         shown = capsys.readouterr()
         be("verifier")
         place.run("status", "--json")

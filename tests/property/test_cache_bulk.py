@@ -165,7 +165,7 @@ def test_column_rows_end_as_those_written_one_by_one(told, floor):
         if taken is not None:
             guard.take(taken, ROUTE)
             every = pa.array(range(len(table)))
-            at = taken.places.cast(every.type)
+            at = taken.indices.cast(every.type)
             left = table.filter(pa.compute.invert(pa.compute.is_in(every, at)))
     is_taken = len(left) < len(table)
 

@@ -45,8 +45,8 @@ class Model:
         self.logs = ([], [])
         self.at = [0, 0]
         self.clock = SetClock()
-        self.shop = Shop(owed=InMind(clock=self.clock))
-        self.shop.repairs = Asked(by_key=by_key, reading=self.shop.owed.reading)
+        self.shop = Shop(refetches=InMind(clock=self.clock))
+        self.shop.repairs = Asked(by_key=by_key, reading=self.shop.refetches.reading)
         self.shop.begin()
         self._committed = 0
         self._answered = 0
@@ -108,7 +108,7 @@ class Model:
         self.clock.now_s += ROUTE_AGAIN_AFTER_S
 
         def step():
-            self.shop.writer.attend()
+            self.shop.writer.request_overdue()
 
         repeat(self.shop, step)
 
@@ -123,9 +123,9 @@ class Model:
         for record in batch:
             snapshot = record.headers.get(headers.SNAPSHOT, b"").decode()
             if snapshot == "lost":
-                self.shop.owed.routes.clear()
-            elif snapshot == self.shop.owed.reading.get("orders"):
-                self.shop.owed.reading.clear()
+                self.shop.refetches.routes.clear()
+            elif snapshot == self.shop.refetches.reading.get("orders"):
+                self.shop.refetches.reading.clear()
 
     def finish(self):
         """Finish all pending work."""
@@ -150,7 +150,7 @@ class Model:
             self.commit()
         self.deliver(9, 0)
         self.shop.sink.rows = kept
-        self.shop.owed.routes.add("orders")
+        self.shop.refetches.routes.add("orders")
 
 
 def _at(record, position):
@@ -192,7 +192,7 @@ def test_a_target_that_lost_rows_ends_equal_to_its_source(
         for key, s in stored.items()
         if s.row is not None
     }
-    asked = len(world.shop.owed)
+    asked = len(world.shop.refetches)
 
     assert ({f"{k}": row for k, row in world.rows.items() if row}, 0, []) == (
         rows,

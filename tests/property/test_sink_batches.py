@@ -9,7 +9,12 @@ from support.copying import replace
 from support.dying_process import Death, repeat
 from support.parked_shop import FILL, TOPIC, Shop, change
 from towpath.sinks.change import Origin, Record
-from towpath.sinks.dead_letters.letter import Matter, Order, ParkedKey, Verb
+from towpath.sinks.dead_letters.entries import (
+    DeadLetterRequest,
+    DeadLetterSubject,
+    ParkedKey,
+    Verb,
+)
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
 
 KEYS = (7, 8, 9)
@@ -113,18 +118,18 @@ def test_a_sink_ends_equal_to_the_fold_after_any_crash(delivery, deaths, is_afte
     found = {k: v for k, v in content(shop).items() if k in flowing}
     shop.sink.is_mended = True
     for key in KEYS:
-        matter = Matter(TOPIC, b'{"order_id":%d}' % key)
-        shop.letters.ask(Order(f"replay {key}", Verb.REPLAY, matter))
+        subject = DeadLetterSubject(TOPIC, b'{"order_id":%d}' % key)
+        shop.letters.request(DeadLetterRequest(f"replay {key}", Verb.REPLAY, subject))
 
     def attend():
         """Each process has orders of its own."""
-        shop.orders.attend()
+        shop.orders.process()
 
     repeat(shop, attend)
     asked = {str(key) for _, (key,) in shop.repairs.keys}
     repeat(shop, lambda: shop.write(*(answer(told, key) for key in sorted(asked))))
     book = OpenDeadLetters().read(shop.letters.entries())
-    open_ = {letter.record.origin for m in book.letters for letter in book.of(m)}
+    open_ = {letter.record.origin for m in book.dead_letters for letter in book.of(m)}
 
     assert {k: v for k, v in told.fold.items() if k in flowing} == found
     assert (
@@ -136,7 +141,7 @@ def test_a_sink_ends_equal_to_the_fold_after_any_crash(delivery, deaths, is_afte
         {k: row for k, (_, row) in content(shop).items()},
         {k: v for k, v in content(shop).items() if k not in asked},
         open_,
-        book.orders,
+        book.requests,
     )
 
 

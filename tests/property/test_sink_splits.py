@@ -13,7 +13,7 @@ from support.parked_shop import FILL, TOPIC, Shop, change
 from towpath.schemas.envelope import Operation
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes import decode
-from towpath.sinks.dead_letters.letter import Verb
+from towpath.sinks.dead_letters.entries import Verb
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
 
 pytestmark = pytest.mark.timeout(300)
@@ -102,7 +102,9 @@ def _outcome(shop):
     book = OpenDeadLetters().read(shop.letters.entries())
     return (
         {k: (s.position, s.row and dict(s.row)) for k, s in rows.items()},
-        sorted(letter.record.origin for m in book.letters for letter in book.of(m)),
+        sorted(
+            letter.record.origin for m in book.dead_letters for letter in book.of(m)
+        ),
         {key: shop.parked.waiting(key) for key in sorted(shop.parked.keys())},
     )
 
@@ -140,8 +142,8 @@ def test_records_readable_later_end_as_if_always_readable(told, data):
     order = data.draw(st.permutations([0] * len(logs[0]) + [1] * len(logs[1])))
     shop = _written(_cut(data.draw, [logs[log].pop(0) for log in order]))
     with _later_release():
-        for matter in OpenDeadLetters().read(shop.letters.entries()).letters:
-            shop.ask(Verb.REPLAY, matter)
+        for subject in OpenDeadLetters().read(shop.letters.entries()).dead_letters:
+            shop.ask(Verb.REPLAY, subject)
     rows = shop.sink.rows.get("orders", {})
     asked = {str(key) for _, (key,) in shop.repairs.keys}
 

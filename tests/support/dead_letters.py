@@ -5,12 +5,12 @@ from pathlib import Path
 from towpath.sinks.apply.batch import SinkContext
 from towpath.sinks.apply.refetch import PendingRefetches
 from towpath.sinks.apply.sweeps import SafePosition
-from towpath.sinks.dead_letters.letter import (
-    Letter,
-    Order,
+from towpath.sinks.dead_letters.entries import (
+    DeadLetter,
+    DeadLetterRequest,
+    dead_letter_headers,
     entry_content,
     entry_of,
-    letter_headers,
 )
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.errors import BrokerUnavailableError
@@ -30,19 +30,21 @@ class Letters:
 
     def put(self, letters):
         """Take records."""
-        given = [(x.record.key, x.record.value, letter_headers(x)) for x in letters]
+        given = [
+            (x.record.key, x.record.value, dead_letter_headers(x)) for x in letters
+        ]
         self._write(given)
         return len(given)
 
-    def end(self, endings):
+    def resolve(self, endings):
         """Take endings."""
         self._write([self._other(ending) for ending in endings])
 
-    def answer(self, answer):
+    def reply(self, answer):
         """Take an answer."""
         self._write([self._other(answer)])
 
-    def ask(self, *orders):
+    def request(self, *orders):
         """Take orders."""
         self._write([self._other(order) for order in orders])
 
@@ -51,11 +53,11 @@ class Letters:
         self._seen = len(self.records)
         return iter([entry_of(*record) for record in self.records])
 
-    def orders(self):
+    def requests(self):
         """Read on."""
         new = [entry_of(*record) for record in self.records[self._seen :]]
         self._seen = len(self.records)
-        return [entry for entry in new if isinstance(entry, Order)]
+        return [entry for entry in new if isinstance(entry, DeadLetterRequest)]
 
     def close(self):
         """Nothing to let go of."""
@@ -65,7 +67,7 @@ class Letters:
         return [
             (entry.record.origin.offset, entry.reason)
             for entry in self.entries()
-            if isinstance(entry, Letter)
+            if isinstance(entry, DeadLetter)
         ]
 
     def _write(self, records):
@@ -77,7 +79,7 @@ class Letters:
     @staticmethod
     def _other(entry):
         headers, value = entry_content(entry)
-        return entry.matter.key, value, headers
+        return entry.subject.key, value, headers
 
 
 class AtOnce:
@@ -106,12 +108,12 @@ class Asked:
         self._can_by_key = can and by_key
         self._reading = reading
 
-    def ask_keys(self, route, keys):
+    def request_keys(self, route, keys):
         """Take keys."""
         self.keys += [(route, key) for key in keys] if self._can_by_key else []
         return self._can_by_key
 
-    def ask_all(self, route, why):
+    def request_all(self, route, why):
         """Take a route."""
         self.routes += [(route, why)] if self._can else []
         if self._can and self._reading is not None:
@@ -168,13 +170,13 @@ class InMind(PendingRefetches):
         self.file["it"] = content
 
 
-def desk_of(letters, *, parked=None, repairs=None, owed=None, heads=None):
+def context_of(letters, *, parked=None, repairs=None, refetches=None, heads=None):
     """Put a desk together; by default nobody can be asked for rows."""
     safe = SafePosition(heads, Still())
     safe.look(list)
     return SinkContext(
-        owed=InMind() if owed is None else owed,
-        letters=letters,
+        refetches=InMind() if refetches is None else refetches,
+        dead_letters=letters,
         parked=ParkedKeys() if parked is None else parked,
         sweeps=AtOnce(),
         repairs=Asked(can=False) if repairs is None else repairs,

@@ -38,8 +38,8 @@ class Death:
         """Wrap all that a shop's writers do to their targets and to Kafka."""
         for owner, names in (
             (shop.sink, ("apply", "flush")),
-            (shop.letters, ("put", "end", "answer")),
-            (shop.repairs, ("ask_keys", "ask_all")),
+            (shop.letters, ("put", "resolve", "reply")),
+            (shop.repairs, ("request_keys", "request_all")),
         ):
             for name in names:
                 setattr(owner, name, self.around(getattr(owner, name)))

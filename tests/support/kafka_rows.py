@@ -3,7 +3,7 @@
 import orjson
 import pyarrow as pa
 
-from towpath.sinks.engine.query import Rows
+from towpath.sinks.engine.query import BatchRows
 from towpath.sinks.kafka.fetch import RECORDS
 
 TOPIC = "towpath.shop.orders"
@@ -31,14 +31,14 @@ def table(*rows):
     return pa.Table.from_pylist(named, RECORDS)
 
 
-def rows_of(rows, frame=None, portion=100):
+def rows_of(rows, frame=None, slice_=100):
     """Make a batch as the driver reads it, in portions of so many records."""
 
     def read():
-        for begin in range(0, len(rows), portion):
-            yield table(*rows[begin : begin + portion])
+        for begin in range(0, len(rows), slice_):
+            yield table(*rows[begin : begin + slice_])
 
-    return Rows(frame, read, len(rows))
+    return BatchRows(frame, read, len(rows))
 
 
 def history(chance, poison=0.01):

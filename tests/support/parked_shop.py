@@ -2,13 +2,13 @@
 
 import orjson
 
-from support.dead_letters import Asked, InMind, Letters, desk_of
+from support.dead_letters import Asked, InMind, Letters, context_of
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.apply.batch import BatchWriter
-from towpath.sinks.apply.replay import DeadLetterOrders
+from towpath.sinks.apply.replay import DeadLetterRequests
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes.routing import Routes
-from towpath.sinks.dead_letters.letter import Matter, Order
+from towpath.sinks.dead_letters.entries import DeadLetterRequest, DeadLetterSubject
 from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
 from towpath.sinks.errors import BatchRefusedError
 from towpath.sinks.targets.memory import MemorySink
@@ -25,7 +25,7 @@ ROUTES = Routes(
         }
     )
 )
-KEY = Matter(TOPIC, b'{"order_id":7}')
+KEY = DeadLetterSubject(TOPIC, b'{"order_id":7}')
 
 
 class Choosy(MemorySink):
@@ -53,47 +53,47 @@ class Choosy(MemorySink):
 class Shop:
     """A sink, its dead letters, and writers that may crash and begin again."""
 
-    def __init__(self, *, can_ask=False, owed=None):
+    def __init__(self, *, can_ask=False, refetches=None):
         self.sink = Choosy()
         self.letters = Letters()
         self.repairs = Asked(can=can_ask)
         self.parked = ParkedKeys()
-        self.owed = InMind() if owed is None else owed
+        self.refetches = InMind() if refetches is None else refetches
         self.begin()
 
     def begin(self):
         """Start as a driver does: all that is known comes from the topic."""
         self.parked = ParkedKeys()
         self.parked.recall(self.letters.entries())
-        if isinstance(self.owed, InMind):
-            self.owed = self.owed.again()
-        desk = desk_of(
+        if isinstance(self.refetches, InMind):
+            self.refetches = self.refetches.again()
+        context = context_of(
             self.letters,
             parked=self.parked,
             repairs=self.repairs,
-            owed=self.owed,
+            refetches=self.refetches,
         )
-        self.writer = BatchWriter(ROUTES, self.sink, desk)
-        self.orders = DeadLetterOrders(
-            self.writer, self.letters, self.parked, self.repairs, desk.clock
+        self.writer = BatchWriter(ROUTES, self.sink, context)
+        self.orders = DeadLetterRequests(
+            self.writer, self.letters, self.parked, self.repairs, context.clock
         )
-        self.orders.recall(OpenDeadLetters(frozenset()).read(self.letters.entries()))
+        self.orders.restore(OpenDeadLetters(frozenset()).read(self.letters.entries()))
 
     def write(self, *records):
         """Write a batch of records."""
         return self.writer.write_records(list(records), 0)
 
-    def ask(self, verb, matter=KEY):
+    def ask(self, verb, subject=KEY):
         """Ask for something; return what the sink said of it."""
-        order = Order(f"{verb}-{len(self.letters.records)}", verb, matter)
+        order = DeadLetterRequest(f"{verb}-{len(self.letters.records)}", verb, subject)
         return self.carry_out(order)
 
     def carry_out(self, order):
         """Let the sink carry out a command; return its answer."""
-        self.letters.ask(order)
-        self.orders.attend()
+        self.letters.request(order)
+        self.orders.process()
         return (
-            OpenDeadLetters(frozenset()).read(self.letters.entries()).answers[order.id]
+            OpenDeadLetters(frozenset()).read(self.letters.entries()).replies[order.id]
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import redis
 from opensearchpy import OpenSearch
 
-from support.dead_letters import desk_of
+from support.dead_letters import context_of
 from support.follower import Follower
 from support.snapshots import SnapshotRig
 from support.waiting import until
@@ -16,7 +16,7 @@ from towpath.deploy.cli.app import run
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Kafka, Settings, load
 from towpath.sinks.apply.batch import BatchWriter
-from towpath.sinks.apply.replay import DeadLetterOrders
+from towpath.sinks.apply.replay import DeadLetterRequests
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.kafka.client import KafkaRelations, Topics
@@ -97,9 +97,11 @@ class VerifiedRig(SnapshotRig):
         letters, parked = DeadLetterTopic(settings, "it"), ParkedKeys()
         parked.recall(letters.entries())
         repairs = KafkaRepairs(settings, settings.sink[0])
-        desk = desk_of(letters, parked=parked, repairs=repairs)
-        writer = BatchWriter(Routes(settings.sink[0]), self._target, desk)
-        orders = DeadLetterOrders(writer, letters, parked, desk.repairs, SystemClock())
+        context = context_of(letters, parked=parked, repairs=repairs)
+        writer = BatchWriter(Routes(settings.sink[0]), self._target, context)
+        orders = DeadLetterRequests(
+            writer, letters, parked, context.repairs, SystemClock()
+        )
         self.follower.attend = orders.attend
         yield
         self.follower.attend = lambda: None

@@ -63,11 +63,11 @@ class Repairs:
     def __init__(self):
         self.asked = []
 
-    def ask_keys(self, route, keys):
+    def request_keys(self, route, keys):
         self.asked.append((route, tuple(keys)))
         return True
 
-    def ask_all(self, route, why):
+    def request_all(self, route, why):
         self.asked.append((route, why))
         return True
 

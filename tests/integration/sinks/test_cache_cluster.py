@@ -30,11 +30,11 @@ class Recorder:
     def __init__(self):
         self.all = []
 
-    def ask_keys(self, route, keys):
+    def request_keys(self, route, keys):
         """No key is asked for here."""
         raise AssertionError((route, keys))
 
-    def ask_all(self, route, why):
+    def request_all(self, route, why):
         """Note a route, and why."""
         self.all.append((route, why))
         return True
@@ -162,7 +162,7 @@ def test_a_loss_after_another_servers_refusals_is_a_loss(nodes, sink, asked):
     nodes[2].client.config_set("maxmemory", 1)
     for _ in range(3):
         with pytest.raises(TargetBusyError, match="memory is full"):
-            sink.attend()
+            sink.maintain()
     nodes[2].client.config_set("maxmemory", 0)
     size_bytes = nodes[0].file.stat().st_size
     sink.apply(Batch(1, tuple(order(key, 2) for key in range(100))))
@@ -170,8 +170,8 @@ def test_a_loss_after_another_servers_refusals_is_a_loss(nodes, sink, asked):
     nodes[0].cut_short(size_bytes)
     until(lambda: all(map(is_whole, nodes)), "the cluster is whole", pause_s=0.02)
     with suppress(TargetBusyError, TargetUnavailableError):
-        sink.attend()
-    sink.attend()
+        sink.maintain()
+    sink.maintain()
 
     assert asked.all == [("orders", "it lost what was written last")]
 

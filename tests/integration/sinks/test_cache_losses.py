@@ -32,11 +32,11 @@ class Asked:
         self.all = []
         self.unreachable = None
 
-    def ask_keys(self, route, keys):
+    def request_keys(self, route, keys):
         """No key is asked for here."""
         raise AssertionError((route, keys))
 
-    def ask_all(self, route, why):
+    def request_all(self, route, why):
         """Note a route, and why."""
         if route == self.unreachable:
             message = "no broker"
@@ -173,8 +173,8 @@ def test_an_idle_sink_notices_that_its_cache_was_emptied(place):
     sink = place.opened()
     write(sink, orders(1))
     place.server.client.flushall()
-    sink.attend()
-    sink.attend()
+    sink.maintain()
+    sink.maintain()
     write(sink, orders(2, at=2))
 
     assert (everything(EMPTIED), {"2"}) == (place.asked.all, place.rows().keys())
@@ -188,7 +188,7 @@ def test_an_idle_sink_halts_when_its_cache_may_evict_keys(place):
     place.server.client.config_set("maxmemory-policy", "allkeys-lru")
 
     with pytest.raises(EvictingCacheError, match="noeviction"):
-        sink.attend()
+        sink.maintain()
 
 
 def test_a_full_cache_makes_the_batch_retry(place):

@@ -10,21 +10,21 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from support.copying import replace
-from support.dead_letters import Asked, desk_of
+from support.dead_letters import Asked, context_of
 from support.parked_shop import Choosy, change
 from towpath.deploy.cli import dead_letters
 from towpath.deploy.cli.app import run
 from towpath.settings import Kafka, load
 from towpath.sinks.apply.batch import BatchWriter
-from towpath.sinks.apply.replay import DeadLetterOrders
+from towpath.sinks.apply.replay import DeadLetterRequests
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes.routing import Routes
-from towpath.sinks.dead_letters.letter import Letter
+from towpath.sinks.dead_letters.entries import DeadLetter
 from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
 from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.kafka.client import Topics
 from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
-from towpath.sinks.kafka.offsets import Heads
+from towpath.sinks.kafka.offsets import KafkaEarliestPositions
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -72,12 +72,12 @@ class Process:
         for entry in self.letters.entries():
             book.read([entry])
             parked.recall([entry])
-        desk = desk_of(self.letters, parked=parked, repairs=self.repairs)
-        self.writer = BatchWriter(Routes(settings.sink_named("cache")), sink, desk)
-        self.orders = DeadLetterOrders(
-            self.writer, self.letters, parked, self.repairs, desk.clock
+        context = context_of(self.letters, parked=parked, repairs=self.repairs)
+        self.writer = BatchWriter(Routes(settings.sink_named("cache")), sink, context)
+        self.orders = DeadLetterRequests(
+            self.writer, self.letters, parked, self.repairs, context.clock
         )
-        self.orders.recall(book)
+        self.orders.restore(book)
 
     def write(self, *records):
         """Write a batch of the table's records."""
@@ -93,7 +93,7 @@ class Process:
 
         def attend():
             while not stop.wait(0.05):
-                self.orders.attend()
+                self.orders.process()
 
         thread = threading.Thread(target=attend)
         thread.start()
@@ -158,7 +158,7 @@ def test_a_command_waits_until_the_sink_runs(config):
     words = ["--sink", "cache", "--config", str(config)]
     code = run(["dead-letters", "replay", "--all", "--timeout", "0.1", *words])
     sink.is_mended = True
-    Process(config, sink).orders.attend()
+    Process(config, sink).orders.process()
 
     assert (3, {"7": "bad"}) == (code, sink.notes)
 
@@ -186,7 +186,9 @@ def test_dead_letters_outlive_retention_in_one_order(config):
     settings = load(config, {})
     topic = DeadLetterTopic(settings, "cache")
     letters = [
-        Letter(Record(Origin("t", n % 3, n), b"%d" % n, None, {}), "why", "r", False)
+        DeadLetter(
+            Record(Origin("t", n % 3, n), b"%d" % n, None, {}), "why", "r", False
+        )
         for n in range(300)
     ]
     topic.put(letters)
@@ -208,7 +210,7 @@ def test_dead_letters_are_not_durable_without_a_broker(
     settings = load(config, {})
     away = text.replace(settings.kafka.bootstrap_servers, f"127.0.0.1:{unused_port}")
     config.write_text(away, encoding="utf-8")
-    letter = Letter(Record(Origin("t", 0, 0), None, None, {}), "why", "", False)
+    letter = DeadLetter(Record(Origin("t", 0, 0), None, None, {}), "why", "", False)
 
     with pytest.raises(BrokerUnavailableError):
         DeadLetterTopic(load(config, {}), "cache").put([letter])
@@ -226,7 +228,7 @@ def test_the_lowest_position_at_the_heads_of_topics_is_safe(stack, unique):
         headers = {"position": f"{number:016x}.0000000000"}
         producer.produce(unique, b"v", partition=partition, headers=headers)
     producer.flush()
-    heads = Heads(Kafka(bootstrap_servers=stack.kafka))
+    heads = KafkaEarliestPositions(Kafka(bootstrap_servers=stack.kafka))
     found = heads.lowest_position([unique])
     producer.produce(unique, b"v", partition=2)
     producer.flush()

@@ -40,7 +40,7 @@ def client(monkeypatch):
     monkeypatch.setattr(fetch, "REQUEST_TIMEOUT_S", 2.0)
     monkeypatch.setattr(fetch, "_POLL_S", 0.1)
     monkeypatch.setattr(fetch, "_ASK_WITHIN_S", 2.0)
-    monkeypatch.setattr(fetch, "PORTION_RECORDS", 100)
+    monkeypatch.setattr(fetch, "FETCH_SLICE_RECORDS", 100)
     return counting
 
 
@@ -114,7 +114,7 @@ def test_batches_are_read_on_from_one_to_the_next(stack, topic, reading, client)
         span(topic, (350, 350), (7, 8)),
         span(topic, (350, 999), (8, 50)),
     )
-    found = [[*reading.portions(batch)] for batch in batches]
+    found = [[*reading.slices(batch)] for batch in batches]
 
     assert [
         {0: [*range(350)], 1: [*range(7)]},
@@ -129,7 +129,7 @@ def test_a_record_comes_as_it_stands(stack, topic, reading):
     Its columns are those that the engine gives, with their types.
     """
     produce(stack, topic, 1, range(2))
-    (table,) = reading.portions(span(topic, (0, 0), (0, 2)))
+    (table,) = reading.slices(span(topic, (0, 0), (0, 2)))
 
     assert {
         "topic": "string",
@@ -151,11 +151,11 @@ def test_a_batch_that_is_delivered_again_is_read_again(stack, topic, reading, cl
     Also after it was given up halfway, and though what follows was read already.
     """
     produce(stack, topic, 0, range(500))
-    [*reading.portions(span(topic, (0, 50), (0, 0)))]
+    [*reading.slices(span(topic, (0, 50), (0, 0)))]
     batch = span(topic, (50, 400), (0, 0))
-    first = next(reading.portions(batch))
-    again = offsets(reading.portions(batch))
-    third = offsets(reading.portions(batch))
+    first = next(reading.slices(batch))
+    again = offsets(reading.slices(batch))
+    third = offsets(reading.slices(batch))
 
     assert ([*range(50, 400)], [*range(50, 400)]) == (again[0], third[0])
     assert (50, 3) == (first.column("offset")[0].as_py(), client.assigned)
@@ -170,11 +170,11 @@ def test_the_marks_of_transactions_are_no_records(stack, topic, reading, client)
     transact(stack, topic, "a", 3, -2, 1)
     # 0-2, a mark, two that were given up, a mark, 7, a mark.
     first, second, third = (
-        offsets(reading.portions(span(topic, bound, (0, 0))))
+        offsets(reading.slices(span(topic, bound, (0, 0))))
         for bound in ((0, 4), (4, 7), (7, 9))
     )
     transact(stack, topic, "b", 2)
-    fourth = offsets(reading.portions(span(topic, (9, 12), (0, 0))))
+    fourth = offsets(reading.slices(span(topic, (9, 12), (0, 0))))
 
     assert ({0: [0, 1, 2]}, {}, {0: [7]}, {0: [9, 10]}) == (
         *(first, second, third),
@@ -201,8 +201,8 @@ def test_an_end_that_was_met_too_early_is_kept_in_mind(
 
     monkeypatch.setattr(fetch, "_arrived", arrive)
     # The other partition's record comes when the end of this one was met.
-    first = offsets(reading.portions(span(topic, (0, 2), (0, 1))))
-    second = offsets(reading.portions(span(topic, (2, 4), (1, 1))))
+    first = offsets(reading.slices(span(topic, (0, 2), (0, 1))))
+    second = offsets(reading.slices(span(topic, (2, 4), (1, 1))))
 
     assert ({0: [0], 1: [0]}, {0: [2]}, 1) == (first, second, client.assigned)
 
@@ -216,11 +216,9 @@ def test_records_deleted_by_retention_are_an_error(stack, topic, reading):
     [cut] = admin.delete_records([TopicPartition(topic, 0, 5)]).values()
     cut.result()
     with pytest.raises(RecordsGoneError, match=f"partition 0 of {topic}"):
-        [*reading.portions(span(topic, (3, 10), (0, 0)))]
+        [*reading.slices(span(topic, (3, 10), (0, 0)))]
 
-    assert {0: [5, 6, 7, 8, 9]} == offsets(
-        reading.portions(span(topic, (5, 10), (0, 0)))
-    )
+    assert {0: [5, 6, 7, 8, 9]} == offsets(reading.slices(span(topic, (5, 10), (0, 0))))
 
 
 def test_a_deleted_topic_is_an_error(stack, topic, reading):
@@ -228,11 +226,11 @@ def test_a_deleted_topic_is_an_error(stack, topic, reading):
     It may be deleted between two batches.
     """
     produce(stack, topic, 0, range(2))
-    assert {0: [0, 1]} == offsets(reading.portions(span(topic, (0, 2), (0, 0))))
+    assert {0: [0, 1]} == offsets(reading.slices(span(topic, (0, 2), (0, 0))))
     admin = AdminClient({"bootstrap.servers": stack.kafka})
     admin.delete_topics([topic])[topic].result()
     with pytest.raises(RecordsGoneError, match=f"partition 0 of {topic}"):
-        [*reading.portions(span(topic, (2, 3), (0, 0)))]
+        [*reading.slices(span(topic, (2, 3), (0, 0)))]
 
 
 @pytest.mark.usefixtures("client")
@@ -242,7 +240,7 @@ def test_an_unavailable_broker_is_reported(unused_port):
     """
     reading = KafkaBatches(Kafka(bootstrap_servers=f"127.0.0.1:{unused_port}"), "cache")
     with pytest.raises(BrokerUnavailableError, match="gives no record of partition 1"):
-        [*reading.portions({("towpath.shop.orders", 1): (0, 5)})]
+        [*reading.slices({("towpath.shop.orders", 1): (0, 5)})]
     reading.close()
 
 
@@ -265,8 +263,8 @@ def test_a_partition_far_ahead_waits_for_the_others(
         return arrived(consumer, most)
 
     monkeypatch.setattr(fetch, "_arrived", arrive)
-    first = offsets(reading.portions(span(topic, (0, 5), (0, 3))))
-    second = offsets(reading.portions(span(topic, (5, 2000), (3, 3))))
+    first = offsets(reading.slices(span(topic, (0, 5), (0, 3))))
+    second = offsets(reading.slices(span(topic, (5, 2000), (3, 3))))
 
     assert ({0: [*range(5)], 1: [0, 1, 2]}, [*range(5, 2000)]) == (first, second[0])
     assert (1, 1) == (client.paused, client.assigned)
@@ -279,9 +277,9 @@ def test_a_partition_that_came_up_is_read_from_its_first_record(
     The engine meets it with the next batch.
     """
     produce(stack, topic, 0, range(3))
-    before = offsets(reading.portions({(topic, 0): (0, 3)}))
+    before = offsets(reading.slices({(topic, 0): (0, 3)}))
     produce(stack, topic, 1, range(4))
-    after = offsets(reading.portions(span(topic, (3, 3), (0, 4))))
+    after = offsets(reading.slices(span(topic, (3, 3), (0, 4))))
 
     assert ({0: [0, 1, 2]}, {1: [0, 1, 2, 3]}, 2) == (before, after, client.assigned)
 
@@ -291,7 +289,7 @@ def test_a_record_that_comes_later_is_waited_for(stack, topic, reading):
     The engine may know of it before this client does.
     """
     produce(stack, topic, 0, range(1))
-    given = reading.portions(span(topic, (0, 2), (0, 0)))
+    given = reading.slices(span(topic, (0, 2), (0, 0)))
     produce(stack, topic, 0, [1])
 
     assert {0: [0, 1]} == offsets(given)

@@ -6,7 +6,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from towpath.settings import Kafka
 from towpath.sinks.errors import BrokerUnavailableError
-from towpath.sinks.kafka.offsets import KafkaOldest
+from towpath.sinks.kafka.offsets import KafkaRecordAges
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -31,7 +31,7 @@ def test_the_oldest_of_the_first_records_is_found_again_and_again(stack, topic):
     """
     One look leaves nothing behind that the next would take for its own.
     """
-    oldest = KafkaOldest(Kafka(bootstrap_servers=stack.kafka), topic)
+    oldest = KafkaRecordAges(Kafka(bootstrap_servers=stack.kafka), topic)
     looks = (
         {(topic, 0): 0, (topic, 1): 0},
         {(topic, 0): 3, (topic, 1): 1},
@@ -54,7 +54,9 @@ def test_an_unavailable_broker_is_reported(unused_port, monkeypatch):
     Silence is never taken for an age.
     """
     monkeypatch.setattr("towpath.sinks.kafka.offsets._TIMEOUT_S", 0.2)
-    oldest = KafkaOldest(Kafka(bootstrap_servers=f"127.0.0.1:{unused_port}"), "towpath")
+    oldest = KafkaRecordAges(
+        Kafka(bootstrap_servers=f"127.0.0.1:{unused_port}"), "towpath"
+    )
     with pytest.raises(BrokerUnavailableError):
         oldest.oldest_ms({("towpath.shop.orders", 0): 0})
     oldest.close()

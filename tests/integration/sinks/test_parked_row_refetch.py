@@ -14,7 +14,7 @@ from towpath.settings import load
 from towpath.settings.sink import WebhookOptions
 from towpath.sinks.apply.batch import BatchWriter, SinkContext
 from towpath.sinks.apply.refetch import PendingRefetches
-from towpath.sinks.apply.replay import DeadLetterOrders
+from towpath.sinks.apply.replay import DeadLetterRequests
 from towpath.sinks.apply.sweeps import SafePosition, Sweeps
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.parked import ParkedKeys
@@ -78,14 +78,14 @@ class Rig(SnapshotRig):
         self.target.open()
         self.letters, self.parked = Letters(), ParkedKeys()
         state, cluster = settings.state_folder, Topics(settings.kafka)
-        self.owed = PendingRefetches(state, "it", [self.route], Still())
+        self.refetches = PendingRefetches(state, "it", [self.route], Still())
         repairs = KafkaRepairs(settings, sink)
-        desk = SinkContext(
+        context = SinkContext(
             *(self.letters, self.parked, Sweeps(state, "it", cluster), repairs),
-            *(self.owed, SafePosition(None, Still()), Still()),
+            *(self.refetches, SafePosition(None, Still()), Still()),
         )
-        self.writer = BatchWriter(Routes(sink), self.target, desk)
-        self.orders = DeadLetterOrders(
+        self.writer = BatchWriter(Routes(sink), self.target, context)
+        self.orders = DeadLetterRequests(
             self.writer, self.letters, self.parked, repairs, Still()
         )
         self.seen = {}
@@ -97,7 +97,7 @@ class Rig(SnapshotRig):
             self.seen[name] = self.seen.get(name, 0) + len(found)
             for each in found:
                 self.writer.write_records([sink_record(each)], self.seen[name])
-        self.orders.attend()
+        self.orders.process()
         return len(self.parked)
 
     def rows(self):
@@ -181,7 +181,7 @@ def test_a_partial_change_that_mends_a_row_lets_its_key_go(begun):
     begun.wait_for(lambda: begun.deliver() == 0)
     (row,) = begun.rows().values()
 
-    assert ("8", "x" * LARGE, 0) == (str(row["n"]), row["big"], len(begun.owed))
+    assert ("8", "x" * LARGE, 0) == (str(row["n"]), row["big"], len(begun.refetches))
     assert 1 == len(begun.records("s.t.backfill.it"))
 
 
@@ -195,5 +195,5 @@ def test_a_delete_of_what_the_index_cannot_hold_is_applied(begun):
     begun.wait_for(lambda: begun.deliver() == 0)
     reasons = [reason for _, reason in begun.letters.told()]
 
-    assert (["7"], 0) == ([*begun.rows()], len(begun.owed))
+    assert (["7"], 0) == ([*begun.rows()], len(begun.refetches))
     assert ["the key is longer than 512 bytes"] == [r for r in reasons if "key is" in r]

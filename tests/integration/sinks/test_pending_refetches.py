@@ -84,14 +84,14 @@ class Rig(SnapshotRig):
         self.parked = ParkedKeys()
         state, name = settings.state_folder, self.sink.name
         routes = [route.name for route in self.sink.route]
-        self.owed = PendingRefetches(state, name, routes, Still())
-        desk = SinkContext(
+        self.refetches = PendingRefetches(state, name, routes, Still())
+        context = SinkContext(
             *(self.letters, self.parked),
             Sweeps(state, name, Topics(settings.kafka)),
-            *(KafkaRepairs(settings, self.sink), self.owed),
+            *(KafkaRepairs(settings, self.sink), self.refetches),
             *(SafePosition(None, Still()), Still()),
         )
-        self.writer = BatchWriter(Routes(self.sink), self.target, desk)
+        self.writer = BatchWriter(Routes(self.sink), self.target, context)
         self.seen = {}
 
     def fill(self, collection):
@@ -106,7 +106,7 @@ class Rig(SnapshotRig):
         found = self.records(name)[self.seen.get(name, 0) :]
         self.seen[name] = self.seen.get(name, 0) + len(found)
         self.writer.write_records([sink_record(each) for each in found], 0)
-        self.writer.attend()
+        self.writer.request_overdue()
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_a_row_that_no_signal_can_list_comes_whole(rig, table):
     (update,) = rig.read(f"s.{table}", at_least=1)
     backfill = f"s.{table}.backfill.it"
     rig.deliver(f"s.{table}")
-    asked = len(rig.owed), incomplete.routes(rig.folder, "it")
+    asked = len(rig.refetches), incomplete.routes(rig.folder, "it")
 
     def is_settled():
         rig.deliver(backfill)
@@ -136,13 +136,13 @@ def test_a_row_that_no_signal_can_list_comes_whole(rig, table):
 
     rig.wait_for(is_settled)
     rig.deliver(backfill)
-    asking = read_to_end(rig.kafka, f"{rig.prefix}-signal")
-    signals = [json.loads(each.value())["data"] for each in asking]
+    requested = read_to_end(rig.kafka, f"{rig.prefix}-signal")
+    signals = [json.loads(each.value())["data"] for each in requested]
     stored = [one.row for one in rig.target.rows[table].values()]
     rows = {row["code"]: (row["v"], len(row["note"])) for row in stored}
 
     assert ["note"] == json.loads(headers_of(update)["unchanged"])
-    assert ((1, (table,)), 0, []) == (asked, len(rig.owed), rig.letters.told())
+    assert ((1, (table,)), 0, []) == (asked, len(rig.refetches), rig.letters.told())
     assert {"a": (1, LARGE), "b": (None, LARGE)} == rows
     assert [{"data-collections": [f"s.{table}"], "sweep": True, "target": "it"}] == (
         signals
@@ -160,14 +160,14 @@ def test_a_row_that_cannot_be_delivered_is_parked_and_not_waited_for(rig):
     rig.execute("update s.plain set v = 1 where id = 7")
     rig.read("s.plain", at_least=1)
     rig.deliver("s.plain")
-    asked = len(rig.owed)
+    asked = len(rig.refetches)
 
     def is_parked():
         rig.deliver(backfill)
         return bool(len(rig.parked))
 
     rig.wait_for(is_parked)
-    left, [letter] = len(rig.owed), rig.letters.told()
+    left, [letter] = len(rig.refetches), rig.letters.told()
     rig.execute("insert into s.plain values (8, 1, 'short')")
     rig.read("s.plain", at_least=2)
     rig.deliver("s.plain")

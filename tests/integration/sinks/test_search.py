@@ -141,7 +141,7 @@ class Asked:
     def __init__(self):
         self.routes = []
 
-    def ask_all(self, route, _why):
+    def request_all(self, route, _why):
         """Take a question."""
         self.routes.append(route)
         return True

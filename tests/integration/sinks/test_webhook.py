@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.dead_letters import Letters, desk_of
+from support.dead_letters import Letters, context_of
 from support.webhook_receiver import SECRET, Answer, Receiver, Taken
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Route
@@ -18,7 +18,7 @@ from towpath.settings import Sink as SinkSettings
 from towpath.settings.sink import WebhookOptions
 from towpath.sinks.apply.batch import BatchWriter
 from towpath.sinks.apply.bisect import Delivery, DeliveryResult
-from towpath.sinks.apply.replay import DeadLetterOrders
+from towpath.sinks.apply.replay import DeadLetterRequests
 from towpath.sinks.change import (
     ALL_PRESENT,
     Change,
@@ -29,7 +29,12 @@ from towpath.sinks.change import (
     Refusal,
 )
 from towpath.sinks.changes.routing import Routes
-from towpath.sinks.dead_letters.letter import LATER, Matter, Order, Verb
+from towpath.sinks.dead_letters.entries import (
+    LATER,
+    DeadLetterRequest,
+    DeadLetterSubject,
+    Verb,
+)
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.errors import (
     BatchRefusedError,
@@ -355,15 +360,19 @@ def test_a_parked_event_is_posted_before_later_ones(receiver, sink):
         )
     )
     letters, parked = Letters(), ParkedKeys()
-    desk = desk_of(letters, parked=parked)
-    writer = BatchWriter(routes, sink, desk)
+    context = context_of(letters, parked=parked)
+    writer = BatchWriter(routes, sink, context)
     receiver.otherwise = refusing(422, "e2")
     writer.write_records([record(1), record(2)], 0)
     writer.write_records([record(3), record(4, b"b")], 1)
     told_first = [e["event_id"] for e in receiver.events]
     receiver.otherwise = lambda _: None
-    letters.ask(Order("mend", Verb.REPLAY, Matter("e", b"a")))
-    DeadLetterOrders(writer, letters, parked, desk.repairs, SystemClock()).attend()
+    letters.request(
+        DeadLetterRequest("mend", Verb.REPLAY, DeadLetterSubject("e", b"a"))
+    )
+    DeadLetterRequests(
+        writer, letters, parked, context.repairs, SystemClock()
+    ).process()
     writer.write_records([record(5)], 2)
 
     assert (["e1", "e4"], ["e2", "e3", "e5"]) == (
@@ -458,11 +467,11 @@ def test_a_replay_has_the_receivers_current_answer(receiver, sink):
     value = b'{"op": "c", "after": {"order_id": 7}}'
     headers = {"position": at(1).encode()}
     letter = Record(Origin("t", 0, 0), b'{"order_id": 7}', value, headers)
-    writer = BatchWriter(routes, sink, desk_of(Letters()))
+    writer = BatchWriter(routes, sink, context_of(Letters()))
     receiver.otherwise = refusing(422)
-    refused = writer.again([letter])
+    refused = writer.replay([letter])
     receiver.otherwise = lambda _: None
-    taken = writer.again([letter])
+    taken = writer.replay([letter])
 
     assert (1, 0, 1) == (
         len(refused.reasons),

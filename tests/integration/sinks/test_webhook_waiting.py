@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from support.dead_letters import Letters, desk_of
+from support.dead_letters import Letters, context_of
 from support.driver_process import PATIENCE_S, Feed, Place, driver
 from support.waiting import until
 from support.webhook_receiver import SECRET, Answer, Receiver, Taken
@@ -16,7 +16,7 @@ from towpath.settings import Route
 from towpath.settings import Sink as SinkSettings
 from towpath.settings.sink import WebhookOptions
 from towpath.sinks.apply.batch import BatchWriter
-from towpath.sinks.apply.replay import DeadLetterOrders
+from towpath.sinks.apply.replay import DeadLetterRequests
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
@@ -78,11 +78,11 @@ class Hook:
         )
         parked = ParkedKeys()
         parked.recall(self.letters.entries())
-        desk = desk_of(self.letters, parked=parked)
+        context = context_of(self.letters, parked=parked)
         self.parked = parked
-        self.writer = BatchWriter(Routes(settings), sink, desk)
-        self.orders = DeadLetterOrders(
-            self.writer, self.letters, parked, desk.repairs, self.clock
+        self.writer = BatchWriter(Routes(settings), sink, context)
+        self.orders = DeadLetterRequests(
+            self.writer, self.letters, parked, context.repairs, self.clock
         )
 
     def row(self, key: int, status: str = "placed") -> Record:
@@ -114,7 +114,7 @@ class Hook:
         """Let time pass, and do what is due then."""
         for _ in range(rounds):
             self.clock.wait(pause_s)
-            self.orders.attend()
+            self.orders.process()
 
     def statuses(self) -> dict[str, str]:
         """Return what the receiver holds."""
@@ -128,7 +128,7 @@ class Hook:
     def open_letters(self) -> list[str]:
         """Return the reasons of what is set aside."""
         book = OpenDeadLetters().read(self.letters.entries())
-        return [x.reason for matter in book.letters for x in book.of(matter)]
+        return [x.reason for subject in book.dead_letters for x in book.of(subject)]
 
     def _position(self) -> bytes:
         self._offset += 1

@@ -13,7 +13,7 @@ from towpath.schemas.failure import ConfigurationError, UnavailableError, UsageE
 from towpath.settings import load
 from towpath.sinks.errors import SinkExistsError, UnknownSinkError
 from towpath.sinks.state.declare import DROPPING_FILE, store_starting_offsets
-from towpath.sinks.state.files import hold
+from towpath.sinks.state.files import lock_sink
 
 HEAD = """\
 version = 1
@@ -190,7 +190,7 @@ def test_the_remaining_steps_are_written_before_the_block_goes(config, tmp_path)
     """
     Only the owner may read the file: an address may hold a password.
     """
-    held = hold(tmp_path / "state", "cache")
+    held = lock_sink(tmp_path / "state", "cache")
     with pytest.raises(SinkHeldError):
         drop(config, plan(config), lambda *_: None)
     held.release()
@@ -203,7 +203,7 @@ def test_nothing_is_dropped_while_the_driver_has_the_sink(config, tmp_path):
     """
     The drop waits for it, and says so.
     """
-    held = hold(tmp_path / "state", "cache")
+    held = lock_sink(tmp_path / "state", "cache")
     clock = Clock()
     with pytest.raises(SinkHeldError, match="did not release it in 60 s"):
         drop(config, plan(config), lambda *_: pytest.fail("erased"), clock=clock)
@@ -217,10 +217,10 @@ def test_a_sinks_folder_has_one_holder(tmp_path):
     """
     Releasing it lets the next one in.
     """
-    first = hold(tmp_path, "cache")
-    second = hold(tmp_path, "cache")
+    first = lock_sink(tmp_path, "cache")
+    second = lock_sink(tmp_path, "cache")
     first.release()
-    third = hold(tmp_path, "cache")
+    third = lock_sink(tmp_path, "cache")
     third.release()
 
     assert (True, None, True) == (first is not None, second, third is not None)

@@ -8,7 +8,7 @@ import structlog
 
 from towpath.settings import Kafka, Sink
 from towpath.sinks.changes.relations import Column, RelationShape
-from towpath.sinks.engine.column_changes import AfterLook, ColumnChanges
+from towpath.sinks.engine.column_changes import ColumnChanges, ShapeCheckedWriter
 from towpath.sinks.engine.query import QueryPlan
 from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.state import incomplete
@@ -23,7 +23,7 @@ def number(scale):
     return Column("n", "numeric", (12 << 16 | scale) + 4)
 
 
-class Announced:
+class AnnouncedShapes:
     """The newest shape of the one table."""
 
     shape = None
@@ -44,7 +44,7 @@ class Repairs:
         self.asked = []
         self.fail = False
 
-    def ask_columns(self, route, columns, _why):
+    def request_columns(self, route, columns, _why):
         """Record the request, as the real ones do."""
         if self.fail:
             message = "no broker"
@@ -60,7 +60,7 @@ class AlteredBench:
 
     def __init__(self, folder):
         self.folder = folder
-        self.announced = Announced()
+        self.announced = AnnouncedShapes()
         self.repairs = Repairs(folder)
         self.block = {"kind": "cache", "url": "redis://cache"}
         self.route = ORDERS
@@ -210,10 +210,10 @@ def test_a_failed_refetch_of_columns_is_requested_again(place):
     place.repairs.fail = True
     place.announced.shape = RelationShape("shop", "orders", (ID, NOTE), ("id",), "1")
     with pytest.raises(BrokerUnavailableError):
-        AfterLook(place.made, writing).write(None, 7)
+        ShapeCheckedWriter(place.made, writing).write(None, 7)
     place.repairs.fail = False
     before = list(written)
-    AfterLook(place.made, writing).write(None, 7)
+    ShapeCheckedWriter(place.made, writing).write(None, 7)
 
     assert ([], [(None, 7)], [("orders", "note")]) == (
         before,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from support.dead_letters import Asked, Heads, Letters, desk_of
+from support.dead_letters import Asked, Heads, Letters, context_of
 from support.kafka_rows import TOPIC, row, table
 from support.parked_shop import FILL, ROUTES, Shop, change
 from towpath.sinks.apply import batch as batches
@@ -54,7 +54,7 @@ def test_a_batch_is_folded_written_and_counted():
     Counts cover every record.
     """
     sink, letters = MemorySink(), Letters()
-    writer = BatchWriter(ROUTES, sink, desk_of(letters))
+    writer = BatchWriter(ROUTES, sink, context_of(letters))
     result = writer.write(
         table(row(1, "c", note="a"), row(2, "u", note="b"), row(3, "c", order=8)), 0
     )
@@ -89,11 +89,11 @@ def test_a_large_batch_is_written_in_slices(monkeypatch, count, told):
     """
     The safe position is given with the last slice, as any slice may have older records.
     """
-    monkeypatch.setattr(batches, "PART_RECORDS", 2)
+    monkeypatch.setattr(batches, "BATCH_SLICE_RECORDS", 2)
     sink, letters = Safe(), Letters()
-    desk = desk_of(letters, heads=Heads("safe"))
+    context = context_of(letters, heads=Heads("safe"))
     rows = [row(n, "c", order=n) for n in range(count)]
-    result = BatchWriter(ROUTES, sink, desk).write(table(*rows), 0)
+    result = BatchWriter(ROUTES, sink, context).write(table(*rows), 0)
 
     assert (told, BatchResult(count, count, 0, 0)) == (sink.told, result)
 
@@ -131,10 +131,10 @@ def test_a_batch_interrupted_between_two_slices_ends_the_same(
         *(row(8, "c", order=2, note="c"), row(9, "d", order=4), row(10, "c", order=5)),
     ]
     whole, letters = MemorySink(), Letters()
-    BatchWriter(ROUTES, whole, desk_of(letters)).write(table(*told), 0)
-    monkeypatch.setattr(batches, "PART_RECORDS", 2)
+    BatchWriter(ROUTES, whole, context_of(letters)).write(table(*told), 0)
+    monkeypatch.setattr(batches, "BATCH_SLICE_RECORDS", 2)
     sink, letters_again = Dying(flush, is_done=is_done), Letters()
-    writer = BatchWriter(ROUTES, sink, desk_of(letters_again))
+    writer = BatchWriter(ROUTES, sink, context_of(letters_again))
     with pytest.raises(BrokerUnavailableError):
         writer.write(table(*told), 0)
     writer.write(table(*told), 0)
@@ -152,7 +152,7 @@ def test_an_unreadable_record_is_a_dead_letter_and_the_rest_is_written():
     """
     sink, letters = MemorySink(), Letters()
     poison = (TOPIC, 0, 2, b"{}", b"{", [])
-    result = BatchWriter(ROUTES, sink, desk_of(letters)).write(
+    result = BatchWriter(ROUTES, sink, context_of(letters)).write(
         table(row(1, "c"), poison), 0
     )
 
@@ -173,7 +173,7 @@ def test_all_records_of_a_refused_change_are_dead_letters():
         row(2, "c", order=8),
         row(3, "u", order=9, a=2, unchanged=["b"]),
     )
-    result = BatchWriter(ROUTES, sink, desk_of(letters)).write(batch, 0)
+    result = BatchWriter(ROUTES, sink, context_of(letters)).write(batch, 0)
 
     assert (1, [(1, ABSENT_ROW), (3, ABSENT_ROW)]) == (result.rows, letters.told())
 
@@ -184,7 +184,7 @@ def test_a_partial_change_after_a_delete_keeps_the_delete():
     """
     sink, letters = MemorySink(), Letters()
     batch = table(row(1, "c", a=1, b=1), row(2, "d"), row(3, "u", a=2, unchanged=["b"]))
-    BatchWriter(ROUTES, sink, desk_of(letters)).write(batch, 0)
+    BatchWriter(ROUTES, sink, context_of(letters)).write(batch, 0)
 
     assert (None, [(3, ABSENT_ROW)]) == (sink.rows["orders"]["7"].row, letters.told())
 
@@ -193,7 +193,7 @@ def test_a_batch_fails_if_its_dead_letters_are_not_durable():
     """
     No record is lost silently: the batch is retried.
     """
-    writer = BatchWriter(ROUTES, MemorySink(), desk_of(Letters(fail=True)))
+    writer = BatchWriter(ROUTES, MemorySink(), context_of(Letters(fail=True)))
 
     with pytest.raises(BrokerUnavailableError):
         writer.write(table(row(1, "u", a=1, unchanged=["b"])), 0)
@@ -204,7 +204,7 @@ def test_a_floor_in_a_batch_deletes_older_rows():
     Rows of earlier batches and of the same batch go; newer ones stay.
     """
     sink = MemorySink()
-    writer = BatchWriter(ROUTES, sink, desk_of(Letters()))
+    writer = BatchWriter(ROUTES, sink, context_of(Letters()))
     writer.write(table(row(1, "c", order=7), row(2, "c", order=8)), 0)
     truncation = (TOPIC, 1, 4, None, b'{"op": "t"}', [("position", b"%016x.-" % 32)])
     result = writer.write(table(row(5, "c", order=9), truncation, row(3, "c")), 1)
@@ -240,7 +240,7 @@ def test_the_refused_rows_of_a_batch_are_found_by_bisection():
     """
     sink, letters = Particular(31, 170), Letters()
     batch = table(*(row(n, "c", order=n) for n in range(200)))
-    result = BatchWriter(ROUTES, sink, desk_of(letters)).write(batch, 0)
+    result = BatchWriter(ROUTES, sink, context_of(letters)).write(batch, 0)
 
     assert (198, 2, [(31, "no such field"), (170, "no such field")], True) == (
         result.rows,
@@ -255,7 +255,7 @@ def test_a_floor_of_a_refused_batch_counts():
     The bisection for the refused change does not lose the floor.
     """
     sink = Particular(9)
-    writer = BatchWriter(ROUTES, sink, desk_of(Letters()))
+    writer = BatchWriter(ROUTES, sink, context_of(Letters()))
     writer.write(table(row(1, "c", order=7)), 0)
     truncation = (TOPIC, 1, 4, None, b'{"op": "t"}', [("position", b"%016x.-" % 32)])
     writer.write(table(truncation, row(5, "c", order=9), row(6, "c", order=8)), 1)
@@ -268,7 +268,7 @@ def test_a_target_that_refuses_everything_is_broken():
     No record becomes a dead letter: the topic must not drain into the dead letters.
     """
     letters = Letters()
-    writer = BatchWriter(ROUTES, Particular(*range(200)), desk_of(letters))
+    writer = BatchWriter(ROUTES, Particular(*range(200)), context_of(letters))
     with pytest.raises(EveryChangeRefusedError, match="no such field"):
         writer.write(table(*(row(n, "c", order=n) for n in range(200))), 0)
 
@@ -281,15 +281,15 @@ def test_small_refused_batches_do_not_drain_the_topic():
 
     An accepted call ends that.
     """
-    sink, letters, in_a_row = Particular(*range(200)), Letters(), ConsecutiveRefusals()
+    sink, letters, refusals = Particular(*range(200)), Letters(), ConsecutiveRefusals()
     batches = [
         table(*(row(n, "c", order=n) for n in (m, m + 1))) for m in range(0, 60, 2)
     ]
 
     def write_all(batches):
         """Write with a new writer; return the number of written batches."""
-        desk = replace(desk_of(letters), in_a_row=in_a_row)
-        writer = BatchWriter(ROUTES, sink, desk)
+        context = replace(context_of(letters), refusals=refusals)
+        writer = BatchWriter(ROUTES, sink, context)
         for number, batch in enumerate(batches):
             try:
                 writer.write(batch, number)
@@ -315,11 +315,11 @@ def test_a_missing_row_of_a_partial_change_is_refetched():
         row(3, "u", order=8, a=2, unchanged=["b"]),
         row(4, "u", order=8, a=3, unchanged=["b"]),
     )
-    desk = desk_of(letters, repairs=repairs)
-    result = BatchWriter(ROUTES, MemorySink(), desk).write(batch, 0)
+    context = context_of(letters, repairs=repairs)
+    result = BatchWriter(ROUTES, MemorySink(), context).write(batch, 0)
 
     assert (2, 0, [("orders", (8,)), ("orders", (9,))], []) == (
-        result.asked,
+        result.refetches_requested,
         result.dead_letters,
         sorted(repairs.keys),
         letters.told(),

@@ -5,7 +5,11 @@ import pytest
 from support.dying_process import Death, repeat
 from support.parked_shop import FILL, TOPIC, Shop, change
 from towpath.sinks.change import Origin, Record
-from towpath.sinks.dead_letters.letter import Matter, Order, Verb
+from towpath.sinks.dead_letters.entries import (
+    DeadLetterRequest,
+    DeadLetterSubject,
+    Verb,
+)
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
 
 POISON = Record(Origin(TOPIC, 1, 5), b"{}", b"{", {})
@@ -29,7 +33,9 @@ BATCHES = (
     ),
     (change(9, order=10, note="c"), change(10, "d", order=10)),
 )
-ORDER = Order("one", Verb.REPLAY, Matter(TOPIC, b'{"order_id":7}'))
+ORDER = DeadLetterRequest(
+    "one", Verb.REPLAY, DeadLetterSubject(TOPIC, b'{"order_id":7}')
+)
 
 
 def run(death=None):
@@ -40,16 +46,22 @@ def run(death=None):
     for batch in BATCHES:
         repeat(shop, lambda batch=batch: shop.write(*batch))
     shop.sink.is_mended = True
-    shop.letters.ask(ORDER)
+    shop.letters.request(ORDER)
 
     def attend():
         """Each process has orders of its own."""
-        shop.orders.attend()
+        shop.orders.process()
 
     repeat(shop, attend)
     book = OpenDeadLetters().read(shop.letters.entries())
-    open_ = [x.record.origin for matter in book.letters for x in book.of(matter)]
-    return shop.sink.rows, open_, set(shop.repairs.keys), set(book.answers), book.orders
+    open_ = [x.record.origin for subject in book.dead_letters for x in book.of(subject)]
+    return (
+        shop.sink.rows,
+        open_,
+        set(shop.repairs.keys),
+        set(book.replies),
+        book.requests,
+    )
 
 
 @pytest.mark.parametrize("is_after", [False, True])

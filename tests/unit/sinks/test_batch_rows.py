@@ -3,7 +3,7 @@
 import pytest
 
 from support.kafka_rows import row, table
-from towpath.sinks.engine.query import Rows
+from towpath.sinks.engine.query import BatchRows
 from towpath.sinks.errors import BrokerUnavailableError
 
 
@@ -17,12 +17,12 @@ class Log:
     def __call__(self):
         """Read from the first slice."""
         self.begun += 1
-        for portion in range(3):
-            if [portion] == self.away_at[:1]:
+        for slice_ in range(3):
+            if [slice_] == self.away_at[:1]:
                 self.away_at.pop(0)
                 message = "away"
                 raise BrokerUnavailableError(message)
-            yield table(row(portion * 2, "c"), row(portion * 2 + 1, "u"))
+            yield table(row(slice_ * 2, "c"), row(slice_ * 2 + 1, "u"))
 
 
 def offsets(tables):
@@ -35,9 +35,9 @@ def test_batch_rows_are_read_once():
     A second reader, or one of the rest, gets the rows already read.
     """
     log = Log()
-    rows = Rows(None, log, 6)
-    first = next(rows.portions())
-    told = offsets(rows.portions())
+    rows = BatchRows(None, log, 6)
+    first = next(rows.slices())
+    told = offsets(rows.slices())
 
     assert ([0, 1], [*range(6)], [*range(6)], 1) == (
         *(offsets([first]), told, offsets([rows.table])),
@@ -50,12 +50,12 @@ def test_a_batch_that_could_not_be_read_is_read_from_its_start():
     No row is in it twice then.
     """
     log = Log(2, 0)
-    rows = Rows(None, log, 6)
+    rows = BatchRows(None, log, 6)
     for _ in range(2):
         with pytest.raises(BrokerUnavailableError):
-            [*rows.portions()]
+            [*rows.slices()]
 
-    assert ([*range(6)], 3) == (offsets(rows.portions()), log.begun)
+    assert ([*range(6)], 3) == (offsets(rows.slices()), log.begun)
 
 
 @pytest.mark.parametrize("away_at", [0, 1, 2])
@@ -64,18 +64,18 @@ def test_a_batch_that_fails_halfway_is_given_whole(away_at):
     Rows given before the failure come again, before all the rest.
     """
     log = Log(away_at)
-    rows = Rows(None, log, 6)
+    rows = BatchRows(None, log, 6)
     with pytest.raises(BrokerUnavailableError):
-        [*rows.portions()]
+        [*rows.slices()]
 
-    assert ([*range(6)], 2) == (offsets(rows.portions()), log.begun)
+    assert ([*range(6)], 2) == (offsets(rows.slices()), log.begun)
 
 
 def test_a_batch_without_a_record_has_columns():
     """
     All of its offsets may be marks of transactions.
     """
-    empty = Rows(None, lambda: iter(()), 2).table
+    empty = BatchRows(None, lambda: iter(()), 2).table
 
     assert (0, ["topic", "partition", "offset", "key", "value", "headers"]) == (
         len(empty),

@@ -48,7 +48,7 @@ def record(number, value=None, *, key=None, position=None, **row):
 def columns_of(*told):
     """Return the records as columns; all of them are plain."""
     (columns,) = plain_columns(table_of(told), ROUTES)
-    assert len(told) == len(columns.places)
+    assert len(told) == len(columns.indices)
     return columns
 
 
@@ -70,7 +70,7 @@ def both_ways(*told, floor=None):
 def taken_places(*told):
     """Return the places of the records that are taken."""
     taken = write.encode(columns_of(*told))
-    return None if taken is None else taken.places.to_pylist()
+    return None if taken is None else taken.indices.to_pylist()
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_the_newest_row_of_a_key_is_written_once():
     guard.take(taken, ROUTE)
     expected, found = both_ways(*told)
 
-    assert (5, [2, 0]) == (len(taken.places), guard.counts)
+    assert (5, [2, 0]) == (len(taken.indices), guard.counts)
     assert (expected, ["1", "2"]) == (
         found,
         [row["note"] for _, row in found.values()],
@@ -355,7 +355,7 @@ def test_rows_below_the_floor_are_counted_and_not_written():
     taken = write.encode(columns_of(*told), f"{8 * 2:016x}.0000000000")
 
     assert (5, ["2", "3"], 1) == (
-        len(taken.places),
+        len(taken.indices),
         taken.keys.to_pylist(),
         taken.below_floor,
     )

@@ -10,8 +10,8 @@ from towpath.settings import Kafka, Sink
 from towpath.sinks.engine.block_changes import (
     BLOCK_FILE,
     BlockChange,
+    BlockChangeOutcome,
     BlockChanges,
-    Rerouted,
 )
 from towpath.sinks.engine.query import QueryPlan
 from towpath.sinks.errors import BrokerUnavailableError
@@ -44,7 +44,7 @@ class Repairs:
         self.can = True
         self.fail = False
 
-    def ask_all(self, route, _why):
+    def request_all(self, route, _why):
         """Record the request."""
         if self.fail:
             message = "no broker"
@@ -100,7 +100,10 @@ def test_a_changed_route_is_refetched(run, repairs, said):
     run(ORDERS, LINES)
     found = [run(ORDERS | said, LINES), run(ORDERS | said, LINES)]
 
-    assert ([(BlockChange(Rerouted.ROUTE_CHANGED, "orders"),), ()], ["orders"]) == (
+    assert (
+        [(BlockChange(BlockChangeOutcome.ROUTE_CHANGED, "orders"),), ()],
+        ["orders"],
+    ) == (
         found,
         repairs.asked,
     )
@@ -116,8 +119,8 @@ def test_added_routes_are_filled_and_removed_ones_forgotten(run, repairs, tmp_pa
 
     assert (
         (
-            BlockChange(Rerouted.ROUTE_ADDED, "lines"),
-            BlockChange(Rerouted.ROUTE_REMOVED, "orders"),
+            BlockChange(BlockChangeOutcome.ROUTE_ADDED, "lines"),
+            BlockChange(BlockChangeOutcome.ROUTE_REMOVED, "orders"),
         ),
         ["lines"],
         (),

@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from towpath.sinks.engine.checkpoint import (
-    planned,
+    planned_offsets,
     read_offsets,
     span,
     starting_offsets,
@@ -87,13 +87,13 @@ def test_a_batch_is_planned_until_it_is_committed(tmp_path):
     Its planned records may be deleted, though all read ones exist.
     """
     write_offsets(tmp_path / "offsets" / "0", {"a": {"0": 7}})
-    before = planned(tmp_path)
+    before = planned_offsets(tmp_path)
     (tmp_path / "commits").mkdir()
     (tmp_path / "commits" / "0").write_bytes(b"v1\n{}")
-    committed = planned(tmp_path)
+    committed = planned_offsets(tmp_path)
     write_offsets(tmp_path / "offsets" / "1", {"a": {"0": 9}})
 
     assert ({"a": {"0": 7}}, {}, {"a": {"0": 9}}) == (
         *(before, committed),
-        planned(tmp_path),
+        planned_offsets(tmp_path),
     )

@@ -6,16 +6,16 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from support.dead_letters import Asked, Letters, desk_of
+from support.dead_letters import Asked, Letters, context_of
 from support.kafka_rows import TOPIC, history, row, table
 from support.parked_shop import ROUTES
 from towpath.sinks.apply import batch
 from towpath.sinks.apply.batch import BatchWriter
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
-from towpath.sinks.changes.columns import LaidRows, read_rows
+from towpath.sinks.changes.columns import EncodedColumns, read_rows
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.engine import bulk_writers
-from towpath.sinks.engine.bulk_writers import FromColumns
+from towpath.sinks.engine.bulk_writers import ColumnWriter
 from towpath.sinks.errors import BatchRefusedError
 from towpath.sinks.ports import Batch, Columnar
 from towpath.sinks.targets.memory import MemorySink
@@ -29,14 +29,14 @@ class ColumnSink(MemorySink):
         self.taken = 0
         self.refuses = refuses
 
-    def lay_out(self, columns):
+    def encode_columns(self, columns):
         is_whole = read_rows(columns, pa.struct([])).is_whole
         rows = {"position": columns.positions, "value": columns.values}
-        return LaidRows(
-            pa.table(rows).filter(is_whole), columns.places.filter(is_whole)
+        return EncodedColumns(
+            pa.table(rows).filter(is_whole), columns.indices.filter(is_whole)
         )
 
-    def take_rows(self, route, rows):
+    def write_rows(self, route, rows):
         if self.refuses:
             message = "one of them"
             raise BatchRefusedError(message)
@@ -57,7 +57,7 @@ class BatchInMemory:
         self.table = table(*rows)
         self.most = len(rows)
 
-    def portions(self):
+    def slices(self):
         for begin in range(0, self.most, 3):
             yield self.table.slice(begin, 3)
 
@@ -81,21 +81,23 @@ BATCH = (
 def _small(monkeypatch):
     """Make batches of a few records large ones, in slices of two."""
     monkeypatch.setattr(bulk_writers, "LEAST_RECORDS", 5)
-    monkeypatch.setattr(batch, "PART_RECORDS", 2)
-    monkeypatch.setattr(bulk_writers, "GROUP_RECORDS", 5)
+    monkeypatch.setattr(batch, "BATCH_SLICE_RECORDS", 2)
+    monkeypatch.setattr(bulk_writers, "DECODE_RECORDS", 5)
 
 
 def written(sink, *rows, letters=None, parked=None):
     """Write one batch; return its counts."""
-    desk = desk_of(letters or Letters(), parked=parked)
-    writer = BatchWriter(ROUTES, sink, desk)
-    return FromColumns(writer, sink, desk).write(BatchInMemory(*rows), 0)
+    context = context_of(letters or Letters(), parked=parked)
+    writer = BatchWriter(ROUTES, sink, context)
+    return ColumnWriter(writer, sink, context).write(BatchInMemory(*rows), 0)
 
 
 def expected():
     """Write it on the record path."""
     sink = MemorySink()
-    BatchWriter(ROUTES, sink, desk_of(Letters())).write(BatchInMemory(*BATCH).table, 0)
+    BatchWriter(ROUTES, sink, context_of(Letters())).write(
+        BatchInMemory(*BATCH).table, 0
+    )
     return sink.rows
 
 
@@ -156,7 +158,7 @@ def test_a_whole_row_after_an_unreadable_record_is_not_taken(monkeypatch):
     """
     It is parked; the other keys are taken.
     """
-    monkeypatch.setattr(batch, "PART_RECORDS", 9)
+    monkeypatch.setattr(batch, "BATCH_SLICE_RECORDS", 9)
     sink, letters = ColumnSink(), Letters()
     rows = (*BATCH[:8], row(9, "z", order=3), row(10, "u", order=3, note="c"))
     told = written(sink, *rows, letters=letters)
@@ -164,7 +166,7 @@ def test_a_whole_row_after_an_unreadable_record_is_not_taken(monkeypatch):
     assert (7, 1, 1, "a", [9, 10]) == (
         sink.taken,
         told.parked,
-        told.behind,
+        told.held_back,
         sink.rows["orders"]["3"].row["note"],
         [offset for offset, _ in letters.told()],
     )
@@ -189,11 +191,11 @@ def test_any_history_in_columns_ends_as_in_records():
     for _ in range(300):
         rows = history(chance, poison=0)
         taking, whole = ColumnSink(), MemorySink()
-        desks = [desk_of(Letters()) for _ in range(2)]
+        desks = [context_of(Letters()) for _ in range(2)]
         BatchWriter(ROUTES, whole, desks[0]).write(table(*rows), 0)
         writer = BatchWriter(ROUTES, taking, desks[1])
-        FromColumns(writer, taking, desks[1]).write(BatchInMemory(*rows), 0)
-        letters = [len(desk.letters.told()) for desk in desks]
+        ColumnWriter(writer, taking, desks[1]).write(BatchInMemory(*rows), 0)
+        letters = [len(context.dead_letters.told()) for context in desks]
 
         assert (whole.rows, [0, 0]) == (taking.rows, letters)
 
@@ -202,11 +204,16 @@ def test_a_row_with_a_pending_refetch_is_written_as_a_record():
     """
     The refetch is settled, and the rest of the batch is taken as columns.
     """
-    sink, desk = ColumnSink(), desk_of(Letters(), repairs=Asked())
-    writer = BatchWriter(ROUTES, sink, desk)
+    sink, context = ColumnSink(), context_of(Letters(), repairs=Asked())
+    writer = BatchWriter(ROUTES, sink, context)
     writer.write(BatchInMemory(row(1, "u", order=1, unchanged=["note"])).table, 0)
-    owed = len(desk.owed)
+    refetches = len(context.refetches)
     rows = [row(2, "c", order=order, note="a") for order in range(1, 9)]
-    FromColumns(writer, sink, desk).write(BatchInMemory(*rows), 1)
+    ColumnWriter(writer, sink, context).write(BatchInMemory(*rows), 1)
 
-    assert (1, 0, 7, 8) == (owed, len(desk.owed), sink.taken, len(sink.rows["orders"]))
+    assert (1, 0, 7, 8) == (
+        refetches,
+        len(context.refetches),
+        sink.taken,
+        len(sink.rows["orders"]),
+    )

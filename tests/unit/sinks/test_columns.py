@@ -112,7 +112,7 @@ def taken(table, read=None):
 def as_records(table):
     """Lay out the same rows on the record path."""
     changes = decode(records_of(table), routes()).changes
-    return rows.lay_out(TABLE, newest_per_key(changes).changes).rows
+    return rows.encode_columns(TABLE, newest_per_key(changes).changes).rows
 
 
 def test_column_rows_equal_those_of_the_record_path():
@@ -131,7 +131,7 @@ def test_column_rows_equal_those_of_the_record_path():
     by_key = [("id", "ascending")]
     found = taken(table)
 
-    assert len(told) == len(found.places)
+    assert len(told) == len(found.indices)
     expected = as_records(table).sort_by(by_key).to_pylist()
 
     assert expected == found.rows.sort_by(by_key).to_pylist()
@@ -163,7 +163,7 @@ def test_records_that_are_not_plain_are_left_to_the_record_path(odd):
     found = taken(batch(record(1, 1, ROW), odd, record(9, 9, ROW)))
 
     assert ([0, 2], [1, 9]) == (
-        found.places.to_pylist(),
+        found.indices.to_pylist(),
         found.rows.column("id").to_pylist(),
     )
 

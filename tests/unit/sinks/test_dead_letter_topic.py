@@ -6,13 +6,13 @@ from confluent_kafka import Producer
 from support.configuration import configuration
 from support.parked_shop import change
 from towpath.settings import load
-from towpath.sinks.dead_letters.letter import Letter
+from towpath.sinks.dead_letters.entries import DeadLetter
 from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.kafka import clients
 from towpath.sinks.kafka import dead_letter_topic as module
 from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
 
-LETTER = Letter(change(3, note="bad"), "too long", "orders", True)
+LETTER = DeadLetter(change(3, note="bad"), "too long", "orders", True)
 
 
 class Existing:

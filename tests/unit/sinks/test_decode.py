@@ -6,7 +6,7 @@ import pytest
 from support.copying import replace
 from towpath.settings import Sink
 from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Floor, Origin
-from towpath.sinks.changes.decode import Poison, Record, decode
+from towpath.sinks.changes.decode import Record, UnreadableRecord, decode
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.fold import newest_per_key
 
@@ -333,7 +333,7 @@ def test_an_unreadable_event_is_a_dead_letter(record: Record, reason: str):
     """
     (poison,) = decode([record], ROUTES).poison
 
-    assert isinstance(poison, Poison)
+    assert isinstance(poison, UnreadableRecord)
     assert reason in poison.reason
 
 

@@ -9,10 +9,10 @@ import structlog
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import load
 from towpath.sinks.engine import driver as module
-from towpath.sinks.engine.driver import Choice, Driver
+from towpath.sinks.engine.driver import Driver, SinkSelection
 from towpath.sinks.engine.supervisor import SupervisorParts
 from towpath.sinks.errors import SinkUnfitError
-from towpath.sinks.state.files import hold
+from towpath.sinks.state.files import lock_sink
 from towpath.sinks.state.progress import (
     Progress,
     progress_path,
@@ -93,7 +93,7 @@ class DriverBench:
         self.clock = Clock()
         parts = SupervisorParts(None, None, None, None, self.clock, check=self._check)
         stop = threading.Event()
-        self.driver = Driver(None, Choice((), "serving"), self, parts, stop)
+        self.driver = Driver(None, SinkSelection((), "serving"), self, parts, stop)
         self._is_new = False
 
     def write(self, *sinks):
@@ -147,10 +147,10 @@ def test_added_and_removed_sinks_leave_others_running(place):
     """
     assert [("a", 1), ("b", 1)] == place.look("a", "b", ("x", {"driver": "other"}))
     assert [("b", 1), ("c", 1)] == place.look("b", "c")
-    assert hold(place.state, "a") is None
+    assert lock_sink(place.state, "a") is None
     Supervisor.made[0].end()
     place.look()
-    free = hold(place.state, "a")
+    free = lock_sink(place.state, "a")
     free.release()
 
     assert ["a", "b", "c"] == [one.sink.name for one in Supervisor.made]
@@ -164,7 +164,7 @@ def test_a_sink_moved_to_another_driver_is_stopped(place):
     place.look(("a", {"driver": "other"}))
     Supervisor.made[0].end()
     place.look()
-    free = hold(place.state, "a")
+    free = lock_sink(place.state, "a")
 
     assert free is not None
     free.release()
@@ -302,7 +302,7 @@ def test_a_supervisor_that_ended_by_itself_is_restarted(place):
 
     assert ["a", "b", "a"] == [one.sink.name for one in Supervisor.made]
     assert ("failed", True) == (progress.state, "ended by itself" in progress.error)
-    assert hold(place.state, "a") is None
+    assert lock_sink(place.state, "a") is None
 
 
 def test_a_sink_whose_folder_cannot_be_created_is_retried(place):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.dead_letters import Asked, Heads, Letters, desk_of
+from support.dead_letters import Asked, Heads, Letters, context_of
 from support.kafka_rows import BACKFILL, COLUMNS, TOPIC, row, rows_of
 from support.parked_shop import change
 from towpath.schemas import headers as names
@@ -10,11 +10,11 @@ from towpath.settings import Kafka
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.apply import executor_task
 from towpath.sinks.apply.batch import BatchWriter
-from towpath.sinks.apply.executor_task import PartitionTask, write_part
+from towpath.sinks.apply.executor_task import PartitionTask, write_task_slice
 from towpath.sinks.changes.routing import Routes
-from towpath.sinks.dead_letters.letter import Letter, ParkedKey
-from towpath.sinks.engine.executors import FromExecutors
-from towpath.sinks.engine.query import QueryPlan, Rows
+from towpath.sinks.dead_letters.entries import DeadLetter, ParkedKey
+from towpath.sinks.engine.executors import ExecutorWriter
+from towpath.sinks.engine.query import BatchRows, QueryPlan
 from towpath.sinks.errors import (
     BatchRefusedError,
     IndexGoneError,
@@ -110,12 +110,14 @@ class Bench:
     def __init__(self, folder, failure=None, heads=None):
         self.notes = []
         self.letters = Letters()
-        self.desk = desk_of(self.letters, repairs=Asked(), heads=heads)
+        self.context = context_of(self.letters, repairs=Asked(), heads=heads)
         self.here = Noting("driver", self.notes)
         self.failure = failure
         self.plan = QueryPlan(SINK, Kafka(bootstrap_servers="unused:9092"), folder)
-        writer = BatchWriter(Routes(SINK), self.here, self.desk)
-        self.writing = FromExecutors(self.plan, writer, self.here, self.desk, self.make)
+        writer = BatchWriter(Routes(SINK), self.here, self.context)
+        self.writing = ExecutorWriter(
+            self.plan, writer, self.here, self.context, self.make
+        )
 
     def make(self):
         """Make the sink of an executor, on the same rows."""
@@ -124,16 +126,16 @@ class Bench:
     def write(self, *rows, batch_id=1, records=10):
         """Write a batch with a bound on its records."""
         self.notes.clear()
-        batch = Rows(Frame(*rows), rows_of(rows).portions, records)
+        batch = BatchRows(Frame(*rows), rows_of(rows).slices, records)
         return self.writing.write(batch, batch_id)
 
 
 @pytest.fixture
 def bench(tmp_path):
     """Return a bench; no executor has a sink open."""
-    executor_task.forget("cache")
+    executor_task.close_sink("cache")
     yield Bench(tmp_path)
-    executor_task.forget("cache")
+    executor_task.close_sink("cache")
 
 
 def test_the_drivers_flush_encloses_the_executors_writes(bench):
@@ -178,20 +180,20 @@ def test_a_batch_that_needs_refetches_is_written_by_the_driver(bench):
     read = row(2, "r", topic=BACKFILL, note="old", status="placed")
     partial = row(3, "u", status="paid", unchanged=["note"])
     seen = []
-    for lacking, batch in (
+    for incomplete_routes, batch in (
         ((), [row(3, "u", order=8, unchanged=["note"]), row(3, "u", order=9)]),
         ((), [read, partial]),
         (("orders",), [row(4, "u", order=8, unchanged=["note"]), row(4, "u", order=9)]),
         ((), [row(5, "u", order=8, unchanged=["note"]), row(5, "u", order=9)]),
     ):
-        bench.desk.owed.routes = set(lacking)
+        bench.context.refetches.routes = set(incomplete_routes)
         bench.write(*batch)
         told = [note[2] for note in bench.notes if note[:2] == ("driver", "apply")]
         seen.append(bool(sum(told)))
 
     assert ([False, True, True, True], [("orders", (8,))]) == (
         seen,
-        bench.desk.repairs.keys,
+        bench.context.repairs.keys,
     )
 
 
@@ -203,13 +205,13 @@ def test_a_loss_found_by_the_drivers_flush_repeats_the_batch(bench):
     flush = bench.here.flush
 
     def find():
-        bench.desk.owed.routes.add("orders")
+        bench.context.refetches.routes.add("orders")
         return flush()
 
     bench.here.flush = find
     bench.write(row(4, "u", unchanged=["note"]), row(5, "c", order=8))
 
-    assert [("orders", (7,))] == bench.desk.repairs.keys
+    assert [("orders", (7,))] == bench.context.repairs.keys
 
 
 def test_tombstones_are_purged_only_after_the_batch(tmp_path):
@@ -228,8 +230,10 @@ def test_executors_purge_no_tombstone_above_a_dead_letter(tmp_path):
     It can be replayed: the safe position that follows a batch is no higher.
     """
     bench = Bench(tmp_path, heads=Heads("f" * 16))
-    bench.desk.parked.recall([Letter(change(1, note="bad"), "bad", "orders", True)])
-    lowest = bench.desk.parked.lowest()
+    bench.context.parked.recall(
+        [DeadLetter(change(1, note="bad"), "bad", "orders", True)]
+    )
+    lowest = bench.context.parked.lowest()
     bench.write(row(2, "c", order=8))
     told = [note[3] for note in bench.notes if note[:2] == ("driver", "apply")]
 
@@ -268,7 +272,7 @@ def test_a_batch_that_is_not_plain_is_written_by_the_driver(
     assert (3, letters, asked, left) == (
         result.records,
         result.dead_letters,
-        result.asked,
+        result.refetches_requested,
         bench.here.rows["orders"].keys(),
     )
 
@@ -282,8 +286,8 @@ def test_a_parked_key_is_left_to_the_driver(bench):
     follower = bench.write(row(3, "u"), row(4, "u", order=8), batch_id=2)
     without = bench.write(row(5, "u", order=8), batch_id=3)
 
-    assert ParkedKey(TOPIC, b'{"order_id":7}') in bench.desk.parked
-    assert (1, 1, 1) == (follower.behind, follower.dead_letters, without.parked)
+    assert ParkedKey(TOPIC, b'{"order_id":7}') in bench.context.parked
+    assert (1, 1, 1) == (follower.held_back, follower.dead_letters, without.parked)
     assert ("executor", "apply", 1, None) in bench.notes
 
 
@@ -340,8 +344,13 @@ def test_a_slice_without_changes_needs_no_sink(bench):
     """
     The same holds for records without a change.
     """
-    errand = PartitionTask(SINK, bench.make, "a", frozenset(), frozenset(), 0)
+    task = PartitionTask(SINK, bench.make, "a", frozenset(), frozenset(), 0)
     barrier = (TOPIC, 0, 1, b"{}", None, [(names.BARRIER, b"1")])
-    done = write_part(errand, [barrier])
+    done = write_task_slice(task, [barrier])
 
-    assert (1, 0, "", []) == (done.records, done.rows, done.left, bench.notes)
+    assert (1, 0, "", []) == (
+        done.records,
+        done.rows,
+        done.fallback_reason,
+        bench.notes,
+    )

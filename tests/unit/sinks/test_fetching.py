@@ -6,7 +6,7 @@ from confluent_kafka import KafkaError, KafkaException
 from towpath.schemas.clock import SystemClock
 from towpath.sinks.errors import BrokerUnavailableError, RecordsGoneError
 from towpath.sinks.kafka import fetch
-from towpath.sinks.kafka.fetch import _Silence, table_of
+from towpath.sinks.kafka.fetch import _FetchPatience, table_of
 
 TOPIC = "towpath.shop.orders"
 
@@ -118,7 +118,7 @@ def test_silence_is_accepted_while_the_broker_has_the_records(answer, error, loo
     A large answer takes its time; deleted records are an error at once.
     """
     broker = Broker(answer)
-    silence = _Silence(broker, Passing())
+    silence = _FetchPatience(broker, Passing())
 
     def wait():
         for _ in range(100 * fetch._MOST_LOOKS):
@@ -135,7 +135,7 @@ def test_progress_of_a_fetch_is_no_silence():
     Only the batch's missing records count as progress.
     """
     broker = Broker((0, 20))
-    silence = _Silence(broker, Passing())
+    silence = _FetchPatience(broker, Passing())
     for missing in range(300, 0, -1):
         silence.bear(missing, {(TOPIC, 0): 20})
 

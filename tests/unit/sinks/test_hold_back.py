@@ -4,14 +4,20 @@ import orjson
 import pytest
 
 from support.copying import replace
-from support.dead_letters import Letters, desk_of
+from support.dead_letters import Letters, context_of
 from support.parked_shop import FILL, TOPIC, Shop, change
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.apply.batch import BatchWriter
-from towpath.sinks.apply.replay import DeadLetterOrders
+from towpath.sinks.apply.replay import DeadLetterRequests
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes.routing import Routes
-from towpath.sinks.dead_letters.letter import BEHIND, Answer, Matter, Order, Verb
+from towpath.sinks.dead_letters.entries import (
+    BEHIND,
+    DeadLetterReply,
+    DeadLetterRequest,
+    DeadLetterSubject,
+    Verb,
+)
 from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
 from towpath.sinks.targets.memory import MemorySink
 
@@ -21,7 +27,7 @@ LOG = "outbox.event.order"
 
 def open_orders(book):
     """Return the orders of the open dead letters."""
-    return sorted(x.record.origin.offset for m in book.letters for x in book.of(m))
+    return sorted(x.record.origin.offset for m in book.dead_letters for x in book.of(m))
 
 
 def open_letters(letters):
@@ -43,7 +49,7 @@ def test_changes_after_an_unreadable_record_of_their_key_are_parked():
     )
 
     assert ((2, 2, 1, 1), [(3, UNKNOWN), (4, BEHIND)], "paid", "c") == (
-        (result.rows, result.dead_letters, result.behind, result.parked),
+        (result.rows, result.dead_letters, result.held_back, result.parked),
         shop.letters.told(),
         shop.sink.rows["orders"]["7"].row["status"],
         shop.sink.notes["8"],
@@ -74,7 +80,7 @@ def test_a_replay_keeps_the_order_after_an_unreadable_record():
     shop.write(change(2, "z"), change(3, status="paid", unchanged=["note"]))
     said = shop.ask(Verb.REPLAY)
 
-    assert ((Answer, UNKNOWN), "new", [2, 3]) == (
+    assert ((DeadLetterReply, UNKNOWN), "new", [2, 3]) == (
         (type(said), said.text),
         shop.sink.rows["orders"]["7"].row["status"],
         open_letters(shop.letters),
@@ -119,7 +125,7 @@ def test_a_truncate_supersedes_an_unreadable_record_of_its_batch():
 class OrderedReceiver(MemorySink):
     """Accepts events in order, and refuses some until it is repaired."""
 
-    tells_in_order = True
+    keeps_event_order = True
 
     def __init__(self):
         super().__init__()
@@ -145,10 +151,10 @@ class EventLog:
             {**declared, "webhook": secrets, "route": routes}
         )
         self.parked = ParkedKeys()
-        desk = desk_of(self.letters, parked=self.parked)
-        self.writer = BatchWriter(Routes(settings), sink, desk)
-        self.orders = DeadLetterOrders(
-            self.writer, self.letters, self.parked, desk.repairs, desk.clock
+        context = context_of(self.letters, parked=self.parked)
+        self.writer = BatchWriter(Routes(settings), sink, context)
+        self.orders = DeadLetterRequests(
+            self.writer, self.letters, self.parked, context.repairs, context.clock
         )
 
     def write(self, *records):
@@ -192,11 +198,13 @@ def test_later_events_of_an_aggregate_wait_after_a_dead_letter(
     first = log.write(event(4), event(5, b"8"))
     accepted_before = log.accepted_ids()
     log.sink.refuses.clear()
-    log.letters.ask(Order("mend", Verb.REPLAY, Matter(LOG, b"7")))
-    log.orders.attend()
+    log.letters.request(
+        DeadLetterRequest("mend", Verb.REPLAY, DeadLetterSubject(LOG, b"7"))
+    )
+    log.orders.process()
 
     assert ((1, 1), ["e1", "e3", "e5"], replayed) == (
-        (first.behind, first.parked),
+        (first.held_back, first.parked),
         accepted_before,
         log.accepted_ids()[3:],
     )

@@ -5,7 +5,7 @@ Parked keys: which changes wait, what releases a key, and the dead-letter comman
 import pytest
 
 from support.copying import replace
-from support.dead_letters import Letters, Still, desk_of
+from support.dead_letters import Letters, Still, context_of
 from support.parked_shop import FILL, KEY, ROUTES, TOPIC, Choosy, Shop, change
 from towpath.sinks.apply.batch import BatchWriter
 from towpath.sinks.apply.replay import (
@@ -17,17 +17,17 @@ from towpath.sinks.apply.replay import (
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes.decode import decode
 from towpath.sinks.dead_letters import requests, view
-from towpath.sinks.dead_letters.letter import (
+from towpath.sinks.dead_letters.entries import (
     BEHIND,
-    Answer,
-    Ending,
-    Letter,
-    Matter,
-    Order,
+    DeadLetter,
+    DeadLetterReply,
+    DeadLetterRequest,
+    DeadLetterSubject,
     ParkedKey,
+    Resolution,
     Verb,
+    dead_letter_headers,
     entry_of,
-    letter_headers,
 )
 from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
 from towpath.sinks.errors import (
@@ -57,7 +57,7 @@ def test_later_changes_wait_after_their_own_key_only(shop: Shop):
         [(3, "the note is too long"), (4, BEHIND)],
         {"7": "a", "8": "d"},
     ) == (
-        (result.rows, result.dead_letters, result.behind, result.parked),
+        (result.rows, result.dead_letters, result.held_back, result.parked),
         shop.letters.told(),
         shop.sink.notes,
     )
@@ -173,7 +173,7 @@ def test_a_replay_does_not_overwrite_newer_rows(shop: Shop):
     shop.sink.apply(Batch(0, tuple(newer)))
     said = shop.ask(Verb.REPLAY)
 
-    assert (True, "newer") == (isinstance(said, Ending), shop.sink.notes["7"])
+    assert (True, "newer") == (isinstance(said, Resolution), shop.sink.notes["7"])
 
 
 def test_a_replay_that_is_refused_again_changes_nothing(shop: Shop):
@@ -182,7 +182,7 @@ def test_a_replay_that_is_refused_again_changes_nothing(shop: Shop):
     """
     said = shop.ask(Verb.REPLAY)
 
-    assert (Answer, "the note is too long", 1, 1) == (
+    assert (DeadLetterReply, "the note is too long", 1, 1) == (
         type(said),
         said.text,
         len(shop.parked),
@@ -233,7 +233,7 @@ def test_a_record_without_a_readable_key_is_discarded_alone():
     """
     shop = Shop(can_ask=True)
     shop.write(replace(change(3), key=b"{cut"))
-    said = shop.ask(Verb.DISCARD, Matter(TOPIC, b"{cut"))
+    said = shop.ask(Verb.DISCARD, DeadLetterSubject(TOPIC, b"{cut"))
 
     assert ("discarded", []) == (said.how, shop.repairs.keys)
 
@@ -243,12 +243,12 @@ def test_a_command_waits_for_a_stopped_sink(shop: Shop):
     It stands in the topic, and is carried out at the next start, once.
     """
     shop.sink.is_mended = True
-    shop.letters.ask(Order("one", Verb.REPLAY, KEY))
+    shop.letters.request(DeadLetterRequest("one", Verb.REPLAY, KEY))
     shop.begin()
-    shop.orders.attend()
+    shop.orders.process()
     count = len(shop.letters.records)
     shop.begin()
-    shop.orders.attend()
+    shop.orders.process()
 
     assert ("bad", count) == (shop.sink.notes["7"], len(shop.letters.records))
 
@@ -258,12 +258,12 @@ def test_a_command_survives_an_unavailable_broker(shop: Shop):
     A command that cannot be answered is carried out again.
     """
     shop.sink.is_mended = True
-    shop.letters.ask(Order("one", Verb.REPLAY, KEY))
+    shop.letters.request(DeadLetterRequest("one", Verb.REPLAY, KEY))
     shop.letters.fail = True
     with pytest.raises(BrokerUnavailableError):
-        shop.orders.attend()
+        shop.orders.process()
     shop.letters.fail = False
-    shop.orders.attend()
+    shop.orders.process()
 
     assert 0 == len(shop.parked)
 
@@ -291,9 +291,11 @@ def test_keys_are_erased_only_after_their_rows_were_requested(
 
     shop.sink.erase = erase
     shop.write(change(3, note="bad"))
-    order = Order("e", Verb.ERASE, Matter(TOPIC, None), "orders", ("7",), is_read_again)
+    order = DeadLetterRequest(
+        "e", Verb.ERASE, DeadLetterSubject(TOPIC, None), "orders", ("7",), is_read_again
+    )
     answer = shop.carry_out(order)
-    text = answer.how if isinstance(answer, Ending) else answer.text
+    text = answer.how if isinstance(answer, Resolution) else answer.text
 
     assert (asked, erased, said, 1) == (
         shop.repairs.keys,
@@ -308,14 +310,14 @@ def test_a_withdrawn_command_erases_nothing(shop: Shop):
     A sink that starts later finds the command answered by its sender.
     """
     shop.sink.erase = lambda _route, _keys: pytest.fail("erased")
-    matter = Matter(TOPIC, None)
-    shop.letters.ask(Order("e", Verb.ERASE, matter, "orders", ("7",)))
-    shop.letters.answer(Answer("e", "withdrawn", matter))
+    subject = DeadLetterSubject(TOPIC, None)
+    shop.letters.request(DeadLetterRequest("e", Verb.ERASE, subject, "orders", ("7",)))
+    shop.letters.reply(DeadLetterReply("e", "withdrawn", subject))
     shop.begin()
-    shop.orders.attend()
+    shop.orders.process()
 
-    assert [Answer("e", "withdrawn", matter)] == [
-        entry for entry in shop.letters.entries() if isinstance(entry, Answer)
+    assert [DeadLetterReply("e", "withdrawn", subject)] == [
+        entry for entry in shop.letters.entries() if isinstance(entry, DeadLetterReply)
     ]
 
 
@@ -323,7 +325,9 @@ def test_a_sink_without_erase_says_so(shop: Shop):
     """
     The same holds for a route that it does not have.
     """
-    order = Order("e", Verb.ERASE, Matter(TOPIC, None), "orders", ("7",))
+    order = DeadLetterRequest(
+        "e", Verb.ERASE, DeadLetterSubject(TOPIC, None), "orders", ("7",)
+    )
     said = shop.carry_out(order)
     stray = shop.carry_out(replace(order, id="f", route="gone"))
 
@@ -334,7 +338,7 @@ def test_a_command_without_dead_letters_is_answered(shop: Shop):
     """
     Another command may have been quicker.
     """
-    said = shop.ask(Verb.REPLAY, Matter(TOPIC, b'{"order_id":99}'))
+    said = shop.ask(Verb.REPLAY, DeadLetterSubject(TOPIC, b'{"order_id":99}'))
 
     assert NOTHING_OPEN == said.text
 
@@ -345,14 +349,14 @@ def test_a_single_dead_letter_is_replayed_by_its_record(shop: Shop):
     """
     lone = replace(change(9, "c", order=9, note="x"), headers={})
     shop.write(lone)
-    matter = Matter(TOPIC, b'{"order_id":9}', (0, 9))
-    refused = shop.ask(Verb.REPLAY, matter)
-    given_up = shop.ask(Verb.DISCARD, matter)
+    subject = DeadLetterSubject(TOPIC, b'{"order_id":9}', (0, 9))
+    refused = shop.ask(Verb.REPLAY, subject)
+    given_up = shop.ask(Verb.DISCARD, subject)
 
     assert (True, "discarded", 1) == (
         "position" in refused.text,
         given_up.how,
-        len(OpenDeadLetters().read(shop.letters.entries()).letters),
+        len(OpenDeadLetters().read(shop.letters.entries()).dead_letters),
     )
 
 
@@ -361,11 +365,11 @@ def test_a_dead_letter_restores_the_original_record():
     Also one whose own headers have the names of ours.
     """
     headers = {"position": b"x", "reason": b"its own", "topic": b"mine", "parked": b""}
-    letter = Letter(
+    letter = DeadLetter(
         Record(Origin("a.b", 2, 3), None, b"v", headers), "why", "route", False
     )
 
-    assert letter == entry_of(None, b"v", letter_headers(letter))
+    assert letter == entry_of(None, b"v", dead_letter_headers(letter))
 
 
 def test_too_many_parked_keys_are_refused_before_they_are_written():
@@ -374,9 +378,9 @@ def test_too_many_parked_keys_are_refused_before_they_are_written():
     """
     parked = ParkedKeys(max_keys=1)
     letters = Letters()
-    desk = desk_of(letters, parked=parked)
+    context = context_of(letters, parked=parked)
     sink = Choosy()
-    writer = BatchWriter(ROUTES, sink, desk)
+    writer = BatchWriter(ROUTES, sink, context)
     batch = [change(1, order=1, note="bad"), change(2, order=2, note="bad")]
     with pytest.raises(TooManyParkedError):
         writer.write_records([*batch, change(3, order=3)], 0)
@@ -424,12 +428,12 @@ def test_a_commands_sender_gets_the_answer(shop: Shop):
 
         is_running = True
 
-        def ask(self, orders):
+        def request(self, orders):
             """Take commands; the sink answers at once, if it runs."""
             self.before = len(shop.letters.records)
-            shop.letters.ask(*orders)
+            shop.letters.request(*orders)
             if self.is_running:
-                shop.orders.attend()
+                shop.orders.process()
 
         def since(self):
             """Read further."""
@@ -437,9 +441,9 @@ def test_a_commands_sender_gets_the_answer(shop: Shop):
 
     shop.sink.is_mended = True
     topic = Topic()
-    done = requests.ask(topic, [KEY], Verb.REPLAY, Still(), 0.0)
+    done = requests.request_each(topic, [KEY], Verb.REPLAY, Still(), 0.0)
     topic.is_running = False
-    waiting = requests.ask(topic, [KEY], Verb.REPLAY, Still(), 0.0)
+    waiting = requests.request_each(topic, [KEY], Verb.REPLAY, Still(), 0.0)
 
     assert ("replayed", None) == (done[KEY].how, waiting[KEY])
 

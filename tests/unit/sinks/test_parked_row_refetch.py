@@ -5,7 +5,7 @@ import pytest
 from support.copying import replace
 from support.dead_letters import Asked, InMind
 from support.parked_shop import FILL, Shop, change
-from towpath.sinks.dead_letters.letter import Verb
+from towpath.sinks.dead_letters.entries import Verb
 
 ASKED = ("orders", (7,))
 
@@ -29,7 +29,7 @@ def clock():
 @pytest.fixture
 def shop(clock):
     """Return a shop with a parked order."""
-    shop = Shop(can_ask=True, owed=InMind(clock=clock))
+    shop = Shop(can_ask=True, refetches=InMind(clock=clock))
     shop.write(change(1, "c", note="a", bio="x"))
     shop.write(change(2, note="bad", unchanged=["bio"]))
     assert (1, []) == (len(shop.parked), shop.repairs.keys)
@@ -48,13 +48,13 @@ def test_a_change_of_a_parked_key_requests_a_refetch_which_releases_it(shop, unc
     Whole or partial: both wait, and the refetched row stands above both.
     """
     shop.write(change(3, note="good", unchanged=unchanged))
-    owed = len(shop.owed)
+    refetches = len(shop.refetches)
     shop.write(read(4))
 
     assert ([ASKED], 1, 0, 0) == (
         shop.repairs.keys,
-        owed,
-        len(shop.owed),
+        refetches,
+        len(shop.refetches),
         len(shop.parked),
     )
     assert {"7": "good"} == shop.sink.notes
@@ -93,7 +93,7 @@ def test_a_parked_row_is_refetched_once_at_a_time(shop, clock):
     assert ([ASKED], [ASKED] * 2, [ASKED] * 3, 0, 0) == (
         *(one, two, three),
         len(shop.parked),
-        len(shop.owed),
+        len(shop.refetches),
     )
 
 
@@ -103,7 +103,7 @@ def test_a_refused_refetched_row_waits_for_its_next_change(shop):
     """
     shop.write(change(3, note="bad"))
     shop.write(read(4, note="bad"))
-    refused = len(shop.parked), len(shop.owed), list(shop.repairs.keys)
+    refused = len(shop.parked), len(shop.refetches), list(shop.repairs.keys)
     shop.write(change(5, note="good"))
     shop.write(read(6))
 
@@ -132,7 +132,7 @@ def test_without_signals_a_parked_key_stays_parked():
     shop = Shop()
     shop.write(change(1, "c", note="bad"))
     shop.write(change(2, note="good"))
-    held = len(shop.parked), len(shop.owed)
+    held = len(shop.parked), len(shop.refetches)
     shop.sink.is_mended = True
 
     assert ((1, 0), "replayed") == (held, shop.ask(Verb.REPLAY).how)
@@ -149,7 +149,7 @@ def test_a_refetch_that_cannot_be_sent_fails_the_batch(shop):
         message = "no broker"
         raise ConnectionError(message)
 
-    shop.repairs.ask_keys = fail
+    shop.repairs.request_keys = fail
     shop.begin()
     with pytest.raises(ConnectionError):
         shop.write(change(3, note="good"))

@@ -9,9 +9,9 @@ from towpath.schemas import headers
 from towpath.schemas.clock import SystemClock
 from towpath.sinks.apply import refetch
 from towpath.sinks.apply.refetch import PendingRefetches
-from towpath.sinks.apply.refetch_requests import NOT_BY_KEY, TOO_MANY, ask_overdue
-from towpath.sinks.apply.replay import ASKED_FOR
-from towpath.sinks.dead_letters.letter import Verb
+from towpath.sinks.apply.refetch_requests import NOT_BY_KEY, TOO_MANY, request_overdue
+from towpath.sinks.apply.replay import AWAITS_REFETCH
+from towpath.sinks.dead_letters.entries import Verb
 from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.state import incomplete
 
@@ -23,7 +23,7 @@ def shop():
     """Return a shop whose target lost its last writes, and has missing rows."""
     shop = Shop(can_ask=True)
     shop.write(change(1, "c", note="old", bio="old", status="placed"))
-    shop.owed.routes.add("orders")
+    shop.refetches.routes.add("orders")
     return shop
 
 
@@ -50,7 +50,7 @@ def test_a_row_merged_with_a_stale_one_is_refetched(shop):
     assert ([ASKED], {"note": "new", "bio": "new", "status": "paid"}, 0) == (
         asked,
         row_of(shop),
-        len(shop.owed),
+        len(shop.refetches),
     )
 
 
@@ -58,7 +58,7 @@ def test_a_change_above_its_answer_in_one_batch_needs_no_refetch(shop):
     """
     It is merged with the READ row; a hot row is not refetched for ever.
     """
-    shop.owed.routes.clear()
+    shop.refetches.routes.clear()
     shop.sink.rows.clear()
     shop.write(paid(5, status="paid", bio="new"))
     shop.write(
@@ -69,7 +69,7 @@ def test_a_change_above_its_answer_in_one_batch_needs_no_refetch(shop):
     assert ([ASKED], {"note": "new", "bio": "new", "status": "sent"}, 0) == (
         shop.repairs.keys,
         row_of(shop),
-        len(shop.owed),
+        len(shop.refetches),
     )
 
 
@@ -83,17 +83,21 @@ def test_while_rows_are_missing_such_a_change_is_refetched(shop):
         paid(7, status="sent", bio="new"),
     )
 
-    assert ([ASKED, ASKED], 1) == (shop.repairs.keys, len(shop.owed))
+    assert ([ASKED, ASKED], 1) == (shop.repairs.keys, len(shop.refetches))
 
 
 def test_a_complete_route_refetches_nothing(shop):
     """
     A partial change finds the row that it is merged with.
     """
-    shop.owed.routes.clear()
+    shop.refetches.routes.clear()
     shop.write(paid(5, bio="new", status="paid"))
 
-    assert ([], "old", 0) == (shop.repairs.keys, row_of(shop)["note"], len(shop.owed))
+    assert ([], "old", 0) == (
+        shop.repairs.keys,
+        row_of(shop)["note"],
+        len(shop.refetches),
+    )
 
 
 def test_a_row_that_is_whole_in_the_batch_is_not_refetched(shop):
@@ -127,7 +131,7 @@ def test_an_answer_that_came_too_early_is_requested_again(shop):
     It is requested again also once the route is complete, as no other request would be.
     """
     shop.write(paid(5, status="paid"))
-    shop.owed.routes.clear()
+    shop.refetches.routes.clear()
     shop.write(paid(8, "note", "bio", status="sent"))
     shop.write(change(7, "r", topic=FILL, note="new", bio="new", status="paid"))
     again = list(shop.repairs.keys)
@@ -136,7 +140,7 @@ def test_an_answer_that_came_too_early_is_requested_again(shop):
     assert ([ASKED, ASKED], {"note": "new", "bio": "new", "status": "sent"}, 0) == (
         again,
         row_of(shop),
-        len(shop.owed),
+        len(shop.refetches),
     )
 
 
@@ -147,14 +151,14 @@ def test_a_row_from_below_the_request_is_no_answer(shop):
     shop.write(paid(5, status="paid"))
     shop.write(change(3, "r", topic=FILL, note="old", bio="old", status="placed"))
 
-    assert ([ASKED], 1) == (shop.repairs.keys, len(shop.owed))
+    assert ([ASKED], 1) == (shop.repairs.keys, len(shop.refetches))
 
 
 def test_an_absent_row_is_refetched_too(shop):
     """
     A change without a row exists only in the answer.
     """
-    shop.owed.routes.clear()
+    shop.refetches.routes.clear()
     shop.sink.rows.clear()
     shop.write(paid(5, bio="new", status="paid"))
     shop.write(change(4, "r", topic=FILL, note="new", bio="old", status="placed"))
@@ -185,7 +189,7 @@ def test_a_row_whose_dead_letter_was_discarded_is_refetched():
     assert ([ASKED, ASKED], {"note": "bad", "status": "sent"}, 0) == (
         again,
         row_of(shop),
-        len(shop.owed),
+        len(shop.refetches),
     )
 
 
@@ -200,9 +204,9 @@ def test_a_key_stays_parked_while_its_refetch_is_pending(shop):
     parked = len(shop.parked)
     shop.write(change(4, "r", topic=FILL, note="bad", bio="b", status="sent"))
 
-    assert (ASKED_FOR, [ASKED], 1, 0, 0) == (
+    assert (AWAITS_REFETCH, [ASKED], 1, 0, 0) == (
         *(said, shop.repairs.keys, parked),
-        *(len(shop.parked), len(shop.owed)),
+        *(len(shop.parked), len(shop.refetches)),
     )
 
 
@@ -212,10 +216,10 @@ def test_a_deleted_row_needs_no_refetch(shop):
     """
     shop.write(paid(5), change(2, "c", order=8, note="a"))
     shop.write(paid(6, order=8))
-    seen = [len(shop.owed)]
+    seen = [len(shop.refetches)]
     for record in (change(7, "d"), change(8, "t")):
         shop.write(record)
-        seen.append(len(shop.owed))
+        seen.append(len(shop.refetches))
 
     assert [2, 1, 0] == seen
 
@@ -228,7 +232,7 @@ def test_a_row_that_cannot_be_requested_has_no_pending_refetch():
     shop.write(change(1, "c", note="a"))
     shop.write(paid(2, status="paid"), paid(3, order=8))
 
-    assert (0, 1) == (len(shop.owed), len(shop.letters.told()))
+    assert (0, 1) == (len(shop.refetches), len(shop.letters.told()))
 
 
 def test_a_refetch_filled_by_an_operator_ends_with_the_fill():
@@ -237,43 +241,43 @@ def test_a_refetch_filled_by_an_operator_ends_with_the_fill():
     """
     shop = Shop()
     shop.write(change(1, "c", note="a"))
-    shop.owed.routes.add("orders")
+    shop.refetches.routes.add("orders")
     shop.write(paid(2, status="paid"), paid(3, order=8))
-    meanwhile = len(shop.owed)
-    shop.writer.attend()
-    kept = len(shop.owed)
-    shop.owed.routes.clear()
-    shop.writer.attend()
+    meanwhile = len(shop.refetches)
+    shop.writer.request_overdue()
+    kept = len(shop.refetches)
+    shop.refetches.routes.clear()
+    shop.writer.request_overdue()
 
-    assert (2, 2, 0) == (meanwhile, kept, len(shop.owed))
+    assert (2, 2, 0) == (meanwhile, kept, len(shop.refetches))
 
 
 def test_too_many_pending_refetches_become_a_whole_route(shop, monkeypatch):
     """
     The route's rows all come with it.
     """
-    monkeypatch.setattr(refetch, "MAX_OWED", 2)
-    shop.owed.routes.clear()
+    monkeypatch.setattr(refetch, "MAX_PENDING", 2)
+    shop.refetches.routes.clear()
     shop.write(*(paid(3, order=order) for order in range(11, 13)))
-    kept = len(shop.owed)
+    kept = len(shop.refetches)
     shop.write(*(paid(4, order=order) for order in range(11, 13)))
     shop.write(*(paid(5, order=order) for order in range(11, 15)))
 
-    assert (2, 0, 1) == (kept, len(shop.owed), len(shop.repairs.routes))
+    assert (2, 0, 1) == (kept, len(shop.refetches), len(shop.repairs.routes))
 
 
 def test_a_whole_route_is_one_refetch_at_a_time(shop, monkeypatch):
     """
     While it has missing rows the next one waits, also after a crash.
     """
-    monkeypatch.setattr(refetch, "MAX_OWED", 2)
+    monkeypatch.setattr(refetch, "MAX_PENDING", 2)
     for number in range(3, 6):
         shop.write(*(paid(number, order=order) for order in range(11, 15)))
-    again = shop.owed.again()
-    meanwhile = len(shop.repairs.routes), again.overdue()
+    again = shop.refetches.again()
+    meanwhile = len(shop.repairs.routes), again.overdue_routes()
     again.routes.clear()
-    ask_overdue(again, shop.repairs)
-    ask_overdue(again.again(), shop.repairs)
+    request_overdue(again, shop.repairs)
+    request_overdue(again.again(), shop.repairs)
 
     assert ((0, frozenset()), ["orders"]) == (
         meanwhile,
@@ -286,7 +290,7 @@ def test_a_batch_counts_pending_refetches(shop):
     The count is of all requested rows that have not come.
     """
     told = [
-        shop.write(*records).owed
+        shop.write(*records).pending_refetches
         for records in (
             [paid(5), paid(5, order=8)],
             [change(6, "r", topic=FILL, note="new")],
@@ -312,7 +316,7 @@ def test_an_unanswered_refetch_is_requested_again_after_a_while():
     The next partial change requests it, not an earlier one.
     """
     clock = Clock()
-    shop = Shop(can_ask=True, owed=InMind(clock=clock))
+    shop = Shop(can_ask=True, refetches=InMind(clock=clock))
     asked = []
     for number, now_s in enumerate((0, 59, 61, 62), start=1):
         clock.now_s = now_s
@@ -329,7 +333,7 @@ def test_pending_refetches_survive_a_restart(tmp_path, shop):
     A removed route has none.
     """
     found = PendingRefetches(tmp_path, "cache", ["orders"], SystemClock())
-    shop = Shop(can_ask=True, owed=found)
+    shop = Shop(can_ask=True, refetches=found)
     shop.write(change(1, "c", note="a"))
     incomplete.begin(tmp_path, "cache", "orders", "repair-1")
     shop.write(paid(2))
@@ -337,7 +341,7 @@ def test_pending_refetches_survive_a_restart(tmp_path, shop):
     other = PendingRefetches(tmp_path, "cache", ["lines"], SystemClock())
 
     assert (1, found.record_keys(), {"orders"}, 0) == (
-        *(len(again), again.record_keys(), again.lacking()),
+        *(len(again), again.record_keys(), again.incomplete_routes()),
         len(other),
     )
 
@@ -351,16 +355,16 @@ class Unlisted(Shop):
     """
 
     def __init__(self, clock=None):
-        super().__init__(owed=InMind(clock=clock))
-        self.repairs = Asked(by_key=False, reading=self.owed.reading)
+        super().__init__(refetches=InMind(clock=clock))
+        self.repairs = Asked(by_key=False, reading=self.refetches.reading)
         self.begin()
 
     def answer(self, number, *rows):
         """Deliver READ rows, and end the reading of the route."""
         self.write(*rows, sweep(number))
-        self.owed.reading.clear()
-        self.owed.routes.clear()
-        self.writer.attend()
+        self.refetches.reading.clear()
+        self.refetches.routes.clear()
+        self.writer.request_overdue()
 
 
 def read(number, order=7, **row):
@@ -380,13 +384,13 @@ def test_a_row_whose_key_cannot_be_listed_comes_with_its_whole_route():
     """
     shop = Unlisted()
     shop.write(paid(2, status="paid"), paid(2, order=8))
-    owed_at_first = len(shop.owed)
+    owed_at_first = len(shop.refetches)
     shop.write(paid(3, status="sent"))
     shop.answer(4, read(4, note="a", status="sent"))
 
     assert (2, WHOLE, [], 0, []) == (
         *(owed_at_first, shop.repairs.routes, shop.repairs.keys),
-        *(len(shop.owed), shop.letters.told()),
+        *(len(shop.refetches), shop.letters.told()),
     )
     assert {"note": "a", "status": "sent"} == row_of(shop)
 
@@ -401,7 +405,7 @@ def test_a_key_of_arrays_or_composites_is_not_listed(key):
     first = list(shop.repairs.routes)
     shop.write(read(3, key, note="a"))
 
-    assert (WHOLE, [], 1) == (first, shop.repairs.keys, len(shop.owed))
+    assert (WHOLE, [], 1) == (first, shop.repairs.keys, len(shop.refetches))
 
 
 def test_a_refetch_of_some_rows_makes_no_others_doubtful():
@@ -414,7 +418,7 @@ def test_a_refetch_of_some_rows_makes_no_others_doubtful():
     seen = []
     for number in range(3, 9):
         shop.write(paid(number, order=8, status=f"{number}"), paid(number, order=9))
-        seen.append(len(shop.owed))
+        seen.append(len(shop.refetches))
         shop.answer(number, read(number, note="a"))
 
     assert ([1, 0, 0, 0, 0, 0], WHOLE) == (seen, shop.repairs.routes)
@@ -429,11 +433,11 @@ def test_a_route_refetch_with_all_pending_rows_makes_none_doubtful():
     shop.write(paid(2), change(2, "c", order=8, note="a"))
     shop.write(read(3, note="a"))
     shop.write(paid(4, order=8))
-    shop.owed.reading.clear()
+    shop.refetches.reading.clear()
     clock.now_s = 10_000
-    shop.writer.attend()
+    shop.writer.request_overdue()
 
-    assert (0, WHOLE) == (len(shop.owed), shop.repairs.routes)
+    assert (0, WHOLE) == (len(shop.refetches), shop.repairs.routes)
 
 
 def test_a_row_that_changes_after_its_answer_is_refetched_after_a_while():
@@ -451,7 +455,7 @@ def test_a_row_that_changes_after_its_answer_is_refetched_after_a_while():
         asked.append(len(shop.repairs.routes))
     shop.answer(99, read(99, note="a"))
 
-    assert ([1, 1, 2, 2], 0) == (asked, len(shop.owed))
+    assert ([1, 1, 2, 2], 0) == (asked, len(shop.refetches))
 
 
 def test_a_route_that_is_being_read_is_refetched_afterwards():
@@ -460,18 +464,22 @@ def test_a_route_that_is_being_read_is_refetched_afterwards():
     """
     shop = Unlisted()
     shop.write(*(change(1, "c", order=order, note="a") for order in (7, 8)))
-    shop.owed.routes.add("orders")
+    shop.refetches.routes.add("orders")
     shop.write(paid(3), paid(3, order=8))
     shop.begin()
     meanwhile = list(shop.repairs.routes)
     shop.answer(2, read(2, note="b"), read(4, 8, note="b"))
-    then = list(shop.repairs.routes), len(shop.owed), shop.owed.lacking()
+    then = (
+        list(shop.repairs.routes),
+        len(shop.refetches),
+        shop.refetches.incomplete_routes(),
+    )
     shop.answer(5, read(5, note="b"))
-    shop.writer.attend()
+    shop.writer.request_overdue()
 
     assert ([], (WHOLE, 1, frozenset()), 0, WHOLE) == (
         *(meanwhile, then),
-        *(len(shop.owed), shop.repairs.routes),
+        *(len(shop.refetches), shop.repairs.routes),
     )
 
 
@@ -481,13 +489,13 @@ def test_a_loss_while_a_route_is_read_is_a_loss():
     """
     shop = Unlisted()
     shop.write(paid(2), change(2, "c", order=8, note="a"))
-    before = shop.owed.lacking()
-    shop.owed.routes.add("orders")
+    before = shop.refetches.incomplete_routes()
+    shop.refetches.routes.add("orders")
     shop.write(paid(3, order=8))
 
     assert (frozenset(), {"orders"}, 2) == (
-        *(before, shop.owed.lacking()),
-        len(shop.owed),
+        *(before, shop.refetches.incomplete_routes()),
+        len(shop.refetches),
     )
 
 
@@ -496,36 +504,36 @@ def test_a_refetch_request_that_failed_is_repeated():
     It is stored before it is sent, so storing alone means nothing.
     """
     shop = Unlisted()
-    ask_all = shop.repairs.ask_all
+    request_all = shop.repairs.request_all
 
     def fail(route, why):
-        ask_all(route, why)
+        request_all(route, why)
         message = "no answer in time"
         raise BrokerUnavailableError(message)
 
-    shop.repairs.ask_all = fail
+    shop.repairs.request_all = fail
     with pytest.raises(BrokerUnavailableError):
         shop.write(paid(2))
-    shop.repairs.ask_all = ask_all
+    shop.repairs.request_all = request_all
     shop.begin()
     shop.write(paid(2))
     shop.write(paid(3))
 
-    assert (WHOLE * 2, 1) == (shop.repairs.routes, len(shop.owed))
+    assert (WHOLE * 2, 1) == (shop.repairs.routes, len(shop.refetches))
 
 
 def test_too_many_unlistable_rows_make_the_route_incomplete(monkeypatch):
     """
     None of them is counted, so the whole route is in doubt until then.
     """
-    monkeypatch.setattr(refetch, "MAX_OWED", 2)
+    monkeypatch.setattr(refetch, "MAX_PENDING", 2)
     shop = Unlisted()
     shop.write(*(paid(2, order=order) for order in range(11, 14)))
 
     assert ([("orders", TOO_MANY)], 0, {"orders"}) == (
         shop.repairs.routes,
-        len(shop.owed),
-        shop.owed.lacking(),
+        len(shop.refetches),
+        shop.refetches.incomplete_routes(),
     )
 
 
@@ -533,18 +541,18 @@ def test_the_kind_of_a_refetch_survives_a_restart(tmp_path):
     """
     Once the route has no pending rows, keys are requested singly if they can be listed.
     """
-    shop = Shop(owed=PendingRefetches(tmp_path, "cache", ["orders"], Still()))
+    shop = Shop(refetches=PendingRefetches(tmp_path, "cache", ["orders"], Still()))
     shop.repairs = Asked(by_key=False)
     shop.begin()
-    shop.repairs.ask_all = lambda route, _why: (
+    shop.repairs.request_all = lambda route, _why: (
         incomplete.begin(tmp_path, "cache", route, "repair-2") is None
     )
     shop.write(paid(2))
     again = PendingRefetches(tmp_path, "cache", ["orders"], Still())
-    told = len(again), again.comes_whole("orders"), again.lacking()
+    told = len(again), again.is_requested_whole("orders"), again.incomplete_routes()
     incomplete.end(tmp_path, "cache", "orders", "repair-2")
     shop.write(change(3, note="a"))
     last = PendingRefetches(tmp_path, "cache", ["orders"], Still())
 
     assert (1, True, frozenset()) == told
-    assert (0, False) == (len(last), last.comes_whole("orders"))
+    assert (0, False) == (len(last), last.is_requested_whole("orders"))

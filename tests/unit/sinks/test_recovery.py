@@ -10,9 +10,9 @@ from towpath.settings import Sink as SinkSettings
 from towpath.sinks.engine.checkpoint import (
     CheckpointUnreadableError,
     PartitionCounts,
+    committed_offsets,
     drop_checkpoint,
     newest_readable,
-    standing,
 )
 from towpath.sinks.engine.query import QueryPlan
 from towpath.sinks.engine.recovery import (
@@ -115,7 +115,7 @@ class RecoveryBench:
         names = {"orders": ORDERS, "lines": LINES, "fill": FILL}
         self.cluster = Cluster(**{names[n]: both for n, both in topics.items()})
 
-    def stood(self, offsets, *, batches=(0, 1), planned=True):
+    def stood(self, offsets, *, batches=(0, 1), planned_offsets=True):
         """Write a checkpoint whose last committed batch ended at the offsets."""
         checkpoint = self.plan.checkpoint
         for name in ("offsets", "commits"):
@@ -125,7 +125,7 @@ class RecoveryBench:
         for batch in batches:
             (checkpoint / "offsets" / str(batch)).write_text(text)
             (checkpoint / "commits" / str(batch)).write_text('v1\n{"next":0}')
-        if planned:
+        if planned_offsets:
             later = {t: {p: o + 5 for p, o in ps.items()} for t, ps in offsets.items()}
             last = checkpoint / "offsets" / str(len(batches))
             last.write_text(f"v1\n{{}}\n{orjson.dumps(later).decode()}")
@@ -775,10 +775,10 @@ def test_a_crash_after_the_request_repeats_it(place):
         message = "no broker"
         raise BrokerUnavailableError(message)
 
-    ask_all, place.repairs.ask_all = place.repairs.ask_all, away
+    request_all, place.repairs.request_all = place.repairs.request_all, away
     with pytest.raises(BrokerUnavailableError):
         place.recover()
-    place.repairs.ask_all = ask_all
+    place.repairs.request_all = request_all
     place.recover()
     again = place.recover()
 
@@ -841,12 +841,12 @@ def test_the_committed_batch_is_the_querys_position(place):
     The planned one does not count; without a checkpoint there is no position.
     """
     checkpoint = place.plan.checkpoint
-    before = standing(checkpoint), newest_readable(checkpoint)
+    before = committed_offsets(checkpoint), newest_readable(checkpoint)
     (checkpoint / "commits" / "1").write_text("")
     with pytest.raises(CheckpointUnreadableError):
-        standing(checkpoint)
+        committed_offsets(checkpoint)
     drop_checkpoint(checkpoint)
 
     expected = {ORDERS: {"0": 10, "1": 12}, LINES: {"0": 7}}
 
-    assert ((expected, expected), None) == (before, standing(checkpoint))
+    assert ((expected, expected), None) == (before, committed_offsets(checkpoint))

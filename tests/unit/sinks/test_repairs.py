@@ -116,7 +116,7 @@ def test_rows_are_requested_by_key_for_this_sink_only(broker):
     """
     One signal has the relay's key; a key that is listed twice is requested once.
     """
-    said = KafkaRepairs(settings(), SINK).ask_keys("orders", [(1,), ("a",), (1,)])
+    said = KafkaRepairs(settings(), SINK).request_keys("orders", [(1,), ("a",), (1,)])
     ((topic, key, document),) = broker.records
 
     assert (True, "p-signal", "p", "execute-snapshot") == (
@@ -134,7 +134,7 @@ def test_keys_of_an_id_template_are_split_again(broker):
     """
     The source gets its own values, not the parts of an id.
     """
-    KafkaRepairs(settings(), SINK).ask_keys("lines", [("line", "7", "2")])
+    KafkaRepairs(settings(), SINK).request_keys("lines", [("line", "7", "2")])
 
     assert [["7", "2"]] == asked(broker)[0]["keys"]
 
@@ -144,7 +144,7 @@ def test_rows_without_their_primary_key_are_not_requested_by_key(broker):
     The relay would read other rows by them; all rows can be requested.
     """
     made = KafkaRepairs(settings(), SINK)
-    said = made.ask_keys("coded", [(1,)]), made.ask_all("coded", "why")
+    said = made.request_keys("coded", [(1,)]), made.request_all("coded", "why")
 
     assert ((False, True), [["shop.coded"]]) == (
         said,
@@ -156,7 +156,7 @@ def test_an_aggregate_is_requested_through_its_view(broker):
     """
     The collection is that of the aggregate's type.
     """
-    KafkaRepairs(settings(), SINK).ask_keys("docs", [("7",)])
+    KafkaRepairs(settings(), SINK).request_keys("docs", [("7",)])
 
     assert ["outbox.order"] == asked(broker)[0]["data-collections"]
 
@@ -179,8 +179,8 @@ def test_an_aggregate_without_a_state_view_is_not_requested(broker):
     asks = KafkaRepairs(settings(FURTHER), SINK)
 
     assert (False, False, []) == (
-        asks.ask_keys("docs", [("7",)]),
-        asks.ask_all("docs", "why"),
+        asks.request_keys("docs", [("7",)]),
+        asks.request_all("docs", "why"),
         broker.records,
     )
 
@@ -189,7 +189,7 @@ def test_many_keys_are_several_signals(broker):
     """
     None is larger than a record may be, and each has an id of its own.
     """
-    KafkaRepairs(settings(), SINK).ask_keys("orders", ((n,) for n in range(1000)))
+    KafkaRepairs(settings(), SINK).request_keys("orders", ((n,) for n in range(1000)))
     ids = {document["id"] for _, _, document in broker.records}
 
     assert ([300, 300, 300, 100], 4) == (
@@ -202,7 +202,7 @@ def test_a_whole_route_is_requested_with_a_sweep(broker):
     """
     Rows deleted in the source are deleted in the sink.
     """
-    KafkaRepairs(settings(), SINK).ask_all("orders", "the cache was emptied")
+    KafkaRepairs(settings(), SINK).request_all("orders", "the cache was emptied")
 
     assert [
         {"data-collections": ["shop.orders"], "sweep": True, "target": "it"}
@@ -215,12 +215,12 @@ def test_altered_columns_are_requested_beside_missing_rows(broker):
     """
     described = settings()
     asks = KafkaRepairs(described, SINK)
-    asks.ask_all("orders", "the cache was emptied")
-    snapshot_id = asks.ask_columns("orders", ["a"], "why")
+    asks.request_all("orders", "the cache was emptied")
+    snapshot_id = asks.request_columns("orders", ["a"], "why")
     noted = incomplete.noted(described.state_folder, "it", ["orders"])
 
     assert (None, 2, True) == (
-        asks.ask_columns("log", ["a"], "why"),
+        asks.request_columns("log", ["a"], "why"),
         len(noted),
         ("orders", snapshot_id) in noted,
     )
@@ -239,9 +239,9 @@ def test_a_requested_route_is_incomplete_from_then_on(broker):
     described = settings()
     asks = KafkaRepairs(described, SINK)
     with pytest.raises(BrokerUnavailableError):
-        asks.ask_keys("docs", [("7",)])
+        asks.request_keys("docs", [("7",)])
     with pytest.raises(BrokerUnavailableError):
-        asks.ask_all("orders", "the cache was emptied")
+        asks.request_all("orders", "the cache was emptied")
     noted = incomplete.routes(described.state_folder, "it")
     incomplete.end(described.state_folder, "it", "orders", broker.records[-1][2]["id"])
 
@@ -253,7 +253,7 @@ def test_a_table_is_requested_by_its_announced_name(broker):
     A topic's name does not give the table's name: the relay announces it.
     """
     broker.announced["p.shop.lines"] = TableName("shop", "lin|es")
-    KafkaRepairs(settings(), SINK).ask_all("lines", "why")
+    KafkaRepairs(settings(), SINK).request_all("lines", "why")
 
     assert ['"shop"."lin|es"'] == asked(broker)[0]["data-collections"]
 
@@ -266,8 +266,8 @@ def test_an_uncaptured_table_is_not_requested(broker, route):
     asks = KafkaRepairs(settings(), SINK)
 
     assert (False, False, []) == (
-        asks.ask_keys(route, [(1,)]),
-        asks.ask_all(route, "why"),
+        asks.request_keys(route, [(1,)]),
+        asks.request_all(route, "why"),
         broker.records,
     )
 
@@ -278,14 +278,14 @@ def test_without_a_signal_topic_nothing_can_be_requested(broker):
     """
     asks = KafkaRepairs(settings(signal_topic=""), SINK)
 
-    assert (False, []) == (asks.ask_keys("orders", [(1,)]), broker.records)
+    assert (False, []) == (asks.request_keys("orders", [(1,)]), broker.records)
 
 
 def test_a_configured_signal_topic_is_used(broker):
     """
     The relay reads the same one.
     """
-    KafkaRepairs(settings(signal_topic="mine"), SINK).ask_keys("orders", [(1,)])
+    KafkaRepairs(settings(signal_topic="mine"), SINK).request_keys("orders", [(1,)])
 
     assert broker.records[0][0] == "mine"
 
@@ -297,7 +297,7 @@ def test_an_unacknowledged_signal_is_no_request(broker):
     broker.is_silent = True
 
     with pytest.raises(BrokerUnavailableError, match="p-signal: no answer in time"):
-        KafkaRepairs(settings(), SINK).ask_keys("orders", [(1,)])
+        KafkaRepairs(settings(), SINK).request_keys("orders", [(1,)])
 
 
 def test_a_missing_signal_topic_is_not_created_by_the_sink(broker):
@@ -307,4 +307,4 @@ def test_a_missing_signal_topic_is_not_created_by_the_sink(broker):
     broker.names_there = []
 
     with pytest.raises(BrokerUnavailableError, match="not made p-signal"):
-        KafkaRepairs(settings(), SINK).ask_keys("orders", [(1,)])
+        KafkaRepairs(settings(), SINK).request_keys("orders", [(1,)])

@@ -39,10 +39,10 @@ RESULT = BatchResult(
     stale=2,
     dead_letters=1,
     skipped=1,
-    asked=4,
+    refetches_requested=4,
     nulled=6,
     parked=3,
-    owed=8,
+    pending_refetches=8,
     tombstones=2,
     position=POSITION,
     decode_ms=1,
@@ -268,7 +268,7 @@ def test_pending_refetches_stay_until_a_batch_changes_them(tmp_path):
     report = Report(tmp_path, "cache", Clock())
     owed = []
     for said in (8, None, 0, None):
-        report.done(replace(RESULT, owed=said), {}, 1)
+        report.done(replace(RESULT, pending_refetches=said), {}, 1)
         owed.append(read_progress(progress_path(tmp_path, "cache"), "cache").owed)
 
     assert [8, 8, 0, 0] == owed

@@ -19,7 +19,7 @@ SHAPE = RelationShape(
 )
 
 
-class Announced:
+class AnnouncedShapes:
     """Announces one table, after a refresh."""
 
     def __init__(self, *, is_known=True, announced=SHAPE):
@@ -62,7 +62,7 @@ def test_a_route_that_does_not_fit_its_table_is_a_mistake(options, told):
     Each is reported with its route, its table and the nearest name.
     """
     with pytest.raises(RouteMistakesError, match=rf"lines \(shop.lines\): .*{told}"):
-        RoutedRelations(Announced(), [route(**options)]).shape(TOPIC)
+        RoutedRelations(AnnouncedShapes(), [route(**options)]).shape(TOPIC)
 
 
 def test_a_route_that_fits_has_no_mistakes():
@@ -89,7 +89,7 @@ def test_all_mistakes_of_a_sinks_routes_are_reported_at_once():
         route(topic="towpath.shop.later", exclude=["any"]),
     ]
     with pytest.raises(RouteMistakesError) as caught:
-        RoutedRelations(Announced(), several).check()
+        RoutedRelations(AnnouncedShapes(), several).check()
 
     assert 3 == len(str(caught.value).split("\n"))
 
@@ -100,7 +100,8 @@ def test_a_table_without_a_key_is_a_mistake(key):
     No sink could identify its rows; it is reported once, beside all else.
     """
     relations = RoutedRelations(
-        Announced(announced=replace(SHAPE, key=())), [route(key=key, exclude=["zzz"])]
+        AnnouncedShapes(announced=replace(SHAPE, key=())),
+        [route(key=key, exclude=["zzz"])],
     )
     with pytest.raises(RouteMistakesError) as caught:
         relations.check()
@@ -115,7 +116,7 @@ def test_a_table_that_lost_its_key_still_has_a_shape():
     Sinks of several tables hold such a one back, and continue with the others.
     """
     keyless = replace(SHAPE, key=())
-    relations = RoutedRelations(Announced(announced=keyless), [route()])
+    relations = RoutedRelations(AnnouncedShapes(announced=keyless), [route()])
 
     assert ([], keyless) == (relations.check(has_run=True), relations.shape(TOPIC))
 
@@ -124,7 +125,7 @@ def test_an_unannounced_table_is_reported():
     """
     It is checked again when its first rows come.
     """
-    relations = RoutedRelations(Announced(is_known=False), [route()])
+    relations = RoutedRelations(AnnouncedShapes(is_known=False), [route()])
 
     assert [TOPIC] == relations.check()
     relations.refresh()
@@ -135,11 +136,11 @@ def test_sinks_see_tables_as_routes_leave_them():
     """
     A table without a route stays as it was announced.
     """
-    changed = RoutedRelations(Announced(), [route(rename={"note": "remark"})])
+    changed = RoutedRelations(AnnouncedShapes(), [route(rename={"note": "remark"})])
     names = [column.name for column in changed.shape(TOPIC).columns]
 
     assert ["order_id", "no", "remark"] == names
-    assert SHAPE == RoutedRelations(Announced(), [route()]).shape(TOPIC)
+    assert SHAPE == RoutedRelations(AnnouncedShapes(), [route()]).shape(TOPIC)
 
 
 def test_one_topic_has_one_shape_or_none():
@@ -149,9 +150,9 @@ def test_one_topic_has_one_shape_or_none():
     same = [route(name="a", key="{order_id}:{no}"), route(name="b")]
     other = [*same, route(name="c", exclude=["note"])]
 
-    assert SHAPE == RoutedRelations(Announced(), same).shape(TOPIC)
+    assert SHAPE == RoutedRelations(AnnouncedShapes(), same).shape(TOPIC)
     with pytest.raises(RouteMistakesError, match="in two shapes"):
-        RoutedRelations(Announced(), other).shape(TOPIC)
+        RoutedRelations(AnnouncedShapes(), other).shape(TOPIC)
 
 
 def test_a_name_that_the_target_cannot_store_is_renamed_or_excluded():

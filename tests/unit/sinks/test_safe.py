@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.dead_letters import Heads, Letters, Still, desk_of
+from support.dead_letters import Heads, Letters, Still, context_of
 from support.kafka_rows import row, table
 from support.parked_shop import ROUTES
 from towpath.sinks.apply.batch import BatchWriter
@@ -58,13 +58,13 @@ def test_a_batch_purges_no_tombstone_above_a_dead_letter():
     """
     The record that became a dead letter in a batch holds back the next one.
     """
-    desk = desk_of(Letters(), heads=Heads(BEHIND_EVERYTHING))
+    context = context_of(Letters(), heads=Heads(BEHIND_EVERYTHING))
     sink = Purging()
-    writer = BatchWriter(ROUTES, sink, desk)
+    writer = BatchWriter(ROUTES, sink, context)
     writer.write(table(row(3, "z")), 0)
-    desk.safe.look(list)
-    lowest = desk.parked.lowest()
-    held = desk_of(Letters(), parked=desk.parked, heads=Heads(BEHIND_EVERYTHING))
+    context.safe.look(list)
+    lowest = context.parked.lowest()
+    held = context_of(Letters(), parked=context.parked, heads=Heads(BEHIND_EVERYTHING))
     BatchWriter(ROUTES, sink, held).write(table(row(4, "c", order=8)), 1)
 
     assert [BEHIND_EVERYTHING, lowest] == sink.safe

@@ -140,7 +140,7 @@ class Asked:
         self._client = client
         self._failures = list(failures)
 
-    def ask_all(self, route, why):
+    def request_all(self, route, why):
         if self._failures:
             raise self._failures.pop()
         self.routes.append((route, list(self._client.indices.made)))

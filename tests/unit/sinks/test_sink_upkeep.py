@@ -4,11 +4,11 @@ import threading
 
 import pytest
 
-from support.dead_letters import Letters, desk_of
+from support.dead_letters import Letters, context_of
 from towpath.settings import Sink
 from towpath.sinks.apply.batch import BatchWriter
 from towpath.sinks.changes.routing import Routes
-from towpath.sinks.engine.supervisor import LOOK_EVERY_S, Idle
+from towpath.sinks.engine.supervisor import LOOK_EVERY_S, IdleUpkeep
 from towpath.sinks.errors import TargetBusyError
 from towpath.sinks.targets.memory import MemorySink
 
@@ -40,7 +40,7 @@ class Careful(MemorySink):
     attended = 0
     failure = None
 
-    def attend(self):
+    def maintain(self):
         """Count."""
         self.attended += 1
         if self.failure is not None:
@@ -61,14 +61,14 @@ def sink():
 
 def writer_of(sink):
     """Make the writer of a sink."""
-    return BatchWriter(ROUTES, sink, desk_of(Letters()))
+    return BatchWriter(ROUTES, sink, context_of(Letters()))
 
 
 def test_sink_upkeep_runs_at_intervals(sink, clock):
     """
     It does not run at every look of its supervisor; a failed run counts too.
     """
-    idle = Idle(sink, writer_of(sink), clock)
+    idle = IdleUpkeep(sink, writer_of(sink), clock)
     counts = []
     for at_s in (0.0, LOOK_EVERY_S, LOOK_EVERY_S + 1, 2 * LOOK_EVERY_S):
         clock.at_s = at_s
@@ -88,12 +88,12 @@ def test_no_sink_upkeep_runs_beside_a_batch(sink, clock):
     A batch does not wait for it; it is due again afterwards.
     """
     writer = writer_of(sink)
-    idle = Idle(sink, writer, clock)
+    idle = IdleUpkeep(sink, writer, clock)
     clock.at_s = LOOK_EVERY_S
     is_held, is_over = threading.Event(), threading.Event()
 
     def write():
-        with writer.alone:
+        with writer.lock:
             is_held.set()
             is_over.wait(timeout=5)
 
@@ -113,7 +113,7 @@ def test_a_sink_without_upkeep_has_none(clock):
     """
     Most sinks need only four verbs.
     """
-    idle = Idle(MemorySink(), writer_of(MemorySink()), clock)
+    idle = IdleUpkeep(MemorySink(), writer_of(MemorySink()), clock)
     clock.at_s = LOOK_EVERY_S
 
     assert idle.look() is None

@@ -6,7 +6,7 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from support.dead_letters import Asked, Heads, Letters, desk_of
+from support.dead_letters import Asked, Heads, Letters, context_of
 from support.kafka_rows import TOPIC, history, row, rows_of, table
 from support.parked_shop import change
 from towpath.settings import Sink as SinkSettings
@@ -15,9 +15,9 @@ from towpath.sinks.apply.batch import BatchWriter
 from towpath.sinks.change import Change, Origin
 from towpath.sinks.changes.columns import read_rows
 from towpath.sinks.changes.routing import Routes
-from towpath.sinks.dead_letters.letter import Letter, ParkedKey
+from towpath.sinks.dead_letters.entries import DeadLetter, ParkedKey
 from towpath.sinks.engine import bulk_writers
-from towpath.sinks.engine.bulk_writers import InPortions
+from towpath.sinks.engine.bulk_writers import PipelinedWriter
 from towpath.sinks.errors import TargetUnavailableError
 from towpath.sinks.ports import Batch
 from towpath.sinks.targets.memory import MemorySink
@@ -76,7 +76,7 @@ class Noting(MemorySink):
                 changes[change.key] = change
         self.columns += len(rows)
         super().apply(Batch(0, tuple(changes.values())))
-        return columns.places.filter(read.is_whole)
+        return columns.indices.filter(read.is_whole)
 
     def apply(self, batch):
         self.notes.append(("apply", len(batch.changes), batch.safe))
@@ -94,13 +94,13 @@ class Bench:
         self.sink = Noting()
         self.letters = Letters()
         self.repairs = Asked()
-        self.desk = desk_of(self.letters, repairs=self.repairs, heads=heads)
-        self.writer = BatchWriter(Routes(SINK), self.sink, self.desk)
-        self.writing = InPortions("cache", self.writer, self.sink, self.desk)
+        self.context = context_of(self.letters, repairs=self.repairs, heads=heads)
+        self.writer = BatchWriter(Routes(SINK), self.sink, self.context)
+        self.writing = PipelinedWriter("cache", self.writer, self.sink, self.context)
 
-    def write(self, *rows, portion=2):
+    def write(self, *rows, slice_=2):
         """Write a batch."""
-        return self.writing.write(rows_of(rows, portion=portion), 1)
+        return self.writing.write(rows_of(rows, slice_=slice_), 1)
 
 
 @pytest.fixture
@@ -171,15 +171,15 @@ def test_a_batch_that_needs_refetches_is_written_whole(bench):
     """
     partial = row(9, "u", order=1, status="paid", unchanged=["note"])
     bench.write(*map(new, range(1, 5)))
-    bench.desk.owed.routes.add("orders")
+    bench.context.refetches.routes.add("orders")
     bench.write(partial, new(2), new(3), new(4))
-    bench.desk.owed.routes.clear()
-    owed = len(bench.desk.owed)
+    bench.context.refetches.routes.clear()
+    refetches = len(bench.context.refetches)
     bench.write(row(10, "c", order=1), new(2), new(3), new(4))
 
     assert ([("orders", (1,))], 1, 0) == (
-        *(bench.repairs.keys, owed),
-        len(bench.desk.owed),
+        *(bench.repairs.keys, refetches),
+        len(bench.context.refetches),
     )
 
 
@@ -191,7 +191,7 @@ def test_a_loss_found_by_the_flush_repeats_the_batch(bench):
     flush = bench.sink.flush
 
     def find():
-        bench.desk.owed.routes.add("orders")
+        bench.context.refetches.routes.add("orders")
         return flush()
 
     bench.sink.flush = find
@@ -208,8 +208,8 @@ def test_a_parked_key_is_in_no_slice(bench):
     bench.write(row(1, "z"), new(2), new(3), new(4))
     result = bench.write(row(5, "u"), new(6), new(8), new(9))
 
-    assert [ParkedKey(TOPIC, b'{"order_id":7}')] == list(bench.desk.parked.keys())
-    assert (1, False) == (result.behind, "7" in bench.sink.rows["orders"])
+    assert [ParkedKey(TOPIC, b'{"order_id":7}')] == list(bench.context.parked.keys())
+    assert (1, False) == (result.held_back, "7" in bench.sink.rows["orders"])
 
 
 def test_a_target_lost_between_slices_repeats_the_batch(bench):
@@ -232,8 +232,10 @@ def test_portions_purge_no_tombstone_above_a_dead_letter():
     It can be replayed: the safe position that follows a batch is no higher.
     """
     bench = Bench(Heads("f" * 16))
-    bench.desk.parked.recall([Letter(change(1, note="bad"), "bad", "orders", True)])
-    lowest = bench.desk.parked.lowest()
+    bench.context.parked.recall(
+        [DeadLetter(change(1, note="bad"), "bad", "orders", True)]
+    )
+    lowest = bench.context.parked.lowest()
     bench.write(new(2), new(3), new(4), new(5))
 
     assert ("send", 0, lowest) == bench.sink.notes[-2]
@@ -248,14 +250,14 @@ def test_any_history_in_slices_ends_as_in_one_batch(monkeypatch, least, part):
     Deletes, columns left out, READ rows, and unreadable records.
     """
     monkeypatch.setattr(bulk_writers, "LEAST_RECORDS", least)
-    monkeypatch.setattr(batch, "PART_RECORDS", part)
+    monkeypatch.setattr(batch, "BATCH_SLICE_RECORDS", part)
     chance = random.Random(11)  # noqa: S311 - a repeatable test
     columns = 0
     for _ in range(100):
         whole, pieces = Bench(), Bench()
         rows = history(chance)
         whole.writer.write(table(*rows), 1)
-        pieces.write(*rows, portion=chance.choice((2, 9)))
+        pieces.write(*rows, slice_=chance.choice((2, 9)))
         columns += pieces.sink.columns
 
         assert _held(whole) == _held(pieces)
@@ -268,7 +270,7 @@ def test_whole_rows_are_sent_as_columns(bench, monkeypatch):
     """
     monkeypatch.setattr(bulk_writers, "LEAST_RECORDS", 2)
     deleted = row(4, "d", order=1)
-    result = bench.write(*map(new, (1, 2, 3)), deleted, new(5), new(6), portion=3)
+    result = bench.write(*map(new, (1, 2, 3)), deleted, new(5), new(6), slice_=3)
 
     assert 5 == bench.sink.columns
     assert (6, 6, 1, f"{48:016x}.0000000000") == (
@@ -285,7 +287,7 @@ def test_a_parked_key_is_in_no_column(bench, monkeypatch):
     bench.write(row(1, "z"), new(2), new(3), new(4))
     result = bench.write(row(5, "u"), new(6), new(8), new(9))
 
-    assert (1, False) == (result.behind, "7" in bench.sink.rows["orders"])
+    assert (1, False) == (result.held_back, "7" in bench.sink.rows["orders"])
 
 
 def _held(bench):
@@ -293,4 +295,4 @@ def _held(bench):
         key: (stored.position, stored.row)
         for key, stored in bench.sink.rows.get("orders", {}).items()
     }
-    return rows, bench.desk.parked.keys()
+    return rows, bench.context.parked.keys()

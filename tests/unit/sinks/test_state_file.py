@@ -2,7 +2,7 @@
 
 import structlog
 
-from towpath.sinks.state.files import KeptFile
+from towpath.sinks.state.files import JsonFile
 
 
 def test_stored_names_survive_a_restart(tmp_path):
@@ -10,13 +10,13 @@ def test_stored_names_survive_a_restart(tmp_path):
     Before the first time there are none; the folder is created.
     """
     path = tmp_path / "sink" / "kept.json"
-    before = KeptFile(path).read()
-    KeptFile(path).keep({"orders": 1, "lines": 2})
-    KeptFile(path).keep({"orders": 3})
+    before = JsonFile(path).read()
+    JsonFile(path).keep({"orders": 1, "lines": 2})
+    JsonFile(path).keep({"orders": 3})
 
     assert ({}, {"orders": 3}, b'{"orders":3}') == (
         before,
-        KeptFile(path).read(),
+        JsonFile(path).read(),
         path.read_bytes(),
     )
 
@@ -28,9 +28,9 @@ def test_a_truncated_state_file_is_logged_and_replaced(tmp_path):
     path = tmp_path / "kept.json"
     path.write_bytes(b'{"orders": ')
     with structlog.testing.capture_logs() as logs:
-        read = [KeptFile(path).read()]
-        KeptFile(path).keep({})
-        read.append(KeptFile(path).read())
+        read = [JsonFile(path).read()]
+        JsonFile(path).keep({})
+        read.append(JsonFile(path).read())
 
     assert ([{}, {}], [("warning", str(path))]) == (
         read,
@@ -43,7 +43,7 @@ def test_an_unchanged_state_file_is_not_written_again(tmp_path):
     A file that is read every few seconds keeps its inode.
     """
     path = tmp_path / "kept.json"
-    kept = KeptFile(path)
+    kept = JsonFile(path)
     kept.keep({"orders": 1})
     files = [path.stat().st_ino]
     # Another file, so that the inode of the first is not reused.

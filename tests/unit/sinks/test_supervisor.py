@@ -14,7 +14,7 @@ from support.parked_shop import KEY, change
 from towpath.schemas.clock import Backoff
 from towpath.settings import Kafka, WriteFrom
 from towpath.settings import Sink as SinkSettings
-from towpath.sinks.dead_letters.letter import Letter, Order, Verb
+from towpath.sinks.dead_letters.entries import DeadLetter, DeadLetterRequest, Verb
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
 from towpath.sinks.engine import supervisor as module
 from towpath.sinks.engine.query import QueryPlan
@@ -23,7 +23,7 @@ from towpath.sinks.engine.supervisor import (
     FINISH_WITHIN_S,
     Supervisor,
     SupervisorParts,
-    let_finish,
+    wait_for_batch,
 )
 from towpath.sinks.errors import (
     CacheRefusedError,
@@ -65,7 +65,7 @@ class Unread:
     def __init__(self, _sink=None):
         """Accept any sink."""
 
-    def portions(self, _span):
+    def slices(self, _span):
         """Return nothing."""
         return iter(())
 
@@ -387,7 +387,7 @@ def test_a_supervisor_waits_as_long_as_the_back_off_says(bench):
 def test_a_failure_that_stops_the_driver_is_not_waited_for(bench):
     """A stop in the middle of an attempt ends it, without another one."""
     bench.backoff = Steps(2.5)
-    bench.target = Ending(bench, bench.stop.set)
+    bench.target = Resolution(bench, bench.stop.set)
     bench.run([0])
 
     assert (1, [], 0) == (
@@ -472,14 +472,14 @@ def test_a_command_is_carried_out_though_no_query_lives_long(bench):
     The command may repair the cause that ends the query each time.
     """
     letters = bench.letters
-    letters.put([Letter(change(3, note="bad"), "too long", "orders", True)])
-    letters.ask(Order("one", Verb.DISCARD, KEY))
+    letters.put([DeadLetter(change(3, note="bad"), "too long", "orders", True)])
+    letters.request(DeadLetterRequest("one", Verb.DISCARD, KEY))
     bench.run(FELL_OVER)
     book = OpenDeadLetters().read(letters.entries())
 
     assert ({}, "discarded", []) == (
-        book.orders,
-        book.answers["one"].how,
+        book.requests,
+        book.replies["one"].how,
         book.of(KEY),
     )
 
@@ -526,7 +526,7 @@ def test_a_running_batch_is_finished_at_a_stop(looks, ends_after, left):
     The wait ends when the engine has committed it, the query has ended, or time is out.
     """
     query, clock = Busy(looks, ends_after=ends_after), Waiting()
-    let_finish(query, clock)
+    wait_for_batch(query, clock)
 
     assert (left is None) == (clock.now_s >= FINISH_WITHIN_S)
     assert left is None or query.looks == left
@@ -554,7 +554,7 @@ def test_a_deleted_batch_ends_the_query(bench):
     )
 
 
-class Ending(Target):
+class Resolution(Target):
     """A target that is away, and during whose attempts something happens."""
 
     def __init__(self, bench, during):
@@ -574,7 +574,7 @@ def test_a_batch_of_an_ended_query_is_not_retried(bench):
     """
     is_running, has_ended = Event(), Event()
     bench.backoff = Steps(60.0)
-    bench.target = Ending(bench, lambda: is_running.set() or has_ended.wait(20))
+    bench.target = Resolution(bench, lambda: is_running.set() or has_ended.wait(20))
     batches = []
 
     def end(_query):
@@ -598,9 +598,9 @@ def test_a_start_attends_to_everything_in_order(bench):
     bench.note(module.BlockChanges, "run", "routes")
     bench.note(module.ColumnChanges, "look", "columns")
     bench.note(module.Recovery, "run", "checkpoint")
-    bench.note(module.DeadLetterOrders, "recall", "recall orders")
-    bench.note(module.DeadLetterOrders, "attend", "orders")
-    bench.note(module, "let_finish", "finish")
+    bench.note(module.DeadLetterRequests, "restore", "recall orders")
+    bench.note(module.DeadLetterRequests, "process", "orders")
+    bench.note(module, "wait_for_batch", "finish")
     bench.run()
 
     expected = [
@@ -613,7 +613,7 @@ def test_a_start_attends_to_everything_in_order(bench):
 
 def test_parked_keys_are_recalled_at_a_start(bench):
     """No record of a key is written before the records that wait for it."""
-    bench.letters.put([Letter(change(3, note="bad"), "too long", "orders", True)])
+    bench.letters.put([DeadLetter(change(3, note="bad"), "too long", "orders", True)])
     bench.run()
 
     assert 1 == bench.look().parked
@@ -625,7 +625,7 @@ def test_a_first_topic_is_waited_for(bench):
     bench.topics.names = lambda: next(answers, ["towpath.shop.orders"])
     bench.run()
 
-    assert [module.GLANCE_S] * 2 == bench.stop.waits
+    assert [module.STOP_CHECK_S] * 2 == bench.stop.waits
 
 
 @pytest.mark.parametrize(
@@ -650,10 +650,10 @@ def test_only_changed_topics_end_a_query_from_beside_its_batches(bench, error, s
 class InColumns(Target):
     """A sink that takes columns."""
 
-    def lay_out(self, _columns):
+    def encode_columns(self, _columns):
         """Lay out nothing."""
 
-    def take_rows(self, _route, _rows):
+    def write_rows(self, _route, _rows):
         """Take nothing."""
 
 
@@ -670,11 +670,11 @@ class Sending(Target):
 @pytest.mark.parametrize(
     ("kind", "write_from", "has_executor", "expected"),
     [
-        (Target, "driver", True, "FromDriver"),
-        (InColumns, "driver", True, "FromColumns"),
-        (Sending, "driver", True, "InPortions"),
-        (InColumns, "executors", True, "FromExecutors"),
-        (InColumns, "executors", False, "FromColumns"),
+        (Target, "driver", True, "DriverWriter"),
+        (InColumns, "driver", True, "ColumnWriter"),
+        (Sending, "driver", True, "PipelinedWriter"),
+        (InColumns, "executors", True, "ExecutorWriter"),
+        (InColumns, "executors", False, "ColumnWriter"),
     ],
 )
 def test_a_sink_is_written_in_the_way_that_it_offers(
@@ -683,7 +683,7 @@ def test_a_sink_is_written_in_the_way_that_it_offers(
     """By the executors only where that is configured and possible."""
     bench.target = kind(bench)
     made = []
-    for name in ("FromDriver", "FromColumns", "InPortions", "FromExecutors"):
+    for name in ("DriverWriter", "ColumnWriter", "PipelinedWriter", "ExecutorWriter"):
         real = getattr(module, name)
         monkeypatch.setattr(
             module, name, lambda *a, real=real, n=name: made.append(n) or real(*a)

@@ -6,10 +6,10 @@ import pytest
 
 from towpath.settings import Kafka, Registry, Route, Settings, Sink, SinkKind, Source
 from towpath.sinks.state.progress import (
-    DriverNote,
+    DriverHeartbeat,
     Progress,
     progress_path,
-    say_alive,
+    write_heartbeat,
     write_progress,
 )
 from towpath.sinks.verify.errors import NotAtRestError
@@ -275,8 +275,8 @@ def test_a_long_batch_is_waited_for_while_it_is_written(settings, sink, is_writi
     applied(settings, 9)
 
     def then():
-        note = DriverNote("127.0.0.1", None, is_writing)
-        say_alive(settings.state_folder, "cache", note, clock.now())
+        note = DriverHeartbeat("127.0.0.1", None, is_writing)
+        write_heartbeat(settings.state_folder, "cache", note, clock.now())
         if clock.monotonic_s() > 600:
             applied(settings, 99)
 

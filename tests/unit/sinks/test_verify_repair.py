@@ -73,7 +73,7 @@ class VerifyBench:
             self._held = [row("right")]
         return self.refusal
 
-    def ask_source_keys(self, _route, keys):
+    def request_source_keys(self, _route, keys):
         return [f"repair-{key}" for key in keys]
 
 
@@ -193,7 +193,7 @@ def test_a_route_without_refetches_is_not_erased():
     """
     world = VerifyBench(row("wrong"))
     world.is_possible = False
-    world.ask_source_keys = lambda _route, _keys: None
+    world.request_source_keys = lambda _route, _keys: None
     bench = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
     with Suspects() as found:
         found.add([Suspect("7", pack(("7", "right")), None)])

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from towpath.settings import Settings
-from towpath.sinks.dead_letters.letter import ParkedKey
+from towpath.sinks.dead_letters.entries import ParkedKey
 from towpath.sinks.state import incomplete
 from towpath.sinks.state.declare import READY_FILE, STARTING_OFFSETS_FILE
 from towpath.sinks.state.progress import (
@@ -20,7 +20,7 @@ from towpath.sinks.state.progress import (
 from towpath.sinks.state.refetches import (
     PendingRefetch,
     StoredRefetches,
-    file_of,
+    refetches_path,
     written,
 )
 from towpath.sinks.wait.errors import NotAppliedError, UnknownLsnError
@@ -177,7 +177,9 @@ def store_refetches(place, *rows):
         )
         for key, since in rows
     }
-    replace_file(file_of(place.folder, "cache"), written(StoredRefetches(rows=known)))
+    replace_file(
+        refetches_path(place.folder, "cache"), written(StoredRefetches(rows=known))
+    )
 
 
 def test_pending_refetches_are_waited_for(place):
@@ -217,14 +219,14 @@ def test_a_route_to_be_refetched_is_waited_for(place):
     """
     First until it is requested, and then until it is read.
     """
-    kept = StoredRefetches(put_off=frozenset({"orders"}))
-    replace_file(file_of(place.folder, "cache"), written(kept))
+    kept = StoredRefetches(postponed=frozenset({"orders"}))
+    replace_file(refetches_path(place.folder, "cache"), written(kept))
     missing = place.missing()
     at_s = place.clock.at_s
 
     def ask():
         incomplete.begin(place.folder, "cache", "orders", "repair-1")
-        replace_file(file_of(place.folder, "cache"), written(StoredRefetches()))
+        replace_file(refetches_path(place.folder, "cache"), written(StoredRefetches()))
 
     def end():
         incomplete.end(place.folder, "cache", "orders", "repair-1")

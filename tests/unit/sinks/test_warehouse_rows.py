@@ -5,7 +5,7 @@ import pytest
 from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin
 from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.targets.warehouse.rows import (
-    lay_out,
+    encode_columns,
     lay_out_events,
     lay_out_keys,
     values_of,
@@ -70,7 +70,7 @@ def test_a_warehouse_value_survives_the_round_trip(name, value):
     A value that is laid out and read back is the record's, to the last digit.
     """
     row = {} if name == "id" else {name: value}
-    laid = lay_out(TABLE, [change(row, key=value if name == "id" else 7)])
+    laid = encode_columns(TABLE, [change(row, key=value if name == "id" else 7)])
     column = laid.rows.column(name).combine_chunks()
 
     assert ((), [value]) == (laid.refused, values_of(column))
@@ -99,7 +99,7 @@ def test_a_value_that_does_not_fit_is_refused(name, value):
     """
     The row is refused by its column's name; its neighbours are laid out.
     """
-    laid = lay_out(TABLE, [change({"n": 1}, key=6), change({name: value})])
+    laid = encode_columns(TABLE, [change({"n": 1}, key=6), change({name: value})])
     ((refused, reason, _),) = laid.refused
 
     assert ([(6,)], (7,), 1) == (
@@ -115,7 +115,7 @@ def test_a_delete_of_a_key_that_does_not_fit_is_skipped():
     No row of the table can have the key: it is neither laid out nor refused.
     """
     gone = [change(None, key=key) for key in (6, "NaN")]
-    laid = lay_out(TABLE, gone)
+    laid = encode_columns(TABLE, gone)
 
     assert ([(6,)], (), 1) == (
         [c.key for c in laid.changes],
@@ -140,7 +140,7 @@ def test_an_unrepresentable_value_is_null_if_configured(name, value):
     The rest of the row is unchanged, and each such value is counted (B63, B64).
     """
     changes = [change({"n": 1, name: None}, key=6), change({"n": 2, name: value})]
-    laid = lay_out(TABLE, changes, nulls_unfit=True)
+    laid = encode_columns(TABLE, changes, nulls_unfit=True)
 
     assert ((), {name: 1}, [1, 2], [None, None]) == (
         laid.refused,
@@ -161,7 +161,7 @@ def test_an_invalid_value_is_refused_even_so(name, value):
     row = {"day": "infinity"} if name == "id" else {"day": "infinity", name: value}
     key = value if name == "id" else 7
     other = change({"day": "infinity"}, key=6)
-    laid = lay_out(TABLE, [other, change(row, key=key)], nulls_unfit=True)
+    laid = encode_columns(TABLE, [other, change(row, key=key)], nulls_unfit=True)
     ((refused, reason, _),) = laid.refused
 
     assert ([(6,)], (key,), [None]) == (
@@ -177,7 +177,7 @@ def test_the_dead_letters_reason_names_the_remedy():
     """
     The reason of an unrepresentable value mentions the option that makes it null.
     """
-    ((_, reason, _),) = lay_out(TABLE, [change({"at": "infinity"})]).refused
+    ((_, reason, _),) = encode_columns(TABLE, [change({"at": "infinity"})]).refused
 
     assert reason.endswith(
         "at does not fit timestamp; "
@@ -196,7 +196,7 @@ def test_the_key_is_never_made_null():
     told = Change(
         *("shop.d", ("infinity",), ("day",), POSITION, row), ALL_PRESENT, False, origin
     )
-    laid = lay_out(table, [told], nulls_unfit=True)
+    laid = encode_columns(table, [told], nulls_unfit=True)
 
     assert (1, 0, {}) == (len(laid.refused), len(laid.rows), laid.nulled)
 
@@ -205,7 +205,7 @@ def test_the_reason_does_not_contain_the_value():
     """
     The log never holds a row's contents.
     """
-    ((_, reason, _),) = lay_out(TABLE, [change({"total": "secret"})]).refused
+    ((_, reason, _),) = encode_columns(TABLE, [change({"total": "secret"})]).refused
 
     assert "secret" not in reason
 
@@ -214,7 +214,7 @@ def test_a_delete_is_its_key_and_a_mark():
     """
     A deleted row keeps only its key and position.
     """
-    (row,) = lay_out(TABLE, [change(None)]).rows.to_pylist()
+    (row,) = encode_columns(TABLE, [change(None)]).rows.to_pylist()
     told = {name: value for name, value in row.items() if value is not None}
 
     assert {"id": 7, "_position": POSITION, "_is_deleted": True} == told
@@ -224,8 +224,8 @@ def test_columns_left_out_of_a_partial_change_are_listed():
     """
     Only a batch with partial changes carries the list.
     """
-    whole = lay_out(TABLE, [change({"n": 1})])
-    partial = lay_out(
+    whole = encode_columns(TABLE, [change({"n": 1})])
+    partial = encode_columns(
         TABLE, [change({"n": 1}), change({"n": 2}, unchanged=["body", "x"])]
     )
 
@@ -235,7 +235,7 @@ def test_columns_left_out_of_a_partial_change_are_listed():
 
 def test_a_column_that_the_table_lacks_is_left_out():
     """The table's columns decide."""
-    laid = lay_out(TABLE, [change({"n": 1, "gone": "x"})])
+    laid = encode_columns(TABLE, [change({"n": 1, "gone": "x"})])
 
     assert TABLE.schema.names == laid.rows.column_names
 
@@ -244,7 +244,7 @@ def test_a_text_column_takes_older_numbers_as_text():
     """
     A column that is text now holds older records' numbers as text.
     """
-    laid = lay_out(TABLE, [change({"body": 7, "weight": 1})])
+    laid = encode_columns(TABLE, [change({"body": 7, "weight": 1})])
 
     assert (["7"], ["1"]) == (
         laid.rows.column("body").to_pylist(),
@@ -312,6 +312,6 @@ def test_a_row_keeps_a_retained_column_that_it_lacks():
     Only those records of a batch that have the column write it.
     """
     old, new = change({"n": 1, "body": "x"}), change({"n": 2})
-    laid = lay_out(TABLE, [old, new], frozenset({"body"}))
+    laid = encode_columns(TABLE, [old, new], frozenset({"body"}))
 
     assert [[], ["body"]] == laid.rows.column("_kept").to_pylist()

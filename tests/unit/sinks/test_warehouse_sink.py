@@ -147,7 +147,7 @@ class Repairs:
         self.is_away = False
         self.can = True
 
-    def ask_all(self, route, _why):
+    def request_all(self, route, _why):
         if self.is_away:
             message = "no broker"
             raise UnavailableError(message)
@@ -333,7 +333,7 @@ def test_rows_laid_out_before_an_added_column_are_not_written(rig):
     """
     outgrown = pa.table({"id": pa.array([1], pa.int64())})
     with pytest.raises(BatchRefusedError, match="has changed"):
-        rig.sink.take_rows("shop.orders", outgrown)
+        rig.sink.write_rows("shop.orders", outgrown)
 
     assert [] == rig.engine.begun()
 
@@ -362,7 +362,7 @@ def test_columns_below_the_floor_of_their_table_are_not_written(tmp_path):
     rig = Rig(tmp_path / "warehouse.json")
     rig.engine.properties[FLOOR_PROPERTY] = "5"
     rig.sink.open()
-    rig.sink.take_rows("shop.orders", laid((1, "4"), (2, "5"), (3, "6")))
+    rig.sink.write_rows("shop.orders", laid((1, "4"), (2, "5"), (3, "6")))
     told = rig.sink.flush()
 
     assert ["INSERT of 2"] == [t for t in rig.engine.told if t.startswith("INSERT")]

@@ -24,7 +24,7 @@ from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
 from towpath.sinks.kafka.client import Topics
 from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
-from towpath.sinks.kafka.offsets import KafkaOldest
+from towpath.sinks.kafka.offsets import KafkaRecordAges
 from towpath.sinks.state import incomplete
 from towpath.sinks.state.declare import records_between
 from towpath.sinks.state.lag import Alarm, budget_s, lag_of
@@ -155,7 +155,7 @@ def _sinks(settings: Settings, clock: Clock) -> list[Document]:
     source, kafka = settings.database, settings.kafka
     if not settings.sink:
         return []
-    oldest = KafkaOldest(kafka, source.prefix)
+    oldest = KafkaRecordAges(kafka, source.prefix)
     try:
         return [
             _sink(settings, sink, Topics(kafka), oldest, clock)
@@ -166,7 +166,11 @@ def _sinks(settings: Settings, clock: Clock) -> list[Document]:
 
 
 def _sink(
-    settings: Settings, sink: Sink, topics: Topics, oldest: KafkaOldest, clock: Clock
+    settings: Settings,
+    sink: Sink,
+    topics: Topics,
+    oldest: KafkaRecordAges,
+    clock: Clock,
 ) -> Document:
     folder = settings.state_folder
     progress = read_progress(progress_path(folder, sink.name), sink.name)
@@ -208,7 +212,7 @@ def _open_letters(settings: Settings, progress: Progress) -> int:
     if not progress.dead_letters:
         return 0
     book = OpenDeadLetters().read(DeadLetterTopic(settings, progress.sink).entries())
-    return sum(len(letters) for letters in book.letters.values())
+    return sum(len(letters) for letters in book.dead_letters.values())
 
 
 def is_late(sink: Document) -> bool:

@@ -28,8 +28,8 @@ from towpath.schemas.failure import ConfigurationError, TowpathError
 from towpath.settings import Settings, WatchedFile, load
 from towpath.settings import Sink as SinkSettings
 from towpath.settings.logs import configure_logs
-from towpath.sinks.engine.driver import Choice, Driver
-from towpath.sinks.engine.executors import told_of
+from towpath.sinks.engine.driver import Driver, SinkSelection
+from towpath.sinks.engine.executors import executor_spec
 from towpath.sinks.engine.monitor import Monitor
 from towpath.sinks.engine.session import Engine, SparkSql, start_session
 from towpath.sinks.engine.supervisor import SupervisorParts
@@ -37,7 +37,7 @@ from towpath.sinks.errors import EngineMissingError, SinkUnfitError
 from towpath.sinks.kafka.client import KafkaRelations, Topics
 from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
 from towpath.sinks.kafka.fetch import KafkaBatches
-from towpath.sinks.kafka.offsets import Heads, KafkaOldest
+from towpath.sinks.kafka.offsets import KafkaEarliestPositions, KafkaRecordAges
 from towpath.sinks.kafka.repairs import KafkaRepairs
 from towpath.sinks.kinds import (
     RoutedRelations,
@@ -99,7 +99,7 @@ def run(
     name = driver or "-".join(names)
     spark = start_session(_engine(name, settings, chosen, environ, jars))
     clock = SystemClock()
-    oldest = KafkaOldest(settings.kafka, settings.database.prefix)
+    oldest = KafkaRecordAges(settings.kafka, settings.database.prefix)
     monitor = Monitor(_cluster(settings), oldest, clock)
     stop = _stop_of_signals()
     _settle_in()
@@ -108,7 +108,7 @@ def run(
         monitor.start(settings, name)
         Driver(
             spark,
-            Choice(tuple(names), driver),
+            SinkSelection(tuple(names), driver),
             WatchedFile(config, environ),
             _parts(_Newest(config, environ, settings), spark, monitor),
             stop,
@@ -239,10 +239,10 @@ def _parts(newest: _Newest, spark: SparkSession, monitor: Monitor) -> Supervisor
         cluster=_cluster(settings),
         clock=clock,
         make_repairs=lambda sink: KafkaRepairs(newest(), sink),
-        heads=Heads(settings.kafka),
+        earliest_positions=KafkaEarliestPositions(settings.kafka),
         monitor=monitor,
         check=check,
-        on_executor=lambda sink: told_of(settings, sink).make,
+        on_executor=lambda sink: executor_spec(settings, sink).make,
         make_announced=lambda: KafkaRelations(settings.kafka, prefix),
     )
 

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import pyarrow as pa
 
 from towpath.sinks.change import Change, EventRow, Floor, Origin, Refusal, Row, Value
-from towpath.sinks.changes.columns import Columns, LaidRows
+from towpath.sinks.changes.columns import Columns, EncodedColumns
 from towpath.sinks.changes.relations import RelationShape
 
 
@@ -112,10 +112,10 @@ class Sink(Protocol):
 
 
 @runtime_checkable
-class Attending(Protocol):
+class SupportsUpkeep(Protocol):
     """A sink that looks after itself while no batch comes; most have no need to."""
 
-    def attend(self) -> None:
+    def maintain(self) -> None:
         """
         Look whether the target is as it was left, and have what it lost read anew.
 
@@ -166,7 +166,7 @@ class Pipelined(Protocol):
 class Columnar(Protocol):
     """A sink that also takes rows as columns, many times as fast; most cannot."""
 
-    def lay_out(self, columns: Columns) -> LaidRows | None:
+    def encode_columns(self, columns: Columns) -> EncodedColumns | None:
         """
         Lay out what it can of plain records; nothing is written yet.
 
@@ -178,7 +178,7 @@ class Columnar(Protocol):
                 again.
         """
 
-    def take_rows(self, route: str, rows: pa.Table) -> None:
+    def write_rows(self, route: str, rows: pa.Table) -> None:
         """
         Take rows that it has laid out, of each key the newest.
 
@@ -194,7 +194,7 @@ class Columnar(Protocol):
 
 
 @runtime_checkable
-class InOrder(Protocol):
+class KeepsEventOrder(Protocol):
     """
     A sink that tells the events of an aggregate in their order; most keep a log.
 
@@ -204,7 +204,7 @@ class InOrder(Protocol):
         tells_in_order: That it does.
     """
 
-    tells_in_order: bool
+    keeps_event_order: bool
 
 
 class StoredRow(NamedTuple):
@@ -309,7 +309,7 @@ class Repairs(Protocol):
     Asking is durable when the call returns. Asking twice reads twice, and harms nobody.
     """
 
-    def ask_keys(self, route: str, keys: Iterable[tuple[Value, ...]]) -> bool:
+    def request_keys(self, route: str, keys: Iterable[tuple[Value, ...]]) -> bool:
         """
         Have the rows of these keys read, and deletes told for those that are gone.
 
@@ -319,7 +319,9 @@ class Repairs(Protocol):
             UnavailableError: It is not known to be asked for.
         """
 
-    def ask_columns(self, route: str, columns: Sequence[str], why: str) -> str | None:
+    def request_columns(
+        self, route: str, columns: Sequence[str], why: str
+    ) -> str | None:
         """
         Have rows read with a value in these columns of the source; return the id.
 
@@ -327,7 +329,7 @@ class Repairs(Protocol):
             UnavailableError: It is not known to be asked for.
         """
 
-    def ask_all(self, route: str, why: str) -> bool:
+    def request_all(self, route: str, why: str) -> bool:
         """
         Have all rows of a route read, with a sweep; tell whether that can be asked for.
 

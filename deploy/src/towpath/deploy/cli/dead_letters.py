@@ -16,9 +16,14 @@ from towpath.schemas.failure import UsageError
 from towpath.settings import Settings
 from towpath.settings.logs import configure_logs
 from towpath.sinks.dead_letters import view
-from towpath.sinks.dead_letters.letter import Answer, Ending, Matter, Verb
+from towpath.sinks.dead_letters.entries import (
+    DeadLetterReply,
+    DeadLetterSubject,
+    Resolution,
+    Verb,
+)
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
-from towpath.sinks.dead_letters.requests import ask
+from towpath.sinks.dead_letters.requests import request_each
 from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
 from towpath.sinks.state.declare import sink_named
 
@@ -92,15 +97,15 @@ def show(
         config: Configuration file.
     """
     _, book = _read(_settings(config), sink)
-    letters = [x for matter in view.chosen(book, key) for x in book.of(matter)]
-    documents = view.shown(letters)
+    dead_letters = [x for subject in view.chosen(book, key) for x in book.of(subject)]
+    documents = view.shown(dead_letters)
     if json:
         print(json_text.dumps(documents, indent=1, ensure_ascii=False))
         return 0
     console = Console()
-    for letter in documents:
-        headers = letter.pop("headers")
-        for name, value in (*letter.items(), *headers.items()):
+    for dead_letter in documents:
+        headers = dead_letter.pop("headers")
+        for name, value in (*dead_letter.items(), *headers.items()):
             console.print(Text(f"{name}: {value}"))
         console.print()
     return 0
@@ -151,16 +156,17 @@ def _send(verb: Verb, request: _LetterOptions) -> int:
         message = f"name a --key to {verb}, or say --all"
         raise UsageError(message)
     topic, book = _read(_settings(request.config), request.sink)
-    matters = view.chosen(book, request.key)
-    if not matters:
+    subjects = view.chosen(book, request.key)
+    if not subjects:
         message = (
             "nothing of that key is set aside: "
             f"towpath dead-letters list --sink {request.sink}"
         )
         raise UsageError(message)
-    answers = ask(topic, matters, verb, SystemClock(), request.timeout_s)
+    answers = request_each(topic, subjects, verb, SystemClock(), request.timeout_s)
     lines = [
-        _outcome(matter, len(book.of(matter)), answers[matter]) for matter in matters
+        _outcome(subject, len(book.of(subject)), answers[subject])
+        for subject in subjects
     ]
     if request.json:
         print(json_text.dumps(lines, indent=1, ensure_ascii=False))
@@ -173,19 +179,21 @@ def _send(verb: Verb, request: _LetterOptions) -> int:
 
 
 def _outcome(
-    matter: Matter, letters: int, answer: Ending | Answer | None
+    subject: DeadLetterSubject,
+    dead_letters: int,
+    answer: Resolution | DeadLetterReply | None,
 ) -> dict[str, Any]:
     """Return the outcome of one matter, as it is printed."""
     if answer is None:
         state, outcome = "open", "the sink has not taken the order yet: it stands"
-    elif isinstance(answer, Answer):
+    elif isinstance(answer, DeadLetterReply):
         state, outcome = "refused", f"stays set aside: {answer.text}"
     else:
         state, outcome = "done", answer.how
     return {
-        "topic": matter.topic,
-        "key": view.text_of_key(matter.key),
-        "letters": letters,
+        "topic": subject.topic,
+        "key": view.text_of_key(subject.key),
+        "letters": dead_letters,
         "state": state,
         "outcome": outcome,
     }

@@ -34,7 +34,7 @@ from towpath.schemas.failure import UsageError
 from towpath.schemas.topics import BACKFILL, backfill_topic, dead_letter_topic, table_of
 from towpath.settings import Settings, Sink, Source, load
 from towpath.sinks.state.declare import DROPPING_FILE, filled, sink_named
-from towpath.sinks.state.files import HELD_FILE, Held, hold
+from towpath.sinks.state.files import LOCK_FILE, SinkLock, lock_sink
 from towpath.sinks.state.progress import replace_file, sink_folder
 
 _ANSWERED_WITHIN_S: Final = 30.0
@@ -179,7 +179,7 @@ def _blocks(lines: list[str]) -> list[int | None]:
 # Longer than a driver waits for its current batch.
 RELEASED_WITHIN_S: Final = 60.0
 _POLL_EVERY_S: Final = 0.2
-_DELETED_LAST: Final = frozenset({DROPPING_FILE, HELD_FILE})
+_DELETED_LAST: Final = frozenset({DROPPING_FILE, LOCK_FILE})
 
 Erase = Callable[[Sink, str], None]
 
@@ -301,9 +301,9 @@ def _refuse_shared(settings: Settings, sink: Sink) -> None:
             raise UsageError(message)
 
 
-def _hold(settings: Settings, name: str, clock: Clock) -> Held:
+def _hold(settings: Settings, name: str, clock: Clock) -> SinkLock:
     deadline = Deadline(clock, RELEASED_WITHIN_S)
-    while (held := hold(settings.state_folder, name)) is None:
+    while (held := lock_sink(settings.state_folder, name)) is None:
         if deadline.passed():
             message = (
                 f"the driver of {name} did not release it in {RELEASED_WITHIN_S:g} s"

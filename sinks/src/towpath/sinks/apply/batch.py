@@ -22,20 +22,24 @@ from towpath.sinks.apply.hold_back import (
     HeldBack,
     KeyRule,
     ReleasedKeys,
+    dead_letters_of,
     hold_back_parked,
-    letters_of,
     reasons_of,
 )
 from towpath.sinks.apply.refetch import PendingRefetches
-from towpath.sinks.apply.refetch_requests import AppliedBatch, ask, ask_overdue
+from towpath.sinks.apply.refetch_requests import (
+    AppliedBatch,
+    request_overdue,
+    request_refetches,
+)
 from towpath.sinks.apply.sweeps import SafePosition, Sweeps
 from towpath.sinks.change import Floor, Origin, Record
 from towpath.sinks.changes.decode import Decoded, decode
 from towpath.sinks.changes.routing import Routes
-from towpath.sinks.dead_letters.letter import DeadLetterStore, Letter, ParkedKey
+from towpath.sinks.dead_letters.entries import DeadLetter, DeadLetterStore, ParkedKey
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.fold import first_per_event, newest_per_key
-from towpath.sinks.ports import Batch, Erasing, InOrder, Repairs, Sink
+from towpath.sinks.ports import Batch, Erasing, KeepsEventOrder, Repairs, Sink
 from towpath.sinks.state.refetches import Row
 
 
@@ -60,11 +64,11 @@ class BatchResult:
     stale: int
     dead_letters: int
     skipped: int = 0
-    asked: int = 0
+    refetches_requested: int = 0
     nulled: int = 0
     parked: int = 0
-    behind: int = 0
-    owed: int | None = field(default=None, compare=False)
+    held_back: int = 0
+    pending_refetches: int | None = field(default=None, compare=False)
     tombstones: int = field(default=0, compare=False)
     position: str = field(default="", compare=False)
     decode_ms: int = field(default=0, compare=False)
@@ -83,9 +87,9 @@ def total(parts: Sequence[BatchResult]) -> BatchResult:
             stale=added.stale + part.stale,
             dead_letters=added.dead_letters + part.dead_letters,
             skipped=added.skipped + part.skipped,
-            asked=added.asked + part.asked,
+            refetches_requested=added.refetches_requested + part.refetches_requested,
             nulled=added.nulled + part.nulled,
-            behind=added.behind + part.behind,
+            held_back=added.held_back + part.held_back,
             tombstones=added.tombstones + part.tombstones,
             position=max(added.position, part.position),
             decode_ms=added.decode_ms + part.decode_ms,
@@ -98,7 +102,7 @@ def total(parts: Sequence[BatchResult]) -> BatchResult:
 # So many records are made into values at once; what is more is columns, as a rule. A
 # cache's batch is whole, so that what one part says durably is not said again because
 # another one fails.
-PART_RECORDS: Final = 125_000
+BATCH_SLICE_RECORDS: Final = 125_000
 
 _log = structlog.get_logger("towpath.sinks")
 
@@ -112,18 +116,18 @@ class SinkContext:
         in_a_row: What the target has refused; outlives the writer.
     """
 
-    letters: DeadLetterStore
+    dead_letters: DeadLetterStore
     parked: ParkedKeys
     sweeps: Sweeps
     repairs: Repairs
-    owed: PendingRefetches
+    refetches: PendingRefetches
     safe: SafePosition
     clock: Clock
-    in_a_row: ConsecutiveRefusals = field(default_factory=ConsecutiveRefusals)
+    refusals: ConsecutiveRefusals = field(default_factory=ConsecutiveRefusals)
 
-    def waited_for(self) -> frozenset[ParkedKey]:
+    def blocked_keys(self) -> frozenset[ParkedKey]:
         """Return the keys of which nothing may be written in pieces."""
-        return self.parked.keys() | self.owed.record_keys()
+        return self.parked.keys() | self.refetches.record_keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +145,8 @@ class AppliedRecords:
     delivered: DeliveryResult
     reasons: dict[Origin, str]
     below: int
-    asked: int
-    is_open: bool
+    refetches_requested: int
+    awaits_refetch: bool
     tombstones: int
     decode_ms: int
 
@@ -150,15 +154,15 @@ class AppliedRecords:
 class BatchWriter:
     """Writes micro-batches into one sink; one at a time, whoever calls."""
 
-    def __init__(self, routes: Routes, sink: Sink, desk: SinkContext) -> None:
+    def __init__(self, routes: Routes, sink: Sink, context: SinkContext) -> None:
         self.routes = routes
         self._sink = sink
-        self._rule = KeyRule(routes, isinstance(sink, InOrder))
-        self._desk = desk
-        self._delivery = Delivery(sink, desk.clock, desk.in_a_row)
-        self._again_id = 0
+        self._rule = KeyRule(routes, isinstance(sink, KeepsEventOrder))
+        self._context = context
+        self._delivery = Delivery(sink, context.clock, context.refusals)
+        self._replay_id = 0
         # Held by whoever must find nothing changed between two calls.
-        self.alone = threading.RLock()
+        self.lock = threading.RLock()
 
     def write(self, table: pa.Table, batch_id: int) -> BatchResult:
         """
@@ -169,11 +173,11 @@ class BatchWriter:
             HaltError: The sink refuses to go on.
         """
         # Of nothing, too: the sink is flushed all the same.
-        begins = range(0, max(len(table), 1), PART_RECORDS)
-        with self.alone:
+        begins = range(0, max(len(table), 1), BATCH_SLICE_RECORDS)
+        with self.lock:
             parts = [
                 self._write_part(
-                    table.slice(begin, PART_RECORDS),
+                    table.slice(begin, BATCH_SLICE_RECORDS),
                     batch_id,
                     is_last=begin == begins[-1],
                 )
@@ -189,10 +193,10 @@ class BatchWriter:
             UnavailableError: Some part does not answer; write the batch again.
             HaltError: The sink refuses to go on.
         """
-        with self.alone:
+        with self.lock:
             return self._write(records, batch_id)
 
-    def again(self, records: Sequence[Record]) -> AppliedRecords:
+    def replay(self, records: Sequence[Record]) -> AppliedRecords:
         """
         Write records that were set aside, whatever is parked; set nothing aside.
 
@@ -200,23 +204,23 @@ class BatchWriter:
             UnavailableError: Some part does not answer.
             HaltError: The sink refuses to go on.
         """
-        with self.alone:
+        with self.lock:
             # An id of its own: what a sink keeps of a batch is not of another replay.
-            self._again_id -= 1
-            return self._apply(records, ParkedKeys(), self._again_id)
+            self._replay_id -= 1
+            return self._apply(records, ParkedKeys(), self._replay_id)
 
-    def attend(self) -> None:
+    def request_overdue(self) -> None:
         """
         Ask for what was put off until now; whoever calls holds ``alone``.
 
         Raises:
             UnavailableError: It is not known to be asked for.
         """
-        ask_overdue(self._desk.owed, self._desk.repairs)
+        request_overdue(self._context.refetches, self._context.repairs)
 
-    def owe(self, row: Row, record_key: ParkedKey, position: str) -> None:
+    def note_refetch(self, row: Row, record_key: ParkedKey, position: str) -> None:
         """Take note that a row was asked for which lacks a change at a position."""
-        self._desk.owed.owe(row, record_key, position)
+        self._context.refetches.add(row, record_key, position)
 
     @property
     def can_erase(self) -> bool:
@@ -231,30 +235,30 @@ class BatchWriter:
             UnavailableError: The target does not answer.
         """
         if isinstance(self._sink, Erasing):
-            with self.alone:
+            with self.lock:
                 self._sink.erase(route, keys)
 
-    def is_owed(self, key: ParkedKey) -> bool:
+    def awaits_refetch(self, key: ParkedKey) -> bool:
         """Tell whether the row of a record's key is owed."""
-        return key in self._desk.owed.record_keys()
+        return key in self._context.refetches.record_keys()
 
     def _write_part(
         self, table: pa.Table, batch_id: int, *, is_last: bool
     ) -> BatchResult:
-        began_s = self._desk.clock.monotonic_s()
+        began_s = self._context.clock.monotonic_s()
         records = records_of(table)
-        read_ms = round((self._desk.clock.monotonic_s() - began_s) * 1000)
+        read_ms = round((self._context.clock.monotonic_s() - began_s) * 1000)
         result = self._write(records, batch_id, is_last=is_last)
         return replace(result, decode_ms=read_ms + result.decode_ms)
 
     def _write(
         self, records: Sequence[Record], batch_id: int, *, is_last: bool = True
     ) -> BatchResult:
-        parked = self._desk.parked
+        parked = self._context.parked
         written = self._apply(records, parked, batch_id, is_last=is_last)
-        made = letters_of(records, written.reasons, self._rule)
+        made = dead_letters_of(records, written.reasons, self._rule)
         count, stale = self._settle(made, written)
-        self._desk.sweeps.carried_out(written.floors)
+        self._context.sweeps.carried_out(written.floors)
         delivered, changes = written.delivered, written.held.changes
         return BatchResult(
             records=len(records),
@@ -262,11 +266,11 @@ class BatchWriter:
             stale=delivered.stale + written.below + stale,
             dead_letters=count,
             skipped=written.decoded.skipped,
-            asked=written.asked,
+            refetches_requested=written.refetches_requested,
             nulled=delivered.nulled,
             parked=len(parked),
-            owed=len(self._desk.owed),
-            behind=len(written.held.behind),
+            pending_refetches=len(self._context.refetches),
+            held_back=len(written.held.held_back),
             tombstones=written.tombstones,
             position=max((change.position for change in changes), default=""),
             decode_ms=written.decode_ms,
@@ -282,24 +286,26 @@ class BatchWriter:
         *,
         is_last: bool = True,
     ) -> AppliedRecords:
-        desk = self._desk
-        began_s = desk.clock.monotonic_s()
+        context = self._context
+        began_s = context.clock.monotonic_s()
         decoded = decode(records, self.routes)
-        floors = desk.sweeps.counting(decoded.floors)
+        floors = context.sweeps.counting(decoded.floors)
         held = hold_back_parked(decoded, records, floors, parked, self._rule)
         folded = newest_per_key(held.changes, floors)
         events = first_per_event(held.events)
-        decode_ms = round((desk.clock.monotonic_s() - began_s) * 1000)
+        decode_ms = round((context.clock.monotonic_s() - began_s) * 1000)
         # The parts before the last one leave it: a later one may hold what lies below.
-        safe = desk.safe.take(desk.parked.lowest()) if is_last else None
+        safe = context.safe.take(context.parked.lowest()) if is_last else None
         lowering = tuple(floor for floor in floors if not floor.is_end_only)
         batch = Batch(batch_id, folded.changes, events, lowering, safe)
         delivered = self._delivery.deliver(batch, folded.after)
         changes = (*folded.changes, *folded.after)
         refused = (*folded.refused, *delivered.refused)
-        told = AppliedBatch(records, changes, refused, floors, held.mending)
-        asked = ask(told, desk.owed, desk.repairs)
-        reasons = reasons_of(decoded, asked.left, held) | delivered.refused_events
+        applied = AppliedBatch(records, changes, refused, floors, held.mending)
+        requested = request_refetches(applied, context.refetches, context.repairs)
+        reasons = (
+            reasons_of(decoded, requested.refused, held) | delivered.refused_events
+        )
         return AppliedRecords(
             decoded=decoded,
             held=held,
@@ -307,44 +313,44 @@ class BatchWriter:
             delivered=delivered,
             reasons=reasons,
             below=folded.below,
-            asked=asked.rows,
-            is_open=asked.is_open,
+            refetches_requested=requested.rows,
+            awaits_refetch=requested.awaits_refetch,
             # Folded: a delete and the empty record behind it are one.
             tombstones=sum(change.row is None for change in folded.changes),
             decode_ms=decode_ms,
         )
 
     def _settle(
-        self, made: Sequence[Letter], written: AppliedRecords
+        self, made: Sequence[DeadLetter], written: AppliedRecords
     ) -> tuple[int, int]:
         """Set letters aside, and end what is over; return as ``_set_aside`` does."""
         if not (made or written.floors or written.held.superseding):
             return 0, 0
         over = ReleasedKeys(written.held, written.floors, made, self._rule)
-        parked = self._desk.parked
+        parked = self._context.parked
         count, stale = self._set_aside([x for x in made if over.has(x)])
         endings = over.endings(parked)
         if endings:
-            self._desk.letters.end(endings)
+            self._context.dead_letters.resolve(endings)
             for ending in endings:
                 parked.end(ending)
         # Only now: what is above parks its key anew.
         above = self._set_aside([x for x in made if not over.has(x)])
         return count + above[0], stale + above[1]
 
-    def _set_aside(self, made: Sequence[Letter]) -> tuple[int, int]:
+    def _set_aside(self, made: Sequence[DeadLetter]) -> tuple[int, int]:
         """Put letters away durably; return how many, and how many are over already."""
         if not made:
             return 0, 0
-        parked = self._desk.parked
-        fresh: list[Letter] = []
-        over: list[Letter] = []
-        for letter in made:
-            key = letter.parked
-            if key is not None and parked.is_over(key, letter.position):
-                over.append(letter)
-            elif not parked.has(letter):
-                fresh.append(letter)
+        parked = self._context.parked
+        fresh: list[DeadLetter] = []
+        over: list[DeadLetter] = []
+        for dead_letter in made:
+            key = dead_letter.parked
+            if key is not None and parked.is_over(key, dead_letter.position):
+                over.append(dead_letter)
+            elif not parked.has(dead_letter):
+                fresh.append(dead_letter)
         if over:
             _log.info(
                 "what was set aside once, and is over, came again",
@@ -352,9 +358,9 @@ class BatchWriter:
                 first=over[0].record.origin,
             )
         parked.check(fresh)
-        count = self._desk.letters.put(fresh) if fresh else 0
-        for letter in fresh:
-            parked.park(letter)
+        count = self._context.dead_letters.put(fresh) if fresh else 0
+        for dead_letter in fresh:
+            parked.park(dead_letter)
         return count, len(over)
 
 

@@ -24,7 +24,7 @@ from towpath.sinks.errors import BatchRefusedError, EveryChangeRefusedError
 from towpath.sinks.ports import Batch, Sink
 
 # Refused one after the other, with nothing taken between: no longer poison.
-MAX_REFUSED_IN_A_ROW: Final = 50
+MAX_CONSECUTIVE_REFUSALS: Final = 50
 
 _Item: TypeAlias = Change | EventRow
 
@@ -94,7 +94,7 @@ class ConsecutiveRefusals:
 
     @staticmethod
     def _check(count: int, error: BatchRefusedError) -> None:
-        if count > MAX_REFUSED_IN_A_ROW:
+        if count > MAX_CONSECUTIVE_REFUSALS:
             message = f"the target refuses one change after the other: {error}"
             raise EveryChangeRefusedError(message) from error
 
@@ -103,11 +103,11 @@ class Delivery:
     """Writes batches into one sink; everything returned is durable."""
 
     def __init__(
-        self, sink: Sink, clock: Clock, in_a_row: ConsecutiveRefusals | None = None
+        self, sink: Sink, clock: Clock, refusals: ConsecutiveRefusals | None = None
     ) -> None:
         self._sink = sink
         self._clock = clock
-        self._in_a_row = in_a_row or ConsecutiveRefusals()
+        self._refusals = refusals or ConsecutiveRefusals()
 
     def deliver(self, batch: Batch, after: Sequence[Change] = ()) -> DeliveryResult:
         """
@@ -140,7 +140,7 @@ class Delivery:
     def _deliver(self, batch: Batch, done: DeliveryResult) -> None:
         """Write a batch, or what can be written of it."""
         items: Sequence[_Item] = (*batch.changes, *batch.events)
-        self._in_a_row.begin()
+        self._refusals.begin()
         try:
             self._write(batch, done, is_proof=bool(items))
         except BatchRefusedError as error:
@@ -153,7 +153,7 @@ class Delivery:
             bare = dataclasses.replace(batch, changes=(), events=())
             self._write(bare, done, is_proof=False)
             self._halve(items, batch.batch_id, error, done)
-            self._in_a_row.end(error)
+            self._refusals.end(error)
 
     def _halve(
         self,
@@ -177,7 +177,7 @@ class Delivery:
     def _give_up(
         self, item: _Item, error: BatchRefusedError, done: DeliveryResult
     ) -> None:
-        self._in_a_row.refused(error)
+        self._refusals.refused(error)
         if isinstance(item, Change):
             done.refused.append(Refusal(item, str(error)))
         else:
@@ -198,7 +198,7 @@ class Delivery:
         done.apply_ms += round((applied_s - began_s) * 1000)
         done.flush_ms += round((flushed_s - applied_s) * 1000)
         if is_proof and (checkpoint.applied or checkpoint.stale):
-            self._in_a_row.taken()
+            self._refusals.taken()
 
 
 def _batch_of(batch_id: int, items: Sequence[_Item]) -> Batch:

@@ -15,10 +15,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import BusyError, TowpathError
 from towpath.settings import Sink as SinkSettings
-from towpath.sinks.apply.plain import plain_of
+from towpath.sinks.apply.plain import decode_plain
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes.routing import Routes
-from towpath.sinks.dead_letters.letter import ParkedKey
+from towpath.sinks.dead_letters.entries import ParkedKey
 from towpath.sinks.errors import IndexGoneError, TargetUnavailableError
 from towpath.sinks.ports import Batch, Sink
 
@@ -43,8 +43,8 @@ class PartitionTask:
     sink: SinkSettings
     make: Callable[[], Sink]
     opening: str
-    waited_for: frozenset[ParkedKey]
-    lacking: frozenset[str]
+    blocked_keys: frozenset[ParkedKey]
+    incomplete_routes: frozenset[str]
     batch_id: int
 
 
@@ -67,43 +67,43 @@ class PartitionResult(NamedTuple):
     decode_ms: int = 0
     apply_ms: int = 0
     flush_ms: int = 0
-    left: str = ""
-    is_away: bool = False
+    fallback_reason: str = ""
+    is_unavailable: bool = False
     retry_after_s: float = 0.0
 
 
-class _Kept(NamedTuple):
+class _OpenSink(NamedTuple):
     """A sink that stays open in this process from one part to the next."""
 
     opening: str
     sink: Sink
 
 
-_kept: Final[dict[str, _Kept]] = {}
+_open_sinks: Final[dict[str, _OpenSink]] = {}
 
 
-def write_part(errand: PartitionTask, rows: Iterable[KafkaRow]) -> PartitionResult:
+def write_task_slice(task: PartitionTask, rows: Iterable[KafkaRow]) -> PartitionResult:
     """Write one part; whatever happens is told."""
     try:
-        return _write(errand, [_record(row) for row in rows], SystemClock())
+        return _write(task, [_record(row) for row in rows], SystemClock())
     except Exception as error:  # noqa: BLE001 - see above
-        forget(errand.sink.name)
+        close_sink(task.sink.name)
         return _failure(error)
 
 
-def forget(name: str) -> None:
+def close_sink(name: str) -> None:
     """Let go of a sink that is open in this process."""
-    kept = _kept.pop(name, None)
+    kept = _open_sinks.pop(name, None)
     if kept is not None:
         kept.sink.close()
 
 
 def _write(
-    errand: PartitionTask, records: Sequence[Record], clock: Clock
+    task: PartitionTask, records: Sequence[Record], clock: Clock
 ) -> PartitionResult:
     began_s = clock.monotonic_s()
-    routes = Routes(errand.sink)
-    plain = plain_of(records, routes, errand.waited_for, errand.lacking)
+    routes = Routes(task.sink)
+    plain = decode_plain(records, routes, task.blocked_keys, task.incomplete_routes)
     decoded_s = clock.monotonic_s()
     done = PartitionResult(
         records=len(records),
@@ -111,12 +111,12 @@ def _write(
         tombstones=plain.tombstones,
         position=plain.position,
         decode_ms=_ms(decoded_s - began_s),
-        left=plain.left,
+        fallback_reason=plain.fallback_reason,
     )
-    if plain.left or not plain.changes:
+    if plain.fallback_reason or not plain.changes:
         return done
-    sink = _opened(errand)
-    sink.apply(Batch(errand.batch_id, plain.changes))
+    sink = _opened(task)
+    sink.apply(Batch(task.batch_id, plain.changes))
     applied_s = clock.monotonic_s()
     checkpoint = sink.flush()
     return done._replace(
@@ -124,20 +124,20 @@ def _write(
         stale=checkpoint.stale,
         apply_ms=_ms(applied_s - decoded_s),
         flush_ms=_ms(clock.monotonic_s() - applied_s),
-        left="the target refuses a change" if checkpoint.refused else "",
+        fallback_reason="the target refuses a change" if checkpoint.refused else "",
     )
 
 
-def _opened(errand: PartitionTask) -> Sink:
+def _opened(task: PartitionTask) -> Sink:
     """Return the sink, opened for this errand's opening."""
-    name = errand.sink.name
-    kept = _kept.get(name)
-    if kept is not None and kept.opening == errand.opening:
+    name = task.sink.name
+    kept = _open_sinks.get(name)
+    if kept is not None and kept.opening == task.opening:
         return kept.sink
-    forget(name)
-    sink = errand.make()
+    close_sink(name)
+    sink = task.make()
     # Kept before it is opened, so that it is let go of if that fails.
-    _kept[name] = _Kept(errand.opening, sink)
+    _open_sinks[name] = _OpenSink(task.opening, sink)
     sink.open()
     return sink
 
@@ -155,12 +155,13 @@ def _failure(error: Exception) -> PartitionResult:
     text = str(error) if is_known else f"{type(error).__name__}: {error}"
     if isinstance(error, BusyError):
         return PartitionResult(
-            left=text, is_away=True, retry_after_s=error.retry_after_s
+            fallback_reason=text, is_unavailable=True, retry_after_s=error.retry_after_s
         )
     # An index that is gone is the driver's to make anew.
-    is_away = isinstance(error, TargetUnavailableError)
+    is_unavailable = isinstance(error, TargetUnavailableError)
     return PartitionResult(
-        left=text, is_away=is_away and not isinstance(error, IndexGoneError)
+        fallback_reason=text,
+        is_unavailable=is_unavailable and not isinstance(error, IndexGoneError),
     )
 
 

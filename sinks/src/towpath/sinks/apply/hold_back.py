@@ -33,11 +33,11 @@ from towpath.sinks.change import (
 )
 from towpath.sinks.changes.decode import Decoded
 from towpath.sinks.changes.routing import Routes
-from towpath.sinks.dead_letters.letter import (
+from towpath.sinks.dead_letters.entries import (
     BEHIND,
-    Ending,
-    Letter,
+    DeadLetter,
     ParkedKey,
+    Resolution,
     position_of,
     shared_topic,
 )
@@ -90,7 +90,7 @@ class HeldBack(NamedTuple):
     changes: Sequence[Change]
     events: Sequence[EventRow]
     unread: frozenset[Origin]
-    behind: frozenset[Origin]
+    held_back: frozenset[Origin]
     superseding: Mapping[ParkedKey, str]
     mending: Sequence[Change] = ()
 
@@ -159,7 +159,7 @@ def hold_back_parked(
     return held._replace(
         changes=[c for c in decoded.changes if c.origin not in behind],
         events=[e for e in decoded.events if e.origin not in behind],
-        behind=frozenset(behind),
+        held_back=frozenset(behind),
         superseding=superseding,
         mending=[*_mending(decoded.changes, behind, waiting, parked, rule)],
     )
@@ -178,7 +178,7 @@ def _mending(
             key = waiting[change.origin]
             is_new = change.is_row_as_it_is or parked.is_new(key, change.position)
             # What is tried again by itself needs no other row.
-            if is_new and rule.is_superseded(key.topic) and not parked.is_put_off(key):
+            if is_new and rule.is_superseded(key.topic) and not parked.is_retried(key):
                 yield change
 
 
@@ -255,7 +255,7 @@ def reasons_of(
 ) -> dict[Origin, str]:
     """Return, by record, why it is set aside; causes come before what waits."""
     reasons = {poison.origin: poison.reason for poison in decoded.poison}
-    for origin in held.behind:
+    for origin in held.held_back:
         reasons.setdefault(origin, BEHIND)
     if not refused:
         return reasons
@@ -264,14 +264,14 @@ def reasons_of(
         by_key[change.route, change.key].append(change)
     for refusal in refused:
         change = refusal.change
-        for piece in pieces_of(change, by_key[change.route, change.key]):
+        for piece in merged_changes(change, by_key[change.route, change.key]):
             reasons[piece.origin] = refusal.reason
     return reasons
 
 
-def letters_of(
+def dead_letters_of(
     records: Iterable[Record], reasons: Mapping[Origin, str], rule: KeyRule
-) -> list[Letter]:
+) -> list[DeadLetter]:
     """Make the letters of a batch, in the order of its records."""
     if not reasons:
         return []
@@ -283,7 +283,7 @@ def letters_of(
         reading = rule.routes.reading(record.origin.topic)
         names = ", ".join(route.name for route, _ in reading)
         is_parking = rule.key_of(record) is not None
-        found.append(Letter(record, reason, names, is_parking))
+        found.append(DeadLetter(record, reason, names, is_parking))
     return found
 
 
@@ -299,12 +299,12 @@ class ReleasedKeys:
         self,
         held: HeldBack,
         floors: Iterable[Floor],
-        letters: Iterable[Letter],
+        dead_letters: Iterable[DeadLetter],
         rule: KeyRule,
     ) -> None:
         self._rule = rule
-        waits = held.unread | held.behind
-        refused = {x.parked for x in letters if x.record.origin not in waits}
+        waits = held.unread | held.held_back
+        refused = {x.parked for x in dead_letters if x.record.origin not in waits}
         self._rows = {k: p for k, p in held.superseding.items() if k not in refused}
         self._floors: dict[str, str] = defaultdict(str)
         for floor in floors:
@@ -312,15 +312,15 @@ class ReleasedKeys:
             if rule.is_superseded(topic):
                 self._floors[topic] = max(self._floors[topic], floor.position)
 
-    def has(self, letter: Letter) -> bool:
+    def has(self, dead_letter: DeadLetter) -> bool:
         """Tell whether a letter of the batch is over by what the batch says above."""
-        key = letter.parked
+        key = dead_letter.parked
         if key is None:
             return False
         above = max(self._rows.get(key, ""), self._floors.get(key.topic, ""))
-        return letter.position < above
+        return dead_letter.position < above
 
-    def endings(self, parked: ParkedKeys) -> list[Ending]:
+    def endings(self, parked: ParkedKeys) -> list[Resolution]:
         """Return what of the parked keys is over, once the batch is durable."""
         keys = {key for key in self._rows if key in parked}
         for topic, floor in self._floors.items():
@@ -328,7 +328,7 @@ class ReleasedKeys:
         return [parked.superseded(key) for key in sorted(keys)]
 
 
-def pieces_of(refused: Change, changes: Iterable[Change]) -> Iterator[Change]:
+def merged_changes(refused: Change, changes: Iterable[Change]) -> Iterator[Change]:
     """Go from a change back to the full image, or the delete, that it rests upon."""
     below = [change for change in changes if change.position <= refused.position]
     for change in sorted(below, key=lambda c: c.position, reverse=True):

@@ -14,14 +14,14 @@ from typing import Final, NamedTuple
 from towpath.sinks.change import Change, Record
 from towpath.sinks.changes.decode import decode
 from towpath.sinks.changes.routing import Routes
-from towpath.sinks.dead_letters.letter import ParkedKey, shared_topic
+from towpath.sinks.dead_letters.entries import ParkedKey, shared_topic
 from towpath.sinks.fold import newest_per_key
 
 # Also why a batch is written again that was plain: what it rests upon may be gone.
 ROWS_LOST: Final = "the target was found to lack rows"
 
 
-class Plain(NamedTuple):
+class PlainSlice(NamedTuple):
     """
     What some records of a batch say.
 
@@ -37,43 +37,46 @@ class Plain(NamedTuple):
     skipped: int
     tombstones: int
     position: str
-    left: str
+    fallback_reason: str
 
 
-def plain_of(
+def decode_plain(
     records: Sequence[Record],
     routes: Routes,
-    waited_for: Collection[ParkedKey],
-    lacking: Collection[str] = (),
-) -> Plain:
+    blocked_keys: Collection[ParkedKey],
+    incomplete_routes: Collection[str] = (),
+) -> PlainSlice:
     """
     Read and fold records.
 
     Args:
-        records: Some of a batch.
-        routes: What they say.
-        waited_for: Keys that are parked, or whose rows are owed.
-        lacking: Routes that lack rows.
+        records: A slice of a batch.
+        routes: The routes of the sink.
+        blocked_keys: Keys that are parked or have a refetch pending.
+        incomplete_routes: Routes that lack rows.
     """
     decoded = decode(records, routes)
     folded = newest_per_key(decoded.changes)
     reasons = {
-        "a key is parked, or its row is owed": _has_any(records, waited_for),
+        "a key is parked, or its row is owed": _has_any(records, blocked_keys),
         "a record cannot be read": bool(decoded.poison),
         "rows below a floor are to go": bool(decoded.floors),
         "an event log is kept": bool(decoded.events),
         "a partial change has no row to rest upon": bool(folded.refused),
         "a partial change rests upon a row that was read": bool(folded.after),
         "a partial change rests upon a row that may be stale": any(
-            change.unchanged and change.route in lacking for change in folded.changes
+            change.unchanged and change.route in incomplete_routes
+            for change in folded.changes
         ),
     }
-    return Plain(
+    return PlainSlice(
         changes=folded.changes,
         skipped=decoded.skipped,
         tombstones=sum(change.row is None for change in folded.changes),
         position=max((change.position for change in decoded.changes), default=""),
-        left=next((reason for reason, holds in reasons.items() if holds), ""),
+        fallback_reason=next(
+            (reason for reason, holds in reasons.items() if holds), ""
+        ),
     )
 
 

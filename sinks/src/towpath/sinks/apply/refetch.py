@@ -31,7 +31,7 @@ from typing import Final, NamedTuple
 from towpath.schemas import headers
 from towpath.schemas.clock import Clock
 from towpath.sinks.change import Change, Floor, Record
-from towpath.sinks.dead_letters.letter import ParkedKey, shared_topic
+from towpath.sinks.dead_letters.entries import ParkedKey, shared_topic
 from towpath.sinks.fold import highest_per_route
 from towpath.sinks.state import incomplete
 from towpath.sinks.state.progress import replace_file
@@ -40,14 +40,14 @@ from towpath.sinks.state.refetches import (
     PendingRefetch,
     Row,
     StoredRefetches,
-    file_of,
     read,
+    refetches_path,
     written,
 )
 
 # With more of one route all of it is read; so the file stays small.
-MAX_OWED: Final = 20_000
-ASKED_AGAIN_AFTER_S: Final = 60.0
+MAX_PENDING: Final = 20_000
+REFETCH_AGAIN_AFTER_S: Final = 60.0
 # A row that changes faster than answers come would have its table read without end.
 ROUTE_AGAIN_AFTER_S: Final = 600.0
 
@@ -63,8 +63,8 @@ class RefetchPlan(NamedTuple):
     """
 
     rows: dict[Row, PendingRefetch | None]
-    ask: dict[Row, None]
-    whole: set[str]
+    requests: dict[Row, None]
+    whole_routes: set[str]
 
     def forget(self, route: str) -> None:
         """Forget what was owed of a route: its rows cannot be told one by one."""
@@ -90,26 +90,26 @@ class PendingRefetches:
         self._state_folder = state_folder
         self._sink = sink
         self._clock = clock
-        self._path = file_of(state_folder, sink)
+        self._path = refetches_path(state_folder, sink)
         self._asked_s: dict[str, float] = {}
         kept = read(self._read(), self._routes, clock.monotonic_s())
-        self._is = kept.without_remains(self._reading())
+        self._stored = kept.without_remains(self._reading())
 
     def __len__(self) -> int:
         """Return how many rows are owed."""
-        return len(self._is.rows)
+        return len(self._stored.rows)
 
     def record_keys(self) -> frozenset[ParkedKey]:
         """Return the keys of the rows that are owed, as records have them."""
-        return frozenset(owing.record_key for owing in self._is.rows.values())
+        return frozenset(refetch.record_key for refetch in self._stored.rows.values())
 
-    def lacking(self) -> frozenset[str]:
+    def incomplete_routes(self) -> frozenset[str]:
         """
         Return the routes that lack rows: nothing may rest upon what they have.
 
         One that is only read for the rows that it is owed lacks no others.
         """
-        whole = self._is.whole
+        whole = self._stored.whole
         return frozenset(
             route
             for route, snapshots in self._reading().items()
@@ -118,69 +118,69 @@ class PendingRefetches:
 
     def has_room(self, route: str, rows: Iterable[Row]) -> bool:
         """Tell whether these rows of a route can be owed beside those that are."""
-        owed = {row for row in self._is.rows if row[0] == route}
-        return len(owed.union(rows)) <= MAX_OWED
+        refetches = {row for row in self._stored.rows if row[0] == route}
+        return len(refetches.union(rows)) <= MAX_PENDING
 
-    def is_due(self, route: str) -> bool:
+    def is_route_due(self, route: str) -> bool:
         """Tell whether a route may be asked for as a whole by now."""
-        if route in self._is.asking:
+        if route in self._stored.requested:
             return True
-        asked_s = self._asked_s.get(route)
+        requested_s = self._asked_s.get(route)
         now_s = self._clock.monotonic_s()
-        is_soon = asked_s is not None and now_s - asked_s < ROUTE_AGAIN_AFTER_S
+        is_soon = requested_s is not None and now_s - requested_s < ROUTE_AGAIN_AFTER_S
         return not is_soon and route not in self._reading()
 
-    def comes_whole(self, route: str) -> bool:
+    def is_requested_whole(self, route: str) -> bool:
         """Tell whether rows of a route are asked for with all others already."""
-        return route in self._is.whole
+        return route in self._stored.whole
 
-    def is_put_off(self, route: str) -> bool:
+    def is_postponed(self, route: str) -> bool:
         """Tell whether a route is to be asked for, for rows that are not counted."""
-        return route in self._is.put_off
+        return route in self._stored.postponed
 
-    def put_off(self, route: str) -> None:
+    def postpone(self, route: str) -> None:
         """Have a route asked for as a whole when it is due, for rows not counted."""
-        self._store(self._is._replace(put_off=self._is.put_off | {route}))
+        self._store(self._stored._replace(postponed=self._stored.postponed | {route}))
 
-    def overdue(self) -> frozenset[str]:
+    def overdue_routes(self) -> frozenset[str]:
         """Return the routes to be asked for as wholes that are due now."""
-        waiting = self._is.put_off
-        if self._is.whole:
-            owed = {route for route, _ in self._is.rows}
-            waiting |= owed & self._is.whole.keys()
-        return frozenset(route for route in waiting if self.is_due(route))
+        waiting = self._stored.postponed
+        if self._stored.whole:
+            refetches = {route for route, _ in self._stored.rows}
+            waiting |= refetches & self._stored.whole.keys()
+        return frozenset(route for route in waiting if self.is_route_due(route))
 
-    def asking(self, route: str) -> None:
+    def begin_route_request(self, route: str) -> None:
         """Take note that a route is about to be asked for: what fails is due again."""
-        self._store(self._is._replace(asking=self._is.asking | {route}))
+        self._store(self._stored._replace(requested=self._stored.requested | {route}))
 
-    def asked_whole(self, route: str) -> None:
+    def end_uncounted_request(self, route: str) -> None:
         """Take note that a route was asked for as a whole: nothing of it is owed."""
         self._asked_s[route] = self._clock.monotonic_s()
         self.forget(route)
 
-    def asked_with_all(self, route: str) -> None:
+    def end_route_request(self, route: str) -> None:
         """Take note that a route was asked for as a whole, for what is owed of it."""
         self._asked_s[route] = self._clock.monotonic_s()
         snapshots = self._reading().get(route, NO_SNAPSHOT)
-        whole = {**self._is.whole, route: snapshots}
-        asking = self._is.asking - {route}
-        self._store(self._is._replace(whole=whole, asking=asking))
+        whole = {**self._stored.whole, route: snapshots}
+        requested = self._stored.requested - {route}
+        self._store(self._stored._replace(whole=whole, requested=requested))
 
     def forget(self, route: str) -> None:
         """Owe nothing of a route."""
-        self._store(self._is.without(route))
+        self._store(self._stored.without(route))
 
-    def owe(self, row: Row, record_key: ParkedKey, position: str) -> None:
+    def add(self, row: Row, record_key: ParkedKey, position: str) -> None:
         """Take note of a row that was asked for because it lacks a change."""
-        known = self._is.rows.get(row)
+        known = self._stored.rows.get(row)
         highest = position if known is None else max(position, known.highest)
         since = position if known is None else known.since
         now_s = self._clock.monotonic_s()
-        owing = PendingRefetch(record_key, highest, highest, since, now_s)
-        self.take(RefetchPlan({row: owing}, {}, set()))
+        refetch = PendingRefetch(record_key, highest, highest, since, now_s)
+        self.store(RefetchPlan({row: refetch}, {}, set()))
 
-    def due(
+    def plan(
         self,
         written: Iterable[Change],
         absent: Collection[Change],
@@ -198,11 +198,11 @@ class PendingRefetches:
                 the row, which as it is now lets the key go.
         """
         due = RefetchPlan({}, {}, set())
-        lacking = self.lacking()
-        if not (lacking or absent or behind or self._is.rows):
+        incomplete_routes = self.incomplete_routes()
+        if not (incomplete_routes or absent or behind or self._stored.rows):
             return due
         records = list(records)
-        told = [c for c in written if self._matters(c, lacking)]
+        told = [c for c in written if self._matters(c, incomplete_routes)]
         if told or absent or behind:
             keys = {record.origin: record.key or b"" for record in records}
             lost = {id(change) for change in absent}
@@ -211,9 +211,9 @@ class PendingRefetches:
                 topic = shared_topic(change.origin.topic)
                 record_key = ParkedKey(topic, keys[change.origin])
                 if id(change) in waiting:
-                    self._judge_waiting(change, record_key, due)
+                    self._judge_held_back(change, record_key, due)
                     continue
-                is_doubtful = change.route in lacking or id(change) in lost
+                is_doubtful = change.route in incomplete_routes or id(change) in lost
                 self._judge(change, record_key, due, is_doubtful=is_doubtful)
         self._end_undelivered(records, due)
         return due
@@ -225,62 +225,66 @@ class PendingRefetches:
             for record in records
             if headers.UNDELIVERED in record.headers
         }
-        for row, owing in {**self._is.rows, **due.rows}.items() if keys else ():
-            if owing is not None and owing.record_key in keys:
+        for row, refetch in {**self._stored.rows, **due.rows}.items() if keys else ():
+            if refetch is not None and refetch.record_key in keys:
                 due.rows[row] = None
-                due.ask.pop(row, None)
+                due.requests.pop(row, None)
 
-    def settle(self, change: Change, due: RefetchPlan) -> None:
+    def complete(self, change: Change, due: RefetchPlan) -> None:
         """Let a batch owe a change's row no more."""
         row = change.route, change.key
-        if row in self._is.rows or row in due.rows:
+        if row in self._stored.rows or row in due.rows:
             due.rows[row] = None
-            due.ask.pop(row, None)
+            due.requests.pop(row, None)
 
-    def take(self, due: RefetchPlan, floors: Iterable[Floor] = ()) -> None:
+    def store(self, due: RefetchPlan, floors: Iterable[Floor] = ()) -> None:
         """Keep what a batch has made of it, durably; what was to be asked for, is."""
         below = highest_per_route(floors)
-        if not due.rows and not (below and self._is.rows):
+        if not due.rows and not (below and self._stored.rows):
             return
         rows = {
-            row: owing
-            for row, owing in {**self._is.rows, **due.rows}.items()
-            if owing is not None and owing.highest >= below.get(row[0], "")
+            row: refetch
+            for row, refetch in {**self._stored.rows, **due.rows}.items()
+            if refetch is not None and refetch.highest >= below.get(row[0], "")
         }
-        whole = {**dict.fromkeys(due.whole, NO_SNAPSHOT), **self._is.whole}
-        kept = self._is._replace(rows=rows, whole=whole)
+        whole = {**dict.fromkeys(due.whole_routes, NO_SNAPSHOT), **self._stored.whole}
+        kept = self._stored._replace(rows=rows, whole=whole)
         self._store(kept.without_remains(self._reading()) if whole else kept)
 
-    def _matters(self, change: Change, lacking: Collection[str]) -> bool:
-        is_open = bool(change.unchanged) and change.route in lacking
-        return is_open or (change.route, change.key) in self._is.rows
+    def _matters(self, change: Change, incomplete_routes: Collection[str]) -> bool:
+        is_open = bool(change.unchanged) and change.route in incomplete_routes
+        return is_open or (change.route, change.key) in self._stored.rows
 
-    def _judge_waiting(
+    def _judge_held_back(
         self, change: Change, record_key: ParkedKey, due: RefetchPlan
     ) -> None:
         """Say what a change makes of its row that waits behind a dead letter."""
         row = change.route, change.key
-        owing = due.rows.get(row, self._is.rows.get(row))
+        refetch = due.rows.get(row, self._stored.rows.get(row))
         if change.is_row_as_it_is:
             # It was read too early, unless nobody has asked for it.
-            if owing is not None and change.position > owing.asked_at:
-                self._ask_again(row, owing, due)
+            if refetch is not None and change.position > refetch.requested_at:
+                self._request_again(row, refetch, due)
             return
         now_s = self._clock.monotonic_s()
-        if owing is None:
-            owing = PendingRefetch(record_key, *(change.position,) * 3, now_s)
-            due.rows[row], due.ask[row] = owing, None
+        if refetch is None:
+            refetch = PendingRefetch(record_key, *(change.position,) * 3, now_s)
+            due.rows[row], due.requests[row] = refetch, None
             return
-        owing = owing._replace(highest=max(owing.highest, change.position))
-        due.rows[row] = owing
-        if now_s - owing.asked_s > ASKED_AGAIN_AFTER_S:
-            self._ask_again(row, owing, due)
+        refetch = refetch._replace(highest=max(refetch.highest, change.position))
+        due.rows[row] = refetch
+        if now_s - refetch.requested_s > REFETCH_AGAIN_AFTER_S:
+            self._request_again(row, refetch, due)
 
-    def _ask_again(self, row: Row, owing: PendingRefetch, due: RefetchPlan) -> None:
+    def _request_again(
+        self, row: Row, refetch: PendingRefetch, due: RefetchPlan
+    ) -> None:
         """Have a row asked for once more, as of the newest change of it."""
-        asked_s = self._clock.monotonic_s()
-        due.rows[row] = owing._replace(asked_at=owing.highest, asked_s=asked_s)
-        due.ask[row] = None
+        requested_s = self._clock.monotonic_s()
+        due.rows[row] = refetch._replace(
+            requested_at=refetch.highest, requested_s=requested_s
+        )
+        due.requests[row] = None
 
     def _judge(
         self,
@@ -293,29 +297,32 @@ class PendingRefetches:
         """Say what a change makes of its row, after those below it."""
         row = change.route, change.key
         position, now_s = change.position, self._clock.monotonic_s()
-        owing = due.rows.get(row, self._is.rows.get(row))
+        refetch = due.rows.get(row, self._stored.rows.get(row))
         if not change.unchanged:
-            if owing is None:
+            if refetch is None:
                 return
-            if position >= owing.highest:
+            if position >= refetch.highest:
                 due.rows[row] = None
-                due.ask.pop(row, None)
+                due.requests.pop(row, None)
                 return
-            is_asking = position > owing.asked_at
-            highest = owing.highest
-        elif owing is None and row in due.rows and not is_doubtful:
+            is_requesting = position > refetch.requested_at
+            highest = refetch.highest
+        elif refetch is None and row in due.rows and not is_doubtful:
             # Laid upon what has settled it in this very batch.
             return
         else:
-            is_old = owing is not None and now_s - owing.asked_s > ASKED_AGAIN_AFTER_S
-            is_asking = owing is None or is_old
-            highest = position if owing is None else max(position, owing.highest)
-        if is_asking:
-            due.ask[row] = None
-            since = position if owing is None else owing.since
+            is_old = (
+                refetch is not None
+                and now_s - refetch.requested_s > REFETCH_AGAIN_AFTER_S
+            )
+            is_requesting = refetch is None or is_old
+            highest = position if refetch is None else max(position, refetch.highest)
+        if is_requesting:
+            due.requests[row] = None
+            since = position if refetch is None else refetch.since
             due.rows[row] = PendingRefetch(record_key, highest, highest, since, now_s)
-        elif owing is not None:
-            due.rows[row] = owing._replace(highest=highest)
+        elif refetch is not None:
+            due.rows[row] = refetch._replace(highest=highest)
 
     def _reading(self) -> Mapping[str, frozenset[str]]:
         """Return the routes that are being read anew, each with the snapshots' ids."""
@@ -326,9 +333,9 @@ class PendingRefetches:
         return {route: frozenset(ids) for route, ids in found.items()}
 
     def _store(self, kept: StoredRefetches) -> None:
-        if kept != self._is:
+        if kept != self._stored:
             self._write(written(kept))
-        self._is = kept
+        self._stored = kept
 
     def _read(self) -> bytes:
         try:

@@ -18,7 +18,7 @@ import structlog
 
 from towpath.sinks.apply.refetch import PendingRefetches, RefetchPlan
 from towpath.sinks.change import Change, Floor, Record, Refusal
-from towpath.sinks.dead_letters.letter import ParkedKey
+from towpath.sinks.dead_letters.entries import ParkedKey
 from towpath.sinks.ports import Repairs
 from towpath.sinks.state.refetches import Row
 
@@ -35,14 +35,14 @@ class AppliedBatch(NamedTuple):
     Attributes:
         changes: Those that were given to the sink.
         refused: Those that were not applied.
-        behind: Those of rows that wait behind a dead letter of their key.
+        held_back: Those of rows that wait behind a dead letter of their key.
     """
 
     records: Sequence[Record]
     changes: Sequence[Change]
     refused: Sequence[Refusal]
     floors: Sequence[Floor]
-    behind: Sequence[Change] = ()
+    held_back: Sequence[Change] = ()
 
 
 class RequestedRefetches(NamedTuple):
@@ -50,19 +50,18 @@ class RequestedRefetches(NamedTuple):
     What was asked for.
 
     Attributes:
-        left: What is refused all the same.
+        refused: What is refused all the same.
         rows: How many rows were asked for.
-        is_open: Whether the batch rests upon rows that are owed, asked for by now or
-            before.
+        awaits_refetch: Whether the batch depends on rows whose refetch is pending.
     """
 
-    left: list[Refusal]
+    refused: list[Refusal]
     rows: int
-    is_open: bool
+    awaits_refetch: bool
 
 
-def ask(
-    told: AppliedBatch, owed: PendingRefetches, repairs: Repairs
+def request_refetches(
+    applied: AppliedBatch, refetches: PendingRefetches, repairs: Repairs
 ) -> RequestedRefetches:
     """
     Ask for what a batch leaves open, durably.
@@ -70,112 +69,114 @@ def ask(
     Raises:
         UnavailableError: They are not known to be asked for.
     """
-    asks = [refusal for refusal in told.refused if refusal.asks]
-    left = [refusal for refusal in told.refused if not refusal.asks]
+    asks = [refusal for refusal in applied.refused if refusal.asks]
+    left = [refusal for refusal in applied.refused if not refusal.asks]
     absent = [refusal.change for refusal in asks]
-    due = owed.due(_written(told), absent, told.records, told.behind)
+    due = refetches.plan(_written(applied), absent, applied.records, applied.held_back)
     for refusal in left:
         if refusal.change.is_row_as_it_is:
             # It is among the dead letters as it is now: nobody waits for it.
-            owed.settle(refusal.change, due)
-    asked, silent = _ask(due, owed, repairs)
-    owed.take(due, told.floors)
-    left += [refusal for refusal in asks if refusal.change.route in silent]
-    return RequestedRefetches(left, asked, any(due.rows.values()) or asked > 0)
+            refetches.complete(refusal.change, due)
+    count, unavailable = _request(due, refetches, repairs)
+    refetches.store(due, applied.floors)
+    left += [refusal for refusal in asks if refusal.change.route in unavailable]
+    return RequestedRefetches(left, count, any(due.rows.values()) or count > 0)
 
 
-def ask_overdue(owed: PendingRefetches, repairs: Repairs) -> None:
+def request_overdue(refetches: PendingRefetches, repairs: Repairs) -> None:
     """
     Ask for the routes that were put off, as wholes.
 
     Raises:
         UnavailableError: They are not known to be asked for.
     """
-    for route in owed.overdue():
-        if owed.is_put_off(route):
-            _ask_uncounted(route, owed, repairs)
-        elif not _ask_with_all(route, owed, repairs):
+    for route in refetches.overdue_routes():
+        if refetches.is_postponed(route):
+            _request_route(route, refetches, repairs)
+        elif not _request_with_all(route, refetches, repairs):
             _log.error("rows that are owed cannot be asked for; fill it", route=route)
 
 
-def _ask_uncounted(route: str, owed: PendingRefetches, repairs: Repairs) -> bool:
+def _request_route(route: str, refetches: PendingRefetches, repairs: Repairs) -> bool:
     """Ask for a route as a whole, now or later; tell whether that can be."""
-    if not owed.is_due(route):
-        owed.put_off(route)
+    if not refetches.is_route_due(route):
+        refetches.postpone(route)
         return True
-    owed.asking(route)
-    is_asked = repairs.ask_all(route, TOO_MANY)
-    owed.asked_whole(route)
-    return is_asked
+    refetches.begin_route_request(route)
+    is_requested = repairs.request_all(route, TOO_MANY)
+    refetches.end_uncounted_request(route)
+    return is_requested
 
 
-def _ask_with_all(route: str, owed: PendingRefetches, repairs: Repairs) -> bool:
+def _request_with_all(
+    route: str, refetches: PendingRefetches, repairs: Repairs
+) -> bool:
     """Ask for rows with all others, now or later; tell whether that can be."""
-    if not owed.is_due(route):
+    if not refetches.is_route_due(route):
         return True
-    owed.asking(route)
-    is_asked = repairs.ask_all(route, NOT_BY_KEY)
-    if is_asked:
-        owed.asked_with_all(route)
+    refetches.begin_route_request(route)
+    is_requested = repairs.request_all(route, NOT_BY_KEY)
+    if is_requested:
+        refetches.end_route_request(route)
     else:
-        owed.forget(route)
-    return is_asked
+        refetches.forget(route)
+    return is_requested
 
 
-def _written(told: AppliedBatch) -> Iterable[Change]:
-    if not told.refused:
-        return told.changes
-    refused = {_place(refusal.change) for refusal in told.refused}
-    return [change for change in told.changes if _place(change) not in refused]
+def _written(applied: AppliedBatch) -> Iterable[Change]:
+    if not applied.refused:
+        return applied.changes
+    refused = {_place(refusal.change) for refusal in applied.refused}
+    return [change for change in applied.changes if _place(change) not in refused]
 
 
 def _place(change: Change) -> tuple[object, ...]:
     return change.route, change.key, change.position
 
 
-def _ask(
-    due: RefetchPlan, owed: PendingRefetches, repairs: Repairs
+def _request(
+    due: RefetchPlan, refetches: PendingRefetches, repairs: Repairs
 ) -> tuple[int, set[str]]:
     """Ask; return how many rows were asked for, and of which routes none can be."""
-    asked, silent = 0, set()
+    count, unavailable = 0, set()
     wanted: dict[str, list[Row]] = defaultdict(list)
-    for row in due.ask:
+    for row in due.requests:
         wanted[row[0]].append(row)
     for route, rows in wanted.items():
-        if not owed.has_room(route, rows):
-            is_asked = _ask_uncounted(route, owed, repairs)
+        if not refetches.has_room(route, rows):
+            is_requested = _request_route(route, refetches, repairs)
             due.forget(route)
-        elif _asked_by_key(rows, due, owed, repairs):
-            is_asked = True
+        elif _request_by_key(rows, due, refetches, repairs):
+            is_requested = True
         else:
-            is_asked = _ask_with_all(route, owed, repairs)
-            due.whole.add(route)
-        if is_asked:
-            asked += len(rows)
+            is_requested = _request_with_all(route, refetches, repairs)
+            due.whole_routes.add(route)
+        if is_requested:
+            count += len(rows)
         else:
             due.forget(route)
-            silent.add(route)
-    return asked, silent
+            unavailable.add(route)
+    return count, unavailable
 
 
-def _asked_by_key(
-    rows: Sequence[Row], due: RefetchPlan, owed: PendingRefetches, repairs: Repairs
+def _request_by_key(
+    rows: Sequence[Row], due: RefetchPlan, refetches: PendingRefetches, repairs: Repairs
 ) -> bool:
     """Ask for rows of one route by their keys, if that can be."""
     route, _ = rows[0]
     known = (due.rows[row] for row in rows)
-    record_keys = [owing.record_key for owing in known if owing is not None]
-    if owed.comes_whole(route) or not all(map(_is_listable, record_keys)):
+    record_keys = [refetch.record_key for refetch in known if refetch is not None]
+    if refetches.is_requested_whole(route) or not all(map(_is_listable, record_keys)):
         return False
-    return repairs.ask_keys(route, [key for _, key in rows])
+    return repairs.request_keys(route, [key for _, key in rows])
 
 
 def _is_listable(key: ParkedKey) -> bool:
     """Tell whether a signal can list a key: it takes no lists, and no objects."""
     try:
-        told = orjson.loads(key.key)
+        columns = orjson.loads(key.key)
     except orjson.JSONDecodeError:
         # The id of an aggregate is a text of its own.
         return True
-    values = told.values() if isinstance(told, dict) else ()
+    values = columns.values() if isinstance(columns, dict) else ()
     return not any(isinstance(value, list | dict) for value in values)

@@ -122,7 +122,7 @@ def _name(floor: Floor) -> str:
 LOOK_EVERY_S: Final = 300.0
 
 
-class Heads(Protocol):
+class EarliestPositions(Protocol):
     """What the topics begin with."""
 
     def lowest_position(self, names: list[str]) -> str | None:
@@ -140,8 +140,10 @@ class Heads(Protocol):
 class SafePosition:
     """Looked up by one thread, taken by another."""
 
-    def __init__(self, heads: Heads | None, clock: Clock) -> None:
-        self._heads = heads
+    def __init__(
+        self, earliest_positions: EarliestPositions | None, clock: Clock
+    ) -> None:
+        self._earliest_positions = earliest_positions
         self._clock = clock
         self._next = Deadline(clock, 0)
         self._lock = threading.Lock()
@@ -157,10 +159,10 @@ class SafePosition:
         Raises:
             UnavailableError: The broker does not answer.
         """
-        if self._heads is None or not self._next.passed():
+        if self._earliest_positions is None or not self._next.passed():
             return
         self._next = Deadline(self._clock, LOOK_EVERY_S)
-        found = self._heads.lowest_position(names())
+        found = self._earliest_positions.lowest_position(names())
         with self._lock:
             self._found = found
 

@@ -54,13 +54,13 @@ class Columns(NamedTuple):
     """
 
     route: str
-    places: pa.Array
+    indices: pa.Array
     positions: pa.Array
     keys: pa.ChunkedArray
     values: pa.ChunkedArray
 
 
-class LaidRows(NamedTuple):
+class EncodedColumns(NamedTuple):
     """
     Whole rows as a sink's own columns.
 
@@ -70,10 +70,10 @@ class LaidRows(NamedTuple):
     """
 
     rows: pa.Table
-    places: pa.Array
+    indices: pa.Array
 
 
-class Read(NamedTuple):
+class ParsedRows(NamedTuple):
     """
     Rows that were read.
 
@@ -88,14 +88,14 @@ class Read(NamedTuple):
     has_escapes: bool
 
 
-class _Parts(NamedTuple):
+class _SplitEnvelopes(NamedTuple):
     """Envelopes up to their sources, and what follows, each text once."""
 
     heads: pa.LargeStringArray
     tails: pa.DictionaryArray
 
 
-class _Objects(NamedTuple):
+class _ParsedObjects(NamedTuple):
     """JSON objects as they were read, and whether anything in them is escaped."""
 
     read: pa.Table
@@ -103,7 +103,7 @@ class _Objects(NamedTuple):
 
 
 def plain_columns(
-    records: pa.Table, routes: Routes, apart: Collection[bytes] = ()
+    records: pa.Table, routes: Routes, excluded_keys: Collection[bytes] = ()
 ) -> list[Columns]:
     """
     Find the plain records of a batch, by route, in the order of the batch.
@@ -111,7 +111,7 @@ def plain_columns(
     Args:
         records: The batch.
         routes: What its records say.
-        apart: Keys whose records go the ordinary way, whatever they say.
+        excluded_keys: Keys whose records are written record by record.
     """
     positions = _positions(records.column("headers"))
     keys = records.column("key")
@@ -119,23 +119,23 @@ def plain_columns(
         pc.and_(keys.is_valid(), records.column("value").is_valid()),
         positions.is_valid(),
     )
-    if apart:
-        is_apart = pc.is_in(keys, pa.array(apart, keys.type))
+    if excluded_keys:
+        is_apart = pc.is_in(keys, pa.array(excluded_keys, keys.type))
         has_all = pc.and_(has_all, pc.invert(is_apart))
     has_all = _without(_one(has_all), keys, keys.filter(pc.invert(has_all)))
     topics = records.column("topic")
     found = []
     for route, of_route in _plain_topics(topics.unique().to_pylist(), routes).items():
         is_plain = pc.and_(pc.is_in(topics, pa.array(of_route)), has_all)
-        places = pc.indices_nonzero(is_plain)
-        if not len(places):
+        indices = pc.indices_nonzero(is_plain)
+        if not len(indices):
             continue
-        plain = (_at(c, places) for c in (positions, keys, records.column("value")))
-        found.append(Columns(route, places, *plain))
+        plain = (_at(c, indices) for c in (positions, keys, records.column("value")))
+        found.append(Columns(route, indices, *plain))
     return found
 
 
-def read_rows(columns: Columns, row: pa.StructType) -> Read:
+def read_rows(columns: Columns, row: pa.StructType) -> ParsedRows:
     """
     Read the rows out of envelopes.
 
@@ -150,7 +150,7 @@ def read_rows(columns: Columns, row: pa.StructType) -> Read:
     is_whole = pc.and_(pc.is_in(said, _WHOLE), rows.is_valid())
     is_whole = pc.fill_null(is_whole, fill_value=False)
     strange = columns.keys.filter(pc.invert(is_whole))
-    return Read(rows, _without(is_whole, columns.keys, strange), has_escapes)
+    return ParsedRows(rows, _without(is_whole, columns.keys, strange), has_escapes)
 
 
 def newest_rows(rows: pa.Table, key: tuple[str, ...], position: str) -> pa.Table:
@@ -187,7 +187,7 @@ def _read(
     return rows, operations, whole.has_escapes
 
 
-def _cut(envelopes: pa.LargeStringArray) -> _Parts | None:
+def _cut(envelopes: pa.LargeStringArray) -> _SplitEnvelopes | None:
     """Cut each in front of its source, which is mostly the same for many of them."""
     parts = pc.split_pattern(envelopes, "," + _SOURCE, max_splits=1)
     if not pc.all(pc.equal(pc.list_value_length(parts), 2)).as_py():
@@ -195,7 +195,7 @@ def _cut(envelopes: pa.LargeStringArray) -> _Parts | None:
     flat = parts.flatten()
     is_head = pa.array([True, False] * len(parts))
     tails = flat.filter(pc.invert(is_head))
-    return _Parts(flat.filter(is_head), tails.dictionary_encode())
+    return _SplitEnvelopes(flat.filter(is_head), tails.dictionary_encode())
 
 
 def _objects(
@@ -203,7 +203,7 @@ def _objects(
     fields: list[tuple[str, pa.DataType]],
     opening: bytes = b"",
     closing: bytes = b"",
-) -> _Objects:
+) -> _ParsedObjects:
     """
     Read texts as one JSON object each.
 
@@ -227,7 +227,7 @@ def _objects(
         _refuse("a value is not one JSON object")
     if _is_beyond_json(read):
         _refuse("a value has a number that JSON does not know")
-    return _Objects(read, b"\\" in lines)
+    return _ParsedObjects(read, b"\\" in lines)
 
 
 def _long(texts: pa.LargeBinaryArray) -> Iterator[bytes]:
@@ -327,10 +327,10 @@ def _without(
 
 
 def _at(
-    column: pa.ChunkedArray | pa.Array, places: pa.Array
+    column: pa.ChunkedArray | pa.Array, indices: pa.Array
 ) -> pa.ChunkedArray | pa.Array:
     """Return what stands at places in their order; nothing is copied if it is all."""
-    return column if len(places) == len(column) else column.take(places)
+    return column if len(indices) == len(column) else column.take(indices)
 
 
 def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:

@@ -102,7 +102,7 @@ def aggregate_change(record: Record, route: Route) -> Change | None:
     )
 
 
-class Poison(NamedTuple):
+class UnreadableRecord(NamedTuple):
     """A record that cannot be read, and why."""
 
     origin: Origin
@@ -120,7 +120,7 @@ class Decoded(NamedTuple):
 
     changes: list[Change]
     events: list[EventRow]
-    poison: list[Poison]
+    poison: list[UnreadableRecord]
     skipped: int
     floors: list[Floor]
 
@@ -153,10 +153,10 @@ _NO_ROUTE: Final = ((None, None),)
 _OPERATIONS: Final = {operation.value: operation for operation in Operation}
 
 
-def _set_aside(poison: list[Poison], record: Record, reason: str) -> None:
+def _set_aside(poison: list[UnreadableRecord], record: Record, reason: str) -> None:
     """Set a record aside once, however many routes it says nothing to."""
     if not poison or poison[-1].origin is not record.origin:
-        poison.append(Poison(record.origin, reason))
+        poison.append(UnreadableRecord(record.origin, reason))
 
 
 def _note(decoded: Decoded, said: EventRow | Floor) -> None:

@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from towpath.sinks.change import Origin
-from towpath.sinks.dead_letters.letter import (
+from towpath.sinks.dead_letters.entries import (
     BEHIND,
     LATER,
-    Answer,
-    Ending,
+    DeadLetter,
+    DeadLetterReply,
+    DeadLetterRequest,
+    DeadLetterSubject,
     Entry,
-    Letter,
-    Matter,
-    Order,
     ParkedKey,
-    matter_of,
+    Resolution,
+    subject_of,
 )
 from towpath.sinks.errors import TooManyParkedError
 
@@ -33,7 +33,7 @@ MAX_PARKED_KEYS: Final = 100_000
 
 
 @dataclass(slots=True)
-class Waiting:
+class ParkedRecords:
     """
     What waits of one key.
 
@@ -47,7 +47,7 @@ class Waiting:
 
     lowest: str
     highest: str
-    letters: int = 0
+    dead_letters: int = 0
     last_offsets: dict[tuple[str, int], int] = field(default_factory=dict)
 
 
@@ -56,9 +56,9 @@ class ParkedKeys:
 
     def __init__(self, max_keys: int = MAX_PARKED_KEYS) -> None:
         self._max_keys = max_keys
-        self._waiting: dict[ParkedKey, Waiting] = {}
+        self._waiting: dict[ParkedKey, ParkedRecords] = {}
         self._ended: dict[ParkedKey, str] = {}
-        self._put_off: set[ParkedKey] = set()
+        self._retried: set[ParkedKey] = set()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -70,11 +70,11 @@ class ParkedKeys:
         """Return all parked keys."""
         return frozenset(self._waiting)
 
-    def put_off(self) -> frozenset[ParkedKey]:
+    def retried_keys(self) -> frozenset[ParkedKey]:
         """Return the keys that are tried again by themselves."""
-        return frozenset(self._put_off)
+        return frozenset(self._retried)
 
-    def waiting(self, parked: ParkedKey) -> Waiting | None:
+    def waiting(self, parked: ParkedKey) -> ParkedRecords | None:
         """Return what waits of a key."""
         return self._waiting.get(parked)
 
@@ -86,38 +86,42 @@ class ParkedKeys:
             TooManyParkedError: More keys are parked than can be kept in mind.
         """
         for entry in entries:
-            if isinstance(entry, Letter):
+            if isinstance(entry, DeadLetter):
                 self.park(entry)
-            elif isinstance(entry, Ending):
+            elif isinstance(entry, Resolution):
                 self.end(entry)
         self.check(())
 
-    def check(self, letters: Iterable[Letter]) -> None:
+    def check(self, dead_letters: Iterable[DeadLetter]) -> None:
         """
         See whether letters can be parked beside what is.
 
         Raises:
             TooManyParkedError: More keys are parked than can be kept in mind.
         """
-        new = {letter.parked for letter in letters} - self._waiting.keys() - {None}
+        new = (
+            {dead_letter.parked for dead_letter in dead_letters}
+            - self._waiting.keys()
+            - {None}
+        )
         count = len(self._waiting) + len(new)
         if count > self._max_keys:
             message = f"{count:,} keys of the sink are parked behind dead letters"
             raise TooManyParkedError(message)
 
-    def park(self, letter: Letter) -> None:
+    def park(self, dead_letter: DeadLetter) -> None:
         """Take note of a letter that is durable."""
-        parked = letter.parked
-        if parked is None or self.is_over(parked, letter.position):
+        parked = dead_letter.parked
+        if parked is None or self.is_over(parked, dead_letter.position):
             return
-        position, origin = letter.position, letter.record.origin
-        if letter.reason.startswith(LATER):
-            self._put_off.add(parked)
-        elif letter.reason != BEHIND:
-            self._put_off.discard(parked)
-        waiting = self._waiting.setdefault(parked, Waiting(position, position))
-        if not self.has(letter):
-            waiting.letters += 1
+        position, origin = dead_letter.position, dead_letter.record.origin
+        if dead_letter.reason.startswith(LATER):
+            self._retried.add(parked)
+        elif dead_letter.reason != BEHIND:
+            self._retried.discard(parked)
+        waiting = self._waiting.setdefault(parked, ParkedRecords(position, position))
+        if not self.has(dead_letter):
+            waiting.dead_letters += 1
         if position < waiting.lowest:
             # What stands between is not in the topic: it counts from here again.
             waiting.lowest = position
@@ -127,33 +131,33 @@ class ParkedKeys:
         last = waiting.last_offsets.get(place, -1)
         waiting.last_offsets[place] = max(last, origin.offset)
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: Resolution) -> None:
         """Take note that what waits of a key, up to a position, is over."""
-        matter = ending.matter
-        if matter.at is not None or matter.key is None:
+        subject = ending.subject
+        if subject.at is not None or subject.key is None:
             return
-        parked = ParkedKey(matter.topic, matter.key)
+        parked = ParkedKey(subject.topic, subject.key)
         waiting = self._waiting.get(parked)
         if waiting is not None and waiting.highest <= ending.position:
             del self._waiting[parked]
-            self._put_off.discard(parked)
+            self._retried.discard(parked)
         before = self._ended.pop(parked, "")
         self._ended[parked] = max(before, ending.position)
         if len(self._ended) > self._max_keys:
             del self._ended[next(iter(self._ended))]
 
-    def has(self, letter: Letter) -> bool:
+    def has(self, dead_letter: DeadLetter) -> bool:
         """Tell whether a letter that comes again is in the topic already."""
-        parked, origin = letter.parked, letter.record.origin
+        parked, origin = dead_letter.parked, dead_letter.record.origin
         waiting = None if parked is None else self._waiting.get(parked)
-        if waiting is None or letter.position < waiting.lowest:
+        if waiting is None or dead_letter.position < waiting.lowest:
             return False
         place = (origin.topic, origin.partition)
         return origin.offset <= waiting.last_offsets.get(place, -1)
 
-    def is_put_off(self, parked: ParkedKey) -> bool:
+    def is_retried(self, parked: ParkedKey) -> bool:
         """Tell whether a key is tried again by itself."""
-        return parked in self._put_off
+        return parked in self._retried
 
     def is_new(self, parked: ParkedKey, position: str) -> bool:
         """Tell whether nothing of a key was set aside at a position or above it."""
@@ -176,10 +180,12 @@ class ParkedKeys:
         """Return the lowest position that waits, if any does."""
         return min((w.lowest for w in self._waiting.values()), default=None)
 
-    def superseded(self, parked: ParkedKey) -> Ending:
+    def superseded(self, parked: ParkedKey) -> Resolution:
         """Make the ending of a key whose row was read anew."""
         highest = self._waiting[parked].highest
-        return Ending(Matter(*parked), highest, "superseded by its row as it is")
+        return Resolution(
+            DeadLetterSubject(*parked), highest, "superseded by its row as it is"
+        )
 
 
 @dataclass(slots=True)
@@ -193,52 +199,56 @@ class OpenDeadLetters:
         orders: Those that nobody has answered.
     """
 
-    wanted: frozenset[Matter] | None = None
-    letters: dict[Matter, dict[Origin, Letter]] = field(default_factory=dict)
-    orders: dict[str, Order] = field(default_factory=dict)
-    answers: dict[str, Ending | Answer] = field(default_factory=dict)
-    _ended: dict[Matter, str] = field(default_factory=dict)
+    wanted: frozenset[DeadLetterSubject] | None = None
+    dead_letters: dict[DeadLetterSubject, dict[Origin, DeadLetter]] = field(
+        default_factory=dict
+    )
+    requests: dict[str, DeadLetterRequest] = field(default_factory=dict)
+    replies: dict[str, Resolution | DeadLetterReply] = field(default_factory=dict)
+    _ended: dict[DeadLetterSubject, str] = field(default_factory=dict)
 
     def read(self, entries: Iterable[Entry]) -> "OpenDeadLetters":
         """Learn what the topic tells, oldest first; return this book."""
         for entry in entries:
-            if isinstance(entry, Letter):
+            if isinstance(entry, DeadLetter):
                 self._open(entry)
-            elif isinstance(entry, Ending):
+            elif isinstance(entry, Resolution):
                 self._close(entry)
                 self._answered(entry)
-            elif isinstance(entry, Order):
-                self.orders[entry.id] = entry
+            elif isinstance(entry, DeadLetterRequest):
+                self.requests[entry.id] = entry
             else:
                 self._answered(entry)
         return self
 
-    def of(self, matter: Matter) -> list[Letter]:
+    def of(self, subject: DeadLetterSubject) -> list[DeadLetter]:
         """Return the open letters of a matter in the order to replay them in."""
-        found = self.letters.get(matter, {}).values()
-        return sorted(found, key=lambda letter: letter.position)
+        found = self.dead_letters.get(subject, {}).values()
+        return sorted(found, key=lambda dead_letter: dead_letter.position)
 
-    def _open(self, letter: Letter) -> None:
-        matter = matter_of(letter)
-        if self.wanted is not None and matter not in self.wanted:
+    def _open(self, dead_letter: DeadLetter) -> None:
+        subject = subject_of(dead_letter)
+        if self.wanted is not None and subject not in self.wanted:
             return
         # Of a lone letter without a position, only a later record may open it again.
-        if matter in self._ended and letter.position <= self._ended[matter]:
+        if subject in self._ended and dead_letter.position <= self._ended[subject]:
             return
-        self.letters.setdefault(matter, {})[letter.record.origin] = letter
+        self.dead_letters.setdefault(subject, {})[dead_letter.record.origin] = (
+            dead_letter
+        )
 
-    def _close(self, ending: Ending) -> None:
+    def _close(self, ending: Resolution) -> None:
         kept = {
-            origin: letter
-            for origin, letter in self.letters.pop(ending.matter, {}).items()
-            if letter.position > ending.position
+            origin: dead_letter
+            for origin, dead_letter in self.dead_letters.pop(ending.subject, {}).items()
+            if dead_letter.position > ending.position
         }
         if kept:
-            self.letters[ending.matter] = kept
-        before = self._ended.get(ending.matter, "")
-        self._ended[ending.matter] = max(before, ending.position)
+            self.dead_letters[ending.subject] = kept
+        before = self._ended.get(ending.subject, "")
+        self._ended[ending.subject] = max(before, ending.position)
 
-    def _answered(self, entry: Ending | Answer) -> None:
-        if entry.order:
-            self.orders.pop(entry.order, None)
-            self.answers[entry.order] = entry
+    def _answered(self, entry: Resolution | DeadLetterReply) -> None:
+        if entry.request_id:
+            self.requests.pop(entry.request_id, None)
+            self.replies[entry.request_id] = entry

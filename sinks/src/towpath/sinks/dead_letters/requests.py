@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from towpath.schemas.clock import Clock, Deadline
-from towpath.sinks.dead_letters.letter import (
-    Answer,
-    Ending,
+from towpath.sinks.dead_letters.entries import (
+    DeadLetterReply,
+    DeadLetterRequest,
+    DeadLetterSubject,
     Entry,
-    Matter,
-    Order,
+    Resolution,
     Verb,
 )
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
@@ -24,19 +24,23 @@ from towpath.sinks.dead_letters.parked import OpenDeadLetters
 _LOOK_EVERY_S: Final = 0.2
 
 
-class Asks(Protocol):
+class RequestTopic(Protocol):
     """The topic, as the one who asks sees it."""
 
-    def ask(self, orders: Sequence[Order]) -> None:
+    def request(self, requests: Sequence[DeadLetterRequest]) -> None:
         """Write orders; durable when this returns."""
 
     def since(self) -> list[Entry]:
         """Return what was written since the topic was last read."""
 
 
-def ask(
-    topic: Asks, matters: Sequence[Matter], verb: Verb, clock: Clock, timeout_s: float
-) -> dict[Matter, Ending | Answer | None]:
+def request_each(
+    topic: RequestTopic,
+    subjects: Sequence[DeadLetterSubject],
+    verb: Verb,
+    clock: Clock,
+    timeout_s: float,
+) -> dict[DeadLetterSubject, Resolution | DeadLetterReply | None]:
     """
     Ask for all matters at once and return what became of each.
 
@@ -47,26 +51,31 @@ def ask(
     Raises:
         UnavailableError: The broker does not answer.
     """
-    orders = [Order(uuid.uuid4().hex, verb, matter) for matter in matters]
-    said = ask_orders(topic, orders, clock, timeout_s)
-    return {order.matter: said[order.id] for order in orders}
+    requests = [
+        DeadLetterRequest(uuid.uuid4().hex, verb, subject) for subject in subjects
+    ]
+    replies = send_requests(topic, requests, clock, timeout_s)
+    return {request.subject: replies[request.id] for request in requests}
 
 
-def ask_orders(
-    topic: Asks, orders: Sequence[Order], clock: Clock, timeout_s: float
-) -> dict[str, Ending | Answer | None]:
+def send_requests(
+    topic: RequestTopic,
+    requests: Sequence[DeadLetterRequest],
+    clock: Clock,
+    timeout_s: float,
+) -> dict[str, Resolution | DeadLetterReply | None]:
     """
     Ask as orders say, and return what became of each, by its id; as ``ask`` does.
 
     Raises:
         UnavailableError: The broker does not answer.
     """
-    topic.ask(orders)
+    topic.request(requests)
     book = OpenDeadLetters(frozenset())
     deadline = Deadline(clock, timeout_s)
     while True:
         book.read(topic.since())
-        said = {order.id: book.answers.get(order.id) for order in orders}
-        if None not in said.values() or deadline.passed():
-            return said
+        replies = {request.id: book.replies.get(request.id) for request in requests}
+        if None not in replies.values() or deadline.passed():
+            return replies
         clock.wait(_LOOK_EVERY_S)

@@ -5,16 +5,16 @@ from typing import Any
 
 import orjson
 
-from towpath.sinks.dead_letters.letter import BEHIND, Letter, Matter
+from towpath.sinks.dead_letters.entries import BEHIND, DeadLetter, DeadLetterSubject
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
 
 
 def listed(book: OpenDeadLetters, key: str | None = None) -> list[dict[str, Any]]:
     """Return a line per open matter, in the order they came to be."""
-    return [summary(matter, book.of(matter)) for matter in chosen(book, key)]
+    return [summary(subject, book.of(subject)) for subject in chosen(book, key)]
 
 
-def chosen(book: OpenDeadLetters, key: str | None) -> list[Matter]:
+def chosen(book: OpenDeadLetters, key: str | None) -> list[DeadLetterSubject]:
     """
     Return the open matters that a key's text means.
 
@@ -24,41 +24,43 @@ def chosen(book: OpenDeadLetters, key: str | None) -> list[Matter]:
             ``<topic>/<partition>/<offset>`` of one letter; ``None`` for all.
     """
     if key is None:
-        return list(book.letters)
-    return [matter for matter in book.letters if key in _names(matter)]
+        return list(book.dead_letters)
+    return [subject for subject in book.dead_letters if key in _names(subject)]
 
 
-def summary(matter: Matter, letters: Sequence[Letter]) -> dict[str, Any]:
+def summary(
+    subject: DeadLetterSubject, dead_letters: Sequence[DeadLetter]
+) -> dict[str, Any]:
     """Say what is open of a matter."""
-    cause = next((x for x in letters if x.reason != BEHIND), letters[0])
+    cause = next((x for x in dead_letters if x.reason != BEHIND), dead_letters[0])
     return {
-        "topic": matter.topic,
+        "topic": subject.topic,
         "route": cause.route,
-        "key": text_of_key(matter.key),
-        "is_parked": matter.at is None,
-        "letters": len(letters),
+        "key": text_of_key(subject.key),
+        "is_parked": subject.at is None,
+        "letters": len(dead_letters),
         "reason": cause.reason,
-        "first_position": letters[0].position,
-        "last_position": letters[-1].position,
+        "first_position": dead_letters[0].position,
+        "last_position": dead_letters[-1].position,
         "record": "/".join(map(str, cause.record.origin)),
     }
 
 
-def shown(letters: Iterable[Letter]) -> list[dict[str, Any]]:
+def shown(dead_letters: Iterable[DeadLetter]) -> list[dict[str, Any]]:
     """Return each letter with all that its record said."""
     return [
         {
-            "record": "/".join(map(str, letter.record.origin)),
-            "route": letter.route,
-            "reason": letter.reason,
-            "position": letter.position,
-            "key": text_of_key(letter.record.key),
-            "headers": {n: _text(v) for n, v in letter.record.headers.items()},
+            "record": "/".join(map(str, dead_letter.record.origin)),
+            "route": dead_letter.route,
+            "reason": dead_letter.reason,
+            "position": dead_letter.position,
+            "key": text_of_key(dead_letter.record.key),
+            "headers": {n: _text(v) for n, v in dead_letter.record.headers.items()},
             "value": None
-            if letter.record.value is None
-            else _text(letter.record.value),
+            if dead_letter.record.value is None
+            else _text(dead_letter.record.value),
         }
-        for letter in letters
+        for dead_letter in dead_letters
     ]
 
 
@@ -67,11 +69,11 @@ def text_of_key(key: bytes | None) -> str:
     return "" if key is None else _text(key)
 
 
-def _names(matter: Matter) -> set[str]:
-    text = text_of_key(matter.key)
-    names = {text} if matter.key is not None else set()
-    if matter.at is not None:
-        names.add("/".join(map(str, (matter.topic, *matter.at))))
+def _names(subject: DeadLetterSubject) -> set[str]:
+    text = text_of_key(subject.key)
+    names = {text} if subject.key is not None else set()
+    if subject.at is not None:
+        names.add("/".join(map(str, (subject.topic, *subject.at))))
     try:
         values = orjson.loads(text)
     except orjson.JSONDecodeError:

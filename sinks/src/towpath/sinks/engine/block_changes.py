@@ -30,7 +30,7 @@ BLOCK_FILE: Final = "block.json"
 _log = structlog.get_logger("towpath.sinks")
 
 
-class Rerouted(enum.StrEnum):
+class BlockChangeOutcome(enum.StrEnum):
     """What has changed; the runbook has a line about each."""
 
     ROUTE_ADDED = "route_added"
@@ -39,11 +39,11 @@ class Rerouted(enum.StrEnum):
     TARGET_CHANGED = "target_changed"
 
 
-_WORDS: Final[Mapping[Rerouted, str]] = {
-    Rerouted.ROUTE_ADDED: "the route is new",
-    Rerouted.ROUTE_CHANGED: "the route says something else of its rows",
-    Rerouted.ROUTE_REMOVED: "the route is gone: what it wrote stays, as it is",
-    Rerouted.TARGET_CHANGED: "the sink has another target",
+_WORDS: Final[Mapping[BlockChangeOutcome, str]] = {
+    BlockChangeOutcome.ROUTE_ADDED: "the route is new",
+    BlockChangeOutcome.ROUTE_CHANGED: "the settings of the route have changed",
+    BlockChangeOutcome.ROUTE_REMOVED: "the route was removed: its rows stay there",
+    BlockChangeOutcome.TARGET_CHANGED: "the sink has another target",
 }
 
 
@@ -63,11 +63,11 @@ class BlockDigest(NamedTuple):
 class BlockChange(NamedTuple):
     """One thing that has changed, about one route."""
 
-    outcome: Rerouted
+    outcome: BlockChangeOutcome
     route: str
 
 
-def said_by(sink: Sink) -> BlockDigest:
+def block_digest(sink: Sink) -> BlockDigest:
     """Return what a sink's block says; a password is no part of it."""
     address = urlsplit(sink.url)
     host = address.netloc.rpartition("@")[2]
@@ -87,14 +87,14 @@ def changes(before: BlockDigest, now: BlockDigest) -> Iterator[BlockChange]:
     moved = before.target != now.target
     for name, told in now.routes.items():
         if name not in before.routes:
-            yield BlockChange(Rerouted.ROUTE_ADDED, name)
+            yield BlockChange(BlockChangeOutcome.ROUTE_ADDED, name)
         elif moved:
-            yield BlockChange(Rerouted.TARGET_CHANGED, name)
+            yield BlockChange(BlockChangeOutcome.TARGET_CHANGED, name)
         elif before.routes[name] != told:
-            yield BlockChange(Rerouted.ROUTE_CHANGED, name)
+            yield BlockChange(BlockChangeOutcome.ROUTE_CHANGED, name)
     for name in before.routes:
         if name not in now.routes:
-            yield BlockChange(Rerouted.ROUTE_REMOVED, name)
+            yield BlockChange(BlockChangeOutcome.ROUTE_REMOVED, name)
 
 
 class BlockChanges:
@@ -114,7 +114,7 @@ class BlockChanges:
         Raises:
             UnavailableError: The broker does not answer; nothing counts as taken.
         """
-        now, path = said_by(self._sink), self._folder / BLOCK_FILE
+        now, path = block_digest(self._sink), self._folder / BLOCK_FILE
         # Without a word of before, the sink is new: whoever adds it fills it.
         before = (
             BlockDigest(**orjson.loads(path.read_bytes())) if path.exists() else now
@@ -136,9 +136,9 @@ class BlockChanges:
             outcome=change.outcome,
             why=why,
         )
-        if change.outcome is Rerouted.ROUTE_REMOVED:
+        if change.outcome is BlockChangeOutcome.ROUTE_REMOVED:
             incomplete.forget(self._state_folder, name, change.route)
-        elif not self._repairs.ask_all(change.route, why):
+        elif not self._repairs.request_all(change.route, why):
             _log.error(
                 "a route goes on from where the sink stands",
                 sink=name,

@@ -25,10 +25,10 @@ import structlog
 
 from towpath.schemas.failure import TowpathError
 from towpath.sinks.apply.batch import BatchResult, BatchWriter, SinkContext, records_of
-from towpath.sinks.apply.plain import ROWS_LOST, Plain, plain_of
-from towpath.sinks.changes.columns import Columns, LaidRows, plain_columns
+from towpath.sinks.apply.plain import ROWS_LOST, PlainSlice, decode_plain
+from towpath.sinks.changes.columns import Columns, EncodedColumns, plain_columns
 from towpath.sinks.changes.routing import Routes
-from towpath.sinks.engine.query import Rows
+from towpath.sinks.engine.query import BatchRows
 from towpath.sinks.errors import BatchRefusedError
 from towpath.sinks.kafka.fetch import RECORDS
 from towpath.sinks.ports import Batch, Checkpoint, Columnar, Pipelined, Sink
@@ -37,7 +37,7 @@ from towpath.sinks.ports import Batch, Checkpoint, Columnar, Pipelined, Sink
 LEAST_RECORDS: Final = 2_000
 
 
-class Left(NamedTuple):
+class RemainingRecords(NamedTuple):
     """
     What a sink has left of a batch that it was given as columns.
 
@@ -53,45 +53,45 @@ class Left(NamedTuple):
 def after_columns(
     records: pa.Table,
     routes: Routes,
-    apart: Collection[bytes],
+    excluded_keys: Collection[bytes],
     take: Callable[[Columns], pa.Array | None],
-) -> Left:
+) -> RemainingRecords:
     """
     Give a sink what is plain of a batch.
 
     Args:
         records: The batch, or a part of it.
         routes: What its records say.
-        apart: Keys whose records are left, whatever they say.
+        excluded_keys: Keys whose records are written record by record.
         take: Takes what it can of a route's plain records; tells where they stand.
 
     Raises:
         BatchRefusedError: The target refuses a row and does not say which.
     """
     if len(records) < LEAST_RECORDS:
-        return Left(records)
+        return RemainingRecords(records)
     taken: list[pa.Array] = []
     highest = ""
-    for columns in plain_columns(records, routes, apart):
-        places = take(columns)
-        if places is not None:
-            taken.append(places)
+    for columns in plain_columns(records, routes, excluded_keys):
+        indices = take(columns)
+        if indices is not None:
+            taken.append(indices)
             highest = max(highest, pc.max(columns.positions).as_py())
     if not taken:
-        return Left(records)
-    return Left(_rest(records, taken), highest)
+        return RemainingRecords(records)
+    return RemainingRecords(_rest(records, taken), highest)
 
 
-class _Laid(NamedTuple):
+class _EncodedSlice(NamedTuple):
     """The rows that were laid out of a portion, for one route, and their positions."""
 
     route: str
     rows: pa.Table
-    places: pa.Array
+    indices: pa.Array
     highest: str
 
 
-class Gathering:
+class ColumnCollector:
     """
     Collects what is plain of a batch, portion by portion.
 
@@ -101,24 +101,24 @@ class Gathering:
     def __init__(
         self,
         routes: Routes,
-        apart: Collection[bytes],
-        lay_out: Callable[[Columns], LaidRows | None],
+        excluded_keys: Collection[bytes],
+        encode_columns: Callable[[Columns], EncodedColumns | None],
     ) -> None:
         """
         Begin with nothing.
 
         Args:
             routes: What the records say.
-            apart: Keys whose records are left, whatever they say.
-            lay_out: Lays out what a sink can take of a route's plain records.
+            excluded_keys: Keys whose records are written record by record.
+            encode_columns: Encodes those plain records that the sink can take.
         """
         self._routes = routes
-        self._apart = apart
-        self._lay_out = lay_out
-        self._portions: list[tuple[pa.Table, list[_Laid]]] = []
+        self._excluded_keys = excluded_keys
+        self._lay_out = encode_columns
+        self._slices: list[tuple[pa.Table, list[_EncodedSlice]]] = []
         self._schemas: dict[str, pa.Schema] = {}
 
-    def add(self, portion: pa.Table) -> None:
+    def add(self, slice_: pa.Table) -> None:
         """
         Lay out the plain records of a portion.
 
@@ -126,7 +126,7 @@ class Gathering:
             UnavailableError: The sink's target cannot be reached.
         """
         laid = []
-        for columns in plain_columns(portion, self._routes, self._apart):
+        for columns in plain_columns(slice_, self._routes, self._excluded_keys):
             found = self._lay_out(columns)
             if found is None or not len(found.rows):
                 continue
@@ -134,30 +134,32 @@ class Gathering:
             # Their table has changed since the portion before.
             if schema == found.rows.schema:
                 highest = pc.max(columns.positions).as_py()
-                laid.append(_Laid(columns.route, found.rows, found.places, highest))
-        self._portions.append((portion, laid))
+                laid.append(
+                    _EncodedSlice(columns.route, found.rows, found.indices, highest)
+                )
+        self._slices.append((slice_, laid))
 
     def rows(self) -> dict[str, pa.Table]:
         """Return the rows of each route; none of a key that is left elsewhere."""
         self._settle()
         found: dict[str, list[pa.Table]] = defaultdict(list)
-        for _, laid in self._portions:
+        for _, laid in self._slices:
             for one in laid:
                 found[one.route].append(one.rows)
         return {route: pa.concat_tables(rows) for route, rows in found.items()}
 
-    def left(self) -> Left:
+    def left(self) -> RemainingRecords:
         """Return what is to be written record by record."""
         rests = self._rests()
-        taken = [one.highest for _, laid in self._portions for one in laid]
+        taken = [one.highest for _, laid in self._slices for one in laid]
         records = pa.concat_tables(rests) if rests else RECORDS.empty_table()
-        return Left(records, max(taken, default=""))
+        return RemainingRecords(records, max(taken, default=""))
 
     def _rests(self) -> list[pa.Table]:
         """Return the records of each portion of which nothing was laid out."""
         return [
-            _rest(portion, [one.places for one in laid])
-            for portion, laid in self._portions
+            _rest(slice_, [one.indices for one in laid])
+            for slice_, laid in self._slices
         ]
 
     def _settle(self) -> None:
@@ -170,8 +172,8 @@ class Gathering:
         if not len(keys):
             return
         strange = keys.unique()
-        for portion, laid in self._portions:
-            own = portion.column("key")
+        for slice_, laid in self._slices:
+            own = slice_.column("key")
             laid[:] = [_without(one, own, strange) for one in laid]
 
 
@@ -186,29 +188,35 @@ def _rest(records: pa.Table, taken: list[pa.Array]) -> pa.Table:
     return records.filter(pc.invert(pc.is_in(every, pa.concat_arrays(taken))))
 
 
-def _without(laid: _Laid, keys: pa.ChunkedArray, strange: pa.Array) -> _Laid:
-    stays = pc.invert(pc.is_in(keys.take(laid.places), strange)).combine_chunks()
+def _without(
+    laid: _EncodedSlice, keys: pa.ChunkedArray, strange: pa.Array
+) -> _EncodedSlice:
+    stays = pc.invert(pc.is_in(keys.take(laid.indices), strange)).combine_chunks()
     if pc.all(stays).as_py():
         return laid
-    return laid._replace(rows=laid.rows.filter(stays), places=laid.places.filter(stays))
+    return laid._replace(
+        rows=laid.rows.filter(stays), indices=laid.indices.filter(stays)
+    )
 
 
 # So many are decoded in one go: enough for each step of it to be worth its call, and
 # few enough to be found where the step before has left them.
-GROUP_RECORDS: Final = 25_000
+DECODE_RECORDS: Final = 25_000
 
 _log = structlog.get_logger("towpath.sinks")
 
 
-class FromColumns:
+class ColumnWriter:
     """Writes a sink's large batches column by column, as far as they are plain."""
 
-    def __init__(self, writer: BatchWriter, sink: Columnar, desk: SinkContext) -> None:
+    def __init__(
+        self, writer: BatchWriter, sink: Columnar, context: SinkContext
+    ) -> None:
         self._writer = writer
         self._sink = sink
-        self._desk = desk
+        self._context = context
 
-    def write(self, rows: Rows, batch_id: int) -> BatchResult:
+    def write(self, rows: BatchRows, batch_id: int) -> BatchResult:
         """
         Write one batch; when this returns, all of it is durable.
 
@@ -216,13 +224,13 @@ class FromColumns:
             UnavailableError: Some part does not answer; write the batch again.
             HaltError: The sink refuses to go on.
         """
-        with self._writer.alone:
+        with self._writer.lock:
             return self._write(rows, batch_id)
 
-    def _write(self, rows: Rows, batch_id: int) -> BatchResult:
-        began_s = self._desk.clock.monotonic_s()
+    def _write(self, rows: BatchRows, batch_id: int) -> BatchResult:
+        began_s = self._context.clock.monotonic_s()
         rest, position = self._after_columns(rows)
-        took_ms = round((self._desk.clock.monotonic_s() - began_s) * 1000)
+        took_ms = round((self._context.clock.monotonic_s() - began_s) * 1000)
         result = self._writer.write(rest, batch_id)
         return replace(
             result,
@@ -231,31 +239,31 @@ class FromColumns:
             apply_ms=result.apply_ms + took_ms,
         )
 
-    def _after_columns(self, rows: Rows) -> Left:
+    def _after_columns(self, rows: BatchRows) -> RemainingRecords:
         """Write what is plain."""
-        desk, sink = self._desk, self._sink
-        if rows.most < LEAST_RECORDS or len(desk.parked):
-            return Left(rows.table)
+        context, sink = self._context, self._sink
+        if rows.most < LEAST_RECORDS or len(context.parked):
+            return RemainingRecords(rows.table)
         # What settles a row that is owed must be seen to.
-        owed = frozenset(row.key for row in desk.owed.record_keys())
-        gathering = Gathering(self._writer.routes, owed, sink.lay_out)
-        for portion in _grouped(rows.portions()):
-            gathering.add(portion)
+        refetches = frozenset(row.key for row in context.refetches.record_keys())
+        gathering = ColumnCollector(self._writer.routes, refetches, sink.encode_columns)
+        for slice_ in _grouped(rows.slices()):
+            gathering.add(slice_)
         try:
             for route, laid in gathering.rows().items():
-                sink.take_rows(route, laid)
+                sink.write_rows(route, laid)
         except BatchRefusedError as error:
             _log.warning("a batch is written record by record", answer=str(error))
-            return Left(rows.table)
+            return RemainingRecords(rows.table)
         return gathering.left()
 
 
-def _grouped(portions: Iterable[pa.Table]) -> Iterator[pa.Table]:
+def _grouped(slices: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Put portions together, as many as are decoded in one go."""
     group: list[pa.Table] = []
-    for portion in portions:
-        group.append(portion)
-        if sum(map(len, group)) >= GROUP_RECORDS:
+    for slice_ in slices:
+        group.append(slice_)
+        if sum(map(len, group)) >= DECODE_RECORDS:
             yield pa.concat_tables(group)
             group.clear()
     if group:
@@ -271,38 +279,38 @@ class PipelinedSink(Sink, Pipelined, Protocol):
 
 
 @dataclass(slots=True)
-class _Sent:
+class _PipelinedResult:
     """What was sent of a batch, and what became of it; of the changes only counts."""
 
     records: int = 0
     skipped: int = 0
     tombstones: int = 0
     position: str = ""
-    left: str = ""
+    fallback_reason: str = ""
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     send_ms: int = 0
     flush_ms: int = 0
 
-    def add(self, part: Plain, position: str) -> None:
+    def add(self, part: PlainSlice, position: str) -> None:
         """Count a portion: what was read of it, and how far its columns reach."""
         self.skipped += part.skipped
         self.tombstones += part.tombstones
         self.position = max(self.position, part.position, position)
-        self.left = part.left
+        self.fallback_reason = part.fallback_reason
 
 
-class InPortions:
+class PipelinedWriter:
     """Writes a sink's large batches portion by portion, as far as they are plain."""
 
     def __init__(
-        self, name: str, writer: BatchWriter, sink: PipelinedSink, desk: SinkContext
+        self, name: str, writer: BatchWriter, sink: PipelinedSink, context: SinkContext
     ) -> None:
         self._name = name
         self._writer = writer
         self._sink = sink
-        self._desk = desk
+        self._context = context
 
-    def write(self, rows: Rows, batch_id: int) -> BatchResult:
+    def write(self, rows: BatchRows, batch_id: int) -> BatchResult:
         """
         Write one batch; when this returns, all of it is durable.
 
@@ -312,11 +320,11 @@ class InPortions:
         """
         if rows.most < PIPELINED_FROM_RECORDS:
             return self._writer.write(rows.table, batch_id)
-        with self._writer.alone:
-            before = self._desk.owed.lacking()
+        with self._writer.lock:
+            before = self._context.refetches.incomplete_routes()
             sent = self._send(rows, batch_id, before)
-            left = _left(sent)
-            if self._desk.owed.lacking() - before:
+            left = _fallback_reason(sent)
+            if self._context.refetches.incomplete_routes() - before:
                 left = ROWS_LOST
             if left:
                 _log.info(
@@ -325,49 +333,55 @@ class InPortions:
                 return self._writer.write(rows.table, batch_id)
             return self._result(sent)
 
-    def _send(self, rows: Rows, batch_id: int, lacking: Collection[str]) -> _Sent:
-        desk = self._desk
-        began_s = desk.clock.monotonic_s()
-        waited_for = desk.waited_for()
-        apart = frozenset(parked.key for parked in waited_for)
+    def _send(
+        self, rows: BatchRows, batch_id: int, incomplete_routes: Collection[str]
+    ) -> _PipelinedResult:
+        context = self._context
+        began_s = context.clock.monotonic_s()
+        blocked_keys = context.blocked_keys()
+        excluded_keys = frozenset(parked.key for parked in blocked_keys)
         routes, sink = self._writer.routes, self._sink
-        sent = _Sent()
-        for portion in self._read(rows):
-            sent.records += len(portion)
-            rest, position = after_columns(portion, routes, apart, sink.send_columns)
-            part = plain_of(records_of(rest), routes, waited_for, lacking)
+        sent = _PipelinedResult()
+        for slice_ in self._read(rows):
+            sent.records += len(slice_)
+            rest, position = after_columns(
+                slice_, routes, excluded_keys, sink.send_columns
+            )
+            part = decode_plain(
+                records_of(rest), routes, blocked_keys, incomplete_routes
+            )
             sent.add(part, position)
-            if part.left:
+            if part.fallback_reason:
                 break
             if part.changes:
                 sink.send(Batch(batch_id, part.changes))
-        sent_s = desk.clock.monotonic_s()
-        if not sent.left:
+        sent_s = context.clock.monotonic_s()
+        if not sent.fallback_reason:
             # Only now: the batch may hold what lies below.
-            safe = desk.safe.take(desk.parked.lowest())
+            safe = context.safe.take(context.parked.lowest())
             sink.send(Batch(batch_id, safe=safe))
         sent.checkpoint = sink.flush()
         sent.send_ms = round((sent_s - began_s) * 1000)
-        sent.flush_ms = round((desk.clock.monotonic_s() - sent_s) * 1000)
+        sent.flush_ms = round((context.clock.monotonic_s() - sent_s) * 1000)
         return sent
 
-    def _read(self, rows: Rows) -> Iterator[pa.Table]:
+    def _read(self, rows: BatchRows) -> Iterator[pa.Table]:
         """Give the portions; what was sent before one that fails counts nowhere."""
         try:
-            yield from rows.portions()
+            yield from rows.slices()
         except TowpathError:
             self._sink.flush()
             raise
 
-    def _result(self, sent: _Sent) -> BatchResult:
+    def _result(self, sent: _PipelinedResult) -> BatchResult:
         return BatchResult(
             records=sent.records,
             rows=sent.checkpoint.applied,
             stale=sent.checkpoint.stale,
             dead_letters=0,
             skipped=sent.skipped,
-            parked=len(self._desk.parked),
-            owed=len(self._desk.owed),
+            parked=len(self._context.parked),
+            pending_refetches=len(self._context.refetches),
             tombstones=sent.tombstones,
             position=sent.position,
             # Decoding and writing go on at the same time.
@@ -376,8 +390,8 @@ class InPortions:
         )
 
 
-def _left(sent: _Sent) -> str:
+def _fallback_reason(sent: _PipelinedResult) -> str:
     """Say why the batch is to be written in the ordinary way; empty if it is done."""
-    if sent.left:
-        return sent.left
+    if sent.fallback_reason:
+        return sent.fallback_reason
     return "the target refuses a change" if sent.checkpoint.refused else ""

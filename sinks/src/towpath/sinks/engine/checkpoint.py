@@ -27,7 +27,7 @@ from typing import Final
 import orjson
 
 from towpath.sinks.errors import RecordsGoneError
-from towpath.sinks.state.files import KeptFile
+from towpath.sinks.state.files import JsonFile
 from towpath.sinks.state.progress import Offsets, Span
 
 # Kafka's source reads this offset as "the earliest there is".
@@ -88,7 +88,7 @@ def starting_offsets(stored: Offsets, existing: Mapping[str, Mapping[str, int]])
     return orjson.dumps(explicit).decode()
 
 
-def standing(checkpoint: Path) -> Offsets | None:
+def committed_offsets(checkpoint: Path) -> Offsets | None:
     """
     Return where a query goes on: the offsets after the newest committed batch.
 
@@ -99,20 +99,20 @@ def standing(checkpoint: Path) -> Offsets | None:
     Raises:
         CheckpointUnreadableError: The engine could not read it either.
     """
-    planned, committed = _batches(checkpoint / "offsets"), _commits(checkpoint)
-    if not planned and not committed:
+    planned_offsets, committed = _batches(checkpoint / "offsets"), _commits(checkpoint)
+    if not planned_offsets and not committed:
         return None
     if not committed:
         return {}
     _check_form(checkpoint / "metadata", b"")
     _check_form(checkpoint / "commits" / str(committed[-1]), _VERSION)
     offsets = _checked_offsets(checkpoint, committed[-1])
-    if planned[-1] > committed[-1]:
-        _checked_offsets(checkpoint, planned[-1])
+    if planned_offsets[-1] > committed[-1]:
+        _checked_offsets(checkpoint, planned_offsets[-1])
     return offsets
 
 
-def planned(checkpoint: Path) -> Offsets:
+def planned_offsets(checkpoint: Path) -> Offsets:
     """Return where the newest batch is to end, if it is not committed yet."""
     batches, committed = _batches(checkpoint / "offsets"), _commits(checkpoint)
     if not batches or (committed and batches[-1] <= committed[-1]):
@@ -191,7 +191,7 @@ class PartitionCounts:
     """The partition counts of one sink's topics, in a file of its folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = KeptFile[int](folder / PARTITION_COUNTS_FILE)
+        self._file = JsonFile[int](folder / PARTITION_COUNTS_FILE)
 
     def grown(self, ends: Offsets) -> list[str]:
         """Return the topics that have records in partitions which they did not have."""

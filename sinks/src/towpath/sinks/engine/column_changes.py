@@ -26,12 +26,12 @@ from towpath.settings import Route, RouteKind
 from towpath.sinks.apply.batch import BatchResult
 from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.changes.routing import routing_of
-from towpath.sinks.engine.query import QueryPlan, Rows
+from towpath.sinks.engine.query import BatchRows, QueryPlan
 from towpath.sinks.engine.recovery import keep
 from towpath.sinks.kinds import kind_of
 from towpath.sinks.ports import Repairs
 from towpath.sinks.state import incomplete
-from towpath.sinks.state.files import KeptFile
+from towpath.sinks.state.files import JsonFile
 from towpath.sinks.state.progress import sink_folder
 
 SHAPES_FILE: Final = "shapes.json"
@@ -43,7 +43,7 @@ _TEXTS: Final = frozenset({"text", "character varying"})
 _log = structlog.get_logger("towpath.sinks")
 
 
-class Announced(Protocol):
+class AnnouncedShapes(Protocol):
     """The shapes that the relay has announced so far."""
 
     def refresh(self) -> None:
@@ -58,7 +58,7 @@ class Announced(Protocol):
         """Return the newest shape of a topic's table, if one was announced."""
 
 
-class NothingAnnounced:
+class NoAnnouncedShapes:
     """Shapes for whoever has no broker to ask."""
 
     def refresh(self) -> None:
@@ -72,7 +72,11 @@ class ColumnChanges:
     """The shapes that the rows of one sink have, route by route."""
 
     def __init__(
-        self, plan: QueryPlan, announced: Announced, repairs: Repairs, clock: Clock
+        self,
+        plan: QueryPlan,
+        announced: AnnouncedShapes,
+        repairs: Repairs,
+        clock: Clock,
     ) -> None:
         """Recall the known shapes; nothing is asked yet."""
         self._sink = plan.sink
@@ -82,7 +86,7 @@ class ColumnChanges:
         self._announced = announced
         self._repairs = repairs
         self._clock = clock
-        self._file = KeptFile[Mapping[str, Any]](self._folder / SHAPES_FILE)
+        self._file = JsonFile[Mapping[str, Any]](self._folder / SHAPES_FILE)
         names = {route.name for route in self._routes}
         self._known = {n: kept for n, kept in self._file.read().items() if n in names}
         self._seen: dict[str, RelationShape] = {}
@@ -160,7 +164,7 @@ class ColumnChanges:
         snapshot_id = None
         if self._sink.warehouse.fill_added_columns:
             sources = [column.source_name or column.name for column in columns]
-            snapshot_id = self._repairs.ask_columns(route.name, sources, why)
+            snapshot_id = self._repairs.request_columns(route.name, sources, why)
         keep(
             self._folder,
             self._clock,
@@ -187,7 +191,7 @@ class ColumnChanges:
 class Writes(Protocol):
     """Writes batches."""
 
-    def write(self, rows: Rows, batch_id: int) -> BatchResult:
+    def write(self, rows: BatchRows, batch_id: int) -> BatchResult:
         """
         Write one batch; when this returns, all of it is durable.
 
@@ -197,14 +201,14 @@ class Writes(Protocol):
         """
 
 
-class AfterLook:
+class ShapeCheckedWriter:
     """Writes each batch after a look at the shapes of its tables."""
 
     def __init__(self, reshaping: ColumnChanges, writing: Writes) -> None:
         self._reshaping = reshaping
         self._writing = writing
 
-    def write(self, rows: Rows, batch_id: int) -> BatchResult:
+    def write(self, rows: BatchRows, batch_id: int) -> BatchResult:
         """
         Ask for rows whose columns were altered, then write the batch.
 

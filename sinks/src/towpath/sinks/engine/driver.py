@@ -26,7 +26,7 @@ from towpath.sinks.engine.report import Report
 from towpath.sinks.engine.session import is_alive
 from towpath.sinks.engine.supervisor import Supervisor, SupervisorParts
 from towpath.sinks.errors import EngineDiedError, StateNotWrittenError
-from towpath.sinks.state.files import Held, hold
+from towpath.sinks.state.files import SinkLock, lock_sink
 from towpath.sinks.state.progress import State
 
 LOOK_EVERY_S: Final = 1.0
@@ -41,7 +41,7 @@ _log = structlog.get_logger("towpath.sinks")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SinkSelection:
     """Which sinks a driver runs: those named, or all that the file gives to it."""
 
     names: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class Choice:
         return tuple(s for s in settings.sink if s.driver == self.driver)
 
 
-class _Refused(NamedTuple):
+class _RefusedBlock(NamedTuple):
     """A block that did not fit, why, and when it is checked again."""
 
     sink: Sink
@@ -63,14 +63,14 @@ class _Refused(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
+class _RunningSink:
     """A sink that runs as declared, how it is told to stop, and its folder."""
 
     sink: Sink
     report: Report
     supervisor: Supervisor
     stop: threading.Event
-    held: Held
+    held: SinkLock
 
 
 class Driver:
@@ -79,7 +79,7 @@ class Driver:
     def __init__(
         self,
         spark: SparkSession,
-        choice: Choice,
+        choice: SinkSelection,
         configuration: WatchedFile,
         parts: SupervisorParts,
         stop: threading.Event,
@@ -90,10 +90,10 @@ class Driver:
         self._parts = parts
         self._stop = stop
         self._settings: Settings | None = None
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, _RunningSink] = {}
         self._awaited: set[str] = set()
         self._unstarted: set[str] = set()
-        self._refused: dict[str, _Refused] = {}
+        self._refused: dict[str, _RefusedBlock] = {}
         self._mistakes: tuple[str, ...] = ()
 
     def run(self) -> None:
@@ -151,7 +151,7 @@ class Driver:
         refused = self._refused.get(sink.name)
         return refused is None or refused.sink != sink or refused.next.passed()
 
-    def _change(self, running: _Running, sink: Sink) -> None:
+    def _change(self, running: _RunningSink, sink: Sink) -> None:
         """Have a sink stop, to start anew as it is declared now, if that will do."""
         is_well = running.report.progress.state is not State.FAILED
         try:
@@ -168,7 +168,7 @@ class Driver:
         self._forgive(running)
         running.stop.set()
 
-    def _refuse(self, running: _Running, sink: Sink, error: TowpathError) -> None:
+    def _refuse(self, running: _RunningSink, sink: Sink, error: TowpathError) -> None:
         """Say once why a block does not fit, and check it again later."""
         mistakes = str(error).split("\n")
         why = f"{'; '.join(mistakes)}. {error.remedy}"
@@ -181,15 +181,15 @@ class Driver:
                 remedy=error.remedy,
             )
         again = Deadline(self._parts.clock, CHECK_AGAIN_EVERY_S)
-        self._refused[sink.name] = _Refused(sink, why, again)
+        self._refused[sink.name] = _RefusedBlock(sink, why, again)
         running.report.refused(why)
 
-    def _forgive(self, running: _Running) -> None:
+    def _forgive(self, running: _RunningSink) -> None:
         """Forget a block that was refused, and say no more of it."""
         self._refused.pop(running.sink.name, None)
         running.report.refused(None)
 
-    def _let_go(self, name: str, running: _Running) -> None:
+    def _let_go(self, name: str, running: _RunningSink) -> None:
         """Stop a sink; its folder is free once it has."""
         running.stop.set()
         if running.supervisor.join(0):
@@ -199,7 +199,7 @@ class Driver:
             del self._running[name]
             _log.info("sink let go", sink=name)
 
-    def _start_again(self, running: _Running, settings: Settings) -> None:
+    def _start_again(self, running: _RunningSink, settings: Settings) -> None:
         """Start a sink again whose supervisor has ended although nobody stopped it."""
         running.report.failed(
             "the sink's supervisor ended by itself",
@@ -227,7 +227,7 @@ class Driver:
             self._unstarted.discard(sink.name)
 
     def _start(self, sink: Sink, settings: Settings) -> None:
-        held = hold(settings.state_folder, sink.name)
+        held = lock_sink(settings.state_folder, sink.name)
         if held is None:
             if sink.name not in self._awaited:
                 _log.warning("another process has the sink: waiting", sink=sink.name)
@@ -239,7 +239,7 @@ class Driver:
         report.refused(None)
         stop = threading.Event()
         supervisor = self._supervisor(sink, settings, report, stop)
-        self._running[sink.name] = _Running(sink, report, supervisor, stop, held)
+        self._running[sink.name] = _RunningSink(sink, report, supervisor, stop, held)
         _log.info("sink starting", sink=sink.name, routes=len(sink.route))
         supervisor.start()
 

@@ -36,9 +36,13 @@ from towpath.schemas.failure import UsageError
 from towpath.settings import Kafka, Settings
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.apply.batch import BatchResult, BatchWriter, SinkContext
-from towpath.sinks.apply.executor_task import PartitionResult, PartitionTask, write_part
+from towpath.sinks.apply.executor_task import (
+    PartitionResult,
+    PartitionTask,
+    write_task_slice,
+)
 from towpath.sinks.apply.plain import ROWS_LOST
-from towpath.sinks.engine.query import QueryPlan, Rows
+from towpath.sinks.engine.query import BatchRows, QueryPlan
 from towpath.sinks.engine.session import first_line
 from towpath.sinks.errors import (
     ExecutorsFailedError,
@@ -50,18 +54,18 @@ from towpath.sinks.kinds import ExecutorParts, RoutedRelations, kind_of
 from towpath.sinks.ports import Batch, Sink
 
 # They are sent with every task; with more, something is wrong that no speed cures.
-MAX_KEYS_TOLD: Final = 1000
+MAX_BLOCKED_KEYS: Final = 1000
 
 _log = structlog.get_logger("towpath.sinks")
 
 
-class FromDriver:
+class DriverWriter:
     """Writes every batch from this process."""
 
     def __init__(self, writer: BatchWriter) -> None:
         self._writer = writer
 
-    def write(self, rows: Rows, batch_id: int) -> BatchResult:
+    def write(self, rows: BatchRows, batch_id: int) -> BatchResult:
         """
         Write one batch, as the writer does.
 
@@ -72,7 +76,7 @@ class FromDriver:
         return self._writer.write(rows.table, batch_id)
 
 
-class FromExecutors:
+class ExecutorWriter:
     """Writes large batches of one sink on the executors, and all others from here."""
 
     def __init__(
@@ -80,7 +84,7 @@ class FromExecutors:
         plan: QueryPlan,
         writer: BatchWriter,
         sink: Sink,
-        desk: SinkContext,
+        context: SinkContext,
         make: Callable[[], Sink],
     ) -> None:
         """
@@ -90,18 +94,18 @@ class FromExecutors:
             plan: The sink's query.
             writer: Writes from here.
             sink: The sink that the writer writes.
-            desk: What the writer has at hand.
+            context: The services that the writer uses.
             make: Makes the sink on an executor.
         """
         self._plan = plan
         self._writer = writer
         self._sink = sink
-        self._desk = desk
+        self._context = context
         self._make = make
         self._opening = uuid.uuid4().hex
         self._has_spread = False
 
-    def write(self, rows: Rows, batch_id: int) -> BatchResult:
+    def write(self, rows: BatchRows, batch_id: int) -> BatchResult:
         """
         Write one batch; when this returns, all of it is durable.
 
@@ -109,63 +113,63 @@ class FromExecutors:
             UnavailableError: Some part does not answer; write the batch again.
             HaltError: The sink refuses to go on.
         """
-        with self._writer.alone:
+        with self._writer.lock:
             if self._is_small(rows):
                 return self._write_here(rows, batch_id)
-            before = self._desk.owed.lacking()
+            before = self._context.refetches.incomplete_routes()
             self._sink.apply(Batch(batch_id))
             parts = self._on_executors(rows.frame, batch_id)
-            left = _left(parts)
-            if left is None:
+            fallback_reason = _fallback_reason(parts)
+            if fallback_reason is None:
                 result = self._finish(parts, batch_id)
-                if not self._desk.owed.lacking() - before:
+                if not self._context.refetches.incomplete_routes() - before:
                     return result
-                left = ROWS_LOST
+                fallback_reason = ROWS_LOST
             _log.info(
                 "a batch is written from the driver after all",
                 sink=self._plan.sink.name,
-                why=left,
+                why=fallback_reason,
             )
             return self._write_here(rows, batch_id)
 
     def _finish(self, parts: Sequence[PartitionResult], batch_id: int) -> BatchResult:
         """Flush behind all that the executors wrote."""
-        desk = self._desk
+        context = self._context
         if not self._has_spread:
             self._has_spread = True
             name = self._plan.sink.name
             _log.info("large batches are written by the executors", sink=name)
-        began_s = desk.clock.monotonic_s()
+        began_s = context.clock.monotonic_s()
         # Only now: the batch may hold what lies below.
-        safe = desk.safe.take(desk.parked.lowest())
+        safe = context.safe.take(context.parked.lowest())
         self._sink.apply(Batch(batch_id, safe=safe))
         self._sink.flush()
-        flush_ms = round((desk.clock.monotonic_s() - began_s) * 1000)
-        return result_of(parts, parked=len(desk.parked), flush_ms=flush_ms)
+        flush_ms = round((context.clock.monotonic_s() - began_s) * 1000)
+        return result_of(parts, parked=len(context.parked), flush_ms=flush_ms)
 
-    def _is_small(self, rows: Rows) -> bool:
+    def _is_small(self, rows: BatchRows) -> bool:
         wanted = self._plan.sink.spread_from_records
-        keys = len(self._desk.parked) + len(self._desk.owed)
-        is_told_too_much = keys > MAX_KEYS_TOLD
+        keys = len(self._context.parked) + len(self._context.refetches)
+        is_told_too_much = keys > MAX_BLOCKED_KEYS
         return is_told_too_much or rows.most < wanted
 
-    def _write_here(self, rows: Rows, batch_id: int) -> BatchResult:
+    def _write_here(self, rows: BatchRows, batch_id: int) -> BatchResult:
         # It may carry out floors, which executors learn only when they open a sink.
         self._opening = uuid.uuid4().hex
         return self._writer.write(rows.table, batch_id)
 
     def _on_executors(self, frame: DataFrame, batch_id: int) -> list[PartitionResult]:
-        errand = PartitionTask(
+        task = PartitionTask(
             sink=self._plan.sink,
             make=self._make,
             opening=self._opening,
-            waited_for=self._desk.waited_for(),
-            lacking=self._desk.owed.lacking(),
+            blocked_keys=self._context.blocked_keys(),
+            incomplete_routes=self._context.refetches.incomplete_routes(),
             batch_id=batch_id,
         )
 
         def write(rows: Iterable[Row]) -> Iterator[PartitionResult]:
-            yield write_part(errand, rows)
+            yield write_task_slice(task, rows)
 
         parts = frame.sparkSession.sparkContext.defaultParallelism
         try:
@@ -197,20 +201,22 @@ def result_of(
     )
 
 
-def _left(parts: Iterable[PartitionResult]) -> str | None:
+def _fallback_reason(parts: Iterable[PartitionResult]) -> str | None:
     """
     Say why the driver is to write the batch, if it is.
 
     Raises:
         UnavailableError: A target does not answer; write the batch again.
     """
-    left = [part for part in parts if part.left]
-    for part in left:
+    fallback_reason = [part for part in parts if part.fallback_reason]
+    for part in fallback_reason:
         if part.retry_after_s:
-            raise TargetBusyError(part.left, retry_after_s=part.retry_after_s)
-        if part.is_away:
-            raise TargetUnavailableError(part.left)
-    return left[0].left if left else None
+            raise TargetBusyError(
+                part.fallback_reason, retry_after_s=part.retry_after_s
+            )
+        if part.is_unavailable:
+            raise TargetUnavailableError(part.fallback_reason)
+    return fallback_reason[0].fallback_reason if fallback_reason else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +251,7 @@ class ExecutorSpec:
         return spread(self.sink, parts)
 
 
-def told_of(settings: Settings, sink: SinkSettings) -> ExecutorSpec:
+def executor_spec(settings: Settings, sink: SinkSettings) -> ExecutorSpec:
     """Return what executors must know of a sink."""
     return ExecutorSpec(
         sink,

@@ -73,7 +73,7 @@ _COUNTERS: Final[Mapping[str, tuple[str, Callable[[Progress], int]]]] = (
 
 
 @dataclass(slots=True)
-class Watched:
+class WatchedSink:
     """
     What is shown of one sink; written by its own threads, read by visitors.
 
@@ -92,7 +92,7 @@ class Watched:
 class SinkMetrics:
     """The metrics of one driver's sinks."""
 
-    sinks: dict[str, Watched] = field(default_factory=dict)
+    sinks: dict[str, WatchedSink] = field(default_factory=dict)
     _registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     _batch: Histogram = field(init=False)
     _engine: Histogram = field(init=False)
@@ -134,7 +134,7 @@ class SinkMetrics:
 class _SinksCollector(Collector):
     """Shows what the sinks' progress and lag say just now."""
 
-    def __init__(self, sinks: Mapping[str, Watched]) -> None:
+    def __init__(self, sinks: Mapping[str, WatchedSink]) -> None:
         self._sinks = sinks
 
     def collect(self) -> Iterable[Metric]:
@@ -156,8 +156,10 @@ class _SinksCollector(Collector):
         yield from _gauges(seen)
 
 
-def _gauges(seen: list[tuple[str, Watched, Progress]]) -> Iterator[Metric]:
-    values: Mapping[str, tuple[str, Callable[[Watched, Progress], float | None]]] = {
+def _gauges(seen: list[tuple[str, WatchedSink, Progress]]) -> Iterator[Metric]:
+    values: Mapping[
+        str, tuple[str, Callable[[WatchedSink, Progress], float | None]]
+    ] = {
         telemetry.SINK_LAG_SECONDS: (
             "Age of the oldest record that is not applied; 0: nothing is behind.",
             lambda one, _: None if one.lag is None else one.lag.seconds,

@@ -31,12 +31,16 @@ from towpath.schemas.clock import Clock
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import Settings, Sink
 from towpath.sinks.changes.routing import Routes
-from towpath.sinks.engine.metrics import MetricsPort, SinkMetrics, Watched
+from towpath.sinks.engine.metrics import MetricsPort, SinkMetrics, WatchedSink
 from towpath.sinks.engine.report import Report
 from towpath.sinks.errors import StateNotWrittenError
 from towpath.sinks.ports import Cluster
-from towpath.sinks.state.lag import Alarm, Lag, OldestRecord, budget_s, lag_of
-from towpath.sinks.state.progress import DriverNote, say_alive, take_leave
+from towpath.sinks.state.lag import Alarm, Lag, RecordAges, budget_s, lag_of
+from towpath.sinks.state.progress import (
+    DriverHeartbeat,
+    remove_heartbeat,
+    write_heartbeat,
+)
 
 # The engine calls these by their Java names.
 
@@ -93,7 +97,7 @@ class Monitor:
     go, at any time; ``start`` once, ``close`` once.
     """
 
-    def __init__(self, cluster: Cluster, oldest: OldestRecord, clock: Clock) -> None:
+    def __init__(self, cluster: Cluster, oldest: RecordAges, clock: Clock) -> None:
         self.metrics = SinkMetrics()
         self._cluster = cluster
         self._oldest = oldest
@@ -114,7 +118,7 @@ class Monitor:
         """Make the report of a sink that is about to start, and watch it from now."""
         report = Report(state_folder, sink.name, self._clock, self.metrics)
         alarm = Alarm(budget_s(sink))
-        self.metrics.sinks[sink.name] = Watched(lambda: report.progress, alarm)
+        self.metrics.sinks[sink.name] = WatchedSink(lambda: report.progress, alarm)
         self._folders[sink.name] = state_folder
         self._reports[sink.name] = report
         self._sinks[sink.name] = sink
@@ -128,7 +132,7 @@ class Monitor:
             self._reports.pop(sink, None)
             folder = self._folders.pop(sink, None)
         if folder is not None:
-            take_leave(folder, sink)
+            remove_heartbeat(folder, sink)
 
     def start(self, settings: Settings, driver: str) -> int:
         """
@@ -159,7 +163,7 @@ class Monitor:
         if self._port is not None:
             self._port.close()
         for name, folder in self._folders.items():
-            take_leave(folder, name)
+            remove_heartbeat(folder, name)
 
     def look(self) -> None:
         """Say that we live; find out how far each sink is behind; tell of alarms."""
@@ -190,17 +194,17 @@ class Monitor:
         """Say that the sink's driver lives; what cannot be written holds nobody up."""
         port = None if self._port is None else self._port.port
         report = self._reports[sink]
-        note = DriverNote(self._host, port, report.is_writing)
+        note = DriverHeartbeat(self._host, port, report.is_writing)
         report.store()
         try:
-            say_alive(self._folders[sink], sink, note, self._clock.now())
+            write_heartbeat(self._folders[sink], sink, note, self._clock.now())
             self._unsaid.discard(sink)
         except StateNotWrittenError as error:
             if sink not in self._unsaid:
                 _log.warning("sink state not written", sink=sink, error=str(error))
             self._unsaid.add(sink)
 
-    def _take(self, sink: str, watched: Watched, lag: Lag) -> None:
+    def _take(self, sink: str, watched: WatchedSink, lag: Lag) -> None:
         watched.lag = lag
         if not watched.alarm.take(lag.seconds):
             return

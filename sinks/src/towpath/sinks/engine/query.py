@@ -36,7 +36,7 @@ _METADATA_AGE_MS: Final = 2_000
 _FETCH_WAIT_MS: Final = 1
 
 
-class Rows:
+class BatchRows:
     """The rows of one batch: here once they are asked for, or on the executors."""
 
     def __init__(
@@ -54,14 +54,14 @@ class Rows:
         self._frame = frame
         self._read = read
         self._rest: Iterator[pa.Table] | None = None
-        self._portions: list[pa.Table] = []
+        self._slices: list[pa.Table] = []
 
     @property
     def frame(self) -> DataFrame:
         """The rows on the executors."""
         return self._frame.select(*RECORDS.names)
 
-    def portions(self) -> Iterator[pa.Table]:
+    def slices(self) -> Iterator[pa.Table]:
         """
         Give the rows as they come; whoever asks again gets all of them again.
 
@@ -69,15 +69,15 @@ class Rows:
             UnavailableError: They cannot be read now; what was given comes again.
         """
         position = 0
-        while position < len(self._portions) or self._has_more():
-            yield self._portions[position]
+        while position < len(self._slices) or self._has_more():
+            yield self._slices[position]
             position += 1
 
     @property
     def table(self) -> pa.Table:
         """The rows as one table."""
-        portions = [*self.portions()]
-        return pa.concat_tables(portions) if portions else RECORDS.empty_table()
+        slices = [*self.slices()]
+        return pa.concat_tables(slices) if slices else RECORDS.empty_table()
 
     def _has_more(self) -> bool:
         """Read one more portion, unless that was the last."""
@@ -86,14 +86,14 @@ class Rows:
         if rest is None:
             rest = self._read()
         try:
-            portion = next(rest, None)
+            slice_ = next(rest, None)
         except BaseException:
-            self._portions.clear()
+            self._slices.clear()
             raise
         self._rest = rest
-        if portion is None:
+        if slice_ is None:
             return False
-        self._portions.append(portion)
+        self._slices.append(slice_)
         return True
 
 

@@ -27,15 +27,15 @@ from towpath.sinks.changes.routing import Routes
 from towpath.sinks.engine.checkpoint import (
     CheckpointUnreadableError,
     PartitionCounts,
+    committed_offsets,
     drop_checkpoint,
     newest_readable,
-    planned,
-    standing,
+    planned_offsets,
 )
 from towpath.sinks.engine.query import QueryPlan
 from towpath.sinks.errors import PartitionsAddedError, TopicRemadeError
 from towpath.sinks.ports import Cluster, Repairs
-from towpath.sinks.state.files import KeptFile, TopicIds
+from towpath.sinks.state.files import JsonFile, TopicIds
 from towpath.sinks.state.progress import (
     Offsets,
     Progress,
@@ -104,7 +104,7 @@ class RecoveryFinding(NamedTuple):
 
 
 @dataclass(slots=True)
-class Examined:
+class ExaminedOffsets:
     """
     What is to be done.
 
@@ -145,7 +145,7 @@ class Retained(NamedTuple):
 
 def examine(
     stands: Offsets, retained: Retained, is_read: Callable[[str], bool]
-) -> Examined:
+) -> ExaminedOffsets:
     """
     Compare where a query stands with what is there.
 
@@ -154,7 +154,7 @@ def examine(
         retained: What the topics have that exist.
         is_read: Tells whether a route reads a topic.
     """
-    examined = Examined()
+    examined = ExaminedOffsets()
     for topic, partitions in stands.items():
         if not is_read(topic):
             examined.found(RecoveryOutcome.ROUTE_GONE, topic)
@@ -169,7 +169,7 @@ def examine(
     return examined
 
 
-def cut_short(planned: Offsets, retained: Retained) -> list[str]:
+def cut_short(planned_offsets: Offsets, retained: Retained) -> list[str]:
     """
     Name the topics that end before a batch does which is planned and not written yet.
 
@@ -177,7 +177,7 @@ def cut_short(planned: Offsets, retained: Retained) -> list[str]:
     """
     return [
         topic
-        for topic, partitions in planned.items()
+        for topic, partitions in planned_offsets.items()
         if topic in retained.ends
         and any(
             retained.ends[topic].get(partition, offset) < offset
@@ -187,7 +187,10 @@ def cut_short(planned: Offsets, retained: Retained) -> list[str]:
 
 
 def _examine_topic(
-    topic: str, partitions: Mapping[str, int], retained: Retained, examined: Examined
+    topic: str,
+    partitions: Mapping[str, int],
+    retained: Retained,
+    examined: ExaminedOffsets,
 ) -> None:
     positions = examined.positions.setdefault(topic, {})
     for partition, offset in partitions.items():
@@ -207,7 +210,9 @@ def _examine_topic(
             positions[partition] = first
 
 
-def _examine_new(stands: Offsets, retained: Retained, examined: Examined) -> None:
+def _examine_new(
+    stands: Offsets, retained: Retained, examined: ExaminedOffsets
+) -> None:
     """What the query has not met yet begins at its first record: is that the first?"""
     for topic, partitions in retained.first.items():
         known = stands.get(topic, {})
@@ -255,7 +260,7 @@ class Recovery:
         checkpoint = self._plan.checkpoint
         unreadable = False
         try:
-            stands = standing(checkpoint)
+            stands = committed_offsets(checkpoint)
         except CheckpointUnreadableError as error:
             _log.warning("a checkpoint cannot be read", why=str(error))
             unreadable = True
@@ -275,7 +280,7 @@ class Recovery:
         if unreadable:
             examined.found(RecoveryOutcome.CHECKPOINT_UNREADABLE)
         else:
-            short = cut_short(planned(self._plan.checkpoint), retained)
+            short = cut_short(planned_offsets(self._plan.checkpoint), retained)
         for topic in short:
             examined.found(RecoveryOutcome.TOPIC_RECREATED, topic)
         self._ask(examined)
@@ -340,7 +345,7 @@ class Recovery:
     def _topics(self) -> list[str]:
         return self._routes.matching(self._cluster.names())
 
-    def _examine(self, stands: Offsets, retained: Retained) -> Examined:
+    def _examine(self, stands: Offsets, retained: Retained) -> ExaminedOffsets:
         examined = examine(stands, retained, self._is_read)
         for topic in self._counts.grown(retained.ends):
             if topic not in retained.remade:
@@ -373,12 +378,12 @@ class Recovery:
     def _is_read(self, topic: str) -> bool:
         return bool(self._routes.reading(topic))
 
-    def _ask(self, examined: Examined) -> bool:
+    def _ask(self, examined: ExaminedOffsets) -> bool:
         """Have the rows behind each gap read anew, route by route, if there is any."""
         lacking = dict(self._by_route(examined.findings))
         for route, findings in lacking.items():
             why = f"{WORDS[findings[0].outcome]}: {findings[0].topic}"
-            if self._repairs.ask_all(route, why):
+            if self._repairs.request_all(route, why):
                 _log.warning("a route's rows were asked for", route=route, why=why)
             else:
                 _log.error(
@@ -398,7 +403,7 @@ class Recovery:
                     routes.setdefault(route.name, []).append(finding)
         yield from routes.items()
 
-    def _note(self, examined: Examined) -> None:
+    def _note(self, examined: ExaminedOffsets) -> None:
         """Log what was found, and keep it where it can be looked up."""
         if not examined.findings:
             return
@@ -444,6 +449,6 @@ def _usable(
     }
 
 
-def _offsets(path: Path) -> KeptFile[Mapping[str, int]]:
+def _offsets(path: Path) -> JsonFile[Mapping[str, int]]:
     """Return the file that says where a query begins, per topic and partition."""
-    return KeptFile(path)
+    return JsonFile(path)

@@ -115,9 +115,11 @@ class Report:
             tombstones=before.tombstones + result.tombstones,
             dead_letters=before.dead_letters + result.dead_letters,
             parked=result.parked,
-            owed=before.owed if result.owed is None else result.owed,
+            owed=before.owed
+            if result.pending_refetches is None
+            else result.pending_refetches,
             skipped=before.skipped + result.skipped,
-            asked=before.asked + result.asked,
+            asked=before.asked + result.refetches_requested,
             nulled=before.nulled + result.nulled,
             position=max(before.position, result.position),
             last_batch_ms=batch_ms,

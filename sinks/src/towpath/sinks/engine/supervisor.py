@@ -53,28 +53,35 @@ from towpath.settings import WriteFrom
 from towpath.sinks.apply.batch import BatchResult, BatchWriter, SinkContext
 from towpath.sinks.apply.bisect import ConsecutiveRefusals
 from towpath.sinks.apply.refetch import PendingRefetches
-from towpath.sinks.apply.replay import DeadLetterOrders
-from towpath.sinks.apply.sweeps import Heads, SafePosition, Sweeps
+from towpath.sinks.apply.replay import DeadLetterRequests
+from towpath.sinks.apply.sweeps import EarliestPositions, SafePosition, Sweeps
 from towpath.sinks.changes.routing import Routes
-from towpath.sinks.dead_letters.letter import DeadLetterStore
+from towpath.sinks.dead_letters.entries import DeadLetterStore
 from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
 from towpath.sinks.engine.block_changes import BlockChanges
-from towpath.sinks.engine.bulk_writers import FromColumns, InPortions
+from towpath.sinks.engine.bulk_writers import ColumnWriter, PipelinedWriter
 from towpath.sinks.engine.checkpoint import read_offsets, span
 from towpath.sinks.engine.column_changes import (
-    AfterLook,
-    Announced,
+    AnnouncedShapes,
     ColumnChanges,
-    NothingAnnounced,
+    NoAnnouncedShapes,
+    ShapeCheckedWriter,
 )
-from towpath.sinks.engine.executors import FromDriver, FromExecutors
+from towpath.sinks.engine.executors import DriverWriter, ExecutorWriter
 from towpath.sinks.engine.monitor import Monitor
-from towpath.sinks.engine.query import QueryPlan, Rows, start_query
+from towpath.sinks.engine.query import BatchRows, QueryPlan, start_query
 from towpath.sinks.engine.recovery import Recovery
 from towpath.sinks.engine.report import Report
 from towpath.sinks.errors import PartitionsAddedError, TopicRemadeError
 from towpath.sinks.kafka.fetch import Batches
-from towpath.sinks.ports import Attending, Cluster, Columnar, Pipelined, Repairs, Sink
+from towpath.sinks.ports import (
+    Cluster,
+    Columnar,
+    Pipelined,
+    Repairs,
+    Sink,
+    SupportsUpkeep,
+)
 from towpath.sinks.state.progress import full_disk, records_in
 
 # A batch that takes longer comes again. The driver's own patience is twice as long.
@@ -82,7 +89,7 @@ FINISH_WITHIN_S: Final = 20.0
 _LOOK_EVERY_S: Final = 0.02
 
 
-def let_finish(query: StreamingQuery, clock: Clock) -> None:
+def wait_for_batch(query: StreamingQuery, clock: Clock) -> None:
     """Wait until no batch is under way; whoever writes them begins no other."""
     deadline = Deadline(clock, FINISH_WITHIN_S)
     while query.isActive and query.status["isTriggerActive"] and not deadline.passed():
@@ -94,7 +101,7 @@ def let_finish(query: StreamingQuery, clock: Clock) -> None:
 LOOK_EVERY_S: Final = 5.0
 
 
-class Idle:
+class IdleUpkeep:
     """Attends to one sink between its batches."""
 
     def __init__(self, sink: Sink, writer: BatchWriter, clock: Clock) -> None:
@@ -120,28 +127,28 @@ class Idle:
             BusyError: The target asks for a pause.
             HaltError: The sink refuses to go on.
         """
-        if not self._next.passed() or not self._writer.alone.acquire(blocking=False):
+        if not self._next.passed() or not self._writer.lock.acquire(blocking=False):
             return
         self._next = Deadline(self._clock, LOOK_EVERY_S)
         try:
-            self._writer.attend()
-            if isinstance(self._sink, Attending):
-                self._sink.attend()
+            self._writer.request_overdue()
+            if isinstance(self._sink, SupportsUpkeep):
+                self._sink.maintain()
         finally:
-            self._writer.alone.release()
+            self._writer.lock.release()
 
 
 class NoRepairs:
     """Nobody can be asked for rows; what would need it is set aside."""
 
-    def ask_keys(self, _route: str, _keys: object) -> bool:
+    def request_keys(self, _route: str, _keys: object) -> bool:
         """Tell that they cannot be asked for."""
         return False
 
-    def ask_columns(self, _route: str, _columns: object, _why: str) -> None:
+    def request_columns(self, _route: str, _columns: object, _why: str) -> None:
         """Tell that they cannot be asked for."""
 
-    def ask_all(self, _route: str, _why: str) -> bool:
+    def request_all(self, _route: str, _why: str) -> bool:
         """Tell that they cannot be asked for."""
         return False
 
@@ -178,16 +185,16 @@ class SupervisorParts:
     cluster: Cluster
     clock: Clock
     make_repairs: Callable[[SinkSettings], Repairs] = _no_repairs
-    heads: Heads | None = None
+    earliest_positions: EarliestPositions | None = None
     monitor: Monitor | None = None
     check: Callable[[SinkSettings], None] = _accept
     on_executor: Callable[[SinkSettings], Callable[[], Sink]] | None = None
-    make_announced: Callable[[], Announced] = NothingAnnounced
+    make_announced: Callable[[], AnnouncedShapes] = NoAnnouncedShapes
     backoff: Backoff = Backoff()  # noqa: RUF009 - a frozen value
 
 
 # How soon a stop is noticed, and the first topic of a sink that has none yet.
-GLANCE_S: Final = 1
+STOP_CHECK_S: Final = 1
 
 _UNKNOWN_REMEDY: Final = "Read the driver's log."
 
@@ -197,17 +204,19 @@ _TOPIC_CAME_UP: Final = "specify all TopicPartitions"
 MAX_STARTS_AT_ONCE: Final = 10
 
 
-_Writing: TypeAlias = FromColumns | FromDriver | FromExecutors | InPortions | AfterLook
+_Writing: TypeAlias = (
+    ColumnWriter | DriverWriter | ExecutorWriter | PipelinedWriter | ShapeCheckedWriter
+)
 
 
-class _Bench(NamedTuple):
+class _SinkRun(NamedTuple):
     """What is made anew for each start of the query."""
 
     writing: _Writing
-    orders: DeadLetterOrders
+    requests: DeadLetterRequests
     recovery: Recovery
     safe: SafePosition
-    idle: Idle
+    idle: IdleUpkeep
 
 
 _log = structlog.get_logger("towpath.sinks")
@@ -236,7 +245,7 @@ class Supervisor:
         self._backoff = parts.backoff
         self._attempt = 0
         self._cause: Exception | None = None
-        self._in_a_row = ConsecutiveRefusals()
+        self._refusals = ConsecutiveRefusals()
         name = f"sink-{plan.sink.name}"
         # A daemon: what hangs in the engine must not keep the process.
         self._thread = threading.Thread(target=self._supervise, name=name, daemon=True)
@@ -263,7 +272,7 @@ class Supervisor:
     def _wait_for_a_topic(self) -> None:
         """The engine refuses a pattern that matches no topic at all."""
         while not self._topics():
-            self._wait(GLANCE_S)
+            self._wait(STOP_CHECK_S)
 
     def _topics(self) -> list[str]:
         """List the topics of the sink that exist."""
@@ -271,7 +280,7 @@ class Supervisor:
 
     def _run(self) -> None:
         sink = self._parts.make_sink(self._plan.sink)
-        letters: DeadLetterStore | None = None
+        dead_letters: DeadLetterStore | None = None
         try:
             sink.open()
             repairs = self._parts.make_repairs(self._plan.sink)
@@ -280,45 +289,51 @@ class Supervisor:
             reshaping = ColumnChanges(self._plan, announced, repairs, self._parts.clock)
             # Before any order of the dead letters writes a row.
             reshaping.look()
-            letters = self._parts.make_dead_letters(self._plan.sink.name)
-            bench = self._bench(sink, letters, repairs)
-            bench = bench._replace(writing=AfterLook(reshaping, bench.writing))
+            dead_letters = self._parts.make_dead_letters(self._plan.sink.name)
+            bench = self._bench(sink, dead_letters, repairs)
+            bench = bench._replace(writing=ShapeCheckedWriter(reshaping, bench.writing))
             self._query_until_stopped(bench)
         finally:
-            if letters is not None:
-                letters.close()
+            if dead_letters is not None:
+                dead_letters.close()
             sink.close()
 
-    def _bench(self, sink: Sink, letters: DeadLetterStore, repairs: Repairs) -> _Bench:
+    def _bench(
+        self, sink: Sink, dead_letters: DeadLetterStore, repairs: Repairs
+    ) -> _SinkRun:
         plan, parts = self._plan, self._parts
         book, parked = OpenDeadLetters(wanted=frozenset()), ParkedKeys()
-        for entry in letters.entries():
+        for entry in dead_letters.entries():
             book.read([entry])
             parked.recall([entry])
-        safe = SafePosition(parts.heads, parts.clock)
+        safe = SafePosition(parts.earliest_positions, parts.clock)
         sweeps = Sweeps(plan.state_folder, plan.sink.name, parts.cluster)
         names = [route.name for route in plan.sink.route]
-        owed = PendingRefetches(plan.state_folder, plan.sink.name, names, parts.clock)
-        desk = SinkContext(
-            *(letters, parked, sweeps, repairs, owed, safe, parts.clock),
-            self._in_a_row,
+        refetches = PendingRefetches(
+            plan.state_folder, plan.sink.name, names, parts.clock
         )
-        writer = BatchWriter(Routes(plan.sink), sink, desk)
-        orders = DeadLetterOrders(writer, letters, parked, repairs, parts.clock)
-        orders.recall(book)
+        context = SinkContext(
+            *(dead_letters, parked, sweeps, repairs, refetches, safe, parts.clock),
+            self._refusals,
+        )
+        writer = BatchWriter(Routes(plan.sink), sink, context)
+        requests = DeadLetterRequests(
+            writer, dead_letters, parked, repairs, parts.clock
+        )
+        requests.restore(book)
         recovery = Recovery(plan, parts.cluster, repairs, parts.clock)
-        writing: _Writing = FromDriver(writer)
+        writing: _Writing = DriverWriter(writer)
         if isinstance(sink, Columnar):
-            writing = FromColumns(writer, sink, desk)
+            writing = ColumnWriter(writer, sink, context)
         if isinstance(sink, Pipelined):
-            writing = InPortions(plan.sink.name, writer, sink, desk)
+            writing = PipelinedWriter(plan.sink.name, writer, sink, context)
         if plan.sink.write_from is WriteFrom.EXECUTORS and parts.on_executor:
             make = parts.on_executor(plan.sink)
-            writing = FromExecutors(plan, writer, sink, desk, make)
-        idle = Idle(sink, writer, parts.clock)
-        return _Bench(writing, orders, recovery, safe, idle)
+            writing = ExecutorWriter(plan, writer, sink, context, make)
+        idle = IdleUpkeep(sink, writer, parts.clock)
+        return _SinkRun(writing, requests, recovery, safe, idle)
 
-    def _query_until_stopped(self, bench: _Bench) -> None:
+    def _query_until_stopped(self, bench: _SinkRun) -> None:
         """Keep the query; start it at once where it only met a topic too early."""
         for attempt in range(MAX_STARTS_AT_ONCE):
             bench.recovery.run()
@@ -332,7 +347,7 @@ class Supervisor:
                 continue
             return
 
-    def _query(self, bench: _Bench) -> None:
+    def _query(self, bench: _SinkRun) -> None:
         # An order may be the cure of what would end this query at once.
         self._attend(bench)
         batches = self._parts.make_batches(self._name)
@@ -345,9 +360,9 @@ class Supervisor:
         )
         try:
             self._report.running()
-            while not query.awaitTermination(GLANCE_S):
+            while not query.awaitTermination(STOP_CHECK_S):
                 if self._stop.is_set():
-                    let_finish(query, self._parts.clock)
+                    wait_for_batch(query, self._parts.clock)
                     return
                 self._attend(bench)
         finally:
@@ -357,7 +372,7 @@ class Supervisor:
             with suppress(Exception):
                 query.stop()
 
-    def _attend(self, bench: _Bench) -> None:
+    def _attend(self, bench: _SinkRun) -> None:
         """
         Do what is due beside the batches; what cannot be done now is due again.
 
@@ -366,8 +381,8 @@ class Supervisor:
             PartitionsAddedError: The query must start again.
         """
         try:
-            bench.orders.attend()
-            self._report.parked(bench.orders.parked_keys)
+            bench.requests.process()
+            self._report.parked(bench.requests.parked_keys)
             bench.safe.look(self._topics)
             bench.recovery.look()
             bench.idle.look()
@@ -392,7 +407,7 @@ class Supervisor:
         try:
             began_s = self._parts.clock.monotonic_s()
             wanted = span(self._plan.checkpoint, batch_id)
-            rows = Rows(frame, partial(batches.portions, wanted), records_in(wanted))
+            rows = BatchRows(frame, partial(batches.slices, wanted), records_in(wanted))
             result = self._until_written(writing, rows, batch_id, over)
             applied = read_offsets(self._plan.checkpoint, batch_id)
             batch_s = self._parts.clock.monotonic_s() - began_s
@@ -405,7 +420,7 @@ class Supervisor:
     def _until_written(
         self,
         writing: _Writing,
-        rows: Rows,
+        rows: BatchRows,
         batch_id: int,
         over: threading.Event,
     ) -> BatchResult:
@@ -440,8 +455,8 @@ class Supervisor:
         message, remedy = _described(error)
         self._report.failed(message, remedy=remedy, retry_after_s=round(delay_s, 3))
         while delay_s > 0 and not (over is not None and over.is_set()):
-            self._wait(min(delay_s, GLANCE_S))
-            delay_s -= GLANCE_S
+            self._wait(min(delay_s, STOP_CHECK_S))
+            delay_s -= STOP_CHECK_S
 
     def _wait(self, delay_s: float) -> None:
         if self._stop.wait(delay_s):

@@ -22,16 +22,16 @@ from confluent_kafka import (
 from towpath.schemas import topics
 from towpath.settings import Settings
 from towpath.sinks.change import Origin
-from towpath.sinks.dead_letters.letter import (
-    Answer,
-    Ending,
+from towpath.sinks.dead_letters.entries import (
+    DeadLetter,
+    DeadLetterReply,
+    DeadLetterRequest,
     Entry,
     Header,
-    Letter,
-    Order,
+    Resolution,
+    dead_letter_headers,
     entry_content,
     entry_of,
-    letter_headers,
 )
 from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.kafka import clients
@@ -61,47 +61,51 @@ class DeadLetterTopic:
         # The offset after the last record seen, by partition.
         self._seen: dict[int, int] = {}
 
-    def put(self, letters: Iterable[Letter]) -> int:
+    def put(self, dead_letters: Iterable[DeadLetter]) -> int:
         """
         Set records aside, each with its reason; return when they are durable.
 
         Raises:
             BrokerUnavailableError: Not all of them are known to be durable.
         """
-        given = list(letters)
+        given = list(dead_letters)
         self._write(
-            (letter.record.key, letter.record.value, letter_headers(letter))
-            for letter in given
+            (
+                dead_letter.record.key,
+                dead_letter.record.value,
+                dead_letter_headers(dead_letter),
+            )
+            for dead_letter in given
         )
         self._tell(given)
         return len(given)
 
-    def end(self, endings: Iterable[Ending]) -> None:
+    def resolve(self, resolutions: Iterable[Resolution]) -> None:
         """
         State that letters are over.
 
         Raises:
             BrokerUnavailableError: It is not known to be durable.
         """
-        self._write_entries(list(endings))
+        self._write_entries(list(resolutions))
 
-    def answer(self, answer: Answer) -> None:
+    def reply(self, reply: DeadLetterReply) -> None:
         """
         State why an order was not carried out.
 
         Raises:
             BrokerUnavailableError: It is not known to be durable.
         """
-        self._write_entries([answer])
+        self._write_entries([reply])
 
-    def ask(self, orders: Sequence[Order]) -> None:
+    def request(self, requests: Sequence[DeadLetterRequest]) -> None:
         """
         Ask the sink for something; it answers when it runs.
 
         Raises:
             BrokerUnavailableError: It is not known to be durable.
         """
-        self._write_entries(orders)
+        self._write_entries(requests)
 
     def entries(self) -> Iterator[Entry]:
         """
@@ -115,14 +119,14 @@ class DeadLetterTopic:
         if not self._create():
             yield from self._read_on()
 
-    def orders(self) -> list[Order]:
+    def requests(self) -> list[DeadLetterRequest]:
         """
         Return what was asked for since ``entries`` or ``orders`` was last called.
 
         Raises:
             BrokerUnavailableError: The topic could not be read to its end.
         """
-        return [entry for entry in self.since() if isinstance(entry, Order)]
+        return [entry for entry in self.since() if isinstance(entry, DeadLetterRequest)]
 
     def since(self) -> list[Entry]:
         """
@@ -192,10 +196,12 @@ class DeadLetterTopic:
             if entry is not None:
                 yield entry
 
-    def _write_entries(self, entries: Sequence[Ending | Order | Answer]) -> None:
+    def _write_entries(
+        self, entries: Sequence[Resolution | DeadLetterRequest | DeadLetterReply]
+    ) -> None:
         if entries:
             self._write(
-                (entry.matter.key, value, headers)
+                (entry.subject.key, value, headers)
                 for entry in entries
                 for headers, value in [entry_content(entry)]
             )
@@ -229,12 +235,12 @@ class DeadLetterTopic:
         if error is not None:
             self._failures.append(error)
 
-    def _tell(self, letters: Iterable[Letter]) -> None:
+    def _tell(self, dead_letters: Iterable[DeadLetter]) -> None:
         """Log what was set aside, once per reason and topic."""
         aside: dict[tuple[str, str], list[Origin]] = defaultdict(list)
-        for letter in letters:
-            aside[letter.reason, letter.record.origin.topic].append(
-                letter.record.origin
+        for dead_letter in dead_letters:
+            aside[dead_letter.reason, dead_letter.record.origin.topic].append(
+                dead_letter.record.origin
             )
         for (reason, topic), origins in aside.items():
             _log.warning(

@@ -61,7 +61,7 @@ class Batches(Protocol):
     Call order: ``portions`` for each batch, then ``close``.
     """
 
-    def portions(self, span: Span) -> Iterator[pa.Table]:
+    def slices(self, span: Span) -> Iterator[pa.Table]:
         """
         Read a batch, portion by portion; one that has no record gives none.
 
@@ -78,7 +78,7 @@ class Batches(Protocol):
 
 
 # Some 30 ms of work for whoever writes them; more has the target wait for the first.
-PORTION_RECORDS: Final = 5_000
+FETCH_SLICE_RECORDS: Final = 5_000
 
 # What partitions that have come to their batch's end may give beside, all together,
 # before they are told to wait for the others.
@@ -154,7 +154,7 @@ class KafkaBatches:
         self._met: dict[Place, int] = {}
         self._paused: set[Place] = set()
 
-    def portions(self, span: Span) -> Iterator[pa.Table]:
+    def slices(self, span: Span) -> Iterator[pa.Table]:
         with self._asking:
             consumer = self._at(span)
         self._next = {}
@@ -164,13 +164,13 @@ class KafkaBatches:
             self._sort(self._let_go_of(place), left, taken)
             if self._met.get(place, 0) >= end:
                 left.pop(place, None)
-        silence = _Silence(consumer, self._clock)
+        silence = _FetchPatience(consumer, self._clock)
         missing = asked = records_in(span) - len(taken)
         while left:
-            while len(taken) >= PORTION_RECORDS:
-                yield table_of(taken[:PORTION_RECORDS])
-                del taken[:PORTION_RECORDS]
-            asked = min(max(asked, 1), PORTION_RECORDS)
+            while len(taken) >= FETCH_SLICE_RECORDS:
+                yield table_of(taken[:FETCH_SLICE_RECORDS])
+                del taken[:FETCH_SLICE_RECORDS]
+            asked = min(max(asked, 1), FETCH_SLICE_RECORDS)
             with self._asking:
                 self._go_on()
                 messages = _arrived(consumer, asked)
@@ -179,8 +179,8 @@ class KafkaBatches:
                 self._restrain(consumer)
             # Else what is far ahead would come in crumbs, as many as are missing.
             asked = 2 * asked if len(messages) == asked else missing
-        for begin in range(0, len(taken), PORTION_RECORDS):
-            yield table_of(taken[begin : begin + PORTION_RECORDS])
+        for begin in range(0, len(taken), FETCH_SLICE_RECORDS):
+            yield table_of(taken[begin : begin + FETCH_SLICE_RECORDS])
         self._next = {place: end for place, (_, end) in span.items()}
 
     def close(self) -> None:
@@ -262,7 +262,7 @@ class KafkaBatches:
             self._paused |= places
 
 
-class _Silence:
+class _FetchPatience:
     """How long a batch's records may be waited for, and what it means if they are."""
 
     def __init__(self, consumer: Consumer, clock: Clock) -> None:

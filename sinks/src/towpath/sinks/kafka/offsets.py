@@ -26,7 +26,7 @@ from towpath.sinks.kafka.client import (
 from towpath.sinks.state.lag import Places
 
 
-class Heads:
+class KafkaEarliestPositions:
     """What topics begin with: the records that retention has not cut off."""
 
     def __init__(self, kafka: Kafka) -> None:
@@ -105,7 +105,7 @@ _TIMEOUT_S: Final = 10.0
 _FETCH_BYTES: Final = 4096
 
 
-class KafkaOldest:
+class KafkaRecordAges:
     """Looks records up; its calls must not overlap."""
 
     def __init__(self, kafka: Kafka, prefix: str) -> None:

@@ -49,7 +49,7 @@ class KafkaRepairs:
         self._collections: dict[str, str | None] = {}
         self._opened: Producer | None = None
 
-    def ask_keys(self, route: str, keys: Iterable[Key]) -> bool:
+    def request_keys(self, route: str, keys: Iterable[Key]) -> bool:
         """
         Have the rows of these keys read, and deletes told for those that are gone.
 
@@ -61,9 +61,9 @@ class KafkaRepairs:
         """
         routing = routing_of(self._route(route))
         found = (routing.source_key(key) if routing else key for key in keys)
-        return self.ask_source_keys(route, found) is not None
+        return self.request_source_keys(route, found) is not None
 
-    def ask_source_keys(self, route: str, keys: Iterable[Key]) -> list[str] | None:
+    def request_source_keys(self, route: str, keys: Iterable[Key]) -> list[str] | None:
         """
         Ask as ``ask_keys`` does, for keys as the source has them.
 
@@ -85,7 +85,9 @@ class KafkaRepairs:
         _log.info("rows asked for", sink=self._sink.name, route=route, keys=count)
         return [str(signal["id"]) for signal in signals]
 
-    def ask_columns(self, route: str, columns: Sequence[str], why: str) -> str | None:
+    def request_columns(
+        self, route: str, columns: Sequence[str], why: str
+    ) -> str | None:
         """
         Have those rows of a route read in which one of these columns is not null.
 
@@ -108,7 +110,7 @@ class KafkaRepairs:
         _log.warning("rows asked for", sink=sink, route=route, reason=why)
         return snapshot_id
 
-    def ask_all(self, route: str, why: str) -> bool:
+    def request_all(self, route: str, why: str) -> bool:
         """
         Have all rows of a route read; what is gone from the source is swept away.
 

@@ -33,22 +33,22 @@ import structlog
 from towpath.sinks.state import progress
 from towpath.sinks.state.progress import replace_file, sink_folder
 
-Kept = TypeVar("Kept")
+Stored = TypeVar("Stored")
 
 _log = structlog.get_logger("towpath.sinks")
 
 
-class KeptFile(Generic[Kept]):
+class JsonFile(Generic[Stored]):
     """One such file; it is read whenever it is asked, and held nowhere else."""
 
     def __init__(self, path: Path) -> None:
         """Describe where it is; nothing is read yet."""
         self._path = path
 
-    def read(self) -> dict[str, Kept]:
+    def read(self) -> dict[str, Stored]:
         """Return what was kept last; nothing, if there is none or it cannot be read."""
         try:
-            kept: dict[str, Kept] = orjson.loads(self._path.read_bytes())
+            kept: dict[str, Stored] = orjson.loads(self._path.read_bytes())
         except FileNotFoundError:
             return {}
         except orjson.JSONDecodeError:
@@ -58,7 +58,7 @@ class KeptFile(Generic[Kept]):
             return {}
         return kept
 
-    def keep(self, content: Mapping[str, Kept]) -> None:
+    def keep(self, content: Mapping[str, Stored]) -> None:
         """Keep this in place of what was kept before; the same is not written again."""
         told = orjson.dumps(content)
         if not self._path.exists() or self._path.read_bytes() != told:
@@ -70,7 +70,7 @@ class KnownIds:
 
     def __init__(self, file: Path | None) -> None:
         """Describe where the ids are kept; nothing is read yet."""
-        self._file = KeptFile[str](file) if file is not None else None
+        self._file = JsonFile[str](file) if file is not None else None
         self._ids: Mapping[str, str] = {}
 
     def recall(self) -> None:
@@ -104,7 +104,7 @@ class TopicIds:
     """The ids of one sink's topics, in a file of its folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = KeptFile[str](folder / TOPIC_IDS_FILE)
+        self._file = JsonFile[str](folder / TOPIC_IDS_FILE)
 
     def others(self, found: Mapping[str, str]) -> frozenset[str]:
         """Return which topics are others than those that were noted."""
@@ -117,10 +117,10 @@ class TopicIds:
         self._file.keep({t: one for t, one in known.items() if t not in gone})
 
 
-HELD_FILE: Final = ".held"
+LOCK_FILE: Final = ".held"
 
 
-class Held:
+class SinkLock:
     """A sink's folder, while this process has it."""
 
     def __init__(self, file: FileIO) -> None:
@@ -131,7 +131,7 @@ class Held:
         self._file.close()
 
 
-def hold(state_folder: Path, sink: str) -> Held | None:
+def lock_sink(state_folder: Path, sink: str) -> SinkLock | None:
     """
     Take a sink's folder; ``None`` if another process, or another part, has it.
 
@@ -139,12 +139,12 @@ def hold(state_folder: Path, sink: str) -> Held | None:
         StateNotWrittenError: The folder or its lock cannot be made.
     """
     folder = sink_folder(state_folder, sink)
-    with progress.writing(folder / HELD_FILE):
+    with progress.writing(folder / LOCK_FILE):
         folder.mkdir(parents=True, exist_ok=True)
-        file = FileIO(folder / HELD_FILE, "w")
+        file = FileIO(folder / LOCK_FILE, "w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
         return None
-    return Held(file)
+    return SinkLock(file)

@@ -34,7 +34,7 @@ class Lag(NamedTuple):
     seconds: float
 
 
-class OldestRecord(Protocol):
+class RecordAges(Protocol):
     """Looks records up by where they stand."""
 
     def oldest_ms(self, places: Places) -> int | None:
@@ -50,7 +50,7 @@ class OldestRecord(Protocol):
 
 
 def lag_of(
-    sink: Sink, applied: Offsets, ends: Offsets, oldest: OldestRecord, now: datetime
+    sink: Sink, applied: Offsets, ends: Offsets, oldest: RecordAges, now: datetime
 ) -> Lag:
     """
     Compare what a sink has applied with the ends of its topics.

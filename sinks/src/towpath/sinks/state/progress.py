@@ -182,7 +182,7 @@ def _progress_of(document: Mapping[str, Any]) -> Progress:
     return Progress(**known)
 
 
-class DriverNote(NamedTuple):
+class DriverHeartbeat(NamedTuple):
     """
     What a driver notes of a sink that it runs.
 
@@ -197,7 +197,9 @@ class DriverNote(NamedTuple):
     is_writing: bool = False
 
 
-def say_alive(state_folder: Path, sink: str, note: DriverNote, now: datetime) -> None:
+def write_heartbeat(
+    state_folder: Path, sink: str, note: DriverHeartbeat, now: datetime
+) -> None:
     """
     Say that the driver of a sink lives; to be repeated while it does.
 
@@ -238,7 +240,7 @@ def _ask_driver(folder: Path, sink: str) -> Progress | None:
         connection.close()
 
 
-def take_leave(state_folder: Path, sink: str) -> None:
+def remove_heartbeat(state_folder: Path, sink: str) -> None:
     """Say that the driver of a sink has ended; what cannot be said grows old."""
     with suppress(OSError):
         (sink_folder(state_folder, sink) / _ALIVE_FILE).unlink(missing_ok=True)

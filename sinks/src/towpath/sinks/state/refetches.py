@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Self, TypeAlias
 import orjson
 
 from towpath.sinks.change import Value
-from towpath.sinks.dead_letters.letter import ParkedKey
+from towpath.sinks.dead_letters.entries import ParkedKey
 from towpath.sinks.state.progress import sink_folder
 
 _FILE: Final = "owed.json"
@@ -36,10 +36,10 @@ class PendingRefetch(NamedTuple):
     """
 
     record_key: ParkedKey
-    asked_at: str
+    requested_at: str
     highest: str
     since: str
-    asked_s: float
+    requested_s: float
 
 
 class StoredRefetches(NamedTuple):
@@ -54,17 +54,19 @@ class StoredRefetches(NamedTuple):
     """
 
     rows: Mapping[Row, PendingRefetch] = MappingProxyType({})
-    put_off: frozenset[str] = frozenset()
+    postponed: frozenset[str] = frozenset()
     whole: Mapping[str, frozenset[str]] = MappingProxyType({})
-    asking: frozenset[str] = frozenset()
+    requested: frozenset[str] = frozenset()
 
     def without(self, route: str) -> Self:
         """Return all that is known but of one route."""
         return self._replace(
-            rows={row: owing for row, owing in self.rows.items() if row[0] != route},
-            put_off=self.put_off - {route},
+            rows={
+                row: refetch for row, refetch in self.rows.items() if row[0] != route
+            },
+            postponed=self.postponed - {route},
             whole={name: ids for name, ids in self.whole.items() if name != route},
-            asking=self.asking - {route},
+            requested=self.requested - {route},
         )
 
     def without_remains(self, reading: Mapping[str, frozenset[str]]) -> Self:
@@ -74,29 +76,31 @@ class StoredRefetches(NamedTuple):
         Args:
             reading: The routes that are being read anew, and by which snapshots.
         """
-        owed = {route for route, _ in self.rows}
+        refetches = {route for route, _ in self.rows}
         whole = {
             route: snapshots
             for route, snapshots in self.whole.items()
-            if route in owed or snapshots & reading.get(route, NO_SNAPSHOT)
+            if route in refetches or snapshots & reading.get(route, NO_SNAPSHOT)
         }
         return self._replace(whole=whole)
 
 
-def file_of(state_folder: Path, sink: str) -> Path:
+def refetches_path(state_folder: Path, sink: str) -> Path:
     """Name the file that keeps what a sink is owed."""
     return sink_folder(state_folder, sink) / _FILE
 
 
 def written(kept: StoredRefetches) -> bytes:
     """Write all that is known; not when something was asked for."""
-    rows = [[route, key, *_told(owing)] for (route, key), owing in kept.rows.items()]
+    rows = [
+        [route, key, *_told(refetch)] for (route, key), refetch in kept.rows.items()
+    ]
     whole = {route: sorted(snapshots) for route, snapshots in kept.whole.items()}
     told = {
         "rows": rows,
-        "put_off": sorted(kept.put_off),
+        "put_off": sorted(kept.postponed),
         "whole": whole,
-        "asking": sorted(kept.asking),
+        "asking": sorted(kept.requested),
     }
     return orjson.dumps(told)
 
@@ -115,9 +119,9 @@ def read(content: bytes, routes: Collection[str], now_s: float) -> StoredRefetch
     told = orjson.loads(content)
     rows = {
         (route, tuple(key)): PendingRefetch(
-            ParkedKey(topic, text.encode()), asked_at, highest, since, now_s
+            ParkedKey(topic, text.encode()), requested_at, highest, since, now_s
         )
-        for route, key, topic, text, asked_at, highest, since in told["rows"]
+        for route, key, topic, text, requested_at, highest, since in told["rows"]
         if route in routes
     }
     whole = {
@@ -125,19 +129,19 @@ def read(content: bytes, routes: Collection[str], now_s: float) -> StoredRefetch
         for route, snapshots in told["whole"].items()
         if route in routes
     }
-    put_off, asking = (frozenset(told[name]) for name in ("put_off", "asking"))
+    postponed, requested = (frozenset(told[name]) for name in ("put_off", "asking"))
     known = frozenset(routes)
-    return StoredRefetches(rows, put_off & known, whole, asking & known)
+    return StoredRefetches(rows, postponed & known, whole, requested & known)
 
 
-def claims(state_folder: Path, sink: str) -> frozenset[bytes]:
+def refetch_ids(state_folder: Path, sink: str) -> frozenset[bytes]:
     """
     Return what a sink is owed now, as its file tells: rows, and routes put off.
 
     Each is a text of its own; that of a row which is owed anew since is another.
     """
     try:
-        content = file_of(state_folder, sink).read_bytes()
+        content = refetches_path(state_folder, sink).read_bytes()
     except FileNotFoundError:
         return frozenset()
     told = orjson.loads(content)
@@ -145,6 +149,6 @@ def claims(state_folder: Path, sink: str) -> frozenset[bytes]:
     return frozenset(map(orjson.dumps, (*rows, *told["put_off"])))
 
 
-def _told(owing: PendingRefetch) -> tuple[str, ...]:
-    topic, key = owing.record_key
-    return topic, key.decode(), owing.asked_at, owing.highest, owing.since
+def _told(refetch: PendingRefetch) -> tuple[str, ...]:
+    topic, key = refetch.record_key
+    return topic, key.decode(), refetch.requested_at, refetch.highest, refetch.since

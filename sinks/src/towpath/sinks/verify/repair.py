@@ -20,8 +20,13 @@ from typing import Final, NamedTuple, Protocol
 
 from towpath.schemas.clock import Clock
 from towpath.settings import Settings, Sink
-from towpath.sinks.dead_letters.letter import Answer, Matter, Order, Verb
-from towpath.sinks.dead_letters.requests import ask_orders
+from towpath.sinks.dead_letters.entries import (
+    DeadLetterReply,
+    DeadLetterRequest,
+    DeadLetterSubject,
+    Verb,
+)
+from towpath.sinks.dead_letters.requests import send_requests
 from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
 from towpath.sinks.verify.compare import Suspect
 from towpath.sinks.verify.forms import Key
@@ -61,7 +66,7 @@ _ERASED: Final = frozenset({ABOVE, TWICE, NO_KEY})
 class SourceRepairs(Protocol):
     """Has rows of one sink's routes read anew."""
 
-    def ask_source_keys(self, route: str, keys: Iterable[Key]) -> list[str] | None:
+    def request_source_keys(self, route: str, keys: Iterable[Key]) -> list[str] | None:
         """
         Have the rows of these keys read, and deletes told for those that are gone.
 
@@ -190,7 +195,7 @@ def _ask(
     for some in suspects.wrong():
         keys = _possible(bench, [one.key for one in some])
         # Without a key to ask for it tells all the same whether any can be.
-        asked = repairs.ask_source_keys(bench.route, keys)
+        asked = repairs.request_source_keys(bench.route, keys)
         if asked is None:
             return None
         signals += asked
@@ -247,20 +252,22 @@ class OrderedEraser:
             UnavailableError: The broker does not answer.
         """
         (topic,) = {one.topic for one in self._sink.route if one.name == route}
-        matter = Matter(topic, None)
+        subject = DeadLetterSubject(topic, None)
         orders = [
-            Order(
-                uuid.uuid4().hex, Verb.ERASE, matter, route, tuple(some), is_read_again
+            DeadLetterRequest(
+                uuid.uuid4().hex, Verb.ERASE, subject, route, tuple(some), is_read_again
             )
             for first in range(0, len(keys), KEYS_AT_ONCE)
             if (some := keys[first : first + KEYS_AT_ONCE])
         ]
-        with closing(DeadLetterTopic(self._settings, self._sink.name)) as letters:
-            said = ask_orders(letters, orders, self._clock, _WITHIN_S)
+        with closing(DeadLetterTopic(self._settings, self._sink.name)) as dead_letters:
+            said = send_requests(dead_letters, orders, self._clock, _WITHIN_S)
             for order, answer in said.items():
                 if answer is None:
-                    letters.answer(Answer(order, _WITHDRAWN, matter))
+                    dead_letters.reply(DeadLetterReply(order, _WITHDRAWN, subject))
         if None in said.values():
             return _WITHDRAWN
-        refused = (one.text for one in said.values() if isinstance(one, Answer))
+        refused = (
+            one.text for one in said.values() if isinstance(one, DeadLetterReply)
+        )
         return next(refused, "")

@@ -40,7 +40,7 @@ from towpath.sinks.state.progress import (
     read_progress,
     sink_folder,
 )
-from towpath.sinks.state.refetches import claims
+from towpath.sinks.state.refetches import refetch_ids
 from towpath.sinks.wait.errors import NotAppliedError, UnknownLsnError
 from towpath.sinks.wait.source import SlotSight
 
@@ -196,7 +196,7 @@ class Wait:
             if self._is_being_filled():
                 return f"the sink {self._sink.name} is still being filled{why}"
             # What is owed for a later change is not waited for: it would have no end.
-            now = claims(self._folder, self._sink.name)
+            now = refetch_ids(self._folder, self._sink.name)
             owed = now if owed is None else owed & now
             if owed:
                 return (

@@ -126,7 +126,7 @@ class CacheLosses:
         """
         why = self._known.lost or ""
         for route in self._known.unasked:
-            if not self._watch.repairs.ask_all(route, why):
+            if not self._watch.repairs.request_all(route, why):
                 _log.error(
                     "cache rows lost: no snapshot can be requested, fill the route",
                     route=route,

@@ -139,7 +139,7 @@ class CacheSink:
                 return None
             self._tally.stale += encoded.below_floor
             self._send_columns(columns.route, encoded)
-        return encoded.places
+        return encoded.indices
 
     def flush(self) -> Checkpoint:
         self._check_durable()
@@ -161,7 +161,7 @@ class CacheSink:
             for key in (prefix + name for name in keys):
                 self._servers.client_of(key).delete(key)
 
-    def attend(self) -> None:
+    def maintain(self) -> None:
         """Notice a loss while there is nothing to write."""
         self._check_durable()
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from towpath.sinks.change import RESERVED_COLUMNS
-from towpath.sinks.changes.columns import Columns, Read, read_rows
+from towpath.sinks.changes.columns import Columns, ParsedRows, read_rows
 from towpath.sinks.key_text import key_text, text_of
 from towpath.sinks.targets.cache.schema import (
     BYTES_PER_CALL,
@@ -141,7 +141,7 @@ class EncodedRows(NamedTuple):
         below_floor: The number of newest rows below the floor, which are left out.
     """
 
-    places: pa.Array
+    indices: pa.Array
     keys: pa.StringArray
     columns: Mapping[str, pa.StringArray]
     below_floor: int
@@ -223,7 +223,7 @@ def _encode(
     if fields is None:
         return None
     return EncodedRows(
-        places=columns.places.filter(is_encoded),
+        indices=columns.indices.filter(is_encoded),
         keys=keys.take(above),
         columns={**fields, POSITION_FIELD: columns.positions.take(above)},
         below_floor=len(newest) - len(above),
@@ -254,7 +254,7 @@ def _newest(keys: pa.StringArray, positions: pa.Array, indexes: pa.Array) -> pa.
 
 
 def _fields(
-    read: Read, values: pa.ChunkedArray, indexes: pa.Array
+    read: ParsedRows, values: pa.ChunkedArray, indexes: pa.Array
 ) -> dict[str, pa.StringArray] | None:
     """Write the texts of some rows; ``None`` if a row may have no field."""
     rows = read.rows

@@ -108,7 +108,7 @@ class KnownIndexes:
             UnavailableError: They are not known to be asked for; try again.
         """
         watch = self._watch
-        is_asked = watch is not None and watch.repairs.ask_all(route, why)
+        is_asked = watch is not None and watch.repairs.request_all(route, why)
         _log.warning("index lost rows", route=route, why=why, asked_for_rows=is_asked)
         self._ids.forget(route)
 

@@ -292,7 +292,7 @@ class TableLosses:
 
     def _ask(self, route: str) -> None:
         why = f"the table of {route} is not the one that was written"
-        if self._repairs is not None and self._repairs.ask_all(route, why):
+        if self._repairs is not None and self._repairs.request_all(route, why):
             _log.warning("table lost rows, all of them asked for", reason=why)
             return
         _log.error("table lost rows that cannot be asked for", reason=why)

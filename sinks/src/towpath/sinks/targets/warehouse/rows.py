@@ -37,7 +37,7 @@ from towpath.sinks.change import (
     is_no_instant,
     is_no_number,
 )
-from towpath.sinks.changes.columns import Columns, LaidRows, read_rows
+from towpath.sinks.changes.columns import Columns, EncodedColumns, read_rows
 from towpath.sinks.key_text import text_of
 from towpath.sinks.targets.warehouse.schema import (
     IS_DELETED,
@@ -80,7 +80,7 @@ class LaidEvents(NamedTuple):
     untimed: int
 
 
-def lay_out(
+def encode_columns(
     table: LakeTable,
     changes: Sequence[Change],
     retained: frozenset[str] = frozenset(),
@@ -103,7 +103,7 @@ def lay_out(
             return _fitting(table, changes, retained)
         nulled: Counter[str] = Counter()
         cleared = [_without_unfit(table, change, nulled) for change in changes]
-        return lay_out(table, cleared, retained)._replace(nulled=nulled)
+        return encode_columns(table, cleared, retained)._replace(nulled=nulled)
 
 
 def lay_out_keys(table: LakeTable, changes: Sequence[Change]) -> pa.Table:
@@ -287,7 +287,7 @@ _COLUMN_MISFIT: Final = (
 )
 
 
-def lay_out_columns(table: LakeTable, columns: Columns) -> LaidRows | None:
+def lay_out_columns(table: LakeTable, columns: Columns) -> EncodedColumns | None:
     """Lay out the whole rows of plain records; ``None`` if one does not fit."""
     own = [c for c in table.columns if c.name not in _OWN]
     if any(pa.types.is_binary(column.type.arrow) for column in own):
@@ -307,7 +307,7 @@ def lay_out_columns(table: LakeTable, columns: Columns) -> LaidRows | None:
     laid = pa.table(arrays, schema=table.schema)
     if any(laid.column(name).null_count for name in table.key):
         return None
-    return LaidRows(laid, columns.places.filter(read.is_whole))
+    return EncodedColumns(laid, columns.indices.filter(read.is_whole))
 
 
 def _in_json(kind: pa.DataType) -> pa.DataType:

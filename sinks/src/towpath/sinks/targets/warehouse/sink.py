@@ -21,7 +21,7 @@ import structlog
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.settings import RouteKind, Sink, Unfit
 from towpath.sinks.change import Change, EventRow, Refusal
-from towpath.sinks.changes.columns import Columns, LaidRows, newest_rows
+from towpath.sinks.changes.columns import Columns, EncodedColumns, newest_rows
 from towpath.sinks.errors import (
     BatchRefusedError,
     ShapeUnknownError,
@@ -117,7 +117,7 @@ class WarehouseSink:
             self._upkeep.safe_below(batch.safe)
         self._tally.add(tally)
 
-    def lay_out(self, columns: Columns) -> LaidRows | None:
+    def encode_columns(self, columns: Columns) -> EncodedColumns | None:
         # Looked at once for a batch: what comes later goes with its own record.
         if columns.route not in self._followed:
             self._shelves.follow({columns.route})
@@ -125,7 +125,7 @@ class WarehouseSink:
         table = self._fitting_table(columns.route)
         return None if table is None else rows.lay_out_columns(table, columns)
 
-    def take_rows(self, route: str, rows: pa.Table) -> None:
+    def write_rows(self, route: str, rows: pa.Table) -> None:
         table = self._fitting_table(route)
         if table is None or rows.schema != table.schema:
             message = f"{route} has changed since its rows were laid out"
@@ -182,7 +182,9 @@ class WarehouseSink:
             tally.refused += [Refusal(change, reason) for change in changes]
             return
         table, retained = self._with_retained(name, table, changes)
-        laid = rows.lay_out(table, changes, retained, nulls_unfit=self._nulls_unfit)
+        laid = rows.encode_columns(
+            table, changes, retained, nulls_unfit=self._nulls_unfit
+        )
         tally.applied += len(changes) - len(laid.changes) - len(laid.refused)
         laid = without_absent(self._session, table, laid)
         tally.refused += laid.refused

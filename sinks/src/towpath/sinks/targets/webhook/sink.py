@@ -22,7 +22,7 @@ from towpath.schemas.clock import Clock, Deadline
 from towpath.schemas.failure import TowpathError
 from towpath.settings.sink import WebhookOptions
 from towpath.sinks.change import Change, EventRow, Refusal
-from towpath.sinks.dead_letters.letter import BEHIND, LATER
+from towpath.sinks.dead_letters.entries import BEHIND, LATER
 from towpath.sinks.errors import BatchRefusedError
 from towpath.sinks.fold import ABSENT_ROW
 from towpath.sinks.ports import Batch, Checkpoint
@@ -61,7 +61,7 @@ _log = structlog.get_logger("towpath.sinks.webhook")
 class WebhookSink:
     """One receiver, written by one sink."""
 
-    tells_in_order = True
+    keeps_event_order = True
 
     def __init__(
         self,

@@ -31,6 +31,11 @@ LATER: Final = "not taken for now, tried again by itself: "
 
 Header: TypeAlias = tuple[str, bytes]
 
+# The kinds of entries that are no dead letter, as their header names them.
+_RESOLUTION: Final = b"ending"
+_REQUEST: Final = b"order"
+_REPLY: Final = b"answer"
+
 _OURS: Final = frozenset(
     {
         names.REASON,
@@ -54,7 +59,7 @@ class ParkedKey(NamedTuple):
     key: bytes
 
 
-class Letter(NamedTuple):
+class DeadLetter(NamedTuple):
     """
     One record set aside.
 
@@ -90,7 +95,7 @@ class Verb(enum.StrEnum):
     ERASE = "erase"
 
 
-class Matter(NamedTuple):
+class DeadLetterSubject(NamedTuple):
     """
     What an order or an ending is about: a key, or a letter that parked none.
 
@@ -105,16 +110,16 @@ class Matter(NamedTuple):
     at: tuple[int, int] | None = None
 
 
-class Ending(NamedTuple):
+class Resolution(NamedTuple):
     """The letters of a matter, up to a position, are over; ``how`` says by what."""
 
-    matter: Matter
+    subject: DeadLetterSubject
     position: str
     how: str
-    order: str = ""
+    request_id: str = ""
 
 
-class Order(NamedTuple):
+class DeadLetterRequest(NamedTuple):
     """
     Somebody asks for something, under an id of their own.
 
@@ -127,21 +132,21 @@ class Order(NamedTuple):
 
     id: str
     verb: Verb
-    matter: Matter
+    subject: DeadLetterSubject
     route: str = ""
     keys: tuple[str, ...] = ()
     is_read_again: bool = False
 
 
-class Answer(NamedTuple):
+class DeadLetterReply(NamedTuple):
     """An order was not carried out, or not yet, and why."""
 
-    order: str
+    request_id: str
     text: str
-    matter: Matter
+    subject: DeadLetterSubject
 
 
-Entry: TypeAlias = Letter | Ending | Order | Answer
+Entry: TypeAlias = DeadLetter | Resolution | DeadLetterRequest | DeadLetterReply
 
 
 def shared_topic(topic: str) -> str:
@@ -157,43 +162,68 @@ def position_of(record: Record) -> str | None:
         return None
 
 
-def matter_of(letter: Letter) -> Matter:
+def subject_of(dead_letter: DeadLetter) -> DeadLetterSubject:
     """Return what an order about a letter is about."""
-    parked = letter.parked
+    parked = dead_letter.parked
     if parked is not None:
-        return Matter(*parked)
-    topic, partition, offset = letter.record.origin
-    return Matter(topic, letter.record.key, (partition, offset))
+        return DeadLetterSubject(*parked)
+    topic, partition, offset = dead_letter.record.origin
+    return DeadLetterSubject(topic, dead_letter.record.key, (partition, offset))
 
 
-def letter_headers(letter: Letter) -> list[Header]:
+def dead_letter_headers(dead_letter: DeadLetter) -> list[Header]:
     """Write a letter's headers: the record's own, then ours."""
-    topic, partition, offset = letter.record.origin
+    topic, partition, offset = dead_letter.record.origin
     ours = (
-        (names.REASON, letter.reason),
-        (names.ROUTE, letter.route),
-        (names.PARKED, "true" if letter.is_parking else "false"),
+        (names.REASON, dead_letter.reason),
+        (names.ROUTE, dead_letter.route),
+        (names.PARKED, "true" if dead_letter.is_parking else "false"),
         (names.SOURCE_TOPIC, topic),
         (names.SOURCE_PARTITION, partition),
         (names.SOURCE_OFFSET, offset),
         (names.CONNECT_ERROR_TOPIC, topic),
         (names.CONNECT_ERROR_PARTITION, partition),
         (names.CONNECT_ERROR_OFFSET, offset),
-        (names.CONNECT_ERROR_MESSAGE, letter.reason),
+        (names.CONNECT_ERROR_MESSAGE, dead_letter.reason),
     )
     return [
-        *letter.record.headers.items(),
+        *dead_letter.record.headers.items(),
         *((name, str(value).encode()) for name, value in ours),
     ]
 
 
-def entry_content(entry: Ending | Order | Answer) -> tuple[list[Header], bytes]:
+def entry_content(
+    entry: Resolution | DeadLetterRequest | DeadLetterReply,
+) -> tuple[list[Header], bytes]:
     """Write what is no letter: its headers and its value."""
-    said = entry._asdict()
-    matter = entry.matter
-    said["matter"] = {"topic": matter.topic, "at": matter.at}
-    kind = type(entry).__name__.lower()
-    return [(names.DEAD_LETTERS, kind.encode())], orjson.dumps(said)
+    matter = {"topic": entry.subject.topic, "at": entry.subject.at}
+    kind, document = _document(entry, matter)
+    return [(names.DEAD_LETTERS, kind)], orjson.dumps(document)
+
+
+def _document(
+    entry: Resolution | DeadLetterRequest | DeadLetterReply, matter: dict[str, Any]
+) -> tuple[bytes, dict[str, Any]]:
+    """Return an entry's kind and its JSON object, whose keys readers rely on."""
+    match entry:
+        case Resolution(_, position, how, request_id):
+            return _RESOLUTION, {
+                "matter": matter,
+                "position": position,
+                "how": how,
+                "order": request_id,
+            }
+        case DeadLetterRequest(id_, verb, _, route, keys, is_read_again):
+            return _REQUEST, {
+                "id": id_,
+                "verb": verb,
+                "matter": matter,
+                "route": route,
+                "keys": keys,
+                "is_read_again": is_read_again,
+            }
+        case DeadLetterReply(request_id, text):
+            return _REPLY, {"order": request_id, "text": text, "matter": matter}
 
 
 def entry_of(
@@ -202,36 +232,41 @@ def entry_of(
     """Read one record of the topic; ``None`` if it is none of ours."""
     kind = dict(headers).get(names.DEAD_LETTERS)
     if kind is None:
-        return _letter(key, value, headers)
+        return _dead_letter(key, value, headers)
     try:
-        said = orjson.loads(value or b"")
-        at = said["matter"]["at"]
-        matter = Matter(said["matter"]["topic"], key, None if at is None else (*at,))
-        return _other(kind, said, matter)
+        document = orjson.loads(value or b"")
+        matter = document["matter"]
+        at = None if matter["at"] is None else (*matter["at"],)
+        subject = DeadLetterSubject(matter["topic"], key, at)
+        return _other(kind, document, subject)
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
         return None
 
 
-def _other(kind: bytes, said: Mapping[str, Any], matter: Matter) -> Entry | None:
+def _other(
+    kind: bytes, document: Mapping[str, Any], subject: DeadLetterSubject
+) -> Entry | None:
     match kind:
         case b"ending":
-            return Ending(matter, said["position"], said["how"], said["order"])
+            return Resolution(
+                subject, document["position"], document["how"], document["order"]
+            )
         case b"order":
-            order = Order(said["id"], Verb(said["verb"]), matter)
-            return order._replace(
-                route=said.get("route", ""),
-                keys=tuple(said.get("keys", ())),
-                is_read_again=said.get("is_read_again", False),
+            request = DeadLetterRequest(document["id"], Verb(document["verb"]), subject)
+            return request._replace(
+                route=document.get("route", ""),
+                keys=tuple(document.get("keys", ())),
+                is_read_again=document.get("is_read_again", False),
             )
         case b"answer":
-            return Answer(said["order"], said["text"], matter)
+            return DeadLetterReply(document["order"], document["text"], subject)
         case _:
             return None
 
 
-def _letter(
+def _dead_letter(
     key: bytes | None, value: bytes | None, headers: Sequence[Header]
-) -> Letter | None:
+) -> DeadLetter | None:
     """Part ours, which stand last, from the record's own of the same names."""
     ours: dict[str, bytes] = {}
     count = len(headers)
@@ -249,7 +284,7 @@ def _letter(
         )
     except (KeyError, ValueError):
         return None
-    return Letter(
+    return DeadLetter(
         Record(origin, key, value, dict(headers[:count])),
         ours.get(names.REASON, b"").decode("utf-8", "replace"),
         ours.get(names.ROUTE, b"").decode("utf-8", "replace"),
@@ -265,19 +300,19 @@ class DeadLetterStore(Protocol):
     ``UnavailableError`` if that, or what was read, is not known to be whole.
     """
 
-    def put(self, letters: Iterable[Letter]) -> int:
+    def put(self, dead_letters: Iterable[DeadLetter]) -> int:
         """Set records aside; return how many."""
 
-    def end(self, endings: Iterable[Ending]) -> None:
+    def resolve(self, resolutions: Iterable[Resolution]) -> None:
         """State that letters are over."""
 
-    def answer(self, answer: Answer) -> None:
+    def reply(self, reply: DeadLetterReply) -> None:
         """State why an order was not carried out."""
 
     def entries(self) -> Iterator[Entry]:
         """Go through all that was ever written, oldest first per key."""
 
-    def orders(self) -> list[Order]:
+    def requests(self) -> list[DeadLetterRequest]:
         """Return what was asked for since ``entries`` or ``orders`` was last called."""
 
     def close(self) -> None:

@@ -303,15 +303,13 @@ class BatchWriter:
         refused = (*folded.refused, *delivered.refused)
         applied = AppliedBatch(records, changes, refused, floors, held.mending)
         requested = request_refetches(applied, context.refetches, context.repairs)
-        reasons = (
-            reasons_of(decoded, requested.refused, held) | delivered.refused_events
-        )
+        reasons = reasons_of(decoded, requested.refused, held)
         return AppliedRecords(
             decoded=decoded,
             held=held,
             floors=floors,
             delivered=delivered,
-            reasons=reasons,
+            reasons=reasons | delivered.refused_events,
             below=folded.below,
             refetches_requested=requested.rows,
             awaits_refetch=requested.awaits_refetch,

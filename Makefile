@@ -12,7 +12,7 @@ DEMO := docker compose --project-directory deploy/compose --project-name towpath
 STATIC := lint types imports
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: help setup demo test check mutants coverage docs soak browser-test \
+.PHONY: help setup demo test check mutants house coverage docs soak browser-test \
 	compose-demo compose-test lock clean python setup-run setup-dev static quick $(STATIC)
 .DEFAULT_GOAL := help
 
@@ -36,6 +36,9 @@ soak: setup-dev ## Run the tests that take minutes to hours.
 
 mutants: setup-dev ## Plant defects one by one; each must make a test fail (ARGS=--real: more).
 	@PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)
+
+house: setup-dev ## Measure the source: before, now, goal (ARGS=--json, ARGS=--paths).
+	@PYTHONPATH=tests $(BIN)/python -m house $(ARGS)
 
 coverage: setup-dev ## Measure what unit and property tests run; hold members against floors.
 	$(BIN)/pytest --cov --cov-report= $(ARGS)

@@ -21,7 +21,7 @@ import structlog
 import xdist
 from hypothesis import Phase, settings
 
-from support import object_store, remains, workers
+from support import last_run, object_store, remains, workers
 from towpath.deploy import java
 from towpath.deploy.jars import store
 from towpath.deploy.local import postgres
@@ -74,6 +74,11 @@ def pytest_collection_modifyitems(session, config, items):
 def pytest_xdist_make_scheduler(config, log):
     """Share the tests out by pieces."""
     return workers.Pieces(config, log)
+
+
+def pytest_sessionfinish(session, exitstatus):
+    """Keep how long ``make test`` took."""
+    last_run.keep(session, exitstatus)
 
 
 @pytest.fixture(autouse=True)

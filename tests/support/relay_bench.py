@@ -1,10 +1,11 @@
 """A relay's loop, made by its wiring over fakes of its ports, and turned by a test."""
 
+import struct
 from collections import deque
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from towpath.relay.context import ProcessContext
 from towpath.relay.encode.captured_tables import CapturedTables
@@ -57,6 +58,44 @@ def frames() -> list[bytes]:
 def keepalive(wal_end: int = FAR, *, reply: bool = False) -> bytes:
     """Make a keepalive."""
     return b"k" + wal_end.to_bytes(8, "big") + bytes(8) + bytes([reply])
+
+
+class Column(NamedTuple):
+    """A column of a relation message: name, oid of the type, whether it is a key's."""
+
+    name: bytes
+    type_oid: int
+    is_key: bool = False
+
+
+def relation(
+    oid: int, namespace: bytes, name: bytes, columns: Sequence[Column]
+) -> bytes:
+    """Make a relation message."""
+    head = struct.pack(">I", oid) + namespace + b"\0" + name + b"\0d"
+    cells = (
+        bytes([column.is_key]) + column.name + struct.pack(">xIi", column.type_oid, -1)
+        for column in columns
+    )
+    return b"R" + head + struct.pack(">H", len(columns)) + b"".join(cells)
+
+
+def inserted(oid: int, texts: Sequence[bytes | None]) -> bytes:
+    """Make an insert message; ``None`` is null."""
+    cells = (
+        b"n" if text is None else b"t" + struct.pack(">I", len(text)) + text
+        for text in texts
+    )
+    head = struct.pack(">IcH", oid, b"N", len(texts))
+    return b"I" + head + b"".join(cells)
+
+
+def transaction(lsn: int, *messages: bytes) -> list[bytes]:
+    """Make the frames of a transaction that commits at an LSN."""
+    # Below the horizon of EVERYTHING_VISIBLE.
+    begin = b"B" + struct.pack(">QqI", lsn, 0, lsn % 10**6)
+    commit = b"C\0" + struct.pack(">QQq", lsn, lsn + 8, 0)
+    return [b"w" + bytes(24) + message for message in (begin, *messages, commit)]
 
 
 class Clock:

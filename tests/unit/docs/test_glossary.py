@@ -1,20 +1,21 @@
 """The glossary, held against the identifiers of the source."""
 
-import ast
 import re
-from collections import defaultdict
-from collections.abc import Iterator
-from functools import cache
 from typing import Final
 
 import pytest
 
-from support.pages import DOCS, ROOT, name_of, pages, plain
-
-GLOSSARY = DOCS / "glossary.md"
-_ROW = re.compile(r"^\| (\*\*.+?) \| (.+?) \| (.*?) \| ?(.*?) ?\|$", re.MULTILINE)
-_CODE = re.compile(r"`([^`]+)`")
-_WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z0-9]+|[A-Z]+")
+from support.glossary import (
+    CODE,
+    GLOSSARY,
+    banned,
+    identifiers,
+    identifiers_of,
+    rows,
+    used,
+    words_of,
+)
+from support.pages import name_of, pages, plain
 
 # Words that are still in use, each with the number of identifiers that have it. The
 # numbers only fall; a word that has left the source leaves this list too.
@@ -34,58 +35,6 @@ STILL_IN_USE: Final[dict[str, int]] = {
 }
 
 
-def rows() -> list[tuple[str, ...]]:
-    """Read the glossary's rows: term, meaning, code, words not used."""
-    return _ROW.findall(GLOSSARY.read_text(encoding="utf-8"))
-
-
-def banned() -> set[str]:
-    """List the words that identifiers must not have."""
-    text = GLOSSARY.read_text(encoding="utf-8")
-    listed = {word.strip() for *_, words in rows() for word in words.split(",")}
-    single = {word for word in listed if word and " " not in word}
-    return single | set(_CODE.findall(text.partition("## Words that")[2]))
-
-
-def identifiers_of(source: str) -> Iterator[str]:
-    """Walk the names that a module defines, uses or imports."""
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case ast.Name(id=name) | ast.arg(arg=name) | ast.Attribute(attr=name):
-                yield name
-            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
-                yield node.name
-            case ast.alias(name=name, asname=other):
-                yield from name.split(".")
-                yield other or name
-            case ast.keyword(arg=str(name)):
-                yield name
-
-
-@cache
-def identifiers() -> frozenset[str]:
-    """List the identifiers of all members, and the names of their modules."""
-    found: set[str] = set()
-    for path in ROOT.glob("*/src/**/*.py"):
-        found.update(identifiers_of(path.read_text(encoding="utf-8")))
-        found |= {path.stem, path.parent.name}
-    return frozenset(found)
-
-
-def words_of(identifier: str) -> set[str]:
-    """Split an identifier into its words, in lower case."""
-    return {word.lower() for word in _WORD.findall(identifier)}
-
-
-def used(words: set[str], names: frozenset[str]) -> dict[str, set[str]]:
-    """Return the words that names have, each with these names."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for name in names:
-        for word in words & words_of(name):
-            found[word].add(name)
-    return dict(found)
-
-
 def banned_words_of(text: str) -> list[str]:
     """List the banned words in the prose of a page."""
     words = re.findall(r"[a-z]+", plain(text).lower())
@@ -102,7 +51,7 @@ def test_every_identifier_that_the_glossary_names_exists():
     missing = [
         (term, name)
         for term, _, code, _ in rows()
-        for name in _CODE.findall(code)
+        for name in CODE.findall(code)
         if name not in identifiers() and name not in words
     ]
 

@@ -5,7 +5,18 @@ from itertools import pairwise
 import orjson
 import pytest
 
-from support.relay_bench import EVERYTHING_VISIBLE, FAR, START, Bench, frames, keepalive
+from support.relay_bench import (
+    EVERYTHING_VISIBLE,
+    FAR,
+    START,
+    Bench,
+    Column,
+    frames,
+    inserted,
+    keepalive,
+    relation,
+    transaction,
+)
 from towpath.relay import loop
 from towpath.relay.errors import BrokerUnavailableError, DeliveryFailedError
 from towpath.relay.loop import STATUS_INTERVAL_S
@@ -338,26 +349,9 @@ def test_a_signal_holds_its_transaction_until_it_is_stored():
 
 def signal_frames() -> list[bytes]:
     """Make a transaction that inserts a signal."""
-
-    def number(value: int, size: int) -> bytes:
-        return value.to_bytes(size, "big")
-
-    def row(*texts: bytes) -> bytes:
-        cells = (b"t" + number(len(text), 4) + text for text in texts)
-        return number(len(texts), 2) + b"".join(cells)
-
-    columns = b"".join(
-        b"\0" + name + b"\0" + number(25, 4) + b"\xff" * 4
-        for name in (b"id", b"type", b"data")
-    )
-    head = number(99, 4)
-    messages = [
-        b"B" + number(FAR, 8) + bytes(8) + number(7, 4),
-        b"R" + head + b"towpath\0signal\0d" + number(3, 2) + columns,
-        b"I" + head + b"N" + row(b"s1", b"log", b"{}"),
-        b"C\0" + number(FAR, 8) + number(FAR + 8, 8) + bytes(8),
-    ]
-    return [b"w" + bytes(24) + message for message in messages]
+    columns = [Column(name, 25) for name in (b"id", b"type", b"data")]
+    shape = relation(99, b"towpath", b"signal", columns)
+    return transaction(FAR, shape, inserted(99, (b"s1", b"log", b"{}")))
 
 
 @pytest.mark.parametrize("skipped", [[], ["c", "u"]])

@@ -1,0 +1,121 @@
+"""
+The main paths, each walked once over fakes of its edges, warm.
+
+The relay's are walked by its own wiring and loop: one turn is what lies between two
+looks at the socket. The sinks' ends at a Redis that answers at once.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Final
+
+from house.hops import Call, traced
+from support.cache_bench import CacheBench
+from support.relay_bench import START, Bench, Column, inserted, relation, transaction
+
+# The row's own path in a turn begins here; what is around it is the loop's.
+CONSUMER: Final = "relay/stream/consumer.py"
+# Who is asked whether a snapshot is active; visibility is the stream's own business.
+_SNAPSHOT: Final = ("relay/snapshot/", "relay/stream/snapshot_runner.py")
+_VISIBILITY: Final = "relay/snapshot/visibility.py"
+_TURN: Final = "turn"
+
+_OUTBOX: Final = (
+    Column(b"id", 2950, is_key=True),
+    Column(b"aggregate_type", 25),
+    Column(b"aggregate_id", 25),
+    Column(b"type", 25),
+    Column(b"payload", 114),
+    Column(b"headers", 114),
+    Column(b"traceparent", 25),
+    Column(b"occurred_at", 1184),
+)
+_EVENT: Final = (
+    b"1" * 36, b"order", b"7", b"OrderPlaced", b'{"a":1}', b'{"s":"x"}', None,
+    b"2026-01-02 03:04:05.6+00",
+)  # fmt: skip
+_ORDERS: Final = (
+    Column(b"id", 23, is_key=True), Column(b"note", 25), Column(b"price", 1700),
+)  # fmt: skip
+_TABLE: Final = 4711
+_PAUSE_S: Final = 1.0
+
+
+@cache
+def outbox_row() -> tuple[Call, ...]:
+    """Walk the turn that reads one outbox row and hands it to the producer."""
+    return _to_producer(_at_the_outbox())
+
+
+@cache
+def acknowledgement() -> tuple[Call, ...]:
+    """Walk the turn that takes the acknowledgement of one outbox row."""
+    bench = _at_the_outbox()
+    bench.turn()
+    bench.clock.now_s += _PAUSE_S
+    return _walked(bench.turn)
+
+
+@cache
+def table_row() -> tuple[Call, ...]:
+    """Walk the turn that reads one row of a table and hands it to the producer."""
+    shape = relation(_TABLE, b"shop", b"orders", _ORDERS)
+    first, second = (inserted(_TABLE, (n, b"a", b"1.5")) for n in (b"1", b"2"))
+    return _to_producer(_warm(shape, first, second))
+
+
+@cache
+def idle_turn() -> tuple[Call, ...]:
+    """Walk a turn that finds nothing to do."""
+    bench = Bench()
+    bench.turn(20)
+    return _walked(bench.turn)
+
+
+def snapshot_questions(calls: tuple[Call, ...]) -> list[Call]:
+    """Return the calls that ask the snapshots something; their turn aside."""
+    return [
+        call
+        for call in calls
+        if call.module.startswith(_SNAPSHOT)
+        and call.module != _VISIBILITY
+        and not call.function.endswith(f".{_TURN}")
+    ]
+
+
+@cache
+def cache_record() -> tuple[Call, ...]:
+    """Walk one record from a batch to Redis."""
+    bench = CacheBench()
+    bench.write(1)
+    calls = _walked(lambda: bench.write(2))
+    assert bench.answered == 2
+    return calls
+
+
+def _at_the_outbox() -> Bench:
+    """Return a warm loop that has an outbox row to read."""
+    shape = relation(_TABLE, b"towpath", b"outbox", _OUTBOX)
+    row = inserted(_TABLE, _EVENT)
+    return _warm(shape, row, row)
+
+
+def _warm(shape: bytes, first: bytes, second: bytes) -> Bench:
+    bench = Bench()
+    bench.stream.reads.append(transaction(START + 8, shape, first))
+    bench.turn(3)
+    bench.stream.reads.append(transaction(START + 808, second))
+    return bench
+
+
+def _to_producer(bench: Bench) -> tuple[Call, ...]:
+    before = len(bench.producer.records)
+    calls = _walked(bench.turn)
+    assert len(bench.producer.records) == before + 1
+    return calls
+
+
+def _walked(work: Callable[[], object]) -> tuple[Call, ...]:
+    with traced() as calls:
+        work()
+    return tuple(calls)

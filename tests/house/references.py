@@ -1,0 +1,129 @@
+"""
+Who holds whom among living objects of the source, and where holding goes in a circle.
+
+References are followed through attributes, slots, containers, partial functions, bound
+methods and closures. Classes, modules and objects of other code end a walk.
+"""
+
+import functools
+import gc
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+# Objects that only carry others.
+_CARRIERS: Final = (
+    dict, list, tuple, set, frozenset, deque, defaultdict, OrderedDict,
+    functools.partial, types.MappingProxyType, types.MethodType, types.FunctionType,
+    types.CellType, types.GeneratorType,
+)  # fmt: skip
+
+
+class Holding(NamedTuple):
+    """One class whose objects hold objects of another."""
+
+    holder: str
+    held: str
+
+
+def holdings(root: object, package: str = "towpath.") -> dict[int, tuple[object, ...]]:
+    """
+    Return, by identity, each object of a package that a root reaches, and its own.
+
+    The first of an entry's objects is the holder, the others are what it holds.
+    """
+    found: dict[int, tuple[object, ...]] = {}
+    waiting = list(_nearest(root, package))
+    while waiting:
+        holder = waiting.pop()
+        if id(holder) not in found:
+            held = tuple(_nearest(holder, package))
+            found[id(holder)] = (holder, *held)
+            waiting += held
+    return found
+
+
+def circles(
+    found: Mapping[int, tuple[object, ...]], known: Collection[Holding] = ()
+) -> list[list[str]]:
+    """
+    Return the classes of each circle of more than one object.
+
+    Args:
+        found: As ``holdings`` returns it.
+        known: These are left out, as if nobody held so.
+    """
+    graph = {
+        number: [
+            id(held)
+            for held in objects[1:]
+            if id(held) != number and _holding(objects[0], held) not in known
+        ]
+        for number, objects in found.items()
+    }
+    return sorted(
+        sorted(type(found[number][0]).__name__ for number in component)
+        for component in components(graph)
+        if len(component) > 1
+    )
+
+
+def components(graph: Mapping[int, Iterable[int]]) -> list[list[int]]:
+    """Return the strongly connected components of a graph (Kosaraju's rule)."""
+    order: list[int] = []
+    seen: set[int] = set()
+    for start in graph:
+        order += _after_all(graph, start, seen)
+    backwards: dict[int, list[int]] = {number: [] for number in graph}
+    for number, others in graph.items():
+        for other in others:
+            backwards[other].append(number)
+    seen = set()
+    found = (list(_after_all(backwards, start, seen)) for start in reversed(order))
+    return [component for component in found if component]
+
+
+def _after_all(
+    graph: Mapping[int, Iterable[int]], start: int, seen: set[int]
+) -> Iterator[int]:
+    """Walk from a start to what was not seen; yield each after all that it reaches."""
+    if start in seen:
+        return
+    seen.add(start)
+    path = [(start, iter(graph[start]))]
+    while path:
+        number, others = path[-1]
+        following = next((other for other in others if other not in seen), None)
+        if following is None:
+            path.pop()
+            yield number
+        else:
+            seen.add(following)
+            path.append((following, iter(graph[following])))
+
+
+def _nearest(holder: object, package: str) -> Iterator[object]:
+    """Yield the package's objects that a holder reaches through carriers alone."""
+    seen: set[int] = set()
+    waiting = _referents(holder)
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, type):
+            continue
+        seen.add(id(one))
+        if any(c.__module__.startswith(package) for c in type(one).__mro__):
+            yield one
+        elif type(one) in _CARRIERS:
+            waiting += _referents(one)
+
+
+def _referents(one: object) -> list[object]:
+    """Return what an object refers to; of a function, not the names of its module."""
+    if isinstance(one, types.FunctionType):
+        return [*(one.__closure__ or ()), one.__defaults__, one.__kwdefaults__]
+    return gc.get_referents(one)
+
+
+def _holding(holder: object, held: object) -> Holding:
+    return Holding(type(holder).__name__, type(held).__name__)

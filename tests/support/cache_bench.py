@@ -1,0 +1,72 @@
+"""A cache sink over a Redis that takes every call, and a writer of batches into it."""
+
+from types import SimpleNamespace
+from unittest import mock
+
+import redis
+
+from support.dead_letters import Letters, desk_of
+from support.kafka_rows import row, table
+from support.parked_shop import ROUTES
+from towpath.sinks.apply.batch import BatchResult, BatchWriter
+from towpath.sinks.targets.cache.sink import CacheSink
+
+
+class Connection:
+    """Answers each call of the guard: one row applied, none stale."""
+
+    def __init__(self) -> None:
+        self.answered = 0
+
+    def send_packed_command(self, *_words: object, **_options: object) -> None:
+        pass
+
+    def read_response(self) -> list[int]:
+        self.answered += 1
+        return [1, 0]
+
+    def disconnect(self) -> None:
+        pass
+
+
+class Client:
+    """One server that has one connection, stores nothing, and keeps a file."""
+
+    def __init__(self) -> None:
+        self.connection = Connection()
+        self.connection_pool = SimpleNamespace(
+            get_connection=lambda: self.connection, release=lambda _connection: None
+        )
+
+    def info(self, *_sections: str) -> dict[str, object]:
+        return {"aof_enabled": 1}
+
+    def config_get(self, *_names: str) -> dict[str, str]:
+        return {}
+
+    def hgetall(self, _name: str) -> dict[str, str]:
+        return {}
+
+    def function_load(self, *_code: object, **_options: object) -> None:
+        pass
+
+
+class CacheBench:
+    """Writes batches of one record into a cache sink."""
+
+    def __init__(self) -> None:
+        self._client = Client()
+        with mock.patch.object(redis.Redis, "from_url", return_value=self._client):
+            self.sink = CacheSink("redis://unused", "p", tombstone_s=3600)
+        self.sink.open()
+        self._writer = BatchWriter(ROUTES, self.sink, desk_of(Letters()))
+
+    def write(self, number: int) -> BatchResult:
+        """Write a batch of one record, another order by each number."""
+        batch = table(row(number, "c", order=number, note="a"))
+        return self._writer.write(batch, number)
+
+    @property
+    def answered(self) -> int:
+        """How many calls of the guard the server has answered."""
+        return self._client.connection.answered

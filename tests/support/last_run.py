@@ -1,0 +1,53 @@
+"""How long the last run of all tests took on this machine, kept for ``make house``."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+import xdist
+
+from support.pages import ROOT
+
+KEPT: Final = ROOT / ".towpath" / "last-test.json"
+# As the Makefile's target ``test`` has it.
+MARKS: Final = "not soak and not browser and not compose"
+_BEGAN_S: Final = time.monotonic()
+
+
+class LastRun(NamedTuple):
+    """
+    A run of all tests.
+
+    Attributes:
+        outcome: pytest's word for how it ended, such as ``ok``.
+    """
+
+    seconds: float
+    outcome: str
+
+
+def keep(session: pytest.Session, exit_code: int, path: Path = KEPT) -> None:
+    """Keep a session's duration and outcome, if it was one of ``make test``."""
+    if xdist.is_xdist_worker(session) or not is_whole(session.config):
+        return
+    outcome = pytest.ExitCode(exit_code).name.lower().replace("_", " ")
+    path.parent.mkdir(exist_ok=True)
+    run = LastRun(round(time.monotonic() - _BEGAN_S, 1), outcome)
+    path.write_text(json.dumps(run._asdict()) + "\n", encoding="utf-8")
+
+
+def is_whole(config: Any) -> bool:
+    """Tell whether a session runs what ``make test`` runs, and no selection of it."""
+    option = config.option
+    is_chosen = option.keyword or option.lf or option.collectonly
+    is_everywhere = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    return option.markexpr == MARKS and is_everywhere and not is_chosen
+
+
+def last_run(path: Path = KEPT) -> LastRun | None:
+    """Return the last run that was kept; ``None`` if there is none."""
+    if not path.is_file():
+        return None
+    return LastRun(**json.loads(path.read_text(encoding="utf-8")))

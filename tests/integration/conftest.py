@@ -9,8 +9,7 @@ import pytest
 
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.worker import SnapshotWorker
-from towpath.relay.snapshot import effects as do
-from towpath.relay.snapshot import facts as told
+from towpath.relay.snapshot import protocol
 from towpath.relay.snapshot.shape import RowValues, ScanPlan, TableShape
 from towpath.schemas.clock import Deadline, SystemClock
 
@@ -31,15 +30,15 @@ class Worker:
         )
         self.deadline = Deadline(SystemClock(), 60.0)
 
-    def ask(self, effect: do.WorkerEffect) -> told.WorkerFact:
+    def ask(self, effect: protocol.WorkerEffect) -> protocol.WorkerFact:
         """Submit an effect and wait for its fact."""
         self.worker.submit(effect)
         [fact] = self.take(1)
         return fact
 
-    def take(self, count: int) -> list[told.WorkerFact]:
+    def take(self, count: int) -> list[protocol.WorkerFact]:
         """Wait for so many facts."""
-        facts: list[told.WorkerFact] = []
+        facts: list[protocol.WorkerFact] = []
         while len(facts) < count:
             facts += self.worker.facts()
             assert not self.deadline.passed(), facts
@@ -51,34 +50,34 @@ class Worker:
 
     def shape(self, collection: str, *order_by: str) -> TableShape:
         """Inspect a table that can be read."""
-        ask = do.InspectTables("s", (collection,), order_by=order_by)
+        ask = protocol.InspectTables("s", (collection,), order_by=order_by)
         inspected = self.ask(ask)
         assert {} == inspected.refusals
         return inspected.shapes[collection]
 
     def refusal(self, collection: str, *order_by: str) -> str:
         """Inspect a table that cannot be read, and return why."""
-        ask = do.InspectTables("s", (collection,), order_by=order_by)
+        ask = protocol.InspectTables("s", (collection,), order_by=order_by)
         inspected = self.ask(ask)
         assert {} == inspected.shapes
         return inspected.refusals[collection]
 
-    def ask_plan(self, collection: str, **fields: Any) -> told.WorkerFact:
+    def ask_plan(self, collection: str, **fields: Any) -> protocol.WorkerFact:
         """Inspect a table and ask for its plan."""
         shape = self.shape(collection, *fields.get("order_by", ()))
-        return self.ask(do.ReadPlan(1, collection, shape.relation.oid, **fields))
+        return self.ask(protocol.ReadPlan(1, collection, shape.relation.oid, **fields))
 
     def plan(self, collection: str, **fields: Any) -> ScanPlan:
         """Inspect a table and read its plan."""
         fact = self.ask_plan(collection, **fields)
-        assert isinstance(fact, told.PlanRead), fact
+        assert isinstance(fact, protocol.PlanRead), fact
         return fact.plan
 
-    def chunk(self, plan: ScanPlan, **fields: Any) -> told.WorkerFact:
+    def chunk(self, plan: ScanPlan, **fields: Any) -> protocol.WorkerFact:
         """Read a chunk of a plan."""
         return self.ask(self.chunk_of(plan, **fields))
 
-    def chunk_of(self, plan: ScanPlan, **fields: Any) -> do.ReadChunk:
+    def chunk_of(self, plan: ScanPlan, **fields: Any) -> protocol.ReadChunk:
         """Return what asks for a chunk of a plan."""
         ask: dict[str, Any] = {
             "chunk_id": 2,
@@ -91,7 +90,7 @@ class Worker:
             "condition": None,
             "max_rows": 1000,
         }
-        return do.ReadChunk(**ask | fields)
+        return protocol.ReadChunk(**ask | fields)
 
     def rows(self, plan: ScanPlan, max_rows: int, **fields: Any) -> list[RowValues]:
         """Read a table, or one range of it, chunk by chunk."""
@@ -100,7 +99,7 @@ class Worker:
         while True:
             ask = {"after_key": after_key, "max_rows": max_rows} | fields
             fact = self.chunk(plan, **ask)
-            assert isinstance(fact, told.ChunkRead), fact
+            assert isinstance(fact, protocol.ChunkRead), fact
             rows += fact.chunk.rows
             after_key = fact.chunk.last_key or after_key
             if fact.chunk.is_last:

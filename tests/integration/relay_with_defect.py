@@ -45,7 +45,7 @@ def _oldest(_folder: Path) -> None:
 
 def _deaf(_folder: Path) -> None:
     """Drop nothing."""
-    ChangedKeys.judge = lambda *_: None  # type: ignore[method-assign]
+    ChangedKeys.outcome = lambda *_: None  # type: ignore[method-assign]
 
 
 def _unlocked(_folder: Path) -> None:

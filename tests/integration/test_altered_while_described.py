@@ -12,7 +12,7 @@ import pytest
 from towpath.relay.postgres.exported_snapshots import ExportedSnapshots
 from towpath.relay.postgres.views import CollectionCatalog
 from towpath.relay.postgres.worker import SnapshotCommands
-from towpath.relay.snapshot.effects import InspectTables
+from towpath.relay.snapshot.protocol import InspectTables
 from towpath.schemas.failure import TowpathError
 from towpath.schemas.table_name import TableName
 from towpath.settings.outbox import AggregateView

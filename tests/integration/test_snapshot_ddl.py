@@ -11,7 +11,7 @@ import pytest
 from towpath.relay.postgres import chunk_reader
 from towpath.relay.postgres.chunk_reader import ChunkReader
 from towpath.relay.postgres.queries import query
-from towpath.relay.snapshot import facts as told
+from towpath.relay.snapshot import protocol
 from towpath.schemas.clock import Deadline, SystemClock
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -49,9 +49,9 @@ SLEEPS = (
 
 
 @contextmanager
-def asking(ask: Any) -> Iterator[list[told.WorkerFact]]:
+def asking(ask: Any) -> Iterator[list[protocol.WorkerFact]]:
     """Let a worker be asked while something else is done; give its answer after it."""
-    answers: list[told.WorkerFact] = []
+    answers: list[protocol.WorkerFact] = []
     thread = threading.Thread(target=lambda: answers.append(ask()))
     thread.start()
     yield answers

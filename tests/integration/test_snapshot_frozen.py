@@ -3,12 +3,12 @@
 import psycopg
 import pytest
 
-from towpath.relay.snapshot import effects as do
+from towpath.relay.snapshot import protocol
 from towpath.schemas.clock import Deadline, SystemClock
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
-FROZEN = {"frozen_by": "view-1"}
+FROZEN = {"view": "view-1"}
 HOLDERS = (
     "select pid from pg_stat_activity where datname = current_database()"
     " and state = 'idle in transaction' and pid <> pg_backend_pid()"
@@ -56,8 +56,8 @@ def test_a_view_is_let_go_of_for_good(table, begin):
     worker = begin()
     plan = worker.plan("s.t", **FROZEN)
     held = table.execute(HOLDERS).fetchall()
-    worker.worker.submit(do.ReleaseSnapshot("view-1"))
-    worker.ask(do.ProbeVisibility())
+    worker.worker.submit(protocol.ReleaseSnapshot("view-1"))
+    worker.ask(protocol.ProbeVisibility())
     clock, deadline = SystemClock(), Deadline(SystemClock(), 20.0)
     while table.execute(HOLDERS).fetchall():
         assert not deadline.passed()
@@ -65,7 +65,7 @@ def test_a_view_is_let_go_of_for_good(table, begin):
     failure = worker.chunk(plan, **FROZEN)
 
     assert 1 == len(held)
-    assert (True, True) == (failure.may_recover, failure.has_thawed)
+    assert (True, True) == (failure.may_recover, failure.has_lost_view)
 
 
 def test_a_view_whose_session_was_ended_is_lost(table, begin):
@@ -78,7 +78,7 @@ def test_a_view_whose_session_was_ended_is_lost(table, begin):
     failures = [worker.chunk(plan, **FROZEN) for _ in range(2)]
     chunk = worker.chunk(plan).chunk
 
-    assert [(True, True)] * 2 == [(f.may_recover, f.has_thawed) for f in failures]
+    assert [(True, True)] * 2 == [(f.may_recover, f.has_lost_view) for f in failures]
     assert 9 == len(chunk.rows)
 
 
@@ -97,7 +97,7 @@ def test_a_reader_that_was_ended_reads_on_in_the_same_view(table, begin):
     failure = worker.chunk(plan, **FROZEN)
     chunk = worker.chunk(plan, **FROZEN).chunk
 
-    assert (True, False) == (failure.may_recover, failure.has_thawed)
+    assert (True, False) == (failure.may_recover, failure.has_lost_view)
     assert 9 == len(chunk.rows)
 
 
@@ -127,8 +127,8 @@ def test_a_table_that_was_altered_is_not_in_the_view_any_more(table, begin, alte
     failure = worker.chunk(plan, **FROZEN)
     others = worker.ask_plan("s.t" if "old" in alteration else "s.u", **FROZEN)
 
-    assert (True, True) == (failure.may_recover, failure.has_thawed)
-    assert ("old" in alteration) == getattr(others, "has_thawed", False)
+    assert (True, True) == (failure.may_recover, failure.has_lost_view)
+    assert ("old" in alteration) == getattr(others, "has_lost_view", False)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_partitions_are_looked_at_as_well(table, begin, alteration):
     table.execute(alteration)
     fact = worker.chunk(plan, **FROZEN)
 
-    assert PARTITIONS[alteration] == getattr(fact, "has_thawed", False)
+    assert PARTITIONS[alteration] == getattr(fact, "has_lost_view", False)
     assert PARTITIONS[alteration] or 9 == len(fact.chunk.rows)
 
 
@@ -200,7 +200,7 @@ def test_a_view_can_be_lent(table, database, begin):
         chunk = worker.chunk(plan, **FROZEN).chunk
     lost = worker.chunk(plan, **FROZEN)
 
-    assert (9, True) == (len(chunk.rows), lost.has_thawed)
+    assert (9, True) == (len(chunk.rows), lost.has_lost_view)
 
 
 def test_a_chosen_select_is_read_in_place_of_the_table(table, worker):
@@ -237,7 +237,7 @@ def test_a_select_that_will_not_do_is_refused(table, worker, select, reason):
     assert 9 == table.execute("select count(*) from s.t").fetchone()[0]
     failure = worker.ask_plan("s.t", select=select, **FROZEN)
 
-    assert (False, False) == (failure.may_recover, failure.has_thawed)
+    assert (False, False) == (failure.may_recover, failure.has_lost_view)
     assert reason in failure.reason
 
 
@@ -278,4 +278,4 @@ def test_other_tables_of_a_select_are_looked_at_as_well(table, begin):
     table.execute("alter table s.u alter a type bigint")
     failure = worker.chunk(plan, select=select, **FROZEN)
 
-    assert (9, True) == (len(before.rows), failure.has_thawed)
+    assert (9, True) == (len(before.rows), failure.has_lost_view)

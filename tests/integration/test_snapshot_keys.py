@@ -8,7 +8,7 @@ import pytest
 
 from towpath.relay.encode.relations import bind
 from towpath.relay.postgres.catalog import PostgresCatalog
-from towpath.relay.snapshot import effects as do
+from towpath.relay.snapshot import protocol
 from towpath.relay.snapshot.shape import key_of
 from towpath.relay.wal.messages import RelationShape
 from towpath.relay.wal.pgoutput import parse_message
@@ -451,7 +451,7 @@ def test_partitions_are_cut_into_parts_with_their_root(connection, worker):
         (10_000, {"parts": 4}),
         (60_000, {"parts": 1}),
         (60_000, {"parts": 4, "condition": "a < 100"}),
-        (60_000, {"parts": 4, "select": "select * from s.t", "frozen_by": "f"}),
+        (60_000, {"parts": 4, "select": "select * from s.t", "view": "f"}),
         (0, {"parts": 4}),
     ],
 )
@@ -697,10 +697,10 @@ def test_sessions_of_others_that_work_are_counted(
     create(connection, f"create role {role} login", *(g.format(role) for g in grants))
     worker = begin(psycopg.conninfo.make_conninfo(database, user=role))
     try:
-        before = worker.ask(do.ProbeLoad()).active_sessions
+        before = worker.ask(protocol.ProbeLoad()).active_sessions
         with psycopg.connect(database, autocommit=True) as busy:
             busy.pgconn.send_query(b"select pg_sleep(60)")
-            while worker.ask(do.ProbeLoad()).active_sessions <= before:
+            while worker.ask(protocol.ProbeLoad()).active_sessions <= before:
                 assert not deadline.passed()
                 clock.wait(0.02)
             busy.close()

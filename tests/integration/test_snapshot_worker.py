@@ -8,8 +8,7 @@ import pytest
 
 from support.copying import replace
 from towpath.relay.errors import NotPreparedError
-from towpath.relay.snapshot import effects as do
-from towpath.relay.snapshot import facts as told
+from towpath.relay.snapshot import protocol
 from towpath.relay.snapshot.shape import key_of
 from towpath.relay.snapshot.sql import decode_lines
 from towpath.relay.snapshot.stored import StoredTable
@@ -140,7 +139,7 @@ def test_tables_that_cannot_be_read_are_refused(connection, worker, statements, 
     """
     for statement in statements:
         connection.execute(statement)
-    inspected = worker.ask(do.InspectTables("s", ("s.t",)))
+    inspected = worker.ask(protocol.InspectTables("s", ("s.t",)))
 
     assert {} == inspected.shapes
     assert reason in inspected.refusals["s.t"]
@@ -270,7 +269,7 @@ def test_listed_keys_are_spelt_as_the_stream_spells_them(
     """
     connection.execute(f"create table s.t (a {kind} primary key)")
     asked = tuple((str(value).encode(),) for (value,) in listed)
-    inspected = worker.ask(do.InspectTables("s", ("s.t",), asked))
+    inspected = worker.ask(protocol.InspectTables("s", ("s.t",), asked))
 
     assert ({}, tuple((key,) for key in keys)) == (inspected.refusals, inspected.keys)
 
@@ -291,7 +290,7 @@ def test_listed_keys_that_are_none_are_refused(connection, worker, key, reason):
     """
     connection.execute("create domain s.small as int check (value > 0)")
     connection.execute("create table s.t (a s.small, b int, primary key (b, a))")
-    inspected = worker.ask(do.InspectTables("s", ("s.t",), (key,)))
+    inspected = worker.ask(protocol.InspectTables("s", ("s.t",), (key,)))
 
     assert {} == inspected.shapes
     assert reason in inspected.refusals["s.t"]
@@ -314,16 +313,18 @@ def test_what_the_relay_asks_for_is_stored_and_read_back(connection, worker):
         asked_keys=2,
         asked_until="0000000000000010.0000000004",
     )
-    stored = [worker.ask(do.StoreKeys(table.snapshot_id, (table,), 0)) for _ in "12"]
+    stored = [
+        worker.ask(protocol.StoreKeys(table.snapshot_id, (table,), 0)) for _ in "12"
+    ]
     running = replace(table, state="running", pending_keys=None, error="away")
-    worker.ask(do.SaveProgress(1, running))
-    ask = do.ReadPlan(2, "s.t", oid, keys_of="towpath-keys-1")
+    worker.ask(protocol.SaveProgress(1, running))
+    ask = protocol.ReadPlan(2, "s.t", oid, keys_of="towpath-keys-1")
     plan = worker.ask(ask).plan
     resumed = worker.worker.read_stored()
 
-    assert [told.KeysStored("towpath-keys-1")] * 2 == stored
+    assert [protocol.KeysStored("towpath-keys-1")] * 2 == stored
     assert (((b"7",), (b"8",)), None) == (plan.keys, plan.maximum_key)
-    assert told.UnfinishedRead((running,), table.asked_until) == resumed
+    assert protocol.UnfinishedRead((running,), table.asked_until) == resumed
 
 
 def test_what_a_dead_process_stored_late_gives_way(connection, worker):
@@ -336,10 +337,10 @@ def test_what_a_dead_process_stored_late_gives_way(connection, worker):
         "towpath-keys-1", "s.t", 0, "queued", oid, pending_keys=((b"1",),), asked_keys=1
     )
     ours = replace(dead, pending_keys=((b"1",), (b"2",)), asked_keys=2)
-    worker.ask(do.StoreKeys("towpath-keys-1", (dead,), 0))
-    worker.ask(do.SaveProgress(1, replace(dead, state="completed", chunks=1)))
-    worker.ask(do.StoreKeys("towpath-keys-1", (ours,), 0))
-    plan = worker.ask(do.ReadPlan(2, "s.t", oid, keys_of="towpath-keys-1")).plan
+    worker.ask(protocol.StoreKeys("towpath-keys-1", (dead,), 0))
+    worker.ask(protocol.SaveProgress(1, replace(dead, state="completed", chunks=1)))
+    worker.ask(protocol.StoreKeys("towpath-keys-1", (ours,), 0))
+    plan = worker.ask(protocol.ReadPlan(2, "s.t", oid, keys_of="towpath-keys-1")).plan
     state = connection.execute("select state, chunks from towpath.snapshot").fetchone()
 
     assert (ours.pending_keys, ("queued", 0)) == (plan.keys, state)
@@ -354,8 +355,8 @@ def test_stored_keys_that_do_not_fit_any_more_fail(connection, worker):
     table = StoredTable(
         "towpath-keys-1", "s.t", 0, "queued", oid, pending_keys=((b"7",),), asked_keys=1
     )
-    worker.ask(do.StoreKeys(table.snapshot_id, (table,), 0))
-    failure = worker.ask(do.ReadPlan(2, "s.t", oid, keys_of="towpath-keys-1"))
+    worker.ask(protocol.StoreKeys(table.snapshot_id, (table,), 0))
+    failure = worker.ask(protocol.ReadPlan(2, "s.t", oid, keys_of="towpath-keys-1"))
 
     assert not failure.may_recover
     assert "does not fit" in failure.reason
@@ -376,7 +377,7 @@ def test_old_key_requests_are_deleted_except_the_newest(connection, worker):
         " (7, 'running', '2', '8 d')) v (n, state, asked_until, age)"
     )
     table = StoredTable("x", "s.t", 0, "queued", 1, asked_keys=1, asked_until="8")
-    worker.ask(do.StoreKeys("x", (table,), 0))
+    worker.ask(protocol.StoreKeys("x", (table,), 0))
     rows = connection.execute("select snapshot_id from towpath.snapshot order by 1")
     names = [name.removeprefix("towpath-keys-") for (name,) in rows]
 
@@ -450,7 +451,7 @@ def test_the_lock_comes_before_the_snapshot(connection, database, worker):
     with psycopg.connect(database) as rewriting:
         rewriting.execute("alter table s.t alter b type bigint")
         ask = threading.Thread(target=lambda: answers.append(worker.chunk(plan)))
-        answers: list[told.WorkerFact] = []
+        answers: list[protocol.WorkerFact] = []
         ask.start()
         _wait_for_lock(connection, worker.deadline)
         rewriting.commit()
@@ -497,7 +498,7 @@ def test_a_wrong_filter_cannot_recover(connection, worker):
     """
     connection.execute("create table s.t (a int primary key)")
     shape = worker.plan("s.t").shape
-    ask = do.ReadPlan(1, "s.t", shape.relation.oid, condition="nonsense > 1")
+    ask = protocol.ReadPlan(1, "s.t", shape.relation.oid, condition="nonsense > 1")
     failure = worker.ask(ask)
 
     assert not failure.may_recover
@@ -535,7 +536,7 @@ def test_progress_survives_as_it_was_saved(connection, worker):
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
     queued = StoredTable("s1", "s.t", 0, "queued", 4711, target="search2")
     stored = worker.ask(
-        do.StoreSignal("s1", "accepted", {"tables": ["s.t"]}, (queued,))
+        protocol.StoreSignal("s1", "accepted", {"tables": ["s.t"]}, (queued,))
     )
     running = replace(
         queued,
@@ -549,17 +550,17 @@ def test_progress_survives_as_it_was_saved(connection, worker):
         estimated_rows=14,
         key_columns=("a text 100", "b int 0"),
     )
-    saved = worker.ask(do.SaveProgress(9, running))
+    saved = worker.ask(protocol.SaveProgress(9, running))
     row = connection.execute(
         "select last_key, percent, state, started_at is null from towpath.snapshot"
     ).fetchone()
 
-    assert (told.SignalStored("s1", is_new=True), told.ProgressSaved(9)) == (
+    assert (protocol.SignalStored("s1", is_new=True), protocol.ProgressSaved(9)) == (
         stored,
         saved,
     )
     assert (["é'\"", "7"], 50, "running", False) == row
-    assert told.UnfinishedRead((running,)) == worker.worker.read_stored()
+    assert protocol.UnfinishedRead((running,)) == worker.worker.read_stored()
 
 
 def test_a_signal_is_answered_once(connection, worker):
@@ -572,10 +573,10 @@ def test_a_signal_is_answered_once(connection, worker):
     )
     table = StoredTable("s1", "s.t", 0, "queued", 4711)
     effects = [
-        do.StoreSignal("s1", "accepted", {}, (table,)),
-        do.StoreSignal("s1", "accepted", {}, (table,)),
-        do.StoreSignal("s2", "accepted", {}),
-        do.StoreSignal("gone", "accepted", {}),
+        protocol.StoreSignal("s1", "accepted", {}, (table,)),
+        protocol.StoreSignal("s1", "accepted", {}, (table,)),
+        protocol.StoreSignal("s2", "accepted", {}),
+        protocol.StoreSignal("gone", "accepted", {}),
     ]
 
     assert [True, False, False, True] == [worker.ask(e).is_new for e in effects]
@@ -587,7 +588,7 @@ def test_an_id_is_not_used_twice(connection, worker):
     """
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
     table = StoredTable("s1", "s.t", 0, "queued", 4711)
-    effect = do.StoreSignal("s1", "accepted", {}, (table,))
+    effect = protocol.StoreSignal("s1", "accepted", {}, (table,))
     worker.ask(effect)
     connection.execute("delete from towpath.signal")
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
@@ -605,9 +606,9 @@ def test_answers_add_to_what_was_said_before(connection, worker):
     The final counts stand beside the reasons of the first answer.
     """
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
-    worker.ask(do.StoreSignal("s1", "accepted", {"refused": {"a": "b"}}))
-    worker.worker.submit(do.AnswerSignal("s1", "completed", {"rows": 5}))
-    worker.ask(do.ProbeVisibility())
+    worker.ask(protocol.StoreSignal("s1", "accepted", {"refused": {"a": "b"}}))
+    worker.worker.submit(protocol.AnswerSignal("s1", "completed", {"rows": 5}))
+    worker.ask(protocol.ProbeVisibility())
     row = connection.execute(
         "select status, detail, updated_at is null from towpath.signal"
     ).fetchone()
@@ -621,10 +622,10 @@ def test_a_stopped_table_stays_stopped(connection, worker):
     """
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
     table = StoredTable("s1", "s.t", 0, "running", 4711)
-    worker.ask(do.StoreSignal("s1", "accepted", {}, (table,)))
+    worker.ask(protocol.StoreSignal("s1", "accepted", {}, (table,)))
     stopped = replace(table, state="stopped")
-    worker.ask(do.StoreSignal("s2", "completed", {}, changed=(stopped,)))
-    worker.ask(do.SaveProgress(1, replace(table, rows=7, chunks=1)))
+    worker.ask(protocol.StoreSignal("s2", "completed", {}, changed=(stopped,)))
+    worker.ask(protocol.SaveProgress(1, replace(table, rows=7, chunks=1)))
     row = connection.execute("select state, rows from towpath.snapshot").fetchone()
 
     assert ("stopped", 7) == row
@@ -644,12 +645,12 @@ def test_a_chosen_key_keeps_its_place_only_while_rows_are_asked_for(
     """
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
     table = StoredTable("s1", "s.t", 0, "running", 4711, order_by=order_by)
-    worker.ask(do.StoreSignal("s1", "accepted", {}, (table,)))
+    worker.ask(protocol.StoreSignal("s1", "accepted", {}, (table,)))
     known = replace(table, state=state, last_key=(b"7",), chunks=1)
-    worker.ask(do.SaveProgress(1, known))
+    worker.ask(protocol.SaveProgress(1, known))
     connection.execute("insert into towpath.signal values ('s2', 'resume-snapshot')")
     queued = replace(known, state="queued")
-    worker.ask(do.StoreSignal("s2", "completed", {}, changed=(queued,)))
+    worker.ask(protocol.StoreSignal("s2", "completed", {}, changed=(queued,)))
     row = connection.execute("select state, last_key from towpath.snapshot").fetchone()
 
     assert ("queued", last_key) == row
@@ -661,10 +662,10 @@ def test_a_missing_table_ends_the_worker_with_its_name(connection, worker):
     """
     connection.execute("drop table towpath.snapshot")
     worker.worker.submit(
-        do.SaveProgress(1, StoredTable("s1", "s.t", 0, "running", 4711))
+        protocol.SaveProgress(1, StoredTable("s1", "s.t", 0, "running", 4711))
     )
     with pytest.raises(NotPreparedError) as failure:
-        worker.ask(do.ProbeVisibility())
+        worker.ask(protocol.ProbeVisibility())
 
     assert "towpath.snapshot" in str(failure.value)
 

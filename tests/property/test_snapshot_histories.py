@@ -28,13 +28,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.copying import replace
-from towpath.relay.snapshot import effects as do
-from towpath.relay.snapshot import facts as told
+from towpath.relay.snapshot import protocol
 from towpath.relay.snapshot.changed_keys import ChangedKeys
 from towpath.relay.snapshot.driver import SnapshotDriver, SnapshotScope
 from towpath.relay.snapshot.key_requests import KeyRequests
 from towpath.relay.snapshot.pace import ChunkSize, Throttle
-from towpath.relay.snapshot.range_reader import JudgedSlice, RangeReader
+from towpath.relay.snapshot.range_reader import EmittedSlice, RangeReader
 from towpath.relay.snapshot.run import SnapshotLimits
 from towpath.relay.snapshot.scan_context import ConsistentPoints
 from towpath.relay.snapshot.shape import (
@@ -47,7 +46,7 @@ from towpath.relay.snapshot.shape import (
 from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.snapshot.table_scan import ScanStage, TableScan
 from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
-from towpath.relay.snapshot.window import Window, WindowVerdict
+from towpath.relay.snapshot.window import DeduplicatedRows, Window
 from towpath.relay.wal.messages import Column, Relation
 from towpath.schemas.position import Position
 
@@ -114,7 +113,7 @@ class Model:
         self.start_of_sink = 0
         self.target = self.random.choice([None, "new"])
         self.chunk_rows = self.random.choice([1, 2, 3, 20])
-        self.max_touches = self.random.choice([3, 8, 1000])
+        self.max_changed_keys = self.random.choice([3, 8, 1000])
         self.batch_keys = self.random.choice([1, 2, 1000])
         self.slow = self.random.choice([0, 0.1, 0.4])
         self.readers = self.random.choice([1, 2, 3, 3])
@@ -238,7 +237,7 @@ class Model:
     def is_paused(self) -> bool:
         return any(table.state == "paused" for table in self.stored.values())
 
-    def unfinished(self) -> told.UnfinishedRead:
+    def unfinished(self) -> protocol.UnfinishedRead:
         tables = []
         for table in self.stored.values():
             is_signal = table.snapshot_id == "signal"
@@ -247,7 +246,7 @@ class Model:
                 is_listed = table.asked_keys is not None
                 keys = None if is_listed else table.pending_keys
                 tables.append(replace(table, pending_keys=keys))
-        return told.UnfinishedRead(tuple(tables), self.asked_until)
+        return protocol.UnfinishedRead(tuple(tables), self.asked_until)
 
     def snapshot(self) -> XidSnapshot:
         running = frozenset(t.xid for t in self.open + self.unseen)
@@ -284,7 +283,7 @@ class Relay:
             limits=SnapshotLimits(
                 ChunkSize(world.chunk_rows),
                 world.readers,
-                world.max_touches,
+                world.max_changed_keys,
                 world.batch_keys,
             ),
             throttle=Throttle(10.0, 0),
@@ -292,9 +291,9 @@ class Relay:
         self.at = world.confirmed_lsn // 8 - 1
         self.sequence = 0
         self.now_s = 0.0
-        self.facts: deque[told.Fact] = deque()
-        self.clerk: deque[do.Effect] = deque()
-        self.reader: deque[do.Effect] = deque()
+        self.facts: deque[protocol.Fact] = deque()
+        self.clerk: deque[protocol.Effect] = deque()
+        self.reader: deque[protocol.Effect] = deque()
         self.lanes: list[Iterator[None] | None] = [None] * world.readers
         self.frozen: dict[str, tuple[XidSnapshot, dict[int, Version]]] = {}
         self.emitted: dict[int, int] = {}
@@ -312,16 +311,20 @@ class Relay:
                 self.present[record.key] = record.version is not None
         self.tell(world.unfinished())
 
-    def tell(self, fact: told.Fact) -> None:
+    def tell(self, fact: protocol.Fact) -> None:
         for effect in self.driver.on(fact):
             match effect:
-                case do.EmitRows():
+                case protocol.EmitRows():
                     self.emit(effect)
-                case do.EmitSweep():
+                case protocol.EmitSweep():
                     self.sweep(effect)
-                case do.Notify():
+                case protocol.Notify():
                     pass
-                case do.WriteWatermark() | do.ReadPlan() | do.ReadChunk():
+                case (
+                    protocol.WriteWatermark()
+                    | protocol.ReadPlan()
+                    | protocol.ReadChunk()
+                ):
                     self.reader.append(effect)
                 case _:
                     self.clerk.append(effect)
@@ -338,14 +341,14 @@ class Relay:
         if self.at == len(world.log):
             return
         # Frames that were read with the mark are followed; then the stream waits.
-        if self.driver.holds_stream and world.random.random() < 0.9:
+        if self.driver.blocks_stream and world.random.random() < 0.9:
             return
         entry = world.log[self.at]
         lsn, end_lsn = 8 * (self.at + 1), 8 * (self.at + 2)
         self.at += 1
         if isinstance(entry, str):
             self.sequence += 1
-            self.tell(told.WatermarkSeen(entry, end_lsn, self.sequence))
+            self.tell(protocol.WatermarkSeen(entry, end_lsn, self.sequence))
         else:
             self.take(entry, lsn)
             self.invisible.add(entry.xid % (1 << 32), end_lsn)
@@ -362,29 +365,31 @@ class Relay:
             if change[0] == "signal":
                 _, signal_id, kind, data = change
                 self.holds.append(signal_id)
-                self.tell(told.SignalSeen(signal_id, kind, data, xid))
+                self.tell(protocol.SignalSeen(signal_id, kind, data, xid))
 
     def complete(self, change: tuple, position: Position) -> None:
         if change[0] == "move" and change[3].large is None:
             key = _key(change[2])
-            request = self.driver.requests.ask(SHAPE.relation, key, position)
+            request = self.driver.requests.add(SHAPE.relation, key, position)
             self.holds += [request] if request else []
 
     def touch(self, change: tuple, xid: int) -> None:
-        touches = self.driver.recorders.tables.get(OID)
-        if touches is None:
+        feed = self.driver.changed_keys.tables.get(OID)
+        if feed is None:
             return
         match change:
             case ("write", key, version):
                 partial = version is not None and version.large is None
-                touches.touch(_key(key), xid, self.sequence, partial=partial)
+                feed.record(_key(key), xid, self.sequence, partial=partial)
             case ("move", old, new, version, _):
                 partial = version.large is None
-                touches.move(_key(old), _key(new), xid, self.sequence, partial=partial)
+                feed.record_move(
+                    _key(old), _key(new), xid, self.sequence, partial=partial
+                )
             case ("delete", key, _):
-                touches.touch(_key(key), xid, self.sequence)
+                feed.record(_key(key), xid, self.sequence)
             case ("truncate", _):
-                touches.touch_all(xid, self.sequence)
+                feed.record_truncate(xid, self.sequence)
 
     def publish(self, change: tuple, position: Position) -> None:
         if position <= self.published:
@@ -407,7 +412,7 @@ class Relay:
         self.present[key] = version is not None
         self.world.topic.append(Record(position, key, version, False, None, tag))
 
-    def emit(self, effect: do.EmitRows) -> None:
+    def emit(self, effect: protocol.EmitRows) -> None:
         position = Position(effect.log_lsn, -1)
         for (key,) in effect.absent:
             if effect.target is None and self.present.get(int(key)):
@@ -427,7 +432,7 @@ class Relay:
         if effect.is_last:
             self.emitted[effect.chunk_id] = len(self.world.topic)
 
-    def sweep(self, effect: do.EmitSweep) -> None:
+    def sweep(self, effect: protocol.EmitSweep) -> None:
         floor = Position(effect.floor, -1)
         sweep = Record(floor, SWEPT, None, True, effect.target, 0)
         self.world.topic.append(sweep)
@@ -435,7 +440,7 @@ class Relay:
 
     def turn(self) -> None:
         """Emit some rows, or all of them."""
-        self.tell(told.EmitAllowed(self.world.random.choice([1, 1, 2, 20])))
+        self.tell(protocol.EmitAllowed(self.world.random.choice([1, 1, 2, 20])))
 
     # The broker and the confirmation ---------------------------------------------
 
@@ -445,7 +450,7 @@ class Relay:
         for chunk_id, length in list(self.emitted.items()):
             if length <= world.acknowledged:
                 del self.emitted[chunk_id]
-                self.facts.append(told.Delivered(chunk_id))
+                self.facts.append(protocol.Delivered(chunk_id))
 
     def confirm(self) -> None:
         while self.settled and self.settled[0][0] <= self.world.acknowledged:
@@ -459,7 +464,7 @@ class Relay:
 
     def is_at_its_weakest(self) -> bool:
         """Return whether the log is confirmed while progress waits to be stored."""
-        kinds = (do.SaveProgress, do.StoreKeys)
+        kinds = (protocol.SaveProgress, protocol.StoreKeys)
         waits = any(isinstance(effect, kinds) for effect in self.clerk)
         waits = waits or not self.driver.requests.is_empty
         has_let_go = self.world.confirmed_lsn == 8 * (self.at + 1)
@@ -479,27 +484,29 @@ class Relay:
             return
         world = self.world
         match self.clerk.popleft():
-            case do.ProbeVisibility():
-                self.facts.append(told.VisibilityRead(world.snapshot()))
-            case do.InspectTables() as ask:
-                fact = told.TablesInspected(ask.signal_id, {"s.a": SHAPE}, {}, ask.keys)
+            case protocol.ProbeVisibility():
+                self.facts.append(protocol.VisibilityRead(world.snapshot()))
+            case protocol.InspectTables() as ask:
+                fact = protocol.TablesInspected(
+                    ask.signal_id, {"s.a": SHAPE}, {}, ask.keys
+                )
                 self.facts.append(fact)
-            case do.StoreSignal() as answer:
+            case protocol.StoreSignal() as answer:
                 self.store_signal(answer)
-            case do.StoreKeys() as ask:
+            case protocol.StoreKeys() as ask:
                 self.store_keys(ask)
-            case do.SaveProgress() as save:
+            case protocol.SaveProgress() as save:
                 self.save(save)
-            case do.AnswerSignal() | do.ReleaseSnapshot() as effect:
+            case protocol.AnswerSignal() | protocol.ReleaseSnapshot() as effect:
                 self.end(effect)
 
-    def end(self, effect: do.AnswerSignal | do.ReleaseSnapshot) -> None:
-        if isinstance(effect, do.ReleaseSnapshot):
+    def end(self, effect: protocol.AnswerSignal | protocol.ReleaseSnapshot) -> None:
+        if isinstance(effect, protocol.ReleaseSnapshot):
             self.frozen.pop(effect.view, None)
         else:
             self.world.answers[effect.signal_id] = effect.status
 
-    def store_signal(self, answer: do.StoreSignal) -> None:
+    def store_signal(self, answer: protocol.StoreSignal) -> None:
         world = self.world
         is_new = answer.signal_id not in world.answers
         if is_new:
@@ -507,7 +514,7 @@ class Relay:
             world.stored.update({t.snapshot_id: t for t in answer.tables})
             for table in answer.changed:
                 self.change(table)
-        self.facts.append(told.SignalStored(answer.signal_id, is_new))
+        self.facts.append(protocol.SignalStored(answer.signal_id, is_new))
 
     def change(self, table: StoredTable) -> None:
         """Do as the statement does: ended tables are unchanged."""
@@ -519,7 +526,7 @@ class Relay:
         if known.state in from_states:
             stored[table.snapshot_id] = replace(known, state=table.state)
 
-    def store_keys(self, ask: do.StoreKeys) -> None:
+    def store_keys(self, ask: protocol.StoreKeys) -> None:
         world = self.world
         [table] = ask.tables
         if (world.asked_until or "") >= (table.asked_until or ""):
@@ -527,9 +534,9 @@ class Relay:
             raise RefutedError(message)
         world.asked_until = table.asked_until
         world.stored[ask.snapshot_id] = table
-        self.facts.append(told.KeysStored(ask.snapshot_id))
+        self.facts.append(protocol.KeysStored(ask.snapshot_id))
 
-    def save(self, save: do.SaveProgress) -> None:
+    def save(self, save: protocol.SaveProgress) -> None:
         table = save.table
         stored = self.world.stored
         if table.pending_keys is None:
@@ -539,7 +546,7 @@ class Relay:
         if known.state == "paused" and table.state == "running":
             table = replace(table, state="paused")
         stored[table.snapshot_id] = table
-        self.facts.append(told.ProgressSaved(save.request_id))
+        self.facts.append(protocol.ProgressSaved(save.request_id))
 
     def read(self) -> None:
         """Let one of the readers do one step."""
@@ -551,22 +558,22 @@ class Relay:
             lane = None
         self.lanes[place] = lane
 
-    def steps(self, effect: do.Effect) -> Iterator[None]:
-        fails = not isinstance(effect, do.ReadChunk)
+    def steps(self, effect: protocol.Effect) -> Iterator[None]:
+        fails = not isinstance(effect, protocol.ReadChunk)
         if fails and self.world.random.random() < 0.05:
-            failure = told.ReadFailed(effect.request_id, "away", may_recover=True)
+            failure = protocol.ReadFailed(effect.request_id, "away", may_recover=True)
             self.facts.append(failure)
             return
         match effect:
-            case do.WriteWatermark():
+            case protocol.WriteWatermark():
                 if self.world.early_maximum:
                     self.world.maximum_at_mark = max(self.world.rows, default=None)
                 self.world.log.append(effect.token)
                 yield
-                self.facts.append(told.WatermarkWritten(effect.request_id))
-            case do.ReadPlan():
+                self.facts.append(protocol.WatermarkWritten(effect.request_id))
+            case protocol.ReadPlan():
                 yield
-                keys = self.view(effect.frozen_by)[1]
+                keys = self.view(effect.view)[1]
                 maximum = max(keys, default=None)
                 if self.world.early_maximum:
                     maximum = self.world.maximum_at_mark
@@ -576,8 +583,8 @@ class Relay:
                 if effect.keys_of is not None:
                     keys = self.world.stored[effect.keys_of].pending_keys
                     plan = ScanPlan(SHAPE, None, len(keys), keys)
-                self.facts.append(told.PlanRead(effect.request_id, plan))
-            case do.ReadChunk():
+                self.facts.append(protocol.PlanRead(effect.request_id, plan))
+            case protocol.ReadChunk():
                 yield from self.chunk(effect)
 
     def cuts(self, maximum: int, parts: int) -> tuple[Key, ...]:
@@ -585,27 +592,27 @@ class Relay:
         count = min(self.world.random.randrange(parts), maximum)
         return tuple(map(_key, sorted(self.world.random.sample(range(maximum), count))))
 
-    def view(self, frozen_by: str | None) -> tuple[XidSnapshot, dict[int, Version]]:
+    def view(self, view: str | None) -> tuple[XidSnapshot, dict[int, Version]]:
         """Return the rows visible to a query: now, or when its run was frozen."""
         now = self.world.snapshot(), dict(self.world.rows)
-        return now if frozen_by is None else self.frozen.setdefault(frozen_by, now)
+        return now if view is None else self.frozen.setdefault(view, now)
 
-    def frozen_chunk(self, ask: do.ReadChunk) -> Iterator[None]:
+    def frozen_chunk(self, ask: protocol.ReadChunk) -> Iterator[None]:
         """Read in the one view, unless that is lost."""
-        if self.world.random.random() < 0.1 or ask.frozen_by not in self.frozen:
-            self.frozen.pop(ask.frozen_by, None)
-            lost = told.ReadFailed(
-                ask.chunk_id, "lost", may_recover=True, has_thawed=True
+        if self.world.random.random() < 0.1 or ask.view not in self.frozen:
+            self.frozen.pop(ask.view, None)
+            lost = protocol.ReadFailed(
+                ask.chunk_id, "lost", may_recover=True, has_lost_view=True
             )
             self.facts.append(lost)
             return
-        snapshot, rows = self.view(ask.frozen_by)
+        snapshot, rows = self.view(ask.view)
         yield
         self.answer_chunk(ask, snapshot, rows)
 
-    def chunk(self, ask: do.ReadChunk) -> Iterator[None]:
+    def chunk(self, ask: protocol.ReadChunk) -> Iterator[None]:
         world = self.world
-        if ask.frozen_by is not None:
+        if ask.view is not None:
             yield from self.frozen_chunk(ask)
             return
         if ask.low_token:
@@ -616,7 +623,7 @@ class Relay:
         snapshot, rows = world.snapshot(), dict(world.rows)
         yield
         if world.random.random() < 0.05:
-            failure = told.ReadFailed(ask.chunk_id, "cancelled", may_recover=True)
+            failure = protocol.ReadFailed(ask.chunk_id, "cancelled", may_recover=True)
             self.facts.append(failure)
             return
         world.log.append(ask.high_token)
@@ -624,7 +631,7 @@ class Relay:
         self.answer_chunk(ask, snapshot, rows)
 
     def answer_chunk(
-        self, ask: do.ReadChunk, snapshot: XidSnapshot, rows: dict[int, Version]
+        self, ask: protocol.ReadChunk, snapshot: XidSnapshot, rows: dict[int, Version]
     ) -> None:
         low = -1 if ask.after_key is None else int(ask.after_key[0])
         high = KEYS if ask.maximum_key is None else int(ask.maximum_key[0])
@@ -635,16 +642,16 @@ class Relay:
         found = [_row(k, rows[k]) for k in keys[:limit]]
         is_last = len(keys) < limit or bool(ask.keys)
         chunk = Chunk(SHAPE, found, snapshot, is_last)
-        self.facts.append(told.ChunkRead(ask.chunk_id, chunk))
+        self.facts.append(protocol.ChunkRead(ask.chunk_id, chunk))
 
     def receive(self) -> None:
         """Let the loop take the answers of the worker and the broker."""
         if not self.facts:
             return
         match self.facts.popleft():
-            case told.SignalStored() as fact:
+            case protocol.SignalStored() as fact:
                 self.released.add(fact.signal_id)
-            case told.KeysStored() as fact:
+            case protocol.KeysStored() as fact:
                 self.released.add(fact.snapshot_id)
             case fact:
                 pass
@@ -652,9 +659,9 @@ class Relay:
 
     def tick(self) -> None:
         self.now_s += 0.5
-        if self.invisible.count and do.ProbeVisibility() not in self.clerk:
-            self.clerk.append(do.ProbeVisibility())
-        self.tell(told.Tick(self.now_s))
+        if self.invisible.count and protocol.ProbeVisibility() not in self.clerk:
+            self.clerk.append(protocol.ProbeVisibility())
+        self.tell(protocol.Tick(self.now_s))
 
 
 def _has_ended(world: Model) -> bool:
@@ -859,15 +866,15 @@ def _confirmed_beyond_invisible(patch: pytest.MonkeyPatch) -> None:
 
 def _saved_before_the_broker_has_it(patch: pytest.MonkeyPatch) -> None:
     """Progress is stored when rows are sent, not when they are acknowledged."""
-    real = RangeReader.judge_next
+    real = RangeReader.deduplicate_next
 
-    def judge_next(self: RangeReader, max_rows: int) -> JudgedSlice | None:
+    def deduplicate_next(self: RangeReader, max_rows: int) -> EmittedSlice | None:
         part = real(self, max_rows)
         if part is not None and part.emission is not None:
             self.acknowledge(part.emission.chunk_id)
         return part
 
-    patch.setattr(RangeReader, "judge_next", judge_next)
+    patch.setattr(RangeReader, "deduplicate_next", deduplicate_next)
 
 
 def _partial_changes_taken_for_rows(patch: pytest.MonkeyPatch) -> None:
@@ -877,24 +884,24 @@ def _partial_changes_taken_for_rows(patch: pytest.MonkeyPatch) -> None:
 
 def _moved_rows_not_requested(patch: pytest.MonkeyPatch) -> None:
     """A row that moved to another key with columns left out stays as it is."""
-    patch.setattr(KeyRequests, "ask", lambda *_: None)
+    patch.setattr(KeyRequests, "add", lambda *_: None)
 
 
 def _requests_not_held_for(patch: pytest.MonkeyPatch) -> None:
     """A transaction is confirmed before its key request is stored."""
-    real = KeyRequests.ask
+    real = KeyRequests.add
 
-    def ask(self: KeyRequests, *arguments: object) -> None:
+    def add(self: KeyRequests, *arguments: object) -> None:
         real(self, *arguments)
 
-    patch.setattr(KeyRequests, "ask", ask)
+    patch.setattr(KeyRequests, "add", add)
 
 
 def _requests_dropped_after_a_crash(patch: pytest.MonkeyPatch) -> None:
     """Stored key requests are not resumed."""
     real = SnapshotDriver._resume
 
-    def resume(self: SnapshotDriver, fact: told.UnfinishedRead) -> None:
+    def resume(self: SnapshotDriver, fact: protocol.UnfinishedRead) -> None:
         tables = tuple(table for table in fact.tables if table.asked_until is None)
         real(self, dataclasses.replace(fact, tables=tables))
 
@@ -919,35 +926,41 @@ def _stored_keys_overwritten(patch: pytest.MonkeyPatch) -> None:
 
 def _judged_at_once_and_emitted_later(patch: pytest.MonkeyPatch) -> None:
     """A chunk is judged when it is ready, though its rows are emitted in slices."""
-    real = Window.judge
+    real = Window.deduplicate
 
-    def judge(self: Window, notes: ChangedKeys, max_rows: int) -> WindowVerdict:
-        if not hasattr(notes, "at_first"):
-            notes.at_first = {}
-        known = notes.at_first.setdefault(self.chunk_id, copy.deepcopy(notes._by_key))
-        now, notes._by_key = notes._by_key, known
-        verdict = real(self, notes, max_rows)
-        notes._by_key = now
+    def deduplicate(
+        self: Window, changed_keys: ChangedKeys, max_rows: int
+    ) -> DeduplicatedRows:
+        if not hasattr(changed_keys, "at_first"):
+            changed_keys.at_first = {}
+        known = changed_keys.at_first.setdefault(
+            self.chunk_id, copy.deepcopy(changed_keys._by_key)
+        )
+        now, changed_keys._by_key = changed_keys._by_key, known
+        verdict = real(self, changed_keys, max_rows)
+        changed_keys._by_key = now
         return verdict
 
-    patch.setattr(Window, "judge", judge)
+    patch.setattr(Window, "deduplicate", deduplicate)
 
 
 def _absent_despite_changes(patch: pytest.MonkeyPatch) -> None:
     """An absent key is deleted, though the stream has changed it."""
-    real = Window._judge_missing
+    real = Window._deduplicate_missing
 
-    def judge_missing(self: Window, _judge: object, verdict: WindowVerdict) -> None:
+    def deduplicate_missing(
+        self: Window, _outcome: object, verdict: DeduplicatedRows
+    ) -> None:
         real(self, lambda _key: None, verdict)
 
-    patch.setattr(Window, "_judge_missing", judge_missing)
+    patch.setattr(Window, "_deduplicate_missing", deduplicate_missing)
 
 
 def _versioned_by_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
     """A READ stands above changes made after it was read."""
     real = Relay.emit
 
-    def emit(self: Relay, effect: do.EmitRows) -> None:
+    def emit(self: Relay, effect: protocol.EmitRows) -> None:
         real(self, dataclasses.replace(effect, log_lsn=8 * len(self.world.log) + 8))
 
     patch.setattr(Relay, "emit", emit)
@@ -975,7 +988,7 @@ def _recording_from_the_first_moment(patch: pytest.MonkeyPatch) -> None:
 
     def init(self: TableScan, *arguments: object) -> None:
         real(self, *arguments)
-        self.notes.begin()
+        self.changed_keys.begin()
         self._marker = self._invisible.marker()
         self.stage = ScanStage.WAITING
 
@@ -995,13 +1008,15 @@ def _readers_that_forget_for_each_other(patch: pytest.MonkeyPatch) -> None:
 
 def _frozen_rows_that_nothing_touches(patch: pytest.MonkeyPatch) -> None:
     """Rows of one view are emitted whatever the stream has after its mark."""
-    real = Window.judge
+    real = Window.deduplicate
 
-    def judge(self: Window, notes: ChangedKeys, max_rows: int) -> WindowVerdict:
+    def deduplicate(
+        self: Window, changed_keys: ChangedKeys, max_rows: int
+    ) -> DeduplicatedRows:
         is_frozen = self.low_token == self.high_token
-        return real(self, ChangedKeys() if is_frozen else notes, max_rows)
+        return real(self, ChangedKeys() if is_frozen else changed_keys, max_rows)
 
-    patch.setattr(Window, "judge", judge)
+    patch.setattr(Window, "deduplicate", deduplicate)
 
 
 def _views_that_outlive_their_run(patch: pytest.MonkeyPatch) -> None:
@@ -1009,10 +1024,10 @@ def _views_that_outlive_their_run(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ConsistentPoints, "drop", lambda *_: "")
     real = TableScan._see
 
-    def see(self: TableScan, mark: told.WatermarkSeen) -> list[do.Effect]:
+    def see(self: TableScan, mark: protocol.WatermarkSeen) -> list[protocol.Effect]:
         effects = real(self, mark)
-        if self._freeze is not None and self._freeze.mark is mark:
-            self._freeze.name = "the only one"
+        if self._point is not None and self._point.mark is mark:
+            self._point.view = "the only one"
         return effects
 
     patch.setattr(TableScan, "_see", see)
@@ -1022,7 +1037,7 @@ def _swept_from_the_last_mark(patch: pytest.MonkeyPatch) -> None:
     """Rows delivered before a crash are swept away."""
     real = TableScan._sweep
 
-    def sweep(self: TableScan) -> list[do.Effect]:
+    def sweep(self: TableScan) -> list[protocol.Effect]:
         self._stored = replace(self._stored, floor=self._mark_lsn)
         return real(self)
 
@@ -1033,7 +1048,7 @@ def _swept_before_the_broker_has_it(patch: pytest.MonkeyPatch) -> None:
     """The signal completes while the sweep may be lost."""
     real = TableScan._sweep
 
-    def sweep(self: TableScan) -> list[do.Effect]:
+    def sweep(self: TableScan) -> list[protocol.Effect]:
         effects = real(self)
         self._has_swept = True
         return effects

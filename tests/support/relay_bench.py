@@ -17,14 +17,15 @@ from towpath.relay.recover import RecoveredState
 from towpath.relay.recovery.lineage import Lineage, LineageDecision
 from towpath.relay.recovery.marks import Marks, Published
 from towpath.relay.recovery.state import State
-from towpath.relay.snapshot.effects import ProbeVisibility, StoreKeys
-from towpath.relay.snapshot.facts import (
+from towpath.relay.snapshot.naming import Registration
+from towpath.relay.snapshot.protocol import (
     KeysStored,
+    ProbeVisibility,
+    StoreKeys,
     UnfinishedRead,
     VisibilityRead,
     WorkerFact,
 )
-from towpath.relay.snapshot.naming import Registration
 from towpath.relay.snapshot.visibility import XidSnapshot
 from towpath.relay.stats import Stats
 from towpath.relay.wiring import PipelineBuilder

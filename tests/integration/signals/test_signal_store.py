@@ -12,8 +12,7 @@ from support.copying import replace
 from towpath.relay.errors import SourceUnavailableError
 from towpath.relay.kafka.signals import SignalSource, SignalTopicReader
 from towpath.relay.postgres.signals import USED_ID, SignalInbox, SourceSignalService
-from towpath.relay.snapshot import effects as do
-from towpath.relay.snapshot import facts as told
+from towpath.relay.snapshot import protocol
 from towpath.relay.snapshot.signals import (
     ExternalSignal,
     SignalRefusal,
@@ -43,13 +42,13 @@ def wait_for(holds: Callable[[], bool]) -> None:
 def store(worker, connection: psycopg.Connection, *tables: StoredTable) -> None:
     """Store a snapshot's tables as a signal does."""
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
-    worker.ask(do.StoreSignal("s1", "accepted", {}, tables))
+    worker.ask(protocol.StoreSignal("s1", "accepted", {}, tables))
 
 
 def change(worker, signal_id: str, table: StoredTable, state: str) -> None:
     """Answer a signal that changes a table."""
     changed = (replace(table, state=state),)
-    worker.ask(do.StoreSignal(signal_id, "completed", {}, changed=changed))
+    worker.ask(protocol.StoreSignal(signal_id, "completed", {}, changed=changed))
 
 
 def states(connection: psycopg.Connection) -> list[tuple[str, str | None]]:
@@ -67,9 +66,9 @@ def test_a_paused_table_stays_paused_until_it_is_queued(connection, worker):
     seen = []
     for signal_id, state in (("p1", "paused"), ("r1", "queued"), ("p2", "paused")):
         change(worker, signal_id, RUNNING, state)
-        worker.ask(do.SaveProgress(1, replace(RUNNING, rows=7, chunks=1)))
+        worker.ask(protocol.SaveProgress(1, replace(RUNNING, rows=7, chunks=1)))
         seen += states(connection)
-    worker.ask(do.SaveProgress(2, replace(RUNNING, state="completed", chunks=2)))
+    worker.ask(protocol.SaveProgress(2, replace(RUNNING, state="completed", chunks=2)))
     seen += states(connection)
 
     assert ["paused", "running", "paused", "completed"] == [state for state, _ in seen]
@@ -119,11 +118,11 @@ def test_an_ended_snapshot_is_read_whole(connection, worker):
     )
     store(worker, connection, *tables)
     connection.execute("update towpath.snapshot set state = 'failed', error = 'why'")
-    fact = worker.ask(do.ReadEnded("r1", "s1"))
-    nothing = worker.ask(do.ReadEnded("r1", "s2"))
+    fact = worker.ask(protocol.ReadSnapshotTables("r1", "s1"))
+    nothing = worker.ask(protocol.ReadSnapshotTables("r1", "s2"))
     failed = {"state": "failed", "error": "why"}
 
-    assert told.EndedRead("r1", ()) == nothing
+    assert protocol.SnapshotTablesRead("r1", ()) == nothing
     assert (
         replace(tables[0], **failed),
         replace(tables[1], **failed, pending_keys=None),

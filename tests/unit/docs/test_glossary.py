@@ -30,7 +30,6 @@ STILL_IN_USE: Final[dict[str, int]] = {
     "spoken": 2,
     "tally": 3,
     "told": 15,
-    "touches": 4,
     "wishes": 4,
 }
 

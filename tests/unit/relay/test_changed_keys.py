@@ -5,7 +5,7 @@ import pytest
 from towpath.relay.snapshot.changed_keys import (
     ChangedKeyFeed,
     ChangedKeys,
-    TouchOutcome,
+    ChangeOutcome,
 )
 from towpath.relay.snapshot.visibility import XidSnapshot
 
@@ -17,48 +17,48 @@ SNAPSHOT = XidSnapshot(102, 105, frozenset({102}))
 
 def recording(**bounds: int) -> tuple[ChangedKeyFeed, ChangedKeys]:
     """Make changed keys and a scan's recording of them."""
-    touches, notes = ChangedKeyFeed(), ChangedKeys(**bounds)
-    touches.notes.append(notes)
-    notes.begin()
-    return touches, notes
+    feed, changed_keys = ChangedKeyFeed(), ChangedKeys(**bounds)
+    feed.recordings.append(changed_keys)
+    changed_keys.begin()
+    return feed, changed_keys
 
 
 @pytest.mark.parametrize(
     ("xid", "sequence", "left"),
     [
         (101, 9, None),
-        (101, 11, TouchOutcome.FULL),
-        (102, 9, TouchOutcome.FULL),
-        (102, 11, TouchOutcome.FULL),
-        (105, 9, TouchOutcome.FULL),
+        (101, 11, ChangeOutcome.FULL),
+        (102, 9, ChangeOutcome.FULL),
+        (102, 11, ChangeOutcome.FULL),
+        (105, 9, ChangeOutcome.FULL),
     ],
 )
 def test_a_row_is_dropped_for_late_or_invisible_changes(xid, sequence, left):
     """
     Late is after the low watermark, however visible; invisible counts at any place.
     """
-    touches, notes = recording()
-    touches.touch(KEY, xid, sequence)
+    feed, changed_keys = recording()
+    feed.record(KEY, xid, sequence)
 
     assert (left, None) == (
-        notes.judge(KEY, LOW, SNAPSHOT),
-        notes.judge(OTHER, LOW, SNAPSHOT),
+        changed_keys.outcome(KEY, LOW, SNAPSHOT),
+        changed_keys.outcome(OTHER, LOW, SNAPSHOT),
     )
 
 
 @pytest.mark.parametrize(
     ("changes", "left"),
     [
-        (["partial"], TouchOutcome.PARTIAL),
-        (["partial", "partial"], TouchOutcome.PARTIAL),
-        (["full", "partial"], TouchOutcome.FULL),
-        (["partial", "full"], TouchOutcome.FULL),
-        (["moved"], TouchOutcome.MOVED),
-        (["full", "moved"], TouchOutcome.MOVED),
-        (["moved", "partial"], TouchOutcome.MOVED),
-        (["moved", "full"], TouchOutcome.FULL),
-        (["partial", "truncate"], TouchOutcome.FULL),
-        (["truncate", "moved"], TouchOutcome.MOVED),
+        (["partial"], ChangeOutcome.PARTIAL),
+        (["partial", "partial"], ChangeOutcome.PARTIAL),
+        (["full", "partial"], ChangeOutcome.FULL),
+        (["partial", "full"], ChangeOutcome.FULL),
+        (["moved"], ChangeOutcome.MOVED),
+        (["full", "moved"], ChangeOutcome.MOVED),
+        (["moved", "partial"], ChangeOutcome.MOVED),
+        (["moved", "full"], ChangeOutcome.FULL),
+        (["partial", "truncate"], ChangeOutcome.FULL),
+        (["truncate", "moved"], ChangeOutcome.MOVED),
     ],
 )
 @pytest.mark.parametrize("xids", [(101, 101), (101, 103)])
@@ -66,39 +66,39 @@ def test_a_dropped_row_follows_the_order_of_changes(changes, left, xids):
     """
     A partial change completes a whole row, but no moved or missing one.
     """
-    touches, notes = recording()
+    feed, changed_keys = recording()
     for sequence, (change, xid) in enumerate(zip(changes, xids, strict=False), 11):
         match change:
             case "moved":
-                touches.move(OTHER, KEY, xid, sequence, partial=True)
+                feed.record_move(OTHER, KEY, xid, sequence, partial=True)
             case "truncate":
-                touches.touch_all(xid, sequence)
+                feed.record_truncate(xid, sequence)
             case _:
-                touches.touch(KEY, xid, sequence, partial=change == "partial")
+                feed.record(KEY, xid, sequence, partial=change == "partial")
 
-    assert left is notes.judge(KEY, LOW, SNAPSHOT)
+    assert left is changed_keys.outcome(KEY, LOW, SNAPSHOT)
 
 
 def test_a_truncate_touches_every_key():
     """
     After a TRUNCATE no row of an older chunk is emitted.
     """
-    touches, notes = recording()
-    touches.touch_all(101, 11)
+    feed, changed_keys = recording()
+    feed.record_truncate(101, 11)
 
-    assert TouchOutcome.FULL is notes.judge(OTHER, LOW, SNAPSHOT)
+    assert ChangeOutcome.FULL is changed_keys.outcome(OTHER, LOW, SNAPSHOT)
 
 
 def test_a_move_touches_both_keys():
     """
     The old key of a row is recorded as well as its new one.
     """
-    touches, notes = recording()
-    touches.move(KEY, OTHER, 101, 11)
+    feed, changed_keys = recording()
+    feed.record_move(KEY, OTHER, 101, 11)
 
-    assert (TouchOutcome.FULL, TouchOutcome.FULL) == (
-        notes.judge(KEY, LOW, SNAPSHOT),
-        notes.judge(OTHER, LOW, SNAPSHOT),
+    assert (ChangeOutcome.FULL, ChangeOutcome.FULL) == (
+        changed_keys.outcome(KEY, LOW, SNAPSHOT),
+        changed_keys.outcome(OTHER, LOW, SNAPSHOT),
     )
 
 
@@ -106,16 +106,16 @@ def test_only_changed_keys_without_effect_are_forgotten():
     """
     A change that the chunk did not see stays, and so does one after its low watermark.
     """
-    touches, notes = recording()
+    feed, changed_keys = recording()
     for place, (xid, sequence) in enumerate(((101, 9), (102, 9), (103, 11))):
-        touches.touch((b"%d" % place,), xid, sequence)
-    touches.touch_all(101, 8)
-    notes.passed(notes.join(), LOW, SNAPSHOT)
+        feed.record((b"%d" % place,), xid, sequence)
+    feed.record_truncate(101, 8)
+    changed_keys.passed(changed_keys.add_reader(), LOW, SNAPSHOT)
 
     nothing = XidSnapshot(1, 1, frozenset())
-    judged = [notes.judge((b"%d" % place,), 0, nothing) for place in range(4)]
+    judged = [changed_keys.outcome((b"%d" % place,), 0, nothing) for place in range(4)]
 
-    assert [None, TouchOutcome.FULL, TouchOutcome.FULL, None] == judged
+    assert [None, ChangeOutcome.FULL, ChangeOutcome.FULL, None] == judged
 
 
 def test_a_reader_keeps_changed_keys_that_another_needs():
@@ -124,68 +124,68 @@ def test_a_reader_keeps_changed_keys_that_another_needs():
 
     One that has judged nothing yet may need all of it.
     """
-    touches, notes = recording()
-    touches.touch(KEY, 101, 9)
-    early, late = notes.join(), notes.join()
-    notes.passed(early, LOW, SNAPSHOT)
-    held = notes.judge(KEY, 0, SNAPSHOT)
-    notes.passed(late, LOW, SNAPSHOT)
+    feed, changed_keys = recording()
+    feed.record(KEY, 101, 9)
+    early, late = changed_keys.add_reader(), changed_keys.add_reader()
+    changed_keys.passed(early, LOW, SNAPSHOT)
+    held = changed_keys.outcome(KEY, 0, SNAPSHOT)
+    changed_keys.passed(late, LOW, SNAPSHOT)
 
-    assert (TouchOutcome.FULL, None) == (held, notes.judge(KEY, 0, SNAPSHOT))
+    assert (ChangeOutcome.FULL, None) == (held, changed_keys.outcome(KEY, 0, SNAPSHOT))
 
 
 def test_a_reader_that_has_left_keeps_no_changed_keys():
     """
     A reader with nothing to judge needs no changed key.
     """
-    touches, notes = recording()
-    touches.touch(KEY, 101, 9)
-    early, idle = notes.join(), notes.join()
-    notes.leave(idle)
-    notes.passed(early, LOW, SNAPSHOT)
+    feed, changed_keys = recording()
+    feed.record(KEY, 101, 9)
+    early, idle = changed_keys.add_reader(), changed_keys.add_reader()
+    changed_keys.remove_reader(idle)
+    changed_keys.passed(early, LOW, SNAPSHOT)
 
-    assert notes.judge(KEY, 0, SNAPSHOT) is None
+    assert changed_keys.outcome(KEY, 0, SNAPSHOT) is None
 
 
 def test_above_the_bound_changed_keys_are_dropped_and_reported():
     """
     Changed keys are bounded; losing them is never silent.
     """
-    touches, notes = recording(max_changed_keys=2)
+    feed, changed_keys = recording(max_changed_keys=2)
     for place in range(3):
-        touches.touch((b"%d" % place,), 101, 11)
-    overflowed = notes.has_overflowed
-    notes.begin()
+        feed.record((b"%d" % place,), 101, 11)
+    overflowed = changed_keys.has_overflowed
+    changed_keys.begin()
 
-    assert (True, False) == (overflowed, notes.has_overflowed)
+    assert (True, False) == (overflowed, changed_keys.has_overflowed)
 
 
 def test_repeated_touches_of_one_transaction_count_once():
     """
     A hot key within one transaction takes no more memory than a cold one.
     """
-    touches, notes = recording(max_changed_keys=1)
+    feed, changed_keys = recording(max_changed_keys=1)
     for sequence in range(100):
-        touches.touch(KEY, 101, sequence)
+        feed.record(KEY, 101, sequence)
 
-    assert not notes.has_overflowed
+    assert not changed_keys.has_overflowed
 
 
 def test_each_scan_records_from_its_own_start():
     """
     Several scans of a table forget, and restart, each by itself.
     """
-    touches, early = recording()
-    touches.touch(KEY, 101, 11)
+    feed, early = recording()
+    feed.record(KEY, 101, 11)
     late = ChangedKeys()
-    touches.notes.append(late)
+    feed.recordings.append(late)
     late.begin()
-    touches.touch(OTHER, 101, 12)
-    early.passed(early.join(), 11, SNAPSHOT)
+    feed.record(OTHER, 101, 12)
+    early.passed(early.add_reader(), 11, SNAPSHOT)
 
-    assert ([None, TouchOutcome.FULL], [None, TouchOutcome.FULL]) == (
-        [early.judge(key, LOW, SNAPSHOT) for key in (KEY, OTHER)],
-        [late.judge(key, LOW, SNAPSHOT) for key in (KEY, OTHER)],
+    assert ([None, ChangeOutcome.FULL], [None, ChangeOutcome.FULL]) == (
+        [early.outcome(key, LOW, SNAPSHOT) for key in (KEY, OTHER)],
+        [late.outcome(key, LOW, SNAPSHOT) for key in (KEY, OTHER)],
     )
 
 
@@ -193,9 +193,9 @@ def test_changed_keys_before_the_start_are_not_recorded():
     """
     Transactions streamed before the recording begins are waited for instead.
     """
-    touches, notes = ChangedKeyFeed(), ChangedKeys()
-    touches.notes.append(notes)
-    touches.touch(KEY, 101, 11)
-    touches.touch_all(101, 12)
+    feed, changed_keys = ChangedKeyFeed(), ChangedKeys()
+    feed.recordings.append(changed_keys)
+    feed.record(KEY, 101, 11)
+    feed.record_truncate(101, 12)
 
-    assert notes.judge(KEY, LOW, SNAPSHOT) is None
+    assert changed_keys.outcome(KEY, LOW, SNAPSHOT) is None

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from towpath.relay.snapshot import sql
-from towpath.relay.snapshot.effects import ReadChunk
+from towpath.relay.snapshot.protocol import ReadChunk
 from towpath.relay.snapshot.shape import DeclaredView, TableShape
 from towpath.relay.wal.messages import Column, Relation
 

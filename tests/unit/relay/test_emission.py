@@ -19,7 +19,7 @@ from towpath.relay.encode.table import RouteCallbacks, SourceNames, TableRoute
 from towpath.relay.errors import MalformedMessageError
 from towpath.relay.ports import TopicFacts
 from towpath.relay.publish.in_flight import Delivery, DeliveryLedger
-from towpath.relay.snapshot.effects import EmitRows, EmitSweep
+from towpath.relay.snapshot.protocol import EmitRows, EmitSweep
 from towpath.relay.stats import Stats
 from towpath.relay.stream.snapshot_publisher import (
     UNREPORTED_DELETE,

@@ -8,7 +8,7 @@ import pytest
 from towpath.relay.snapshot.changed_keys import (
     ChangedKeyFeed,
     ChangedKeys,
-    TouchOutcome,
+    ChangeOutcome,
 )
 from towpath.relay.snapshot.visibility import XidSnapshot
 from towpath.relay.stats import Stats
@@ -63,14 +63,16 @@ class RecorderBench:
             Outbox.model_validate(outbox), self, self.stats
         )
         self.events.bind(TABLE)
-        self.notes = {name: self._noted(t) for name, t in self.aggregates.items()}
-        self.notes["rows"] = self._noted(self.recorders[ROWS.oid])
+        self.changed_keys = {
+            name: self._noted(t) for name, t in self.aggregates.items()
+        }
+        self.changed_keys["rows"] = self._noted(self.recorders[ROWS.oid])
 
-    def _noted(self, touches: ChangedKeyFeed) -> ChangedKeys:
-        notes = ChangedKeys()
-        notes.begin()
-        touches.notes.append(notes)
-        return notes
+    def _noted(self, feed: ChangedKeyFeed) -> ChangedKeys:
+        changed_keys = ChangedKeys()
+        changed_keys.begin()
+        feed.recordings.append(changed_keys)
+        return changed_keys
 
     def insert(self, *values: bytes | None, is_dead_letter: bool = False) -> None:
         """Stream an outbox row of an order."""
@@ -99,9 +101,9 @@ class RecorderBench:
         name: str = "order",
         low: int = 30,
         snapshot: XidSnapshot = SEES_NOTHING,
-    ) -> TouchOutcome | None:
+    ) -> ChangeOutcome | None:
         """Judge a row that was read."""
-        return self.notes[name].judge((key,), low, snapshot)
+        return self.changed_keys[name].outcome((key,), low, snapshot)
 
 
 ORDER = {"aggregate_type": "order", "aggregate_id": "42"}
@@ -110,9 +112,9 @@ ORDER = {"aggregate_type": "order", "aggregate_id": "42"}
 @pytest.mark.parametrize(
     ("event_type", "expected"),
     [
-        (b"OrderChanged", TouchOutcome.FULL),
-        (b"OrderPaid", TouchOutcome.PARTIAL),
-        (None, TouchOutcome.PARTIAL),
+        (b"OrderChanged", ChangeOutcome.FULL),
+        (b"OrderPaid", ChangeOutcome.PARTIAL),
+        (None, ChangeOutcome.PARTIAL),
     ],
 )
 def test_an_event_drops_a_read_row_of_its_aggregate(event_type, expected):
@@ -137,7 +139,7 @@ def test_a_star_means_that_all_event_types_carry_the_whole_state():
     bench = RecorderBench()
     bench.insert(b"customer", b"x", b"Anything")
 
-    assert TouchOutcome.FULL is bench.judge(b"x", "customer")
+    assert ChangeOutcome.FULL is bench.judge(b"x", "customer")
 
 
 def test_an_event_in_the_dead_letters_makes_its_aggregate_read_again():
@@ -147,13 +149,13 @@ def test_an_event_in_the_dead_letters_makes_its_aggregate_read_again():
     bench = RecorderBench()
     bench.insert(b"order", b"42", b"OrderChanged", is_dead_letter=True)
 
-    assert TouchOutcome.PARTIAL is bench.judge()
+    assert ChangeOutcome.PARTIAL is bench.judge()
 
 
 @pytest.mark.parametrize(
     ("spelt", "left", "counted"),
     [
-        (b"0042", TouchOutcome.PARTIAL, {OTHER_SPELLING: 1}),
+        (b"0042", ChangeOutcome.PARTIAL, {OTHER_SPELLING: 1}),
         (b"x42", None, {OTHER_FORM: 1}),
         (None, None, {OTHER_FORM: 1}),
     ],
@@ -206,7 +208,7 @@ def test_a_transactional_message_touches_its_aggregate_as_a_row_does():
 
     assert bench.judge(snapshot=SEES_IT) is None
 
-    assert TouchOutcome.FULL is bench.judge()
+    assert ChangeOutcome.FULL is bench.judge()
 
 
 def test_a_message_outside_a_transaction_touches_by_its_lsn_alone():
@@ -220,7 +222,7 @@ def test_a_message_outside_a_transaction_touches_by_its_lsn_alone():
 
     assert bench.judge(low=SEQUENCE) is None
 
-    assert TouchOutcome.PARTIAL is bench.judge(low=SEQUENCE - 1, snapshot=SEES_IT)
+    assert ChangeOutcome.PARTIAL is bench.judge(low=SEQUENCE - 1, snapshot=SEES_IT)
 
 
 def frame(relation: Relation, *values: bytes, tag: bytes = b"I") -> bytes:
@@ -248,11 +250,11 @@ def test_an_operators_skip_makes_the_row_read_again():
     bench.events.skipped(event[:-3], sequencer, SEQUENCE)
 
     assert 0 == sequencer.ordinal
-    assert [TouchOutcome.PARTIAL, TouchOutcome.PARTIAL] == [
+    assert [ChangeOutcome.PARTIAL, ChangeOutcome.PARTIAL] == [
         bench.judge(key, "rows") for key in (b"1", b"2")
     ]
 
-    assert TouchOutcome.PARTIAL is bench.judge()
+    assert ChangeOutcome.PARTIAL is bench.judge()
 
 
 def test_a_skipped_truncate_touches_every_row():
@@ -267,7 +269,7 @@ def test_a_skipped_truncate_touches_every_row():
 
     bench.events.skipped(b"w" + bytes(24) + body, sequencer, SEQUENCE)
 
-    assert TouchOutcome.FULL is bench.judge(b"1", "rows")
+    assert ChangeOutcome.FULL is bench.judge(b"1", "rows")
 
 
 @pytest.mark.parametrize("is_published", [True, False])
@@ -284,6 +286,10 @@ def test_a_change_excluded_by_configuration_makes_the_row_read_again(
         bench.recorders[ROWS.oid], change, SEQUENCE, is_published=is_published
     )
 
-    assert (TouchOutcome.FULL if is_published else TouchOutcome.PARTIAL) is bench.judge(
-        b"1", "rows"
-    )
+    assert (
+        ChangeOutcome.FULL if is_published else ChangeOutcome.PARTIAL
+    ) is bench.judge(b"1", "rows")
+
+    assert (
+        ChangeOutcome.FULL if is_published else ChangeOutcome.PARTIAL
+    ) is bench.judge(b"1", "rows")

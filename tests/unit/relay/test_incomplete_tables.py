@@ -7,7 +7,7 @@ from towpath.relay.snapshot.run import SnapshotRun
 from towpath.relay.snapshot.stored import (
     INCOMPLETE,
     MAX_UNDELIVERED_KEYS,
-    SettledRows,
+    DeliveredRows,
     StoredTable,
     scan_outcome,
 )
@@ -18,7 +18,7 @@ TABLE = StoredTable("s1", "s.a", 0, "running", 7, last_key=(b"9",))
 def ended(count: int) -> StoredTable:
     """Return the table, ended, with so many rows as dead letters."""
     keys = tuple((b"%d" % number,) for number in range(count))
-    table = TABLE.after(SettledRows(1, 5, 0, keys))
+    table = TABLE.with_delivered(DeliveredRows(1, 5, 0, keys))
     state, reason = scan_outcome(table)
     return replace(table, state=state, error=reason)
 

@@ -26,8 +26,8 @@ def test_a_mass_update_makes_few_key_requests():
     A transaction that moves 100,000 rows makes ten requests, and is held for each.
     """
     requests = KeyRequests()
-    holds = [requests.ask(A, key(n), place(8, n)) for n in range(100_000)]
-    batches = [requests.take(0.0) for _ in range(11)]
+    holds = [requests.add(A, key(n), place(8, n)) for n in range(100_000)]
+    batches = [requests.next_batch(0.0) for _ in range(11)]
     sizes = [batch and batch.tables[0].asked_keys for batch in batches]
 
     assert [10_000] * 10 + [None] == sizes
@@ -40,12 +40,12 @@ def test_transactions_share_a_key_request_and_each_is_held_for_it():
     """
     requests = KeyRequests()
     holds = [
-        requests.ask(A, key(1), place(0x10, 3)),
-        requests.ask(A, key(2), place(0x10, 4)),
-        requests.ask(B, key(1), place(0x20, 0)),
-        requests.ask(A, key(1), place(0x20, 1)),
+        requests.add(A, key(1), place(0x10, 3)),
+        requests.add(A, key(2), place(0x10, 4)),
+        requests.add(B, key(1), place(0x20, 0)),
+        requests.add(A, key(1), place(0x20, 1)),
     ]
-    batch = requests.take(0.0)
+    batch = requests.next_batch(0.0)
     tables = [(t.collection, t.pending_keys, t.asked_until) for t in batch.tables]
 
     name = "towpath-keys-0000000000000010"
@@ -62,7 +62,7 @@ def test_a_stored_key_request_is_not_repeated():
     """
     requests = KeyRequests()
     requests.resume("0000000000000010.0000000004")
-    asked = [requests.ask(A, key(n), place(0x10, n)) for n in (3, 4, 5)]
+    asked = [requests.add(A, key(n), place(0x10, n)) for n in (3, 4, 5)]
 
     assert [None, None, "towpath-keys-0000000000000010.0000000005"] == asked
 
@@ -74,7 +74,7 @@ def test_a_first_start_requests_every_key():
     requests = KeyRequests()
     requests.resume(None)
 
-    assert "towpath-keys-0000000000000008" == requests.ask(A, key(1), place(8))
+    assert "towpath-keys-0000000000000008" == requests.add(A, key(1), place(8))
 
 
 @pytest.mark.parametrize(
@@ -88,14 +88,14 @@ def test_a_key_request_waits_for_the_one_before_but_not_long(
     While one request is read the next fills up; after a second it is stored anyway.
     """
     requests = KeyRequests()
-    requests.ask(A, key(1), place(8))
-    first = requests.take(0.0)
-    requests.ask(A, key(2), place(16))
-    early = requests.take(1.0)
+    requests.add(A, key(1), place(8))
+    first = requests.next_batch(0.0)
+    requests.add(A, key(2), place(16))
+    early = requests.next_batch(1.0)
     if has_ended:
         requests.end_batch(first.tables)
 
-    assert (None, is_taken) == (early, requests.take(1.0 + waited_s) is not None)
+    assert (None, is_taken) == (early, requests.next_batch(1.0 + waited_s) is not None)
 
 
 def test_long_keys_fill_a_key_request_by_their_bytes():
@@ -105,8 +105,8 @@ def test_long_keys_fill_a_key_request_by_their_bytes():
     requests = KeyRequests()
     for number in range(3):
         part = b"%d" % number * (MAX_BATCH_BYTES // 2)
-        requests.ask(A, (part,), place(8, number))
-    batches = [requests.take(0.0), requests.take(0.0)]
+        requests.add(A, (part,), place(8, number))
+    batches = [requests.next_batch(0.0), requests.next_batch(0.0)]
 
     assert [2, None] == [batch and batch.tables[0].asked_keys for batch in batches]
 
@@ -116,9 +116,9 @@ def test_a_recreated_table_replaces_the_requests_of_the_dropped_one():
     A dropped table has no rows left to read.
     """
     requests = KeyRequests()
-    requests.ask(A, key(1), place(8, 0))
-    requests.ask(replace(A, oid=7), key(2), place(8, 1))
-    [table] = requests.take(0.0).tables
+    requests.add(A, key(1), place(8, 0))
+    requests.add(replace(A, oid=7), key(2), place(8, 1))
+    [table] = requests.next_batch(0.0).tables
 
     assert (7, (key(2),)) == (table.table_oid, table.pending_keys)
 
@@ -128,8 +128,8 @@ def test_a_failed_key_request_fails_the_waiting_table():
     A table that waits for its requests learns that one of them has failed.
     """
     requests = KeyRequests()
-    requests.ask(A, key(1), place(8))
-    batch = requests.take(0.0)
+    requests.add(A, key(1), place(8))
+    batch = requests.next_batch(0.0)
     waiting = requests.has_ended(requests.newest(1))
     requests.end_batch((replace(batch.tables[0], state="failed"),))
 

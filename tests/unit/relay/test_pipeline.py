@@ -23,9 +23,9 @@ from towpath.relay.loop import STATUS_INTERVAL_S
 from towpath.relay.snapshot.changed_keys import (
     ChangedKeyFeed,
     ChangedKeys,
-    TouchOutcome,
+    ChangeOutcome,
 )
-from towpath.relay.snapshot.facts import SignalStored, VisibilityRead
+from towpath.relay.snapshot.protocol import SignalStored, VisibilityRead
 from towpath.relay.wal.messages import Begin, Commit, RelationShape
 from towpath.relay.wal.pgoutput import parse_message
 
@@ -361,16 +361,16 @@ def test_a_change_without_a_record_makes_a_read_row_read_again(skipped: list[str
     """
     bench = Bench(skipped_operations=skipped)
     shape = next(m for m in map(parse, frames()) if isinstance(m, RelationShape))
-    touches, notes = ChangedKeyFeed(), ChangedKeys()
-    touches.notes.append(notes)
-    notes.begin()
-    bench.pipeline._snapshots.recorders[shape.oid] = touches
+    feed, changed_keys = ChangedKeyFeed(), ChangedKeys()
+    feed.recordings.append(changed_keys)
+    changed_keys.begin()
+    bench.pipeline._snapshots.recorders[shape.oid] = feed
     bench.stream.reads.append(frames()[:4])
     bench.turn()
-    [key] = notes._by_key
+    [key] = changed_keys._by_key
 
-    assert notes.judge(key, 0, EVERYTHING_VISIBLE) is (
-        TouchOutcome.PARTIAL if skipped else TouchOutcome.FULL
+    assert changed_keys.outcome(key, 0, EVERYTHING_VISIBLE) is (
+        ChangeOutcome.PARTIAL if skipped else ChangeOutcome.FULL
     )
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from towpath.relay.encode.rows import ReadSlice
 from towpath.relay.publish.in_flight import DeliveryLedger
-from towpath.relay.snapshot import effects as do
-from towpath.relay.snapshot import facts as told
+from towpath.relay.snapshot import protocol
 from towpath.relay.snapshot.changed_keys import ChangedKeyFeeds
 from towpath.relay.snapshot.key_requests import KeyRequests
 from towpath.relay.snapshot.shape import RowValues
@@ -50,14 +49,14 @@ class Driver:
     """Emits rows one by one; each turn takes a millisecond."""
 
     def __init__(self, clock: Clock, rows: Sequence[RowValues] = ()) -> None:
-        self.recorders = ChangedKeyFeeds({})
-        self.holds_stream = False
+        self.changed_keys = ChangedKeyFeeds({})
+        self.blocks_stream = False
         self.requests = KeyRequests()
         self.is_busy = False
         self.is_active = True
-        self.yields_because = ""
+        self.yield_reason = ""
         self.rows = list(rows)
-        self.heard: list[told.Fact] = []
+        self.heard: list[protocol.Fact] = []
         self._clock = clock
 
     @property
@@ -65,22 +64,22 @@ class Driver:
         return bool(self.rows)
 
     def request_key(self, *request) -> str | None:
-        return self.requests.ask(*request)
+        return self.requests.add(*request)
 
-    def on(self, fact: told.Fact) -> list[do.Effect]:
+    def on(self, fact: protocol.Fact) -> list[protocol.Effect]:
         self.heard.append(fact)
-        if isinstance(fact, told.EmitAllowed):
+        if isinstance(fact, protocol.EmitAllowed):
             assert fact.max_rows == SLICE_ROWS
             self._clock.now_s += 0.001
             row = self.rows.pop(0)
             return [self.emission(rows=(row,), is_last=not self.rows)]
-        if isinstance(fact, told.Tick) and (batch := self.requests.take(0.0)):
+        if isinstance(fact, protocol.Tick) and (batch := self.requests.next_batch(0.0)):
             return [batch]
         return []
 
-    def emission(self, **fields) -> do.EmitRows:
+    def emission(self, **fields) -> protocol.EmitRows:
         told_ = {"rows": (), "log_lsn": 8, "snapshot_id": "s1", "target": None}
-        return do.EmitRows(chunk_id=5, relation=RELATION, **told_ | fields)
+        return protocol.EmitRows(chunk_id=5, relation=RELATION, **told_ | fields)
 
 
 class Route:
@@ -99,8 +98,8 @@ class ScanBench:
     def __init__(self, rows: Sequence[RowValues] = ()) -> None:
         self.clock = Clock()
         self.driver = Driver(self.clock, rows)
-        self.told: list[told.WorkerFact] = []
-        self.submitted: list[do.Effect] = []
+        self.told: list[protocol.WorkerFact] = []
+        self.submitted: list[protocol.Effect] = []
         self.sent: list[object] = []
         self.stats = Stats()
         self.ledger = DeliveryLedger(100)
@@ -126,7 +125,7 @@ class ScanBench:
         self.sent += records
         return ()
 
-    def _facts(self) -> list[told.WorkerFact]:
+    def _facts(self) -> list[protocol.WorkerFact]:
         facts, self.told = self.told, []
         return facts
 
@@ -194,11 +193,13 @@ def test_a_chunk_is_delivered_after_its_last_slice():
     bench = ScanBench([(b"%d" % n,) for n in range(4)])
     bench.turn()
     bench.turn()
-    early = [fact for fact in bench.driver.heard if isinstance(fact, told.Delivered)]
+    early = [
+        fact for fact in bench.driver.heard if isinstance(fact, protocol.Delivered)
+    ]
     bench.turn()
 
     assert [] == early
-    assert told.Delivered(5) in bench.driver.heard
+    assert protocol.Delivered(5) in bench.driver.heard
 
 
 def test_a_chunk_is_delivered_only_once_it_is_committed():
@@ -210,11 +211,11 @@ def test_a_chunk_is_delivered_only_once_it_is_committed():
     sender.needs_commit = True
     bench.turn()
     bench.turn()
-    early = told.Delivered(5) in bench.driver.heard
+    early = protocol.Delivered(5) in bench.driver.heard
     sender.commits += 1
     bench.turn()
 
-    assert (False, True) == (early, told.Delivered(5) in bench.driver.heard)
+    assert (False, True) == (early, protocol.Delivered(5) in bench.driver.heard)
 
 
 def test_a_transaction_is_held_until_its_key_request_is_stored():
@@ -231,7 +232,7 @@ def test_a_transaction_is_held_until_its_key_request_is_stored():
     bench.turn()
     [store] = bench.submitted
     held = bench.ledger.acknowledged()
-    bench.told = [told.KeysStored(store.snapshot_id)]
+    bench.told = [protocol.KeysStored(store.snapshot_id)]
     bench.turn()
 
     assert (100, 200) == (held, bench.ledger.acknowledged())
@@ -247,11 +248,11 @@ def test_the_stream_waits_while_too_many_key_requests_are_to_be_stored(
     A mass update is read no faster than its key requests are stored.
     """
     bench = ScanBench()
-    effect = do.StoreKeys("towpath-keys-8", (), size_bytes)
-    bench.driver.on = lambda fact: [effect] if isinstance(fact, told.Tick) else []
-    bench.runner.handle(told.Tick(0.0))
+    effect = protocol.StoreKeys("towpath-keys-8", (), size_bytes)
+    bench.driver.on = lambda fact: [effect] if isinstance(fact, protocol.Tick) else []
+    bench.runner.handle(protocol.Tick(0.0))
     before = bench.runner.is_full
-    bench.told = [told.KeysStored("towpath-keys-8")]
+    bench.told = [protocol.KeysStored("towpath-keys-8")]
     bench.turn()
 
     assert (is_full, False) == (before, bench.runner.is_full)
@@ -269,7 +270,7 @@ def test_an_idle_driver_gets_no_time_facts():
     bench.driver.is_active = True
     bench.turn()
 
-    assert ([], [told.Tick]) == (idle, [type(fact) for fact in bench.driver.heard])
+    assert ([], [protocol.Tick]) == (idle, [type(fact) for fact in bench.driver.heard])
 
 
 def test_the_reason_to_yield_ends_with_the_last_snapshot():
@@ -277,11 +278,11 @@ def test_the_reason_to_yield_ends_with_the_last_snapshot():
     Once the driver is idle the metric of yielding is reset.
     """
     bench = ScanBench()
-    bench.driver.yields_because = "the stream is behind"
+    bench.driver.yield_reason = "the stream is behind"
     bench.turn()
     yielding = bench.stats.yielding
     bench.driver.is_active = False
-    bench.driver.yields_because = ""
+    bench.driver.yield_reason = ""
     bench.turn()
 
     assert ("the stream is behind", "") == (yielding, bench.stats.yielding)

@@ -5,11 +5,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from towpath.relay.snapshot.effects import InspectTables, Notify, ReadEnded, StoreSignal
-from towpath.relay.snapshot.facts import (
-    EndedRead,
+from towpath.relay.snapshot.protocol import (
+    InspectTables,
+    Notify,
+    ReadSnapshotTables,
     SignalSeen,
     SignalStored,
+    SnapshotTablesRead,
+    StoreSignal,
     TablesInspected,
 )
 from towpath.relay.snapshot.shape import TableShape
@@ -41,28 +44,30 @@ class SignalBench:
         self.ended: Sequence[StoredTable] = ()
         self.asked: list[object] = []
         captured = ("shop.orders", "shop.items", "outbox.order")
-        self.intake = SignalProcessor(captured, lambda: ("search",))
+        self.processor = SignalProcessor(captured, lambda: ("search",))
 
     def ask(self, kind: str, **data) -> tuple[StoreSignal, AcceptedSignal]:
         """Send a signal and return its answer and effects."""
         fields = json.dumps({name.replace("_", "-"): v for name, v in data.items()})
-        self.intake.see(SignalSeen("now", kind, fields, 5))
-        effects = self.intake.answer(SEES_ALL, self.open)
+        self.processor.add(SignalSeen("now", kind, fields, 5))
+        effects = self.processor.begin_answer(SEES_ALL, self.open)
         while not isinstance(effects[0], StoreSignal):
             self.asked += effects
             effects = self.reply(effects[0])
         [stored] = effects
-        accepted = self.intake.stored(SignalStored("now", is_new=True))
+        accepted = self.processor.stored(SignalStored("now", is_new=True))
         assert accepted is not None
         return stored, accepted
 
     def reply(self, effect: object) -> list:
         """Answer in place of the worker."""
-        if isinstance(effect, ReadEnded):
-            return self.intake.ended(EndedRead("now", tuple(self.ended)), self.open)
+        if isinstance(effect, ReadSnapshotTables):
+            return self.processor.ended(
+                SnapshotTablesRead("now", tuple(self.ended)), self.open
+            )
         assert isinstance(effect, InspectTables)
         shapes = dict.fromkeys(effect.collections, SHAPE)
-        return self.intake.inspected(TablesInspected("now", shapes, {}))
+        return self.processor.inspected(TablesInspected("now", shapes, {}))
 
 
 def names(tables: Sequence[StoredTable]) -> list[tuple[str, str, str]]:
@@ -231,7 +236,7 @@ def test_an_ended_snapshot_is_resumed_from_its_last_key():
     )
     stored, accepted = bench.ask("resume-snapshot", snapshot_id="s1")
 
-    assert [ReadEnded("now", "s1")] == bench.asked
+    assert [ReadSnapshotTables("now", "s1")] == bench.asked
     assert [("s1", "shop.items", "queued"), ("s1", "shop.lines", "queued")] == names(
         accepted.resumes
     )
@@ -328,11 +333,11 @@ def test_a_repeated_signal_starts_and_changes_nothing():
     """
     bench = SignalBench(table())
     for name in ("first", "second"):
-        bench.intake.see(SignalSeen(name, "stop-snapshot", None, 5))
-    [first] = bench.intake.answer(SEES_ALL, bench.open)
-    none_yet = bench.intake.answer(SEES_ALL, bench.open)
-    known = bench.intake.stored(SignalStored("first", is_new=False))
-    [second] = bench.intake.answer(SEES_ALL, bench.open)
+        bench.processor.add(SignalSeen(name, "stop-snapshot", None, 5))
+    [first] = bench.processor.begin_answer(SEES_ALL, bench.open)
+    none_yet = bench.processor.begin_answer(SEES_ALL, bench.open)
+    known = bench.processor.stored(SignalStored("first", is_new=False))
+    [second] = bench.processor.begin_answer(SEES_ALL, bench.open)
 
     assert (None, []) == (known, none_yet)
     assert ["first", "second"] == [first.signal_id, second.signal_id]

@@ -311,7 +311,7 @@ def test_a_logged_message_has_its_position():
     """
     Braces in it stand for the signal's position, as Debezium's do (A40).
     """
-    assert {"message": "at 0a.1", "position": "0a.1"} == LogMessage("at {}").told(
+    assert {"message": "at 0a.1", "position": "0a.1"} == LogMessage("at {}").fields(
         "0a.1"
     )
 

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from towpath.relay.snapshot import effects as do
-from towpath.relay.snapshot import facts as told
+from towpath.relay.snapshot import protocol
 from towpath.relay.snapshot.changed_keys import ChangedKeys
 from towpath.relay.snapshot.driver import SnapshotDriver, SnapshotScope
 from towpath.relay.snapshot.pace import ChunkSize, Throttle
@@ -47,18 +46,18 @@ class Loop:
         )
         self.sequence = 0
         self.rows_per_turn = 1000
-        self.effects: list[do.Effect] = []
+        self.effects: list[protocol.Effect] = []
 
-    def tell(self, *facts: told.Fact) -> list[do.Effect]:
+    def tell(self, *facts: protocol.Fact) -> list[protocol.Effect]:
         """Give facts to the driver, then turn the loop."""
-        turn = told.EmitAllowed(self.rows_per_turn)
+        turn = protocol.EmitAllowed(self.rows_per_turn)
         self.effects = [e for fact in (*facts, turn) for e in self.driver.on(fact)]
         return self.effects
 
-    def tick(self, now_s: float) -> list[do.Effect]:
-        return self.tell(told.Tick(now_s))
+    def tick(self, now_s: float) -> list[protocol.Effect]:
+        return self.tell(protocol.Tick(now_s))
 
-    def one(self, kind: type) -> do.Effect:
+    def one(self, kind: type) -> protocol.Effect:
         """Return the only effect of a type among the last ones."""
         [effect] = [effect for effect in self.effects if isinstance(effect, kind)]
         return effect
@@ -66,40 +65,42 @@ class Loop:
     def types(self) -> list[str]:
         return [type(effect).__name__ for effect in self.effects]
 
-    def see(self, token: str) -> list[do.Effect]:
+    def see(self, token: str) -> list[protocol.Effect]:
         self.sequence += 1
         lsn = 100 * self.sequence
-        return self.tell(told.WatermarkSeen(token, lsn, self.sequence))
+        return self.tell(protocol.WatermarkSeen(token, lsn, self.sequence))
 
     def signal(self, signal_id: str = "s1", kind="execute-snapshot", **data) -> None:
         """Bring a signal to its answer."""
-        seen = told.SignalSeen(signal_id, kind, json.dumps(data), 7)
-        self.tell(seen, told.VisibilityRead(SEES_ALL))
+        seen = protocol.SignalSeen(signal_id, kind, json.dumps(data), 7)
+        self.tell(seen, protocol.VisibilityRead(SEES_ALL))
 
     def accept(self, signal_id: str = "s1", **data) -> None:
         """Bring a signal for table s.a to its run."""
         self.signal(signal_id, **{"data-collections": ["s.a"]} | data)
-        self.tell(told.TablesInspected(signal_id, {"s.a": SHAPE}, {}))
-        self.tell(told.SignalStored(signal_id, is_new=True))
+        self.tell(protocol.TablesInspected(signal_id, {"s.a": SHAPE}, {}))
+        self.tell(protocol.SignalStored(signal_id, is_new=True))
 
-    def begin_reading(self) -> do.ReadChunk:
+    def begin_reading(self) -> protocol.ReadChunk:
         """Bring the running table to its first chunk."""
-        self.see(self.one(do.WriteWatermark).token)
-        self.tell(told.VisibilityRead(SEES_ALL))
-        plan = self.one(do.ReadPlan)
-        self.tell(told.PlanRead(plan.request_id, PLAN))
-        return self.one(do.ReadChunk)
+        self.see(self.one(protocol.WriteWatermark).token)
+        self.tell(protocol.VisibilityRead(SEES_ALL))
+        plan = self.one(protocol.ReadPlan)
+        self.tell(protocol.PlanRead(plan.request_id, PLAN))
+        return self.one(protocol.ReadChunk)
 
-    def read(self, ask: do.ReadChunk, *ids: int, snapshot=SEES_ALL) -> list[do.Effect]:
+    def read(
+        self, ask: protocol.ReadChunk, *ids: int, snapshot=SEES_ALL
+    ) -> list[protocol.Effect]:
         """Answer a chunk with rows of these ids."""
         rows = [(b"%d" % number, b"x") for number in ids]
         is_last = len(ids) < ask.max_rows or bool(ask.keys)
         chunk = Chunk(SHAPE, rows, snapshot, is_last)
-        return self.tell(told.ChunkRead(ask.chunk_id, chunk))
+        return self.tell(protocol.ChunkRead(ask.chunk_id, chunk))
 
 
 def _only_scan(loop: Loop) -> TableScan:
-    [scan] = [scan for track in loop.driver._tracks for scan in track._scans.values()]
+    [scan] = [scan for queue in loop.driver._queues for scan in queue._scans.values()]
     return scan
 
 
@@ -114,11 +115,15 @@ def test_a_signal_is_answered_only_once_it_is_visible(loop: Loop):
     The answer goes into the signal's row, so its transaction must be visible first.
     """
     data = '{"data-collections": ["s.a"]}'
-    asked = loop.tell(told.SignalSeen("s1", "execute-snapshot", data, 7))
-    blind = loop.tell(told.VisibilityRead(XidSnapshot(7, 9, frozenset({7}))))
-    seeing = loop.tell(told.VisibilityRead(SEES_ALL))
+    asked = loop.tell(protocol.SignalSeen("s1", "execute-snapshot", data, 7))
+    blind = loop.tell(protocol.VisibilityRead(XidSnapshot(7, 9, frozenset({7}))))
+    seeing = loop.tell(protocol.VisibilityRead(SEES_ALL))
 
-    assert ([do.ProbeVisibility()], [], [do.InspectTables("s1", ("s.a",))]) == (
+    assert (
+        [protocol.ProbeVisibility()],
+        [],
+        [protocol.InspectTables("s1", ("s.a",))],
+    ) == (
         asked,
         blind,
         seeing,
@@ -140,7 +145,7 @@ def test_an_unknown_table_or_sink_is_rejected(loop: Loop, data: dict, reason: st
     Unknown tables and sinks are refused in the signal's answer.
     """
     loop.signal(**data)
-    answer = loop.one(do.StoreSignal)
+    answer = loop.one(protocol.StoreSignal)
 
     assert ("rejected", reason) == (answer.status, answer.detail["reason"])
 
@@ -150,7 +155,7 @@ def test_an_expression_without_a_match_is_refused_at_once(loop: Loop):
     An expression without a match is answered with its reason, and nothing is read.
     """
     loop.signal(**{"data-collections": ["none.*"]})
-    answer = loop.one(do.StoreSignal)
+    answer = loop.one(protocol.StoreSignal)
 
     assert "rejected" == answer.status
     assert "no captured table has this name" in answer.detail["reason"]
@@ -161,8 +166,8 @@ def test_refused_tables_fail_while_others_are_read(loop: Loop):
     The known tables of a signal are read, the unknown ones are reported (A9).
     """
     loop.signal(**{"data-collections": ["invalid1", "s.a", "s.b"]})
-    loop.tell(told.TablesInspected("s1", {"s.a": SHAPE}, {"s.b": "no primary key"}))
-    answer = loop.one(do.StoreSignal)
+    loop.tell(protocol.TablesInspected("s1", {"s.a": SHAPE}, {"s.b": "no primary key"}))
+    answer = loop.one(protocol.StoreSignal)
     states = {table.collection: table.state for table in answer.tables}
 
     assert ("accepted", {"s.a": "queued", "invalid1": "failed", "s.b": "failed"}) == (
@@ -176,8 +181,8 @@ def test_a_signal_that_is_not_new_starts_nothing(loop: Loop):
     A signal streamed again after a crash is not run twice.
     """
     loop.signal(**{"data-collections": ["s.a"]})
-    loop.tell(told.TablesInspected("s1", {"s.a": SHAPE}, {}))
-    effects = loop.tell(told.SignalStored("s1", is_new=False))
+    loop.tell(protocol.TablesInspected("s1", {"s.a": SHAPE}, {}))
+    effects = loop.tell(protocol.SignalStored("s1", is_new=False))
 
     assert ([], False) == (effects, loop.driver.is_busy)
 
@@ -187,14 +192,14 @@ def test_key_recording_begins_before_any_chunk(loop: Loop):
     The plan waits until a start mark is streamed and all before it is visible.
     """
     loop.accept()
-    start = loop.one(do.WriteWatermark)
-    recorded = loop.driver.recorders.tables.keys()
+    start = loop.one(protocol.WriteWatermark)
+    recorded = loop.driver.changed_keys.tables.keys()
     loop.invisible.add(42, 1000)
     marked = loop.see(start.token)
-    blind = loop.tell(told.VisibilityRead(XidSnapshot(42, 50, frozenset({42}))))
-    loop.tell(told.VisibilityRead(SEES_ALL))
+    blind = loop.tell(protocol.VisibilityRead(XidSnapshot(42, 50, frozenset({42}))))
+    loop.tell(protocol.VisibilityRead(SEES_ALL))
 
-    assert ({OID}, [do.ProbeVisibility()], []) == (set(recorded), marked, blind)
+    assert ({OID}, [protocol.ProbeVisibility()], []) == (set(recorded), marked, blind)
     assert ["ReadPlan"] == loop.types()
 
 
@@ -205,15 +210,15 @@ def test_a_chunk_is_emitted_after_both_watermarks(loop: Loop):
     loop.accept(target="search2")
     first = loop.begin_reading()
     loop.read(first, 1, 2)
-    second = loop.one(do.ReadChunk)
+    second = loop.one(protocol.ReadChunk)
     early = loop.see(first.low_token)
     loop.see(first.high_token)
-    emission = loop.one(do.EmitRows)
+    emission = loop.one(protocol.EmitRows)
 
     assert [] == early
     assert (None, (b"2",)) == (second.low_token, second.after_key)
     assert (
-        do.EmitRows(
+        protocol.EmitRows(
             chunk_id=first.chunk_id,
             relation=RELATION,
             rows=[(b"1", b"x"), (b"2", b"x")],
@@ -232,13 +237,13 @@ def test_progress_is_stored_after_kafka_has_the_chunk(loop: Loop):
     loop.accept()
     first = loop.begin_reading()
     loop.read(first, 1, 2)
-    second = loop.one(do.ReadChunk)
+    second = loop.one(protocol.ReadChunk)
     loop.read(second, 3)
     for token in (first.low_token, first.high_token, second.high_token):
         loop.see(token)
-    out_of_order = loop.tell(told.Delivered(second.chunk_id))
-    loop.tell(told.Delivered(first.chunk_id))
-    saves = [e.table for e in loop.effects if isinstance(e, do.SaveProgress)]
+    out_of_order = loop.tell(protocol.Delivered(second.chunk_id))
+    loop.tell(protocol.Delivered(first.chunk_id))
+    saves = [e.table for e in loop.effects if isinstance(e, protocol.SaveProgress)]
 
     assert [] == out_of_order
     assert [("running", (b"3",), 3), ("completed", (b"3",), 3)] == [
@@ -253,16 +258,16 @@ def test_a_completed_signal_has_its_counts(loop: Loop):
     loop.accept()
     first = loop.begin_reading()
     loop.see(first.low_token)
-    loop.driver.recorders.tables[OID].touch((b"1",), 500, loop.sequence + 1)
+    loop.driver.changed_keys.tables[OID].record((b"1",), 500, loop.sequence + 1)
     loop.sequence += 1
     loop.read(first, 1, 2)
-    second = loop.one(do.ReadChunk)
+    second = loop.one(protocol.ReadChunk)
     loop.read(second)
     loop.see(first.high_token)
     loop.see(second.high_token)
-    loop.tell(told.Delivered(first.chunk_id))
-    answer = loop.one(do.AnswerSignal)
-    *notices, last = [e for e in loop.effects if isinstance(e, do.Notify)]
+    loop.tell(protocol.Delivered(first.chunk_id))
+    answer = loop.one(protocol.AnswerSignal)
+    *notices, last = [e for e in loop.effects if isinstance(e, protocol.Notify)]
 
     assert ("completed", 1, 1, 2) == (
         answer.status,
@@ -272,7 +277,7 @@ def test_a_completed_signal_has_its_counts(loop: Loop):
         notice.type for notice in notices
     ]
     assert ("Signal", "COMPLETED") == (last.aggregate_type, last.type)
-    assert ({}, False) == (loop.driver.recorders.tables, loop.driver.is_busy)
+    assert ({}, False) == (loop.driver.changed_keys.tables, loop.driver.is_busy)
 
 
 def test_a_row_dropped_for_a_partial_change_is_read_again(loop: Loop):
@@ -282,22 +287,22 @@ def test_a_row_dropped_for_a_partial_change_is_read_again(loop: Loop):
     loop.accept()
     first = loop.begin_reading()
     loop.see(first.low_token)
-    touches = loop.driver.recorders.tables[OID]
-    touches.touch((b"1",), 500, loop.sequence + 1, partial=True)
+    feed = loop.driver.changed_keys.tables[OID]
+    feed.record((b"1",), 500, loop.sequence + 1, partial=True)
     loop.sequence += 1
     loop.read(first, 1)
     loop.see(first.high_token)
-    again = loop.one(do.ReadChunk)
-    saved = loop.one(do.SaveProgress).table
+    again = loop.one(protocol.ReadChunk)
+    saved = loop.one(protocol.SaveProgress).table
     loop.see(again.low_token)
     loop.read(again, 1)
     loop.see(again.high_token)
-    emission = loop.one(do.EmitRows)
-    loop.tell(told.Delivered(again.chunk_id))
+    emission = loop.one(protocol.EmitRows)
+    loop.tell(protocol.Delivered(again.chunk_id))
 
     assert (((b"1",),), ((b"1",),)) == (again.keys, saved.pending_keys)
     assert [(b"1", b"x")] == emission.rows
-    assert "completed" == loop.one(do.AnswerSignal).status
+    assert "completed" == loop.one(protocol.AnswerSignal).status
 
 
 def test_a_failed_chunk_is_retried_after_a_pause(loop: Loop):
@@ -307,10 +312,12 @@ def test_a_failed_chunk_is_retried_after_a_pause(loop: Loop):
     loop.accept()
     first = loop.begin_reading()
     loop.tick(1.0)
-    failed = loop.tell(told.ReadFailed(first.chunk_id, "cancelled", may_recover=True))
+    failed = loop.tell(
+        protocol.ReadFailed(first.chunk_id, "cancelled", may_recover=True)
+    )
     early = loop.tick(1.0)
     loop.tick(60.0)
-    again = loop.one(do.ReadChunk)
+    again = loop.one(protocol.ReadChunk)
 
     assert ["SaveProgress"] == [type(effect).__name__ for effect in failed]
     assert ("cancelled", []) == (failed[0].table.error, early)
@@ -328,12 +335,14 @@ def test_a_fatal_failure_has_table_key_and_reason(loop: Loop):
     loop.accept()
     first = loop.begin_reading()
     loop.read(first, 1, 2)
-    second = loop.one(do.ReadChunk)
+    second = loop.one(protocol.ReadChunk)
     loop.see(first.low_token)
     loop.see(first.high_token)
-    loop.tell(told.Delivered(first.chunk_id))
-    loop.tell(told.ReadFailed(second.chunk_id, "its key changed", may_recover=False))
-    answer = loop.one(do.AnswerSignal)
+    loop.tell(protocol.Delivered(first.chunk_id))
+    loop.tell(
+        protocol.ReadFailed(second.chunk_id, "its key changed", may_recover=False)
+    )
+    answer = loop.one(protocol.AnswerSignal)
     account = answer.detail["tables"]["s.a"]
 
     assert ("failed", "failed", ["2"], "its key changed") == (
@@ -342,7 +351,7 @@ def test_a_fatal_failure_has_table_key_and_reason(loop: Loop):
         account["last_key"],
         account["reason"],
     )
-    assert "ABORTED" in [e.type for e in loop.effects if isinstance(e, do.Notify)]
+    assert "ABORTED" in [e.type for e in loop.effects if isinstance(e, protocol.Notify)]
 
 
 def test_lost_changed_keys_restart_the_recording():
@@ -352,14 +361,14 @@ def test_lost_changed_keys_restart_the_recording():
     loop = Loop(max_touches=1)
     loop.accept()
     first = loop.begin_reading()
-    touches = loop.driver.recorders.tables[OID]
+    feed = loop.driver.changed_keys.tables[OID]
     for number in range(2):
-        touches.touch((b"%d" % number,), 500 + number, 50)
+        feed.record((b"%d" % number,), 500 + number, 50)
     loop.read(first, 1, 2)
     thrown_away = loop.types()
-    loop.see(loop.one(do.WriteWatermark).token)
-    loop.tell(told.VisibilityRead(SEES_ALL))
-    again = loop.one(do.ReadChunk)
+    loop.see(loop.one(protocol.WriteWatermark).token)
+    loop.tell(protocol.VisibilityRead(SEES_ALL))
+    again = loop.one(protocol.ReadChunk)
 
     assert ["WriteWatermark"] == thrown_away
     assert (None, True) == (again.after_key, again.chunk_id != first.chunk_id)
@@ -373,8 +382,8 @@ def test_resumed_tables_continue_after_their_last_key(loop: Loop):
     rest = StoredTable(
         "s1", "s.a", 1, "running", OID, last_key=(b"2",), maximum_key=(b"9",), rows=2
     )
-    loop.tell(told.UnfinishedRead((done, rest)))
-    recorded = set(loop.driver.recorders.tables)
+    loop.tell(protocol.UnfinishedRead((done, rest)))
+    recorded = set(loop.driver.changed_keys.tables)
     ask = loop.begin_reading()
 
     assert ({OID}, (b"2",), (b"9",)) == (recorded, ask.after_key, ask.maximum_key)
@@ -385,9 +394,9 @@ def test_a_resumed_snapshot_without_tables_left_is_answered(loop: Loop):
     A crash between the last table and the answer does not lose the answer.
     """
     done = StoredTable("s1", "s.a", 0, "completed", OID, rows=9)
-    loop.tell(told.UnfinishedRead((done,)))
+    loop.tell(protocol.UnfinishedRead((done,)))
 
-    assert "completed" == loop.one(do.AnswerSignal).status
+    assert "completed" == loop.one(protocol.AnswerSignal).status
 
 
 def test_signals_run_one_after_another(loop: Loop):
@@ -395,7 +404,7 @@ def test_signals_run_one_after_another(loop: Loop):
     A second signal waits until the first has ended.
     """
     loop.accept("s1")
-    start = loop.one(do.WriteWatermark)
+    start = loop.one(protocol.WriteWatermark)
     loop.accept("s2")
     second = [kind for kind in loop.types() if kind != "Notify"]
     loop.effects = [start]
@@ -406,7 +415,7 @@ def test_signals_run_one_after_another(loop: Loop):
     answers = [
         (effect.signal_id, effect.status)
         for effect in loop.effects
-        if isinstance(effect, do.AnswerSignal)
+        if isinstance(effect, protocol.AnswerSignal)
     ]
 
     assert ([], [("s1", "completed"), ("s2", "running")]) == (second, answers)
@@ -419,19 +428,19 @@ def test_a_stopped_snapshot_reads_no_more(loop: Loop):
     loop.accept("s1")
     loop.accept("s2")
     loop.signal("s3", "stop-snapshot")
-    answer = loop.one(do.StoreSignal)
-    loop.tell(told.SignalStored("s3", is_new=True))
-    stopped = [e.table for e in loop.effects if isinstance(e, do.SaveProgress)]
+    answer = loop.one(protocol.StoreSignal)
+    loop.tell(protocol.SignalStored("s3", is_new=True))
+    stopped = [e.table for e in loop.effects if isinstance(e, protocol.SaveProgress)]
     told_so = [
         (effect.signal_id, effect.status)
         for effect in loop.effects
-        if isinstance(effect, do.AnswerSignal)
+        if isinstance(effect, protocol.AnswerSignal)
     ]
 
     assert ("completed", ["s.a", "s.a"]) == (answer.status, answer.detail["stopped"])
     assert ["stopped", "stopped"] == [table.state for table in stopped]
     assert [("s1", "failed"), ("s2", "failed")] == told_so
-    assert ({}, False) == (loop.driver.recorders.tables, loop.driver.is_busy)
+    assert ({}, False) == (loop.driver.changed_keys.tables, loop.driver.is_busy)
 
 
 def test_watermarks_of_another_process_are_ignored(loop: Loop):
@@ -439,7 +448,9 @@ def test_watermarks_of_another_process_are_ignored(loop: Loop):
     A mark that another run left in the log opens no window.
     """
     loop.accept()
-    token = loop.one(do.WriteWatermark).token.replace('"run":"run"', '"run":"old"')
+    token = loop.one(protocol.WriteWatermark).token.replace(
+        '"run":"run"', '"run":"old"'
+    )
 
     assert [] == loop.see(token)
 
@@ -449,14 +460,14 @@ def test_an_empty_table_is_completed(loop: Loop):
     A table without rows needs no chunk.
     """
     loop.accept()
-    loop.see(loop.one(do.WriteWatermark).token)
-    loop.tell(told.VisibilityRead(SEES_ALL))
-    plan = loop.one(do.ReadPlan)
-    loop.tell(told.PlanRead(plan.request_id, ScanPlan(SHAPE, None, 0)))
+    loop.see(loop.one(protocol.WriteWatermark).token)
+    loop.tell(protocol.VisibilityRead(SEES_ALL))
+    plan = loop.one(protocol.ReadPlan)
+    loop.tell(protocol.PlanRead(plan.request_id, ScanPlan(SHAPE, None, 0)))
 
     assert ("completed", 0) == (
-        loop.one(do.AnswerSignal).status,
-        loop.one(do.AnswerSignal).detail["rows"],
+        loop.one(protocol.AnswerSignal).status,
+        loop.one(protocol.AnswerSignal).detail["rows"],
     )
 
 
@@ -466,10 +477,10 @@ def test_visibility_is_probed_again_while_something_waits(loop: Loop):
     """
     loop.accept()
     loop.invisible.add(42, 1000)
-    loop.see(loop.one(do.WriteWatermark).token)
-    hides = told.VisibilityRead(XidSnapshot(42, 50, frozenset({42})))
-    facts = (told.Tick(1.0), hides, told.Tick(1.005), hides, told.Tick(2.0))
-    asked = [do.ProbeVisibility() in loop.tell(fact) for fact in facts]
+    loop.see(loop.one(protocol.WriteWatermark).token)
+    hides = protocol.VisibilityRead(XidSnapshot(42, 50, frozenset({42})))
+    facts = (protocol.Tick(1.0), hides, protocol.Tick(1.005), hides, protocol.Tick(2.0))
+    asked = [protocol.ProbeVisibility() in loop.tell(fact) for fact in facts]
 
     assert [False, True, False, False, True] == asked
 
@@ -481,9 +492,9 @@ def test_changed_keys_lost_before_the_plan_restart_the_recording():
     loop = Loop(max_touches=1)
     loop.accept()
     loop.invisible.add(42, 1000)
-    loop.see(loop.one(do.WriteWatermark).token)
+    loop.see(loop.one(protocol.WriteWatermark).token)
     for number in range(2):
-        loop.driver.recorders.tables[OID].touch((b"%d" % number,), 500 + number, 50)
+        loop.driver.changed_keys.tables[OID].record((b"%d" % number,), 500 + number, 50)
     loop.tick(1.0)
 
     assert "WriteWatermark" in loop.types()
@@ -494,10 +505,10 @@ def test_a_start_mark_that_cannot_be_written_is_retried(loop: Loop):
     The first step is retried like any other.
     """
     loop.accept()
-    start = loop.one(do.WriteWatermark)
-    loop.tell(told.ReadFailed(start.request_id, "away", may_recover=True))
+    start = loop.one(protocol.WriteWatermark)
+    loop.tell(protocol.ReadFailed(start.request_id, "away", may_recover=True))
     loop.tick(60.0)
-    again = loop.one(do.WriteWatermark)
+    again = loop.one(protocol.WriteWatermark)
 
     assert ([], True) == (loop.see(start.token), again.token != start.token)
 
@@ -509,9 +520,9 @@ def test_a_table_that_ends_before_its_stop_is_unchanged(loop: Loop):
     loop.accept("s1")
     first = loop.begin_reading()
     loop.signal("s2", "stop-snapshot")
-    loop.tell(told.ReadFailed(first.chunk_id, "dropped", may_recover=False))
+    loop.tell(protocol.ReadFailed(first.chunk_id, "dropped", may_recover=False))
 
-    loop.tell(told.SignalStored("s2", is_new=True))
+    loop.tell(protocol.SignalStored("s2", is_new=True))
 
     # Nothing but the answer to the signal itself.
     assert ["Notify"] == loop.types()
@@ -526,14 +537,14 @@ def test_a_failed_table_has_the_count_of_acknowledged_rows(loop: Loop):
     loop.accept()
     first = loop.begin_reading()
     loop.read(first, 1, 2)
-    second = loop.one(do.ReadChunk)
+    second = loop.one(protocol.ReadChunk)
     loop.see(first.low_token)
     loop.see(first.high_token)
     reason = 'schema "s" does not exist'
-    loop.tell(told.ReadFailed(second.chunk_id, reason, may_recover=False))
+    loop.tell(protocol.ReadFailed(second.chunk_id, reason, may_recover=False))
     early = loop.types()
-    loop.tell(told.Delivered(first.chunk_id))
-    account = loop.one(do.AnswerSignal).detail["tables"]["s.a"]
+    loop.tell(protocol.Delivered(first.chunk_id))
+    account = loop.one(protocol.AnswerSignal).detail["tables"]["s.a"]
 
     assert [] == early
     assert {
@@ -551,15 +562,15 @@ def test_facts_of_unknown_requests_change_nothing(loop: Loop):
     Answers without an open request are ignored.
     """
     facts = (
-        told.TablesInspected("x", {"s.a": SHAPE}, {}),
-        told.SignalStored("x", is_new=True),
-        told.PlanRead(7, PLAN),
-        told.ReadFailed(7, "x", may_recover=False),
-        told.WatermarkWritten(7),
-        told.Delivered(7),
-        told.ProgressSaved(7),
-        told.WatermarkSeen("x", 1, 1),
-        told.Tick(1.0),
+        protocol.TablesInspected("x", {"s.a": SHAPE}, {}),
+        protocol.SignalStored("x", is_new=True),
+        protocol.PlanRead(7, PLAN),
+        protocol.ReadFailed(7, "x", may_recover=False),
+        protocol.WatermarkWritten(7),
+        protocol.Delivered(7),
+        protocol.ProgressSaved(7),
+        protocol.WatermarkSeen("x", 1, 1),
+        protocol.Tick(1.0),
     )
 
     assert [] == loop.tell(*facts)
@@ -608,7 +619,7 @@ def test_a_window_is_not_judged_early():
     window = Window(1, "low", "high")
 
     with pytest.raises(RuntimeError, match="not between its watermarks"):
-        window.judge(ChangedKeys(), 10)
+        window.deduplicate(ChangedKeys(), 10)
 
 
 def test_a_signal_whose_tables_are_all_refused_is_rejected(loop: Loop):
@@ -616,8 +627,8 @@ def test_a_signal_whose_tables_are_all_refused_is_rejected(loop: Loop):
     Tables that the catalog refuses are answered with their reasons at once.
     """
     loop.signal(**{"data-collections": ["s.a"]})
-    loop.tell(told.TablesInspected("s1", {}, {"s.a": "it has no primary key"}))
-    answer = loop.one(do.StoreSignal)
+    loop.tell(protocol.TablesInspected("s1", {}, {"s.a": "it has no primary key"}))
+    answer = loop.one(protocol.StoreSignal)
 
     assert ("rejected", "s.a: it has no primary key", ()) == (
         answer.status,
@@ -632,7 +643,7 @@ def test_a_log_signal_is_answered_with_its_message(loop: Loop):
     """
     loop.signal("s1", "log", message="hello")
 
-    assert do.StoreSignal("s1", "completed", {"message": "hello"}) in loop.effects
+    assert protocol.StoreSignal("s1", "completed", {"message": "hello"}) in loop.effects
 
 
 # Keys ---------------------------------------------------------------------------------
@@ -641,21 +652,21 @@ def test_a_log_signal_is_answered_with_its_message(loop: Loop):
 KEYS = ((b"1",), (b"2",), (b"3",))
 
 
-def listed_keys_signal(loop: Loop) -> do.ReadChunk:
+def listed_keys_signal(loop: Loop) -> protocol.ReadChunk:
     """Bring a signal that lists keys to its first chunk."""
     loop.signal(**{"data-collections": ["s.a"], "keys": [["01"], [2], [3]]})
-    loop.tell(told.TablesInspected("s1", {"s.a": SHAPE}, {}, KEYS))
-    loop.tell(told.SignalStored("s1", is_new=True))
+    loop.tell(protocol.TablesInspected("s1", {"s.a": SHAPE}, {}, KEYS))
+    loop.tell(protocol.SignalStored("s1", is_new=True))
     return begin_keys(loop, KEYS)
 
 
-def begin_keys(loop: Loop, keys: tuple[Key, ...]) -> do.ReadChunk:
+def begin_keys(loop: Loop, keys: tuple[Key, ...]) -> protocol.ReadChunk:
     """Bring listed keys to their first chunk."""
-    loop.see(loop.one(do.WriteWatermark).token)
-    loop.tell(told.VisibilityRead(SEES_ALL))
+    loop.see(loop.one(protocol.WriteWatermark).token)
+    loop.tell(protocol.VisibilityRead(SEES_ALL))
     plan = ScanPlan(SHAPE, None, len(keys), keys)
-    loop.tell(told.PlanRead(loop.one(do.ReadPlan).request_id, plan))
-    return loop.one(do.ReadChunk)
+    loop.tell(protocol.PlanRead(loop.one(protocol.ReadPlan).request_id, plan))
+    return loop.one(protocol.ReadChunk)
 
 
 def test_listed_keys_are_stored_as_the_server_spells_them(loop: Loop):
@@ -663,9 +674,9 @@ def test_listed_keys_are_stored_as_the_server_spells_them(loop: Loop):
     The signal's spelling is looked up; the stored keys have the stream's spelling.
     """
     loop.signal(**{"data-collections": ["s.a"], "keys": [["01"], [2]]})
-    asked = loop.one(do.InspectTables)
-    loop.tell(told.TablesInspected("s1", {"s.a": SHAPE}, {}, KEYS[:2]))
-    [table] = loop.one(do.StoreSignal).tables
+    asked = loop.one(protocol.InspectTables)
+    loop.tell(protocol.TablesInspected("s1", {"s.a": SHAPE}, {}, KEYS[:2]))
+    [table] = loop.one(protocol.StoreSignal).tables
 
     assert ((b"01",), (b"2",)) == asked.keys
     assert (KEYS[:2], 2) == (table.pending_keys, table.asked_keys)
@@ -677,7 +688,7 @@ def test_listed_keys_are_of_one_table(loop: Loop):
     """
     loop.signal(**{"data-collections": ["s.a", "s.b"], "keys": [[1]]})
 
-    assert "name just that" in loop.one(do.StoreSignal).detail["reason"]
+    assert "name just that" in loop.one(protocol.StoreSignal).detail["reason"]
 
 
 def test_signal_ids_of_the_relays_own_requests_are_reserved(loop: Loop):
@@ -686,7 +697,7 @@ def test_signal_ids_of_the_relays_own_requests_are_reserved(loop: Loop):
     """
     loop.signal("towpath-keys-1", **{"data-collections": ["s.a"]})
 
-    assert "the relay's own" in loop.one(do.StoreSignal).detail["reason"]
+    assert "the relay's own" in loop.one(protocol.StoreSignal).detail["reason"]
 
 
 def test_a_listed_key_that_is_absent_is_deleted(loop: Loop):
@@ -695,14 +706,14 @@ def test_a_listed_key_that_is_absent_is_deleted(loop: Loop):
     """
     first = listed_keys_signal(loop)
     loop.read(first, 2)
-    second = loop.one(do.ReadChunk)
+    second = loop.one(protocol.ReadChunk)
     loop.see(first.low_token)
     loop.see(first.high_token)
-    emission = loop.one(do.EmitRows)
+    emission = loop.one(protocol.EmitRows)
     loop.read(second, 3)
     loop.see(second.high_token)
-    loop.tell(told.Delivered(first.chunk_id), told.Delivered(second.chunk_id))
-    answer = loop.one(do.AnswerSignal)
+    loop.tell(protocol.Delivered(first.chunk_id), protocol.Delivered(second.chunk_id))
+    answer = loop.one(protocol.AnswerSignal)
 
     assert (KEYS[:2], KEYS[2:]) == (first.keys, second.keys)
     assert ([(b"2", b"x")], (KEYS[0],)) == (emission.rows, emission.absent)
@@ -722,13 +733,13 @@ def test_a_listed_key_changed_in_the_stream_is_not_deleted(
     If the stream left columns out, the key is read again.
     """
     first = listed_keys_signal(loop)
-    touches = loop.driver.recorders.tables[OID]
-    touches.touch(KEYS[0], xid, sequence, partial=partial)
+    feed = loop.driver.changed_keys.tables[OID]
+    feed.record(KEYS[0], xid, sequence, partial=partial)
     loop.read(first, 2, snapshot=XidSnapshot(42, 1000, frozenset({42})))
     loop.see(first.low_token)
     loop.see(first.high_token)
-    emission = loop.one(do.EmitRows)
-    waiting = _only_scan(loop)._readers.waiting
+    emission = loop.one(protocol.EmitRows)
+    waiting = _only_scan(loop)._readers.pending_keys
 
     assert ((), partial) == (emission.absent, KEYS[0] in waiting)
 
@@ -742,7 +753,7 @@ def test_a_listed_key_in_another_spelling_is_not_deleted(loop: Loop):
     loop.see(first.low_token)
     loop.see(first.high_token)
 
-    assert () == loop.one(do.EmitRows).absent
+    assert () == loop.one(protocol.EmitRows).absent
 
 
 def test_progress_before_the_keys_are_loaded_leaves_them_as_stored(loop: Loop):
@@ -750,22 +761,22 @@ def test_progress_before_the_keys_are_loaded_leaves_them_as_stored(loop: Loop):
     A failed first step does not overwrite the list with nothing.
     """
     loop.signal(**{"data-collections": ["s.a"], "keys": [[1]]})
-    loop.tell(told.TablesInspected("s1", {"s.a": SHAPE}, {}, KEYS))
-    loop.tell(told.SignalStored("s1", is_new=True))
-    start = loop.one(do.WriteWatermark)
-    loop.tell(told.ReadFailed(start.request_id, "away", may_recover=True))
+    loop.tell(protocol.TablesInspected("s1", {"s.a": SHAPE}, {}, KEYS))
+    loop.tell(protocol.SignalStored("s1", is_new=True))
+    start = loop.one(protocol.WriteWatermark)
+    loop.tell(protocol.ReadFailed(start.request_id, "away", may_recover=True))
 
-    assert loop.one(do.SaveProgress).table.pending_keys is None
+    assert loop.one(protocol.SaveProgress).table.pending_keys is None
 
 
 # Key requests of the relay itself -----------------------------------------------------
 
 
-def request_key(loop: Loop, log_lsn: int, key: Key) -> do.StoreKeys:
+def request_key(loop: Loop, log_lsn: int, key: Key) -> protocol.StoreKeys:
     """Let the relay request a key."""
-    loop.driver.requests.ask(RELATION, key, Position(log_lsn, 0))
+    loop.driver.requests.add(RELATION, key, Position(log_lsn, 0))
     loop.tick(loop.driver._now_s)
-    return loop.one(do.StoreKeys)
+    return loop.one(protocol.StoreKeys)
 
 
 def test_a_key_request_is_read_once_it_is_stored(loop: Loop):
@@ -775,13 +786,13 @@ def test_a_key_request_is_read_once_it_is_stored(loop: Loop):
     No signal is answered.
     """
     store = request_key(loop, 8, KEYS[0])
-    stored = loop.tell(told.KeysStored(store.snapshot_id))
+    stored = loop.tell(protocol.KeysStored(store.snapshot_id))
     chunk = begin_keys(loop, KEYS[:1])
     loop.read(chunk, 1)
     loop.see(chunk.low_token)
     loop.see(chunk.high_token)
-    emission = loop.one(do.EmitRows)
-    ended = loop.tell(told.Delivered(chunk.chunk_id))
+    emission = loop.one(protocol.EmitRows)
+    ended = loop.tell(protocol.Delivered(chunk.chunk_id))
 
     assert ["Notify", "WriteWatermark"] == [type(e).__name__ for e in stored]
     assert ("towpath-keys-0000000000000008", [(b"1", b"x")]) == (
@@ -789,7 +800,7 @@ def test_a_key_request_is_read_once_it_is_stored(loop: Loop):
         emission.rows,
     )
     assert {"SaveProgress", "Notify"} == {type(effect).__name__ for effect in ended}
-    assert ({}, False) == (loop.driver.recorders.tables, loop.driver.is_busy)
+    assert ({}, False) == (loop.driver.changed_keys.tables, loop.driver.is_busy)
 
 
 def test_the_driver_is_active_from_a_request_until_its_row_is_delivered(loop: Loop):
@@ -800,15 +811,15 @@ def test_the_driver_is_active_from_a_request_until_its_row_is_delivered(loop: Lo
     loop.driver.request_key(RELATION, KEYS[0], Position(8, 0))
     requested = loop.driver.is_active
     loop.tick(loop.driver._now_s)
-    store = loop.one(do.StoreKeys)
+    store = loop.one(protocol.StoreKeys)
     storing = (loop.driver.is_busy, loop.driver.is_active)
-    loop.tell(told.KeysStored(store.snapshot_id))
+    loop.tell(protocol.KeysStored(store.snapshot_id))
     chunk = begin_keys(loop, KEYS[:1])
     loop.read(chunk, 1)
     loop.see(chunk.low_token)
     loop.see(chunk.high_token)
     reading = loop.driver.is_active
-    loop.tell(told.Delivered(chunk.chunk_id))
+    loop.tell(protocol.Delivered(chunk.chunk_id))
 
     assert (False, True, (False, True), True, False) == (
         idle,
@@ -830,14 +841,14 @@ def test_a_table_ends_after_its_earlier_key_requests(loop: Loop):
     loop.see(first.low_token)
     loop.see(first.high_token)
     waiting = loop.types()
-    loop.tell(told.KeysStored(store.snapshot_id))
-    later = loop.driver.requests.ask(RELATION, KEYS[1], Position(16, 0))
+    loop.tell(protocol.KeysStored(store.snapshot_id))
+    later = loop.driver.requests.add(RELATION, KEYS[1], Position(16, 0))
     chunk = begin_keys(loop, KEYS[:1])
     loop.read(chunk)
     loop.see(chunk.low_token)
     loop.see(chunk.high_token)
-    loop.tell(told.Delivered(chunk.chunk_id))
-    answer = loop.one(do.AnswerSignal)
+    loop.tell(protocol.Delivered(chunk.chunk_id))
+    answer = loop.one(protocol.AnswerSignal)
 
     assert "AnswerSignal" not in waiting
     assert ("s1", "completed", True) == (
@@ -857,10 +868,10 @@ def test_a_failed_key_request_fails_the_table_that_waits_for_it(loop: Loop):
     store = request_key(loop, 8, KEYS[0])
     loop.see(first.low_token)
     loop.see(first.high_token)
-    loop.tell(told.KeysStored(store.snapshot_id))
-    start = loop.one(do.WriteWatermark)
-    loop.tell(told.ReadFailed(start.request_id, "gone", may_recover=False))
-    account = loop.one(do.AnswerSignal).detail["tables"]["s.a"]
+    loop.tell(protocol.KeysStored(store.snapshot_id))
+    start = loop.one(protocol.WriteWatermark)
+    loop.tell(protocol.ReadFailed(start.request_id, "gone", may_recover=False))
+    account = loop.one(protocol.AnswerSignal).detail["tables"]["s.a"]
 
     assert "could not be read by their new key" in account["reason"]
 
@@ -872,7 +883,7 @@ def test_a_key_request_does_not_wait_behind_a_table(loop: Loop):
     loop.accept()
     loop.begin_reading()
     store = request_key(loop, 8, KEYS[0])
-    loop.tell(told.KeysStored(store.snapshot_id))
+    loop.tell(protocol.KeysStored(store.snapshot_id))
     chunk = begin_keys(loop, KEYS[:1])
 
     assert KEYS[:1] == chunk.keys
@@ -883,10 +894,10 @@ def test_a_stop_signal_does_not_stop_key_requests(loop: Loop):
     Rows that the stream left incomplete are completed, whatever is stopped.
     """
     store = request_key(loop, 8, KEYS[0])
-    loop.tell(told.KeysStored(store.snapshot_id))
+    loop.tell(protocol.KeysStored(store.snapshot_id))
     loop.signal("s2", "stop-snapshot")
 
-    assert [] == loop.one(do.StoreSignal).detail["stopped"]
+    assert [] == loop.one(protocol.StoreSignal).detail["stopped"]
 
 
 def test_a_stored_key_request_is_resumed_after_a_restart(loop: Loop):
@@ -903,9 +914,9 @@ def test_a_stored_key_request_is_resumed_after_a_restart(loop: Loop):
         asked_keys=1,
         asked_until="0000000000000008.0000000000",
     )
-    loop.tell(told.UnfinishedRead((table,), table.asked_until))
+    loop.tell(protocol.UnfinishedRead((table,), table.asked_until))
     resumed = loop.types()
-    again = loop.driver.requests.ask(RELATION, KEYS[0], Position(8, 0))
+    again = loop.driver.requests.add(RELATION, KEYS[0], Position(8, 0))
 
     assert (["WriteWatermark"], None) == (resumed, again)
 
@@ -913,7 +924,7 @@ def test_a_stored_key_request_is_resumed_after_a_restart(loop: Loop):
 # Slices -------------------------------------------------------------------------------
 
 
-def slices(loop: Loop) -> do.ReadChunk:
+def slices(loop: Loop) -> protocol.ReadChunk:
     """Bring a chunk of two rows to its first slice of one."""
     loop.rows_per_turn = 1
     loop.accept()
@@ -929,10 +940,10 @@ def test_a_chunk_is_emitted_in_slices(loop: Loop):
     Each turn emits at most its limit of rows, and the last slice is marked.
     """
     slices(loop)
-    first = loop.one(do.EmitRows)
+    first = loop.one(protocol.EmitRows)
     has_more = loop.driver.has_ready
     loop.tell()
-    second = loop.one(do.EmitRows)
+    second = loop.one(protocol.EmitRows)
 
     assert ([(b"1", b"x")], False, True) == (first.rows, first.is_last, has_more)
     assert ([(b"2", b"x")], True, first.chunk_id) == (
@@ -948,9 +959,9 @@ def test_a_change_between_two_slices_drops_its_row_from_the_rest(loop: Loop):
     A waiting row must not be published after its newer change.
     """
     slices(loop)
-    loop.driver.recorders.tables[OID].touch((b"2",), 500, 99)
+    loop.driver.changed_keys.tables[OID].record((b"2",), 500, 99)
     loop.tell()
-    rest = loop.one(do.EmitRows)
+    rest = loop.one(protocol.EmitRows)
 
     assert ([], True) == (list(rest.rows), rest.is_last)
 
@@ -962,12 +973,12 @@ def test_a_chunk_that_is_cut_continues_after_its_last_judged_row(loop: Loop):
     loop = Loop(max_touches=1)
     chunk = slices(loop)
     for number in range(2):
-        loop.driver.recorders.tables[OID].touch((b"%d" % number,), 500 + number, 50)
+        loop.driver.changed_keys.tables[OID].record((b"%d" % number,), 500 + number, 50)
     loop.tell()
-    end = loop.one(do.EmitRows)
-    loop.see(loop.one(do.WriteWatermark).token)
-    loop.tell(told.VisibilityRead(SEES_ALL))
-    again = loop.one(do.ReadChunk)
+    end = loop.one(protocol.EmitRows)
+    loop.see(loop.one(protocol.WriteWatermark).token)
+    loop.tell(protocol.VisibilityRead(SEES_ALL))
+    again = loop.one(protocol.ReadChunk)
 
     assert ([], True, chunk.chunk_id) == (list(end.rows), end.is_last, end.chunk_id)
     assert (b"1",) == again.after_key
@@ -981,19 +992,19 @@ def test_a_chunk_cut_before_its_first_row_has_no_delivery():
     loop.rows_per_turn = 1
     loop.accept()
     first = loop.begin_reading()
-    loop.driver.recorders.tables[OID].touch((b"1",), 500, 98)
+    loop.driver.changed_keys.tables[OID].record((b"1",), 500, 98)
     loop.read(first, 1, 2)
     loop.see(first.low_token)
     loop.see(first.high_token)
     for number in range(2):
-        loop.driver.recorders.tables[OID].touch((b"%d" % number,), 501 + number, 99)
+        loop.driver.changed_keys.tables[OID].record((b"%d" % number,), 501 + number, 99)
     loop.tell()
     thrown_away = loop.types()
-    loop.see(loop.one(do.WriteWatermark).token)
-    loop.tell(told.VisibilityRead(SEES_ALL))
+    loop.see(loop.one(protocol.WriteWatermark).token)
+    loop.tell(protocol.VisibilityRead(SEES_ALL))
 
     assert "EmitRows" not in thrown_away
-    assert (b"1",) == loop.one(do.ReadChunk).after_key
+    assert (b"1",) == loop.one(protocol.ReadChunk).after_key
 
 
 def test_a_high_watermark_may_be_seen_before_its_rows_arrive(loop: Loop):
@@ -1005,8 +1016,8 @@ def test_a_high_watermark_may_be_seen_before_its_rows_arrive(loop: Loop):
     loop.see(first.low_token)
     loop.see(first.high_token)
     loop.read(first, 1, 2)
-    second = loop.one(do.ReadChunk)
+    second = loop.one(protocol.ReadChunk)
     loop.read(second, 3)
     loop.see(second.high_token)
 
-    assert (None, 300) == (second.low_token, loop.one(do.EmitRows).log_lsn)
+    assert (None, 300) == (second.low_token, loop.one(protocol.EmitRows).log_lsn)

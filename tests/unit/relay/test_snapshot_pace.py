@@ -92,7 +92,7 @@ def test_chunk_sizes_approach_a_target_time_and_size(
     The next chunk is nearer to the target, by a factor of two at most.
     """
     pace = ScanPace(ChunkSize(1000, time_s=0.2, size_bytes=1024 * 1024))
-    pace.aim(chunk(1000, size_bytes=size_bytes, elapsed_s=elapsed_s))
+    pace.adapt(chunk(1000, size_bytes=size_bytes, elapsed_s=elapsed_s))
 
     assert next_rows == pace.max_rows
 
@@ -104,7 +104,7 @@ def test_rows_of_a_megabyte_are_read_a_few_at_a_time():
     pace = ScanPace(ChunkSize(1000, size_bytes=8 * 1024 * 1024))
     for _ in range(9):
         # The reader cuts what is larger.
-        pace.aim(chunk(min(pace.max_rows, 8), size_bytes=8 * 1024 * 1024))
+        pace.adapt(chunk(min(pace.max_rows, 8), size_bytes=8 * 1024 * 1024))
 
     assert 100 == pace.max_rows
 
@@ -115,7 +115,7 @@ def test_a_short_last_chunk_does_not_shrink_later_ones():
     """
     pace = ScanPace(ChunkSize(1000))
     short = dataclasses.replace(chunk(3, size_bytes=30), is_last=True)
-    pace.aim(short)
+    pace.adapt(short)
 
     assert 1000 == pace.max_rows
 
@@ -129,10 +129,10 @@ def test_repeated_time_outs_at_the_smallest_chunk_fail_the_table():
         pace.failed(has_timed_out=True)
     for _ in range(4):
         pace.failed(has_timed_out=True)
-    before = pace.is_hopeless
+    before = pace.is_too_slow
     pace.failed(has_timed_out=True)
 
-    assert (False, True) == (before, pace.is_hopeless)
+    assert (False, True) == (before, pace.is_too_slow)
 
 
 def test_reading_yields_while_the_stream_is_behind_or_the_source_is_busy():
@@ -157,9 +157,9 @@ def test_the_reading_speed_is_a_moving_average():
     speed = ReadRate()
     told = []
     for second in range(3):
-        speed.told(100, float(second))
+        speed.add(100, float(second))
         told.append(speed.rows_per_second)
     for second in range(3, 60):
-        speed.told(1000, float(second))
+        speed.add(1000, float(second))
 
     assert ([None, 100.0, 100.0], True) == (told, speed.rows_per_second > 990)

@@ -3,8 +3,7 @@
 import pytest
 
 from support.copying import replace
-from towpath.relay.snapshot import effects as do
-from towpath.relay.snapshot import facts as told
+from towpath.relay.snapshot import protocol
 from towpath.relay.snapshot.driver import SnapshotDriver, SnapshotScope
 from towpath.relay.snapshot.pace import ChunkSize, Throttle
 from towpath.relay.snapshot.run import SnapshotLimits
@@ -59,12 +58,12 @@ class Loop:
             throttle=Throttle(10.0, max_active_sessions=3),
         )
         self.sequence = 0
-        self.effects: list[do.Effect] = []
-        self.tell(told.UnfinishedRead(tables))
+        self.effects: list[protocol.Effect] = []
+        self.tell(protocol.UnfinishedRead(tables))
 
-    def tell(self, fact: told.Fact) -> list[do.Effect]:
+    def tell(self, fact: protocol.Fact) -> list[protocol.Effect]:
         """Give a fact to the driver, then turn the loop."""
-        self.effects = self.driver.on(fact) + self.driver.on(told.EmitAllowed(1000))
+        self.effects = self.driver.on(fact) + self.driver.on(protocol.EmitAllowed(1000))
         return self.effects
 
     def all(self, kind: type) -> list:
@@ -73,27 +72,27 @@ class Loop:
 
     def see(self, token: str) -> None:
         self.sequence += 1
-        self.tell(told.WatermarkSeen(token, 100 * self.sequence, self.sequence))
+        self.tell(protocol.WatermarkSeen(token, 100 * self.sequence, self.sequence))
 
-    def begin(self) -> list[do.ReadPlan]:
+    def begin(self) -> list[protocol.ReadPlan]:
         """Bring every table to its plan."""
-        for mark in self.all(do.WriteWatermark):
+        for mark in self.all(protocol.WriteWatermark):
             self.see(mark.token)
-        self.tell(told.VisibilityRead(SEES_ALL))
-        return self.all(do.ReadPlan)
+        self.tell(protocol.VisibilityRead(SEES_ALL))
+        return self.all(protocol.ReadPlan)
 
-    def plan(self, ask: do.ReadPlan, last: int, *boundaries: int) -> None:
+    def plan(self, ask: protocol.ReadPlan, last: int, *boundaries: int) -> None:
         name = ask.collection.removeprefix("s.")
         cuts = tuple(map(key, boundaries))
         plan = ScanPlan(shape(name), key(last), 9, boundaries=cuts)
-        self.tell(told.PlanRead(ask.request_id, plan))
+        self.tell(protocol.PlanRead(ask.request_id, plan))
 
-    def read(self, ask: do.ReadChunk, *ids: int) -> None:
+    def read(self, ask: protocol.ReadChunk, *ids: int) -> None:
         """Answer a chunk; fewer rows than were asked for are the last."""
         rows = [(b"%d" % number, b"x") for number in ids]
         is_last = len(ids) < ask.max_rows or bool(ask.keys)
         chunk = Chunk(ask.shape, rows, SEES_ALL, is_last)
-        self.tell(told.ChunkRead(ask.chunk_id, chunk))
+        self.tell(protocol.ChunkRead(ask.chunk_id, chunk))
 
 
 def test_a_table_is_read_in_ranges_at_the_same_time():
@@ -103,7 +102,9 @@ def test_a_table_is_read_in_ranges_at_the_same_time():
     loop = Loop(table("a"))
     [ask] = loop.begin()
     loop.plan(ask, 9, 5)
-    asked = [(chunk.after_key, chunk.maximum_key) for chunk in loop.all(do.ReadChunk)]
+    asked = [
+        (chunk.after_key, chunk.maximum_key) for chunk in loop.all(protocol.ReadChunk)
+    ]
 
     assert (2, [(None, key(5)), (key(5), key(9))]) == (ask.parts, asked)
 
@@ -116,7 +117,9 @@ def test_stored_ranges_are_resumed():
     loop = Loop(table("a", ranges=(done, half), maximum_key=key(9), last_key=key(7)))
     [ask] = loop.begin()
     loop.plan(ask, 12, 3)
-    asked = [(chunk.after_key, chunk.maximum_key) for chunk in loop.all(do.ReadChunk)]
+    asked = [
+        (chunk.after_key, chunk.maximum_key) for chunk in loop.all(protocol.ReadChunk)
+    ]
 
     assert (1, [(key(7), key(9))]) == (ask.parts, asked)
 
@@ -128,16 +131,16 @@ def test_the_last_key_covers_only_delivered_rows():
     loop = Loop(table("a"))
     [ask] = loop.begin()
     loop.plan(ask, 9, 5)
-    early, late = loop.all(do.ReadChunk)
+    early, late = loop.all(protocol.ReadChunk)
     for chunk, ids in ((late, (6, 7)), (early, (1, 2))):
         loop.read(chunk, *ids)
         loop.see(chunk.low_token)
         loop.see(chunk.high_token)
         if chunk is late:
-            loop.tell(told.Delivered(late.chunk_id))
-            [first] = loop.all(do.SaveProgress)
-    loop.tell(told.Delivered(early.chunk_id))
-    [second] = loop.all(do.SaveProgress)
+            loop.tell(protocol.Delivered(late.chunk_id))
+            [first] = loop.all(protocol.SaveProgress)
+    loop.tell(protocol.Delivered(early.chunk_id))
+    [second] = loop.all(protocol.SaveProgress)
 
     assert (None, key(2), [key(2), key(7)]) == (
         first.table.last_key,
@@ -165,10 +168,10 @@ def test_chunks_in_progress_are_bounded():
     asked = []
     for ask in plans:
         loop.plan(ask, 90, 50)
-        asked += loop.all(do.ReadChunk)
+        asked += loop.all(protocol.ReadChunk)
     for chunk in asked:
         loop.read(chunk, 1, 2)
-        asked += loop.all(do.ReadChunk)
+        asked += loop.all(protocol.ReadChunk)
 
     assert 4 == len(asked)
 
@@ -178,21 +181,21 @@ def test_tables_of_one_view_share_a_mark_and_hold_the_stream():
     One mark is written, and from there the stream waits until all are read.
     """
     loop = Loop(*(table(name, kind=BLOCKING) for name in "abc"))
-    marks = loop.all(do.WriteWatermark)
-    held = [loop.driver.holds_stream]
+    marks = loop.all(protocol.WriteWatermark)
+    held = [loop.driver.blocks_stream]
     plans = loop.begin()
-    held.append(loop.driver.holds_stream)
+    held.append(loop.driver.blocks_stream)
     lows = set()
     for ask in plans:
         loop.plan(ask, 1)
-        [chunk] = loop.all(do.ReadChunk)
-        lows.add((chunk.low_token, chunk.frozen_by))
+        [chunk] = loop.all(protocol.ReadChunk)
+        lows.add((chunk.low_token, chunk.view))
         loop.read(chunk, 1)
-        [emitted] = loop.all(do.EmitRows)
+        [emitted] = loop.all(protocol.EmitRows)
         lows.add(emitted.log_lsn)
-        loop.tell(told.Delivered(chunk.chunk_id))
-    held.append(loop.driver.holds_stream)
-    thawed = [effect.view for effect in loop.all(do.ReleaseSnapshot)]
+        loop.tell(protocol.Delivered(chunk.chunk_id))
+    held.append(loop.driver.blocks_stream)
+    thawed = [effect.view for effect in loop.all(protocol.ReleaseSnapshot)]
 
     assert (
         1,
@@ -212,15 +215,15 @@ def test_rows_of_the_slots_own_view_stand_at_the_streams_start():
     No mark is needed: nothing was streamed before.
     """
     loop = Loop(table("a", kind=INITIAL), lent=("s1",))
-    marks = loop.all(do.WriteWatermark)
-    loop.tell(told.VisibilityRead(SEES_ALL))
-    [ask] = loop.all(do.ReadPlan)
+    marks = loop.all(protocol.WriteWatermark)
+    loop.tell(protocol.VisibilityRead(SEES_ALL))
+    [ask] = loop.all(protocol.ReadPlan)
     loop.plan(ask, 1)
-    [chunk] = loop.all(do.ReadChunk)
+    [chunk] = loop.all(protocol.ReadChunk)
     loop.read(chunk, 1)
-    [emitted] = loop.all(do.EmitRows)
+    [emitted] = loop.all(protocol.EmitRows)
 
-    assert ([], "s1", START_LOG_LSN) == (marks, ask.frozen_by, emitted.log_lsn)
+    assert ([], "s1", START_LOG_LSN) == (marks, ask.view, emitted.log_lsn)
 
 
 def test_an_initial_snapshot_whose_view_is_gone_continues_in_chunks():
@@ -231,13 +234,13 @@ def test_an_initial_snapshot_whose_view_is_gone_continues_in_chunks():
     loop = Loop(stored)
     [ask] = loop.begin()
     loop.plan(ask, 12)
-    [chunk] = loop.all(do.ReadChunk)
+    [chunk] = loop.all(protocol.ReadChunk)
 
     assert (None, key(4), key(9), False) == (
-        ask.frozen_by,
+        ask.view,
         chunk.after_key,
         chunk.maximum_key,
-        loop.driver.holds_stream,
+        loop.driver.blocks_stream,
     )
 
 
@@ -248,13 +251,15 @@ def test_a_lost_view_resumes_the_stream():
     loop = Loop(table("a", kind=BLOCKING, condition="select * from s.a"))
     [ask] = loop.begin()
     loop.plan(ask, 9)
-    [chunk] = loop.all(do.ReadChunk)
-    lost = told.ReadFailed(chunk.chunk_id, "gone", may_recover=True, has_thawed=True)
+    [chunk] = loop.all(protocol.ReadChunk)
+    lost = protocol.ReadFailed(
+        chunk.chunk_id, "gone", may_recover=True, has_lost_view=True
+    )
     loop.tell(lost)
-    held = loop.driver.holds_stream
+    held = loop.driver.blocks_stream
     [again] = loop.begin()
 
-    assert (False, None, "select * from s.a") == (held, again.frozen_by, again.select)
+    assert (False, None, "select * from s.a") == (held, again.view, again.select)
 
 
 def test_a_silent_view_does_not_hold_the_stream_for_ever():
@@ -265,19 +270,19 @@ def test_a_silent_view_does_not_hold_the_stream_for_ever():
     loop.begin()
     held = []
     for now_s in (1.0, 50.0, 62.0):
-        loop.tell(told.Tick(now_s))
-        held.append(loop.driver.holds_stream)
-    [saved] = loop.all(do.SaveProgress)
+        loop.tell(protocol.Tick(now_s))
+        held.append(loop.driver.blocks_stream)
+    [saved] = loop.all(protocol.SaveProgress)
 
     assert ([True, True, False], True) == (held, "for a minute" in saved.table.error)
 
 
-def answered(loop: Loop, kind: str, data: str = "{}") -> do.StoreSignal:
+def answered(loop: Loop, kind: str, data: str = "{}") -> protocol.StoreSignal:
     """Bring a signal to its answer and apply its effects."""
-    loop.tell(told.SignalSeen("s2", kind, data, 7))
-    loop.tell(told.VisibilityRead(SEES_ALL))
-    [answer] = loop.all(do.StoreSignal)
-    loop.tell(told.SignalStored("s2", is_new=True))
+    loop.tell(protocol.SignalSeen("s2", kind, data, 7))
+    loop.tell(protocol.VisibilityRead(SEES_ALL))
+    [answer] = loop.all(protocol.StoreSignal)
+    loop.tell(protocol.SignalStored("s2", is_new=True))
     return answer
 
 
@@ -290,18 +295,18 @@ def test_a_paused_table_reads_nothing_until_it_is_resumed():
     loop = Loop(table("a"), readers=1)
     [ask] = loop.begin()
     loop.plan(ask, 9)
-    [chunk] = loop.all(do.ReadChunk)
+    [chunk] = loop.all(protocol.ReadChunk)
     loop.read(chunk, 1, 2)
     loop.see(chunk.low_token)
     loop.see(chunk.high_token)
-    loop.tell(told.Delivered(chunk.chunk_id))
+    loop.tell(protocol.Delivered(chunk.chunk_id))
     answer = answered(loop, "pause-snapshot")
-    [saved] = loop.all(do.SaveProgress)
-    is_busy, recorded = loop.driver.is_busy, dict(loop.driver.recorders.tables)
+    [saved] = loop.all(protocol.SaveProgress)
+    is_busy, recorded = loop.driver.is_busy, dict(loop.driver.changed_keys.tables)
     answered(loop, "resume-snapshot")
     [again] = loop.begin()
     loop.plan(again, 9)
-    [chunk] = loop.all(do.ReadChunk)
+    [chunk] = loop.all(protocol.ReadChunk)
 
     assert (["paused"], "paused", key(2), False, {}, key(2)) == (
         [one.state for one in answer.changed],
@@ -329,14 +334,14 @@ def test_a_sweep_ends_the_snapshot_once_kafka_has_it():
     loop = Loop(table("a", sweeps=True, floor=50, maximum_key=key(9)))
     [ask] = loop.begin()
     loop.plan(ask, 9)
-    [chunk] = loop.all(do.ReadChunk)
+    [chunk] = loop.all(protocol.ReadChunk)
     loop.read(chunk)
     loop.see(chunk.low_token)
     loop.see(chunk.high_token)
-    [sweep] = loop.all(do.EmitSweep)
-    before = [save.table.state for save in loop.all(do.SaveProgress)]
-    loop.tell(told.Delivered(sweep.chunk_id))
-    after = [save.table.state for save in loop.all(do.SaveProgress)]
+    [sweep] = loop.all(protocol.EmitSweep)
+    before = [save.table.state for save in loop.all(protocol.SaveProgress)]
+    loop.tell(protocol.Delivered(sweep.chunk_id))
+    after = [save.table.state for save in loop.all(protocol.SaveProgress)]
 
     assert (50, False, ["completed"]) == (sweep.floor, "completed" in before, after)
 
@@ -351,14 +356,14 @@ def test_a_table_too_slow_to_read_fails_with_the_reason():
     states: list[str] = []
     now_s = 0.0
     while "failed" not in states and now_s < 1000:
-        for chunk in loop.all(do.ReadChunk):
-            slow = told.ReadFailed(
+        for chunk in loop.all(protocol.ReadChunk):
+            slow = protocol.ReadFailed(
                 chunk.chunk_id, "timeout", may_recover=True, has_timed_out=True
             )
             loop.tell(slow)
-            states += [save.table.state for save in loop.all(do.SaveProgress)]
+            states += [save.table.state for save in loop.all(protocol.SaveProgress)]
         now_s += 20
-        loop.tell(told.Tick(now_s))
+        loop.tell(protocol.Tick(now_s))
 
     assert "failed" == states[-1]
 
@@ -366,12 +371,12 @@ def test_a_table_too_slow_to_read_fails_with_the_reason():
 @pytest.mark.parametrize(
     ("hindrance", "end", "reason"),
     [
-        (told.Tick(1.0, lag_s=11.0), told.Tick(2.0, lag_s=0.1), "max_lag_s"),
-        (told.LoadRead(4), told.LoadRead(2), "max_active_sessions"),
+        (protocol.Tick(1.0, lag_s=11.0), protocol.Tick(2.0, lag_s=0.1), "max_lag_s"),
+        (protocol.LoadRead(4), protocol.LoadRead(2), "max_active_sessions"),
     ],
 )
 def test_reading_yields_to_the_stream_and_to_the_source(
-    hindrance: told.Fact, end: told.Fact, reason: str
+    hindrance: protocol.Fact, end: protocol.Fact, reason: str
 ):
     """
     While the stream is behind, or the source is busy, nothing is read.
@@ -382,12 +387,12 @@ def test_reading_yields_to_the_stream_and_to_the_source(
     [ask] = loop.begin()
     loop.tell(hindrance)
     loop.plan(ask, 9)
-    while_hindered = loop.all(do.ReadChunk)
-    said = loop.driver.yields_because
+    while_hindered = loop.all(protocol.ReadChunk)
+    said = loop.driver.yield_reason
     loop.tell(end)
 
-    assert (0, 1) == (len(while_hindered), len(loop.all(do.ReadChunk)))
-    assert (True, "") == (reason in said, loop.driver.yields_because)
+    assert (0, 1) == (len(while_hindered), len(loop.all(protocol.ReadChunk)))
+    assert (True, "") == (reason in said, loop.driver.yield_reason)
 
 
 def test_the_sources_load_is_probed_while_a_table_is_read():
@@ -395,14 +400,14 @@ def test_the_sources_load_is_probed_while_a_table_is_read():
     The probe runs once a second, and not at all without an open table.
     """
     loop = Loop(table("a"))
-    asked = [bool(loop.all(do.ProbeLoad))]
+    asked = [bool(loop.all(protocol.ProbeLoad))]
     for now_s in (0.0, 0.5, 1.5):
-        loop.tell(told.Tick(now_s))
-        asked.append(bool(loop.all(do.ProbeLoad)))
+        loop.tell(protocol.Tick(now_s))
+        asked.append(bool(loop.all(protocol.ProbeLoad)))
     idle = Loop()
-    idle.tell(told.Tick(9.0))
+    idle.tell(protocol.Tick(9.0))
 
-    assert ([True, False, False, True], []) == (asked, idle.all(do.ProbeLoad))
+    assert ([True, False, False, True], []) == (asked, idle.all(protocol.ProbeLoad))
 
 
 def test_an_aggregate_view_has_the_recorder_of_its_events():
@@ -413,8 +418,8 @@ def test_an_aggregate_view_has_the_recorder_of_its_events():
     loop = Loop(view)
 
     assert (["order"], []) == (
-        list(loop.driver.recorders.aggregates),
-        list(loop.driver.recorders.tables),
+        list(loop.driver.changed_keys.aggregates),
+        list(loop.driver.changed_keys.tables),
     )
 
 
@@ -427,12 +432,12 @@ def test_chunks_that_wait_for_the_stream_use_no_reader_slot():
     loop = Loop(slow, frozen, readers=1)
     first, last = loop.begin()
     loop.plan(first, 99)
-    while asked := loop.all(do.ReadChunk):
+    while asked := loop.all(protocol.ReadChunk):
         loop.read(asked[0], *range(asked[0].max_rows))
     loop.plan(last, 9)
-    chunks = [chunk.shape.relation.table for chunk in loop.all(do.ReadChunk)]
+    chunks = [chunk.shape.relation.table for chunk in loop.all(protocol.ReadChunk)]
 
-    assert loop.driver.holds_stream
+    assert loop.driver.blocks_stream
     assert ["b"] == chunks
 
 
@@ -442,23 +447,25 @@ def test_a_table_resumed_beside_others_has_a_mark_of_its_own():
     """
     loop = Loop(*(table(name, kind=BLOCKING) for name in "ab"))
     first, last = loop.begin()
-    lost = told.ReadFailed(first.request_id, "gone", may_recover=True, has_thawed=True)
+    lost = protocol.ReadFailed(
+        first.request_id, "gone", may_recover=True, has_lost_view=True
+    )
     loop.tell(lost)
-    loop.tell(told.ReadFailed(last.request_id, "no", may_recover=False))
-    [failed] = [saved.table for saved in loop.all(do.SaveProgress)]
-    loop.tell(told.SignalSeen("s2", "resume-snapshot", '{"snapshot-id": "s1"}', 7))
-    loop.tell(told.VisibilityRead(SEES_ALL))
-    loop.tell(told.EndedRead("s2", (failed,)))
-    loop.tell(told.SignalStored("s2", is_new=True))
-    [mark] = loop.all(do.WriteWatermark)
+    loop.tell(protocol.ReadFailed(last.request_id, "no", may_recover=False))
+    [failed] = [saved.table for saved in loop.all(protocol.SaveProgress)]
+    loop.tell(protocol.SignalSeen("s2", "resume-snapshot", '{"snapshot-id": "s1"}', 7))
+    loop.tell(protocol.VisibilityRead(SEES_ALL))
+    loop.tell(protocol.SnapshotTablesRead("s2", (failed,)))
+    loop.tell(protocol.SignalStored("s2", is_new=True))
+    [mark] = loop.all(protocol.WriteWatermark)
     [again] = loop.begin()
 
     assert ("failed", "s.b", mark.token) == (
         failed.state,
         again.collection,
-        again.frozen_by,
+        again.view,
     )
-    assert mark.token != first.frozen_by
+    assert mark.token != first.view
 
 
 def test_a_mark_of_a_stopped_table_is_written_for_another():
@@ -466,13 +473,15 @@ def test_a_mark_of_a_stopped_table_is_written_for_another():
     Otherwise a failure to write it would go unnoticed.
     """
     loop = Loop(*(table(name, kind=BLOCKING) for name in "ab"))
-    loop.tell(told.SignalSeen("s2", "stop-snapshot", '{"data-collections":["s.a"]}', 7))
-    loop.tell(told.VisibilityRead(SEES_ALL))
-    loop.tell(told.SignalStored("s2", is_new=True))
-    [mark] = loop.all(do.WriteWatermark)
+    loop.tell(
+        protocol.SignalSeen("s2", "stop-snapshot", '{"data-collections":["s.a"]}', 7)
+    )
+    loop.tell(protocol.VisibilityRead(SEES_ALL))
+    loop.tell(protocol.SignalStored("s2", is_new=True))
+    [mark] = loop.all(protocol.WriteWatermark)
     [ask] = loop.begin()
 
-    assert ("s.b", mark.token) == (ask.collection, ask.frozen_by)
+    assert ("s.b", mark.token) == (ask.collection, ask.view)
 
 
 def with_other_key(name: str) -> ScanPlan:
@@ -492,12 +501,12 @@ def test_stored_progress_in_another_key_fails_the_table(kind: str):
     loop = Loop(table("a", kind=kind))
     [ask] = loop.begin()
     loop.plan(ask, 9)
-    [begun] = loop.all(do.SaveProgress)
+    [begun] = loop.all(protocol.SaveProgress)
     stored = replace(begun.table, last_key=key(4), ranges=(KeyRange(key(4), key(9)),))
     again = Loop(stored)
     [ask] = again.begin()
-    again.tell(told.PlanRead(ask.request_id, with_other_key("a")))
-    [ended] = [saved.table for saved in again.all(do.SaveProgress)]
+    again.tell(protocol.PlanRead(ask.request_id, with_other_key("a")))
+    [ended] = [saved.table for saved in again.all(protocol.SaveProgress)]
 
     assert ("failed", key(4), True) == (
         ended.state,
@@ -520,12 +529,12 @@ def test_a_failed_table_fails_the_run_of_a_resumed_one(
     loop = Loop(table("a"), *failed)
     [ask] = loop.begin()
     names = '{"snapshot-id": "s1", "data-collections": ["s.b"]}'
-    loop.tell(told.SignalSeen("s2", "resume-snapshot", names, 7))
-    loop.tell(told.VisibilityRead(SEES_ALL))
-    loop.tell(told.EndedRead("s2", (table("a"), *failed)))
+    loop.tell(protocol.SignalSeen("s2", "resume-snapshot", names, 7))
+    loop.tell(protocol.VisibilityRead(SEES_ALL))
+    loop.tell(protocol.SnapshotTablesRead("s2", (table("a"), *failed)))
     if has_ended:
-        loop.tell(told.ReadFailed(ask.request_id, "no", may_recover=False))
-    loop.tell(told.SignalStored("s2", is_new=True))
-    tables = [one for run in loop.driver._whole._runs for one in run.tables]
+        loop.tell(protocol.ReadFailed(ask.request_id, "no", may_recover=False))
+    loop.tell(protocol.SignalStored("s2", is_new=True))
+    tables = [one for run in loop.driver._whole_tables._runs for one in run.tables]
 
     assert ["s.a", "s.b", "s.c"] == [one.collection for one in tables]

@@ -1,7 +1,13 @@
 """Snapshot statistics, from the effects that the driver stores."""
 
-from towpath.relay.snapshot.effects import SaveProgress, StoreKeys, StoreSignal
-from towpath.relay.snapshot.facts import KeysStored, SignalStored, UnfinishedRead
+from towpath.relay.snapshot.protocol import (
+    KeysStored,
+    SaveProgress,
+    SignalStored,
+    StoreKeys,
+    StoreSignal,
+    UnfinishedRead,
+)
 from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.stats import SnapshotProgress, Stats
 from towpath.relay.stream.snapshot_runner import OTHER, SnapshotStats

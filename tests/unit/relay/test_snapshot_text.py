@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towpath.relay.snapshot import sql
-from towpath.relay.snapshot.effects import ReadChunk
+from towpath.relay.snapshot.protocol import ReadChunk
 from towpath.relay.snapshot.shape import TableShape
 from towpath.relay.snapshot.sql import decode_lines
 from towpath.relay.wal.messages import Column, Relation

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import pytest
 
 from towpath.relay.snapshot.changed_keys import ChangedKeyFeed, ChangedKeys
-from towpath.relay.snapshot.facts import WatermarkSeen
+from towpath.relay.snapshot.protocol import WatermarkSeen
 from towpath.relay.snapshot.shape import Chunk, RowValues, TableShape
 from towpath.relay.snapshot.visibility import XidSnapshot
-from towpath.relay.snapshot.window import PART_BYTES, Window
+from towpath.relay.snapshot.window import SLICE_BYTES, Window
 from towpath.relay.wal.messages import Column, Relation
 
 LOW = WatermarkSeen("low", 100, 10)
@@ -44,12 +44,12 @@ def test_listed_keys_behind_a_cut_by_bytes_are_not_absent(is_last: bool):
     """
     A delete for a row that was only not read would remove a live row from the sinks.
     """
-    _, notes = recording()
+    _, changed_keys = recording()
     made = Window(5, "low", "high", ((b"1",), (b"2",), (b"9",)))
     made.see(LOW)
     made.see(HIGH)
     made.chunk = Chunk(shape(), ROWS[:1], SNAPSHOT, is_last=is_last)
-    verdict = made.judge(notes, 10)
+    verdict = made.deduplicate(changed_keys, 10)
     behind = [(b"2",), (b"9",)]
 
     assert ((behind, []) if is_last else ([], behind)) == (
@@ -60,24 +60,24 @@ def test_listed_keys_behind_a_cut_by_bytes_are_not_absent(is_last: bool):
 
 def recording() -> tuple[ChangedKeyFeed, ChangedKeys]:
     """Make changed keys and a scan's recording of them."""
-    touches, notes = ChangedKeyFeed(), ChangedKeys()
-    touches.notes.append(notes)
-    notes.begin()
-    return touches, notes
+    feed, changed_keys = ChangedKeyFeed(), ChangedKeys()
+    feed.recordings.append(changed_keys)
+    changed_keys.begin()
+    return feed, changed_keys
 
 
 def test_only_rows_changed_since_are_dropped():
     """
     A change that the chunk has seen, before its low watermark, drops nothing.
     """
-    touches, notes = recording()
-    touches.touch((b"1",), 101, 9)
-    touches.touch((b"2",), 101, 11, partial=True)
-    verdict = window().judge(notes, 10)
+    feed, changed_keys = recording()
+    feed.record((b"1",), 101, 9)
+    feed.record((b"2",), 101, 11, partial=True)
+    verdict = window().deduplicate(changed_keys, 10)
 
     assert ([ROWS[0], ROWS[2]], 3, 1, [(b"2",)], (b"3",), True) == (
         list(verdict.rows),
-        verdict.judged,
+        verdict.used_rows,
         verdict.dropped,
         verdict.incomplete,
         verdict.last_key,
@@ -90,23 +90,23 @@ def test_a_windows_keys_are_those_of_the_stream(key: tuple[int, ...], dropped: i
     """
     Composite keys are in key order; rows of a table without one share the empty key.
     """
-    touches, notes = recording()
-    touches.touch(tuple(ROWS[1][place] or b"" for place in key), 200, 11)
+    feed, changed_keys = recording()
+    feed.record(tuple(ROWS[1][place] or b"" for place in key), 200, 11)
 
-    assert dropped == window(table=shape(key)).judge(notes, 10).dropped
+    assert dropped == window(table=shape(key)).deduplicate(changed_keys, 10).dropped
 
 
 def test_a_truncate_drops_every_row_of_the_slice():
     """
     It drops every row, also rows without any other change.
     """
-    touches, notes = recording()
-    touches.touch_all(200, 11)
-    verdict = window().judge(notes, 2)
+    feed, changed_keys = recording()
+    feed.record_truncate(200, 11)
+    verdict = window().deduplicate(changed_keys, 2)
 
     assert ([], 2, 2, False) == (
         list(verdict.rows),
-        verdict.judged,
+        verdict.used_rows,
         verdict.dropped,
         verdict.is_last,
     )
@@ -116,9 +116,9 @@ def test_the_last_key_is_in_the_order_of_reading():
     """
     A chosen key differs from the key that changes are recorded by.
     """
-    touches, notes = recording()
-    touches.touch((b"3",), 200, 11)
-    verdict = window(table=shape(order=(1, 0))).judge(notes, 10)
+    feed, changed_keys = recording()
+    feed.record((b"3",), 200, 11)
+    verdict = window(table=shape(order=(1, 0))).deduplicate(changed_keys, 10)
 
     assert ((b"z", b"3"), 1) == (verdict.last_key, verdict.dropped)
 
@@ -127,11 +127,11 @@ def test_a_change_between_two_slices_drops_its_row_from_the_rest():
     """
     Each row is judged by all changes streamed until then.
     """
-    touches, notes = recording()
+    feed, changed_keys = recording()
     made = window()
-    first = made.judge(notes, 1)
-    touches.touch((b"3",), 200, 21)
-    second = made.judge(notes, 10)
+    first = made.deduplicate(changed_keys, 1)
+    feed.record((b"3",), 200, 21)
+    second = made.deduplicate(changed_keys, 10)
 
     assert ([ROWS[0]], [ROWS[1]]) == (list(first.rows), list(second.rows))
 
@@ -142,15 +142,15 @@ def test_long_rows_make_short_slices():
 
     No further slice follows in that turn.
     """
-    long = b"x" * (PART_BYTES // 2)
+    long = b"x" * (SLICE_BYTES // 2)
     rows = [(b"%d" % number, long, None) for number in range(3)]
     rows += [(b"3", long * 3, None), (b"4", b"", None), (b"5", b"", None)]
     made = window(rows, widest_bytes=len(long) * 3)
-    _, notes = recording()
+    _, changed_keys = recording()
     parts = []
     while not parts or not parts[-1].is_last:
-        parts.append(made.judge(notes, 64))
+        parts.append(made.deduplicate(changed_keys, 64))
 
     assert [([b"0", b"1"], 64), ([b"2", b"3"], 64), ([b"4", b"5"], 2)] == [
-        ([row[0] for row in part.rows], part.judged) for part in parts
+        ([row[0] for row in part.rows], part.used_rows) for part in parts
     ]

@@ -225,7 +225,7 @@ class Pipeline:
 
     def _is_stream_paused(self) -> bool:
         """Return whether the stream waits for a snapshot, between transactions."""
-        return self._snapshots.holds_stream and not self._consumer.is_inside
+        return self._snapshots.blocks_stream and not self._consumer.is_inside
 
     def _has_room(self) -> bool:
         ledger = self._context.ledger

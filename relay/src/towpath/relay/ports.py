@@ -9,8 +9,11 @@ from typing import NamedTuple, Protocol
 
 from towpath.relay.encode.record import Acknowledgement, Record
 from towpath.relay.encode.relations import CatalogFacts
-from towpath.relay.snapshot.effects import WorkerEffect
-from towpath.relay.snapshot.facts import UnfinishedRead, WorkerFact
+from towpath.relay.snapshot.protocol import (
+    UnfinishedRead,
+    WorkerEffect,
+    WorkerFact,
+)
 from towpath.schemas.table_name import TableName
 
 

@@ -176,7 +176,7 @@ class PipelineBuilder:
             captured=Collections(self._process.captured, views),
             sinks=self._process.sinks,
             views=views,
-            lent=self._lent,
+            slot_snapshots=self._lent,
             start_log_lsn=self._decision.lineage.offset + self._decision.confirmed_lsn,
             relay=self._relay,
         )

@@ -44,8 +44,12 @@ from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.store import read_keys
 from towpath.relay.postgres.views import CollectionCatalog
 from towpath.relay.snapshot import sql
-from towpath.relay.snapshot.effects import ReadChunk, ReadPlan
-from towpath.relay.snapshot.facts import ChunkRead, PlanRead
+from towpath.relay.snapshot.protocol import (
+    ChunkRead,
+    PlanRead,
+    ReadChunk,
+    ReadPlan,
+)
 from towpath.relay.snapshot.scan_context import WATERMARK_PREFIX
 from towpath.relay.snapshot.shape import (
     Chunk,
@@ -291,7 +295,7 @@ class ChunkReader:
             TableRefusedError: The table is not what it was planned as.
             ViewLostError: The snapshot's one view does not hold it.
         """
-        is_frozen = ask.frozen_by is not None
+        is_frozen = ask.view is not None
         if ask.low_token is not None and not is_frozen:
             self.write_watermark(ask.low_token)
         with self._snapshot(ask.shape, ask):
@@ -324,10 +328,10 @@ class ChunkReader:
     def _snapshot(self, shape: TableShape, ask: ReadPlan | ReadChunk) -> Iterator[None]:
         """Run what is inside in one transaction that holds its tables as they are."""
         with _transaction(self._connection):
-            if ask.frozen_by is None:
+            if ask.view is None:
                 self._hold(shape, ask)
             else:
-                self._views.enter(self._connection, ask.frozen_by)
+                self._views.enter(self._connection, ask.view)
                 try:
                     self._hold(shape, ask)
                 except TableAlteredError as error:
@@ -339,13 +343,13 @@ class ChunkReader:
         try:
             self._connection.execute(sql.lock_statement(shape).encode())
         except _GONE as error:
-            if ask.frozen_by is None:
+            if ask.view is None:
                 raise
             raise TableAlteredError(str(error)) from error
         if ask.select is not None:
             # Planning it locks every table that it reads.
             self._estimate(shape, None, ask.select)
-        if ask.select is not None or ask.frozen_by is not None:
+        if ask.select is not None or ask.view is not None:
             check_unaltered(self._connection)
 
     def _copy(self, statement: str, spare_rows: int = 0) -> _Copied:

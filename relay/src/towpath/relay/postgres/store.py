@@ -11,23 +11,21 @@ from psycopg.types.json import Jsonb
 
 from towpath.relay.postgres.connect import Connection
 from towpath.relay.postgres.queries import query
-from towpath.relay.snapshot.effects import (
+from towpath.relay.snapshot.naming import resolve_address
+from towpath.relay.snapshot.protocol import (
     AnswerSignal,
     ClaimSignal,
-    ReadEnded,
-    SaveProgress,
-    StoreKeys,
-    StoreSignal,
-)
-from towpath.relay.snapshot.facts import (
-    EndedRead,
     KeysStored,
     ProgressSaved,
+    ReadSnapshotTables,
+    SaveProgress,
     SignalClaimed,
     SignalStored,
+    SnapshotTablesRead,
+    StoreKeys,
+    StoreSignal,
     UnfinishedRead,
 )
-from towpath.relay.snapshot.naming import resolve_address
 from towpath.relay.snapshot.shape import Key, KeyRange
 from towpath.relay.snapshot.stored import StoredTable
 
@@ -54,9 +52,9 @@ class SnapshotStore:
         asked_until = place[0] if place else None
         return UnfinishedRead(tables, asked_until)
 
-    def read_ended(self, effect: ReadEnded) -> EndedRead:
+    def read_ended(self, effect: ReadSnapshotTables) -> SnapshotTablesRead:
         """Return all tables of a snapshot, in their order, ended or not."""
-        return EndedRead(effect.signal_id, self._read(effect.snapshot_id))
+        return SnapshotTablesRead(effect.signal_id, self._read(effect.snapshot_id))
 
     def claim(self, effect: ClaimSignal) -> SignalClaimed | SignalStored:
         """Look up whose a signal is; another relay's counts as answered."""

@@ -41,30 +41,28 @@ from towpath.relay.postgres.tables import (
     spell,
 )
 from towpath.relay.postgres.views import CollectionCatalog
-from towpath.relay.snapshot.effects import (
+from towpath.relay.snapshot.protocol import (
     AnswerSignal,
     ClaimSignal,
     InspectTables,
+    LoadRead,
     ProbeLoad,
     ProbeVisibility,
     ReadChunk,
-    ReadEnded,
+    ReadFailed,
     ReadPlan,
+    ReadSnapshotTables,
     ReleaseSnapshot,
     SaveProgress,
     StoreKeys,
     StoreSignal,
-    WorkerEffect,
-    WriteWatermark,
-)
-from towpath.relay.snapshot.facts import (
-    LoadRead,
-    ReadFailed,
     TablesInspected,
     UnfinishedRead,
     VisibilityRead,
     WatermarkWritten,
+    WorkerEffect,
     WorkerFact,
+    WriteWatermark,
 )
 from towpath.relay.snapshot.shape import Key, TableShape
 from towpath.relay.snapshot.visibility import XidSnapshot
@@ -78,7 +76,9 @@ _OF_COLLECTION = (*WRONG_VALUE, CATALOG_CHANGED)
 
 _LOG = structlog.get_logger("towpath.relay")
 
-LookupEffect = ProbeVisibility | InspectTables | ReadEnded | ClaimSignal | ProbeLoad
+LookupEffect = (
+    ProbeVisibility | InspectTables | ReadSnapshotTables | ClaimSignal | ProbeLoad
+)
 StoreEffect = StoreSignal | StoreKeys | AnswerSignal | SaveProgress
 CommandEffect = LookupEffect | StoreEffect | ReleaseSnapshot
 
@@ -132,7 +132,7 @@ class SnapshotCommands:
                 return VisibilityRead(XidSnapshot.parse(str(row[0] if row else "")))
             case InspectTables():
                 return self._inspect(connection, effect)
-            case ReadEnded():
+            case ReadSnapshotTables():
                 return SnapshotStore(connection, self._relay).read_ended(effect)
             case ClaimSignal():
                 return SnapshotStore(connection, self._relay).claim(effect)
@@ -317,7 +317,7 @@ class SnapshotWorker:
         Take in a view of the database, before anything is read in it.
 
         Args:
-            view: What ``frozen_by`` calls it.
+            view: What ``view`` calls it.
             exported_name: What the server calls it. Whoever lends it keeps its session
                 open until it is let go of.
         """
@@ -409,7 +409,9 @@ class SnapshotWorker:
         except TableRefusedError as refusal:
             fact = ReadFailed(request_id, str(refusal), may_recover=False)
         except ViewLostError as error:
-            fact = ReadFailed(request_id, str(error), may_recover=True, has_thawed=True)
+            fact = ReadFailed(
+                request_id, str(error), may_recover=True, has_lost_view=True
+            )
         except TowpathError as error:
             # Connecting failed, which is not the table's fault.
             fact = ReadFailed(request_id, str(error), may_recover=True)

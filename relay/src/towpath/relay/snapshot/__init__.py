@@ -1,11 +1,11 @@
 """
-Incremental snapshots: existing rows read into the stream while the stream goes on.
+Incremental snapshots: existing rows read into the stream while the stream continues.
 
 Decide, do not do: nothing in this package touches a socket, a file, a thread or a
-clock. The driver is told facts and answers with effects; the loop and the worker in
+clock. The driver takes facts and answers with effects; the loop and the worker in
 ``relay/postgres`` perform them.
 
-The rule. A commit can be in the log before any query sees it, so the textbook window
+The rule: a commit can be in the log before any query sees it, so the textbook window
 (drop a chunk's row if its key is seen between the watermarks) lets stale rows through
 and brings deleted ones back. Here a row is dropped when its key has a streamed change
 after the low watermark, **or** one from any transaction, however early in the log, that

@@ -1,10 +1,10 @@
 """
-The snapshot driver: what is asked for is queued and carried out, track by track.
+The snapshot driver: answers signals, queues snapshots and runs the queues.
 
 Decide, do not do: ``on`` takes a fact and answers with effects, which the loop performs
 or hands to the worker. A signal that was stored before and is streamed again after a
 crash starts nothing: ``UnfinishedRead`` brings the unfinished tables. The same holds
-for the rows that the relay itself requests (``key_requests``).
+for key requests (``key_requests``).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -13,28 +13,26 @@ from itertools import groupby
 from typing import Final
 
 from towpath.relay.snapshot.changed_keys import ChangedKeyFeeds
-from towpath.relay.snapshot.effects import (
+from towpath.relay.snapshot.key_requests import KeyRequests
+from towpath.relay.snapshot.naming import Registration
+from towpath.relay.snapshot.pace import Throttle
+from towpath.relay.snapshot.protocol import (
     Effect,
-    ProbeLoad,
-    ProbeVisibility,
-    StoreKeys,
-)
-from towpath.relay.snapshot.facts import (
-    EndedRead,
     Fact,
     KeysStored,
     LoadRead,
+    ProbeLoad,
+    ProbeVisibility,
     SignalClaimed,
     SignalSeen,
     SignalStored,
+    SnapshotTablesRead,
+    StoreKeys,
     TablesInspected,
     Tick,
     UnfinishedRead,
     VisibilityRead,
 )
-from towpath.relay.snapshot.key_requests import KeyRequests
-from towpath.relay.snapshot.naming import Registration
-from towpath.relay.snapshot.pace import Throttle
 from towpath.relay.snapshot.queue import SnapshotQueue
 from towpath.relay.snapshot.run import QueuePolicy, SnapshotLimits, SnapshotRun
 from towpath.relay.snapshot.scan_context import ConsistentPoints, WatermarkTokens
@@ -46,17 +44,17 @@ from towpath.relay.snapshot.visibility import InvisibleTransactions
 from towpath.relay.wal.messages import Relation
 from towpath.schemas.position import Position
 
-# While something waits for a transaction to become visible. A commit is rarely
-# invisible for longer than its flush, so more often gains little; ten times rarer is
-# felt at the start of every snapshot.
-# How many tiny tables are begun beside those that are read. Each waits for about ten
-# round trips: twice as many gained nothing, since readers and clerk are busy by then.
+# The number of tiny tables begun beside those that are read. Each waits for about ten
+# round trips: twice as many gain nothing, since the workers are busy by then.
 TINY_AHEAD: Final = 8
 
+# While a signal or scan waits for a transaction to become visible. A commit is rarely
+# invisible for longer than its flush, so a shorter interval gains little; ten times as
+# long delays the start of every snapshot noticeably.
 PROBE_INTERVAL_S: Final = 0.02
 
-# How often the source is asked how busy it is: sooner than its load changes for long.
-LOOK_INTERVAL_S: Final = 1.0
+# The interval at which the source's load is probed.
+LOAD_INTERVAL_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,32 +63,32 @@ class SnapshotScope:
     The collections that may be read, and their sinks.
 
     Attributes:
-        captured: The collections that can be read, as of each look at it.
-        sinks: Names the sinks as of now: what a signal's target may be.
+        captured: The collections that can be read; the loop updates it.
+        sinks: Returns the names of the present sinks, which a signal may target.
         views: The aggregate type of each collection that is a view.
-        lent: Snapshots whose one view of the database was made with the slot.
-        start_log_lsn: Where the stream begins, and so where those views stand.
-        relay: How this relay is registered; None: no signal names one.
+        slot_snapshots: Snapshots whose view was exported with the slot.
+        start_log_lsn: The start of the stream, which is the point of those views.
+        relay: This relay's registration; None: no signal names a relay.
     """
 
     captured: Collection[str]
     sinks: Callable[[], Collection[str]]
     views: Mapping[str, str] = field(default_factory=dict)
-    lent: Collection[str] = ()
+    slot_snapshots: Collection[str] = ()
     start_log_lsn: int = 0
     relay: Registration | None = None
 
 
 class SnapshotDriver:
     """
-    Every snapshot of one source.
+    All snapshots of one source.
 
     Attributes:
-        is_active: Whether anything is queued, read, asked for or being stored. False
-            means that ``has_ready`` and ``holds_stream`` are false too, and that no
-            ticks are wanted: the loop asks nothing else of an idle driver.
-        recorders: The feeds of changed keys while tables are read.
-        requests: Rows that the stream does not carry whole, until they are stored.
+        is_active: Whether anything is queued, read, requested or being stored. If not,
+            ``has_ready`` and ``blocks_stream`` are false too and no ticks are needed,
+            so the loop checks nothing else of an idle driver.
+        changed_keys: The feeds of changed keys while tables are read.
+        requests: The key requests that are not stored yet.
     """
 
     def __init__(
@@ -103,16 +101,16 @@ class SnapshotDriver:
         throttle: Throttle,
     ) -> None:
         """
-        Wire the driver.
+        Create an idle driver.
 
         Args:
             invisible: The streamed transactions that may be invisible; the loop adds.
             scope: The collections that may be read.
-            run_id: Tells this process's watermarks from those of dead ones.
+            run_id: Distinguishes this process's watermarks from those of dead ones.
             limits: Bounds of memory and speed.
-            throttle: When reading yields.
+            throttle: The conditions under which reading of whole tables yields.
         """
-        self.recorders = ChangedKeyFeeds(scope.views)
+        self.changed_keys = ChangedKeyFeeds(scope.views)
         relay = scope.relay
         suffix = "" if relay is None else relay.suffix
         self.requests = KeyRequests(limits.batch_keys, suffix)
@@ -121,55 +119,57 @@ class SnapshotDriver:
         self._throttle = throttle
         name = None if relay is None else relay.name
         self._signal_processor = SignalProcessor(scope.captured, scope.sinks, name)
-        self._freezes = ConsistentPoints(scope.lent, scope.start_log_lsn)
+        points = ConsistentPoints(scope.slot_snapshots, scope.start_log_lsn)
         services = ScanServices(invisible, self.requests, WatermarkTokens(run_id))
 
-        def track(way: QueuePolicy) -> SnapshotQueue:
-            return SnapshotQueue(services, limits, self.recorders, self._freezes, way)
+        def queue(policy: QueuePolicy) -> SnapshotQueue:
+            return SnapshotQueue(services, limits, self.changed_keys, points, policy)
 
-        self._own = track(QueuePolicy(1, None, self._end_batch))
-        self._listed = track(QueuePolicy(1, None, _ignored))
-        self._whole = track(QueuePolicy(limits.readers, throttle, _ignored, TINY_AHEAD))
-        # Whole tables come last: they may end once the relay's own requests have.
-        self._tracks = (self._own, self._listed, self._whole)
+        self._key_requests = queue(QueuePolicy(1, None, self._end_batch))
+        self._listed_keys = queue(QueuePolicy(1, None, _ignored))
+        self._whole_tables = queue(
+            QueuePolicy(limits.readers, throttle, _ignored, TINY_AHEAD)
+        )
+        # Whole tables come last: they may end once the key requests have.
+        self._queues = (self._key_requests, self._listed_keys, self._whole_tables)
         self._storing: dict[str, tuple[StoredTable, ...]] = {}
         self.is_active = False
         self._now_s = 0.0
         self._probed_at_s = float("-inf")
         self._is_probing = False
-        self._looked_at_s = float("-inf")
+        self._load_probed_at_s = float("-inf")
 
     @property
     def is_busy(self) -> bool:
-        """Whether ticks are wanted."""
-        is_running = any(track.is_busy for track in self._tracks)
+        """Whether ticks are needed."""
+        is_running = any(queue.is_busy for queue in self._queues)
         return is_running or not (
             self._signal_processor.is_empty and self.requests.is_empty
         )
 
     @property
     def has_ready(self) -> bool:
-        """Whether turns are wanted: there are rows to be judged and emitted."""
-        return any(track.has_ready for track in self._tracks)
+        """Whether there are rows to be deduplicated and emitted."""
+        return any(queue.has_ready for queue in self._queues)
 
     @property
-    def holds_stream(self) -> bool:
-        """Whether the stream must not be read: tables are read in one view."""
-        return any(track.holds_stream for track in self._tracks)
+    def blocks_stream(self) -> bool:
+        """Whether the stream must wait: tables are read in an exported snapshot."""
+        return any(queue.blocks_stream for queue in self._queues)
 
     @property
-    def yields_because(self) -> str:
-        """Why whole tables are not read on just now; empty: they are, or none is."""
-        return self._throttle.reason if self._whole.is_busy else ""
+    def yield_reason(self) -> str:
+        """Why the reading of whole tables yields; empty: it does not."""
+        return self._throttle.reason if self._whole_tables.is_busy else ""
 
     def on(self, fact: Fact) -> list[Effect]:
-        """Take in a fact and say what is to be done."""
-        effects = self._take(fact)
-        for track in self._tracks:
-            effects += track.on(fact)
+        """Process a fact and return the effects."""
+        effects = self._handle(fact)
+        for queue in self._queues:
+            effects += queue.on(fact)
         effects += self._store_requests()
-        effects += self._look()
-        effects += self._probe(effects)
+        effects += self._probe_load()
+        effects += self._probe_visibility(effects)
         self.is_active = self.is_busy or bool(self._storing)
         return effects
 
@@ -180,21 +180,26 @@ class SnapshotDriver:
         Request a row that the stream does not carry whole.
 
         Returns:
-            The batch that the open transaction must be held for until it is stored;
-            None if it is held for it already, or the request is stored.
+            The batch that must be stored before the open transaction is confirmed; None
+            if the transaction waits for it already, or the request is stored.
         """
         self.is_active = True
-        return self.requests.ask(relation, key, position)
+        return self.requests.add(relation, key, position)
 
-    def _take(self, fact: Fact) -> list[Effect]:
+    def _handle(self, fact: Fact) -> list[Effect]:
         match fact:
             case Tick() | LoadRead():
-                self._take_load(fact)
+                self._update_throttle(fact)
             case SignalSeen():
-                self._signal_processor.see(fact)
+                self._signal_processor.add(fact)
             case SignalClaimed():
                 return self._signal_processor.claimed(fact, self._open_tables())
-            case VisibilityRead() | TablesInspected() | EndedRead() | SignalStored():
+            case (
+                VisibilityRead()
+                | TablesInspected()
+                | SnapshotTablesRead()
+                | SignalStored()
+            ):
                 return self._answer(fact)
             case KeysStored():
                 self._add(self._storing.pop(fact.snapshot_id))
@@ -204,7 +209,7 @@ class SnapshotDriver:
                 pass
         return []
 
-    def _take_load(self, fact: Tick | LoadRead) -> None:
+    def _update_throttle(self, fact: Tick | LoadRead) -> None:
         if isinstance(fact, LoadRead):
             self._throttle.active_sessions = fact.active_sessions
         else:
@@ -214,17 +219,19 @@ class SnapshotDriver:
     # Signals -------------------------------------------------------------------
 
     def _answer(
-        self, fact: VisibilityRead | TablesInspected | EndedRead | SignalStored
+        self, fact: VisibilityRead | TablesInspected | SnapshotTablesRead | SignalStored
     ) -> list[Effect]:
-        """Bring a signal a step nearer to its answer, or carry out what it asks."""
+        """Advance the answer of a signal, or run an answered one."""
         match fact:
             case VisibilityRead():
                 self._is_probing = False
                 self._invisible.see(fact.snapshot)
-                return self._signal_processor.answer(fact.snapshot, self._open_tables())
+                return self._signal_processor.begin_answer(
+                    fact.snapshot, self._open_tables()
+                )
             case TablesInspected():
                 return self._signal_processor.inspected(fact)
-            case EndedRead():
+            case SnapshotTablesRead():
                 return self._signal_processor.ended(fact, self._open_tables())
             case SignalStored():
                 return self._accept(fact)
@@ -236,52 +243,56 @@ class SnapshotDriver:
         self._add(accepted.tables)
         effects: list[Effect] = [*accepted.notices]
         reason = f"stopped by signal {fact.signal_id}"
-        for track in (self._listed, self._whole):
+        for queue in (self._listed_keys, self._whole_tables):
             for table in accepted.stops:
-                effects += track.stop(table, reason)
+                effects += queue.stop(table, reason)
             for table in accepted.pauses:
-                effects += track.pause(table)
-        return effects + self._go_on(accepted)
+                effects += queue.pause(table)
+        return effects + self._resume_tables(accepted)
 
-    def _go_on(self, accepted: AcceptedSignal) -> list[Effect]:
-        """Let what was paused, or has ended, go on from where it was."""
+    def _resume_tables(self, accepted: AcceptedSignal) -> list[Effect]:
+        """Resume tables that were paused, or have ended, from their last progress."""
         resumed = map(_unloaded, accepted.resumes)
         siblings = tuple(map(_unloaded, accepted.siblings))
         effects: list[Effect] = []
         by_snapshot = sorted(resumed, key=lambda table: table.snapshot_id)
         for _, group in groupby(by_snapshot, lambda table: table.snapshot_id):
             tables = tuple(group)
-            effects += self._track_of(tables).resume(tables, siblings)
+            effects += self._queue_of(tables).resume(tables, siblings)
         return effects
 
     def _open_tables(self) -> list[StoredTable]:
-        """Return what can be stopped: rows that the stream left incomplete cannot."""
-        return self._whole.open_tables() + self._listed.open_tables()
+        """Return the tables that can be stopped: key requests cannot."""
+        return self._whole_tables.open_tables() + self._listed_keys.open_tables()
 
-    # What is stored, to its track ------------------------------------------------
+    # Stored tables, to their queues ----------------------------------------------
 
     def _add(self, tables: Iterable[StoredTable]) -> None:
         for _, group in groupby(tables, key=lambda table: table.snapshot_id):
             unloaded = tuple(map(_unloaded, group))
-            self._track_of(unloaded).add(unloaded)
+            self._queue_of(unloaded).add(unloaded)
 
-    def _track_of(self, tables: Iterable[StoredTable]) -> SnapshotQueue:
+    def _queue_of(self, tables: Iterable[StoredTable]) -> SnapshotQueue:
         first, *_ = tables
         if first.asked_until is not None:
-            return self._own
-        return self._whole if first.asked_keys is None else self._listed
+            return self._key_requests
+        is_whole = first.asked_keys is None
+        return self._whole_tables if is_whole else self._listed_keys
 
     def _resume(self, fact: UnfinishedRead) -> None:
         self.requests.resume(fact.asked_until)
         for snapshot_id, group in groupby(fact.tables, lambda table: table.snapshot_id):
-            tables = tuple(self._released(snapshot_id, table) for table in group)
+            tables = tuple(
+                self._without_lost_view(snapshot_id, table) for table in group
+            )
             if tables[0].asked_until is not None:
                 self.requests.resume_batch(tables)
             self._add(tables)
 
-    def _released(self, snapshot_id: str, table: StoredTable) -> StoredTable:
-        """Read in chunks what the slot's own view was lost for."""
-        if table.kind != INITIAL or snapshot_id in self._scope.lent:
+    def _without_lost_view(self, snapshot_id: str, table: StoredTable) -> StoredTable:
+        """Return a table without the slot's exported view, if that was lost."""
+        has_view = snapshot_id in self._scope.slot_snapshots
+        if table.kind != INITIAL or has_view:
             return table
         return table._replace(kind=BLOCKING if table.condition else INCREMENTAL)
 
@@ -290,28 +301,28 @@ class SnapshotDriver:
 
     def _store_requests(self) -> list[StoreKeys]:
         effects: list[StoreKeys] = []
-        while (batch := self.requests.take(self._now_s)) is not None:
+        while (batch := self.requests.next_batch(self._now_s)) is not None:
             tables = tuple(map(_unloaded, batch.tables))
             self._storing[batch.snapshot_id] = tables
             effects.append(batch)
         return effects
 
-    # What the source is asked now and then ---------------------------------------
+    # Periodic probes of the source -----------------------------------------------
 
-    def _look(self) -> list[ProbeLoad]:
-        """Ask how busy the source is, if that makes a difference."""
-        if not (self._throttle.max_active_sessions and self._whole.is_busy):
+    def _probe_load(self) -> list[ProbeLoad]:
+        """Probe the source's load while whole tables are throttled by it."""
+        if not (self._throttle.max_active_sessions and self._whole_tables.is_busy):
             return []
-        if self._now_s - self._looked_at_s < LOOK_INTERVAL_S:
+        if self._now_s - self._load_probed_at_s < LOAD_INTERVAL_S:
             return []
-        self._looked_at_s = self._now_s
+        self._load_probed_at_s = self._now_s
         return [ProbeLoad()]
 
-    def _probe(self, effects: Iterable[Effect]) -> list[Effect]:
-        """Ask what is visible, if something waits for that and nobody has asked."""
+    def _probe_visibility(self, effects: Iterable[Effect]) -> list[Effect]:
+        """Probe visibility while a scan or signal waits for it, one probe at a time."""
         if any(isinstance(effect, ProbeVisibility) for effect in effects):
             self._is_probing = True
-        is_waiting = any(track.is_waiting for track in self._tracks)
+        is_waiting = any(queue.is_waiting for queue in self._queues)
         if self._is_probing or not (
             is_waiting or self._signal_processor.waits_for_visibility
         ):
@@ -324,7 +335,7 @@ class SnapshotDriver:
 
 
 def _unloaded(table: StoredTable) -> StoredTable:
-    """Leave listed keys where they are stored until it is their turn."""
+    """Return a table without its listed keys, which are loaded with its plan."""
     return table if table.asked_keys is None else table._replace(pending_keys=None)
 
 

@@ -1,24 +1,24 @@
 """
-What the relay itself asks for: rows that came to a new key with columns left out.
+Key requests: rows that moved to a new key with columns left out are read by that key.
 
 ::
 
-    asked -> batch open -> full, or the one before has ended, or a second old -> stored
+    requested -> batch open -> full, or alone, or a second old -> stored
 
-Such a row is nowhere whole in the stream, so it is read by its key and sent as READ.
-Keys are gathered across changes and transactions, since a snapshot for each would never
-catch up. A batch bears the place of its first change in its name and stores that of its
-last: batches are stored in the order of the stream, so after a crash a change at or
-below the highest stored place has asked already, and is let pass.
+The stream carries such a row nowhere whole, so a snapshot reads it and sends it as
+READ. Keys are batched across changes and transactions, since a snapshot for each would
+never catch up. A batch is named after the position of its first change and stores that
+of its last. Batches are stored in the order of the stream: after a crash, changes at or
+below the highest stored position are not requested again.
 
-A transaction is not confirmed before every batch that it has a key in is stored.
+A transaction is not confirmed before every batch that holds one of its keys is stored.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from towpath.relay.snapshot.effects import StoreKeys
+from towpath.relay.snapshot.protocol import StoreKeys
 from towpath.relay.snapshot.shape import Key
 from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.wal.messages import Relation
@@ -26,22 +26,22 @@ from towpath.schemas.position import Position, parse_position
 
 SNAPSHOT_PREFIX: Final = "towpath-keys-"
 
-# One stored row for so many keys: half as many doubles the rows that a mass update
-# leaves; twice as many doubles what each chunk's progress writes again.
+# The keys of one stored row: half as many doubles the rows that a mass update leaves;
+# twice as many doubles the text that each chunk's progress writes again.
 MAX_BATCH_KEYS: Final = 10_000
 MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
 
-# What a key takes beside its text while it waits.
+# The memory of a key beside its text.
 _KEY_BYTES: Final = 150
 
-# A batch waits for the one before it, so that few are stored, but no longer: its
-# transactions cannot be confirmed meanwhile.
+# A batch waits at most this long for the previous one to end, so that few are stored:
+# its transactions cannot be confirmed meanwhile.
 MAX_WAIT_S: Final = 1.0
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Keys that will be stored together; of each table, its oid and the keys."""
+    """Keys that are stored together: per table, its oid and the keys."""
 
     snapshot_id: str
     until: Position
@@ -53,7 +53,7 @@ class _Batch:
     def add(self, relation: Relation, key: Key) -> None:
         oid, keys = self.tables.get(relation.name, (0, {}))
         if oid != relation.oid:
-            # Made anew under its name: there is nothing to read of the one before.
+            # Another table has the name now: the previous one has no rows to read.
             keys = {}
             self.tables[relation.name] = (relation.oid, keys)
         if key not in keys:
@@ -79,15 +79,15 @@ class _Batch:
 
 
 class KeyRequests:
-    """The keys that the relay asks for, on their way to being stored, and after."""
+    """The key requests of a source, until their batches have ended."""
 
     def __init__(self, max_batch_keys: int = MAX_BATCH_KEYS, suffix: str = "") -> None:
         """
         Begin without a request.
 
         Args:
-            max_batch_keys: How many keys are stored together.
-            suffix: Keeps the ids of batches apart from another relay's.
+            max_batch_keys: The number of keys that are stored together.
+            suffix: Distinguishes the ids of batches from another relay's.
         """
         self._max_batch_keys = max_batch_keys
         self._suffix = suffix
@@ -98,22 +98,22 @@ class KeyRequests:
         self._newest: dict[int, int] = {}
         self._failed: dict[int, int] = {}
 
-    # Told by the loop, per change; hot while a mass update is streamed --------------
+    # From the loop, per change; hot while a mass update is streamed -----------------
 
-    def ask(self, relation: Relation, key: Key, position: Position) -> str | None:
+    def add(self, relation: Relation, key: Key, position: Position) -> str | None:
         """
-        Ask for a row.
+        Request a row.
 
         Returns:
-            What the open transaction must be held for until it is stored; None if it
-            is held for it already, or the request is stored.
+            The batch that must be stored before the open transaction is confirmed; None
+            if the transaction waits for it already, or the request is stored.
         """
         if position <= self._until:
             return None
         is_new = position.log_lsn != self._until.log_lsn
         if not self._batches or self._is_full(self._batches[-1]):
-            place = f"{position.log_lsn:016x}" if is_new else str(position)
-            batch_id = f"{SNAPSHOT_PREFIX}{place}{self._suffix}"
+            start = f"{position.log_lsn:016x}" if is_new else str(position)
+            batch_id = f"{SNAPSHOT_PREFIX}{start}{self._suffix}"
             self._batches.append(_Batch(batch_id, position))
             self._begun += 1
             is_new = True
@@ -123,21 +123,21 @@ class KeyRequests:
         self._newest[relation.oid] = self._begun
         return batch.snapshot_id if is_new else None
 
-    # Told by the driver --------------------------------------------------------------
+    # From the driver -----------------------------------------------------------------
 
     def resume(self, asked_until: str | None) -> None:
-        """Let pass what is asked at or below this place: it is stored."""
+        """Ignore requests at or below this position: they are stored."""
         if asked_until is not None:
             self._until = max(self._until, parse_position(asked_until))
 
     def resume_batch(self, tables: tuple[StoredTable, ...]) -> None:
-        """Take in a batch that is stored and has not ended."""
+        """Add a batch that is stored and has not ended."""
         self._begun += 1
         for table in tables:
             self._newest[table.table_oid] = self._begun
 
     def end_batch(self, tables: tuple[StoredTable, ...]) -> None:
-        """Take in that the oldest batch has ended."""
+        """Record that the oldest batch has ended."""
         self._ended += 1
         for table in tables:
             if table.state != "completed":
@@ -145,11 +145,11 @@ class KeyRequests:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits to be stored."""
+        """Whether no batch waits to be stored."""
         return not self._batches
 
-    def take(self, now_s: float) -> StoreKeys | None:
-        """Hand over the oldest batch, if it is time to store it."""
+    def next_batch(self, now_s: float) -> StoreKeys | None:
+        """Remove and return the oldest batch, if it is time to store it."""
         if not self._batches:
             return None
         batch = self._batches[0]
@@ -178,9 +178,9 @@ class KeyRequests:
         return self._newest.get(table_oid, 0)
 
     def has_ended(self, number: int) -> bool:
-        """Tell whether a batch, and so all before it, has ended."""
+        """Return whether a batch, and so all before it, has ended."""
         return self._ended >= number
 
     def has_failed(self, table_oid: int, after: int, until: int) -> bool:
-        """Tell whether a batch, of those after and until, has failed for a table."""
+        """Return whether a batch in ``(after, until]`` failed for a table."""
         return after < self._failed.get(table_oid, 0) <= until

@@ -1,19 +1,19 @@
 r"""
-How signals name collections: ``schema.table``, quoted names, and regular expressions.
+Names in signals: of collections, and of relays.
+
+Collections are named by ``schema.table``, quoted names, and regular expressions:
 
 =========================  ===========================================================
-``shop.orders``            just this one
-``"shop"."My.Orders"``     just ``shop.My.Orders``, with nothing in it being special
+``shop.orders``            this one
+``"shop"."My.Orders"``     ``shop.My.Orders``, with no character being special
 ``shop\.order.*``          all whose whole name it matches
-``outbox.order``           all aggregate views of this type that are declared
+``outbox.order``           all declared aggregate views of this type
 =========================  ===========================================================
 
-Which relay a signal belongs to, where several follow one database. Pure.
-
-A signal names its relay in its data, or is left in one relay's own channel, which
-writes the name into its row. One that names none belongs to the only relay that is
-registered; of several, none may guess, so it is rejected with their names. Each relay
-decides by the same rows, and the first answer that is stored counts.
+Several relays may follow one database. A signal names its relay in its data, or arrives
+in one relay's own channel, which writes the name into its row. A signal without a name
+belongs to the only registered relay; with several relays it is rejected with their
+names. Each relay decides by the same rows, and the first stored answer counts.
 """
 
 import json
@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from towpath.schemas.table_name import TableName, is_quoted_name
 
-# What a plain name holds; anything else makes the entry a regular expression.
+# The characters of a plain name; any other makes the entry a regular expression.
 _PLAIN_NAME: Final = re.compile(r"[^\\*+?\[\](){}|^$\"]+\Z")
 
 _AGGREGATES: Final = "outbox."
@@ -37,12 +37,12 @@ class AmbiguousNameError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Expansion:
     """
-    The collections that entries name, in order, and why others name none.
+    The collections that entries name, in order, and the refused entries.
 
     Attributes:
-        collections: Each once.
-        refusals: Why, by entry.
-        expressions: The entries that were read as expressions.
+        collections: The collections, each once.
+        refusals: The reason per refused entry.
+        expressions: The entries that were used as expressions.
     """
 
     collections: tuple[str, ...]
@@ -57,13 +57,13 @@ def expand(
     unmatched: str = "",
 ) -> Expansion:
     """
-    Find the collections that entries name, each once.
+    Return the collections that entries name, each once.
 
     Args:
         entries: The signal's entries.
         known: The existing collections.
-        absent: Why an entry that names something else is refused.
-        unmatched: Why an expression that matches nothing is; empty: it is not.
+        absent: The refusal of a name that is no collection's.
+        unmatched: The refusal of an expression without a match; empty: there is none.
     """
     found: dict[str, None] = {}
     refusals: dict[str, str] = {}
@@ -88,11 +88,11 @@ def expand(
 
 def matching_collections(entry: str, known: Iterable[str]) -> list[str]:
     """
-    List the collections that an entry names: the one of this name, or what it matches.
+    Return the collections that an entry names or matches.
 
     Raises:
-        AmbiguousNameError: It is the name of several, without their quotes.
-        re.error: It is no regular expression, and no name.
+        AmbiguousNameError: Several collections have the name without their quotes.
+        re.error: It is neither a name nor a regular expression.
     """
     collections = list(known)
     same = [name for name in collections if _is_name_of(entry, name)]
@@ -111,16 +111,16 @@ def matching_collections(entry: str, known: Iterable[str]) -> list[str]:
 
 def matches(entry: str, collection: str) -> bool:
     """
-    Tell whether an entry names a collection, if there are no others.
+    Return whether an entry names a collection, if there are no others.
 
     Raises:
-        re.error: It is no regular expression, and no name.
+        re.error: It is neither a name nor a regular expression.
     """
     return bool(matching_collections(entry, [collection]))
 
 
 def is_entry(text: str) -> bool:
-    """Tell whether a text is a name or a regular expression."""
+    """Return whether a text is a name or a regular expression."""
     try:
         matches(text, "")
     except re.error:
@@ -129,7 +129,7 @@ def is_entry(text: str) -> bool:
 
 
 def _is_name_of(entry: str, collection: str) -> bool:
-    """Tell whether an entry is a collection's name: its text, in quotes, or without."""
+    """Return whether an entry is a collection's name, with or without quotes."""
     return (
         collection == entry
         or _joined(collection) == entry
@@ -143,7 +143,7 @@ def _joined(collection: str) -> str:
 
 
 def _exact_name(entry: str) -> str | None:
-    """Return the one name that an entry stands for; None: it is a pattern."""
+    """Return the name that an entry spells; None: it is a regular expression."""
     if _PLAIN_NAME.match(entry):
         return entry
     return TableName.parse(entry).text if is_quoted_name(entry) else None
@@ -151,11 +151,11 @@ def _exact_name(entry: str) -> str | None:
 
 class Registration(NamedTuple):
     """
-    A relay as the database knows it.
+    A relay's row in ``towpath.relay``.
 
     Attributes:
         name: The name of its slot.
-        number: The id of its heartbeat. The first relay's is 1.
+        number: The id of its heartbeat; the first relay's is 1.
     """
 
     name: str
@@ -163,12 +163,12 @@ class Registration(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        """What keeps the ids of its own requests apart from another relay's."""
+        """The suffix of the ids of its key requests: another relay has another."""
         return "" if self.number == 1 else f"~{self.number}"
 
 
 class SignalAddress(NamedTuple):
-    """Whether a signal is this relay's; ``refusal``: nobody can carry it out."""
+    """Whether a signal is this relay's; with a ``refusal`` it is no relay's."""
 
     is_ours: bool
     refusal: str | None = None
@@ -176,7 +176,7 @@ class SignalAddress(NamedTuple):
 
 def address_of(data: str | None, relay: str | None) -> str | None:
     """
-    Return the name of the relay that a signal is for; None: it names none.
+    Return the name of a signal's relay; None: it names none.
 
     Args:
         data: The signal's JSON.
@@ -194,10 +194,10 @@ def resolve_address(
     address: str | None, own: str, registered: Sequence[str]
 ) -> SignalAddress:
     """
-    Decide whose a signal is.
+    Decide whether a signal is this relay's.
 
     Args:
-        address: The relay that it names, if it names one.
+        address: The relay that the signal names, if any.
         own: This relay's name.
         registered: The names of all relays of the database, in their order.
     """

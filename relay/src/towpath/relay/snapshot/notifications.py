@@ -1,15 +1,14 @@
 """
 Notifications: of a snapshot in Debezium's types and fields, of a signal in ours.
 
-STARTED, then per chunk IN_PROGRESS, per table TABLE_SCAN_COMPLETED, at the end
-COMPLETED, or ABORTED when a table failed, was stopped or is incomplete; in between
-PAUSED and RESUMED.
-The aggregate type is ``Incremental Snapshot``, or ``Initial Snapshot`` for what is read
-in one view of the database. The id is the signal's.
+A snapshot has STARTED, IN_PROGRESS per chunk, TABLE_SCAN_COMPLETED per table, PAUSED
+and RESUMED, and at the end COMPLETED, or ABORTED when a table failed, was stopped or is
+incomplete. The aggregate type is ``Incremental Snapshot``, or ``Initial Snapshot`` for
+tables that are read in an exported snapshot. The id is the signal's.
 
-What becomes of a signal is told too, since one that comes from a bare table or from
-Kafka has no row to be answered in: aggregate type ``Signal``, types ACCEPTED, REJECTED,
-COMPLETED, INCOMPLETE, FAILED.
+The answer of a signal is published too, since a signal of a bare table or of Kafka has
+no row for it: aggregate type ``Signal``, types ACCEPTED, REJECTED, COMPLETED,
+INCOMPLETE, FAILED.
 """
 
 import json
@@ -17,16 +16,16 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from towpath.relay.snapshot.effects import Notify
+from towpath.relay.snapshot.protocol import Notify
 from towpath.relay.snapshot.shape import Key
 from towpath.relay.snapshot.stored import INCREMENTAL, StoredTable
 
 SIGNAL: Final = "Signal"
 
-# A signal of 10,000 regular expressions has as many reasons; a notification must fit
-# into a record. The signal's row has all of it.
+# A signal of 10,000 regular expressions may have as many refusals; a notification must
+# fit into a record. The signal's row has the whole text.
 _MAX_DETAIL: Final = 100_000
-# Names of all tables in what is told of one of them: about a hundred tables.
+# The bound of all tables' names in a notification of one: about a hundred tables.
 _MAX_NAMES: Final = 4_000
 
 _SCAN_STATUS: Final = MappingProxyType(
@@ -42,26 +41,26 @@ _SCAN_STATUS: Final = MappingProxyType(
 def started(
     snapshot_id: str, collections: Iterable[str], kind: str = INCREMENTAL
 ) -> Notify:
-    """Tell that a signal's snapshot begins."""
+    """Return the notification that a snapshot begins."""
     return _snapshot_notification(snapshot_id, "STARTED", collections, kind)
 
 
 def paused(
     snapshot_id: str, collections: Iterable[str], kind: str = INCREMENTAL
 ) -> Notify:
-    """Tell that tables of a snapshot wait until they are resumed."""
+    """Return the notification that tables of a snapshot are paused."""
     return _snapshot_notification(snapshot_id, "PAUSED", collections, kind)
 
 
 def resumed(
     snapshot_id: str, collections: Iterable[str], kind: str = INCREMENTAL
 ) -> Notify:
-    """Tell that tables of a snapshot are read again, from where they were."""
+    """Return the notification that tables of a snapshot are resumed."""
     return _snapshot_notification(snapshot_id, "RESUMED", collections, kind)
 
 
 def in_progress(table: StoredTable, collections: Iterable[str]) -> Notify:
-    """Tell how far a table is."""
+    """Return the notification of a table's progress."""
     return Notify(
         table.snapshot_id,
         "IN_PROGRESS",
@@ -76,7 +75,7 @@ def in_progress(table: StoredTable, collections: Iterable[str]) -> Notify:
 
 
 def table_ended(table: StoredTable, collections: Iterable[str]) -> Notify:
-    """Tell that a table is done, and how it ended."""
+    """Return the notification of a table's end, with its status."""
     status = _SCAN_STATUS[table.state]
     if status == "SUCCEEDED" and not table.rows + table.dropped:
         status = "EMPTY"
@@ -96,26 +95,26 @@ def table_ended(table: StoredTable, collections: Iterable[str]) -> Notify:
 def ended(
     snapshot_id: str, collections: Iterable[str], status: str, kind: str = INCREMENTAL
 ) -> Notify:
-    """Tell that a signal's snapshot is over."""
-    told = "COMPLETED" if status == "completed" else "ABORTED"
-    return _snapshot_notification(snapshot_id, told, collections, kind)
+    """Return the notification of a snapshot's end."""
+    type_ = "COMPLETED" if status == "completed" else "ABORTED"
+    return _snapshot_notification(snapshot_id, type_, collections, kind)
 
 
 def answered(signal_id: str, status: str, detail: Mapping[str, Any]) -> Notify:
-    """Tell what has become of a signal: its status, and what its row says."""
+    """Return the notification of a signal's answer: its status and detail."""
     text = json.dumps(detail, ensure_ascii=False, default=str)
-    told = {"status": status}
+    data = {"status": status}
     if "reason" in detail:
-        told["reason"] = str(detail["reason"])[:_MAX_DETAIL]
+        data["reason"] = str(detail["reason"])[:_MAX_DETAIL]
     if len(text) <= _MAX_DETAIL:
-        told["detail"] = text
+        data["detail"] = text
     else:
-        told["detail_left_out"] = f"{len(text)} characters; the signal's row has them"
-    return Notify(signal_id, status.upper(), told, SIGNAL)
+        data["detail_left_out"] = f"{len(text)} characters; the signal's row has them"
+    return Notify(signal_id, status.upper(), data, SIGNAL)
 
 
 def readable_key(key: Key | None) -> str:
-    """Write a key for people: its only column's text, or a JSON list of them."""
+    """Return a key as text: its only column's, or a JSON list."""
     if key is None:
         return ""
     texts = [part.decode(errors="replace") for part in key]
@@ -123,22 +122,21 @@ def readable_key(key: Key | None) -> str:
 
 
 def _snapshot_notification(
-    snapshot_id: str, told: str, collections: Iterable[str], kind: str
+    snapshot_id: str, type_: str, collections: Iterable[str], kind: str
 ) -> Notify:
-    return Notify(snapshot_id, told, _collections(collections), _aggregate_type(kind))
+    return Notify(snapshot_id, type_, _collections(collections), _aggregate_type(kind))
 
 
 def _aggregate_type(kind: str) -> str:
-    """Return Debezium's name for what is read chunk by chunk, or in one view."""
+    """Return Debezium's name for the kind of snapshot."""
     return "Incremental Snapshot" if kind == INCREMENTAL else "Initial Snapshot"
 
 
 def _collections(collections: Iterable[str], current: str = "") -> dict[str, str]:
     """
-    Name the snapshot's tables.
+    Return the names of a snapshot's tables.
 
-    With thousands of them, what is told of one table names that one only: each notice
-    of each table would repeat all names.
+    With thousands of tables, the notification of one table names only that one.
     """
     text = ", ".join(collections)
     if len(text) <= _MAX_NAMES:

@@ -1,9 +1,9 @@
 """
-How much the next chunk may hold and when it may be read.
+The size of the next chunk, and the time of its read.
 
-A chunk grows and shrinks towards a time and a size. Reasons to yield: the rate
-that the signal allows, a failed attempt and its repetition, and a source or a stream
-that has other things to do (``Throttle``). Time is told, never asked for.
+A chunk grows and shrinks towards a wanted time and size. Reading yields to the rate
+that the signal allows, to the backoff after a failed attempt, and to a busy source or a
+lagging stream (``Throttle``). The time is passed in; nothing here reads a clock.
 """
 
 from dataclasses import dataclass
@@ -16,31 +16,31 @@ from towpath.schemas.clock import Backoff
 # next holds half as many rows.
 MIN_CHUNK_ROWS: Final = 100
 
-# Whoever cannot read the smallest chunk in time, so often in a row, never will.
+# After so many timeouts of the smallest chunk in a row, the table fails.
 MAX_TIMEOUTS: Final = 5
 
 # No chunk holds more rows, however narrow they are: each is a tuple in memory.
 MAX_CHUNK_ROWS: Final = 20_000
 
-# A chunk may be so much larger, or smaller, than the one before it: a server that
-# answered slowly once is not slow.
+# The factor by which a chunk may grow or shrink: one slow answer does not make a slow
+# server.
 _STEP: Final = 2.0
 
-# How fast a speed is forgotten: half of it in this time.
+# The half-life of the moving average of the rate.
 _HALF_LIFE_S: Final = 5.0
 
 
 @dataclass(slots=True)
 class Throttle:
     """
-    Whether reading should yield, for all tables together.
+    The conditions under which reading yields, for all tables together.
 
     Attributes:
-        max_lag_s: While the stream is behind by more, nothing is read.
+        max_lag_s: While the stream lags by more, nothing is read.
         max_active_sessions: While more sessions are at work in the source, nothing is
-            read; 0: however many.
-        lag_s: How far the stream is behind.
-        active_sessions: How many sessions are at work.
+            read; 0: no bound.
+        lag_s: The present lag of the stream.
+        active_sessions: The present number of sessions at work.
     """
 
     max_lag_s: float
@@ -50,7 +50,7 @@ class Throttle:
 
     @property
     def reason(self) -> str:
-        """Why nothing should be read now; empty: it may be."""
+        """The reason to yield now; empty: there is none."""
         if self.lag_s > self.max_lag_s:
             return "the stream is behind by more than max_lag_s"
         limit = self.max_active_sessions
@@ -65,9 +65,9 @@ class ChunkSize:
     The wanted size of chunks.
 
     Attributes:
-        rows: How many rows the first has.
-        time_s: How long reading one should take.
-        size_bytes: How large one should be as COPY text.
+        rows: The number of rows of the first chunk.
+        time_s: The time that reading a chunk should take.
+        size_bytes: The size that a chunk should have as COPY text.
     """
 
     rows: int
@@ -76,7 +76,7 @@ class ChunkSize:
 
 
 class ScanPace:
-    """The pace of one table's reading."""
+    """The pace of one table's scan."""
 
     def __init__(
         self,
@@ -100,25 +100,25 @@ class ScanPace:
 
     @property
     def may_read(self) -> bool:
-        """Whether it is time."""
+        """Whether the next chunk may be read now."""
         if self._throttle is not None and self._throttle.reason:
             return False
         return self.now_s >= self._next_read_at_s
 
     @property
-    def is_hopeless(self) -> bool:
+    def is_too_slow(self) -> bool:
         """Whether even the smallest chunk takes longer than the server allows."""
         return self._timeouts >= MAX_TIMEOUTS
 
     def succeeded(self, row_count: int) -> None:
-        """Take in that a chunk was read: its rows count against the rate."""
+        """Record a chunk: its rows count against the allowed rate."""
         self._failures = self._timeouts = 0
         if self._max_rows_per_second:
             earliest_s = max(self.now_s, self._next_read_at_s)
             self._next_read_at_s = earliest_s + row_count / self._max_rows_per_second
 
     def failed(self, *, has_timed_out: bool = False) -> None:
-        """Take in a failed attempt: the next waits, longer each time."""
+        """Record a failed attempt: the next one waits, longer each time."""
         if has_timed_out and self.max_rows == self._floor_rows:
             self._timeouts += 1
         delay_s = self._backoff.delay_s(self._failures)
@@ -126,15 +126,15 @@ class ScanPace:
         self._failures += 1
         self.max_rows = max(self._floor_rows, self.max_rows // 2)
 
-    def aim(self, chunk: Chunk) -> None:
-        """Let the next chunk come nearer to the time and the size wanted."""
+    def adapt(self, chunk: Chunk) -> None:
+        """Adapt the next chunk to the wanted time and size."""
         row_count = len(chunk.rows)
         ratios = [_STEP]
         if chunk.elapsed_s > 0:
             ratios.append(self._size.time_s / chunk.elapsed_s)
         if chunk.size_bytes > 0:
             ratios.append(self._size.size_bytes / chunk.size_bytes)
-        # A short chunk, the last of a range, says little of a whole one.
+        # A short chunk, the last of a range, does not represent a full one.
         wanted = max(row_count * min(ratios), self.max_rows / _STEP)
         if row_count < self.max_rows and wanted < self.max_rows and chunk.is_last:
             return
@@ -143,7 +143,7 @@ class ScanPace:
 
 
 class ReadRate:
-    """Rows a second of late: an average that forgets."""
+    """Rows per second, as an exponentially weighted average."""
 
     def __init__(self) -> None:
         self._rows_per_second: float | None = None
@@ -152,11 +152,11 @@ class ReadRate:
 
     @property
     def rows_per_second(self) -> float | None:
-        """The speed; None: nothing was told yet."""
+        """The rate; None: it is not known yet."""
         return self._rows_per_second
 
-    def told(self, rows: int, now_s: float) -> None:
-        """Take in that so many rows are done."""
+    def add(self, rows: int, now_s: float) -> None:
+        """Count rows that are done."""
         if self._since_s is None:
             self._since_s, self._rows = now_s, 0
             return
@@ -167,6 +167,6 @@ class ReadRate:
         newest = self._rows / elapsed_s
         old = self._rows_per_second
         weight = 0.5 ** (elapsed_s / _HALF_LIFE_S)
-        speed = newest if old is None else weight * old + (1 - weight) * newest
-        self._rows_per_second = round(speed, 1)
+        rate = newest if old is None else weight * old + (1 - weight) * newest
+        self._rows_per_second = round(rate, 1)
         self._since_s, self._rows = now_s, 0

@@ -1,25 +1,22 @@
 """
-The chunks of one reader between the question and Kafka's acknowledgement.
+The chunks of one reader, from their request to Kafka's acknowledgement.
 
 ::
 
-    asked -> window (read, stream passes it) -> judged -> delivered -> stored
+    requested -> window (rows read, stream passes) -> emitted -> delivered -> stored
 
 A table is read by one reader, or by several of which each has a range of its keys. A
-chunk is judged and emitted part by part, so that the stream goes on in between.
+chunk is deduplicated and emitted slice by slice, so that the stream continues between
+the slices.
 
-Three places in the range: ``_asked_key``, where the reader is; ``_judged_key``, up to
-which rows were emitted or dropped; and the stored range's ``after_key``, up to which
-Kafka has acknowledged. What cannot be judged is read again from the second, what is
-lost in a crash from the third.
+A reader has three places in its range: ``_requested_key``, the end of the last
+requested chunk; ``_emitted_key``, up to which rows were emitted or dropped; and the
+stored range's ``after_key``, up to which Kafka has acknowledged. Rows that cannot be
+deduplicated are read again from the second, rows that a crash loses from the third.
 
-Keys to be read, because they are asked for or the stream does not carry their row, are
-in exactly one of three hands: waiting, which all readers of a table share, asked for by
-a window, or emitted and not acknowledged. All of them are stored with the progress.
-
-The readers of one table, as one.
-
-Each has a range of the table's keys; the list of keys to be read by name they share.
+A key to be read, because a signal lists it or the stream does not carry its row, is in
+exactly one place: pending (shared by all readers of a table), requested by a window, or
+emitted and not acknowledged. All of them are stored with the progress.
 """
 
 import itertools
@@ -28,73 +25,75 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
-from towpath.relay.snapshot.effects import EmitRows, ReadChunk
-from towpath.relay.snapshot.facts import ChunkRead, Fact, WatermarkSeen
 from towpath.relay.snapshot.pace import ScanPace
-from towpath.relay.snapshot.scan_context import ScanContext, acknowledged_key
-from towpath.relay.snapshot.shape import (
-    Chunk,
-    Key,
-    KeyRange,
-    RowValues,
+from towpath.relay.snapshot.protocol import (
+    ChunkRead,
+    EmitRows,
+    Fact,
+    ReadChunk,
+    WatermarkSeen,
 )
-from towpath.relay.snapshot.stored import SettledRows, StoredTable
+from towpath.relay.snapshot.scan_context import ScanContext, acknowledged_key
+from towpath.relay.snapshot.shape import Chunk, Key, KeyRange, RowValues
+from towpath.relay.snapshot.stored import DeliveredRows, StoredTable
 from towpath.relay.snapshot.window import ChunkDelivery, Window
 
 # One chunk is read, one waits for the stream, one for Kafka: more adds only memory.
 MAX_CHUNKS_IN_FLIGHT: Final = 3
-# Each listed key is one index probe, and its text stands in the statement.
+# Each listed key is one index probe, and its text is part of the statement.
 MAX_KEYS_PER_CHUNK: Final = 500
 
 
-class JudgedSlice(NamedTuple):
-    """What came of judging a part of a chunk: to be emitted, and how many rows."""
+class EmittedSlice(NamedTuple):
+    """A slice of a chunk: the rows to emit, if any, and the used share of the turn."""
 
     emission: EmitRows | None
-    judged: int
+    used_rows: int
 
 
 class RangeReader:
-    """Chunks in flight of one reader, in the order in which they were asked for."""
+    """The chunks in flight of one reader, in the order of their requests."""
 
     def __init__(self, context: ScanContext, key_range: KeyRange | None) -> None:
         """
-        Make a reader.
+        Create a reader.
 
         Args:
             context: The scan's context, shared by its readers.
-            key_range: The key range of this reader; None: only keys that are waiting.
+            key_range: The key range of this reader; None: it reads only pending keys.
         """
         self.range = key_range
-        # The number of the chunk that is being read; None: nothing is.
+        # The chunk that is being read; None: there is none.
         self.request_id: int | None = None
-        # The number of the chunk that was read last.
+        # The chunk that was read last.
         self.last_read: int | None = None
         self._context = context
         self._tokens = context.tokens
-        self._waiting = context.waiting
+        self._pending_keys = context.pending_keys
         self._number: int | None = None
-        self._asked_key = self._judged_key = key_range.after_key if key_range else None
+        start = key_range.after_key if key_range else None
+        self._requested_key = self._emitted_key = start
         self._has_reached_end = key_range is None or key_range.is_done
         self._windows: deque[Window] = deque()
         self._deliveries: deque[ChunkDelivery] = deque()
-        self._judging: ChunkDelivery | None = None
+        # The first window's chunk once a slice of it was emitted.
+        self._partial: ChunkDelivery | None = None
         self._last_mark: str | None = None
         self._seen_mark: WatermarkSeen | None = None
 
     @property
     def in_flight(self) -> int:
-        """How many chunks were asked for and are not acknowledged."""
+        """The number of chunks that are requested and not acknowledged."""
         return len(self._windows) + len(self._deliveries)
 
     @property
     def is_full(self) -> bool:
-        """Whether no chunk may be asked for now."""
+        """Whether no chunk may be requested now."""
         return self.request_id is not None or self.in_flight >= MAX_CHUNKS_IN_FLIGHT
 
     @property
     def is_done(self) -> bool:
-        """Whether everything of its own is read, judged and delivered."""
+        """Whether its whole range is read, emitted and delivered."""
         return self._has_reached_end and not self.in_flight
 
     @property
@@ -102,59 +101,61 @@ class RangeReader:
         """Whether there are rows that the stream has passed."""
         return bool(self._windows) and self._windows[0].is_ready
 
-    def held_keys(self) -> Iterable[Key]:
-        """Return the keys that were asked for, or are not acknowledged."""
-        asked = (window.keys for window in self._windows)
+    def keys_in_flight(self) -> Iterable[Key]:
+        """Return the listed keys that are requested and not acknowledged."""
+        requested = (window.keys for window in self._windows)
         emitted = (delivery.keys for delivery in self._deliveries)
-        return itertools.chain(*asked, *emitted)
+        return itertools.chain(*requested, *emitted)
 
-    def ask(self, rows: int, *, at_once: bool) -> ReadChunk | None:
+    def next_request(self, rows: int, *, at_once: bool) -> ReadChunk | None:
         """
-        Ask for the next chunk: waiting keys first, then the range's next rows.
+        Return the request for the next chunk: pending keys first, then the range.
 
         Args:
-            rows: At most this many.
-            at_once: The chunk before was read just now: its high watermark will do as
-                the low one. After a pause it would drop rows without need.
+            rows: The maximum number of rows.
+            at_once: The previous chunk was read just now, so its high watermark serves
+                as the low one. After a pause that would evict rows without need.
         """
         context = self._context
-        keys = self._keys_to_ask(rows)
+        keys = self._next_keys(rows)
         if not keys and self._has_reached_end:
             return None
         for key in keys:
-            del self._waiting[key]
+            del self._pending_keys[key]
         window = self._open_window(keys, at_once=at_once)
         if self._number is None:
-            self._number = context.notes.join()
+            self._number = context.changed_keys.add_reader()
         self.request_id = window.chunk_id
-        freeze = context.freeze
-        is_new = window.low_token != self._last_mark and freeze is None
+        point = context.consistent_point
+        is_new = window.low_token != self._last_mark and point is None
         return ReadChunk(
             chunk_id=window.chunk_id,
             shape=context.shape,
             low_token=window.low_token if is_new else None,
             high_token=window.high_token,
-            after_key=self._asked_key,
+            after_key=self._requested_key,
             maximum_key=self.range.last_key if self.range else None,
             keys=keys,
             condition=context.condition,
             max_rows=rows,
-            frozen_by=None if freeze is None else freeze.name,
+            view=None if point is None else point.view,
             select=context.select,
         )
 
-    def _keys_to_ask(self, rows: int) -> tuple[Key, ...]:
-        """Take keys that wait; one view shows of them what it has shown before."""
-        if self._context.freeze is not None:
+    def _next_keys(self, rows: int) -> tuple[Key, ...]:
+        """Return pending keys; an exported snapshot would show the same rows again."""
+        if self._context.consistent_point is not None:
             return ()
-        return tuple(itertools.islice(self._waiting, min(rows, MAX_KEYS_PER_CHUNK)))
+        return tuple(
+            itertools.islice(self._pending_keys, min(rows, MAX_KEYS_PER_CHUNK))
+        )
 
     def _open_window(self, keys: tuple[Key, ...], *, at_once: bool) -> Window:
         chunk_id = self._tokens.next_id()
-        freeze = self._context.freeze
-        if freeze is not None:
-            window = Window(chunk_id, freeze.name, freeze.name, keys)
-            window.low = window.high = freeze.mark
+        point = self._context.consistent_point
+        if point is not None:
+            window = Window(chunk_id, point.view, point.view, keys)
+            window.low = window.high = point.mark
         else:
             window = self._marked_window(chunk_id, keys, at_once=at_once)
         self._windows.append(window)
@@ -175,109 +176,109 @@ class RangeReader:
             window.see(self._seen_mark)
         return window
 
-    def take(self, chunk: Chunk) -> bool:
+    def accept(self, chunk: Chunk) -> bool:
         """
-        Take in the rows of the chunk asked for last; its high mark is written.
+        Store the rows of the last requested chunk; its high watermark is written.
 
         Returns:
-            Whether it was a chunk of the range, and none of waiting keys.
+            Whether it was a chunk of the range, not one of pending keys.
         """
         self.last_read, self.request_id = self.request_id, None
         window = self._windows[-1]
         window.chunk = chunk
-        if self._context.freeze is None:
+        if self._context.consistent_point is None:
             self._last_mark = window.high_token
             self._seen_mark = window.high
         if window.keys:
             return False
         self._has_reached_end = chunk.is_last
         if chunk.rows:
-            self._asked_key = chunk.last_key
+            self._requested_key = chunk.last_key
         return True
 
-    def give_up(self) -> None:
-        """Forget the chunk asked for last: it could not be read."""
+    def drop_request(self) -> None:
+        """Drop the last requested chunk: it could not be read."""
         self.request_id = None
         self._read_again(self._windows.pop().keys)
         self._last_mark = self._seen_mark = None
-        self._leave_if_idle()
+        self._detach_if_idle()
 
     def rewind(self) -> list[EmitRows]:
-        """Forget every row that is not judged: it will be read again."""
-        effects = self.cut()
+        """Drop every row that is not emitted: it will be read again."""
+        effects = self.end_partial()
         for window in self._windows:
             self._read_again(window.keys)
         self._windows.clear()
         self.request_id = None
-        self._asked_key = self._judged_key
+        self._requested_key = self._emitted_key
         self._has_reached_end = self.range is None or self.range.is_done
         self._last_mark = self._seen_mark = None
-        self._leave_if_idle()
+        self._detach_if_idle()
         return effects
 
-    def cut(self) -> list[EmitRows]:
-        """End the chunk that is judged in part where it is."""
-        delivery = self._judging
+    def end_partial(self) -> list[EmitRows]:
+        """End the chunk that is emitted in part after its last slice."""
+        delivery = self._partial
         if delivery is None:
             return []
         window = self._windows.popleft()
-        rest = dict.fromkeys(window.unjudged_keys)
+        rest = dict.fromkeys(window.remaining_keys)
         delivery.keys = tuple(key for key in window.keys if key not in rest)
         self._read_again(rest)
         self._close(delivery)
         return [self._emission(delivery)] if delivery.has_emitted else []
 
     def see(self, mark: WatermarkSeen) -> None:
-        """Take in a watermark from the stream."""
+        """Process a watermark of the stream."""
         for window in self._windows:
             window.see(mark)
         if mark.token == self._last_mark:
             self._seen_mark = mark
 
-    def judge_next(self, max_rows: int) -> JudgedSlice | None:
+    def deduplicate_next(self, max_rows: int) -> EmittedSlice | None:
         """
-        Judge rows of the first chunk if the stream has passed it; None: it has not.
+        Deduplicate a slice of the first chunk; None: the stream has not passed it.
 
-        What is to be emitted must be emitted before the stream goes on.
+        Its rows must be emitted before the stream continues.
         """
         if not self.has_ready:
             return None
         window = self._windows[0]
-        verdict = window.judge(self._context.notes, max_rows)
-        self._read_again(verdict.incomplete)
-        self._judged_key = verdict.last_key or self._judged_key
-        delivery = self._judging or ChunkDelivery(
-            window.chunk_id, verdict.relation, verdict.log_lsn, keys=window.keys
+        result = window.deduplicate(self._context.changed_keys, max_rows)
+        self._read_again(result.incomplete)
+        self._emitted_key = result.last_key or self._emitted_key
+        delivery = self._partial or ChunkDelivery(
+            window.chunk_id, result.relation, result.log_lsn, keys=window.keys
         )
-        self._judging = delivery
-        delivery.add(verdict)
-        has_more = bool(verdict.rows or verdict.absent)
-        must_tell = has_more or (verdict.is_last and delivery.has_emitted)
-        delivery.has_emitted |= has_more
-        if verdict.is_last:
+        self._partial = delivery
+        delivery.add(result)
+        has_rows = bool(result.rows or result.absent)
+        must_emit = has_rows or (result.is_last and delivery.has_emitted)
+        delivery.has_emitted |= has_rows
+        if result.is_last:
             self._pass_window(delivery)
-        if not must_tell:
-            return JudgedSlice(None, verdict.judged)
+        if not must_emit:
+            return EmittedSlice(None, result.used_rows)
         emission = self._emission(
             delivery,
-            rows=verdict.rows,
-            absent=tuple(verdict.absent),
-            is_last=verdict.is_last,
+            rows=result.rows,
+            absent=tuple(result.absent),
+            is_last=result.is_last,
         )
-        return JudgedSlice(emission, verdict.judged)
+        return EmittedSlice(emission, result.used_rows)
 
     def _pass_window(self, delivery: ChunkDelivery) -> None:
-        """Go on to the next window: what mattered to this one alone is forgotten."""
+        """Remove the first window, and the changes that it alone needed."""
         window = self._windows.popleft()
         number, low, chunk = self._number, window.low, window.chunk
         if number is not None and low is not None and chunk is not None:
-            self._context.notes.passed(number, low.sequence, chunk.snapshot)
-        self._leave_if_idle()
+            self._context.changed_keys.passed(number, low.sequence, chunk.snapshot)
+        self._detach_if_idle()
         self._close(delivery)
 
     def _close(self, delivery: ChunkDelivery) -> None:
-        """Let the chunk that was judged wait for Kafka."""
-        self._judging = None
+        """Queue the emitted chunk for Kafka's acknowledgement."""
+        self._partial = None
         delivery.is_acknowledged = not delivery.has_emitted
         self._deliveries.append(delivery)
 
@@ -301,22 +302,22 @@ class RangeReader:
         )
 
     def _read_again(self, keys: Iterable[Key]) -> None:
-        self._waiting.update(dict.fromkeys(keys))
+        self._pending_keys.update(dict.fromkeys(keys))
 
     def acknowledge(self, chunk_id: int) -> None:
-        """Take in that Kafka has a chunk's rows."""
+        """Record that Kafka has a chunk's rows."""
         for delivery in self._deliveries:
             if delivery.chunk_id == chunk_id:
                 delivery.is_acknowledged = True
 
     def refuse(self, chunk_id: int, keys: tuple[Key, ...]) -> None:
-        """Take in that rows of a chunk are dead letters."""
-        for delivery in (*self._deliveries, self._judging):
+        """Record that rows of a chunk are dead letters."""
+        for delivery in (*self._deliveries, self._partial):
             if delivery is not None:
                 delivery.refuse(chunk_id, keys)
 
-    def settle(self) -> SettledRows:
-        """Move the stored place over the acknowledged prefix; say how far that was."""
+    def take_delivered(self) -> DeliveredRows:
+        """Advance the stored range over the acknowledged prefix; return its rows."""
         chunks = rows = dropped = 0
         undelivered: list[Key] = []
         while self._deliveries and self._deliveries[0].is_acknowledged:
@@ -329,151 +330,153 @@ class RangeReader:
             dropped += delivery.dropped
         if self.range is not None and self.is_done:
             self.range = self.range._replace(is_done=True)
-        return SettledRows(chunks, rows, dropped, tuple(undelivered))
+        return DeliveredRows(chunks, rows, dropped, tuple(undelivered))
 
-    def _leave_if_idle(self) -> None:
+    def _detach_if_idle(self) -> None:
         """
-        Hold no touch back while there is nothing to judge.
+        Let recorded changes be dropped while there is no window.
 
-        A chunk that is asked for later sees whatever an earlier one saw, and its low
-        watermark comes later: what was forgotten meanwhile drops none of its rows.
+        A chunk that is requested later sees all that an earlier one saw, and its low
+        watermark comes later: changes dropped meanwhile evict none of its rows.
         """
         if self._number is not None and not self._windows:
-            self._context.notes.leave(self._number)
+            self._context.changed_keys.remove_reader(self._number)
             self._number = None
 
 
 class ReadPolicy(NamedTuple):
     """
-    When and how chunks are asked for.
+    The conditions under which chunks are requested.
 
     Attributes:
-        pace: How many rows, and when.
-        may_ask: Tells whether there is room for another chunk.
+        pace: The size of chunks, and the time of the next.
+        may_request: Returns whether there is room for another chunk.
     """
 
     pace: ScanPace
-    may_ask: Callable[[], bool]
+    may_request: Callable[[], bool]
 
 
 class RangeReaders:
     """All readers of a table; there are none before its plan is read."""
 
-    def __init__(self, waiting: Iterable[Key]) -> None:
-        self.waiting: dict[Key, None] = dict.fromkeys(waiting)
-        self._readings: list[RangeReader] = []
-        # The chunk that was read just now: its high mark will do as the next one's low.
-        self.just_read: int | None = None
+    def __init__(self, pending_keys: Iterable[Key]) -> None:
+        self.pending_keys: dict[Key, None] = dict.fromkeys(pending_keys)
+        self._readers: list[RangeReader] = []
+        # The chunk that was read just now: its high mark serves as the next low one.
+        self._just_read: int | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._readings)
+        return bool(self._readers)
 
     @property
     def in_flight(self) -> int:
-        """How many chunks were asked for and are not acknowledged."""
-        return sum(reading.in_flight for reading in self._readings)
+        """The number of chunks that are requested and not acknowledged."""
+        return sum(reader.in_flight for reader in self._readers)
 
     @property
     def has_ready(self) -> bool:
         """Whether there are rows that the stream has passed."""
-        return any(reading.has_ready for reading in self._readings)
+        return any(reader.has_ready for reader in self._readers)
 
     @property
-    def are_through(self) -> bool:
-        """Whether every range is delivered; keys may wait to be read again."""
-        return all(reading.is_done for reading in self._readings)
+    def are_done(self) -> bool:
+        """Whether every range is delivered; keys may be pending."""
+        return all(reader.is_done for reader in self._readers)
 
     def begin(self, context: ScanContext, ranges: Iterable[KeyRange]) -> None:
-        """Put a reader on each range; without any, one that reads waiting keys."""
-        self._readings = [RangeReader(context, one) for one in ranges]
-        if not self._readings:
-            self._readings = [RangeReader(context, None)]
+        """Create a reader per range; without ranges, one that reads pending keys."""
+        self._readers = [RangeReader(context, one) for one in ranges]
+        if not self._readers:
+            self._readers = [RangeReader(context, None)]
 
     def progress(self, stored: StoredTable) -> StoredTable:
-        """Return what a restart needs to know now."""
-        held = chain.from_iterable(reading.held_keys() for reading in self._readings)
-        ranges = tuple(reading.range for reading in self._readings if reading.range)
+        """Return the table's progress, from which a restart resumes."""
+        in_flight = chain.from_iterable(r.keys_in_flight() for r in self._readers)
+        ranges = tuple(reader.range for reader in self._readers if reader.range)
         return stored._replace(
             ranges=ranges,
             last_key=acknowledged_key(ranges),
-            pending_keys=tuple(dict.fromkeys(chain(self.waiting, held))),
+            pending_keys=tuple(dict.fromkeys(chain(self.pending_keys, in_flight))),
         )
 
     def see(self, mark: WatermarkSeen) -> None:
-        """Take in a watermark from the stream."""
-        for reading in self._readings:
-            reading.see(mark)
+        """Process a watermark of the stream."""
+        for reader in self._readers:
+            reader.see(mark)
 
-    def heard(self, fact: Fact) -> None:
-        """Take in what is told now: only straight after a chunk its mark will do."""
-        self.just_read = fact.chunk_id if isinstance(fact, ChunkRead) else None
+    def note_fact(self, fact: Fact) -> None:
+        """Remember a chunk that was read just now, until the next fact."""
+        self._just_read = fact.chunk_id if isinstance(fact, ChunkRead) else None
 
-    def take(self, fact: ChunkRead, pace: ScanPace) -> None:
-        """Take in a chunk, if it is one of ours."""
-        for reading in self._readings:
-            if reading.request_id == fact.chunk_id:
-                if reading.take(fact.chunk):
-                    pace.aim(fact.chunk)
+    def accept(self, fact: ChunkRead, pace: ScanPace) -> None:
+        """Give a chunk to the reader that requested it, if it is one of these."""
+        for reader in self._readers:
+            if reader.request_id == fact.chunk_id:
+                if reader.accept(fact.chunk):
+                    pace.adapt(fact.chunk)
                 pace.succeeded(len(fact.chunk.rows))
 
-    def give_up(self, request_id: int) -> bool:
-        """Forget a chunk that could not be read; false: it is none of ours."""
-        failed = [r for r in self._readings if r.request_id == request_id]
-        for reading in failed:
-            reading.give_up()
+    def drop_request(self, request_id: int) -> bool:
+        """Drop a chunk that could not be read; false: no reader requested it."""
+        failed = [r for r in self._readers if r.request_id == request_id]
+        for reader in failed:
+            reader.drop_request()
         return bool(failed)
 
     def acknowledge(self, chunk_id: int) -> None:
-        """Take in that Kafka has a chunk's rows."""
-        for reading in self._readings:
-            reading.acknowledge(chunk_id)
+        """Record that Kafka has a chunk's rows."""
+        for reader in self._readers:
+            reader.acknowledge(chunk_id)
 
     def refuse(self, chunk_id: int, keys: tuple[Key, ...]) -> None:
-        """Take in that rows of a chunk are dead letters."""
-        for reading in self._readings:
-            reading.refuse(chunk_id, keys)
+        """Record that rows of a chunk are dead letters."""
+        for reader in self._readers:
+            reader.refuse(chunk_id, keys)
 
-    def cut(self) -> list[EmitRows]:
-        """End the chunks that are judged in part where they are."""
-        return list(chain.from_iterable([r.cut() for r in self._readings]))
+    def end_partial(self) -> list[EmitRows]:
+        """End the chunks that are emitted in part after their last slice."""
+        return list(chain.from_iterable([r.end_partial() for r in self._readers]))
 
     def rewind(self) -> list[EmitRows]:
-        """Forget every row that is not judged: it will be read again."""
-        return list(chain.from_iterable([r.rewind() for r in self._readings]))
+        """Drop every row that is not emitted: it will be read again."""
+        return list(chain.from_iterable([r.rewind() for r in self._readers]))
 
-    def leave(self) -> None:
-        """Have no readers until the next ``begin``; the keys that wait stay."""
-        held = chain.from_iterable(reading.held_keys() for reading in self._readings)
-        self.waiting.update(dict.fromkeys(held))
-        self._readings = []
+    def clear(self) -> None:
+        """Remove all readers until the next ``begin``; their keys become pending."""
+        in_flight = chain.from_iterable(r.keys_in_flight() for r in self._readers)
+        self.pending_keys.update(dict.fromkeys(in_flight))
+        self._readers = []
 
-    def judge(self, room: int) -> list[EmitRows]:
-        """Judge so many rows at most, and return what is to be emitted at once."""
+    def deduplicate(self, max_rows: int) -> list[EmitRows]:
+        """Deduplicate at most ``max_rows``; return the rows to emit at once."""
         effects: list[EmitRows] = []
-        for reading in self._readings:
-            while room > 0 and (part := reading.judge_next(room)) is not None:
-                room -= part.judged
+        for reader in self._readers:
+            while (
+                max_rows > 0 and (part := reader.deduplicate_next(max_rows)) is not None
+            ):
+                max_rows -= part.used_rows
                 effects += [part.emission] if part.emission else []
         return effects
 
-    def settle(self) -> SettledRows:
-        """Move what is stored over what is acknowledged; say how far that was."""
-        settled = [reading.settle() for reading in self._readings]
-        return SettledRows(
-            chunks=sum(one.chunks for one in settled),
-            rows=sum(one.rows for one in settled),
-            dropped=sum(one.dropped for one in settled),
-            undelivered=tuple(chain.from_iterable(s.undelivered for s in settled)),
+    def take_delivered(self) -> DeliveredRows:
+        """Advance the stored ranges over the acknowledged rows; return their counts."""
+        delivered = [reader.take_delivered() for reader in self._readers]
+        return DeliveredRows(
+            chunks=sum(one.chunks for one in delivered),
+            rows=sum(one.rows for one in delivered),
+            dropped=sum(one.dropped for one in delivered),
+            undelivered=tuple(chain.from_iterable(d.undelivered for d in delivered)),
         )
 
-    def ask(self, asking: ReadPolicy) -> list[ReadChunk]:
-        """Ask for as many chunks as there is room for, one for each reader."""
-        asked: list[ReadChunk] = []
-        just_read = self.just_read
-        for reading in self._readings:
-            if reading.is_full or not (asking.pace.may_read and asking.may_ask()):
+    def next_requests(self, policy: ReadPolicy) -> list[ReadChunk]:
+        """Return as many chunk requests as there is room for, one per reader."""
+        requests: list[ReadChunk] = []
+        just_read = self._just_read
+        for reader in self._readers:
+            if reader.is_full or not (policy.pace.may_read and policy.may_request()):
                 continue
-            at_once = just_read is not None and reading.last_read == just_read
-            ask = reading.ask(asking.pace.max_rows, at_once=at_once)
-            asked += [ask] if ask else []
-        return asked
+            at_once = just_read is not None and reader.last_read == just_read
+            request = reader.next_request(policy.pace.max_rows, at_once=at_once)
+            requests += [request] if request else []
+        return requests

@@ -1,30 +1,26 @@
-"""
-One snapshot: its tables, in order, and what became of each.
-
-How much and how fast a track reads.
-"""
+"""One snapshot with its tables, in order, and the limits of a queue."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from towpath.relay.snapshot.changed_keys import MAX_CHANGED_KEYS
-from towpath.relay.snapshot.effects import AnswerSignal
 from towpath.relay.snapshot.key_requests import MAX_BATCH_KEYS
 from towpath.relay.snapshot.pace import ChunkSize, Throttle
+from towpath.relay.snapshot.protocol import AnswerSignal
 from towpath.relay.snapshot.stored import INCOMPLETE, StoredTable
 
-# A refused table is failed from the first and tells nothing.
+# A refused table is failed from the first and has no notification.
 _BEGUN: Final = frozenset({"running", "paused", "completed", "incomplete", "stopped"})
 
 
 class SnapshotRun:
-    """The tables of one signal, or of one request of the relay's own."""
+    """The tables of one signal, or of one batch of key requests."""
 
     def __init__(self, tables: Iterable[StoredTable]) -> None:
         ordered = sorted(tables, key=lambda table: table.ordinal)
         self._tables = {table.collection: table for table in ordered}
-        # In order; of thousands of tables only these are looked at for each fact.
+        # In order; of thousands of tables only these are visited for each fact.
         self._open = {t.collection: t for t in ordered if not t.has_ended}
         self.snapshot_id = ordered[0].snapshot_id
         self.kind = ordered[0].kind
@@ -53,22 +49,22 @@ class SnapshotRun:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no table is left."""
+        """Whether all tables have ended."""
         return not self._open
 
     def find(self, collection: str) -> StoredTable | None:
-        """Return one of the tables, as far as it is known here."""
+        """Return one of the tables, with the progress that is known here."""
         return self._tables.get(collection)
 
     def update(self, table: StoredTable) -> None:
-        """Take in how far one of the tables is."""
+        """Replace one of the tables by its present progress."""
         self._tables[table.collection] = table
         if table.has_ended:
             self._open.pop(table.collection, None)
         elif table.collection in self._open:
             self._open[table.collection] = table
         else:
-            # It goes on after its end: at its place in the order.
+            # It resumes after its end: at its place in the order.
             self._open = {
                 t.collection: t for t in self._tables.values() if not t.has_ended
             }
@@ -81,7 +77,7 @@ class SnapshotRun:
         return INCOMPLETE if states <= {"completed", INCOMPLETE} else "failed"
 
     def answer(self, status: str, detail: Mapping[str, Any]) -> list[AnswerSignal]:
-        """Return what tells the signal; nothing if the relay itself asked."""
+        """Return the answer to the signal; a key request has none."""
         if not self._has_signal:
             return []
         return [AnswerSignal(self.snapshot_id, status, detail)]
@@ -115,10 +111,10 @@ def _account(table: StoredTable) -> Mapping[str, Any]:
 
 def resumed_table(table: StoredTable, known: StoredTable | None) -> StoredTable:
     """
-    Return where a table goes on.
+    Return the progress from which a table resumes.
 
-    One that is read by another key than its own, and had ended, begins anew: nobody
-    asked meanwhile for rows that left the part which is still to be read.
+    A table that is read by a surrogate key, and had ended, starts from the beginning:
+    meanwhile no key request covered the rows that left the unread range.
     """
     has_ended = known is None or known.has_ended
     if not (table.order_by and has_ended):
@@ -133,9 +129,9 @@ class SnapshotLimits:
 
     Attributes:
         chunk: The wanted size of chunks.
-        readers: How many chunks are read at the same time.
-        max_touches: How many touches of a table are kept.
-        batch_keys: How many keys that the relay asks for are stored together.
+        readers: The number of chunks that are read at the same time.
+        max_changed_keys: The number of changes that are kept per table.
+        batch_keys: The number of key requests that are stored together.
     """
 
     chunk: ChunkSize
@@ -146,14 +142,14 @@ class SnapshotLimits:
 
 class QueuePolicy(NamedTuple):
     """
-    How a track reads.
+    How a queue reads.
 
     Attributes:
-        readers: How many tables, and ranges of a table, are read at the same time.
-        throttle: What makes it yield; None: it never does.
-        on_ended: Told of each run when it has ended.
-        ahead: How many tables more are begun while tables turn out to be tiny, so that
-            they do not wait for each other's round trips.
+        readers: The number of tables, and ranges of a table, read at the same time.
+        throttle: The conditions under which it yields; None: it never does.
+        on_ended: Called with each run that has ended.
+        ahead: The number of further tables that are begun while tables turn out to be
+            tiny, so that they do not wait for each other's round trips.
     """
 
     readers: int

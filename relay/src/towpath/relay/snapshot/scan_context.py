@@ -1,10 +1,8 @@
 """
-The context of one table's readers, their progress, and the consistent point of a run.
+The context that the readers of one table share.
 
-Numbers of requests, and the watermarks' contents.
-
-A watermark is known by its content alone. Each process writes its own run into it, so
-that one which a dead process left in the log, streamed again, is nobody's.
+It holds the keys to be read, the recorded changes, the numbers of requests and the
+content of watermarks, and the consistent point of a run.
 """
 
 import itertools
@@ -14,21 +12,20 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from towpath.relay.snapshot.changed_keys import ChangedKeys
-from towpath.relay.snapshot.effects import ReadPlan
-from towpath.relay.snapshot.facts import WatermarkSeen
-from towpath.relay.snapshot.shape import (
-    Key,
-    KeyRange,
-    ScanPlan,
-    TableShape,
-)
+from towpath.relay.snapshot.protocol import ReadPlan, WatermarkSeen
+from towpath.relay.snapshot.shape import Key, KeyRange, ScanPlan, TableShape
 from towpath.relay.snapshot.stored import StoredTable
 
 WATERMARK_PREFIX: Final = "towpath.watermark"
 
 
 class WatermarkTokens:
-    """The numbers of one run of the relay."""
+    """
+    The request numbers and watermark contents of one run of the relay.
+
+    The run's id is part of each watermark, so a watermark that a dead process left in
+    the log matches no window when it is streamed again.
+    """
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
@@ -47,18 +44,18 @@ class WatermarkTokens:
 @dataclass(slots=True)
 class ConsistentPoint:
     """
-    The one mark behind which the tables of a run are read in one view of the database.
+    The mark and the exported snapshot that the tables of one run share.
 
-    All of them take notes from this mark on, and the stream is not read from there
-    until they are read: a mark for each would never come by.
+    All of them record changes from this mark on. The stream stops there until the
+    tables are read, so it could not bring another mark for each of them.
 
     Attributes:
-        name: The exported snapshot: one of an earlier mark must not be taken for
-            it. Empty: the mark is still to be written.
-        mark: Where the view stands; None: the mark was not seen yet.
+        view: The name of the exported snapshot, which is the mark's content; one of an
+            earlier mark does not match. Empty: the mark is not written yet.
+        mark: The mark in the stream; None: it was not seen yet.
     """
 
-    name: str = ""
+    view: str = ""
     mark: WatermarkSeen | None = None
 
 
@@ -67,16 +64,16 @@ class ScanContext(NamedTuple):
     The context that all readers of one table share.
 
     Attributes:
-        snapshot_id: The signal's id, or that of the relay's own request.
-        target: The one sink that gets the rows; None: they are for all.
-        condition: Which rows, an SQL expression.
+        snapshot_id: The signal's id, or that of a key request.
+        target: The one sink that receives the rows; None: all do.
+        condition: The signal's filter, an SQL expression.
         select: A SELECT read in place of the table.
         shape: The table as planned.
-        waiting: Keys to be read, in order.
-        notes: The changed keys of the table.
-        tokens: Numbers and watermarks.
-        freeze: The one view of the database in which everything is read; None: each
-            chunk has watermarks of its own.
+        pending_keys: Keys to be read, in order.
+        changed_keys: The recorded changes of the table.
+        tokens: Request numbers and watermarks.
+        consistent_point: The exported snapshot in which all chunks are read; None: each
+            chunk has its own watermarks.
     """
 
     snapshot_id: str
@@ -84,43 +81,43 @@ class ScanContext(NamedTuple):
     condition: str | None
     select: str | None
     shape: TableShape
-    waiting: dict[Key, None]
-    notes: ChangedKeys
+    pending_keys: dict[Key, None]
+    changed_keys: ChangedKeys
     tokens: WatermarkTokens
-    freeze: ConsistentPoint | None = None
+    consistent_point: ConsistentPoint | None = None
 
 
 class ConsistentPoints:
-    """The freezes of all runs, by the snapshot's id."""
+    """The consistent points of all runs, by the snapshot's id."""
 
-    def __init__(self, lent: Collection[str], start_log_lsn: int) -> None:
+    def __init__(self, slot_snapshots: Collection[str], start_log_lsn: int) -> None:
         """
-        Know those that are there from the beginning.
+        Start with the points that exist already.
 
         Args:
-            lent: Snapshots whose view was made with the slot.
-            start_log_lsn: Where the stream begins, and so where those views stand.
+            slot_snapshots: Snapshots whose view was exported with the slot.
+            start_log_lsn: The start of the stream, which is the point of those views.
         """
         start = WatermarkSeen("", start_log_lsn, 0)
-        self._freezes = {name: ConsistentPoint(name, start) for name in lent}
+        self._points = {name: ConsistentPoint(name, start) for name in slot_snapshots}
 
-    def of(self, snapshot_id: str) -> ConsistentPoint:
-        """Return the mark and view that the tables of a run share."""
-        return self._freezes.setdefault(snapshot_id, ConsistentPoint())
+    def get(self, snapshot_id: str) -> ConsistentPoint:
+        """Return the point of a run; it is created if there is none."""
+        return self._points.setdefault(snapshot_id, ConsistentPoint())
 
     def forget(self, snapshot_id: str) -> None:
-        """Let what begins later have another; those that share this one keep it."""
-        self._freezes.pop(snapshot_id, None)
+        """Give tables that begin later another point; the others keep this one."""
+        self._points.pop(snapshot_id, None)
 
-    def drop(self, snapshot_id: str, freeze: ConsistentPoint) -> str:
-        """Forget one that nobody has any more; return its view's name, if any."""
-        if self._freezes.get(snapshot_id) is freeze:
+    def drop(self, snapshot_id: str, point: ConsistentPoint) -> str:
+        """Drop a point that no scan uses any more; return its view's name, if any."""
+        if self._points.get(snapshot_id) is point:
             self.forget(snapshot_id)
-        return freeze.name
+        return point.view
 
 
 def key_ranges(stored: StoredTable, plan: ScanPlan) -> tuple[KeyRange, ...]:
-    """Return what of a table's keys each reader reads; none for listed keys."""
+    """Return the key range of each reader; none for listed keys."""
     if stored.asked_keys is not None:
         return ()
     boundaries = () if stored.last_key else plan.boundaries
@@ -143,7 +140,7 @@ def _ranges_between(
 
 
 def acknowledged_key(ranges: Iterable[KeyRange]) -> Key | None:
-    """Return the key up to which everything is acknowledged; None: nothing is."""
+    """Return the key up to which all rows are acknowledged; None: there is none."""
     last_key: Key | None = None
     for one in ranges:
         if not one.is_done:
@@ -155,7 +152,7 @@ def acknowledged_key(ranges: Iterable[KeyRange]) -> Key | None:
 def plan_request(
     table: StoredTable, request_id: int, parts: int, view: str | None
 ) -> ReadPlan:
-    """Return what asks for the plan of a table."""
+    """Return the request for a table's plan."""
     return ReadPlan(
         request_id,
         table.collection,
@@ -165,5 +162,5 @@ def plan_request(
         keys_of=None if table.asked_keys is None else table.snapshot_id,
         order_by=table.order_by,
         parts=parts,
-        frozen_by=view,
+        view=view,
     )

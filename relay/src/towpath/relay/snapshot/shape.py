@@ -1,5 +1,5 @@
 """
-What is read: tables as the catalog tells them, plans, and chunks of rows.
+The shape of a table, its scan plan, and the chunks that are read of it.
 
 A *key* is the raw text bytes of a row's key columns, in key order, the same from the
 stream and from a chunk.
@@ -23,7 +23,7 @@ def key_of(row: RowValues, indexes: Sequence[int]) -> Key:
 
 class DeclaredView(NamedTuple):
     """
-    An aggregate view: a row per aggregate, read in place of outbox rows that are gone.
+    An aggregate view: one row per aggregate, read in place of deleted outbox rows.
 
     Attributes:
         aggregate_type: The aggregate type.
@@ -36,13 +36,13 @@ class DeclaredView(NamedTuple):
 
 class KeyRange(NamedTuple):
     """
-    A part of a table that one reader reads, in key order.
+    A range of a table that one reader reads, in key order.
 
     Attributes:
-        after_key: Rows at or below it are acknowledged, or another range's; None: from
-            the table's beginning.
-        last_key: No row above it.
-        is_done: All of it is acknowledged.
+        after_key: Rows at or below it are acknowledged, or belong to another range;
+            None: the range starts with the table.
+        last_key: The end of the range.
+        is_done: Whether all rows are acknowledged.
     """
 
     after_key: Key | None
@@ -53,18 +53,18 @@ class KeyRange(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class TableShape:
     """
-    A table as the catalog tells it.
+    A table as the catalog describes it.
 
     Attributes:
         relation: Its columns, in the order in which chunks bring them, and its key.
-        key_types: The types of the key's columns, as SQL spells them, in key order.
-        partitioned: It is the root of partitions, which are read with it.
-        order: The places of the columns by which it is read in order, a unique key too;
-            none: by its key.
-        order_types: The types of those columns, as SQL spells them.
+        key_types: The SQL types of the key's columns, in key order.
+        partitioned: Whether it is the root of partitions, which are read with it.
+        order: The indexes of the surrogate key's columns, by which it is read in order;
+            none: it is read by its key.
+        order_types: The SQL types of those columns.
         collations: The oids of the collations of the key's columns, then of those.
         row_filter: The publication's filter, an SQL expression.
-        view: Where rows come from when the collection is no table.
+        view: The view that is read; None: the collection is a table.
     """
 
     relation: Relation
@@ -84,16 +84,16 @@ class TableShape:
 
     @property
     def order_key(self) -> tuple[int, ...]:
-        """The places of the columns by which it is read in order."""
+        """The indexes of the columns by which it is read in order."""
         return self.order or self.relation.key
 
     def has_same_key(self, other: "TableShape") -> bool:
-        """Tell whether both are the same table with the same key."""
+        """Return whether both are the same table with the same key."""
         return self.identity == other.identity
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What must not change while it is read: the table and its keys."""
+        """The table and its keys, which must not change while it is read."""
         relation = self.relation
         order = tuple(relation.columns[place].name for place in self.order)
         types = (self.key_types, self.order_types, self.collations)
@@ -101,7 +101,7 @@ class TableShape:
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """Return the same of the keys as texts, which are stored with places in it."""
+        """The columns, types and collations of its keys, as they are stored."""
         columns = self.relation.columns
         places = (*self.relation.key, *self.order)
         types = (*self.key_types, *self.order_types)
@@ -119,11 +119,11 @@ class ScanPlan:
 
     Attributes:
         shape: The table when the plan was made.
-        maximum_key: No chunk goes beyond it; None: there is no range to read.
-        estimated_rows: What the server's statistics say, for the percentage.
-        keys: Just these are asked for, and not yet delivered.
-        boundaries: Keys, in order, that cut what lies below the maximum key into parts
-            of about the same size; as many as were asked for, or fewer.
+        maximum_key: The end of the last chunk; None: there is no range to read.
+        estimated_rows: The row count of the server's statistics, for the percentage.
+        keys: The listed keys that are not delivered yet.
+        boundaries: Keys, in order, that cut the range below the maximum key into parts
+            of about the same size; as many as requested, or fewer.
     """
 
     shape: TableShape
@@ -136,16 +136,16 @@ class ScanPlan:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """
-    Rows that one query read, and what that query could see.
+    The rows that one query read, and the transactions that it could see.
 
     Attributes:
         shape: The table at the moment of the query.
-        rows: In key order.
-        snapshot: Which transactions the query saw.
-        is_last: The range, or the list of keys, holds no more rows.
-        size_bytes: What the rows take as COPY text.
-        elapsed_s: How long the server took for them.
-        widest_bytes: What the longest of them takes; 0: they are not long.
+        rows: The rows in key order.
+        snapshot: The visibility of the query.
+        is_last: Whether the range, or the list of keys, holds no more rows.
+        size_bytes: The size of the rows as COPY text.
+        elapsed_s: The time that the server took.
+        widest_bytes: The size of the longest row; 0: no row is long.
     """
 
     shape: TableShape
@@ -158,5 +158,5 @@ class Chunk:
 
     @property
     def last_key(self) -> Key | None:
-        """Where the last row stands in the order; None: there is no row."""
+        """The order key of the last row; None: there is no row."""
         return key_of(self.rows[-1], self.shape.order_key) if self.rows else None

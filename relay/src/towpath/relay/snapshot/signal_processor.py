@@ -1,18 +1,16 @@
 """
-Signals between being seen in the stream and being answered, one after another.
+The signal processor: answers the stream's signals, one after another.
 
 ::
 
     seen -> its transaction visible -> claimed -> tables inspected, or read -> answer
 
-A signal that names this relay is claimed without a question; another is looked up.
-The answer goes into the signal's own row, which is why the row must be visible first.
-Every signal gets one, so that its transaction can be confirmed. What it changes is
-stored with its answer, and only then carried out.
+A signal that names this relay is claimed at once; the relay of another is looked up.
+The answer goes into the signal's own row, so the row must be visible first. Every
+signal gets an answer, so that its transaction can be confirmed. The changes of a signal
+are stored with its answer and take effect after that.
 
-What comes of a signal: the tables that it starts, and those that it changes.
-
-Which tables a signal stops, pauses or resumes, and why not others.
+A signal stops, pauses or resumes tables in these states:
 
 ====== ======================================= ================
 signal tables in                               become
@@ -23,8 +21,8 @@ resume paused; of a named snapshot also        queued
        failed, stopped, incomplete
 ====== ======================================= ================
 
-A named collection that is in no such state is told of; without names the others are let
-be.
+A named collection in another state is refused with the reason; without names the other
+tables are skipped.
 """
 
 from collections import deque
@@ -33,27 +31,25 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from towpath.relay.snapshot import notifications
-from towpath.relay.snapshot.effects import (
-    ClaimSignal,
-    Effect,
-    InspectTables,
-    Notify,
-    ReadEnded,
-    StoreSignal,
-)
-from towpath.relay.snapshot.facts import (
-    EndedRead,
-    SignalClaimed,
-    SignalSeen,
-    SignalStored,
-    TablesInspected,
-)
 from towpath.relay.snapshot.key_requests import SNAPSHOT_PREFIX
 from towpath.relay.snapshot.naming import (
     AmbiguousNameError,
     address_of,
     expand,
     matching_collections,
+)
+from towpath.relay.snapshot.protocol import (
+    ClaimSignal,
+    Effect,
+    InspectTables,
+    Notify,
+    ReadSnapshotTables,
+    SignalClaimed,
+    SignalSeen,
+    SignalStored,
+    SnapshotTablesRead,
+    StoreSignal,
+    TablesInspected,
 )
 from towpath.relay.snapshot.shape import Key, TableShape
 from towpath.relay.snapshot.signals import (
@@ -77,12 +73,12 @@ class AcceptedSignal:
     The tables that a newly stored signal starts and changes.
 
     Attributes:
-        tables: To be read, in the state that each is stored in.
-        stops: To be ended, as they were when the signal was answered.
-        pauses: To wait, as they were when the signal was answered.
-        resumes: To go on, as they are stored now: queued.
-        siblings: The others of the snapshot that is resumed, for when it has ended.
-        notices: The answer, to be published.
+        tables: The tables to read, in their stored state.
+        stops: The tables to end, as they were when the signal was answered.
+        pauses: The tables to pause, as they were when the signal was answered.
+        resumes: The tables to resume, as they are stored now: queued.
+        siblings: The other tables of a resumed snapshot, in case it has ended.
+        notices: The notification of the answer.
     """
 
     tables: tuple[StoredTable, ...] = ()
@@ -99,7 +95,7 @@ def queued_tables(
     shapes: Mapping[str, TableShape],
     keys: tuple[Key, ...],
 ) -> tuple[StoredTable, ...]:
-    """Return the tables that a signal has read, in its order."""
+    """Return the tables that a signal queues, in its order."""
     return tuple(
         StoredTable(
             snapshot_id=signal_id,
@@ -124,7 +120,7 @@ def queued_tables(
 def refused_tables(
     signal_id: str, refusals: Mapping[str, str], first_ordinal: int
 ) -> tuple[StoredTable, ...]:
-    """Return what a signal names and cannot have read, failed from the first."""
+    """Return the refused entries of a signal as tables that are failed."""
     return tuple(
         StoredTable(signal_id, entry, ordinal, "failed", 0, error=reason)
         for ordinal, (entry, reason) in enumerate(refusals.items(), first_ordinal)
@@ -140,28 +136,30 @@ _NOT_OPEN: Final = "no snapshot of it is open"
 
 
 @dataclass(frozen=True, slots=True)
-class PickedTables:
-    """The tables that are meant, as they are, and why entries mean none."""
+class SelectedTables:
+    """The selected tables, with their progress, and why entries select none."""
 
     tables: tuple[StoredTable, ...]
     refusals: dict[str, str] = field(default_factory=dict)
 
 
-def pick_tables(
+def select_tables(
     request: TableSelection, tables: Iterable[StoredTable], states: Collection[str]
-) -> PickedTables:
+) -> SelectedTables:
     """
-    Choose the tables that a request means.
+    Select the tables of a request.
 
     Args:
         request: The signal's selection.
-        tables: Those that could be meant.
-        states: In which of their states they are.
+        tables: The candidates.
+        states: The states in which a table may be selected.
     """
     wanted = request.snapshot_id
     pool = [table for table in tables if wanted in {None, table.snapshot_id}]
     if wanted is not None and not pool:
-        return PickedTables((), {wanted: "there is no such snapshot, or it has ended"})
+        return SelectedTables(
+            (), {wanted: "there is no such snapshot, or it has ended"}
+        )
     names = list(dict.fromkeys(table.collection for table in pool))
     expansion = expand(request.collections, names, _NOT_OPEN)
     meant = [
@@ -177,11 +175,11 @@ def pick_tables(
             reason = _mismatch_reason(table, states)
             if reason is not None and table.collection not in found:
                 refusals[table.collection] = reason
-    return PickedTables(fit, refusals)
+    return SelectedTables(fit, refusals)
 
 
 def _mismatch_reason(table: StoredTable, states: Collection[str]) -> str | None:
-    """Tell why a table does not fit; None: it does."""
+    """Return why a table cannot be selected; None: it can."""
     if table.state not in states:
         return f"it is {table.state} in snapshot {table.snapshot_id}"
     if table.has_ended and not table.table_oid:
@@ -206,15 +204,15 @@ class SignalProcessor:
         Begin without a signal.
 
         Args:
-            captured: The collections that can be read, as of each look at it.
-            sinks: Names the sinks as of now: what a signal's target may be.
+            captured: The collections that can be read; the loop updates it.
+            sinks: Returns the names of the present sinks, which a signal may target.
             relay: This relay's name.
         """
         self._relay = relay
         self._captured = captured
         self._sinks = sinks
         self._signals: deque[SignalSeen] = deque()
-        self._is_asked = False
+        self._has_begun = False
         self._is_claiming = False
         self._request: Request | None = None
         self._refusals: Mapping[str, str] = {}
@@ -229,28 +227,28 @@ class SignalProcessor:
     @property
     def waits_for_visibility(self) -> bool:
         """Whether the first signal may be invisible yet."""
-        return bool(self._signals) and not self._is_asked
+        return bool(self._signals) and not self._has_begun
 
-    def see(self, signal: SignalSeen) -> None:
-        """Take in a signal from the stream."""
+    def add(self, signal: SignalSeen) -> None:
+        """Append a signal of the stream."""
         self._signals.append(signal)
 
-    def answer(
+    def begin_answer(
         self, snapshot: XidSnapshot, open_tables: Collection[StoredTable]
     ) -> list[Effect]:
         """
         Begin to answer the first signal, if this snapshot sees it.
 
         Args:
-            snapshot: The visible transactions by now.
-            open_tables: The tables that have not ended: those that can be stopped.
+            snapshot: The transactions that are visible by now.
+            open_tables: The tables that have not ended and can be stopped.
         """
         if not self.waits_for_visibility:
             return []
         signal = self._signals[0]
         if not snapshot.sees_streamed(signal.xid):
             return []
-        self._is_asked = True
+        self._has_begun = True
         address = address_of(signal.data, signal.relay)
         if address != self._relay:
             self._is_claiming = True
@@ -260,7 +258,7 @@ class SignalProcessor:
     def claimed(
         self, fact: SignalClaimed, open_tables: Collection[StoredTable]
     ) -> list[Effect]:
-        """Answer a signal, now that it is known whose it is."""
+        """Answer a signal, now that its relay is known."""
         self._is_claiming = False
         if fact.refusal is not None:
             return [self._store("rejected", {"reason": fact.refusal}, is_ours=False)]
@@ -290,7 +288,7 @@ class SignalProcessor:
         return [self._store("accepted", detail, AcceptedSignal(tables))]
 
     def ended(
-        self, fact: EndedRead, open_tables: Collection[StoredTable]
+        self, fact: SnapshotTablesRead, open_tables: Collection[StoredTable]
     ) -> list[Effect]:
         """Store the answer to a resume-snapshot, now that its tables are known."""
         request = self._request
@@ -299,19 +297,19 @@ class SignalProcessor:
         newest = {table[:2]: table for table in fact.tables}
         own = [t for t in open_tables if t.snapshot_id == request.snapshot_id]
         newest |= {table[:2]: table for table in own}
-        picked = pick_tables(request, newest.values(), RESUMABLE)
-        taken = {table[:2] for table in picked.tables}
+        selected = select_tables(request, newest.values(), RESUMABLE)
+        taken = {table[:2] for table in selected.tables}
         siblings = tuple(t for name, t in newest.items() if name not in taken)
-        return [self._resume(picked, siblings)]
+        return [self._resume(selected, siblings)]
 
     def stored(self, fact: SignalStored) -> AcceptedSignal | None:
-        """End a signal whose answer is durable; None: it is not carried out here."""
+        """Remove a signal whose answer is durable; None: it is not run here."""
         accepted = self._accepted
         if self._answer is None and not self._is_claiming:
             return None
         self._is_claiming = False
         self._signals.popleft()
-        self._is_asked = False
+        self._has_begun = False
         self._request = None
         self._answer = None
         self._accepted = AcceptedSignal()
@@ -327,13 +325,13 @@ class SignalProcessor:
             case ExecuteSnapshot():
                 return self._inspect(signal, request)
             case LogMessage():
-                return self._store("completed", request.told(signal.position))
+                return self._store("completed", request.fields(signal.position))
             case StopSnapshot():
-                return self._stop(pick_tables(request, open_tables, OPEN))
+                return self._stop(select_tables(request, open_tables, OPEN))
             case PauseSnapshot():
-                return self._pause(pick_tables(request, open_tables, ACTIVE))
+                return self._pause(select_tables(request, open_tables, ACTIVE))
             case ResumeSnapshot():
-                return self._look_up(signal, request, open_tables)
+                return self._read_tables(signal, request, open_tables)
 
     def _inspect(self, signal: SignalSeen, request: ExecuteSnapshot) -> Effect:
         if request.target is not None and request.target not in self._sinks():
@@ -356,50 +354,50 @@ class SignalProcessor:
             )
         return self._store("rejected", _refused(expansion.refusals))
 
-    def _look_up(
+    def _read_tables(
         self,
         signal: SignalSeen,
         request: ResumeSnapshot,
         open_tables: Collection[StoredTable],
     ) -> Effect:
-        """Resume what is in memory, or ask for what has ended."""
+        """Resume tables in memory, or read the tables of a named snapshot."""
         if request.snapshot_id is None:
-            return self._resume(pick_tables(request, open_tables, PAUSED))
+            return self._resume(select_tables(request, open_tables, PAUSED))
         if request.snapshot_id.startswith(SNAPSHOT_PREFIX):
             raise SignalRejectedError(_OURS)
         self._request = request
-        return ReadEnded(signal.signal_id, request.snapshot_id)
+        return ReadSnapshotTables(signal.signal_id, request.snapshot_id)
 
-    def _stop(self, picked: PickedTables) -> StoreSignal:
+    def _stop(self, selected: SelectedTables) -> StoreSignal:
         reason = f"stopped by signal {self._signals[0].signal_id}"
-        changed = _changed(picked, "stopped", reason)
+        changed = _changed(selected, "stopped", reason)
         return self._change(
-            "stopped", picked, changed, AcceptedSignal(stops=picked.tables)
+            "stopped", selected, changed, AcceptedSignal(stops=selected.tables)
         )
 
-    def _pause(self, picked: PickedTables) -> StoreSignal:
-        changed = _changed(picked, "paused")
+    def _pause(self, selected: SelectedTables) -> StoreSignal:
+        changed = _changed(selected, "paused")
         return self._change(
-            "paused", picked, changed, AcceptedSignal(pauses=picked.tables)
+            "paused", selected, changed, AcceptedSignal(pauses=selected.tables)
         )
 
     def _resume(
-        self, picked: PickedTables, siblings: tuple[StoredTable, ...] = ()
+        self, selected: SelectedTables, siblings: tuple[StoredTable, ...] = ()
     ) -> StoreSignal:
-        changed = tuple(table.queued_again() for table in picked.tables)
+        changed = tuple(table.queued_again() for table in selected.tables)
         accepted = AcceptedSignal(resumes=changed, siblings=siblings if changed else ())
-        return self._change("resumed", picked, changed, accepted)
+        return self._change("resumed", selected, changed, accepted)
 
     def _change(
         self,
-        what: str,
-        picked: PickedTables,
+        verb: str,
+        selected: SelectedTables,
         changed: tuple[StoredTable, ...],
         accepted: AcceptedSignal,
     ) -> StoreSignal:
-        names = [table.collection for table in picked.tables]
-        detail = {what: names, **_refused(picked.refusals)}
-        status = "rejected" if picked.refusals and not names else "completed"
+        names = [table.collection for table in selected.tables]
+        detail = {verb: names, **_refused(selected.refusals)}
+        status = "rejected" if selected.refusals and not names else "completed"
         return self._store(status, detail, accepted, changed)
 
     def _store(
@@ -425,9 +423,9 @@ def with_filters(
     request: ExecuteSnapshot, collections: Collection[str], captured: Collection[str]
 ) -> ExecuteSnapshot:
     """
-    Give each collection its filter.
+    Assign each collection its filter.
 
-    A filter that applies to nothing is refused: all rows would be read in its stead.
+    A filter that applies to no table is refused: all rows would be read without it.
     """
     if not collections:
         return request
@@ -450,9 +448,9 @@ def with_filters(
 
 
 def _changed(
-    picked: PickedTables, state: str, reason: str | None = None
+    selected: SelectedTables, state: str, reason: str | None = None
 ) -> tuple[StoredTable, ...]:
-    return tuple(table._replace(state=state, error=reason) for table in picked.tables)
+    return tuple(table._replace(state=state, error=reason) for table in selected.tables)
 
 
 def _refused(refusals: Mapping[str, str]) -> dict[str, Any]:

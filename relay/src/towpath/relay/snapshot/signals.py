@@ -1,26 +1,24 @@
 """
-Signals: what a row of the signal table asks for, in Debezium's names and JSON.
+Signals: the requests of the signal table's rows, in Debezium's names and JSON.
 
 ``execute-snapshot`` takes ``data-collections``, ``type`` (``incremental``, or
-``blocking``: all in one view of the database while the stream stands still),
+``blocking``: all tables in one exported snapshot while the stream waits),
 ``additional-conditions`` (each a ``data-collection`` and a ``filter``; a blocking
 snapshot's is a whole SELECT), the older ``additional-condition`` for all of them, and
-``surrogate-key``: the column, or columns, by which to read. Ours on top are ``target``,
-``max-rows-per-second``, ``sweep`` (what the source lacks is deleted in the sinks),
-``keys``: just these primary keys of the one table, each a list of values in key order,
-at most 10,000; and ``columns``: just the rows in which one of these is not null, with a
-sweep at the end below which nothing lies.
+``surrogate-key``: the column, or columns, by which to read. Towpath adds ``target``,
+``max-rows-per-second``, ``sweep`` (sinks delete rows that the source does not have),
+``keys`` (only these primary keys of the one table, each a list of values in key order,
+at most 10,000), and ``columns`` (only the rows in which one of these is not null, with
+a sweep of floor zero at the end).
 
 ``stop-snapshot``, ``pause-snapshot`` and ``resume-snapshot`` take ``data-collections``
-and ``snapshot-id``, and mean all without them. Each may name the ``relay`` that it is
-for (``addressing``). A signal that cannot be carried out is
-rejected with the reason; the stream goes on.
-
-Signals that are left elsewhere than in ``towpath.signal``, which then gets them.
+and ``snapshot-id``; without them they mean all. Each may name its ``relay``
+(``naming``). A signal that cannot be run is rejected with the reason; the stream
+continues.
 
 A bare table as Debezium has it, a Kafka topic and the admin port take signals too. Each
-becomes a row of the signal table and is answered as any other is; what cannot be such a
-row is rejected with the reason.
+becomes a row of ``towpath.signal`` and is answered like any other. A signal that cannot
+be such a row is rejected with the reason.
 """
 
 import json
@@ -50,23 +48,25 @@ _EXECUTE_FIELDS: Final = frozenset(
         "columns",
     }
 )
-# What some of the rows is no sign for: with these a sweep would delete the others.
+# These read some of the rows: a sweep would delete the others.
 _NOT_WITH_COLUMNS: Final = ("additional-conditions", "additional-condition", "sweep")
 _NOT_WITH_KEYS: Final = (*_NOT_WITH_COLUMNS, "surrogate-key", "columns")
-_PICK_FIELDS: Final = frozenset({"data-collections", "snapshot-id", "type", "relay"})
+_SELECTION_FIELDS: Final = frozenset(
+    {"data-collections", "snapshot-id", "type", "relay"}
+)
 _MEANINGS: Final = {
     "target": "the name of a sink",
     "snapshot-id": "a snapshot's id",
     "relay": "the name of a relay, which is its slot's",
 }
 _SELECTS: Final = ("select", "with", "table", "values", "(")
-# They are stored in one row, and written again with each chunk's progress: more would
-# be felt in the source. Whoever has more sends several signals.
+# They are stored in one row, which is written again with each chunk's progress: more
+# would load the source. Longer lists need several signals.
 MAX_KEYS: Final = 10_000
 
 
 class SignalRejectedError(DataError):
-    """The signal cannot be carried out; the message is the answer."""
+    """The signal cannot be run; the message is the answer."""
 
     remedy = "Send another signal that heeds the answer; this one changed nothing."
 
@@ -76,9 +76,9 @@ class ExecuteSnapshot:
     """
     Read these collections.
 
-    ``conditions`` maps entries to their filters and, once it is known what they name,
-    collections. ``keys`` are all that is to be read, if there are any. ``order_by``
-    names the columns of a chosen key. ``kind`` is that of the stored tables.
+    ``conditions`` maps the signal's entries to their filters and, once the entries are
+    resolved, collections. ``keys`` restrict the snapshot to listed keys. ``order_by``
+    names the columns of a surrogate key. ``kind`` is that of the stored tables.
     """
 
     collections: tuple[str, ...]
@@ -97,29 +97,29 @@ class ExecuteSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class TableSelection:
-    """Some of the tables of snapshots; nothing named: all of them."""
+    """A selection of tables of open snapshots; without names, all of them."""
 
     collections: tuple[str, ...] = ()
     snapshot_id: str | None = None
 
 
 class StopSnapshot(TableSelection):
-    """End the reading of these tables where they are."""
+    """End the reading of these tables at their present place."""
 
     __slots__ = ()
 
 
 class PauseSnapshot(TableSelection):
-    """Let these tables wait until they are resumed."""
+    """Pause these tables until they are resumed."""
 
     __slots__ = ()
 
 
 class ResumeSnapshot(TableSelection):
     """
-    Go on with tables that are paused.
+    Resume tables that are paused.
 
-    With a snapshot's id also with those of it that failed or were stopped.
+    With a snapshot's id, also those of it that failed or were stopped.
     """
 
     __slots__ = ()
@@ -127,19 +127,21 @@ class ResumeSnapshot(TableSelection):
 
 @dataclass(frozen=True, slots=True)
 class LogMessage:
-    """Leave a line in the log; braces stand for the signal's place in the stream."""
+    """Write a log record; ``{}`` in the message stands for the signal's position."""
 
     message: str
 
-    def told(self, position: str) -> Mapping[str, str]:
-        """Return the line for a signal at a position, and that."""
+    def fields(self, position: str) -> Mapping[str, str]:
+        """Return the message for a signal at a position, and the position."""
         if not position:
             return {"message": self.message}
         return {"message": self.message.replace("{}", position), "position": position}
 
 
 Request = ExecuteSnapshot | StopSnapshot | PauseSnapshot | ResumeSnapshot | LogMessage
-_PICKS: Final[Mapping[str, type[StopSnapshot | PauseSnapshot | ResumeSnapshot]]] = {
+_SELECTIONS: Final[
+    Mapping[str, type[StopSnapshot | PauseSnapshot | ResumeSnapshot]]
+] = {
     "stop-snapshot": StopSnapshot,
     "pause-snapshot": PauseSnapshot,
     "resume-snapshot": ResumeSnapshot,
@@ -148,13 +150,13 @@ _PICKS: Final[Mapping[str, type[StopSnapshot | PauseSnapshot | ResumeSnapshot]]]
 
 def parse_signal(signal_type: str, data: str | None) -> Request:
     """
-    Read a signal.
+    Parse a signal.
 
     Raises:
-        SignalRejectedError: Its type is unknown or its data are not as they must be.
+        SignalRejectedError: Its type is unknown or its data are not valid.
     """
-    if signal_type not in {"execute-snapshot", "log", *_PICKS}:
-        known = ", ".join(["execute-snapshot", *_PICKS, "log"])
+    if signal_type not in {"execute-snapshot", "log", *_SELECTIONS}:
+        known = ", ".join(["execute-snapshot", *_SELECTIONS, "log"])
         _reject(f"unknown signal type {signal_type!r}; there are {known}")
     fields = _object(data)
     _text(fields, "relay")
@@ -162,13 +164,13 @@ def parse_signal(signal_type: str, data: str | None) -> Request:
         return _execute(fields)
     if signal_type == "log":
         return LogMessage(str(fields.get("message", "")))
-    return _selection(_PICKS[signal_type], fields)
+    return _selection(_SELECTIONS[signal_type], fields)
 
 
 def _selection(
     kind: type[StopSnapshot | PauseSnapshot | ResumeSnapshot], fields: Mapping[str, Any]
 ) -> StopSnapshot | PauseSnapshot | ResumeSnapshot:
-    _refuse_unknown(fields, _PICK_FIELDS)
+    _refuse_unknown(fields, _SELECTION_FIELDS)
     return kind(_names(fields, required=False), _text(fields, "snapshot-id"))
 
 
@@ -262,7 +264,7 @@ def _keys(fields: Mapping[str, Any], kind: str) -> tuple[Key, ...]:
         _reject("keys are read incrementally: a blocking snapshot takes none")
     for other in _NOT_WITH_KEYS:
         if fields.get(other):
-            # A row that the filter leaves out would be taken for deleted.
+            # A row that the filter leaves out would count as deleted.
             _reject(f"keys and {other} exclude each other")
     if not isinstance(keys, list) or not keys:
         _reject("keys must be a list of keys, each a list of values in key order")
@@ -320,12 +322,12 @@ def _text(fields: Mapping[str, Any], name: str) -> str | None:
 
 
 def _is_text(value: object) -> bool:
-    """Tell whether it is a text that Postgres holds."""
+    """Return whether it is a text that Postgres can store."""
     return isinstance(value, str) and is_storable(value)
 
 
 def is_storable(text: str) -> bool:
-    """Tell whether Postgres can hold a text: no zero byte, no half of a character."""
+    """Return whether Postgres can store a text: no zero byte, no lone surrogate."""
     return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
 
@@ -366,14 +368,15 @@ _FIELDS: Final = frozenset({"id", "type", "data"})
 
 class ExternalSignal(NamedTuple):
     """
-    A signal as somebody left it.
+    A signal of an external channel.
 
     Attributes:
-        signal_id: Its id, and the snapshot's.
+        signal_id: The id of the signal and of its snapshot.
         type: The signal's type.
-        data: A JSON object, as text; None: nothing further.
-        source: Where it was left, for people.
-        relay: Whose channel it was left in, if it names no relay; None: everybody's.
+        data: A JSON object, as text; None: the signal has no data.
+        source: The channel, for people.
+        relay: The relay of the channel, for a signal that names none; None: the channel
+            belongs to all relays.
     """
 
     signal_id: str
@@ -384,7 +387,7 @@ class ExternalSignal(NamedTuple):
 
 
 class SignalRefusal(NamedTuple):
-    """A signal that was left and cannot be one: what its notification says."""
+    """The refusal of an external signal, for its notification."""
 
     signal_id: str
     reason: str
@@ -395,10 +398,10 @@ def external_signal(
     signal_id: str | None, kind: str | None, data: str | None, source: str
 ) -> ExternalSignal:
     """
-    Return a signal that the signal table can take.
+    Return a signal that fits into the signal table.
 
     Raises:
-        SignalRejectedError: It cannot.
+        SignalRejectedError: It does not fit.
     """
     if not signal_id:
         reason = "the signal has no id"
@@ -420,14 +423,10 @@ def external_signal(
 
 def read_document(document: bytes, fallback_id: str, source: str) -> ExternalSignal:
     """
-    Read a signal that is a JSON object of ``type``, ``data`` and perhaps ``id``.
+    Parse a signal that is a JSON object of ``type``, ``data`` and perhaps ``id``.
 
-    ``data`` may be an object, or its text.
-
-    Args:
-        document: The JSON.
-        fallback_id: The signal's id if it has none.
-        source: Where it was left.
+    ``data`` may be an object, or its text. ``fallback_id`` is the id of a signal that
+    has none.
 
     Raises:
         SignalRejectedError: It is no signal.

@@ -1,19 +1,18 @@
 r"""
-The queries that read a table, built from its shape.
+The queries that read a table, and the decoder of their COPY text.
 
-Keys are compared by the server alone, in the columns' own types and collations: as rows
+Only the server compares keys, in the columns' own types and collations: as rows
 (``(a, b) > (x, y)``, never ``a > x and b > y``), with the text of a key cast to its
 column's type. COPY takes no parameters, so values are written as literals.
 
-A table has two keys, mostly the same: the one that identifies a row, by which keys are
-listed, and the one by which it is read in order, to which all bounds belong.
+A table has two keys, mostly the same: the key that identifies a row, for lists of keys,
+and the key by which the table is read in order, for all bounds.
 
-COPY's text format: the lines of a chunk to the values of its rows, and nothing else.
-
-A line holds columns between tabs and ends with a newline. ``\N`` alone is NULL. In a
-value a backslash begins an escape: ``\b \f \n \r \t \v`` are control characters, one to
-three octal digits or ``x`` and one or two hex digits are a byte, and any other
-character stands for itself. What is left are the same bytes that the stream carries.
+In COPY's text format a line holds columns between tabs and ends with a newline. ``\N``
+alone is NULL. In a value a backslash begins an escape: ``\b \f \n \r \t \v`` are
+control characters, one to three octal digits or ``x`` and one or two hex digits are a
+byte, and any other character stands for itself. The decoded bytes are those of the
+stream.
 """
 
 import re
@@ -21,14 +20,14 @@ from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from towpath.relay.snapshot.effects import ReadChunk
+from towpath.relay.snapshot.protocol import ReadChunk
 from towpath.relay.snapshot.shape import Key, RowValues, TableShape
 from towpath.schemas.table_name import TableName, quoted
 
 # ruff: noqa: S608 - names and literals are quoted here; filters are the signal's SQL
 
 
-# What base64 never begins with.
+# The start of the server's text form of bytes; base64 never begins with it.
 _SPELT_BYTES: Final = "\\x"
 
 
@@ -50,32 +49,32 @@ class _Columns(NamedTuple):
         return _row(_literal(part.decode(), kind) for part, kind in parts)
 
 
-def chunk_query(ask: ReadChunk, shape: TableShape) -> str:
-    """Return the COPY that reads a chunk, in its order and with the shape of now."""
+def chunk_query(request: ReadChunk, shape: TableShape) -> str:
+    """Return the COPY that reads a chunk, in its order and with the present shape."""
     order = _order_columns(shape)
-    if ask.keys:
-        bounds, limit = [_listed(_key_columns(shape), ask.keys)], ""
+    if request.keys:
+        bounds, limit = [_listed(_key_columns(shape), request.keys)], ""
     else:
-        ends = ((">", ask.after_key), ("<=", ask.maximum_key))
+        ends = ((">", request.after_key), ("<=", request.maximum_key))
         bounds = [
             f"{order.row} {sign} {order.literals(key)}" for sign, key in ends if key
         ]
-        limit = f" limit {ask.max_rows + spare_rows(ask)}"
-    where = _where(shape, ask.condition, *bounds)
+        limit = f" limit {request.max_rows + spare_rows(request)}"
+    where = _where(shape, request.condition, *bounds)
     columns = ", ".join(quoted(column.name) for column in shape.relation.columns)
-    source = _source(shape, ask.select)
+    source = _source(shape, request.select)
     query = f"select {columns} from {source}{where} order by {order.ordered()}{limit}"
     return f"copy ({query}) to stdout"
 
 
-def spare_rows(ask: ReadChunk) -> int:
+def spare_rows(request: ReadChunk) -> int:
     """
-    Return how many rows are read beyond a chunk, and not delivered with it.
+    Return the number of rows to read beyond a chunk, which are not delivered with it.
 
-    Nothing keeps a view or a SELECT from having two rows for one key: the row behind
-    the last one tells.
+    A view or a SELECT may have two rows for one key. The row behind the last one shows
+    whether the chunk's end is in between.
     """
-    return int(ask.shape.view is not None or ask.select is not None)
+    return int(request.shape.view is not None or request.select is not None)
 
 
 def spelling_query(keys: Iterable[Key], shape: TableShape) -> str:
@@ -98,7 +97,7 @@ def maximum_key_query(shape: TableShape, select: str | None = None) -> str:
 def estimate_query(
     shape: TableShape, condition: str | None, select: str | None = None
 ) -> str:
-    """Return the EXPLAIN that tells how many rows the server expects."""
+    """Return the EXPLAIN whose plan has the number of rows that the server expects."""
     where = _where(shape, condition)
     return f"explain (format json) select 1 from {_source(shape, select)}{where}"
 
@@ -111,11 +110,11 @@ def boundaries_query(
     sample_percent: float,
 ) -> str:
     """
-    Return the COPY that cuts what lies below the maximum key into parts.
+    Return the COPY that cuts the range below the maximum key into parts.
 
-    A sample of the table's pages is put in order, and its rows at each n-th part taken.
-    With fewer than a hundred rows for each part there is none: the condition leaves
-    little, or nobody knows how much.
+    A sample of the table's pages is put in order, and the boundaries are its rows at
+    each n-th part. With fewer than a hundred sampled rows per part there is none: the
+    condition leaves few rows, or an unknown number.
     """
     order = _order_columns(shape)
     named = [f"{name} as k{at}" for at, name in enumerate(order.names)]
@@ -137,15 +136,15 @@ def boundaries_query(
 
 def lock_statement(shape: TableShape) -> str:
     """
-    Return what keeps the table from being altered or rewritten meanwhile.
+    Return the lock that keeps the table from being altered or rewritten meanwhile.
 
-    A view is locked with all that is below it.
+    A view is locked together with the relations that it reads.
     """
     return f"lock table {table_source(shape)} in access share mode"
 
 
 def table_source(shape: TableShape) -> str:
-    """Name the table in a FROM: children of plain inheritance are other tables."""
+    """Return the table for a FROM: children of plain inheritance are other tables."""
     if shape.view is not None:
         return TableName.parse(shape.view.name).sql
     name = shape.relation.full_name.sql
@@ -153,7 +152,7 @@ def table_source(shape: TableShape) -> str:
 
 
 def _literal(text: str, kind: str) -> str:
-    """Write a key's value; bytes as the server spells them, or as records do."""
+    """Return a literal of a key's value; bytes are in the server's form or base64."""
     if kind == "bytea" and not text.startswith(_SPELT_BYTES):
         return f"decode({quoted_text(text)}, 'base64')"
     return f"{quoted_text(text)}::{kind}"
@@ -178,14 +177,14 @@ def _order_columns(shape: TableShape) -> _Columns:
 
 
 def _source(shape: TableShape, select: str | None) -> str:
-    """Name where rows come from; a comment at a SELECT's end ends with its line."""
+    """Return the source of rows; a comment at a SELECT's end ends with its line."""
     if select is None:
         return table_source(shape)
     return f"({select.rstrip().rstrip(';')}\n) selected"
 
 
 def _where(shape: TableShape, condition: str | None, *bounds: str) -> str:
-    """Put conditions together; a comment at the end of one ends with its line."""
+    """Join conditions; a comment at the end of one ends with its line."""
     filters = [shape.row_filter] if shape.row_filter else []
     filters += [condition] if condition else []
     whole = [*(f"({each}\n)" for each in filters), *bounds]

@@ -1,4 +1,4 @@
-"""How far a table of a snapshot is, as the source's own table keeps it."""
+"""The progress of a snapshot's tables, as ``towpath.snapshot`` stores it."""
 
 import json
 from typing import Final, NamedTuple
@@ -12,14 +12,14 @@ INITIAL: Final = "initial"
 # The state of a table of which rows are dead letters.
 INCOMPLETE: Final = "incomplete"
 
-# They are stored in one row, and written again with each chunk's progress.
+# They are stored in one row, which is written again with each chunk's progress.
 MAX_UNDELIVERED_KEYS: Final = 1_000
 _SHOWN_KEYS: Final = 10
 
 
-class SettledRows(NamedTuple):
+class DeliveredRows(NamedTuple):
     """
-    Acknowledged since the last report: chunks, and rows in them.
+    Chunks acknowledged since the last report, and the rows in them.
 
     ``undelivered`` are the keys of rows that are dead letters.
     """
@@ -32,19 +32,19 @@ class SettledRows(NamedTuple):
 
 class StoredTable(NamedTuple):
     """
-    One row of ``towpath.snapshot``: a table in a snapshot, as far as it is stored.
+    One row of ``towpath.snapshot``: a table of a snapshot with its progress.
 
-    ``pending_keys`` are still to be read, or read again; None: as they are stored.
-    ``last_key`` and everything below it has been acknowledged by Kafka. ``asked_keys``
-    says how many keys were listed; None: the whole table is read. ``asked_until`` is
-    the place of the last change that made the relay itself ask; None: a signal asked.
-    ``kind`` is ``incremental``, ``blocking`` or ``initial``; the ``condition`` of the
-    first is a filter, that of the others a SELECT. ``order_by`` names the columns of a
-    chosen key. ``ranges`` are what several readers have each done. ``floor`` is the log
-    LSN of the first mark: with ``sweeps``, whatever stands below it in the end is gone.
-    ``key_columns`` are the columns of its keys when it was first planned: places in
-    another key mean other rows. ``undelivered`` counts the rows that are dead letters,
-    of which the first keys are kept. ``rows_per_second`` is its speed of late.
+    ``pending_keys`` are still to be read, or read again; None: as stored. Kafka has
+    acknowledged all rows up to ``last_key``. ``asked_keys`` counts the listed keys;
+    None: the whole table is read. ``asked_until`` is the position of the last change
+    that led to a key request; None: a signal requested the snapshot. ``kind`` is
+    ``incremental``, ``blocking`` or ``initial``; the ``condition`` of the first is a
+    filter, that of the others a SELECT. ``order_by`` names the columns of a surrogate
+    key. ``ranges`` are the progress of several readers. ``floor`` is the log LSN of the
+    first start mark: with ``sweeps``, rows below it are gone at the end.
+    ``key_columns`` describe its keys when it was first planned: a place in another key
+    means other rows. ``undelivered`` counts the rows that are dead letters, of which
+    the first keys are kept. ``rows_per_second`` is a moving average.
     """
 
     snapshot_id: str
@@ -77,7 +77,7 @@ class StoredTable(NamedTuple):
 
     @property
     def percent(self) -> float | None:
-        """How much is done, by the server's statistics; None: they say nothing."""
+        """The share that is done, by the server's statistics; None: it is unknown."""
         if self.state == "completed":
             return 100.0
         if not self.estimated_rows:
@@ -87,7 +87,7 @@ class StoredTable(NamedTuple):
 
     @property
     def eta_s(self) -> float | None:
-        """How long it will take by its speed of late; None: nobody knows."""
+        """The remaining time at the present rate; None: it is unknown."""
         left = self.estimated_rows - self.rows - self.dropped
         if self.state != "running" or not self.rows_per_second or left < 0:
             return None
@@ -95,27 +95,27 @@ class StoredTable(NamedTuple):
 
     @property
     def is_of_one_view(self) -> bool:
-        """Whether it is read in the one view of the database that its snapshot has."""
+        """Whether it is read in an exported snapshot that its run shares."""
         return self.kind != INCREMENTAL
 
-    def after(self, settled: SettledRows) -> "StoredTable":
-        """Return it with so much more delivered."""
-        keys = (*self.undelivered_keys, *settled.undelivered)
+    def with_delivered(self, delivered: DeliveredRows) -> "StoredTable":
+        """Return the table with more rows delivered."""
+        keys = (*self.undelivered_keys, *delivered.undelivered)
         return self._replace(
-            rows=self.rows + settled.rows,
-            dropped=self.dropped + settled.dropped,
-            chunks=self.chunks + settled.chunks,
-            undelivered=self.undelivered + len(settled.undelivered),
+            rows=self.rows + delivered.rows,
+            dropped=self.dropped + delivered.dropped,
+            chunks=self.chunks + delivered.chunks,
+            undelivered=self.undelivered + len(delivered.undelivered),
             undelivered_keys=keys[:MAX_UNDELIVERED_KEYS],
             error=None,
         )
 
     def queued_again(self) -> "StoredTable":
         """
-        Return where it goes on.
+        Return the progress from which a resumed table continues.
 
-        An incomplete table reads the rows again that were not delivered; if they are
-        too many to be listed, all of its rows.
+        An incomplete table reads the undelivered rows again; if they are too many to be
+        listed, all of its rows.
         """
         queued = self._replace(state="queued", error=None)
         if self.state != INCOMPLETE:
@@ -127,29 +127,29 @@ class StoredTable(NamedTuple):
 
     @property
     def filter(self) -> str | None:
-        """Which rows are read, an SQL expression."""
+        """The filter of the rows to read, an SQL expression."""
         return None if self.is_of_one_view else self.condition
 
     @property
     def select(self) -> str | None:
-        """A SELECT read in place of the table."""
+        """The SELECT that is read in place of the table."""
         return self.condition if self.is_of_one_view else None
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it is left to do."""
+        """Whether the table is in a final state."""
         return self.state in {"completed", INCOMPLETE, "failed", "stopped"}
 
 
 def scan_outcome(table: StoredTable) -> tuple[str, str | None]:
-    """Return the state in which a table that is read ends, and why."""
+    """Return the final state of a table whose reading is done, and the reason."""
     if table.undelivered:
         return INCOMPLETE, _incomplete_reason(table)
     return "completed", None
 
 
 def _incomplete_reason(table: StoredTable) -> str:
-    """Say which rows of a table are dead letters, and how to read these again."""
+    """Describe the dead letters of a table, and the command that reads them again."""
     keys = table.undelivered_keys
     first = json.dumps(
         [[part.decode(errors="replace") for part in key] for key in keys[:_SHOWN_KEYS]],
@@ -160,8 +160,8 @@ def _incomplete_reason(table: StoredTable) -> str:
         again = f"towpath snapshot start {table.collection} --key '{listed}'"
     else:
         again = f"towpath snapshot resume {table.snapshot_id}"
-    what = "just these" if table.undelivered == len(keys) else "the table"
+    scope = "just these" if table.undelivered == len(keys) else "the table"
     return (
         f"{table.undelivered} rows are dead letters, the first keys {first}: "
-        f"once they can be delivered, {again} reads {what} again"
+        f"once they can be delivered, {again} reads {scope} again"
     )

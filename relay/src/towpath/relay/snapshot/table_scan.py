@@ -5,54 +5,49 @@ One table being read, from its first chunk to its last.
 
     MARKING --start mark seen--> WAITING --all before it visible--> PLANNING
        ^                                                               │ plan read
-       └──────── touches lost, or no longer frozen ─────── READING <───┘
+       └── changed keys lost, or exported snapshot lost ── READING <───┘
                                                               │ nothing left
                                     a failure, a pause        v
                                         └──────> ENDED <── COMPLETING
 
-Recording begins with the start mark, for each start and each resume anew: whatever was
+Recording begins with the start mark, again for each start and each resume: all that was
 streamed before it must be visible before anything is read, the plan included.
 
-A *frozen* scan reads in one view of the database, in which the start mark is low and
-high watermark of every chunk; it shares mark and view with the other tables of its run,
-and the stream is not read meanwhile. When the view is lost it goes on as any other.
+A scan with a *consistent point* reads in an exported snapshot, and the start mark is
+the low and high watermark of every chunk. It shares mark and snapshot with the other
+tables of its run, and the stream is not read meanwhile. When the exported snapshot is
+lost the scan continues like any other.
 
-A row may have left the part that is still to be read for the part that has been read,
-with columns left out. The relay asks for such rows by itself, and a scan of a whole
-table is complete only when those that were asked for until its end are delivered, and
-Kafka has the sweep if there is to be one.
-
-How far the reading of a table is.
-
-What scans work with: what all of them share, and what each has of its own.
+An update may move a row from the range that is still to be read into the range that has
+been read, with columns left out. The relay requests such rows itself. A scan of a whole
+table is complete only when the key requests until its end are delivered, and when Kafka
+has the sweep if there is to be one.
 """
 
 import enum
 from typing import Final, NamedTuple
 
 from towpath.relay.snapshot.changed_keys import ChangedKeys
-from towpath.relay.snapshot.effects import (
-    Effect,
-    EmitSweep,
-    ProbeVisibility,
-    ReadPlan,
-    SaveProgress,
-    WriteWatermark,
-)
-from towpath.relay.snapshot.facts import (
+from towpath.relay.snapshot.key_requests import KeyRequests
+from towpath.relay.snapshot.pace import ReadRate
+from towpath.relay.snapshot.protocol import (
     ChunkRead,
     Delivered,
+    Effect,
     EmitAllowed,
+    EmitSweep,
     Fact,
     PlanRead,
+    ProbeVisibility,
     ReadFailed,
+    ReadPlan,
     RowsRefused,
+    SaveProgress,
     Tick,
     VisibilityRead,
     WatermarkSeen,
+    WriteWatermark,
 )
-from towpath.relay.snapshot.key_requests import KeyRequests
-from towpath.relay.snapshot.pace import ReadRate
 from towpath.relay.snapshot.range_reader import RangeReaders, ReadPolicy
 from towpath.relay.snapshot.scan_context import (
     ConsistentPoint,
@@ -67,7 +62,7 @@ from towpath.relay.snapshot.visibility import InvisibleTransactions
 
 
 class ScanStage(enum.Enum):
-    """How far the scan is."""
+    """The stages of a scan."""
 
     MARKING = "marking"
     WAITING = "waiting"
@@ -78,8 +73,8 @@ class ScanStage(enum.Enum):
     ENDED = "ended"
 
 
-# While a frozen scan is here the stream must not go on.
-HOLDING: Final = frozenset({ScanStage.WAITING, ScanStage.PLANNING, ScanStage.READING})
+# In these stages a scan with a consistent point blocks the stream.
+_BLOCKING: Final = frozenset({ScanStage.WAITING, ScanStage.PLANNING, ScanStage.READING})
 
 
 class ScanServices(NamedTuple):
@@ -95,16 +90,17 @@ class ScanOptions(NamedTuple):
     The options of one scan.
 
     Attributes:
-        notes: Where the stream's touches of its table go.
-        asking: When and how it asks for chunks.
-        parts: Into how many ranges its table may be cut.
-        freeze: The mark and view that its run shares; None: it is not frozen.
+        changed_keys: The recorded changes of its table.
+        read_policy: The conditions under which it requests chunks.
+        parts: The number of ranges into which its table may be cut.
+        consistent_point: The mark and exported snapshot that its run shares; None: each
+            chunk has its own watermarks.
     """
 
-    notes: ChangedKeys
-    asking: ReadPolicy
+    changed_keys: ChangedKeys
+    read_policy: ReadPolicy
     parts: int
-    freeze: ConsistentPoint | None = None
+    consistent_point: ConsistentPoint | None = None
 
 
 _MOVES_LOST = "rows whose key was changed meanwhile could not be read by their new key"
@@ -114,18 +110,18 @@ _TOO_SLOW = "reading even the smallest chunk takes longer than the server allows
 
 
 class TableScan:
-    """One table's reading; ``on`` answers a fact with effects."""
+    """The scan of one table; ``on`` answers a fact with effects."""
 
     def __init__(
-        self, table: StoredTable, means: ScanOptions, services: ScanServices
+        self, table: StoredTable, options: ScanOptions, services: ScanServices
     ) -> None:
-        self.notes = means.notes
+        self.changed_keys = options.changed_keys
         self.stage = ScanStage.MARKING
-        self._means = means
-        self._freeze = means.freeze
+        self._options = options
+        self._point = options.consistent_point
         self._stored = table
-        self._pace = means.asking.pace
-        self._speed = ReadRate()
+        self._pace = options.read_policy.pace
+        self._rate = ReadRate()
         self._readers = RangeReaders(table.pending_keys or ())
         self._must_load = table.pending_keys is None
         self._invisible = services.invisible
@@ -140,51 +136,51 @@ class TableScan:
         self._has_swept = not table.sweeps
         self._ended_before = services.requests.ended
         self._awaited = 0
-        if self._freeze is not None and self._freeze.mark is not None:
-            self._begin_recording(self._freeze.mark)
+        if self._point is not None and self._point.mark is not None:
+            self._begin_recording(self._point.mark)
 
     @property
     def table(self) -> StoredTable:
-        """What a restart needs to know now."""
+        """The table's progress, from which a restart resumes."""
         if self._must_load or not self._readers:
             return self._stored
-        speed = self._speed.rows_per_second
-        return self._readers.progress(self._stored)._replace(rows_per_second=speed)
+        rate = self._rate.rows_per_second
+        return self._readers.progress(self._stored)._replace(rows_per_second=rate)
 
     @property
     def has_ready(self) -> bool:
-        """Whether there are rows to be judged and emitted."""
+        """Whether there are rows to be deduplicated and emitted."""
         return self.stage is ScanStage.READING and self._readers.has_ready
 
     @property
     def in_flight(self) -> int:
-        """How many chunks were asked for and are not acknowledged."""
+        """The number of chunks that are requested and not acknowledged."""
         return self._readers.in_flight
 
     @property
-    def holds_stream(self) -> bool:
-        """Whether the stream must not be read until the view has served."""
-        return self._freeze is not None and self.stage in HOLDING
+    def blocks_stream(self) -> bool:
+        """Whether the stream must not be read until its chunks are read."""
+        return self._point is not None and self.stage in _BLOCKING
 
     def on(self, fact: Fact) -> list[Effect]:
-        """Take in a fact, then do whatever is possible by now."""
+        """Process a fact, then request whatever is possible by now."""
         effects: list[Effect] = []
-        self._readers.heard(fact)
+        self._readers.note_fact(fact)
         match fact:
             case WatermarkSeen():
                 effects += self._see(fact)
             case Tick():
                 self._pace.now_s = fact.now_s
             case VisibilityRead():
-                self._see_visible()
+                self._end_waiting()
             case RowsRefused() | Delivered():
-                self._take_delivery(fact)
+                self._record_delivery(fact)
             case PlanRead() if fact.request_id == self._request_id:
                 effects += self._begin_reading(fact.plan)
             case ChunkRead():
-                self._readers.take(fact, self._pace)
+                self._readers.accept(fact, self._pace)
             case ReadFailed():
-                effects += self._fail_attempt(fact)
+                effects += self._handle_failure(fact)
             case _:
                 pass
         return effects + self._advance(
@@ -193,25 +189,25 @@ class TableScan:
 
     @property
     def delivered(self) -> int:
-        """How many chunks Kafka has."""
+        """The number of chunks that Kafka has."""
         return self._stored.chunks
 
     def end(self, state: str, reason: str | None) -> list[Effect]:
-        """End it where it is."""
-        if self._freeze and self.stage is ScanStage.MARKING and self._request_id:
-            self._freeze.name = ""
+        """End the scan at its present place."""
+        if self._point and self.stage is ScanStage.MARKING and self._request_id:
+            self._point.view = ""
         self.stage = ScanStage.ENDED
-        effects = self._readers.cut()
+        effects = self._readers.end_partial()
         self._stored = self.table._replace(state=state, error=reason)
-        self._readers.leave()
+        self._readers.clear()
         return [*effects, *self._save()]
 
     # Each fact -----------------------------------------------------------------
 
     def _see(self, mark: WatermarkSeen) -> list[Effect]:
         if self.stage is ScanStage.MARKING and mark.token == self._token:
-            if self._freeze is not None:
-                self._freeze.mark = mark
+            if self._point is not None:
+                self._point.mark = mark
             self._begin_recording(mark)
             return [ProbeVisibility()]
         self._readers.see(mark)
@@ -219,21 +215,21 @@ class TableScan:
 
     @property
     def _token(self) -> str:
-        return self._start_token if self._freeze is None else self._freeze.name
+        return self._start_token if self._point is None else self._point.view
 
     def _begin_recording(self, mark: WatermarkSeen) -> None:
         self._request_id = None
         self._mark_lsn = mark.log_lsn
-        self.notes.begin()
+        self.changed_keys.begin()
         self._marker = self._invisible.marker()
         self.stage = ScanStage.WAITING
 
-    def _see_visible(self) -> None:
+    def _end_waiting(self) -> None:
         is_visible = self._invisible.are_visible_until(self._marker)
         if self.stage is ScanStage.WAITING and is_visible:
             self.stage = ScanStage.PLANNING if self._plan is None else ScanStage.READING
 
-    def _take_delivery(self, fact: RowsRefused | Delivered) -> None:
+    def _record_delivery(self, fact: RowsRefused | Delivered) -> None:
         if isinstance(fact, RowsRefused):
             self._readers.refuse(fact.chunk_id, fact.keys)
             return
@@ -246,11 +242,11 @@ class TableScan:
         stored, key_columns = self._stored, plan.shape.key_columns
         if stored.key_columns not in {(), key_columns}:
             return self._fail(_OTHER_KEY + ", ".join(key_columns))
-        # A resumed scan keeps its maximum key: rows above it came by the stream.
+        # A resumed scan keeps its maximum key: the stream brings the rows above it.
         maximum_key = stored.maximum_key or plan.maximum_key
         if self._must_load:
             self._must_load = False
-            self._readers.waiting.update(dict.fromkeys(plan.keys))
+            self._readers.pending_keys.update(dict.fromkeys(plan.keys))
         self._stored = stored._replace(
             maximum_key=maximum_key,
             key_columns=key_columns,
@@ -269,52 +265,52 @@ class TableScan:
             condition=stored.filter,
             select=stored.select,
             shape=plan.shape,
-            waiting=self._readers.waiting,
-            notes=self.notes,
+            pending_keys=self._readers.pending_keys,
+            changed_keys=self.changed_keys,
             tokens=self._tokens,
-            freeze=self._freeze,
+            consistent_point=self._point,
         )
 
-    def _fail_attempt(self, failure: ReadFailed) -> list[Effect]:
-        if not self._readers.give_up(failure.request_id):
+    def _handle_failure(self, failure: ReadFailed) -> list[Effect]:
+        if not self._readers.drop_request(failure.request_id):
             if failure.request_id != self._request_id:
                 return []
             self._request_id = None
-            if self._freeze is not None and self.stage is ScanStage.MARKING:
-                self._freeze.name = ""
-        if failure.has_thawed:
-            return self.thaw(failure.reason)
+            if self._point is not None and self.stage is ScanStage.MARKING:
+                self._point.view = ""
+        if failure.has_lost_view:
+            return self.leave_view(failure.reason)
         if not failure.may_recover:
             return self._fail(failure.reason)
         self._pace.failed(has_timed_out=failure.has_timed_out)
-        if self._pace.is_hopeless:
+        if self._pace.is_too_slow:
             return self._fail(_TOO_SLOW + failure.reason)
         self._stored = self._stored._replace(error=failure.reason)
         return self._save()
 
     def _fail(self, reason: str) -> list[Effect]:
-        """Read no more; fail once the broker has acknowledged what was emitted."""
+        """Stop reading; the scan ends once Kafka has acknowledged the emitted rows."""
         effects = self._readers.rewind()
         self._request_id, self._failure, self.stage = None, reason, ScanStage.FAILING
         return [*effects, *self._end_failed()]
 
     def _end_failed(self) -> list[Effect]:
-        """Fail with the true counts: rows on their way to the broker are counted."""
-        effects, is_over = self._settle(), not self._readers.in_flight
+        """End as failed with the true counts, once no emitted chunk is in flight."""
+        effects, is_over = self._count_delivered(), not self._readers.in_flight
         return effects + (self.end("failed", self._failure) if is_over else [])
 
-    def thaw(self, reason: str | None) -> list[Effect]:
-        """Go on without the one view, from what Kafka has acknowledged."""
+    def leave_view(self, reason: str | None) -> list[Effect]:
+        """Resume without the exported snapshot, from the last acknowledged row."""
         effects = self._readers.rewind()
         self._stored = self.table._replace(error=reason)
-        self._readers.leave()
-        self._freeze = self._plan = self._request_id = None
+        self._readers.clear()
+        self._point = self._plan = self._request_id = None
         self.stage = ScanStage.MARKING
         return [*effects, *self._save()]
 
-    # What is possible by now ---------------------------------------------------
+    # Requests that are possible by now -----------------------------------------
 
-    def _advance(self, room: int) -> list[Effect]:
+    def _advance(self, max_rows: int) -> list[Effect]:
         if self.stage in {ScanStage.COMPLETING, ScanStage.ENDED, ScanStage.FAILING}:
             return (
                 self._end_failed()
@@ -322,40 +318,39 @@ class TableScan:
                 else self._complete()
             )
         effects: list[Effect] = []
-        if self.notes.has_overflowed and self.stage is not ScanStage.MARKING:
-            effects += self._record_again()
+        if self.changed_keys.has_overflowed and self.stage is not ScanStage.MARKING:
+            effects += self._restart_recording()
         if self.stage is ScanStage.READING:
-            effects += self._readers.judge(room)
-        effects += self._settle()
+            effects += self._readers.deduplicate(max_rows)
+        effects += self._count_delivered()
         if self._pace.may_read:
-            effects += self._request()
-        if self.stage is ScanStage.READING and self._readers.are_through:
+            effects += self._next_requests()
+        if self.stage is ScanStage.READING and self._readers.are_done:
             effects += self._end_reading()
         return effects + self._complete()
 
     def _end_reading(self) -> list[Effect]:
-        """Complete it, unless keys are left, which no frozen view can show anew."""
-        if self._readers.waiting:
-            return [] if self._freeze is None else self.thaw(None)
+        """Complete the scan; an exported snapshot is left first if keys are pending."""
+        if self._readers.pending_keys:
+            return [] if self._point is None else self.leave_view(None)
         self.stage = ScanStage.COMPLETING
         if self._stored.asked_keys is None:
             self._awaited = self._requests.newest(self._stored.table_oid)
         return self._sweep()
 
-    def _record_again(self) -> list[Effect]:
-        if self._freeze is not None:
-            return self.thaw(_TOO_MANY_CHANGES)
+    def _restart_recording(self) -> list[Effect]:
+        if self._point is not None:
+            return self.leave_view(_TOO_MANY_CHANGES)
         self._request_id = None
         self.stage = ScanStage.MARKING
         return [*self._readers.rewind()]
 
-    def _settle(self) -> list[Effect]:
-        settled = self._readers.settle()
-        if not settled.chunks:
+    def _count_delivered(self) -> list[Effect]:
+        delivered = self._readers.take_delivered()
+        if not delivered.chunks:
             return []
-        stored = self._stored
-        self._speed.told(settled.rows + settled.dropped, self._pace.now_s)
-        self._stored = stored.after(settled)
+        self._rate.add(delivered.rows + delivered.dropped, self._pace.now_s)
+        self._stored = self._stored.with_delivered(delivered)
         return self._save()
 
     def _sweep(self) -> list[Effect]:
@@ -384,23 +379,23 @@ class TableScan:
             return self.end("failed", _MOVES_LOST)
         return self.end(*scan_outcome(self._stored))
 
-    def _request(self) -> list[Effect]:
+    def _next_requests(self) -> list[Effect]:
         if self.stage is ScanStage.READING:
-            return [*self._readers.ask(self._means.asking)]
+            return [*self._readers.next_requests(self._options.read_policy)]
         if self._request_id is not None:
             return []
-        if self.stage is ScanStage.MARKING and not (self._freeze and self._freeze.name):
+        if self.stage is ScanStage.MARKING and not (self._point and self._point.view):
             self._request_id = self._tokens.next_id()
             self._start_token = self._tokens.watermark(self._request_id, "start")
-            if self._freeze is not None:
-                self._freeze.name = self._start_token
+            if self._point is not None:
+                self._point.view = self._start_token
             return [WriteWatermark(self._request_id, self._start_token)]
-        return [self._ask_for_plan()] if self.stage is ScanStage.PLANNING else []
+        return [self._request_plan()] if self.stage is ScanStage.PLANNING else []
 
-    def _ask_for_plan(self) -> ReadPlan:
+    def _request_plan(self) -> ReadPlan:
         self._request_id = self._tokens.next_id()
-        view = None if self._freeze is None else self._freeze.name
-        return plan_request(self._stored, self._request_id, self._means.parts, view)
+        view = None if self._point is None else self._point.view
+        return plan_request(self._stored, self._request_id, self._options.parts, view)
 
     def _save(self) -> list[Effect]:
         return [SaveProgress(self._tokens.next_id(), self.table)]

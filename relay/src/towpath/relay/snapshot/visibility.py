@@ -1,17 +1,17 @@
 """
-Which transactions a query sees, and which streamed ones nobody may see yet.
+The visibility of transactions: to one query, and to any query.
 
 A transaction's commit record is in the log, and so may be in the stream, before the
-server takes it off its list of running transactions: until then no new snapshot sees
-it. ``InvisibleTransactions`` keeps the streamed ones that no snapshot is known to see.
-Adding one is on the hot path: a tuple and an append.
+server removes it from its list of running transactions. Until then no new snapshot sees
+it. ``InvisibleTransactions`` keeps the streamed transactions that no snapshot is known
+to see. Adding one is on the hot path: a tuple and an append.
 """
 
 from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-# What touches outside any transaction has instead of an id: every query sees it.
+# The id of changes outside any transaction: every query sees them.
 NO_TRANSACTION: Final = 0
 
 _XID_RANGE: Final = 1 << 32
@@ -21,12 +21,12 @@ _HALF_RANGE: Final = 1 << 31
 @dataclass(frozen=True, slots=True)
 class XidSnapshot:
     """
-    What ``pg_current_snapshot()`` says, with 64-bit transaction ids.
+    A result of ``pg_current_snapshot()``, with 64-bit transaction ids.
 
     Attributes:
-        xmin: Everything below has ended.
-        xmax: Nothing at or above had ended.
-        running: In between, those that had not ended.
+        xmin: All transactions below it have ended.
+        xmax: No transaction at or above it had ended.
+        running: The transactions in between that had not ended.
     """
 
     xmin: int
@@ -36,7 +36,7 @@ class XidSnapshot:
     @classmethod
     def parse(cls, text: str) -> "XidSnapshot":
         """
-        Read Postgres's text form, ``xmin:xmax:xid,xid``.
+        Parse Postgres's text form, ``xmin:xmax:xid,xid``.
 
         Raises:
             ValueError: The text is not a snapshot.
@@ -53,11 +53,11 @@ class XidSnapshot:
         return self.xmax + ahead
 
     def sees(self, xid64: int) -> bool:
-        """Tell whether what this transaction committed is visible."""
+        """Return whether the transaction's changes are visible."""
         return xid64 < self.xmax and xid64 not in self.running
 
     def sees_streamed(self, xid32: int) -> bool:
-        """Tell the same of a transaction as the stream names it, with 32 bits."""
+        """Return the same for a transaction id of the stream, which has 32 bits."""
         return xid32 == NO_TRANSACTION or self.sees(self.extend(xid32))
 
 
@@ -65,8 +65,8 @@ class InvisibleTransactions:
     """
     The streamed transactions that are not yet known to be visible, in log order.
 
-    The log may be forgotten only below the first of them, because after a restart its
-    changes must be streamed, and so recorded, again.
+    The log may be confirmed only below the first of them: after a restart its changes
+    must be streamed, and so recorded, again.
     """
 
     def __init__(self, start_lsn: int) -> None:
@@ -75,16 +75,16 @@ class InvisibleTransactions:
 
     @property
     def count(self) -> int:
-        """How many there are; while there are any, visibility is worth a probe."""
+        """Their number; while there are any, visibility is probed."""
         return len(self._unseen)
 
     def add(self, xid32: int, end_lsn: int) -> None:
-        """Take in a streamed commit. Call order: as streamed."""
+        """Add a streamed commit. Call order: as streamed."""
         self._unseen.append((xid32, self._last_end_lsn))
         self._last_end_lsn = end_lsn
 
     def see(self, snapshot: XidSnapshot) -> None:
-        """Leave out whatever this snapshot sees, wherever in the order it stands."""
+        """Remove the transactions that this snapshot sees, wherever they are."""
         unseen = self._unseen
         while unseen and snapshot.sees_streamed(unseen[0][0]):
             unseen.popleft()
@@ -93,13 +93,13 @@ class InvisibleTransactions:
             self._unseen = deque(entry for entry in unseen if not sees(entry[0]))
 
     def marker(self) -> int:
-        """Return a marker for "everything streamed until now"."""
+        """Return a marker for all transactions streamed until now."""
         return self._last_end_lsn
 
     def are_visible_until(self, marker: int) -> bool:
-        """Tell whether everything streamed before the marker is known visible."""
+        """Return whether all transactions before the marker are known to be visible."""
         return not self._unseen or self._unseen[0][1] >= marker
 
     def confirmable(self, lsn: int) -> int:
-        """Return how far the log may be forgotten, given what Kafka acknowledged."""
+        """Return the LSN that may be confirmed, at most the acknowledged ``lsn``."""
         return min(lsn, self._unseen[0][1]) if self._unseen else lsn

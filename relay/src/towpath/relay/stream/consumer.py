@@ -28,7 +28,7 @@ from towpath.relay.encode.transaction_metadata import TransactionMetadata
 from towpath.relay.errors import MalformedMessageError, UnroutableError
 from towpath.relay.publish.in_flight import Delivery
 from towpath.relay.recovery.state import StateRecords
-from towpath.relay.snapshot.facts import SignalSeen
+from towpath.relay.snapshot.protocol import SignalSeen
 from towpath.relay.snapshot.signals import WINDOW_TYPES
 from towpath.relay.stream.context import LoopContext
 from towpath.relay.stream.key_recorder import (
@@ -404,7 +404,7 @@ class StreamConsumer:
         xid = step.transaction.xid
         for relation in step.relations:
             if relation.oid in self._recorders:
-                self._recorders[relation.oid].touch_all(xid, self._sequence)
+                self._recorders[relation.oid].record_truncate(xid, self._sequence)
             route = self._routes[relation.oid]
             if not isinstance(route, TableRoute | RefusedRoute):
                 self._context.stats.skip(TRUNCATED_OUTBOX)

@@ -1,7 +1,7 @@
 """
 Records which keys a change touched. Hot path while a snapshot reads their table.
 
-A row change touches its row, an event its aggregate, also if the event is parked, is a
+A row change feed its row, an event its aggregate, also if the event is parked, is a
 dead letter or has no payload. A key needs no new read only after an event that reached
 its topic and carries the whole state.
 
@@ -70,7 +70,7 @@ def record_change(
     relation, xid = change.relation, change.transaction.xid
     new, old = change.new, change.old
     if new is None:
-        feed.touch(_key(old or (), relation.key), xid, sequence)
+        feed.record(_key(old or (), relation.key), xid, sequence)
         return
     if old is not None:
         new = fill_unchanged(new, old, relation, is_full=change.is_full)
@@ -78,9 +78,9 @@ def record_change(
     new_key = _key(new, relation.key)
     old_key = new_key if old is None else _key(old, relation.key)
     if old_key == new_key:
-        feed.touch(new_key, xid, sequence, partial=partial)
+        feed.record(new_key, xid, sequence, partial=partial)
     else:
-        feed.move(old_key, new_key, xid, sequence, partial=partial)
+        feed.record_move(old_key, new_key, xid, sequence, partial=partial)
 
 
 def _key(row: Row, indexes: tuple[int, ...]) -> tuple[bytes, ...]:
@@ -194,7 +194,7 @@ class AggregateKeyRecorder:
         elif isinstance(step, Truncation):
             for relation in step.relations:
                 if relation.oid in self._recorders:
-                    self._recorders[relation.oid].touch_all(
+                    self._recorders[relation.oid].record_truncate(
                         step.transaction.xid, sequence
                     )
 
@@ -205,7 +205,7 @@ class AggregateKeyRecorder:
         for row in (change.old, change.new):
             if row is not None:
                 key = _key(row, change.relation.key)
-                feed.touch(key, change.transaction.xid, sequence, partial=True)
+                feed.record(key, change.transaction.xid, sequence, partial=True)
 
     def _touch(self, event: _Event, xid: int, sequence: int) -> None:
         aggregate_type, aggregate_id, event_type = event
@@ -223,7 +223,7 @@ class AggregateKeyRecorder:
         is_published = self._stats.dead_letters.total() == self._dead_letter_count
         is_whole = is_published and is_usual and xid != NO_TRANSACTION
         is_state = is_whole and view.is_state(event_type)
-        feed.touch((key,), xid, sequence, partial=not is_state)
+        feed.record((key,), xid, sequence, partial=not is_state)
 
 
 def _views(views: Iterable[AggregateView]) -> Iterable[tuple[str, _ViewEvents]]:

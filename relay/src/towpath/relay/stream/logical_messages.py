@@ -27,7 +27,7 @@ from towpath.relay.encode.notifications import (
 from towpath.relay.encode.record import FIRST_PARTITION, FIXED_BYTES, Record
 from towpath.relay.publish.checkpoints import CheckpointWriter
 from towpath.relay.publish.in_flight import Delivery
-from towpath.relay.snapshot.facts import WatermarkSeen
+from towpath.relay.snapshot.protocol import WatermarkSeen
 from towpath.relay.snapshot.scan_context import WATERMARK_PREFIX
 from towpath.relay.stream.context import LoopContext
 from towpath.relay.stream.snapshot_runner import SnapshotRunner

@@ -24,7 +24,7 @@ from towpath.relay.encode.rows import (
 from towpath.relay.encode.table import TableRoute
 from towpath.relay.errors import MalformedMessageError
 from towpath.relay.publish.in_flight import Delivery
-from towpath.relay.snapshot.effects import EmitRows, EmitSweep
+from towpath.relay.snapshot.protocol import EmitRows, EmitSweep
 from towpath.relay.snapshot.shape import Key, key_of
 from towpath.relay.stream.context import LoopContext
 from towpath.relay.wal.messages import Relation

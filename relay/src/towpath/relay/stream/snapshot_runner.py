@@ -27,23 +27,21 @@ from towpath.relay.encode.notifications import notification
 from towpath.relay.ports import Inbox, SnapshotReader
 from towpath.relay.snapshot import notifications
 from towpath.relay.snapshot.driver import SnapshotDriver
-from towpath.relay.snapshot.effects import (
+from towpath.relay.snapshot.protocol import (
+    Delivered,
     Effect,
+    EmitAllowed,
     EmitRows,
     EmitSweep,
-    Notify,
-    ProbeVisibility,
-    SaveProgress,
-    StoreKeys,
-    StoreSignal,
-)
-from towpath.relay.snapshot.facts import (
-    Delivered,
-    EmitAllowed,
     Fact,
     KeysStored,
+    Notify,
+    ProbeVisibility,
     RowsRefused,
+    SaveProgress,
     SignalStored,
+    StoreKeys,
+    StoreSignal,
     Tick,
     UnfinishedRead,
     VisibilityRead,
@@ -246,7 +244,7 @@ TICK_INTERVAL_S: Final = 0.02
 RECENTLY_US: Final = 1_000_000
 
 # The rows of a slice: about a millisecond. A quarter of it costs a quarter of a
-# snapshot's speed; long rows make a slice shorter (``window.PART_BYTES``).
+# snapshot's speed; long rows make a slice shorter (``window.SLICE_BYTES``).
 SLICE_ROWS: Final = 256
 
 # For how long slices are emitted before the stream is read again, so the longest that a
@@ -287,9 +285,9 @@ class SnapshotRunner:
         external_signals: ExternalSignals | None = None,
     ) -> None:
         self.external_signals = external_signals
-        self.recorders = driver.recorders.tables
-        self.aggregates = driver.recorders.aggregates
-        self.reordered = driver.recorders.reordered
+        self.recorders = driver.changed_keys.tables
+        self.aggregates = driver.changed_keys.aggregates
+        self.reordered = driver.changed_keys.reordered
         self._context = context
         self._snapshot_stats = SnapshotStats(context.stats, context.clock)
         self._driver = driver
@@ -326,9 +324,9 @@ class SnapshotRunner:
         return self._context.ledger.in_flight_bytes >= self._max_ahead_bytes
 
     @property
-    def holds_stream(self) -> bool:
+    def blocks_stream(self) -> bool:
         """Whether the stream is not read, as tables are read in one database view."""
-        return self._driver.holds_stream
+        return self._driver.blocks_stream
 
     @property
     def is_full(self) -> bool:
@@ -368,7 +366,7 @@ class SnapshotRunner:
         if self._driver.is_busy and now_s - self._ticked_at_s >= TICK_INTERVAL_S:
             self._ticked_at_s = now_s
             self.handle(Tick(now_s, self._lag_s()))
-        self._context.stats.snapshots_yield(self._driver.yields_because)
+        self._context.stats.snapshots_yield(self._driver.yield_reason)
         self._emit()
 
     def _lag_s(self) -> float:

@@ -1,0 +1,498 @@
+"""
+The protocol of the snapshot driver: facts in, effects out.
+
+The loop reports the stream's signals, watermarks, deliveries and ticks. It produces
+the records of a ``LoopEffect`` and hands each ``WorkerEffect`` to
+``SnapshotWorker.submit``; the worker reports the outcome as a ``WorkerFact``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from towpath.relay.snapshot.shape import (
+    Chunk,
+    Key,
+    RowValues,
+    ScanPlan,
+    TableShape,
+)
+from towpath.relay.snapshot.stored import StoredTable
+from towpath.relay.snapshot.visibility import XidSnapshot
+from towpath.relay.wal.messages import Relation
+
+# Facts from the loop ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SignalSeen:
+    """
+    A row inserted into the signal table by transaction ``xid`` (32 bits).
+
+    ``position`` is the change's position as text, for people. ``relay`` is the relay
+    that the row names.
+    """
+
+    signal_id: str
+    type: str
+    data: str | None
+    xid: int
+    position: str = ""
+    relay: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkSeen:
+    """
+    A watermark in the stream.
+
+    ``token`` is its content. ``log_lsn`` is its own LSN, or the commit LSN of a
+    transactional message, lineage offset included. ``sequence`` is the loop's counter:
+    higher for a later change or watermark.
+    """
+
+    token: str
+    log_lsn: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """Kafka has acknowledged every row of an ``EmitRows``."""
+
+    chunk_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowsRefused:
+    """Rows of a chunk went to the dead letters; ``keys`` are the table's own."""
+
+    chunk_id: int
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """
+    The time, every few hundredths of a second.
+
+    ``lag_s`` is the stream's distance from the source's clock.
+    """
+
+    now_s: float
+    lag_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EmitAllowed:
+    """
+    The number of rows that may be deduplicated and emitted before the stream continues.
+
+    A row is emitted the moment it is deduplicated, so the changes that the stream
+    brings between two turns are respected.
+    """
+
+    max_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedRead:
+    """
+    The stored tables of unfinished snapshots, oldest first.
+
+    Reported at start, before the first message of the stream, so that no changed key
+    is missed.
+
+    ``tables`` includes the ended tables of these snapshots. ``asked_until`` is the
+    position of the last change that led to a key request.
+    """
+
+    tables: tuple[StoredTable, ...]
+    asked_until: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VisibilityRead:
+    """The transactions that the server shows by now."""
+
+    snapshot: XidSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class TablesInspected:
+    """
+    The tables that a signal names: the shapes to read, and why others are refused.
+
+    ``keys`` are the listed keys, as the server writes them.
+    """
+
+    signal_id: str
+    shapes: Mapping[str, TableShape]
+    refusals: Mapping[str, str]
+    keys: tuple[Key, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTablesRead:
+    """All stored tables of a snapshot; none: there is no such snapshot."""
+
+    signal_id: str
+    tables: tuple[StoredTable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SignalClaimed:
+    """A signal belongs to this relay or, with a ``refusal``, to no relay."""
+
+    signal_id: str
+    refusal: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SignalStored:
+    """
+    A signal's answer is durable: its transaction may be confirmed.
+
+    ``is_new`` is false for a signal that was answered before or belongs to another
+    relay; it is not run.
+    """
+
+    signal_id: str
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeysStored:
+    """A ``StoreKeys`` is durable: the transactions that led to it may be confirmed."""
+
+    snapshot_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkWritten:
+    """A ``WriteWatermark`` is in the log; the stream will bring it."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRead:
+    """The answer to a ``ReadPlan``."""
+
+    request_id: int
+    plan: ScanPlan
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRead:
+    """The answer to a ``ReadChunk``, whose high watermark is in the log."""
+
+    chunk_id: int
+    chunk: Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFailed:
+    """
+    A ``WriteWatermark``, ``ReadPlan`` or ``ReadChunk`` failed.
+
+    Attributes:
+        may_recover: A retry may help; if not, the table's snapshot has failed.
+        has_lost_view: The exported snapshot is gone, or does not hold the table any
+            more; the rest is read chunk by chunk.
+        has_timed_out: The statement took longer than the server allows.
+    """
+
+    request_id: int
+    reason: str
+    may_recover: bool
+    has_lost_view: bool = False
+    has_timed_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressSaved:
+    """A ``SaveProgress`` is durable."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRead:
+    """The number of other sessions at work in the source."""
+
+    active_sessions: int
+
+
+LoopFact = SignalSeen | WatermarkSeen | Delivered | RowsRefused | Tick | EmitAllowed
+WorkerFact = (
+    UnfinishedRead
+    | VisibilityRead
+    | TablesInspected
+    | SnapshotTablesRead
+    | SignalClaimed
+    | SignalStored
+    | KeysStored
+    | WatermarkWritten
+    | PlanRead
+    | ChunkRead
+    | ReadFailed
+    | ProgressSaved
+    | LoadRead
+)
+Fact = LoopFact | WorkerFact
+
+# Effects for the loop --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EmitRows:
+    """
+    Produce rows as READ at ``Position(log_lsn, -1)``, at once and in order.
+
+    Attributes:
+        chunk_id: Reported in ``Delivered`` once Kafka has acknowledged the chunk's last
+            slice and all before it.
+        rows: May be empty in the last slice.
+        log_lsn: The chunk's low watermark.
+        snapshot_id: The signal's id, for the header ``snapshot``.
+        target: The one sink that receives them, through ``<topic>.backfill.<target>``;
+            None: they go to the table's topic.
+        absent: Requested keys that have no row: deletes at the same position.
+        is_last: No more of this chunk will come.
+    """
+
+    chunk_id: int
+    relation: Relation
+    rows: Sequence[RowValues]
+    log_lsn: int
+    snapshot_id: str
+    target: str | None
+    absent: tuple[Key, ...] = ()
+    is_last: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EmitSweep:
+    """
+    Produce a sweep into every partition of the collection's topic.
+
+    Sinks delete each row of the table below the floor: it was deleted in a gap that no
+    record covers.
+
+    Attributes:
+        chunk_id: Reported in ``Delivered``, like a chunk's.
+        log_lsn: The sweep's position: the low watermark of the last chunk.
+        floor: The log LSN of the snapshot's start mark.
+        target: The one sink that receives it; None: it goes to the table's topic.
+    """
+
+    chunk_id: int
+    relation: Relation
+    log_lsn: int
+    floor: int
+    snapshot_id: str
+    target: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Notify:
+    """
+    Publish a notification in Debezium's shape.
+
+    ``type`` and ``aggregate_type`` are those of ``notifications``. The loop adds
+    ``connector_name`` to the additional data, and the timestamp.
+    """
+
+    snapshot_id: str
+    type: str
+    additional_data: Mapping[str, str]
+    aggregate_type: str = "Incremental Snapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeVisibility:
+    """Take a snapshot: ``VisibilityRead``. The loop may request one by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class InspectTables:
+    """
+    Describe the collections from the catalog: ``TablesInspected``.
+
+    Attributes:
+        keys: Listed keys of the only collection, as the signal spells them.
+        order_by: The columns of a surrogate key.
+        expressions: The regular expressions that found collections; one that is the
+            exact name of another table is refused.
+    """
+
+    signal_id: str
+    collections: tuple[str, ...]
+    keys: tuple[Key, ...] = ()
+    order_by: tuple[str, ...] = ()
+    expressions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSnapshotTables:
+    """Read all tables of a snapshot, ended or not: ``SnapshotTablesRead``."""
+
+    signal_id: str
+    snapshot_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimSignal:
+    """
+    Look up a signal's relay: ``SignalClaimed``, or ``SignalStored`` if it is another.
+
+    ``address`` is the relay that the signal names; None: it names none.
+    """
+
+    signal_id: str
+    address: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSignal:
+    """
+    Answer a new signal and store its tables, in one transaction: ``SignalStored``.
+
+    A signal that has an answer already, or tables in ``towpath.snapshot``, is not
+    changed. ``changed`` are tables that are stopped, paused or queued again with it, in
+    their new state. ``is_ours`` is false for a signal that belongs to no relay.
+    """
+
+    signal_id: str
+    status: str
+    detail: Mapping[str, Any]
+    tables: tuple[StoredTable, ...] = ()
+    changed: tuple[StoredTable, ...] = ()
+    is_ours: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StoreKeys:
+    """
+    Store a batch of key requests, in one transaction: ``KeysStored``.
+
+    ``size_bytes`` is the memory that the keys take until then.
+    """
+
+    snapshot_id: str
+    tables: tuple[StoredTable, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSignal:
+    """Write the state of a signal's run into its row; no fact follows."""
+
+    signal_id: str
+    status: str
+    detail: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveProgress:
+    """Store a table's progress: ``ProgressSaved``."""
+
+    request_id: int
+    table: StoredTable
+
+
+@dataclass(frozen=True, slots=True)
+class WriteWatermark:
+    """Write ``token`` into the log: ``WatermarkWritten``, later ``WatermarkSeen``."""
+
+    request_id: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """
+    Read shape, maximum key and size of a table: ``PlanRead`` or ``ReadFailed``.
+
+    Attributes:
+        table_oid: Another oid fails the snapshot.
+        condition: The signal's filter, an SQL expression.
+        keys_of: The snapshot whose stored keys are read instead of a range.
+        order_by: The columns of a surrogate key; none: the table's own key.
+        parts: The number of ranges into which the table may be cut.
+        view: The exported snapshot to read in, made at its first request; None: each
+            chunk has a snapshot of its own.
+        select: A SELECT that is read in place of the table.
+    """
+
+    request_id: int
+    collection: str
+    table_oid: int
+    condition: str | None = None
+    keys_of: str | None = None
+    order_by: tuple[str, ...] = ()
+    parts: int = 1
+    view: str | None = None
+    select: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadChunk:
+    """
+    Read one chunk between two watermarks: ``ChunkRead`` or ``ReadFailed``.
+
+    Attributes:
+        shape: The table as planned: another oid or key fails the snapshot.
+        low_token: Written before the query; None: there is a low watermark.
+        high_token: Written after the query.
+        after_key: Rows at or below it were read before; None: from the beginning.
+        maximum_key: No row above it; None only for a list of keys.
+        keys: The keys to read in place of a range, if any.
+        condition: The signal's filter, an SQL expression.
+        view: The exported snapshot to read in, without watermarks; None: there is none.
+        select: A SELECT that is read in place of the table.
+    """
+
+    chunk_id: int
+    shape: TableShape
+    low_token: str | None
+    high_token: str
+    after_key: Key | None
+    maximum_key: Key | None
+    keys: tuple[Key, ...]
+    condition: str | None
+    max_rows: int
+    view: str | None = None
+    select: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSnapshot:
+    """Release an exported snapshot for good; no fact follows."""
+
+    view: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeLoad:
+    """Count the sessions at work in the source: ``LoadRead``."""
+
+
+LoopEffect = EmitRows | EmitSweep | Notify
+WorkerEffect = (
+    ProbeVisibility
+    | InspectTables
+    | ReadSnapshotTables
+    | ClaimSignal
+    | StoreSignal
+    | StoreKeys
+    | AnswerSignal
+    | SaveProgress
+    | WriteWatermark
+    | ReadPlan
+    | ReadChunk
+    | ReleaseSnapshot
+    | ProbeLoad
+)
+Effect = LoopEffect | WorkerEffect

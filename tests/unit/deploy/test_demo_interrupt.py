@@ -39,11 +39,11 @@ def test_a_second_signal_does_not_hinder_the_clean_up():
 
 def test_the_clean_up_of_a_finished_demo_is_not_interrupted():
     """
-    Once attention is turned away, not even the first signal interrupts.
+    Once interrupts is turned away, not even the first signal interrupts.
     """
     done = []
-    with interrupted_once() as attention:
-        attention.turn_away()
+    with interrupted_once() as interrupts:
+        interrupts.disable()
         signal.raise_signal(signal.SIGINT)
         done.append("clean")
 

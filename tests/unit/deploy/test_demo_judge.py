@@ -17,7 +17,7 @@ DIFFERENT = RouteReport(
     differences=1,
     first=(Difference(Kind.MISSING, "9"),),
 )
-MOVED = "lines: 2 keys changed whenever they were looked at"
+MOVED = "lines: 2 keys changed at every comparison"
 GONE = "lines: the cache went away"
 
 

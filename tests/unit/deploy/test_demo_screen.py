@@ -103,7 +103,7 @@ def test_without_a_terminal_lines_are_printed_and_looks_are_rare():
     """
     console = Console(width=140, file=io.StringIO(), force_terminal=False)
     with open_screen(console) as screen:
-        screen.say("hello")
+        screen.print("hello")
         screen.show(View(step="a", elapsed_s=3.0))
         screen.show(View(step="a", elapsed_s=11.0))
         screen.show(View(step="a", elapsed_s=12.0))

@@ -1,9 +1,9 @@
 """
-Which Java runs the parts, and how it is made fit for Spark.
+The Java runtime of the parts and of Spark.
 
-A ``JAVA_HOME`` of the user's with a Java 21 is preferred; otherwise the runtime that
-comes as a Python package serves. Spark's launcher asks for a module that this runtime
-does not have, so Spark gets a folder whose ``bin/java`` leaves that request out.
+A ``JAVA_HOME`` with a Java 21 is preferred; otherwise the runtime of a Python package
+serves. Spark's launcher requests a module that this runtime lacks, so Spark gets a
+folder whose ``bin/java`` drops that option.
 """
 
 import os
@@ -50,7 +50,7 @@ def home(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def release(java_home: Path) -> str | None:
-    """Return the feature release of a Java home, or None if it cannot be told."""
+    """Return the feature release of a Java home, or None if it is unknown."""
     try:
         text = (java_home / "release").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -60,7 +60,7 @@ def release(java_home: Path) -> str | None:
 
 
 def has_vector_module(java_home: Path) -> bool:
-    """Tell whether the runtime has the module that Spark's launcher asks for."""
+    """Return whether the runtime has the module that Spark's launcher requests."""
     if (java_home / "jmods" / "jdk.incubator.vector.jmod").exists():
         return True
     try:
@@ -72,11 +72,11 @@ def has_vector_module(java_home: Path) -> bool:
 
 def spark_home(folder: Path, environ: Mapping[str, str] | None = None) -> Path:
     """
-    Return the ``JAVA_HOME`` to give to PySpark.
+    Return the ``JAVA_HOME`` of PySpark.
 
     Args:
-        folder: Where the wrapper is put, should one be needed; safe to repeat.
-        environ: Where ``JAVA_HOME`` is looked up; the process's own if left out.
+        folder: The folder of the wrapper, if one is needed; safe to repeat.
+        environ: The environment; the process's own if left out.
     """
     java_home = home(environ)
     if has_vector_module(java_home):
@@ -98,9 +98,9 @@ def server(heap_mb: int, archive: Path) -> tuple[str, ...]:
     Return flags for a server that starts fast and stays small.
 
     Args:
-        heap_mb: The most that its heap may take.
-        archive: Where its first run leaves its loaded classes for the next ones. Java
-            checks it, makes it anew when it does not fit, and does without if it must.
+        heap_mb: The largest heap.
+        archive: The file with the loaded classes of the first run. Java checks it,
+            writes it again if it does not fit, and works without it if necessary.
     """
     return (
         f"-Xmx{heap_mb}m",
@@ -110,6 +110,6 @@ def server(heap_mb: int, archive: Path) -> tuple[str, ...]:
         "-XX:+ExitOnOutOfMemoryError",
         "-XX:+AutoCreateSharedArchive",
         f"-XX:SharedArchiveFile={archive}",
-        # Two stacks may write the same archive: Java's word about it is no news.
+        # Two stacks may write the same archive: Java's warning is of no use.
         *("-Xlog:disable", "-Xlog:all=error:stderr"),
     )

@@ -1,6 +1,6 @@
 """
-``towpath bench`` and ``towpath chaos``: a stack for one run, and nothing left behind.
+``towpath bench`` and ``towpath chaos``: a stack for one run, and its clean-up.
 
-The load tests define the measurements and the disturbances; here are the stack, the
-Java archives that only a comparison needs, and the clean-up.
+The load tests define the measurements and the faults; this package has the stack, and
+the Java archives that only a comparison needs.
 """

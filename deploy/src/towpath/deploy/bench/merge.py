@@ -2,8 +2,8 @@
 One MERGE of a warehouse table's rows from Parquet into an empty table like it.
 
 ``python -m towpath.deploy.bench.merge CONFIG SINK REPORT`` starts an engine with the
-sink's own settings. The rows are written as Parquet first, and the statement's own time
-is all that is reported: ``{"rows", "elapsed_s"}``.
+sink's own settings. The rows are written as Parquet first; only the statement's own
+time is reported: ``{"rows", "elapsed_s"}``.
 """
 
 import json
@@ -24,7 +24,7 @@ from towpath.sinks.targets.warehouse.client import CATALOG
 
 _NAME: Final = "merge"
 _MERGED: Final = f"{CATALOG}.beside.merged"
-# What decides how a table is written; the rest of its properties says who it is.
+# Properties that decide how a table is written; the others identify it.
 _KEPT: Final = ("write.", "format-version")
 _MERGE: Final = f"""
 merge into {_MERGED} t using parquet_rows s on t.id = s.id
@@ -33,7 +33,7 @@ when matched then update set * when not matched then insert *
 
 
 def main(config: Path, name: str, report: Path) -> None:
-    """Carry it out, and write the report."""
+    """Run the statement, and write the report."""
     settings = load(config, {})
     sink = sink_named(settings, name)
     folder = settings.state_folder / "beside"
@@ -44,8 +44,8 @@ def main(config: Path, name: str, report: Path) -> None:
     finally:
         session.stop()
         shutil.rmtree(folder)
-    told = {"rows": rows, "elapsed_s": elapsed_s}
-    report.write_text(json.dumps(told), encoding="utf-8")
+    measured = {"rows": rows, "elapsed_s": elapsed_s}
+    report.write_text(json.dumps(measured), encoding="utf-8")
 
 
 def _engine(settings: Settings, sink: Sink, folder: Path) -> Engine:
@@ -79,7 +79,7 @@ def _merge(spark: SparkSql, table: str, parquet: Path) -> tuple[int, float]:
 
 
 def _properties(spark: SparkSql, table: str) -> str:
-    """Return what decides how a table is written, as a statement takes it."""
+    """Return the properties that decide how a table is written, in SQL."""
     found = spark.sql(f"show tblproperties {table}").to_pylist()
     kept = (one for one in found if one["key"].startswith(_KEPT))
     return ", ".join(f"'{one['key']}' = '{one['value']}'" for one in kept)

@@ -43,7 +43,7 @@ from towpath.schemas.clock import SystemClock
 
 DEBEZIUM_LOCK: Final = store.LOCK.with_name("debezium.lock")
 
-# What Kafka's own script gives Connect, and a log of what went wrong.
+# The flags of Kafka's own script for Connect, and a log of warnings.
 _CONNECT_FLAGS: Final = (
     "-Xms256m",
     "-Xmx2g",
@@ -57,22 +57,22 @@ _CONNECT_FLAGS: Final = (
 _CONNECT_MAIN: Final = "org.apache.kafka.connect.cli.ConnectStandalone"
 
 
-def fetch_connect(tell: fetch.ReportLine) -> tuple[str, ...]:
+def fetch_connect(report: fetch.ReportLine) -> tuple[str, ...]:
     """
-    Return the words that run Connect standalone; its two files are to follow.
+    Return the command of Connect standalone, without its two files.
 
     Raises:
-        JarsError: An archive could not be had.
+        JarsError: An archive could not be fetched.
     """
     environ = os.environ  # noqa: TID251 - a root
     jars = store.read_lock(DEBEZIUM_LOCK)
-    fetch.ensure(tell, environ, jars)
+    fetch.ensure(report, environ, jars)
     paths = [store.folder(environ) / jar.use / jar.file for jar in jars]
     return connect_command(java.home(environ), paths)
 
 
 def connect_command(java_home: Path, paths: list[Path]) -> tuple[str, ...]:
-    """Return the words that run Connect from these archives."""
+    """Return the command that runs Connect from these archives."""
     class_path = ":".join(str(path) for path in paths)
     return (
         str(java_home / "bin" / "java"),
@@ -91,7 +91,7 @@ _WIDTH: Final = 140
 
 
 class Benchmark(NamedTuple, Generic[CaseT]):
-    """What measures upon a stack, and what draws the close of its result."""
+    """The measurement of a benchmark, and the drawing of its result."""
 
     measure: Callable[[Bench], BenchResult[CaseT]]
     draw: Callable[[BenchResult[CaseT]], RenderableType]
@@ -101,26 +101,26 @@ def run_benchmark(
     options: BenchOptions, benchmark: Benchmark[CaseT], *, keep: bool, as_json: bool
 ) -> int:
     """
-    Carry a benchmark out and print it; return 0 if all was verified, else 1.
+    Run a benchmark and print its result; return 0 if all was verified, else 1.
 
     Raises:
-        TowpathError: It could not be carried out to its end.
+        TowpathError: It did not run to its end.
         KeyboardInterrupt: It was interrupted.
     """
-    news = Console(stderr=True)
-    prepare(BENCH_FOLDERS, news)
-    connect = fetch_connect(news.print) if options.with_debezium else None
-    cases = news if as_json else results()
+    console = Console(stderr=True)
+    prepare(BENCH_FOLDERS, console)
+    connect = fetch_connect(console.print) if options.with_debezium else None
+    cases = console if as_json else results()
     with (
-        own_stack(BENCH_FOLDERS, news, keep=keep) as stack,
-        open_screen(news, cases) as screen,
+        own_stack(BENCH_FOLDERS, console, keep=keep) as stack,
+        open_screen(console, cases) as screen,
     ):
         result = benchmark.measure(bench_on(stack, options, screen, connect))
     return print_result(result, None if as_json else benchmark.draw(result))
 
 
 def results() -> Console:
-    """Return where results are printed; a file is as wide as its tables."""
+    """Return the console of results; output to a file has a fixed width."""
     return Console(width=None if sys.stdout.isatty() else _WIDTH)
 
 
@@ -130,7 +130,7 @@ def bench_on(
     screen: BenchScreen,
     connect: tuple[str, ...] | None = None,
 ) -> Bench:
-    """Return what all runs upon a stack share."""
+    """Return the context that all runs on a stack share."""
     return Bench(
         place=_place(stack, connect),
         options=options,
@@ -179,16 +179,16 @@ _CHAOS_DATABASE: Final = "chaos"
 
 def run_chaos(options: ChaosOptions, *, keep: bool, as_json: bool) -> int:
     """
-    Run chaos and print what came of it; return 0 if all was equal, else 1.
+    Run chaos and print its result; return 0 if all was equal, else 1.
 
     Raises:
-        TowpathError: It could not be carried out to its end.
+        TowpathError: It did not run to its end.
         KeyboardInterrupt: It was interrupted.
     """
-    news = Console(stderr=True)
-    prepare(_CHAOS_FOLDERS, news)
-    news.print(f"seed {options.seed}", highlight=False)
-    with own_stack(_CHAOS_FOLDERS, news, keep=keep) as stack:
+    console = Console(stderr=True)
+    prepare(_CHAOS_FOLDERS, console)
+    console.print(f"seed {options.seed}", highlight=False)
+    with own_stack(_CHAOS_FOLDERS, console, keep=keep) as stack:
         addresses = stack.addresses()
         postgres.create_database(addresses.dsn("postgres"), _CHAOS_DATABASE)
         place = place_in(
@@ -197,14 +197,14 @@ def run_chaos(options: ChaosOptions, *, keep: bool, as_json: bool) -> int:
             addresses.kafka,
             _CHAOS_DATABASE,
         )
-        with open_chaos_screen(news, place.clock) as screen:
+        with open_chaos_screen(console, place.clock) as screen:
             result = chaos.run_chaos(place, options, screen)
     _print_chaos(result, as_json=as_json)
     return VERIFIED if result.is_equal else DIFFERENT
 
 
 def place_in(state: StateFolder, dsn: str, kafka: str, prefix: str) -> ChaosEnvironment:
-    """Describe a place whose processes and files are a state folder's."""
+    """Return the environment of chaos in a state folder."""
     env = environment()
     return ChaosEnvironment(
         dsn=dsn,

@@ -1,17 +1,17 @@
 """
 The benchmark of sinks: each case on a stack of its own, with empty targets.
 
-A difference that is found in one case ends the figures of both. The case ``checkout``
-runs the demo's shop, its sinks and its sampler at stated rates: shop, relay, drivers
-and the sinks' settings are the demo's own. A rate goes on until the last sample has
-come, so that the last waits under load like the first. After each rate all sinks catch
-up; after the last, each is compared with the source.
+A difference in one case ends the figures of both. The case ``checkout`` runs the demo's
+shop, its sinks and its sampler at stated rates: shop, relay, drivers and the sinks'
+settings are the demo's own. A rate lasts until its last sample has arrived, so that the
+last waits under load like the first. After each rate all sinks catch up; after the
+last, each is compared with the source.
 """
 
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import psutil
@@ -57,15 +57,15 @@ from towpath.schemas.failure import UsageError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkBenchOptions:
     """
-    What the caller chooses.
+    The options of a benchmark of sinks.
 
     Attributes:
-        cases: Which cases.
-        sinks: Which sinks catch up.
+        cases: The cases to measure.
+        sinks: The sinks that catch up.
         rows: The backlog; the shop has as many old orders, 50,000 at most.
         rates: Checkouts a second, one rate after the other.
-        duration_s: How long each rate is measured.
-        warm_up_s: How long it goes on before that.
+        duration_s: The measured time of each rate.
+        warm_up_s: The time of each rate before that.
     """
 
     cases: Sequence[str]
@@ -78,10 +78,10 @@ class SinkBenchOptions:
 
 def rates_of(text: str) -> tuple[float, ...]:
     """
-    Read rates that stand between commas.
+    Read rates separated by commas.
 
     Raises:
-        UsageError: One of them is none.
+        UsageError: One of them is not a positive number.
     """
     words = text.split(",")
     try:
@@ -99,28 +99,28 @@ _MOST_OLD_ORDERS: Final = 50_000
 
 
 def measure_checkout(
-    stack: Stack, wishes: SinkBenchOptions, screen: DemoScreen
+    stack: Stack, options: SinkBenchOptions, screen: DemoScreen
 ) -> tuple[Checkout, tuple[str, ...]]:
     """
-    Have the shop sell at each rate; return what readers waited for, and what differs.
+    Run the shop at each rate; return the waits of readers, and the differences.
 
     Raises:
-        TowpathError: A part was not there any more, or not done in time.
+        TowpathError: A part became unavailable, or was not done in time.
     """
-    with _staged(stack, wishes, screen) as stage:
+    with _staged(stack, options, screen) as stage:
         platform.start_stack(stage)
         platform.start_drivers(stage)
         platform.fill_shop(stage)
         platform.start_relay(stage)
         platform.fill_sinks(stage)
-        rates = tuple(_rate(stage, wishes, rate) for rate in wishes.rates)
+        rates = tuple(_rate(stage, options, rate) for rate in options.rates)
         found = compare.compare_sinks(stage)
     return Checkout(rates=rates), tuple(findings(found))
 
 
 def findings(found: Sequence[SinkResult]) -> Iterator[str]:
     """
-    Name what differs.
+    Yield a sentence for each sink that differs.
 
     Raises:
         StepError: A sink could not be compared.
@@ -135,39 +135,39 @@ def findings(found: Sequence[SinkResult]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _staged(
-    stack: Stack, wishes: SinkBenchOptions, screen: DemoScreen
+    stack: Stack, options: SinkBenchOptions, screen: DemoScreen
 ) -> Iterator[OwnStage]:
-    """Give the demo's stage; whatever it started ends with the block."""
-    orders = min(_MOST_OLD_ORDERS, wishes.rows)
+    """Yield the demo's stage; its processes end with the block."""
+    orders = min(_MOST_OLD_ORDERS, options.rows)
     with Supervisor(stack.state) as supervisor:
         yield parts.own_stage(
             (stack, supervisor),
             screen,
-            options=DemoOptions(orders=orders, duration_s=wishes.duration_s),
-            # Nobody comes back to an old order, and no further sink is added.
+            options=DemoOptions(orders=orders, duration_s=options.duration_s),
+            # No customer returns to an old order, and no further sink is added.
             plan=DemoPlan(
                 settle_rate=0.0,
                 new_sink_after_s=0.0,
                 max_rows_per_second=0,
                 wanted_changes=0,
-                load_s=wishes.duration_s,
-                sample_after_s=wishes.warm_up_s,
-                sample_for_s=wishes.duration_s,
+                load_s=options.duration_s,
+                sample_after_s=options.warm_up_s,
+                sample_for_s=options.duration_s,
             ),
         )
 
 
-def _rate(stage: OwnStage, wishes: SinkBenchOptions, rate_per_s: float) -> Rate:
-    stage.options = replace(stage.options, rate=rate_per_s)
+def _rate(stage: OwnStage, options: SinkBenchOptions, rate_per_s: float) -> Rate:
+    stage.set_rate(rate_per_s)
     restarts = stage.restarts()
     shop.open_shop(stage)
-    stage.pause(wishes.warm_up_s)
+    stage.pause(options.warm_up_s)
     began_s, cpu_s, load = stage.elapsed_s(), used_s(stage.state), _load(stage)
-    stage.pause(wishes.duration_s)
+    stage.pause(options.duration_s)
     elapsed_s = stage.elapsed_s() - began_s
     cpu = shares(cpu_s, used_s(stage.state), elapsed_s)
     sold = per_s(load, _load(stage))
-    # On a busy machine it may have told nothing yet.
+    # On a busy machine its first report may be missing.
     placed = int(shop.sampler_report(stage).get("placed", 0))
     shop.wait_for_samples(stage)
     shop.close_shop(stage)
@@ -193,13 +193,13 @@ def per_s(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
 
 
 def failures(load: Mapping[str, Any], sampler: Mapping[str, Any]) -> int:
-    """Count requests without an answer or not sent, and the sampler's failed looks."""
+    """Count requests that failed or were not sent, and failed reads of the sampler."""
     unserved = load["failures"] + load["not_started"]
     return int(unserved + sum(sampler["errors"].values()))
 
 
 def readings(sampler: Mapping[str, Any]) -> dict[str, Reading]:
-    """Read what the sampler saw, by sink; what it still waits for is lost."""
+    """Return the sampler's latencies by sink; samples that it still awaits are lost."""
     return {
         name: Reading(
             samples=one["latency"]["count"],
@@ -213,7 +213,7 @@ def readings(sampler: Mapping[str, Any]) -> dict[str, Reading]:
 
 
 def used_s(state: StateFolder) -> dict[str, float]:
-    """Return the processor time of every part, with all that it has started."""
+    """Return the processor time of every part, its child processes included."""
     found: dict[str, float] = {}
     for name in state.parts():
         part = process.find(state.process_file(name))
@@ -227,7 +227,7 @@ def used_s(state: StateFolder) -> dict[str, float]:
 def shares(
     before: Mapping[str, float], after: Mapping[str, float], elapsed_s: float
 ) -> dict[str, float]:
-    """Return how much of a core each part took; one that came or went, none."""
+    """Return each part's share of a core; parts that started or ended are left out."""
     names = before.keys() & after.keys()
     spent = {name: max(0.0, after[name] - before[name]) for name in names}
     return {name: spent[name] / elapsed_s for name in sorted(names)}
@@ -244,28 +244,28 @@ def _cpu_s(one: psutil.Process) -> float:
 _MERGE: Final = (sys.executable, "-m", "towpath.deploy.bench.merge")
 
 
-def run_sink_benchmark(wishes: SinkBenchOptions, *, keep: bool, as_json: bool) -> int:
+def run_sink_benchmark(options: SinkBenchOptions, *, keep: bool, as_json: bool) -> int:
     """
-    Carry the cases out and print what was found; return 0 if all was verified, else 1.
+    Run the cases and print their results; return 0 if all was verified, else 1.
 
     Raises:
-        TowpathError: It could not be carried out to its end.
+        TowpathError: They did not run to their end.
         KeyboardInterrupt: It was interrupted.
     """
-    news = Console(stderr=True)
-    shown = news if as_json else results()
-    prepare(BENCH_FOLDERS, news)
+    console = Console(stderr=True)
+    shown = console if as_json else results()
+    prepare(BENCH_FOLDERS, console)
     cases: list[SinkCase] = []
     findings: list[str] = []
-    for case in wishes.cases:
-        with own_stack(BENCH_FOLDERS, news, keep=keep, parts=NAMES) as stack:
-            measured, found = _case(case, wishes, stack, news)
+    for case in options.cases:
+        with own_stack(BENCH_FOLDERS, console, keep=keep, parts=NAMES) as stack:
+            measured, found = _case(case, options, stack, console)
         cases.append(measured)
         findings += found
         if not findings:
             shown.print(draw_case(measured))
     result: BenchResult[SinkCase] = BenchResult(
-        rows=wishes.rows,
+        rows=options.rows,
         rounds=1,
         machine=machine(),
         cases=tuple(cases),
@@ -275,17 +275,17 @@ def run_sink_benchmark(wishes: SinkBenchOptions, *, keep: bool, as_json: bool) -
 
 
 def _case(
-    case: str, wishes: SinkBenchOptions, stack: Stack, news: Console
+    case: str, options: SinkBenchOptions, stack: Stack, console: Console
 ) -> tuple[SinkCase, Sequence[str]]:
     if case == CHECKOUT:
-        return measure_checkout(stack, wishes, PlainScreen(news))
-    with open_screen(news, news) as screen:
-        bench = bench_on(stack, BenchOptions(rows=wishes.rows, rounds=1), screen)
-        return catch_up.measure_catch_up(bench, targets(stack), wishes.sinks)
+        return measure_checkout(stack, options, PlainScreen(console))
+    with open_screen(console, console) as screen:
+        bench = bench_on(stack, BenchOptions(rows=options.rows, rounds=1), screen)
+        return catch_up.measure_catch_up(bench, targets(stack), options.sinks)
 
 
 def targets(stack: Stack) -> Targets:
-    """Say where a stack's targets are."""
+    """Return the addresses of a stack's targets."""
     addresses = stack.addresses()
     pids = {part.name: part.pid for part in stack.status() if part.pid is not None}
     return Targets(

@@ -1,8 +1,8 @@
 """
-Commands that run to their end while others go on: seed, init, verify.
+Commands that run to their end beside other processes: seed, init, verify.
 
-Each is a process of the demo's own. Whoever leaves the call, by an interrupt too, kills
-those that are not done: no process outlives the wait for it.
+Each is a process of the demo. An interrupted wait kills the commands that have not
+ended: no process outlives the wait for it.
 """
 
 import os
@@ -23,12 +23,12 @@ from towpath.schemas.clock import Clock, Deadline, SystemClock
 Words = tuple[str, ...]
 
 _SHOWN_LINES: Final = 12
-_LOOK_EVERY_S: Final = 0.05
+_POLL_EVERY_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class CommandOutcome:
-    """How a command ended and what it printed."""
+    """The exit code of a command, and its output."""
 
     code: int
     output: str
@@ -36,8 +36,8 @@ class CommandOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class CommandContext:
-    """Where commands run, and how long they may take."""
+class CommandEnvironment:
+    """The folder and variables of commands, and their longest run time."""
 
     env: Mapping[str, str]
     folder: Path
@@ -47,9 +47,9 @@ class CommandContext:
 class RunningCommand:
     """A process and the files it prints to; leaving the block kills it."""
 
-    def __init__(self, words: Words, around: CommandContext) -> None:
+    def __init__(self, words: Words, environment: CommandEnvironment) -> None:
         self._words = words
-        self._around = around
+        self._around = environment
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed at exit
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed at exit
         self._process: subprocess.Popen[bytes] | None = None
@@ -81,7 +81,7 @@ class RunningCommand:
         self._errors.close()
 
     def outcome(self) -> CommandOutcome | None:
-        """Return how it ended, or None while it runs."""
+        """Return its outcome, or None while it runs."""
         code = self._process.poll() if self._process else None
         if code is None:
             return None
@@ -95,50 +95,50 @@ def python_module(name: str, *arguments: str) -> Words:
 
 def run_all(
     commands: Mapping[str, Words],
-    around: CommandContext,
+    environment: CommandEnvironment,
     at_once: int,
     clock: Clock | None = None,
 ) -> dict[str, CommandOutcome]:
     """
-    Run commands to their ends, a few at once; return how each ended, by its name.
+    Run commands to their ends, a few at once; return the outcome of each by name.
 
     Raises:
-        StepError: Not all are done in time.
+        StepError: Not all have ended in time.
     """
-    watch = clock or SystemClock()
-    deadline = Deadline(watch, around.within_s)
+    clock = clock or SystemClock()
+    deadline = Deadline(clock, environment.within_s)
     waiting, ended = list(commands), dict[str, CommandOutcome]()
     running: dict[str, RunningCommand] = {}
     with ExitStack() as processes:
         while len(ended) < len(commands):
             if deadline.passed():
                 late = ", ".join([*running, *waiting])
-                message = f"not done after {around.within_s:.0f} s: {late}"
+                message = f"not done after {environment.within_s:.0f} s: {late}"
                 raise StepError(message)
             while waiting and len(running) < at_once:
                 name = waiting.pop(0)
-                process = RunningCommand(commands[name], around)
+                process = RunningCommand(commands[name], environment)
                 running[name] = processes.enter_context(process)
             done = {name: one.outcome() for name, one in running.items()}
             ended |= {name: how for name, how in done.items() if how is not None}
             running = {n: one for n, one in running.items() if n not in ended}
-            watch.wait(_LOOK_EVERY_S)
+            clock.wait(_POLL_EVERY_S)
     return ended
 
 
-def run_checked(words: Words, around: CommandContext) -> str:
+def run_checked(words: Words, environment: CommandEnvironment) -> str:
     """
-    Run a command that has to succeed; return what it printed.
+    Run a command that must succeed; return its output.
 
     Raises:
         StepError: It fails or takes too long; the message ends with its last lines.
     """
     name = " ".join(words)
-    outcome = run_all({name: words}, around, at_once=1)[name]
+    outcome = run_all({name: words}, environment, at_once=1)[name]
     if outcome.code != 0:
         lines = (outcome.output + outcome.errors).splitlines()[-_SHOWN_LINES:]
-        told = "".join(f"\n  {line}" for line in lines)
-        message = f"{name} ended with {outcome.code}{told}"
+        shown = "".join(f"\n  {line}" for line in lines)
+        message = f"{name} ended with {outcome.code}{shown}"
         raise StepError(message)
     return outcome.output
 

@@ -1,5 +1,5 @@
 """
-Compare every sink with the database, and sum up what the demo found.
+Compare every sink with the database, and sum up the results of the demo.
 
 Each comparison is ``towpath verify`` in a process of its own, two at a time.
 """
@@ -38,10 +38,10 @@ class Published:
 
 
 def published(stage: Stage) -> Published:
-    """Count what the relay has published until now."""
+    """Count the records that the relay has published until now."""
     settings = stage.settings()
     topics = Topics(settings.kafka)
-    ends = stage.patiently(lambda: read_ends(topics))
+    ends = stage.retried(lambda: read_ends(topics))
     return Published(
         table_records(settings, ends),
         event_records(settings, ends),
@@ -51,9 +51,9 @@ def published(stage: Stage) -> Published:
 
 def traffic(stage: Stage, before: Published) -> Traffic:
     """
-    Sum up what went through since ``before``.
+    Sum up the traffic since ``before``.
 
-    The load must have ended; the orders whose way it timed are checkouts like others.
+    The load must have ended; the orders of its latency samples are checkouts too.
     """
     now = published(stage)
     report = shop.load_report(stage)
@@ -72,15 +72,15 @@ def traffic(stage: Stage, before: Published) -> Traffic:
 
 
 def compare_sinks(stage: Stage) -> list[SinkResult]:
-    """Let the viewer's command have its moment, then verify every sink."""
+    """Run the viewer's command, if any, then verify every sink."""
     if stage.options.before_verify is not None:
         with stage.doing("run the command before the comparison"):
             shell = ("/bin/sh", "-c", stage.options.before_verify)
-            command.run_checked(shell, _around(stage))
+            command.run_checked(shell, _command_environment(stage))
     names = [sink.name for sink in stage.settings().sink]
     with stage.doing(f"compare {', '.join(names)} with the database, key by key"):
         verifications = {name: _verify(stage, name) for name in names}
-        outcomes = command.run_all(verifications, _around(stage), _AT_ONCE)
+        outcomes = command.run_all(verifications, _command_environment(stage), _AT_ONCE)
     return [read_findings(name, outcomes[name]) for name in names]
 
 
@@ -91,7 +91,7 @@ def sum_up(
     restarts: int | None = None,
     peak_memory_bytes: int | None = None,
 ) -> Result:
-    """Put everything into the final table's words."""
+    """Return the result that the final table shows."""
     latencies = shop.sampler_report(stage).get("sinks", {})
     return Result(
         orders_before=stage.options.orders,
@@ -110,18 +110,18 @@ def _verify(stage: Stage, name: str) -> command.Words:
     return command.python_module(parts.CLI, *words)
 
 
-def _around(stage: Stage) -> command.CommandContext:
+def _command_environment(stage: Stage) -> command.CommandEnvironment:
     env = {**stage.environment, "TOWPATH_CONFIG": str(stage.config)}
-    return command.CommandContext(env, stage.state.root, _VERIFY_WITHIN_S)
+    return command.CommandEnvironment(env, stage.state.root, _VERIFY_WITHIN_S)
 
 
 def read_findings(name: str, outcome: command.CommandOutcome) -> SinkResult:
-    """Read what ``towpath verify`` printed; anything else is no comparison."""
+    """Read the output of ``towpath verify``; any other output is a failure."""
     try:
         return _finding(name, json.loads(outcome.output))
     except (ValueError, KeyError, TypeError):
-        said = (outcome.errors or outcome.output).strip()
-        failure = said or f"towpath verify ended with {outcome.code}"
+        printed = (outcome.errors or outcome.output).strip()
+        failure = printed or f"towpath verify ended with {outcome.code}"
         return SinkResult(name=name, failure=failure)
 
 
@@ -132,8 +132,8 @@ def _finding(name: str, document: Mapping[str, Any]) -> SinkResult:
         for route in routes
         for one in route["first"]
     ]
-    # Nothing found on a route that was not read to its end is no proof, and a row that
-    # changed whenever it was looked at is none either.
+    # A route that was not read to its end proves nothing, and a row that changed at
+    # every comparison does not either.
     is_proven = document["result"] != "unverified"
     return SinkResult(
         name=name,
@@ -145,7 +145,7 @@ def _finding(name: str, document: Mapping[str, Any]) -> SinkResult:
 
 
 def _doubts(document: Mapping[str, Any]) -> Iterator[str]:
-    """Name what keeps a comparison from being whole."""
+    """Yield the reasons for which a comparison is incomplete."""
     if document["error"]:
         yield document["error"]
     for route in document["routes"]:
@@ -153,7 +153,7 @@ def _doubts(document: Mapping[str, Any]) -> Iterator[str]:
             yield f"{route['route']}: {route['error']}"
         if route["restless"]:
             keys = f"{route['restless']:,} keys"
-            yield f"{route['route']}: {keys} changed whenever they were looked at"
+            yield f"{route['route']}: {keys} changed at every comparison"
 
 
 def _timed(finding: SinkResult, report: Mapping[str, Any] | None) -> SinkResult:

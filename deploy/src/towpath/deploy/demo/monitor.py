@@ -1,10 +1,10 @@
 """
-The thread that looks at everything once a second and shows it.
+The thread that reads the state of the platform once a second and shows it.
 
-A part that is away for the moment, because it was killed and is being started again,
-makes a look incomplete and nothing else: its values stay as they were last seen. The
-memory of each part is read in one walk over the processes below the demo; shared pages
-are counted once, because a process is charged its proportional share of them.
+While a part is unavailable, because it was killed and is being restarted, its last
+values stay on the screen. The memory of each part is read in one walk over the
+processes below the demo; shared pages are counted once, because a process is charged
+its proportional share of them.
 """
 
 import contextlib
@@ -45,10 +45,10 @@ OURSELVES = "demo"
 
 def memory_bytes(parts: Mapping[str, int]) -> dict[str, int]:
     """
-    Sum up memory per part; what belongs to none, the caller included, is our own.
+    Sum up memory per part; other processes, the caller included, are our own.
 
     Args:
-        parts: Each part's name and the process it began with.
+        parts: Each part's name and its first process.
     """
     own = psutil.Process()
     family = [own, *own.children(recursive=True)]
@@ -56,46 +56,37 @@ def memory_bytes(parts: Mapping[str, int]) -> dict[str, int]:
     names = {pid: name for name, pid in parts.items()}
     totals = dict.fromkeys([*parts, OURSELVES], 0)
     for member in family:
-        totals[owner(member.pid, parents, names)] += _held_bytes(member)
+        totals[owner(member.pid, parents, names)] += process.own_memory_bytes(member)
     return totals
 
 
 def owner(pid: int, parents: Mapping[int, int], names: Mapping[int, str]) -> str:
-    """Find the part that a process belongs to: its own or its nearest ancestor's."""
+    """Return the part of a process: its own, or that of its nearest ancestor."""
     while pid not in names and pid in parents:
         pid = parents[pid]
     return names.get(pid, OURSELVES)
 
 
-def _parent(process: psutil.Process) -> int:
+def _parent(member: psutil.Process) -> int:
     try:
-        return int(process.ppid())
+        return int(member.ppid())
     except psutil.Error:
         return 0
 
 
-def _held_bytes(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_full_info().pss)
-    except psutil.AccessDenied:
-        return int(process.memory_info().rss)
-    except psutil.Error:
-        return 0
-
-
-_LOOK_EVERY_S: Final = 1.0
+_REFRESH_EVERY_S: Final = 1.0
 
 # Reading the memory of all processes takes tens of milliseconds of a core.
 _PARTS_EVERY_S: Final = 2.0
 
-# A look that hangs at a part that is being stopped holds nothing up for longer.
+# A read that hangs at a stopping part delays the end by no more than this.
 _CLOSE_WITHIN_S: Final = 5.0
 
 Value = TypeVar("Value")
 
 
 class Monitor:
-    """Looks, shows, and keeps the highest memory that it saw."""
+    """The monitor of a demo; it keeps the peak of the memory."""
 
     def __init__(self, stage: Stage) -> None:
         self.peak_memory_bytes = 0
@@ -116,23 +107,23 @@ class Monitor:
         self._thread.join(timeout=_CLOSE_WITHIN_S)
 
     def _run(self) -> None:
-        while not self._closing.wait(_LOOK_EVERY_S):
-            self._look()
+        while not self._closing.wait(_REFRESH_EVERY_S):
+            self._refresh()
             self._stage.screen.show(self._view)
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         stage = self._stage
         elapsed_s = stage.elapsed_s()
         if elapsed_s >= self._parts_due_at_s:
             self._parts_due_at_s = elapsed_s + _PARTS_EVERY_S
             self._view = replace(
-                self._view, parts=tried(self._look_at_parts, self._view.parts)
+                self._view, parts=read_or_keep(self._read_parts, self._view.parts)
             )
         if stage.config.exists():
-            self._view = tried(self._look_at_flow, self._view)
+            self._view = read_or_keep(self._read_flow, self._view)
         self._view = replace(self._view, step=stage.step, elapsed_s=elapsed_s)
 
-    def _look_at_parts(self) -> tuple[PartView, ...]:
+    def _read_parts(self) -> tuple[PartView, ...]:
         state, restarts = self._stage.state, self._stage.restarts
         found = {name: process.find(state.process_file(name)) for name in state.parts()}
         pids = {name: one.pid for name, one in found.items() if one is not None}
@@ -150,7 +141,7 @@ class Monitor:
             for name in [*found, OURSELVES]
         )
 
-    def _look_at_flow(self) -> View:
+    def _read_flow(self) -> View:
         stage = self._stage
         settings = stage.settings()
         if self._topics is None:
@@ -164,16 +155,22 @@ class Monitor:
         )
         sinks = []
         for sink in settings.sink:
-            said = progress_of(settings, sink)
-            behind = lag_records(sink, said.applied, ends)
+            progress = progress_of(settings, sink)
+            behind = lag_records(sink, progress.applied, ends)
             sinks.append(
-                SinkView(sink.name, said.state, behind, said.rows, said.last_batch_ms)
+                SinkView(
+                    sink.name,
+                    progress.state,
+                    behind,
+                    progress.rows,
+                    progress.last_batch_ms,
+                )
             )
-        snapshots = tried(self._look_at_snapshots, self._view.snapshots)
+        snapshots = read_or_keep(self._read_snapshots, self._view.snapshots)
         rates = self._rates(counts)
         return replace(self._view, sinks=tuple(sinks), snapshots=snapshots, rates=rates)
 
-    def _look_at_snapshots(self) -> tuple[SnapshotView, ...]:
+    def _read_snapshots(self) -> tuple[SnapshotView, ...]:
         return tuple(
             SnapshotView(
                 snapshot_id=row.snapshot_id,
@@ -201,17 +198,17 @@ class Monitor:
         return Rates(checkouts, changes, events)
 
 
-def tried(look: Callable[[], Value], otherwise: Value) -> Value:
-    """Look, or keep what was seen before while a part is away."""
-    away = (TowpathError, psycopg.Error, psutil.Error, OSError)
+def read_or_keep(read: Callable[[], Value], last: Value) -> Value:
+    """Read a value, or keep the last one while a part is unavailable."""
+    failures = (TowpathError, psycopg.Error, psutil.Error, OSError)
     try:
-        return look()
-    except away:
-        return otherwise
+        return read()
+    except failures:
+        return last
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """Read what the load has written; a file that is not there yet is empty."""
+    """Read the report of the load; a missing file counts as empty."""
     with contextlib.suppress(OSError, ValueError):
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return document

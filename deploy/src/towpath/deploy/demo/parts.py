@@ -1,9 +1,8 @@
 """
 The demo's processes beside the stack: service, relay, two Spark drivers, load.
 
-All are described as parts; the supervisor watches the first four, as it does those of
-the stack, and starts them again when they die. The load runs once: it ends when it is
-told to.
+All are described as parts; the supervisor watches the first four, like those of the
+stack, and restarts them when they die. The load runs once, until it is stopped.
 """
 
 import os
@@ -35,24 +34,24 @@ WAREHOUSE: Final = "warehouse"
 LOAD: Final = "load"
 CLI: Final = "towpath.deploy.cli"
 
-# A Spark session takes six seconds of a free core; here two start beside everything.
+# A Spark session takes six seconds of a free core; here two start beside other parts.
 _SPARK_READY_WITHIN_S: Final = 120.0
-# The same file that anybody gives to locust.
+# The file that users give to locust.
 _LOCUSTFILE: Final = "locustfile.py"
 _SAMPLES_EVERY_S: Final = 0.25
-# On a busy machine further customers would make all of them wait for seconds.
-_UNDER_WAY: Final = 100
-# Longer than any answer under load, shorter than anybody's patience at the end.
+# On a busy machine, more customers would make all of them wait for seconds.
+_MAX_OUTSTANDING: Final = 100
+# Longer than any answer under load, and short enough at the end.
 _VISIT_WITHIN_S: Final = 15
-# A warehouse's readers wait for seconds as it is: where cores are few, others go first.
-_SECOND: Final = ("nice", "-n", "10")
+# The warehouse's readers wait for seconds anyway: other parts get the cores first.
+_LOW_PRIORITY: Final = ("nice", "-n", "10")
 
 
 def environment(folder: Path) -> dict[str, str]:
     """
     Return the environment of every process: the viewer's, without our own variables.
 
-    They could point it at another configuration or overrule this one.
+    They could name another configuration or override this one.
 
     Args:
         folder: The demo's state folder.
@@ -67,13 +66,13 @@ def environment_of_viewer() -> dict[str, str]:
 
 
 def spark_environment(folder: Path) -> dict[str, str]:
-    """Return what tells a Spark driver which Java and which archives are its."""
+    """Return the variables with the Java and the archives of a Spark driver."""
     return {
         "JAVA_HOME": str(java.spark_home(folder / "java")),
         "TOWPATH_JARS": str(store.folder()),
         "TOWPATH_SPARK_JARS": str(store.of("spark")),
-        # These drivers live for minutes: the second compiler would take more of the
-        # two cores than its code gives back (half the processor time of a first fill).
+        # These drivers run for minutes: the second compiler would take more of the two
+        # cores than its code saves (half the processor time of a first fill).
         "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1",
     }
 
@@ -88,7 +87,7 @@ def own_stage(
     options: DemoOptions,
     plan: DemoPlan,
 ) -> OwnStage:
-    """Make the stage of a platform of the demo's own; nothing is started."""
+    """Create the stage of a platform of the demo's own; nothing is started."""
     stack, supervisor = local
     clock, given = SystemClock(), ports.one_each((ORDERS, RELAY))
     return OwnStage(
@@ -142,13 +141,13 @@ def relay(stage: OwnStage) -> Part:
 
 
 def driver(stage: Stage, name: str) -> Part:
-    """Describe a Spark driver: it runs the sinks that the configuration gives it."""
+    """Describe a Spark driver, which runs its sinks of the configuration."""
     command = python_module(
         CLI, "sink", "run", "--driver", name, "--config", str(stage.config)
     )
     return Part(
         name=name,
-        command=(*_SECOND, *command) if name == WAREHOUSE else command,
+        command=(*_LOW_PRIORITY, *command) if name == WAREHOUSE else command,
         folder=stage.state.root,
         env=dict(stage.environment),
         ready_within_s=_SPARK_READY_WITHIN_S,
@@ -156,7 +155,7 @@ def driver(stage: Stage, name: str) -> Part:
 
 
 def load(stage: Stage) -> Part:
-    """Describe the load: locust without its page, with the file that everybody uses."""
+    """Describe the load: locust without its page, with the file of its users."""
     options, plan = stage.options, stage.plan
     arrivals = options.rate + plan.settle_rate
     command = python_module(
@@ -166,7 +165,7 @@ def load(stage: Stage) -> Part:
         *("--stop-timeout", str(_VISIT_WITHIN_S)),
         *("--load-rate", str(arrivals)),
         *("--load-return-share", str(plan.settle_rate / arrivals)),
-        *("--load-return-to", "any", "--load-max-outstanding", str(_UNDER_WAY)),
+        *("--load-return-to", "any", "--load-max-outstanding", str(_MAX_OUTSTANDING)),
         *("--load-lag-interval", str(_SAMPLES_EVERY_S)),
         *("--load-lag-after", str(plan.sample_after_s)),
         *("--load-lag-for", str(plan.sample_for_s)),
@@ -177,19 +176,19 @@ def load(stage: Stage) -> Part:
 
 
 def locustfile() -> Path:
-    """Return the load's file: in a clone beside the member's code, else with it."""
+    """Return locust's file: beside the member's code in a clone, else inside it."""
     package = Path(loadtests.__file__).parent
     in_clone = package.parents[2] / _LOCUSTFILE
     return in_clone if in_clone.exists() else package / _LOCUSTFILE
 
 
 def progress_of(stage: Stage) -> Path:
-    """Name the file to which the load writes its counts and what it saw in sinks."""
+    """Return the file to which the load writes its counts and its latency samples."""
     return stage.state.root / f"{LOAD}.json"
 
 
 def targets(settings: Settings) -> dict[str, str]:
-    """Tell the load by its environment where readers of the first three sinks look."""
+    """Return the variables with which the load reads the first three sinks."""
     found: dict[str, str] = {}
     for sink in settings.sink:
         route = next(r for r in sink.route if r.name in {"orders", "shop.orders"})
@@ -211,12 +210,12 @@ def targets(settings: Settings) -> dict[str, str]:
 
 def _answers(url: str) -> None:
     session = requests.Session()
-    # Only the loopback address is asked: a proxy in the environment must not serve.
+    # A proxy from the environment must not answer for the loopback address.
     session.trust_env = False
     try:
         answer = session.get(url, timeout=ANSWER_WITHIN_S)
     except requests.RequestException as error:
-        message = f"nobody answers at {url}"
+        message = f"no answer at {url}"
         raise NotReadyError(message) from error
     if not answer.ok:
         message = f"{url}: {answer.status_code}"

@@ -1,10 +1,10 @@
 """
-The demo's platform: started, filled from the rows that are there, and at rest again.
+The demo's platform: started, filled from the existing rows, and caught up again.
 
-The old orders are there before publication and slot are created, so the stream knows
-nothing of them. The two Spark drivers start as soon as there is a configuration: they
-take the longest. The sinks are filled by a row in the signal table. The platform is at
-rest when the slot's confirmed position has passed the last commit, so that every record
+The old orders exist before publication and slot are created, so the stream does not
+have them. The two Spark drivers start as soon as there is a configuration: they take
+the longest. The sinks are filled by a row in the signal table. The platform has caught
+up when the slot's confirmed position has passed the last commit, so that every record
 is in Kafka, and each sink has applied its topics up to their ends.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 import psycopg
 
 from towpath.deploy.demo import parts
-from towpath.deploy.demo.command import CommandContext, python_module, run_checked
+from towpath.deploy.demo.command import CommandEnvironment, python_module, run_checked
 from towpath.deploy.demo.stage import OwnStage, Stage
 from towpath.deploy.errors import SourceUnreachableError, StepError
 from towpath.deploy.local.configuration import for_shop
@@ -40,7 +40,7 @@ chunk_rows = 2000
 
 
 def start_stack(stage: OwnStage) -> None:
-    """Bring up the five parts, all at once; watch them; write the configuration."""
+    """Start the five parts, all at once; watch them; write the configuration."""
     with stage.doing("start Postgres, Kafka, registry, OpenSearch and Redis"):
         addresses = stage.stack.up()
         for part in stage.stack.parts():
@@ -50,13 +50,13 @@ def start_stack(stage: OwnStage) -> None:
 
 
 def start_drivers(stage: OwnStage) -> None:
-    """Start the two Spark drivers; others go on while they do."""
+    """Start the two Spark drivers, without waiting for them."""
     for name in (parts.SERVING, parts.WAREHOUSE):
         stage.supervisor.start(parts.driver(stage, name))
 
 
 def fill_shop(stage: OwnStage) -> None:
-    """Make the shop's tables and the orders that nobody streams."""
+    """Create the shop's tables, and orders that are not in the stream."""
     orders = stage.options.orders
     with stage.doing(f"place {orders:,} orders before the slot exists"):
         command = python_module(
@@ -64,7 +64,7 @@ def fill_shop(stage: OwnStage) -> None:
             "seed",
             *("--dsn", stage.shop_dsn, "--orders", str(orders)),
         )
-        run_checked(command, _around(stage, _SEED_WITHIN_S))
+        run_checked(command, _command_environment(stage, _SEED_WITHIN_S))
 
 
 def start_relay(stage: OwnStage) -> None:
@@ -73,18 +73,18 @@ def start_relay(stage: OwnStage) -> None:
         command = python_module(
             parts.CLI, "relay", "init", "--config", str(stage.config)
         )
-        run_checked(command, _around(stage, _INIT_WITHIN_S))
+        run_checked(command, _command_environment(stage, _INIT_WITHIN_S))
         stage.supervisor.start(parts.relay(stage))
         stage.supervisor.start(parts.orders(stage))
         stage.supervisor.wait_ready((parts.RELAY, parts.ORDERS))
 
 
-def _around(stage: OwnStage, within_s: float) -> CommandContext:
-    return CommandContext(stage.environment, stage.state.root, within_s)
+def _command_environment(stage: OwnStage, within_s: float) -> CommandEnvironment:
+    return CommandEnvironment(stage.environment, stage.state.root, within_s)
 
 
-# Orders inside the snapshot's key range whose row changed while it ran: by the clocks
-# of the service and the relay, which are one machine's.
+# Orders inside the snapshot's key range whose row changed while it ran, by the clocks
+# of the service and the relay, which share a machine.
 _CHANGED: Final = """
 select count(*)
 from towpath.snapshot s
@@ -116,7 +116,7 @@ def end_of_log(dsn: str) -> str:
 
 
 def has_confirmed(dsn: str, slot: str, lsn: str) -> bool:
-    """Tell whether the slot's confirmed position has reached an LSN."""
+    """Return whether the slot's confirmed position has reached an LSN."""
     return bool(_value(dsn, _CONFIRMED, lsn, slot))
 
 
@@ -132,16 +132,16 @@ def _value(dsn: str, query: str, *arguments: object) -> Any:  # noqa: ANN401 - a
 
 _CONFIRMED_WITHIN_S: Final = 180.0
 
-# A driver that was just killed needs half a minute before it goes on, and for its first
-# batch, which may be a full one, as long again.
+# A killed driver resumes after half a minute, and its first batch, which may be a full
+# one, takes as long again.
 _STUCK_AFTER_S: Final = 120.0
-_LOOK_EVERY_S: Final = 0.2
+_POLL_EVERY_S: Final = 0.2
 
 
 def settle(stage: Stage) -> None:
-    """Wait for the relay, then for every sink."""
+    """Wait until the relay has caught up, then every sink."""
     with stage.doing("wait until relay and sinks have caught up"):
-        last = stage.patiently(lambda: end_of_log(stage.shop_dsn))
+        last = stage.retried(lambda: end_of_log(stage.shop_dsn))
         slot = stage.settings().database.slot
         stage.until(
             lambda: has_confirmed(stage.shop_dsn, slot, last),
@@ -153,14 +153,14 @@ def settle(stage: Stage) -> None:
 
 def wait_for_sinks(stage: Stage) -> None:
     """
-    Wait until every sink has applied what its topics hold now.
+    Wait until every sink has applied the present records of its topics.
 
     Raises:
-        StepError: They stand still.
+        StepError: They make no progress.
     """
     settings = stage.settings()
     topics = Topics(settings.kafka)
-    ends = stage.patiently(lambda: read_ends(topics))
+    ends = stage.retried(lambda: read_ends(topics))
 
     def lag_of(sink: Sink) -> int:
         applied = progress_of(settings, sink).applied
@@ -175,22 +175,22 @@ def wait_for_sinks(stage: Stage) -> None:
                 f"logs: {stage.state.root}/logs"
             )
             raise StepError(message)
-        stage.clock.wait(_LOOK_EVERY_S)
+        stage.clock.wait(_POLL_EVERY_S)
 
 
 _SNAPSHOT_WITHIN_S: Final = 240.0
-_NO_MORE: Final = frozenset({"failed", "incomplete", "rejected"})
+_FAILED: Final = frozenset({"failed", "incomplete", "rejected"})
 
 FIRST: Final = "demo-first-fill"
 
 
 def fill_sinks(stage: Stage) -> None:
-    """Fill the three sinks of everything, while their drivers still start."""
+    """Fill the three sinks from all tables, while their drivers still start."""
     collections = stage.settings().collections
     with stage.doing(f"snapshot {', '.join(collections)}"):
         signals.request_snapshot(stage.source(), collections, signal_id=FIRST)
         wait_for_snapshot(stage, FIRST)
-    with stage.doing("wait until the three sinks hold what was there before"):
+    with stage.doing("wait until the three sinks hold the existing rows"):
         wait_for_sinks(stage)
 
 
@@ -210,7 +210,7 @@ def wait_for_snapshot(stage: Stage, signal_id: str) -> None:
 
 def _is_complete(stage: Stage, signal_id: str) -> bool:
     status, detail = signals.state(stage.source(), signal_id) or (None, None)
-    if status in _NO_MORE:
+    if status in _FAILED:
         message = f"the snapshot {signal_id} is {status}: {detail}"
         raise StepError(message)
     return status == "completed"

@@ -1,8 +1,8 @@
 """
 The demo from its first step to the last, and its clean-up.
 
-Whether a step fails or Ctrl-C comes at any moment, every process that was started is
-stopped before this returns. Only then do signals have their usual effect again.
+After a failure, or Ctrl-C at any moment, every process that was started is stopped
+before this returns. Only then do signals have their usual effect again.
 """
 
 import contextlib
@@ -38,28 +38,28 @@ from towpath.settings import load
 EQUAL: Final = 0
 DIFFERENT: Final = 1
 
-# Data of a demo are not worth a long farewell.
+# The data of a demo are not worth a longer stop.
 _STOP_WITHIN_S: Final = 10.0
 
 
 def run_demo(options: DemoOptions, folder: Path, console: Console) -> int:
     """
-    Carry the demo out; return 0 if every sink equals the database, else 1.
+    Run the demo; return 0 if every sink equals the database, else 1.
 
     Raises:
-        TowpathError: It could not be carried out to its end.
+        TowpathError: It did not run to its end.
         KeyboardInterrupt: It was interrupted.
     """
-    with interrupted_once() as attention, demo_folder(folder) as stack:
+    with interrupted_once() as interrupts, demo_folder(folder) as stack:
         supervisor = Supervisor(stack.state)
         try:
-            stage, result = _perform(options, stack, supervisor, console)
+            stage, result = _run_own(options, stack, supervisor, console)
             console.print(table.draw(result))
             _write_json(result, options.json_file)
             if options.keep:
                 _keep(stage, console)
         finally:
-            attention.turn_away()
+            interrupts.disable()
             _stop_everything(stack, supervisor, console)
     return EQUAL if result.equal else DIFFERENT
 
@@ -68,21 +68,21 @@ def run_joined(
     options: DemoOptions, at: JoinedPlatform, folder: Path, console: Console
 ) -> int:
     """
-    Carry the demo out on a platform that others run: its load, its sink, its proof.
+    Run the demo on a platform that others run: its load, its sink, its proof.
 
     Args:
-        options: What the viewer asked for; ``orders`` are counted.
-        at: Where the platform is.
+        options: The viewer's options; ``orders`` are counted in the database.
+        at: The platform.
         folder: The demo's state folder, for its load.
-        console: Where it is shown.
+        console: The output.
 
     Raises:
-        TowpathError: It could not be carried out to its end.
+        TowpathError: It did not run to its end.
         KeyboardInterrupt: It was interrupted.
     """
     state = StateFolder(folder)
     state.create()
-    with interrupted_once() as attention:
+    with interrupted_once() as interrupts:
         try:
             dsn = load(at.config, {}).database.dsn
             seen = replace(options, orders=platform.count_orders(dsn))
@@ -90,7 +90,7 @@ def run_joined(
             console.print(table.draw(result))
             _write_json(result, options.json_file)
         finally:
-            attention.turn_away()
+            interrupts.disable()
             stop_all(state)
             kill_children(_STOP_WITHIN_S)
     return EQUAL if result.equal else DIFFERENT
@@ -120,7 +120,7 @@ def _run_joined(
         return compare.sum_up(stage, traffic, findings)
 
 
-def _perform(
+def _run_own(
     options: DemoOptions, stack: Stack, supervisor: Supervisor, console: Console
 ) -> tuple[OwnStage, table.Result]:
     with open_screen(console) as screen:
@@ -128,7 +128,7 @@ def _perform(
             (stack, supervisor), screen, options, make_plan(options)
         )
         with Monitor(stage) as monitor:
-            _prepare(stage)
+            _start_platform(stage)
             traffic = _run_load(stage)
             findings = compare.compare_sinks(stage)
         held_bytes, restarts = monitor.peak_memory_bytes, supervisor.restarts()
@@ -136,7 +136,7 @@ def _perform(
     return stage, result
 
 
-def _prepare(stage: OwnStage) -> None:
+def _start_platform(stage: OwnStage) -> None:
     platform.start_stack(stage)
     platform.start_drivers(stage)
     platform.fill_shop(stage)
@@ -148,11 +148,11 @@ def _run_load(stage: Stage) -> table.Traffic:
     before = compare.published(stage)
     shop.open_shop(stage)
     opened_at_s = stage.elapsed_s()
-    stage.step = "checkouts go on"
+    stage.announce("checkouts go on")
     stage.pause(stage.plan.new_sink_after_s)
     shop.declare_sink(stage)
     shop.fill_sink(stage)
-    stage.step = "checkouts go on"
+    stage.announce("checkouts go on")
     stage.pause(max(0.0, opened_at_s + stage.plan.load_s - stage.elapsed_s()))
     shop.close_shop(stage)
     platform.settle(stage)
@@ -165,7 +165,7 @@ def _write_json(result: table.Result, path: Path | None) -> None:
 
 
 def _keep(stage: OwnStage, console: Console) -> None:
-    """Leave everything running until Ctrl-C, and say where it is."""
+    """Print the addresses, and leave everything running until Ctrl-C."""
     addresses = stage.addresses
     places = {
         "orders service": stage.shop_url,

@@ -1,9 +1,9 @@
 """
 The live screen of the demo, and plain lines where there is no terminal.
 
-Both print each step in a line of its own. Below those lines the live screen keeps one
-view of all parts, rates, sinks and snapshots, which is drawn again as it changes. The
-views are values that ``monitor`` fills.
+Both print each step in a line of its own. Below those lines the live screen draws one
+view of all parts, rates, sinks and snapshots. The views are values that ``monitor``
+fills.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from rich.text import Text
 
 @dataclass(frozen=True, slots=True)
 class PartView:
-    """One process of the demo; ``restarts`` counts how often it was started again."""
+    """One process of the demo, with the number of its restarts."""
 
     name: str
     state: str
@@ -32,7 +32,7 @@ class PartView:
 
 @dataclass(frozen=True, slots=True)
 class SinkView:
-    """One sink: what its query does and how far it is behind."""
+    """One sink: the state of its query, and its lag."""
 
     name: str
     state: str
@@ -43,7 +43,7 @@ class SinkView:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotView:
-    """One table of one snapshot, on its way."""
+    """One table of one snapshot."""
 
     snapshot_id: str
     collection: str
@@ -56,7 +56,7 @@ class SnapshotView:
 
     @property
     def share(self) -> float:
-        """How much is done, as far as the estimate goes; 1 only when completed."""
+        """The completed share, by the estimate; 1 only when completed."""
         if self.state == "completed":
             return 1.0
         done = self.rows + self.dropped
@@ -69,7 +69,7 @@ class SnapshotView:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds left at the present rate; nothing to say before the first rows."""
+        """Seconds left at the present rate; None before the first rows."""
         if self.state != "running" or not self.rows_per_s:
             return None
         left = max(0, self.estimated_rows - self.rows - self.dropped)
@@ -78,7 +78,7 @@ class SnapshotView:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How much happens a second: in the shop, in its tables, in its outbox."""
+    """Rates of the shop, of its tables and of its outbox."""
 
     checkouts_per_s: float = 0.0
     changes_per_s: float = 0.0
@@ -87,7 +87,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """One look at everything."""
+    """The state of everything at one moment."""
 
     step: str
     elapsed_s: float
@@ -98,7 +98,7 @@ class View:
 
     @property
     def memory_bytes(self) -> int:
-        """What all processes hold together."""
+        """The memory of all processes together."""
         return sum(part.memory_bytes for part in self.parts)
 
 
@@ -106,7 +106,7 @@ _MIB: Final = 1024 * 1024
 _REFRESHES_PER_S: Final = 4
 _BAR_WIDTH: Final = 30
 
-# Without a terminal, one line of numbers now and then shows that things move.
+# Without a terminal, a line of numbers now and then shows the progress.
 _PLAIN_INTERVAL_S: Final = 10.0
 _COLOURS: Final = {
     "ready": "green",
@@ -121,13 +121,13 @@ _COLOURS: Final = {
 
 
 class DemoScreen(Protocol):
-    """Where the demo tells what it does."""
+    """The display of the demo."""
 
-    def say(self, line: str) -> None:
-        """Tell something that stays."""
+    def print(self, line: str) -> None:
+        """Print a line that stays."""
 
     def show(self, view: View) -> None:
-        """Show how things stand; the next look replaces it."""
+        """Show a view until the next one replaces it."""
 
 
 class PlainScreen:
@@ -137,23 +137,23 @@ class PlainScreen:
         self._console = console
         self._due_at_s = _PLAIN_INTERVAL_S
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         self._console.print(line, soft_wrap=True)
 
     def show(self, view: View) -> None:
         if view.elapsed_s >= self._due_at_s:
             self._due_at_s = view.elapsed_s + _PLAIN_INTERVAL_S
-            self.say(f"[dim]{view.elapsed_s:6.1f} s    {summary(view)}[/dim]")
+            self.print(f"[dim]{view.elapsed_s:6.1f} s    {summary(view)}[/dim]")
 
 
 class LiveScreen:
-    """Lines, and one look at everything below them."""
+    """Lines, with one view below them."""
 
     def __init__(self, console: Console, live: Live) -> None:
         self._console = console
         self._live = live
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         self._console.print(line)
 
     def show(self, view: View) -> None:
@@ -162,7 +162,7 @@ class LiveScreen:
 
 @contextmanager
 def open_screen(console: Console) -> Iterator[DemoScreen]:
-    """Open the screen that fits where the output goes."""
+    """Open the screen that fits the console."""
     if not console.is_terminal:
         yield PlainScreen(console)
         return
@@ -172,7 +172,7 @@ def open_screen(console: Console) -> Iterator[DemoScreen]:
 
 
 def summary(view: View) -> str:
-    """Say how things stand in one line."""
+    """Return a view in one line."""
     lags = ", ".join(f"{s.name} {s.lag_records:,} behind" for s in view.sinks)
     running = [s for s in view.snapshots if s.state == "running"]
     snapshots = [
@@ -188,7 +188,7 @@ def summary(view: View) -> str:
 
 
 def draw(view: View) -> RenderableType:
-    """Draw everything."""
+    """Draw a view."""
     head = Text.assemble(
         (f"{view.elapsed_s:5.0f} s  ", "dim"),
         (view.step, "bold"),
@@ -260,7 +260,7 @@ def _state(state: str) -> Text:
 
 
 def _table(*columns: str) -> Table:
-    """Make a plain table; a column whose title begins with ``>`` is for numbers."""
+    """Return a plain table; a column whose title begins with ``>`` is for numbers."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in columns:
         justify: JustifyMethod = "right" if column.startswith(">") else "left"

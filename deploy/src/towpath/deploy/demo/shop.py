@@ -1,14 +1,13 @@
 """
-The shop's busy hour: the load, and a sink that is added while checkouts go on.
+The load of the shop, and a sink that is added during checkouts.
 
-The load, which samples the sinks too, is a process of its own. It is told to stop and
-then finishes its last orders and its last samples. The new sink's block is added to the
+The load, which samples the sinks too, is a process of its own. After SIGTERM it
+finishes its last orders and its last samples. The new sink's block is added to the
 configuration, and its driver starts it by itself. It follows the orders' events, most
-of which are stored nowhere: the snapshot reads what they would say. The row in the
-signal table is written as a person would write it, and shown.
+of which are stored nowhere: the snapshot reads the same documents from a view. The
+statement of the signal is shown as a person would write it.
 """
 
-import json
 import signal
 from typing import Any, Final
 
@@ -49,7 +48,7 @@ def open_shop(stage: Stage) -> None:
 
 
 def wait_for_samples(stage: Stage) -> None:
-    """Wait until the sampler has its last samples, while the load goes on."""
+    """Wait until the sampler has its last samples, under load."""
     with stage.doing("wait for the last latency samples"):
         stage.until(
             lambda: _still_runs(stage) and sampler_report(stage).get("finished", False),
@@ -59,7 +58,7 @@ def wait_for_samples(stage: Stage) -> None:
 
 
 def close_shop(stage: Stage) -> None:
-    """Tell the load to stop; wait for its last answers, then for its last samples."""
+    """Stop the load; wait for its last answers, then for its last samples."""
     with stage.doing("close the shop: the last customers finish, and the last samples"):
         _still_runs(stage)
         path = stage.state.process_file(parts.LOAD)
@@ -71,12 +70,12 @@ def close_shop(stage: Stage) -> None:
 
 
 def load_report(stage: Stage) -> dict[str, Any]:
-    """Read what the load did."""
+    """Read the report of the load."""
     return _part(stage, "load")
 
 
 def sampler_report(stage: Stage) -> dict[str, Any]:
-    """Read what was seen in the sinks."""
+    """Read the report of the sampler, which reads the sinks."""
     return _part(stage, "lag")
 
 
@@ -107,7 +106,7 @@ SIGNAL: Final = "demo-new-sink"
 COLLECTION: Final = "outbox.order"
 
 _RUNNING_WITHIN_S: Final = 90.0
-# A full batch right after the driver was killed, on two cores that do all the rest.
+# A full batch right after the driver was killed, on two busy cores.
 _STUCK_AFTER_S: Final = 120.0
 
 _BLOCK: Final = """
@@ -127,22 +126,24 @@ def declare_sink(stage: Stage) -> None:
     block = head + SEARCH_BATCH + order_documents(INDEX)
     with stage.doing(f"declare a new sink: {SINK}, the index {INDEX}"):
         cluster = Topics(settings.kafka)
-        stage.patiently(
+        stage.retried(
             lambda: declare.declare_sink(stage.config, block, {}, cluster, stage.clock)
         )
         declare.wait_running(stage.settings(), SINK, stage.clock, _RUNNING_WITHIN_S)
 
 
 def fill_sink(stage: Stage) -> None:
-    """Ask for a snapshot with the sink as its target, and wait until it is applied."""
-    stage.tell(f"[bold]{escape(_statement(stage))}[/bold]")
+    """Request a snapshot with the sink as its target, and wait until it is applied."""
+    speed = stage.plan.max_rows_per_second
+    shown = signals.statement(stage.source(), [COLLECTION], SINK, SIGNAL, speed)
+    stage.report(f"[bold]{escape(shown)}[/bold]")
     with stage.doing(f"fill {SINK} while checkouts go on"):
-        stage.patiently(
+        stage.retried(
             lambda: signals.request_snapshot(
                 stage.source(),
                 [COLLECTION],
                 target=SINK,
-                max_rows_per_second=stage.plan.max_rows_per_second,
+                max_rows_per_second=speed,
                 signal_id=SIGNAL,
             )
         )
@@ -150,19 +151,6 @@ def fill_sink(stage: Stage) -> None:
     with stage.doing(f"wait until {SINK} has applied it: then it is ready"):
         settings = stage.settings()
         cluster = Topics(settings.kafka)
-        ends = stage.patiently(lambda: declare.sink_ends(settings, SINK, cluster))
+        ends = stage.retried(lambda: declare.sink_ends(settings, SINK, cluster))
         declare.wait_applied(settings, SINK, ends, stage.clock, _STUCK_AFTER_S)
         declare.mark_ready(settings, SINK)
-
-
-def _statement(stage: Stage) -> str:
-    data = json.dumps(
-        {
-            "data-collections": [COLLECTION],
-            "type": "incremental",
-            "target": SINK,
-            "max-rows-per-second": stage.plan.max_rows_per_second,
-        }
-    )
-    head = "insert into towpath.signal (id, type, data)"
-    return f"{head} values ('{SIGNAL}', 'execute-snapshot', '{data}');"

@@ -2,7 +2,7 @@
 The stage of a demo: its plan, the platform's addresses, the screen, the clock.
 
 A step is announced, timed and reported in one line when it ends. Every wait has a
-deadline and names its condition. The plan is decided before the demo begins: the new
+deadline and names its condition. The plan is made before the demo begins: the new
 sink's snapshot must be slow enough that rows inside its key range change while it runs,
 so its pace follows from the wanted changes and the rate at which old orders are
 settled.
@@ -11,7 +11,7 @@ settled.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
@@ -24,11 +24,11 @@ from towpath.schemas.clock import Clock, Deadline
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import Settings, Source, load
 
-# What the viewer is promised: this many rows of the key range change meanwhile.
+# The number of rows of the key range that are to change during the snapshot.
 WANTED_CHANGES: Final = 500
 
-# The snapshot is stretched for half as many again, because answers come late under load
-# and some orders are met twice.
+# The snapshot lasts for half as many again, because answers are late under load and
+# some orders change twice.
 _MARGIN: Final = 1.5
 
 # Old orders settled per checkout, and the least per second: 750 changes in 25 s.
@@ -38,7 +38,7 @@ _MIN_SETTLE_RATE: Final = 30.0
 # A tenth of the orders can change at most before the open ones run out.
 _CHANGEABLE_SHARE: Final = 0.1
 
-# However few orders there were before, those of the load come on top.
+# The least pace, because orders of the load are read too.
 _LEAST_ROWS_PER_S: Final = 100
 
 # Long enough for a steady state, short enough for a viewer.
@@ -47,7 +47,7 @@ _LOAD_BEFORE_NEW_SINK_SHARE: Final = 0.15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What the viewer asked for."""
+    """The viewer's options."""
 
     rate: float = 50.0
     orders: int = 50_000
@@ -60,16 +60,16 @@ class DemoOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlan:
     """
-    What follows from it.
+    The rates and times that follow from the options.
 
     Attributes:
         settle_rate: Old orders settled a second, inside the snapshot's key range.
         new_sink_after_s: Load time before the new sink is declared.
-        max_rows_per_second: The pace that the signal asks for.
+        max_rows_per_second: The pace of the snapshot.
         wanted_changes: Rows of the key range that must change during the snapshot.
-        load_s: Least time that checkouts go on.
-        sample_after_s: Load time before the first order whose way is timed.
-        sample_for_s: How long such orders are placed; 0: as long as the load goes on.
+        load_s: Least duration of the load.
+        sample_after_s: Load time before the first latency sample.
+        sample_for_s: Duration of the samples; 0: until the load ends.
     """
 
     settle_rate: float
@@ -82,7 +82,7 @@ class DemoPlan:
 
 
 def make_plan(options: DemoOptions) -> DemoPlan:
-    """Decide rates and times."""
+    """Return the rates and times for the options."""
     settle_rate = max(_MIN_SETTLE_RATE, options.rate * _SETTLE_SHARE)
     wanted = min(WANTED_CHANGES, int(options.orders * _CHANGEABLE_SHARE))
     snapshot_s = max(1.0, wanted * _MARGIN / settle_rate)
@@ -97,16 +97,16 @@ def make_plan(options: DemoOptions) -> DemoPlan:
     )
 
 
-_LOOK_EVERY_S: Final = 0.2
+_POLL_EVERY_S: Final = 0.2
 
-# A killed part is back, its data recovered, in half of it.
+# A killed part has recovered its data and serves again in half of it.
 _PART_BACK_WITHIN_S: Final = 60.0
 
 Value = TypeVar("Value")
 
 
 class JoinedPlatform(NamedTuple):
-    """Where a platform is that others run: its configuration and its orders service."""
+    """A platform that others run: its configuration and its orders service."""
 
     config: Path
     shop_url: str
@@ -115,15 +115,15 @@ class JoinedPlatform(NamedTuple):
 @dataclass(slots=True, kw_only=True)
 class Stage:
     """
-    Everything a step needs, whoever runs the platform.
+    Everything that a step needs, on a platform of the demo's own or of others.
 
     Attributes:
         state: The demo's own state folder.
         config: The configuration that every process of the platform reads.
         shop_url: The orders service.
-        environment: What processes of the demo are started with.
-        restarts: Tells how often a part, or all of them, was started again.
-        step: What is being done now, for the screen.
+        environment: The environment of the demo's processes.
+        restarts: Returns the restarts of a part, or of all of them.
+        step: The present step, for the screen.
     """
 
     options: DemoOptions
@@ -155,55 +155,63 @@ class Stage:
         """Return the seconds since the demo began."""
         return self.clock.monotonic_s() - self.began_at_s
 
-    def tell(self, line: str) -> None:
-        """Tell something that stays on the screen."""
-        self.screen.say(f"[dim]{self.elapsed_s():6.1f} s[/dim]  {line}")
+    def set_rate(self, rate: float) -> None:
+        """Set the rate of checkouts of the next load."""
+        self.options = replace(self.options, rate=rate)
+
+    def announce(self, step: str) -> None:
+        """Show a step as the present one."""
+        self.step = step
+
+    def report(self, line: str) -> None:
+        """Print a line that stays on the screen."""
+        self.screen.print(f"[dim]{self.elapsed_s():6.1f} s[/dim]  {line}")
 
     @contextmanager
-    def doing(self, what: str) -> Iterator[None]:
-        """Announce a step; tell what it took when it is done."""
-        self.step = what
+    def doing(self, step: str) -> Iterator[None]:
+        """Announce a step; report its duration when it is done."""
+        self.announce(step)
         began_at_s = self.elapsed_s()
         yield
-        self.tell(f"{what} [dim]({self.elapsed_s() - began_at_s:.1f} s)[/dim]")
+        self.report(f"{step} [dim]({self.elapsed_s() - began_at_s:.1f} s)[/dim]")
 
     def until(self, condition: Callable[[], bool], what: str, within_s: float) -> None:
         """
-        Wait until a condition holds; while a part is away, it does not.
+        Wait until a condition holds; while a part is unavailable, it does not.
 
         Raises:
-            StepError: It does not in time; ``what`` completes "waited for".
-            UnavailableError: A part was away until the end.
+            StepError: It does not hold in time; ``what`` completes "waited for".
+            UnavailableError: A part was unavailable until the end.
         """
         deadline = Deadline(self.clock, within_s)
-        while not self.patiently(condition, deadline.remaining_s()):
+        while not self.retried(condition, deadline.remaining_s()):
             if deadline.passed():
                 message = (
                     f"waited {within_s:.0f} s for {what}; logs: {self.state.root}/logs"
                 )
                 raise StepError(message)
-            self.clock.wait(_LOOK_EVERY_S)
+            self.clock.wait(_POLL_EVERY_S)
 
-    def patiently(
-        self, ask: Callable[[], Value], within_s: float = _PART_BACK_WITHIN_S
+    def retried(
+        self, read: Callable[[], Value], within_s: float = _PART_BACK_WITHIN_S
     ) -> Value:
         """
-        Return an answer; ask again while a part is away, because it will be back.
+        Return an answer; try again while a part is unavailable, as after a kill.
 
         Raises:
-            UnavailableError: It was not back in time.
+            UnavailableError: It was unavailable for too long.
         """
         deadline = Deadline(self.clock, within_s)
         while True:
             try:
-                return ask()
+                return read()
             except UnavailableError as error:
                 if deadline.passed() or isinstance(error, StepError):
                     raise
-            self.clock.wait(_LOOK_EVERY_S)
+            self.clock.wait(_POLL_EVERY_S)
 
     def pause(self, duration_s: float) -> None:
-        """Let time pass, for the viewer and the load."""
+        """Wait, for the viewer and the load."""
         self.clock.wait(duration_s)
 
 
@@ -213,7 +221,7 @@ class OwnStage(Stage):
     A stage whose platform is the demo's own: the local stack and what runs beside it.
 
     Attributes:
-        ports: Ports of the processes that are not part of the stack, by name.
+        ports: Ports of the processes beside the stack, by name.
     """
 
     stack: Stack
@@ -222,5 +230,5 @@ class OwnStage(Stage):
 
     @property
     def addresses(self) -> Addresses:
-        """Where the stack's parts can be reached."""
+        """The addresses of the stack's parts."""
         return self.stack.addresses()

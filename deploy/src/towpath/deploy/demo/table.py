@@ -1,8 +1,8 @@
 """
 The final table, and the same as JSON. Pure.
 
-What it says of latency: from the answer of a checkout, which comes after the commit, to
-the first read through the target's own API that returned the order.
+A latency lasts from the answer of a checkout, which follows the commit, to the first
+read through the target's own API that returned the order.
 """
 
 import dataclasses
@@ -22,11 +22,11 @@ _SECOND_MS: Final = 1000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
     """
-    What went through, from the first checkout to the last.
+    The traffic from the first checkout to the last.
 
-    ``not_started`` are customers who found too many others under way.
-    ``row_changes`` and ``events`` are the records that the relay published for them;
-    ``dead_letters`` are all that relay and sinks have set aside.
+    ``not_started`` are customers beyond the limit of outstanding ones. ``row_changes``
+    and ``events`` are the records that the relay published for them; ``dead_letters``
+    are those of relay and sinks.
     """
 
     checkouts: int
@@ -42,7 +42,7 @@ class Traffic:
 
     @property
     def requests(self) -> int:
-        """All that were sent."""
+        """The number of requests sent."""
         answered = self.checkouts + self.payments + self.cancellations
         return answered + self.conflicts + self.failed_requests
 
@@ -53,11 +53,11 @@ class SinkResult:
     One sink: its latencies in milliseconds, and whether it equals the database.
 
     Attributes:
-        samples: Orders whose way was timed; ``lost`` were not seen in time.
+        samples: Orders with a latency; ``lost`` did not arrive in time.
         compared: Keys compared.
         differences: Keys that differ; ``None`` if it could not be verified.
-        named: The first of them, with what differs.
-        failure: Why it could not be verified.
+        named: The first of them, with their differences.
+        failure: The reason for which it could not be verified.
     """
 
     name: str
@@ -74,7 +74,7 @@ class SinkResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotResult:
-    """The new sink's snapshot, of which rows inside its key range changed meanwhile."""
+    """The new sink's snapshot, and the rows of its key range that changed meanwhile."""
 
     sink: str
     rows: int
@@ -87,9 +87,9 @@ class SnapshotResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """
-    All that the demo found.
+    The result of the demo.
 
-    ``restarts`` and ``peak_memory_bytes`` are not known of parts that others run.
+    ``restarts`` and ``peak_memory_bytes`` are unknown for parts that others run.
     """
 
     orders_before: int
@@ -112,13 +112,13 @@ class Result:
         return all(sink.differences == 0 for sink in self.sinks)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the whole as JSON takes it."""
+        """Return the result in JSON types."""
         sums = {"differences": self.differences, "equal": self.equal}
         return {**dataclasses.asdict(self), **sums}
 
 
 def draw(result: Result) -> RenderableType:
-    """Draw the table, and below it every difference that is known by name."""
+    """Draw the table, with the named differences below."""
     blocks: list[RenderableType] = [_facts(result), Text(), _sinks(result), Text()]
     blocks.append(_verdict(result))
     for sink in result.sinks:

@@ -1,8 +1,8 @@
 """
 ``python -m towpath.deploy.jars``: bring the Java archives up to their lock.
 
-Further locks that the local stack does not need are named: ``s3`` for a warehouse in an
-object store; ``jdbcsink``, ``objectstore``, ``postgres15`` for the tests.
+Further locks, which the local stack does not need, are arguments: ``s3`` for a
+warehouse in an object store; ``jdbcsink``, ``objectstore``, ``postgres15`` for tests.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from towpath.deploy.jars import fetch, store
 
 
 def main() -> int:
-    """Fetch what is missing and return an exit code."""
+    """Fetch missing archives and return an exit code."""
     environ = os.environ  # noqa: TID251 - a root
     parser = argparse.ArgumentParser(prog="towpath.deploy.jars", description=__doc__)
     parser.add_argument("locks", nargs="*", help="further locks", metavar="LOCK")
@@ -27,15 +27,15 @@ def main() -> int:
     if not store.missing(jars, store.folder(environ)):
         return 0
     try:
-        count = fetch.ensure(_tell, environ, jars)
+        count = fetch.ensure(_print, environ, jars)
     except JarsError as error:
         print(f"error: {error}\nremedy: {error.remedy}", file=sys.stderr)
         return error.exit_code
-    _tell(f"{count} Java archives are in place, their sha256 checked")
+    _print(f"{count} Java archives are in place, their sha256 checked")
     return 0
 
 
-def _tell(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)
 
 

@@ -1,16 +1,16 @@
 """
 Bring the store up to its lock: fetch missing archives, check them, put them in place.
 
-Safe to interrupt and to repeat: an archive that was fetched whole is kept in a work
-folder until everything is there. One process at a time works on a store; another waits.
+A fetch may be interrupted and repeated: complete archives are kept in a work folder
+until all of them are there. One process at a time changes a store; another waits.
 
 - Maven, where it is installed, fetches many files at once. Each use is a module of its
   own, because uses need different versions of one artifact. Every archive is named, and
   its dependencies are excluded: the lock decides.
-- Otherwise the Ivy inside PySpark fetches, which needs nothing but a Java runtime. It
-  fetches one file after the other, so several processes share the work, each with a
-  cache of its own. Checksums are off, because the lock's sha256 is checked afterwards.
-- Java has a list of certificate authorities of its own. The certificates of
+- Otherwise the Ivy inside PySpark fetches, which needs only a Java runtime. It fetches
+  one file after the other, so several processes share the work, each with a cache of
+  its own. Checksums are off, because the lock's sha256 is checked afterwards.
+- Java has its own list of certificate authorities. The certificates of
   ``SSL_CERT_FILE`` are written as a trust store that Java reads.
 """
 
@@ -59,7 +59,7 @@ _MAVEN_DEPENDENCY: Final = """\
 
 
 def maven_command(program: str, jars: Sequence[Jar], work: Path) -> list[str]:
-    """Write the project that names the archives and return what fetches them."""
+    """Write the Maven project of the archives and return the command to fetch them."""
     project = work / "project"
     uses = sorted({jar.use for jar in jars})
     for use in uses:
@@ -70,7 +70,7 @@ def maven_command(program: str, jars: Sequence[Jar], work: Path) -> list[str]:
     return [
         *(program, "--batch-mode", "--errors", "--fail-at-end"),
         *("--file", str(project / "pom.xml")),
-        # A repository of our own: another clone's Maven must not meet this one.
+        # A repository of our own: Maven runs of two clones must not share one.
         f"-Dmaven.repo.local={repository(work)}",
         "-Dmaven.artifact.threads=16",
         f"{_MAVEN_PLUGIN}:resolve",
@@ -78,7 +78,7 @@ def maven_command(program: str, jars: Sequence[Jar], work: Path) -> list[str]:
 
 
 def repository(work: Path) -> Path:
-    """Return the folder that gets the files, laid out as a Maven repository."""
+    """Return the folder of fetched files, laid out as a Maven repository."""
     return work / "repository"
 
 
@@ -96,7 +96,7 @@ def _write_project(folder: Path, name: str, content: str) -> None:
     (folder / "pom.xml").write_text(text, encoding="utf-8")
 
 
-# Fetching waits for the network most of the time; more of them gain little.
+# They wait for the network most of the time; more of them gain little.
 IVY_PROCESSES: Final = 4
 _IVY_SETTINGS: Final = """\
 <ivysettings>
@@ -127,7 +127,7 @@ _IVY_LAYOUT: Final = (
 def ivy_commands(
     java: Path, flags: Sequence[str], jars: Sequence[Jar], work: Path
 ) -> list[list[str]]:
-    """Share the archives out by size and return the commands that fetch them."""
+    """Divide the archives by size and return the commands to fetch them."""
     shares: list[list[Jar]] = [[] for _ in range(IVY_PROCESSES)]
     for jar in sorted(jars, key=lambda jar: -jar.size_bytes):
         min(shares, key=lambda s: sum(j.size_bytes for j in s)).append(jar)
@@ -186,7 +186,7 @@ def _ivy_program() -> Path:
     raise JarsError(message)
 
 
-# A trust store needs a password although all that it holds is public.
+# A trust store needs a password although its content is public.
 _TRUST_STORE_PASSWORD: Final = "changeit"  # noqa: S105 - Java's own word for it
 _CERTIFICATE: Final = re.compile(
     rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL
@@ -194,7 +194,7 @@ _CERTIFICATE: Final = re.compile(
 
 
 def trust_store_flags(certificates: Path, store: Path) -> list[str]:
-    """Write the trust store and return the flags that make Java read it."""
+    """Write the trust store and return Java's flags for it."""
     found = [
         PKCS12Certificate(c, None)
         for c in _read_certificates(certificates.read_bytes())
@@ -222,34 +222,34 @@ def _read_certificates(text: bytes) -> list[x509.Certificate]:
 
 
 _MEGABYTE: Final = 1_000_000
-_TELL_EVERY_S: Final = 2.0
+_REPORT_EVERY_S: Final = 2.0
 _SHOWN_CHARACTERS: Final = 1_500
 
 ReportLine = Callable[[str], None]
 
 
-def ensure(tell: ReportLine, environ: Mapping[str, str], jars: Sequence[Jar]) -> int:
+def ensure(report: ReportLine, environ: Mapping[str, str], jars: Sequence[Jar]) -> int:
     """
-    Fetch what the store lacks and return how many archives that were.
+    Fetch the archives that the store lacks and return their number.
 
     Args:
-        tell: Is given lines on how it goes.
-        environ: Where ``PATH``, ``SSL_CERT_FILE`` and ``TOWPATH_JARS`` are looked up.
+        report: Called with lines on the progress.
+        environ: Environment with ``PATH``, ``SSL_CERT_FILE`` and ``TOWPATH_JARS``.
         jars: The lock.
 
     Raises:
-        JarsError: Some archive could not be had with the bytes that the lock names.
+        JarsError: An archive could not be fetched with the bytes of the lock.
     """
     place = store.folder(environ)
     if not store.missing(jars, place):
         return 0
     place.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(place.parent / "lock", tell):
+    with _locked(place.parent / "lock", report):
         wanted = store.missing(jars, place)
         if not wanted:
             return 0
         work = place.parent / f"{place.name}.fetch"
-        _fetch(wanted, work, tell, environ)
+        _fetch(wanted, work, report, environ)
         for jar in wanted:
             store.put(jar, repository(work) / jar.repository_path, place)
         shutil.rmtree(work)
@@ -257,20 +257,20 @@ def ensure(tell: ReportLine, environ: Mapping[str, str], jars: Sequence[Jar]) ->
 
 
 def _fetch(
-    jars: Sequence[Jar], work: Path, tell: ReportLine, environ: Mapping[str, str]
+    jars: Sequence[Jar], work: Path, report: ReportLine, environ: Mapping[str, str]
 ) -> None:
     """Try Maven, then Ivy, until the work folder holds everything, checked."""
     work.mkdir(parents=True, exist_ok=True)
     why = ""
     left = _unchecked(jars, work)
-    for way in [*([_by_maven] if _maven_program(environ) else []), _by_ivy]:
+    for fetch in [*([_by_maven] if _maven_program(environ) else []), _by_ivy]:
         if not left:
             return
         total = sum(jar.size_bytes for jar in left) / _MEGABYTE
-        word = "Maven" if way is _by_maven else "Ivy"
-        tell(f"fetching {len(left)} Java archives, {total:.0f} MB, with {word}")
-        with _reporting(left, work, tell):
-            why = way(left, work, environ) or why
+        word = "Maven" if fetch is _by_maven else "Ivy"
+        report(f"fetching {len(left)} Java archives, {total:.0f} MB, with {word}")
+        with _reporting(left, work, report):
+            why = fetch(left, work, environ) or why
         left = _unchecked(left, work)
     if left:
         message = (
@@ -280,12 +280,12 @@ def _fetch(
 
 
 def _unchecked(jars: Sequence[Jar], work: Path) -> list[Jar]:
-    """Return what is not there or not as the lock says; wrong bytes are removed."""
+    """Return archives that are missing or differ from the lock; delete wrong bytes."""
     left = []
     for jar in jars:
         path = repository(work) / jar.repository_path
         if not store.check(jar, path):
-            # Maven and Ivy believe in what lies there, marks of failure included.
+            # Maven and Ivy trust existing files, their marks of failures included.
             shutil.rmtree(path.parent, ignore_errors=True)
             left.append(jar)
     return left
@@ -320,7 +320,7 @@ def _trust_flags(work: Path, environ: Mapping[str, str]) -> list[str]:
 
 
 def _run(commands: list[list[str]], work: Path, env: dict[str, str]) -> str:
-    """Run commands at once and return what failed ones said; nobody outlives this."""
+    """Run commands at once and return the output of a failed one; kill all at exit."""
     running = []
     try:
         for number, words in enumerate(commands):
@@ -351,18 +351,18 @@ def _end_of(log: Path) -> str:
 
 
 @contextlib.contextmanager
-def _reporting(jars: Sequence[Jar], work: Path, tell: ReportLine) -> Iterator[None]:
-    """Tell how many bytes have come, as long as the block lasts."""
+def _reporting(jars: Sequence[Jar], work: Path, report: ReportLine) -> Iterator[None]:
+    """Report the number of fetched bytes during the block."""
     ending = threading.Event()
     total = sum(jar.size_bytes for jar in jars)
     before = _fetched_bytes(work)
 
-    def report() -> None:
-        while not ending.wait(_TELL_EVERY_S):
+    def run() -> None:
+        while not ending.wait(_REPORT_EVERY_S):
             here = min(total, _fetched_bytes(work) - before)
-            tell(f"  {here / _MEGABYTE:.0f} of {total / _MEGABYTE:.0f} MB")
+            report(f"  {here / _MEGABYTE:.0f} of {total / _MEGABYTE:.0f} MB")
 
-    reporter = threading.Thread(target=report, name="fetch-progress", daemon=True)
+    reporter = threading.Thread(target=run, name="fetch-progress", daemon=True)
     reporter.start()
     try:
         yield
@@ -372,7 +372,7 @@ def _reporting(jars: Sequence[Jar], work: Path, tell: ReportLine) -> Iterator[No
 
 
 def _fetched_bytes(work: Path) -> int:
-    """Add up what has come, unfinished files included and copies left out."""
+    """Return the number of fetched bytes, unfinished files included, without copies."""
     total = 0
     for folder, _, names in os.walk(work):
         if "/ivy-" in folder and "/cache" not in folder:
@@ -385,11 +385,11 @@ def _fetched_bytes(work: Path) -> int:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, tell: ReportLine) -> Iterator[None]:
+def _locked(path: Path, report: ReportLine) -> Iterator[None]:
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            tell("waiting for another fetch of the Java archives")
+            report("waiting for another fetch of the Java archives")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -6,10 +6,10 @@ The lock has one line for each archive::
     <use> <group>:<artifact>:<version>[:<type>[:<classifier>]] <file> <sha256> <bytes>
 
 Archives lie in ``<clone>/.towpath/jars/<lock>/<use>/``: another lock, another folder.
-A file is checked against its sha256 before it is put there, in one move, so that a name
-in the store means the right bytes. Its size is checked before each use, which notices a
-file that was cut off later. The one archive that is unpacked leaves a list of its
-files' sizes beside it.
+A file is checked against its sha256 before it is put there, in one step, so that a name
+in the store guarantees the right bytes. Its size is checked before each use, which
+finds a file that was truncated later. The one archive that is unpacked has a list of
+its files' sizes beside it.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ class Jar:
 
     @property
     def repository_path(self) -> Path:
-        """Where a Maven repository keeps it."""
+        """Its path in a Maven repository."""
         group, artifact, version, kind, classifier = self.parts
         name = f"{artifact}-{version}" + (f"-{classifier}" if classifier else "")
         return Path(*group.split("."), artifact, version, f"{name}.{kind}")
@@ -86,7 +86,7 @@ def of(use: str) -> Path:
     Return the folder of one use: ``kafka``, ``opensearch``, ``registry``, ``spark``.
 
     Raises:
-        JarsError: Something in it is missing or cut off.
+        JarsError: An archive in it is missing or truncated.
     """
     store = folder()
     broken = [jar for jar in read_lock() if jar.use == use and not is_whole(jar, store)]
@@ -102,14 +102,14 @@ def missing(jars: Sequence[Jar], store: Path) -> list[Jar]:
 
 
 def is_whole(jar: Jar, store: Path) -> bool:
-    """Tell by sizes whether an archive is in the store."""
+    """Return whether an archive is in the store, by its size."""
     if jar.file.endswith(_PACKED):
         return _unpacked_whole(store / jar.use)
     return _size_bytes(store / jar.use / jar.file) == jar.size_bytes
 
 
 def check(jar: Jar, path: Path) -> bool:
-    """Tell whether a file holds exactly the bytes that the lock names."""
+    """Return whether a file holds exactly the bytes that the lock names."""
     if _size_bytes(path) != jar.size_bytes:
         return False
     with path.open("rb") as file:
@@ -117,7 +117,7 @@ def check(jar: Jar, path: Path) -> bool:
 
 
 def put(jar: Jar, source: Path, store: Path) -> None:
-    """Put a checked file into the store, in one move."""
+    """Put a checked file into the store, in one step."""
     target = store / jar.use
     target.parent.mkdir(parents=True, exist_ok=True)
     if jar.file.endswith(_PACKED):

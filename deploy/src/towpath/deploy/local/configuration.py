@@ -1,9 +1,9 @@
 """
 The ``towpath.toml`` that ``towpath up`` writes for the shop on the local stack.
 
-The file begins with a line that names the ports it was written for. When the file is
-there already it is the user's: only ports of that line that have changed since are
-replaced, wherever they stand after the loopback address.
+The file begins with a line that names the ports it was written for. An existing file
+belongs to the user: only changed ports of that line are replaced, wherever they follow
+the loopback address.
 """
 
 import re
@@ -53,8 +53,8 @@ kind = "{kind}"
 driver = "{driver}"
 url = "{url}"
 """
-# Documents are dear: a batch that a killed driver left is written again, and on busy
-# cores a larger one takes a minute.
+# Documents are expensive: the last batch of a killed driver is written again, and on
+# busy cores a larger one takes a minute.
 SEARCH_BATCH: Final = "max_batch_records = 10000\n"
 
 _ROUTE: Final = """
@@ -62,7 +62,7 @@ _ROUTE: Final = """
 topic = "{topic}"
 name = "{name}"
 """
-# Orders with their lines, as their events tell them.
+# Orders with their lines, as in their events.
 _ORDERS: Final = """
 [[sink.route]]
 topic = "outbox.event.order"
@@ -85,7 +85,7 @@ cancelled_at = "timestamp with time zone"
 
 
 def write_configuration(addresses: Addresses, path: Path) -> None:
-    """Write the shop's configuration, or keep the ports of an existing file true."""
+    """Write the shop's configuration, or update the ports of an existing file."""
     if path.exists():
         old = path.read_text(encoding="utf-8")
         text = with_ports(old, addresses)

@@ -1,11 +1,11 @@
 """
-Bring one part up, report its status, take it down.
+Start one part, report its status, stop it.
 
 A part that runs and answers is left alone; one that runs but does not answer in time is
-stopped and started again; one that ended is started on its data. After a crash a part
-recovers its data: a broker reads its segments, a database its log. No fixed time fits,
-so a part has more time as long as its log grows or it reads. The status of parts is
-also a document, and a table of one line each.
+restarted; one that ended is started on its data. After a crash a part recovers its
+data: a broker reads its segments, a database its log. No fixed time fits, so a part has
+more time as long as its log grows or it reads. The status of parts is also a document,
+and a table of one line each.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ from towpath.deploy.local import process
 from towpath.deploy.local.part import Part, StateFolder
 from towpath.schemas.clock import Deadline, StallTimeout, SystemClock
 
-# A part that shows nothing for this long hangs.
+# A part without progress for this long hangs.
 _STUCK_AFTER_S: Final = 10.0
-# Less is what answering probes reads, and idle housekeeping.
+# Probes and idle housekeeping read less.
 _COUNTED_BYTES: Final = 1024 * 1024
 
 
@@ -46,30 +46,30 @@ class Recovery:
         self._deadline = Deadline(clock, part.recovers_within_s - age_s)
         self._stall = StallTimeout(clock, _STUCK_AFTER_S)
 
-    def goes_on(self) -> bool:
-        """Tell whether the part has made progress lately, within its time."""
+    def is_progressing(self) -> bool:
+        """Return whether the part has made progress lately, within its time."""
         if self._found is None or self._deadline.passed():
             return False
         if process.find(self._file) != self._found:
             return False
-        # Bytes of log, and mebibytes read: what grows while it recovers.
+        # Bytes of log and mebibytes read grow while it recovers.
         done = process.read_bytes(self._found) // _COUNTED_BYTES
         with contextlib.suppress(OSError):
             done += self._log.stat().st_size
         return not self._stall.is_over(-done)
 
 
-_LOOK_AGAIN_S: Final = 0.05
-# A part that is up answers its probe at once; more than this and it hangs.
+_POLL_EVERY_S: Final = 0.05
+# A healthy part answers its probe at once; one that takes longer hangs.
 _ALIVE_WITHIN_S: Final = 10.0
-# Who hangs seldom stops when asked; what it has not written is lost either way.
+# A hanging part seldom stops by a signal, and its unwritten data are lost either way.
 _HANGING_WITHIN_S: Final = 3.0
 _STARTS: Final = 3
 _SHOWN_LINES: Final = 8
 
 
 class PartState(enum.StrEnum):
-    """How a part is."""
+    """The state of a part."""
 
     READY = "ready"
     RUNNING = "running"
@@ -78,7 +78,7 @@ class PartState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartStatus:
-    """One part as ``towpath status`` shows it; what a stopped part lacks is None."""
+    """One part as ``towpath status`` shows it; a stopped part has no pid or memory."""
 
     name: str
     state: PartState
@@ -93,15 +93,15 @@ def bring_up(
     part: Part, state: StateFolder, ending: threading.Event | None = None
 ) -> bool:
     """
-    Start a part unless it runs and answers; tell whether it was started.
+    Start a part unless it runs and answers; return whether it was started.
 
     Args:
         part: The part.
-        state: Where its process file is.
+        state: The state folder with its process file.
         ending: Once set, a part that does not serve yet is stopped again.
 
     Raises:
-        PartError: It ended, did not answer within its time, or is wanted no more.
+        PartError: It ended, did not answer within its time, or its start was cancelled.
     """
     path = state.process_file(part.name)
     is_ending = (ending or threading.Event()).is_set
@@ -125,7 +125,7 @@ def bring_up(
 
 
 def take_down(part: Part, state: StateFolder) -> None:
-    """Stop a part; one that does not run is stopped already."""
+    """Stop a part, if it runs."""
     path = state.process_file(part.name)
     process.stop(path, part.stop_signal, within_s=part.stop_within_s)
 
@@ -133,7 +133,7 @@ def take_down(part: Part, state: StateFolder) -> None:
 def status(
     name: str, state: StateFolder, port: int | None, probe: Callable[[], None] | None
 ) -> PartStatus:
-    """Tell how a part is now."""
+    """Return the present status of a part."""
     found = process.find(state.process_file(name))
     if found is None:
         return PartStatus(
@@ -157,7 +157,7 @@ def status(
 
 
 def failure_text(part: Part, state: StateFolder, reason: str) -> str:
-    """Tell why a part failed, with the end of its log."""
+    """Return the reason of a failed start, with the end of the part's log."""
     log = state.log(part.name)
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -179,9 +179,9 @@ def _wait(
     part: Part, state: StateFolder, within_s: float, is_ending: Callable[[], bool]
 ) -> str | None:
     """
-    Wait until a part serves; return why not, if it ends or the time is over.
+    Wait until a part serves; return the reason if it does not.
 
-    The time is over only once a part that recovers its data makes no progress.
+    The deadline is extended while a part that recovers its data makes progress.
     """
     clock = SystemClock()
     deadline = Deadline(clock, within_s)
@@ -196,11 +196,11 @@ def _wait(
         if process.find(state.process_file(part.name)) is None:
             return "it ended"
         if is_ending():
-            return "it is wanted no more"
-        goes_on = recovery.goes_on()
-        if deadline.passed() and not goes_on:
+            return "its start was cancelled"
+        is_progressing = recovery.is_progressing()
+        if deadline.passed() and not is_progressing:
             return f"not ready after {within_s:g} s: {reason}"
-        clock.wait(_LOOK_AGAIN_S)
+        clock.wait(_POLL_EVERY_S)
 
 
 _COLOURS: Final = {
@@ -212,7 +212,7 @@ _MEGABYTE: Final = 1024 * 1024
 
 
 def part_document(part: PartStatus) -> dict[str, Any]:
-    """Return what is told of a part, as JSON may have it."""
+    """Return the status of a part in JSON types."""
     return {**dataclasses.asdict(part), "log": str(part.log)}
 
 
@@ -234,6 +234,6 @@ def part_table(parts: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def short_path(path: Path) -> str:
-    """Show a path from here, if it lies below."""
+    """Return a path relative to the current folder, if it lies below."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -2,13 +2,13 @@
 A local stack for one run of one command: its folder, its processes, its clean-up.
 
 Benchmarks and chaos get a temporary folder. The demo has a state folder of its own: a
-file marks the folder, and the process that holds its lock is the demo that works there.
-Nothing is removed from a folder without that mark.
+file marks the folder, and the process that holds its lock is the demo that runs there.
+No files are deleted from a folder without that mark.
 
-Every process that a run has started is stopped before its block ends, whether the run
-ends, fails or is interrupted. The first Ctrl-C ends the run and later ones never hinder
-the clean-up; SIGHUP and SIGTERM mean the same. The next run clears away what a killed
-run has left.
+Every process of a run is stopped before its block ends, whether the run ends, fails or
+is interrupted. The first Ctrl-C ends the run, and later ones never disturb the
+clean-up; SIGHUP and SIGTERM mean the same. The next run removes the remains of a killed
+run.
 """
 
 import contextlib
@@ -36,19 +36,19 @@ from towpath.schemas.clock import Deadline, SystemClock
 
 MARK: Final = "demo.lock"
 
-# Left behind by a demo that was killed: nothing of theirs is worth a longer wait.
+# Processes of a killed demo: their data are not worth a longer wait.
 _REMAINS_WITHIN_S: Final = 5.0
 
 
 @contextlib.contextmanager
 def demo_folder(folder: Path) -> Iterator[Stack]:
     """
-    Take a folder for this demo, empty but for the mark; give its stack.
+    Lock a folder for this demo and empty it except for the mark; yield its stack.
 
     Raises:
-        DemoRunsError: Another demo works there.
-        NotADemoFolderError: It holds something that no demo has put there.
-        StateFolderError: It cannot be made.
+        DemoRunsError: Another demo runs there.
+        NotADemoFolderError: It holds files that do not belong to a demo.
+        StateFolderError: It cannot be created.
     """
     mark = folder.resolve() / MARK
     if folder.is_dir() and not mark.exists() and any(folder.iterdir()):
@@ -75,7 +75,7 @@ def _lock(lock: TextIO, folder: Path) -> None:
 
 
 def remove_all(stack: Stack) -> None:
-    """Stop whatever a folder's files name, and remove all but the mark."""
+    """Stop every process of a folder, and remove all files except the mark."""
     stop_all(stack.state)
     stack.purge()
     for left in stack.state.root.iterdir():
@@ -105,36 +105,36 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class InterruptHandler:
-    """Whether a signal still interrupts."""
+    """A signal handler that interrupts once, and not during the clean-up."""
 
     def __init__(self) -> None:
-        self._turned_away = False
+        self._is_disabled = False
 
-    def turn_away(self) -> None:
-        """Ignore signals from now on: what follows is the clean-up."""
-        self._turned_away = True
+    def disable(self) -> None:
+        """Ignore signals from now on, for the clean-up."""
+        self._is_disabled = True
 
     def __call__(self, _number: int, _frame: FrameType | None) -> None:
-        """Take a signal."""
-        if not self._turned_away:
-            self._turned_away = True
+        """Handle a signal."""
+        if not self._is_disabled:
+            self._is_disabled = True
             raise KeyboardInterrupt
 
 
 @contextmanager
 def interrupted_once() -> Iterator[InterruptHandler]:
     """Turn the first of the signals into ``KeyboardInterrupt``; ignore later ones."""
-    attention = InterruptHandler()
-    before = {number: signal.signal(number, attention) for number in _SIGNALS}
+    interrupts = InterruptHandler()
+    before = {number: signal.signal(number, interrupts) for number in _SIGNALS}
     try:
-        yield attention
+        yield interrupts
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def kill_children(within_s: float) -> None:
-    """Kill what was just being started at an interruption; wait until it is gone."""
+    """Kill processes that an interruption met at their start; wait for their end."""
     children = psutil.Process(os.getpid()).children(recursive=True)
     for child in children:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -147,15 +147,15 @@ _OWNER: Final = "owner"
 _GONE_WITHIN_S: Final = 10.0
 
 
-def prepare(prefix: str, news: Console) -> None:
-    """Clear away what killed runs have left, and fetch what the stack is made of."""
+def prepare(prefix: str, console: Console) -> None:
+    """Remove the remains of killed runs, and fetch the archives of the stack."""
     clear_abandoned(prefix)
     environ = os.environ  # noqa: TID251 - a root
-    fetch.ensure(news.print, environ, store.read_lock())
+    fetch.ensure(console.print, environ, store.read_lock())
 
 
 def clear_abandoned(prefix: str, folder: Path | None = None) -> None:
-    """Stop and remove what runs have left that were killed."""
+    """Stop the processes of killed runs, and remove their folders."""
     for left in (folder or Path(tempfile.gettempdir())).glob(f"{prefix}*"):
         with contextlib.suppress(OSError, ValueError):
             owner = int((left / _OWNER).read_text(encoding="ascii"))
@@ -166,42 +166,42 @@ def clear_abandoned(prefix: str, folder: Path | None = None) -> None:
 @contextlib.contextmanager
 def own_stack(
     prefix: str,
-    news: Console,
+    console: Console,
     *,
     keep: bool,
     parts: Sequence[str] = SOURCE_AND_BROKER,
 ) -> Iterator[Stack]:
     """
-    Start a stack for the block; stop and remove it behind, whatever happened.
+    Start a stack for the block; stop and remove it at the end, also after a failure.
 
     Args:
-        prefix: What the names of such folders begin with.
-        news: Told what goes on.
+        prefix: Prefix of the names of such folders.
+        console: Shows the progress.
         keep: Leave logs and configuration files in place.
-        parts: Which parts.
+        parts: The parts to start.
     """
-    with interrupted_once() as attention:
+    with interrupted_once() as interrupts:
         stack = Stack(Path(tempfile.mkdtemp(prefix=prefix)))
         owner = stack.state.root / _OWNER
         owner.write_text(f"{os.getpid()}\n", encoding="ascii")
         try:
-            with news.status(f"starting {', '.join(parts)}"):
+            with console.status(f"starting {', '.join(parts)}"):
                 stack.up(parts)
             yield stack
         finally:
-            attention.turn_away()
+            interrupts.disable()
             if keep:
                 stop_all(stack.state)
                 stack.down()
                 owner.unlink()
-                news.print(f"logs and files: {stack.state.root}", soft_wrap=True)
+                console.print(f"logs and files: {stack.state.root}", soft_wrap=True)
             else:
                 _remove(stack)
             kill_children(_GONE_WITHIN_S)
 
 
 def environment() -> dict[str, str]:
-    """Return our environment without the variables that overrule a configuration."""
+    """Return our environment without the variables that override a configuration."""
     inherited = os.environ.items()  # noqa: TID251 - a root
     return {name: text for name, text in inherited if not name.startswith("TOWPATH_")}
 
@@ -216,7 +216,7 @@ _STOP_WITHIN_S: Final = 20.0
 
 
 class Launcher:
-    """Starts, stops and kills processes of one state folder."""
+    """Launcher of processes of one state folder; it stops and kills them too."""
 
     def __init__(self, state: StateFolder, env: Mapping[str, str]) -> None:
         self._state = state
@@ -230,11 +230,11 @@ class Launcher:
         return process.start(part, self._state)
 
     def stop(self, name: str) -> None:
-        """Ask a process to end, and wait until it is gone."""
+        """Stop a process, and wait for its end."""
         process.stop(self._state.process_file(name), within_s=_STOP_WITHIN_S)
 
     def kill(self, name: str) -> None:
-        """Kill a process at once, and wait until it is gone."""
+        """Kill a process, and wait for its end."""
         path = self._state.process_file(name)
         found = process.find(path)
         if found is not None:
@@ -243,5 +243,5 @@ class Launcher:
         process.sweep(path)
 
     def log(self, name: str) -> Path:
-        """Name the file to which a process prints."""
+        """Return the log file of a process."""
         return self._state.log(name)

@@ -1,11 +1,11 @@
 """
 A part of the stack as a value, and the state folder that holds its files.
 
-A part says what to run, how to probe it and how to stop it. The state folder::
+A part describes its command, its probe and its stop. The state folder::
 
     <state>/
       jars/<lock>/      archives, fetched once (only in the clone's own state folder)
-      stack/<part>/     data of a part     stack/ports.json   its port, kept
+      stack/<part>/     data of a part     stack/ports.json   its port
       run/<part>.pid    its process        logs/<part>.log    its output
 """
 
@@ -18,40 +18,40 @@ from typing import Final, NamedTuple
 
 from towpath.deploy.errors import StateFolderError
 
-# For parts with data: what a crash leaves is read within this, or it is not finite.
+# The longest recovery of a part's data after a crash; a longer one does not end.
 RECOVERS_WITHIN_S: Final = 1800.0
 
 
 class User(NamedTuple):
-    """Another user that a part runs as, because it refuses to be root."""
+    """Another user that runs a part, because the part refuses to be root."""
 
     uid: int
     gid: int
 
 
 def _do_nothing() -> None:
-    """Prepare nothing; ask nothing."""
+    """Prepare nothing, probe nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """
-    One process and what is known about it.
+    One process: how it is started, probed and stopped.
 
     Attributes:
         name: Names its log and process file.
         command: Program and arguments.
-        folder: Where it runs; must exist after ``prepare``.
+        folder: Its working folder; must exist after ``prepare``.
         env: Its whole environment.
-        port: Where it listens, for showing.
-        prepare: Writes what it needs; runs before each start, safe to repeat.
-        probe: Asks the part itself; raises ``NotReadyError`` until it serves.
-        ready_within_s: How long it may take to serve.
-        recovers_within_s: How long it may take if it makes progress meanwhile: its log
-            grows, or it reads; for parts that recover their data after a crash.
-        stop_signal: Asks for a clean stop.
-        stop_within_s: How long that may take before it is killed.
-        user: Who runs it, if not who starts it.
+        port: The port where it listens, for display.
+        prepare: Writes its files; runs before each start, safe to repeat.
+        probe: Contacts the part itself; raises ``NotReadyError`` until it serves.
+        ready_within_s: The longest time until it serves.
+        recovers_within_s: The longest time while it makes progress: its log grows, or
+            it reads; for parts that recover their data after a crash.
+        stop_signal: The signal of a clean stop.
+        stop_within_s: The longest time of a clean stop; then it is killed.
+        user: The user that runs it, if not the one that starts it.
     """
 
     name: str
@@ -75,7 +75,7 @@ class StateFolder(NamedTuple):
 
     @property
     def name(self) -> str:
-        """A short name that no other state folder of this machine has."""
+        """A short name, unique among the state folders of this machine."""
         return hashlib.sha256(str(self.root).encode()).hexdigest()[:12]
 
     @property
@@ -96,15 +96,15 @@ class StateFolder(NamedTuple):
         return self.root / "run" / f"{part}.pid"
 
     def parts(self) -> list[str]:
-        """Names of all parts that were ever started here, in order of name."""
+        """Return the names of all parts that were ever started here, sorted."""
         return sorted(p.stem for p in (self.root / "run").glob("*.pid"))
 
     def create(self) -> None:
         """
-        Make the folders; safe to repeat.
+        Create the folders; safe to repeat.
 
         Raises:
-            StateFolderError: They cannot be made.
+            StateFolderError: They cannot be created.
         """
         for folder in (self.stack, self.root / "logs", self.root / "run"):
             try:

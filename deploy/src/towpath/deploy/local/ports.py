@@ -1,8 +1,8 @@
 """
 Free ports of the loopback address, and small probes of the servers behind them.
 
-A port is kept over restarts, so that addresses in a configuration file stay true. It is
-given up only when another process holds it while our part is down.
+A port is kept over restarts, so that addresses in a configuration file stay valid. It
+is replaced only if another process uses it while our part is down.
 """
 
 import json
@@ -22,12 +22,12 @@ LOOPBACK: Final = "127.0.0.1"
 # Linux takes outgoing connections' ports from 32768 upwards; well-known servers sit
 # below 20000.
 SERVERS: Final = (20_000, 31_999)
-_GIVEN_UP_WITHIN_S: Final = 3.0
-_LOOK_AGAIN_S: Final = 0.05
+_FREED_WITHIN_S: Final = 3.0
+_POLL_EVERY_S: Final = 0.05
 
 
 def is_free(port: int) -> bool:
-    """Tell whether a server could listen on the port now."""
+    """Return whether a server could listen on the port now."""
     with socket.socket() as probe:
         # Servers set it too: a port in TIME_WAIT is free for them.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -40,24 +40,24 @@ def is_free(port: int) -> bool:
 
 def gets_free(port: int, clock: Clock) -> bool:
     """
-    Tell whether a server could listen on the port now or very soon.
+    Return whether a server could listen on the port now or very soon.
 
-    A server with many threads that was killed is gone a moment before its sockets are.
+    The sockets of a killed server with many threads close a moment after its end.
     """
-    deadline = Deadline(clock, _GIVEN_UP_WITHIN_S)
+    deadline = Deadline(clock, _FREED_WITHIN_S)
     while not is_free(port):
         if deadline.passed():
             return False
-        clock.wait(_LOOK_AGAIN_S)
+        clock.wait(_POLL_EVERY_S)
     return True
 
 
 def any_free(taken: Collection[int] = ()) -> int:
     """
-    Return a free port that no outgoing connection will take while we are down.
+    Return a free port outside the range of outgoing connections.
 
     Args:
-        taken: Ports that are somebody's already, though nobody listens on them yet.
+        taken: Ports that are reserved already, though nothing listens on them yet.
     """
     return free_within(*SERVERS, secrets.randbelow(SERVERS[1] - SERVERS[0]), taken)
 
@@ -72,7 +72,7 @@ def one_each(names: Iterable[str]) -> dict[str, int]:
 
 def free_within(first: int, last: int, start: int, taken: Collection[int] = ()) -> int:
     """
-    Return a free port of a range, looking from ``start`` onwards and around.
+    Return a free port of a range, searched from ``start`` onwards and around.
 
     Raises:
         PrerequisiteError: All of them are taken.
@@ -87,7 +87,7 @@ def free_within(first: int, last: int, start: int, taken: Collection[int] = ()) 
 
 
 def read_ports(path: Path) -> dict[str, int]:
-    """Read the remembered ports; an unreadable file is an empty one."""
+    """Read the stored ports; an unreadable file counts as empty."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -96,27 +96,27 @@ def read_ports(path: Path) -> dict[str, int]:
 
 
 def write_ports(path: Path, ports: dict[str, int]) -> None:
-    """Remember the ports, all or none."""
+    """Store the ports, in one step."""
     scratch = path.with_suffix(".new")
     scratch.write_text(json.dumps(ports, indent=1, sort_keys=True), encoding="utf-8")
     scratch.replace(path)
 
 
-# One question's patience; the part's own deadline bounds the asking as a whole.
+# The timeout of one probe; the part's own deadline bounds all of them together.
 ANSWER_WITHIN_S: Final = 3.0
 
 
-def port_open(port: int) -> None:
+def check_listens(port: int) -> None:
     """
-    Ask whether anybody listens.
+    Check that a server listens on the port.
 
     Raises:
-        NotReadyError: Nobody does.
+        NotReadyError: None does.
     """
     try:
         socket.create_connection((LOOPBACK, port), timeout=ANSWER_WITHIN_S).close()
     except OSError as error:
-        message = f"nobody listens on port {port}"
+        message = f"nothing listens on port {port}"
         raise NotReadyError(message) from error
 
 
@@ -127,7 +127,7 @@ def get_json(url: str) -> Any:  # noqa: ANN401 - JSON of whatever shape
     Raises:
         NotReadyError: No answer, an error, or something that is not JSON.
     """
-    # Only the loopback address is asked, so a proxy in the environment must not serve.
+    # A proxy from the environment must not answer for the loopback address.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=ANSWER_WITHIN_S) as answer:

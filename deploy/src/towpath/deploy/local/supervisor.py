@@ -1,10 +1,10 @@
 """
-Processes of the platform beside the stack: started, watched, started again, stopped.
+Processes of the platform beside the stack: started, watched, restarted, stopped.
 
-A process that ends by itself is started again after a growing delay, and counted. One
-deadline bounds the stop of all of them together; afterwards nothing is left, whatever
-state they were in. Order of start is order of listing; all are stopped at once.
-Parts that somebody else has started can be watched too; they are his to stop.
+A process that ends by itself is restarted after a growing delay, and counted. One
+deadline bounds the stop of all of them together; no process remains after it. Parts are
+started in the order of listing and stopped all at once. Adopted parts, which others
+have started, are watched but not stopped.
 """
 
 import contextlib
@@ -20,17 +20,17 @@ from towpath.deploy.local.lifecycle import PartStatus, Recovery
 from towpath.deploy.local.part import Part, StateFolder
 from towpath.schemas.clock import Backoff, Clock, Deadline, SystemClock
 
-_LOOK_EVERY_S: Final = 0.2
-# A process that lasted this long had started well: its next delay is the first again.
-_SETTLED_AFTER_S: Final = 30.0
+_POLL_EVERY_S: Final = 0.2
+# A process that ran for this long had started well: its delays begin again.
+_STABLE_AFTER_S: Final = 30.0
 
 
 class Supervisor:
     """
     Watches parts of one state folder.
 
-    Call order: ``start`` for each part, ``stop`` once; as a context manager it stops at
-    the end of the block, however that is left.
+    Call order: ``start`` for each part, ``stop`` once; as a context manager it stops
+    all of them at the end of the block.
     """
 
     def __init__(
@@ -61,26 +61,26 @@ class Supervisor:
 
     def start(self, part: Part) -> None:
         """
-        Start a part and watch it; whatever ran under its name before is stopped.
+        Start a part and watch it; an earlier process of its name is stopped.
 
-        Does not wait for it to serve: see ``wait_ready``.
+        It does not wait until the part serves: see ``wait_ready``.
         """
         self._state.create()
         with self._lock:
             if self._ending.is_set():
                 return
             lifecycle.take_down(part, self._state)
-            self._launch(part)
-            self._watch_over(part)
+            self._start_process(part)
+            self._add_watched(part)
 
     def adopt(self, part: Part) -> None:
-        """Watch a part that runs already; ``stop`` leaves it to whoever started it."""
+        """Watch a part that runs already; ``stop`` leaves it running."""
         with self._lock:
             if self._ending.is_set():
                 return
             self._adopted.add(part.name)
             self._started_at_s[part.name] = self._clock.monotonic_s()
-            self._watch_over(part)
+            self._add_watched(part)
 
     def wait_ready(self, names: Sequence[str] | None = None) -> None:
         """
@@ -98,20 +98,20 @@ class Supervisor:
                     part.probe()
                     break
                 except NotReadyError as error:
-                    goes_on = recovery.goes_on()
-                    if deadline.passed() and not goes_on:
+                    is_progressing = recovery.is_progressing()
+                    if deadline.passed() and not is_progressing:
                         why = lifecycle.failure_text(part, self._state, str(error))
                         raise PartError(why) from error
-                self._ending.wait(_LOOK_EVERY_S)
+                self._ending.wait(_POLL_EVERY_S)
 
     def restarts(self, name: str | None = None) -> int:
-        """Return how often a part was started again, or all of them together."""
+        """Return the restarts of a part, or of all of them together."""
         if name is None:
             return sum(self._restarts.values())
         return self._restarts.get(name, 0)
 
     def status(self) -> list[PartStatus]:
-        """Tell how every watched part is."""
+        """Return the status of every watched part."""
         parts = list(self._parts.values())
         return [
             lifecycle.status(part.name, self._state, part.port, part.probe)
@@ -128,9 +128,9 @@ class Supervisor:
 
     def stop(self, within_s: float = 20.0) -> None:
         """
-        Stop all parts that were started here at once; end the watch over all.
+        Stop all parts that were started here at once, and watch no more.
 
-        Who is still there after ``within_s`` is killed.
+        Processes that remain after ``within_s`` are killed.
         """
         self._ending.set()
         if self._watcher is not None:
@@ -147,7 +147,7 @@ class Supervisor:
             with ThreadPoolExecutor(len(parts)) as threads:
                 list(threads.map(lambda p: lifecycle.take_down(p, self._state), parts))
 
-    def _watch_over(self, part: Part) -> None:
+    def _add_watched(self, part: Part) -> None:
         self._parts[part.name] = part
         self._restarts.setdefault(part.name, 0)
         if self._watcher is None:
@@ -156,32 +156,32 @@ class Supervisor:
             )
             self._watcher.start()
 
-    def _launch(self, part: Part) -> None:
+    def _start_process(self, part: Part) -> None:
         part.prepare()
         process.start(part, self._state)
         self._started_at_s[part.name] = self._clock.monotonic_s()
         self._due_at_s.pop(part.name, None)
 
     def _watch(self) -> None:
-        while not self._ending.wait(_LOOK_EVERY_S):
+        while not self._ending.wait(_POLL_EVERY_S):
             with self._lock:
                 for part in list(self._parts.values()):
                     if process.find(self._state.process_file(part.name)) is None:
-                        self._revive(part)
+                        self._restart(part)
 
-    def _revive(self, part: Part) -> None:
-        """Start an ended part again once its delay is over."""
+    def _restart(self, part: Part) -> None:
+        """Restart an ended part once its delay is over."""
         now_s = self._clock.monotonic_s()
         name = part.name
         if name not in self._due_at_s:
-            lasted_s = now_s - self._started_at_s[name]
-            settled = lasted_s >= _SETTLED_AFTER_S
-            attempt = 0 if settled else self._attempts.get(name, 0)
+            uptime_s = now_s - self._started_at_s[name]
+            is_stable = uptime_s >= _STABLE_AFTER_S
+            attempt = 0 if is_stable else self._attempts.get(name, 0)
             self._attempts[name] = attempt + 1
             self._due_at_s[name] = now_s + self._backoff.delay_s(attempt)
-            # What it left in its session would meet its successor.
+            # Processes that it left in its session would meet its successor.
             process.sweep(self._state.process_file(name))
         elif now_s >= self._due_at_s[name]:
             self._restarts[name] += 1
             with contextlib.suppress(OSError):
-                self._launch(part)
+                self._start_process(part)

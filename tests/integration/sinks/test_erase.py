@@ -15,7 +15,7 @@ from towpath.sinks.targets.cache.schema import (
     witness_keys,
 )
 from towpath.sinks.targets.cache.upkeep import erase as erase_cache
-from towpath.sinks.targets.search.schema import index_body, with_own
+from towpath.sinks.targets.search.schema import index_body, with_sink_fields
 from towpath.sinks.targets.search.upkeep import erase as erase_search
 from towpath.sinks.targets.warehouse.upkeep import erase as erase_warehouse
 
@@ -61,7 +61,7 @@ def test_an_indexs_versions_go_with_their_alias(stack, name):
     """
     stack.up("opensearch")
     client = OpenSearch(hosts=[stack.opensearch_url])
-    ours = index_body(with_own({}), SearchOptions(), {})
+    ours = index_body(with_sink_fields({}), SearchOptions(), {})
     loose = {"mappings": {"properties": ours["mappings"]["properties"]}}
     strict = {"mappings": {"dynamic": "strict"}}
     foreign = {f"{name}-20260101": loose, f"{name}-7": strict, f"{name}-x-1": ours}

@@ -166,7 +166,7 @@ def test_a_rebuild_that_is_given_up_leaves_everything_as_it_was(shop):
     apply(shop, change(shop, 1, 1, {"code": 1}))
     begun = shop.rebuild.begin(shop.route, "s1")
     apply(shop, change(shop, 2, 2, {"code": 2}))
-    shop.rebuild.give_up(shop.route)
+    shop.rebuild.abort(shop.route)
     apply(shop, change(shop, 3, 3, {"code": 3}))
 
     assert {1: 1, 2: 2, 3: 3} == found(shop)

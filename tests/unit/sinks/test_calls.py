@@ -23,7 +23,7 @@ def change(key, row=None, position=POSITION, unchanged=ALL_PRESENT):
 
 def written(made, *aliases):
     """Write a change for its aliases."""
-    return write.documents(made, [write.opening(alias) for alias in aliases])
+    return write.documents(made, [write.action_prefix(alias) for alias in aliases])
 
 
 @pytest.mark.parametrize(

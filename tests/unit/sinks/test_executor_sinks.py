@@ -11,7 +11,7 @@ from towpath.sinks.engine.executors import ExecutorSpec
 from towpath.sinks.errors import IndexGoneError
 from towpath.sinks.targets.cache.sink import CacheSink
 from towpath.sinks.targets.search.indexes import Indexes
-from towpath.sinks.targets.search.schema import Described
+from towpath.sinks.targets.search.schema import DocumentShape
 
 ROUTE = Route(topic="towpath.shop.orders", name="orders")
 
@@ -25,9 +25,9 @@ def plan(kind: str, **more) -> ExecutorSpec:
 class Fields:
     """Fields of any route."""
 
-    def described(self, _route):
+    def shape_of(self, _route):
         """Return a minimal description."""
-        return Described("the table shop.orders", {})
+        return DocumentShape("the table shop.orders", {})
 
     def refresh(self):
         """Do nothing."""
@@ -59,7 +59,7 @@ def test_a_missing_index_is_left_to_the_driver():
     """
     made = plan("search").make()
     indexes = Indexes(None, (ROUTE,), Fields(), SearchOptions())
-    indexes.may_make = made._indexes.may_make
+    indexes.may_create = made.creates_indexes
     made.close()
 
     with pytest.raises(IndexGoneError, match="orders has no index"):

@@ -99,7 +99,7 @@ def test_a_mixed_bulk_answer_is_read_item_by_item():
     verdicts = [o.verdict for o in outcomes({"items": items}, 6)]
 
     expected = [
-        *(ItemVerdict.WRITTEN, ItemVerdict.STALE, ItemVerdict.AGAIN),
+        *(ItemVerdict.WRITTEN, ItemVerdict.STALE, ItemVerdict.RETRY),
         *(ItemVerdict.REFUSED, ItemVerdict.WRITTEN, ItemVerdict.GONE),
     ]
 
@@ -131,7 +131,7 @@ def test_a_failure_of_the_index_is_retried(status: int):
     """
     (outcome,) = outcomes({"items": [{"index": {"status": status}}]}, 1)
 
-    assert ItemVerdict.AGAIN is outcome.verdict
+    assert ItemVerdict.RETRY is outcome.verdict
 
 
 def test_a_bulk_reason_does_not_quote_the_document():

@@ -21,8 +21,8 @@ from towpath.sinks.targets.search.schema import (
     index_body,
     index_name,
     number_of,
-    pieces,
     replication,
+    single_fields,
     unfit_name,
 )
 
@@ -96,7 +96,7 @@ def test_the_index_has_only_announced_columns():
     """
     source = RouteFields(Relations(), {})
     route = Route(topic="towpath.shop.orders", name="orders")
-    mappings = index_body(source.described(route).fields, SearchOptions(), {})[
+    mappings = index_body(source.shape_of(route).fields, SearchOptions(), {})[
         "mappings"
     ]
 
@@ -118,7 +118,7 @@ def test_a_composite_column_is_an_object_field(monkeypatch):
         Relations(), [route.model_copy(update={"fields": {"place": "text"}})]
     )
     found = [
-        RouteFields(relations, {}).described(route).fields["place"]
+        RouteFields(relations, {}).shape_of(route).fields["place"]
         for relations in (Relations(), routed)
     ]
 
@@ -248,7 +248,7 @@ def test_nested_fields_are_listed_with_their_paths():
     line = {"sku": {"type": "keyword"}, "at": {"properties": {"x": {"type": "long"}}}}
     fields = {"id": {"type": "long"}, "lines": {"type": "nested", "properties": line}}
 
-    found = dict(pieces(fields))
+    found = dict(single_fields(fields))
 
     assert [{"type": "long"}, {"type": "keyword"}, {"type": "long"}, None] == [
         field_at(fields, path) for path in (*found, "lines.none")

@@ -23,14 +23,17 @@ from towpath.sinks.errors import (
 from towpath.sinks.ports import Batch
 from towpath.sinks.targets.search.client import connect, translated
 from towpath.sinks.targets.search.indexes import IndexWatch
-from towpath.sinks.targets.search.schema import FOLLOWS_MEMO, with_own
+from towpath.sinks.targets.search.schema import REPLACED_IDS_META, with_sink_fields
 from towpath.sinks.targets.search.sink import SearchSink
-from towpath.sinks.targets.search.upkeep import SELDOM_MS
+from towpath.sinks.targets.search.upkeep import BACKLOG_REFRESH_MS
 from towpath.sinks.targets.search.write import ATTEMPTS
 
 ROUTE = Route(topic="towpath.shop.orders", name="orders")
 WRITTEN, CONFLICT, INVALID, GONE, FULL, BROKEN = 201, 409, 400, 404, 429, 503
-MAPPING = {"dynamic": "strict", "properties": with_own({"order_id": {"type": "long"}})}
+MAPPING = {
+    "dynamic": "strict",
+    "properties": with_sink_fields({"order_id": {"type": "long"}}),
+}
 TOO_LARGE = TransportError(413, "too large")
 BLOCK = {"type": "cluster_block_exception", "reason": "blocked"}
 NO_RIGHT = {"type": "security_exception", "reason": "no permissions"}
@@ -60,7 +63,7 @@ class Indices:
             "uuid": f"{name}#{self.made.count(name)}",
             "refresh_interval": self.intervals.get(name, "500ms"),
         }
-        memo = {"_meta": {FOLLOWS_MEMO: self.follows.get(name, [])}}
+        memo = {"_meta": {REPLACED_IDS_META: self.follows.get(name, [])}}
         return {
             "aliases": {alias: {}},
             "settings": {"index": own},
@@ -380,7 +383,9 @@ def test_a_backlog_is_refreshed_seldom_and_live_changes_often(batches):
         made.apply(batch(*range(count)))
         seen.append(client.indices.intervals["orders-1"])
 
-    assert seen == [f"{SELDOM_MS}ms" if count == 3 else "250ms" for count in batches]
+    assert seen == [
+        f"{BACKLOG_REFRESH_MS}ms" if count == 3 else "250ms" for count in batches
+    ]
 
 
 def test_a_configured_slow_refresh_is_kept():

@@ -321,7 +321,7 @@ def _rebuild_route(context: _RebuildContext, route: Route) -> int:
     word = "goes on with" if begun.is_resumed else "fills"
     print(f"{route.name}: snapshot {begun.snapshot} {word} {begun.new}", flush=True)
     if not _fill_route(context, route, begun.snapshot):
-        context.rebuild.give_up(route)
+        context.rebuild.abort(route)
         return 1
     cluster = Topics(context.settings.kafka)
     ends = declare.sink_ends(context.settings, context.sink.name, cluster)

@@ -59,13 +59,13 @@ def _search(sink: SinkSettings, parts: SinkParts) -> Sink:
 
 
 def _search_on_executor(sink: SinkSettings, parts: ExecutorParts) -> Sink:
-    from towpath.sinks.targets.search.sink import SearchSink  # noqa: PLC0415 - see above
+    from towpath.sinks.targets.search.sink import (  # noqa: PLC0415 - see above
+        ExecutorSearchSink,
+    )
 
-    made = SearchSink(
+    return ExecutorSearchSink(
         *(sink.url, sink.route, parts.relations, parts.clock), options=sink.search
     )
-    made.make_no_index()
-    return made
 
 
 def _erase_search(sink: SinkSettings, prefix: str) -> None:

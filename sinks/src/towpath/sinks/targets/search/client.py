@@ -1,8 +1,4 @@
-"""
-The connection to OpenSearch, and its errors turned into ours, by their status.
-
-Which index stands behind an alias.
-"""
+"""The connection to OpenSearch, its errors turned into ours, and aliased indexes."""
 
 import json
 import logging
@@ -25,22 +21,22 @@ from towpath.sinks.errors import (
     TargetBusyError,
     TargetUnavailableError,
 )
-from towpath.sinks.targets.search.schema import FOLLOWS_MEMO
+from towpath.sinks.targets.search.schema import REPLACED_IDS_META
 
 ANSWER_WITHIN_S: Final = 30.0
 
-# The index says 429 when its queues are full; they drain in a second or so.
+# OpenSearch returns 429 when its queues are full; they drain in a second or so.
 FULL_RETRY_AFTER_S: Final = 1.0
 
-# A person must free the disk, or lift what another person has set.
+# A person must free the disk, or remove a block that another person has set.
 BLOCKED_RETRY_AFTER_S: Final = 5.0
 
-# A full disk is told with 429, other blocks with 403, a closed index with 400.
+# A full disk is reported by 429, other blocks by 403, a closed index by 400.
 BLOCKS: Final = frozenset({"cluster_block_exception", "index_closed_exception"})
 _GONE: Final = "index_not_found_exception"
 
-# Only these parts of a bulk answer are asked for: it is a tenth of the whole.
-_BULK: Final = {
+# Only these parts of a bulk response are requested: a tenth of the whole.
+_BULK_PARAMS: Final = {
     "require_alias": "true",
     "filter_path": "errors,items.*.status,items.*.error.type,items.*.error.reason",
 }
@@ -52,7 +48,7 @@ _SERVER_ERROR: Final = 500
 
 
 class _QuickSerializer(JSONSerializer):
-    """Reads answers quickly; a document's numbers may lose digits."""
+    """A fast parser of responses; numbers of a document may lose digits."""
 
     def loads(self, s: str) -> Any:  # noqa: ANN401 - any JSON
         try:
@@ -62,7 +58,7 @@ class _QuickSerializer(JSONSerializer):
 
 
 class _ExactSerializer(JSONSerializer):
-    """Reads every number with all of its digits."""
+    """A parser that keeps all digits of every number."""
 
     def loads(self, s: str) -> Any:  # noqa: ANN401 - any JSON
         try:
@@ -73,14 +69,15 @@ class _ExactSerializer(JSONSerializer):
 
 def connect(url: str, *, is_exact: bool = False, at_once: int = 1) -> OpenSearch:
     """
-    Return a client that does not retry by itself: the sink does, item by item.
+    Return a client that does not retry: the sink retries, item by item.
 
     Args:
-        url: The index's address.
-        is_exact: Numbers with a point come as decimals, not as doubles.
-        at_once: How many threads use it.
+        url: The address of OpenSearch.
+        is_exact: Whether numbers with a point are read as decimals, not as doubles.
+        at_once: The number of threads that use it.
     """
-    # It logs each answer that is no success; they are all translated, or meant.
+    # The library logs each response that is no success; all are translated, or
+    # expected.
     logging.getLogger("opensearch").setLevel(logging.CRITICAL)
     return OpenSearch(
         hosts=[url],
@@ -94,17 +91,19 @@ def connect(url: str, *, is_exact: bool = False, at_once: int = 1) -> OpenSearch
 
 def send(client: OpenSearch, body: bytes) -> Mapping[str, Any] | None:
     """
-    Make one bulk call and return its answer; ``None`` if it is too large.
+    Send one bulk call and return its response; ``None`` if it is too large.
 
     Raises:
-        TargetBusyError: The index asks for a pause.
-        TargetUnavailableError: It does not answer, or only with a failure of its own.
-        BatchRefusedError: It cannot read the call; some document of it is why.
-        SearchRefusedError: It refuses the call, and will again.
+        TargetBusyError: OpenSearch asks for a pause.
+        TargetUnavailableError: It does not answer, or has a failure of its own.
+        BatchRefusedError: It cannot read the call, because of one of its documents.
+        SearchRefusedError: It refuses the call for good.
     """
     with translated():
         try:
-            answer: Mapping[str, Any] = client.bulk(body=body, params=dict(_BULK))
+            answer: Mapping[str, Any] = client.bulk(
+                body=body, params=dict(_BULK_PARAMS)
+            )
         except TransportError as error:
             if error.status_code == _TOO_LARGE:
                 return None
@@ -121,11 +120,11 @@ def translated() -> Iterator[None]:
     Turn opensearch-py's errors into ours.
 
     Raises:
-        TargetBusyError: The index asks for a pause.
+        TargetBusyError: OpenSearch asks for a pause.
         IndexBlockedError: It takes no writes for now.
-        IndexGoneError: There is no such index any more.
-        TargetUnavailableError: It does not answer, or only with a failure of its own.
-        SearchRefusedError: It refuses the call, and will again.
+        IndexGoneError: The index no longer exists.
+        TargetUnavailableError: OpenSearch does not answer, or has a failure of its own.
+        SearchRefusedError: It refuses the call for good.
     """
     try:
         yield
@@ -152,68 +151,70 @@ def translated() -> Iterator[None]:
 
 
 def blocked(reason: str) -> IndexBlockedError:
-    """Make the failure of an index that takes no writes for now."""
+    """Return the error of an index that takes no writes for now."""
     message = f"the search index takes no writes: {reason}"
     return IndexBlockedError(message, retry_after_s=BLOCKED_RETRY_AFTER_S)
 
 
-# As many names as fit the 4 KB that a server takes as the first line of a request.
+# As many names as fit into the 4 KB of a request's first line.
 _NAMES_PER_CALL: Final = 12
 
-_ASKED: Final = {
+_INDEX_PARAMS: Final = {
     "ignore_unavailable": "true",
     "filter_path": "*.aliases,*.mappings._meta,"
     "*.settings.index.uuid,*.settings.index.refresh_interval",
 }
 
 
-class Standing(NamedTuple):
+class SearchIndex(NamedTuple):
     """
     An index behind an alias.
 
     Attributes:
-        name: What it is called.
-        id: What the server knows it by; no other index ever has the same.
-        follows: The ids of those whose place it took in rebuilds.
-        refresh: How often what was written comes to be found, as the index has it.
+        name: Its name.
+        id: The server's id of it; no two indexes ever share one.
+        replaced_ids: The ids of the indexes that it replaced in rebuilds.
+        refresh: Its refresh interval, as the index has it.
     """
 
     name: str
     id: str
-    follows: tuple[str, ...]
+    replaced_ids: tuple[str, ...]
     refresh: str
 
 
-def indexes_of(client: OpenSearch, aliases: Iterable[str]) -> dict[str, Standing]:
+def indexes_of(client: OpenSearch, aliases: Iterable[str]) -> dict[str, SearchIndex]:
     """
-    Return the index behind each alias; what is no alias is left out.
+    Return the index behind each alias; a name without an alias is left out.
 
     Raises:
-        ForeignIndexError: An alias is over several indexes.
-        UnavailableError: The index does not answer.
+        ForeignIndexError: An alias has several indexes.
+        UnavailableError: OpenSearch does not answer.
     """
-    found: dict[str, Standing] = {}
+    found: dict[str, SearchIndex] = {}
     wanted = list(aliases)
     for first in range(0, len(wanted), _NAMES_PER_CALL):
         names = wanted[first : first + _NAMES_PER_CALL]
         with translated():
-            answer = client.indices.get(index=",".join(names), params=dict(_ASKED))
-        for index, said in answer.items():
-            standing = _standing(index, said)
-            for alias in said.get("aliases", {}):
-                other = found.setdefault(alias, standing)
-                if other != standing:
-                    message = f"the alias {alias} is over {other.name} and {index}"
+            answer = client.indices.get(
+                index=",".join(names), params=dict(_INDEX_PARAMS)
+            )
+        for index, description in answer.items():
+            search_index = _search_index(index, description)
+            for alias in description.get("aliases", {}):
+                known = found.setdefault(alias, search_index)
+                if known != search_index:
+                    message = f"the alias {alias} is over {known.name} and {index}"
                     raise ForeignIndexError(message)
     return found
 
 
-def _standing(index: str, said: Mapping[str, Any]) -> Standing:
-    settings = said["settings"]["index"]
-    memo = said.get("mappings", {}).get("_meta", {})
-    return Standing(
+def _search_index(index: str, description: Mapping[str, Any]) -> SearchIndex:
+    settings = description["settings"]["index"]
+    metadata = description.get("mappings", {}).get("_meta", {})
+    return SearchIndex(
         name=index,
         id=settings["uuid"],
-        follows=tuple(memo.get(FOLLOWS_MEMO, ())),
+        replaced_ids=tuple(metadata.get(REPLACED_IDS_META, ())),
         refresh=settings.get("refresh_interval", ""),
     )

@@ -1,27 +1,24 @@
 """
-The indexes of a sink's routes: found, made when first needed, widened, made anew.
+The indexes of a sink's routes: found, created, widened, and created again.
 
 ::
 
     <route>       -> <route>-<n>      searched, and written
     <route>-next  -> <route>-<n+1>    written too, as long as a rebuild fills it
 
-Every write goes through an alias, and only through an alias: an index that someone
-dropped is never made again by a write that guesses its fields. Before each batch the
-aliases are looked up, so each batch that begins after a rebuild's index was made goes
-there too, and whatever earlier batches carried lies below the rebuild's snapshot.
+Every write goes through an alias: a dropped index is never created by a write that
+guesses its fields. The aliases are looked up before each batch, so each batch that
+begins after a rebuild has created its index is written there too, and the changes of
+earlier batches lie below the rebuild's snapshot.
 
-How a sink notices that an index is not the one that it has written.
+An index has an id, which the server chose when the index was created. A file beside the
+sink's checkpoint has the ids of the written indexes. An index with another id was
+created again, was restored from a copy, or got the alias of another one: its rows may
+be missing. A rebuild's index is no such case: it lists the ids that it replaces.
 
-An index has an id, which the server chose when it was made. The ids of a sink's indexes
-stand in a file beside its checkpoint, which says what they were given. An index with
-another id was made anew, was restored from a copy, or the alias was put over another
-one: what the old one had need not be there. A rebuild's index is no such case: it lists
-those whose place it takes.
-
-The rows are asked for, the file forgets the route, and only then the index is made: who
-ends in between asks once more, or has asked. An index that the file does not know is
-taken as it is.
+First the rows are requested, then the route is removed from the file, and then the
+index is created: a process that ends in between requests once more. An index that is
+not in the file is accepted as it is.
 """
 
 from collections import defaultdict
@@ -45,19 +42,19 @@ from towpath.sinks.errors import (
 from towpath.sinks.ports import Repairs
 from towpath.sinks.state.files import KnownIds
 from towpath.sinks.tally import Floors
-from towpath.sinks.targets.search.client import Standing, indexes_of, translated
+from towpath.sinks.targets.search.client import SearchIndex, indexes_of, translated
 from towpath.sinks.targets.search.schema import (
-    FLOOR_MEMO,
-    Described,
+    FLOOR_META,
+    DocumentShape,
     FieldSource,
     alias_body,
     field_at,
     index_body,
     index_name,
-    is_own,
+    is_made_by_sink,
     next_alias,
-    pieces,
     replication,
+    single_fields,
 )
 
 _log = structlog.get_logger("towpath.sinks.search")
@@ -66,11 +63,11 @@ _log = structlog.get_logger("towpath.sinks.search")
 @dataclass(frozen=True, slots=True)
 class IndexWatch:
     """
-    What is needed to notice that an index is another one, and to cure it.
+    The dependencies of noticing a replaced index and requesting its rows.
 
     Attributes:
-        file: Where to keep the ids, in the sink's own folder.
-        repairs: Has rows read anew.
+        file: The file of the ids, in the sink's folder.
+        repairs: Requests snapshots.
     """
 
     file: Path
@@ -78,42 +75,47 @@ class IndexWatch:
 
 
 class KnownIndexes:
-    """The ids of one sink's indexes."""
+    """The ids of the indexes that one sink has written."""
 
     def __init__(self, watch: IndexWatch | None) -> None:
-        """Describe where they are kept; without that, for as long as we run."""
+        """Describe the file; without one, ids are known while the process runs."""
         self._watch = watch
         self._ids = KnownIds(watch.file if watch else None)
 
-    def recall(self) -> None:
-        """Read what was known."""
+    def load(self) -> None:
+        """Read the file."""
         self._ids.recall()
 
-    def loss(self, route: str, found: Standing | None) -> str | None:
-        """Say why the index of a route cannot hold what was written, if so."""
+    def loss_reason(self, route: str, found: SearchIndex | None) -> str | None:
+        """Return why the index of a route lacks written rows, if it does."""
         known = self._ids.of(route)
         if known is None:
             return None
         if found is None:
             return "its index was dropped"
-        if known == found.id or known in found.follows:
+        if known == found.id or known in found.replaced_ids:
             return None
         return f"{found.name} is not the index that was written"
 
-    def ask(self, route: str, why: str) -> None:
+    def request_rows(self, route: str, why: str) -> None:
         """
-        Have the rows of a route read anew, and forget its index.
+        Request a snapshot of a route, and forget its index.
 
         Raises:
-            UnavailableError: They are not known to be asked for; try again.
+            UnavailableError: The request may not have been sent; try again.
         """
         watch = self._watch
-        is_asked = watch is not None and watch.repairs.request_all(route, why)
-        _log.warning("index lost rows", route=route, why=why, asked_for_rows=is_asked)
+        is_requested = watch is not None and watch.repairs.request_all(route, why)
+        _log.warning(
+            "index lost rows",
+            route=route,
+            reason=why,
+            is_snapshot_requested=is_requested,
+        )
         self._ids.forget(route)
 
-    def learn(self, route: str, found: Standing) -> None:
-        """Know an index from now on."""
+    def remember(self, route: str, found: SearchIndex) -> None:
+        """Store the index of a route."""
         self._ids.learn(route, found.id)
 
 
@@ -121,7 +123,7 @@ _EXISTS: Final = "resource_already_exists_exception"
 
 
 class Indexes:
-    """What is known of each route's indexes, their floor included."""
+    """The indexes of all routes, with their fields and floors."""
 
     def __init__(
         self,
@@ -130,6 +132,8 @@ class Indexes:
         source: FieldSource,
         options: SearchOptions,
         watch: IndexWatch | None = None,
+        *,
+        may_create: bool = True,
     ) -> None:
         self._client = client
         self._routes = {route.name: route for route in routes}
@@ -137,60 +141,62 @@ class Indexes:
         self._options = options
         self._known = KnownIndexes(watch)
         self._fields: dict[str, frozenset[str]] = {}
-        self._described: dict[str, Described] = {}
-        self._left_out: dict[str, set[str]] = defaultdict(set)
+        self._shapes: dict[str, DocumentShape] = {}
+        self._logged_columns: dict[str, set[str]] = defaultdict(set)
         self._awaited: dict[str, frozenset[str]] = defaultdict(frozenset)
-        self._behind: Mapping[str, Standing] = {}
+        self._by_alias: Mapping[str, SearchIndex] = {}
         self._outdated: dict[str, tuple[str, ...]] = {}
         self.floors = Floors()
-        self.may_make = True
+        self.may_create = may_create
 
-    def recall(self) -> None:
-        """Learn what was known of the indexes when the sink ran last."""
-        self._known.recall()
+    def load(self) -> None:
+        """Read the ids of the indexes that the sink wrote before."""
+        self._known.load()
 
-    def look(self) -> None:
+    def discover(self) -> None:
         """
-        Find out which indexes there are.
+        Look up the indexes.
 
-        One that has vanished is made anew, and its rows are asked for; those of one
-        that is another than before, too.
+        A vanished index is created again; its rows, and those of a replaced one, are
+        requested.
 
         Raises:
-            ForeignIndexError: An alias is over several indexes.
-            UnavailableError: The rows of a lost index are not known to be asked for.
+            ForeignIndexError: An alias has several indexes.
+            UnavailableError: The request for rows may not have been sent.
         """
-        names = [n for route in self._routes for n in self._both(route)]
-        before, self._behind = self._behind, indexes_of(self._client, names)
+        names = [n for route in self._routes for n in self._both_aliases(route)]
+        before, self._by_alias = self._by_alias, indexes_of(self._client, names)
         for route in self._routes:
-            why = self._known.loss(route, self._behind.get(route))
+            why = self._known.loss_reason(route, self._by_alias.get(route))
             if why is not None:
-                self._known.ask(route, why)
+                self._known.request_rows(route, why)
             if route in self._fields and (why or self._has_moved(route, before)):
-                # Should it fail, the next batch sees to it.
+                # If this fails, the next batch repeats it.
                 del self._fields[route]
                 self.ensure(route)
 
     def aliases(self, route: str) -> tuple[str, ...]:
-        """Return where a route's documents go."""
+        """Return the aliases that a route's documents are written to."""
         following = next_alias(route)
-        return (route, following) if following in self._behind else (route,)
+        return (route, following) if following in self._by_alias else (route,)
 
-    def behind(self, route: str) -> tuple[str, ...]:
-        """Return the indexes that hold a route's documents."""
-        return tuple(standing.name for standing in self.standing(route))
+    def index_names(self, route: str) -> tuple[str, ...]:
+        """Return the names of the indexes that hold a route's documents."""
+        return tuple(index.name for index in self.search_indexes(route))
 
-    def standing(self, route: str) -> tuple[Standing, ...]:
-        """Return more of these indexes; the one that is being filled comes last."""
-        return tuple(self._behind[n] for n in self._both(route) if n in self._behind)
+    def search_indexes(self, route: str) -> tuple[SearchIndex, ...]:
+        """Return these indexes; the one that a rebuild fills comes last."""
+        return tuple(
+            self._by_alias[n] for n in self._both_aliases(route) if n in self._by_alias
+        )
 
-    def known(self) -> tuple[str, ...]:
-        """Return the routes whose indexes were looked at or made."""
+    def known_routes(self) -> tuple[str, ...]:
+        """Return the routes whose indexes were checked or created."""
         return tuple(self._fields)
 
     def prepare(self, changes: Sequence[Change]) -> Sequence[Change]:
         """
-        See that every route of the changes has its index, with their columns.
+        Ensure that every route of the changes has its index, with their columns.
 
         Returns:
             The changes, without columns that their table has dropped since.
@@ -198,53 +204,57 @@ class Indexes:
         Raises:
             ShapeUnknownError: The relay has not announced the table, or a column, yet.
         """
-        strange: dict[str, list[Change]] = defaultdict(list)
+        with_unknown_columns: dict[str, list[Change]] = defaultdict(list)
         for change in changes:
             if change.route not in self._fields:
                 self.ensure(change.route)
-            if self._unknown(change):
-                strange[change.route].append(change)
-        if strange:
+            if self._unknown_columns(change):
+                with_unknown_columns[change.route].append(change)
+        if with_unknown_columns:
             self._source.refresh()
-        for route, told in strange.items():
-            if self._source.described(self._routes[route]) != self._described[route]:
+        for route, route_changes in with_unknown_columns.items():
+            if self._source.shape_of(self._routes[route]) != self._shapes[route]:
                 self.ensure(route)
-            self._await_announcement(route, told)
-        return [self._without_dropped(c) for c in changes] if strange else changes
+            self._await_announcement(route, route_changes)
+        return (
+            [self._without_dropped_columns(c) for c in changes]
+            if with_unknown_columns
+            else changes
+        )
 
-    def _unknown(self, change: Change) -> frozenset[str]:
+    def _unknown_columns(self, change: Change) -> frozenset[str]:
         """Return the columns of a change that its index has no field for."""
         if change.row is None:
             return frozenset()
         return frozenset(change.row) - self._fields[change.route]
 
     def _is_older(self, change: Change) -> bool:
-        """Tell whether a change was made before the announced shape held."""
-        return change.position < self._described[change.route].since
+        """Return whether a change is older than the announced shape."""
+        return change.position < self._shapes[change.route].since
 
     def _await_announcement(self, route: str, changes: Iterable[Change]) -> None:
         """
-        Let a batch come again, once, that may have overtaken its announcement.
+        Retry a batch once that may have overtaken its announcement.
 
-        After that, columns that nobody has announced are left to the index to refuse.
+        After that, OpenSearch refuses columns that were never announced.
         """
-        since = self._described[route].since
-        newer = [self._unknown(c) for c in changes if not self._is_older(c)]
-        names = frozenset().union(*newer) - self._awaited[route]
-        if since and names:
-            self._awaited[route] |= names
-            message = f"columns of {route} are not announced yet: {', '.join(names)}"
+        since = self._shapes[route].since
+        newer = [self._unknown_columns(c) for c in changes if not self._is_older(c)]
+        columns = frozenset().union(*newer) - self._awaited[route]
+        if since and columns:
+            self._awaited[route] |= columns
+            message = f"columns of {route} are not announced yet: {', '.join(columns)}"
             raise ShapeUnknownError(message)
 
-    def _without_dropped(self, change: Change) -> Change:
+    def _without_dropped_columns(self, change: Change) -> Change:
         """Leave out columns that the table has dropped after the change."""
-        unknown = self._unknown(change)
+        unknown = self._unknown_columns(change)
         if not unknown or not self._is_older(change):
             return change
-        for name in sorted(unknown - self._left_out[change.route]):
-            self._left_out[change.route].add(name)
+        for name in sorted(unknown - self._logged_columns[change.route]):
+            self._logged_columns[change.route].add(name)
             _log.warning(
-                "column left out: the source no longer has it",
+                "column ignored: the source no longer has it",
                 route=change.route,
                 column=name,
             )
@@ -255,53 +265,56 @@ class Indexes:
 
     def ensure(self, route: str) -> None:
         """
-        Create the index of a route, or give it the fields that it lacks.
+        Create the index of a route, or add the fields that it lacks.
 
         Raises:
             ShapeUnknownError: The relay has not announced the table yet.
             KeylessTableError: The table has no primary key.
-            DocumentFieldsError: The aggregate's events give its document no fields.
-            ForeignIndexError: An index is there that no sink has made.
+            DocumentFieldsError: The schemas of the aggregate's events give no fields.
+            ForeignIndexError: An index is there that no sink has created.
         """
-        described = self._source.described(self._routes[route])
+        shape = self._source.shape_of(self._routes[route])
         with translated():
-            if route not in self._behind:
-                self._create(route, described)
-            mappings = [self._fitted(index, described) for index in self.behind(route)]
+            if route not in self._by_alias:
+                self._create(route, shape)
+            mappings = [
+                self._add_missing_fields(index, shape)
+                for index in self.index_names(route)
+            ]
             kept = [frozenset(mapping["properties"]) for mapping in mappings]
             for mapping in mappings:
-                self.floors.learn(route, mapping.get("_meta", {}).get(FLOOR_MEMO))
+                self.floors.learn(route, mapping.get("_meta", {}).get(FLOOR_META))
             self.remember_floor(route)
-        self._known.learn(route, self._behind[route])
-        # While a rebuild fills an index, it lacks what the table has dropped before.
-        self._fields[route] = frozenset(described.fields) | frozenset.intersection(
-            *kept
-        )
-        self._described[route] = described
+        self._known.remember(route, self._by_alias[route])
+        # An index that a rebuild fills lacks columns that the table dropped before.
+        self._fields[route] = frozenset(shape.fields) | frozenset.intersection(*kept)
+        self._shapes[route] = shape
 
     def remember_floor(self, route: str) -> None:
-        """Have every index of a route remember its floor, if there is one."""
+        """Store the floor of a route, if there is one, in each of its indexes."""
         floor = self.floors.of(route)
-        for index in self.behind(route) if floor is not None else ():
+        for index in self.index_names(route) if floor is not None else ():
             found = self._client.indices.get_mapping(index=index)[index]["mappings"]
-            memo = found.get("_meta", {})
-            if memo.get(FLOOR_MEMO, "") < floor:
-                body = {"_meta": {**memo, FLOOR_MEMO: floor}}
+            metadata = found.get("_meta", {})
+            if metadata.get(FLOOR_META, "") < floor:
+                body = {"_meta": {**metadata, FLOOR_META: floor}}
                 self._client.indices.put_mapping(index=index, body=body)
 
-    def _both(self, route: str) -> tuple[str, str]:
+    def _both_aliases(self, route: str) -> tuple[str, str]:
         return route, next_alias(route)
 
-    def _has_moved(self, route: str, before: Mapping[str, Standing]) -> bool:
-        """Tell whether other indexes stand behind a route than before."""
-        return _ids(self._both(route), before) != _ids(self._both(route), self._behind)
+    def _has_moved(self, route: str, before: Mapping[str, SearchIndex]) -> bool:
+        """Return whether a route has other indexes than before."""
+        return _ids(self._both_aliases(route), before) != _ids(
+            self._both_aliases(route), self._by_alias
+        )
 
-    def _create(self, route: str, described: Described) -> None:
-        if not self.may_make:
+    def _create(self, route: str, shape: DocumentShape) -> None:
+        if not self.may_create:
             message = f"{route} has no index yet, or has lost it"
             raise IndexGoneError(message)
         index = index_name(route)
-        body = index_body(described.fields, self._options, {})
+        body = index_body(shape.fields, self._options, {})
         try:
             self._client.indices.create(
                 index=index, body={**body, "aliases": {route: alias_body()}}
@@ -311,31 +324,31 @@ class Indexes:
                 raise
             message = f"the index {index} is there without its alias"
             raise ForeignIndexError(message) from error
-        self._behind = {**self._behind, **indexes_of(self._client, (route,))}
+        self._by_alias = {**self._by_alias, **indexes_of(self._client, (route,))}
 
-    def _fitted(self, index: str, described: Described) -> dict[str, Any]:
-        """Give an index what it lacks, and return its mapping of before."""
+    def _add_missing_fields(self, index: str, shape: DocumentShape) -> dict[str, Any]:
+        """Add missing fields to an index, and return its mapping of before."""
         found: dict[str, Any]
         found = self._client.indices.get_mapping(index=index)[index]["mappings"]
-        if not is_own(found):
+        if not is_made_by_sink(found):
             message = f"no sink has made the index {index}"
             raise ForeignIndexError(message)
-        self._widen(index, described, found["properties"])
+        self._widen(index, shape, found["properties"])
         body = {"index": replication(self._options)}
         self._client.indices.put_settings(index=index, body=body)
         return found
 
     def _widen(
-        self, index: str, described: Described, present: Mapping[str, Any]
+        self, index: str, shape: DocumentShape, present: Mapping[str, Any]
     ) -> None:
-        """Add fields; one of another type than the index has stays as it is."""
-        lacking = [
+        """Add fields; a field of another type stays as it is."""
+        missing = [
             (path, piece)
-            for path, piece in pieces(described.fields)
-            if field_at(present, path) != field_at(described.fields, path)
+            for path, piece in single_fields(shape.fields)
+            if field_at(present, path) != field_at(shape.fields, path)
         ]
         outdated = []
-        for path, piece in lacking:
+        for path, piece in missing:
             try:
                 self._client.indices.put_mapping(
                     index=index, body={"properties": piece}
@@ -345,19 +358,21 @@ class Indexes:
                     message = f"the index {index} takes no field {path}: {error.error}"
                     raise SearchRefusedError(message) from error
                 outdated.append(path)
-        self._tell_outdated(index, tuple(outdated), described.name)
+        self._log_outdated(index, tuple(outdated), shape.name)
 
-    def _tell_outdated(self, index: str, fields: tuple[str, ...], whose: str) -> None:
-        """Say once that only a rebuild brings fields up to date."""
+    def _log_outdated(
+        self, index: str, fields: tuple[str, ...], source_name: str
+    ) -> None:
+        """Log once that only a rebuild updates the type of fields."""
         if fields and self._outdated.get(index) != fields:
             _log.warning(
-                "fields have another type by now: rebuild the index",
+                "index fields have an outdated type: rebuild the index",
                 index=index,
                 fields=fields,
-                of=whose,
+                source=source_name,
             )
         self._outdated[index] = fields
 
 
-def _ids(names: Iterable[str], behind: Mapping[str, Standing]) -> list[str | None]:
-    return [behind[name].id if name in behind else None for name in names]
+def _ids(names: Iterable[str], by_alias: Mapping[str, SearchIndex]) -> list[str | None]:
+    return [by_alias[name].id if name in by_alias else None for name in names]

@@ -1,4 +1,4 @@
-"""Reads back what an index holds, tombstones included, for whoever verifies it."""
+"""Reading back the documents of an index, tombstones included, to verify them."""
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -15,7 +15,7 @@ _KEPT_FOR: Final = "2m"
 
 
 class SearchReader:
-    """One OpenSearch, read while it may be written."""
+    """A reader of one OpenSearch, while it may be written."""
 
     def __init__(self, url: str) -> None:
         self._client = connect(url, is_exact=True)
@@ -24,7 +24,7 @@ class SearchReader:
         """
         Go through all documents behind a route's alias once, as of now.
 
-        An alias that does not exist holds nothing.
+        A missing alias has no documents.
         """
         with translated():
             indexes = self._indexes(route)
@@ -32,7 +32,7 @@ class SearchReader:
             yield from self._scroll(index, {"query": {"match_all": {}}})
 
     def at(self, route: str, keys: Iterable[str]) -> Iterator[StoredRow]:
-        """Read the documents of some keys, as ``rows`` gives them."""
+        """Read the documents of some keys, in the form of ``rows``."""
         with translated():
             indexes = self._indexes(route)
         waiting = iter(keys)
@@ -44,7 +44,7 @@ class SearchReader:
                 yield from map(_stored_row, found)
 
     def sample(self, route: str, count: int) -> Iterator[StoredRow]:
-        """Read about so many documents, picked by chance, as ``rows`` gives them."""
+        """Read about ``count`` random documents, in the form of ``rows``."""
         with translated():
             indexes = self._indexes(route)
         for index in indexes:
@@ -62,7 +62,7 @@ class SearchReader:
 
     def _indexes(self, route: str) -> list[str]:
         try:
-            # By the indexes, as the alias would hide what is deleted.
+            # From the indexes: the alias would hide tombstones.
             indexes = sorted(self._client.indices.get_alias(name=route))
         except NotFoundError:
             return []

@@ -1,15 +1,16 @@
 """
-A new index in the place of an old one, while both are searched and written.
+Rebuilding an index beside the old one, while both are searched and written.
 
-The new index is made behind an alias of its own, which has the sink write each document
-to both from its next batch on. A snapshot that is asked for only then brings the rest.
-When the sink has applied all of it, one step gives the new index the old one's alias:
-no search ever finds an empty index, or half of one. The old index goes only when no
-search is under way in it, because one that loses its index fails.
+The new index is created behind an alias of its own, which makes the sink write each
+document to both from its next batch on. A snapshot that is requested only then brings
+the other rows. Once the sink has applied all of it, one step moves the old index's
+alias to the new one: no search ever finds an empty index, or half of one. The old index
+is deleted only when no search is running in it, because a search that loses its index
+fails.
 
-Where a rebuild stands is written in the new index itself: whoever ends in the middle is
-gone on with by the next, with the same snapshot. Deletes are taken over from the old
-index, because no snapshot tells them, and what is replayed later may lie below them.
+The state of a rebuild is in the new index itself: an interrupted rebuild is resumed
+with the same snapshot. Deletes are copied from the old index, because no snapshot has
+them, and replayed changes may lie below them.
 """
 
 from typing import Any, Final, NamedTuple
@@ -20,16 +21,16 @@ from towpath.schemas.clock import Clock, Deadline
 from towpath.settings import Route, SearchOptions
 from towpath.sinks.errors import NothingToRebuildError, TargetUnavailableError
 from towpath.sinks.targets.search.client import (
-    Standing,
+    SearchIndex,
     connect,
     indexes_of,
     translated,
 )
 from towpath.sinks.targets.search.schema import (
     DELETED_FIELD,
-    FLOOR_MEMO,
-    FOLLOWS_MEMO,
-    SNAPSHOT_MEMO,
+    FLOOR_META,
+    REPLACED_IDS_META,
+    SNAPSHOT_META,
     FieldSource,
     alias_body,
     index_body,
@@ -38,17 +39,17 @@ from towpath.sinks.targets.search.schema import (
     number_of,
 )
 
-# Some ten thousand documents a second go.
+# Some ten thousand documents are copied in a second.
 _COPIED_WITHIN_S: Final = 600.0
 
-# Searches take seconds; what is held open for longer was forgotten by who opened it.
+# Searches take seconds; a context held open for longer was abandoned.
 _SEARCHED_WITHIN_S: Final = 60.0
 _ON_ITS_WAY_S: Final = 1.0
 _LOOK_EVERY_S: Final = 0.2
 _UNDER_WAY: Final = ("query_current", "fetch_current", "open_contexts")
 
 
-class Begun(NamedTuple):
+class RebuildStart(NamedTuple):
     """The index that is being filled, and the snapshot that fills it."""
 
     new: str
@@ -56,8 +57,8 @@ class Begun(NamedTuple):
     is_resumed: bool
 
 
-class Swapped(NamedTuple):
-    """What took whose place, and how many documents searches find in each."""
+class RebuildSwap(NamedTuple):
+    """The replaced and the new index, and the number of documents found in each."""
 
     old: str
     new: str
@@ -73,50 +74,50 @@ class Rebuild:
         self._options = options
         self._source = source
 
-    def begin(self, route: Route, snapshot: str) -> Begun:
+    def begin(self, route: Route, snapshot: str) -> RebuildStart:
         """
-        Make the new index; from the sink's next batch on it is written.
+        Create the new index; the sink writes it from its next batch on.
 
         Args:
             route: The route to be rebuilt.
-            snapshot: The id of the snapshot that is to be asked for next, unless an
-                earlier rebuild has chosen one.
+            snapshot: The id of the snapshot to be requested next, unless an earlier
+                rebuild has chosen one.
 
         Raises:
-            NothingToRebuildError: The sink has made no index of this route yet.
-            UnavailableError: The index, or the table's shape, cannot be had now.
+            NothingToRebuildError: The sink has created no index of this route yet.
+            UnavailableError: The index, or the table's shape, is not available now.
             HaltError: The route can have no index.
         """
-        old, new = self._pair(route.name)
+        old, new = self._current_and_next(route.name)
         is_resumed = new is not None
         if new is None:
             new = index_name(route.name, number_of(old.name) + 1)
-            memo = {
-                **self._memo(old.name),
-                SNAPSHOT_MEMO: snapshot,
-                FOLLOWS_MEMO: [*old.follows, old.id],
+            metadata = {
+                **self._metadata(old.name),
+                SNAPSHOT_META: snapshot,
+                REPLACED_IDS_META: [*old.replaced_ids, old.id],
             }
-            fields = self._source.described(route).fields
-            body = index_body(fields, self._options, memo)
+            fields = self._source.shape_of(route).fields
+            body = index_body(fields, self._options, metadata)
             following = next_alias(route.name)
             with translated():
                 self._client.indices.create(
                     index=new, body={**body, "aliases": {following: alias_body()}}
                 )
         self._copy_deletes(old.name, new)
-        return Begun(new, self._memo(new)[SNAPSHOT_MEMO], is_resumed)
+        return RebuildStart(new, self._metadata(new)[SNAPSHOT_META], is_resumed)
 
-    def swap(self, route: Route) -> Swapped:
+    def swap(self, route: Route) -> RebuildSwap:
         """
-        Put the new index into the old one's place, in one step.
+        Replace the old index by the new one, in one step.
 
-        The old one stays until it is retired: a search may be under way in it.
+        The old index stays until it is retired: a search may be running in it.
 
         Raises:
             NothingToRebuildError: No rebuild of this route has begun.
-            UnavailableError: It is not known whether it has taken place.
+            UnavailableError: The step may or may not have taken place.
         """
-        old, new = self._pair(route.name)
+        old, new = self._current_and_next(route.name)
         if new is None:
             message = f"no rebuild of {route.name} has begun"
             raise NothingToRebuildError(message)
@@ -126,17 +127,18 @@ class Rebuild:
             {"add": {"index": new, "alias": route.name, **alias_body()}},
         ]
         with translated():
-            # Not the old one: it must not show what is on its way to the new one.
+            # The old index is not refreshed: it must not show what the new one does not
+            # show yet.
             self._client.indices.refresh(index=new)
-            before, after = self._live(old.name), self._live(new)
+            before, after = self._live_count(old.name), self._live_count(new)
             self._client.indices.update_aliases(body={"actions": actions})
-        return Swapped(old.name, new, before, after)
+        return RebuildSwap(old.name, new, before, after)
 
     def retire(self, route: Route, clock: Clock) -> None:
         """
-        Drop the indexes whose place was taken, once no search is under way in them.
+        Delete the replaced indexes, once no search is running in them.
 
-        Safe to repeat; one that was left behind by an earlier rebuild goes, too.
+        Safe to repeat; an index that an earlier rebuild has left is deleted, too.
 
         Raises:
             UnavailableError: They may still be there.
@@ -144,7 +146,7 @@ class Rebuild:
         old = self._replaced(route.name)
         if not old:
             return
-        # A search that has looked the alias up may not have come to the index yet.
+        # A search that has resolved the alias may not have reached the index yet.
         clock.wait(_ON_ITS_WAY_S)
         deadline = Deadline(clock, _SEARCHED_WITHIN_S)
         while self._is_searched(old) and not deadline.passed():
@@ -154,23 +156,23 @@ class Rebuild:
                 index=",".join(old), params={"ignore_unavailable": "true"}
             )
 
-    def give_up(self, route: Route) -> None:
+    def abort(self, route: Route) -> None:
         """
-        Drop the new index; the old one was never touched.
+        Delete the new index; the old one was never touched.
 
         Raises:
             UnavailableError: It may still be there.
         """
-        _, new = self._pair(route.name)
+        _, new = self._current_and_next(route.name)
         if new is not None:
             with translated():
                 self._client.indices.delete(index=new)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._client.close()
 
-    def _pair(self, route: str) -> tuple[Standing, str | None]:
+    def _current_and_next(self, route: str) -> tuple[SearchIndex, str | None]:
         """Return the index that is searched, and the one that is being filled."""
         found = indexes_of(self._client, (route, next_alias(route)))
         if route not in found:
@@ -180,9 +182,9 @@ class Rebuild:
         return found[route], following.name if following else None
 
     def _replaced(self, route: str) -> list[str]:
-        """Return the indexes whose place the one that is searched has taken."""
+        """Return the indexes that the searched index has replaced."""
         found = indexes_of(self._client, (route,)).get(route)
-        if found is None or not found.follows:
+        if found is None or not found.replaced_ids:
             return []
         with translated():
             named = self._client.indices.get(
@@ -192,23 +194,28 @@ class Rebuild:
                     "filter_path": "*.settings.index.uuid",
                 },
             )
-        ids = {name: said["settings"]["index"]["uuid"] for name, said in named.items()}
-        return [name for name, id_ in ids.items() if id_ in found.follows]
+        ids = {
+            name: response["settings"]["index"]["uuid"]
+            for name, response in named.items()
+        }
+        return [name for name, id_ in ids.items() if id_ in found.replaced_ids]
 
     def _is_searched(self, indexes: list[str]) -> bool:
         with translated():
-            said = self._client.indices.stats(index=",".join(indexes), metric="search")
-        search = said["_all"]["total"]["search"]
+            response = self._client.indices.stats(
+                index=",".join(indexes), metric="search"
+            )
+        search = response["_all"]["total"]["search"]
         return any(search[name] for name in _UNDER_WAY)
 
-    def _memo(self, index: str) -> dict[str, Any]:
+    def _metadata(self, index: str) -> dict[str, Any]:
         with translated():
             found = self._client.indices.get_mapping(index=index)[index]["mappings"]
-        known = found.get("_meta", {})
-        return {n: known[n] for n in (FLOOR_MEMO, SNAPSHOT_MEMO) if n in known}
+        metadata = found.get("_meta", {})
+        return {n: metadata[n] for n in (FLOOR_META, SNAPSHOT_META) if n in metadata}
 
     def _copy_deletes(self, old: str, new: str) -> None:
-        """Take the tombstones over; where the new index is newer, it stays so."""
+        """Copy the tombstones; newer documents of the new index stay."""
         body = {
             "conflicts": "proceed",
             "source": {"index": old, "query": {"term": {DELETED_FIELD: True}}},
@@ -223,7 +230,7 @@ class Rebuild:
             message = f"not all deletes of {old} could be taken over"
             raise TargetUnavailableError(message)
 
-    def _live(self, index: str) -> int:
+    def _live_count(self, index: str) -> int:
         query = {"bool": {"must_not": {"term": {DELETED_FIELD: True}}}}
         found: int = self._client.count(index=index, body={"query": query})["count"]
         return found

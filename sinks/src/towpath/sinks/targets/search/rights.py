@@ -1,9 +1,9 @@
 """
-What a user of the search index may not do, all of it at once, without writing anything.
+The rights that a user of OpenSearch lacks, found without writing anything.
 
-Each kind of call that the sink makes is made in a form that changes nothing: on an
-index that is not there, with settings that no index can have, or on a condition that no
-document meets. The index looks at the user's rights before it looks at any of these.
+Each kind of call is made in a form that changes nothing: on a missing index, with
+settings that no index can have, or on a condition that no document meets. OpenSearch
+checks the user's rights before any of these.
 """
 
 import re
@@ -20,17 +20,17 @@ from towpath.sinks.targets.search.client import BLOCKS, connect, translated
 
 _FORBIDDEN: Final = 403
 _SERVER_ERROR: Final = 500
-# The credentials are refused as a whole; the index asks for a pause.
+# The credentials are refused as a whole, or the server asks for a pause.
 _NO_ANSWER: Final = frozenset({401, 429})
 
-# No write of a document ever gets this number.
-_UNMET: Final = {"if_seq_no": 2**62, "if_primary_term": 1}
+# No document ever gets this sequence number.
+_UNMET_CONDITION: Final = {"if_seq_no": 2**62, "if_primary_term": 1}
 _ID: Final = "_rights"
-# The indexes behind an alias match this; it is the name of none.
+# The pattern of the indexes behind an alias matches this name; no index has it.
 _INDEX: Final = "{route}-rights"
-_NOTHING: Final[Mapping[str, Any]] = {"query": {"match_none": {}}}
+_MATCHES_NOTHING: Final[Mapping[str, Any]] = {"query": {"match_none": {}}}
 
-# What the security plugin says is missing.
+# The security plugin's list of missing actions.
 _ACTIONS: Final = re.compile(r"no permissions for \[(\w\S*(?:, \S+)*)\] and ")
 
 
@@ -39,11 +39,11 @@ class Probe(NamedTuple):
     One kind of call.
 
     Attributes:
-        call: As docs/rights.md names it.
-        actions: What a role must allow for it.
-        path: Where it is made; ``{route}`` stands for the name of a route.
-        body: What is sent, the same way; lines, if it is a list.
-        params: What stands behind the path.
+        call: Its name in docs/rights.md.
+        actions: The actions that a role must allow for it.
+        path: Its path; ``{route}`` is replaced by the name of a route.
+        body: Its body, with the same replacement; a list is written as lines.
+        params: Its query parameters.
     """
 
     call: str
@@ -73,7 +73,7 @@ PROBES: Final = (
     Probe(
         *("PUT /{index}/_settings", ("indices:admin/settings/update",)),
         f"/{_INDEX}/_settings",
-        # No index that is there can change it.
+        # No existing index can change it.
         {"index": {"number_of_shards": 1}},
     ),
     Probe(
@@ -84,26 +84,26 @@ PROBES: Final = (
         ),
         "/_bulk",
         [
-            {"index": {"_index": "{route}", "_id": _ID, **_UNMET}},
+            {"index": {"_index": "{route}", "_id": _ID, **_UNMET_CONDITION}},
             {},
-            {"delete": {"_index": "{route}", "_id": _ID, **_UNMET}},
+            {"delete": {"_index": "{route}", "_id": _ID, **_UNMET_CONDITION}},
         ],
         {"require_alias": "true"},
     ),
-    # Of an alias that is not there yet, a bulk call does not tell these.
+    # For a missing alias, a bulk call does not report these.
     Probe(
         "PUT /{index}/_doc/{id}",
         ("indices:data/write/index",),
         f"/{{route}}/_doc/{_ID}",
         {},
-        {"require_alias": "true", **_UNMET},
+        {"require_alias": "true", **_UNMET_CONDITION},
     ),
     Probe(
         "DELETE /{index}/_doc/{id}",
         ("indices:data/write/delete",),
         f"/{{route}}/_doc/{_ID}",
         None,
-        _UNMET,
+        _UNMET_CONDITION,
     ),
     Probe(
         *("POST /_mget", ("indices:data/read/mget*",), "/_mget"),
@@ -117,23 +117,23 @@ PROBES: Final = (
             "indices:data/read/scroll*",
         ),
         f"/{_INDEX}/_delete_by_query",
-        _NOTHING,
+        _MATCHES_NOTHING,
     ),
     Probe(
         *("POST /_search/scroll", ("indices:data/read/scroll*",), "/_search/scroll"),
         {"scroll_id": "none"},
     ),
-    # Whoever checks the sink reads it, too.
+    # For the reader that verifies the sink.
     Probe("GET /_alias/{name}", ("indices:admin/aliases/get",), "/_alias/{route}"),
 )
 
 
 def missing_rights(sink: Sink, _prefix: str) -> Iterator[str]:
     """
-    List what the user of a sink's address may not do.
+    List the rights that the user of a sink's address lacks.
 
     Raises:
-        UnavailableError: The index does not answer.
+        UnavailableError: OpenSearch does not answer.
         SearchRefusedError: It refuses the credentials.
     """
     client = connect(sink.url)
@@ -143,10 +143,10 @@ def missing_rights(sink: Sink, _prefix: str) -> Iterator[str]:
     try:
         for route in sink.route:
             for probe in PROBES:
-                lacking = _refused(client, probe, route.name)
-                if lacking:
+                missing = _refused(client, probe, route.name)
+                if missing:
                     calls[probe.call] = routes[route.name] = None
-                    actions |= dict.fromkeys(lacking)
+                    actions |= dict.fromkeys(missing)
     finally:
         client.close()
     if calls:
@@ -158,7 +158,7 @@ def missing_rights(sink: Sink, _prefix: str) -> Iterator[str]:
 
 
 def _refused(client: OpenSearch, probe: Probe, route: str) -> Iterable[str]:
-    """Return the actions that are missing for a call on a route's indexes."""
+    """Return the missing actions of a call on a route's indexes."""
     with translated():
         try:
             answer = client.transport.perform_request(
@@ -168,24 +168,24 @@ def _refused(client: OpenSearch, probe: Probe, route: str) -> Iterable[str]:
                 body=_filled(probe.body, route),
             )
         except TransportError as error:
-            if _tells_nothing(error):
+            if _is_inconclusive(error):
                 raise
             if error.status_code != _FORBIDDEN or error.error in BLOCKS:
                 # The call itself is refused: the user may make it.
                 return ()
-            return _lacking(probe, error.info)
-    return _lacking_in_items(probe, answer)
+            return _missing_actions(probe, error.info)
+    return _missing_actions_of_items(probe, answer)
 
 
-def _tells_nothing(error: TransportError) -> bool:
+def _is_inconclusive(error: TransportError) -> bool:
     status = error.status_code
     return not isinstance(status, int) or (
         status in _NO_ANSWER or status >= _SERVER_ERROR
     )
 
 
-def _lacking_in_items(probe: Probe, answer: Any) -> Iterable[str]:  # noqa: ANN401 - any JSON
-    """Look at what the index says of each document of a call."""
+def _missing_actions_of_items(probe: Probe, answer: Any) -> Iterable[str]:  # noqa: ANN401 - any JSON
+    """Return the missing actions of the documents of a call."""
     if not isinstance(answer, Mapping):
         return ()
     items = [one for item in answer.get("items", ()) for one in item.values()]
@@ -194,18 +194,18 @@ def _lacking_in_items(probe: Probe, answer: Any) -> Iterable[str]:  # noqa: ANN4
         action
         for error in errors
         if error.get("type") == "security_exception"
-        for action in _lacking(probe, error)
+        for action in _missing_actions(probe, error)
     ]
 
 
-def _lacking(probe: Probe, said: object) -> Iterable[str]:
-    """Return the actions that the index says are missing, or else all of the call."""
-    found = _ACTIONS.search(orjson.dumps(said, default=str).decode())
+def _missing_actions(probe: Probe, error: object) -> Iterable[str]:
+    """Return the actions that an error names, or else all of the call."""
+    found = _ACTIONS.search(orjson.dumps(error, default=str).decode())
     return found[1].split(", ") if found else probe.actions
 
 
 def _filled(body: Any, route: str) -> Any:  # noqa: ANN401 - any JSON
-    """Put a route's name into a body; ``None`` stays, lines become one text."""
+    """Put a route's name into a body; a list becomes lines."""
     if body is None:
         return None
     if isinstance(body, list):

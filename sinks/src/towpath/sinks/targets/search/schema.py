@@ -1,19 +1,16 @@
 """
-An index of explicit fields, and no others; what each Postgres type is searched as.
+The explicit fields of an index, and the sources that they are taken from. Pure.
 
-Exact values stay exact in ``_source``, which holds the row as it came; the field types
-below only say how it is searched. ``ignore_malformed`` because ``infinity``, ``NaN``
-and years that the index cannot hold are values of the row all the same. A numeric is a
-keyword, as doubles would lose digits, with a double beside it for ranges.
+``_source`` keeps the row as it was published; the field types below only say how it is
+searched. ``ignore_malformed`` is set because ``infinity``, ``NaN`` and years that
+OpenSearch cannot represent are values of the row all the same. A numeric is a keyword,
+as doubles would lose digits, with a double beside it for ranges.
 
-The fields of an aggregate's document: from its events' schemas, then from the route.
-
-Every event of an aggregate carries its state, so the document has the fields of all of
-them. Lists of records are ``nested``: each line of an order is searched as a whole,
-not its products and quantities apart. What has no one form (a map, a union of several
-types, a record inside itself) is kept and not searched. Pure.
-
-Where the fields of a route's index come from: its table, or its events' schemas.
+An aggregate's document has the fields of all of its events' schemas, because every
+event carries the whole state, then those of the route. Lists of records are ``nested``:
+each line of an order is searched as a whole, not its products and quantities apart. A
+value without a single form (a map, a union of several types, a record inside itself) is
+stored and not searched.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,11 +34,11 @@ _META_FIELDS: Final = frozenset(
     }
 )
 
-# What an index remembers beside its fields: its floor, and the snapshot that fills it,
-# and the ids of the indexes before it, whose place it takes.
-FLOOR_MEMO: Final = "towpath_floor"
-SNAPSHOT_MEMO: Final = "towpath_snapshot"
-FOLLOWS_MEMO: Final = "towpath_follows"
+# Metadata of an index: its floor, the snapshot that fills it, and the ids of the
+# indexes that it replaces.
+FLOOR_META: Final = "towpath_floor"
+SNAPSHOT_META: Final = "towpath_snapshot"
+REPLACED_IDS_META: Final = "towpath_follows"
 
 # Lucene refuses terms above 32,766 bytes, that is, 8,191 characters of four bytes.
 _LONGEST_KEYWORD: Final = 8191
@@ -59,8 +56,8 @@ _DATE: Final = {
 }
 DOUBLE: Final = {"type": "double", "ignore_malformed": True}
 _NUMERIC: Final = KEYWORD | {"fields": {"number": DOUBLE}}
-# Ranges of positions are looked for, and nothing sorts by them: a value of its own for
-# each document is dear to keep in columns, a twelfth of all that a document costs.
+# Positions are searched by range, and never sorted: a value of its own for each
+# document is dear to keep in columns, a twelfth of a document's cost.
 _POSITION: Final = {"type": "keyword", "doc_values": False}
 STORED_ONLY: Final = {"type": "keyword", "index": False, "doc_values": False}
 
@@ -90,15 +87,15 @@ _FIELD_OF_TYPE: Final[Mapping[str, Properties]] = MappingProxyType(
 
 def field_of(type_name: str) -> Properties:
     """
-    Return the field for a Postgres type; one not named above is a keyword.
+    Return the field for a Postgres type; a type not listed above is a keyword.
 
-    Every field may hold a list, so an array is searched as its elements are.
+    Every field may have several values, so an array is searched like its elements.
     """
     return _FIELD_OF_TYPE.get(type_name.removesuffix("[]"), KEYWORD)
 
 
 def unfit_name(column: str) -> str:
-    """Say why no field of an index can have a column's name; empty: one can."""
+    """Return why no field can have a column's name; empty if one can."""
     if "." in column:
         return "has a dot, which an index takes for a path"
     if not column.strip():
@@ -108,30 +105,30 @@ def unfit_name(column: str) -> str:
     return ""
 
 
-def with_own(fields: Properties) -> Properties:
+def with_sink_fields(fields: Properties) -> Properties:
     """Add the sink's own fields."""
     own = {POSITION_FIELD: _POSITION, DELETED_FIELD: {"type": "boolean"}}
     return {**fields, **own}
 
 
-def pieces(fields: Properties) -> Iterator[tuple[str, dict[str, Any]]]:
+def single_fields(fields: Properties) -> Iterator[tuple[str, dict[str, Any]]]:
     """
-    Take fields apart: each innermost one by its path, in what it stands in.
+    Yield each innermost field with its path, within its parent fields.
 
-    One that cannot be changed then does not keep its neighbours back.
+    A field that cannot be changed then does not prevent the change of others.
     """
     for name, field in fields.items():
         inner = field.get("properties")
         if not inner:
             yield name, {name: field}
             continue
-        frame = {key: said for key, said in field.items() if key != "properties"}
-        for path, piece in pieces(inner):
+        frame = {key: value for key, value in field.items() if key != "properties"}
+        for path, piece in single_fields(inner):
             yield f"{name}.{path}", {name: {**frame, "properties": piece}}
 
 
 def field_at(fields: Properties, path: str) -> Properties | None:
-    """Find a field by its path, if there is one."""
+    """Return the field at a path, if there is one."""
     name, _, rest = path.partition(".")
     found: Properties | None = fields.get(name)
     if found is None or not rest:
@@ -142,7 +139,7 @@ def field_at(fields: Properties, path: str) -> Properties | None:
 def index_body(
     fields: Properties, options: SearchOptions, meta: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what creates an index of these fields, without its alias."""
+    """Return the request that creates an index of these fields, without its alias."""
     index = {
         "number_of_shards": options.shards,
         "refresh_interval": interval(options.refresh_ms),
@@ -152,19 +149,19 @@ def index_body(
     return {"settings": {"index": index}, "mappings": mappings}
 
 
-def is_own(mappings: Mapping[str, Any]) -> bool:
-    """Tell whether a sink has made an index, by its mappings."""
+def is_made_by_sink(mappings: Mapping[str, Any]) -> bool:
+    """Return whether a sink has created an index, judged by its mappings."""
     position = mappings.get("properties", {}).get(POSITION_FIELD, {})
     return (mappings.get("dynamic"), position.get("type")) == ("strict", "keyword")
 
 
 def interval(time_ms: int) -> str:
-    """Write a time as an index keeps it."""
+    """Write an interval in the form of an index's settings."""
     return f"{time_ms}ms"
 
 
 def replication(options: SearchOptions) -> dict[str, Any]:
-    """Return how often an index is there; it may be told at any time."""
+    """Return the settings of replicas; they can be changed at any time."""
     if options.replicas < 0:
         return {"auto_expand_replicas": "0-1"}
     return {"auto_expand_replicas": False, "number_of_replicas": options.replicas}
@@ -177,22 +174,22 @@ def alias_body() -> dict[str, Any]:
 
 
 def index_name(route: str, number: int = 1) -> str:
-    """Name an index behind a route's alias; each rebuild counts up."""
+    """Return the name of an index behind a route's alias; each rebuild counts up."""
     return f"{route}-{number}"
 
 
 def number_of(index: str) -> int:
-    """Return the number of an index; what bears none counts as the first."""
+    """Return the number in an index's name; 1 if it has none."""
     number = index.rpartition("-")[2]
     return int(number) if number.isdecimal() else 1
 
 
 def next_alias(route: str) -> str:
-    """Name the alias of the index that a rebuild fills."""
+    """Return the alias of the index that a rebuild fills."""
     return f"{route}-next"
 
 
-# Takes any JSON value, and looks into none.
+# A field of any JSON value, which is not searched.
 UNSEARCHED: Final = {"type": "object", "enabled": False}
 
 _FIELD_OF_PRIMITIVE: Final[Mapping[str, Properties]] = MappingProxyType(
@@ -230,14 +227,14 @@ def document_fields(route: Route, schemas: Mapping[str, EventSchema]) -> dict[st
             raise DocumentFieldsError(message)
         if schema is not None:
             more = _record(schema.parsed, {})
-            fields = _together(fields, more, f"{route.name}: {kind}")
+            fields = _merged_fields(fields, more, f"{route.name}: {kind}")
     for path, type_name in route.fields.items():
-        _place(fields, path.split("."), type_name)
+        _set_field(fields, path.split("."), type_name)
     return fields
 
 
 def _record(schema: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record's fields; ``above`` are the named types that it stands in."""
+    """Return a record's fields; ``above`` has the named types around it."""
     names = {**above, schema["name"]: None}
     fields = {}
     for field in schema["fields"]:
@@ -263,13 +260,13 @@ def _field(schema: Any, names: dict[str, Any]) -> Properties:  # noqa: ANN401 - 
     else:
         found = _FIELD_OF_PRIMITIVE.get(kind, UNSEARCHED)
     if "name" in schema:
-        # Another field of the same record may say it by its name alone.
+        # Another field of the same record may refer to it by its name alone.
         names[schema["name"]] = found
     return found
 
 
-def _together(one: Properties, other: Properties, where: str) -> dict[str, Any]:
-    """Return the fields of both; what both have must be the same."""
+def _merged_fields(one: Properties, other: Properties, where: str) -> dict[str, Any]:
+    """Return the fields of both; common fields must be equal."""
     fields = {**one, **other}
     for name in one.keys() & other.keys():
         a, b = one[name], other[name]
@@ -278,13 +275,13 @@ def _together(one: Properties, other: Properties, where: str) -> dict[str, Any]:
         if a.get("type") != b.get("type") or not {"properties"} <= a.keys() & b.keys():
             message = f"{where}: its field {name} is another than in other events"
             raise DocumentFieldsError(message)
-        below = _together(a["properties"], b["properties"], f"{where}.{name}")
+        below = _merged_fields(a["properties"], b["properties"], f"{where}.{name}")
         fields[name] = {**a, "properties": below}
     return fields
 
 
-def _place(fields: dict[str, Any], path: Sequence[str], type_name: str) -> None:
-    """Set the field at a path, whatever stood there."""
+def _set_field(fields: dict[str, Any], path: Sequence[str], type_name: str) -> None:
+    """Set the field at a path, replacing any other."""
     step, *rest = path
     name = step.removesuffix(_LIST)
     if not rest:
@@ -293,19 +290,19 @@ def _place(fields: dict[str, Any], path: Sequence[str], type_name: str) -> None:
         return
     inner = dict(fields.get(name, {}))
     below = {**inner.get("properties", {})}
-    _place(below, rest, type_name)
+    _set_field(below, rest, type_name)
     kind = {"type": "nested"} if step.endswith(_LIST) else {}
     fields[name] = {**kind, "properties": below}
 
 
-class Described(NamedTuple):
+class DocumentShape(NamedTuple):
     """
-    What a route's documents are.
+    The fields of a route's documents.
 
     Attributes:
-        name: Whose they are, in words.
-        fields: Their fields.
-        since: From which position on the fields hold; empty: nobody tells.
+        name: Their source, in words.
+        fields: The fields.
+        since: The position from which on the fields hold; empty if unknown.
     """
 
     name: str
@@ -314,11 +311,11 @@ class Described(NamedTuple):
 
 
 class FieldSource(Protocol):
-    """Tells the fields of every route of a sink."""
+    """The source of the fields of every route of a sink."""
 
-    def described(self, route: Route) -> Described:
+    def shape_of(self, route: Route) -> DocumentShape:
         """
-        Return the newest known fields, the sink's own among them.
+        Return the newest known fields, with the sink's own.
 
         Raises:
             UnavailableError: They are not known yet.
@@ -327,10 +324,10 @@ class FieldSource(Protocol):
 
     def refresh(self) -> None:
         """
-        Learn what was announced since; call it when a document does not fit.
+        Read newer announcements; call it when a document does not fit.
 
         Raises:
-            UnavailableError: It cannot be learnt now.
+            UnavailableError: They cannot be read now.
         """
 
 
@@ -343,9 +340,9 @@ class RouteFields:
         self._relations = relations
         self._schemas = schemas
 
-    def described(self, route: Route) -> Described:
+    def shape_of(self, route: Route) -> DocumentShape:
         """
-        Return a route's fields.
+        Return the fields of a route's documents.
 
         Raises:
             ShapeUnknownError: The relay has not announced the table yet.
@@ -354,7 +351,9 @@ class RouteFields:
         """
         if route.kind is RouteKind.AGGREGATE:
             fields = document_fields(route, self._schemas)
-            return Described(f"the events of {route.topic}", with_own(fields))
+            return DocumentShape(
+                f"the events of {route.topic}", with_sink_fields(fields)
+            )
         shape = self._relations.shape(route.topic)
         if not shape.key:
             message = f"{shape.name} has no primary key, so {route.name} stays empty"
@@ -363,7 +362,9 @@ class RouteFields:
             column.name: UNSEARCHED if column.is_object else field_of(column.type)
             for column in shape.columns
         }
-        return Described(f"the table {shape.name}", with_own(columns), shape.position)
+        return DocumentShape(
+            f"the table {shape.name}", with_sink_fields(columns), shape.position
+        )
 
     def refresh(self) -> None:
         """Read the relay's newest announcements; schemas change with a release."""

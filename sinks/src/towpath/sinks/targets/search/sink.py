@@ -1,17 +1,18 @@
 """
-Writes rows into OpenSearch, guarded by their version.
+A sink that writes rows into OpenSearch, guarded by their version.
 
 A whole row is one document, whose version the index compares. Two kinds of change need
-a look at the stored document first: partial ones, which are merged with it, and those
-whose version other positions share (ordinals from 4,094 on), where the position itself
-decides. One sink is the only writer of its indexes, so nothing comes in between.
+the stored document first: partial ones, which are merged with it, and those whose
+version other positions share (ordinals from 4,094 on), where the position itself
+decides. One sink is the only writer of its indexes, so nothing is written in between.
 
-While a rebuild fills a second index of a route, each of its documents goes to both.
+While a rebuild fills a second index of a route, each of its documents is written to
+both.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import structlog
 from opensearchpy import OpenSearch
@@ -31,16 +32,20 @@ from towpath.sinks.targets.search.schema import (
     POSITION_FIELD,
     RouteFields,
 )
-from towpath.sinks.targets.search.upkeep import Refreshing, Upkeep, erase_documents
+from towpath.sinks.targets.search.upkeep import (
+    RefreshControl,
+    SearchUpkeep,
+    erase_documents,
+)
 from towpath.sinks.targets.search.write import (
     LONGEST_ID_BYTES,
-    Writer,
-    Written,
+    BulkWriter,
+    WriteOutcome,
+    action_prefix,
     calls,
     document_id,
     documents,
     has_shared_version,
-    opening,
 )
 
 READ_AT_ONCE: Final = 1000
@@ -52,6 +57,8 @@ _log = structlog.get_logger("towpath.sinks.search")
 
 class SearchSink:
     """One OpenSearch, written by one sink."""
+
+    creates_indexes: ClassVar[bool] = True
 
     def __init__(  # noqa: PLR0913 - one place, and the last by their names
         self,
@@ -68,57 +75,63 @@ class SearchSink:
         Describe the index; nothing is opened yet.
 
         Args:
-            url: The index's address.
-            routes: Which indexes there are.
+            url: The address of OpenSearch.
+            routes: The routes, one index each.
             relations: The tables' shapes.
             clock: The time.
-            options: How indexes are made and written.
-            watch: Notices an index that is not the one that was written; left out, it
-                is noticed only while this sink is open, and nobody is asked for rows.
-            client: The connection; left out, one to ``url`` is made.
+            options: How indexes are created and written.
+            watch: Notices a replaced index; without it, one is noticed only while this
+                sink is open, and no rows are requested.
+            client: The connection; by default, one to ``url``.
         """
         self._clock = clock
         self._client = client or connect(url, at_once=options.calls_in_flight)
         self._routes = routes
         self._options = options
         source = RouteFields(relations, event_schemas())
-        self._indexes = Indexes(self._client, routes, source, options, watch)
-        self._refreshing = Refreshing(self._client, self._indexes, options)
-        self._upkeep = Upkeep(self._client, self._indexes, options.purged_at_once)
-        self._writer = Writer(self._client, clock, options.calls_in_flight)
+        self._indexes = Indexes(
+            *(self._client, routes, source, options, watch),
+            may_create=self.creates_indexes,
+        )
+        self._refresh_control = RefreshControl(self._client, self._indexes, options)
+        self._upkeep = SearchUpkeep(self._client, self._indexes, options.purged_at_once)
+        self._writer = BulkWriter(self._client, clock, options.calls_in_flight)
         self._tally = Tally()
-
-    def make_no_index(self) -> None:
-        """Leave it to another sink to make indexes that are not there."""
-        self._indexes.may_make = False
 
     def open(self) -> None:
         with translated():
             self._client.info()
-        self._indexes.recall()
-        self._indexes.look()
+        self._indexes.load()
+        self._indexes.discover()
         for route in self._routes:
             try:
                 self._indexes.ensure(route.name)
             except ShapeUnknownError:
-                # Announced with the table's first record, which is when it is needed.
-                _log.info("table not announced yet", route=route.name)
+                # Announced with the table's first record, which is when the index is
+                # needed.
+                _log.info(
+                    "index not created yet: its table is not announced",
+                    route=route.name,
+                )
 
     def apply(self, batch: Batch) -> None:
         try:
             tally = self._apply(batch)
         except IndexGoneError:
-            # A rebuild may have ended in between; what is there now is found at once.
+            # A rebuild may have ended in between; the second attempt finds the new
+            # index.
             tally = self._apply(batch)
         self._tally.add(tally)
 
     def flush(self) -> Checkpoint:
-        # The index syncs its log before it answers a bulk call.
+        # OpenSearch syncs its log before it answers a bulk call.
         return self._tally.take()
 
     def erase(self, route: str, keys: Sequence[str]) -> None:
-        self._indexes.look()
-        erase_documents(self._client, self._indexes.behind(route), keys, self._clock)
+        self._indexes.discover()
+        erase_documents(
+            self._client, self._indexes.index_names(route), keys, self._clock
+        )
 
     def close(self) -> None:
         self._writer.close()
@@ -126,67 +139,67 @@ class SearchSink:
 
     def _apply(self, batch: Batch) -> Tally:
         tally = Tally()
-        self._indexes.look()
+        self._indexes.discover()
         changes = self._indexes.prepare(batch.changes)
-        if self._indexes.may_make:
+        if self.creates_indexes:
             # One sink decides, though several may write.
-            self._refreshing.adapt(changes)
+            self._refresh_control.adapt_interval(changes)
         for route, floor in self._indexes.floors.due(batch.floors):
             self._upkeep.sweep(route, floor)
         above = self._indexes.floors.above(changes, tally)
-        whole, doubtful = _part(above, tally)
+        whole, doubtful = _split(above, tally)
         for first in range(0, len(doubtful), READ_AT_ONCE):
             whole += self._resolve(doubtful[first : first + READ_AT_ONCE], tally)
         self._write(whole, tally)
         self._upkeep.purge(batch.safe)
-        if self._indexes.may_make:
-            self._refreshing.show()
+        if self.creates_indexes:
+            self._refresh_control.refresh_both()
         return tally
 
     def _write(self, changes: Iterable[Change], tally: Tally) -> None:
-        openings = {
-            r.name: [opening(alias) for alias in self._indexes.aliases(r.name)]
+        action_prefixes = {
+            r.name: [action_prefix(alias) for alias in self._indexes.aliases(r.name)]
             for r in self._routes
         }
-        written = self._put(changes, openings)
-        # Of the key's own columns, which the index may not take, none is needed.
+        written = self._put(changes, action_prefixes)
+        # A delete needs none of the key's columns, which the index may refuse.
         deletes = [r.change for r in written.refused if r.change.row is None]
         if deletes:
             written.refused = [r for r in written.refused if r.change.row is not None]
             bare = [change._replace(key_columns=()) for change in deletes]
-            written.add(self._put(bare, openings))
+            written.add(self._put(bare, action_prefixes))
         tally.applied += written.applied
         tally.stale += written.stale
         tally.refused += written.refused
-        if written.only_new:
+        if written.refused_by_old:
             _log.warning(
-                "documents that only the index being filled takes",
-                documents=written.only_new,
+                "index documents refused by the old index: the new one has them",
+                documents=written.refused_by_old,
             )
 
     def _put(
-        self, changes: Iterable[Change], openings: Mapping[str, list[bytes]]
-    ) -> Written:
-        """Write the documents of changes, in calls."""
-        found = (d for c in changes for d in documents(c, openings[c.route]))
+        self, changes: Iterable[Change], action_prefixes: Mapping[str, list[bytes]]
+    ) -> WriteOutcome:
+        """Write the documents of changes, in bulk calls."""
+        found = (d for c in changes for d in documents(c, action_prefixes[c.route]))
         return self._writer.write(calls(found, self._options))
 
     def _resolve(self, changes: list[Change], tally: Tally) -> list[Change]:
-        """Look at the stored documents; return what is left to write, as whole rows."""
-        left = []
+        """Compare with stored documents; return the changes to write, as whole rows."""
+        resolved = []
         for change, stored in zip(changes, self._stored(changes), strict=True):
             if stored is not None and stored[POSITION_FIELD] > change.position:
                 tally.stale += 1
             elif not change.unchanged:
-                left.append(change)
+                resolved.append(change)
             elif stored is None or stored.get(DELETED_FIELD):
                 tally.refused.append(Refusal(change, ABSENT_ROW, asks=True))
             else:
-                left.append(_merged(change, stored))
-        return left
+                resolved.append(_merged(change, stored))
+        return resolved
 
     def _stored(self, changes: list[Change]) -> Iterator[Mapping[str, Any] | None]:
-        """Read the document of each change; the newest, where it stands in two."""
+        """Yield the document of each change; of two documents the newest."""
         each = [self._indexes.aliases(change.route) for change in changes]
         wanted = [
             {"_index": alias, "_id": document_id(change)}
@@ -202,6 +215,12 @@ class SearchSink:
             yield max(there, key=itemgetter(POSITION_FIELD), default=None)
 
 
+class ExecutorSearchSink(SearchSink):
+    """A search sink in a task of an executor: only the driver's creates indexes."""
+
+    creates_indexes = False
+
+
 def _source_of(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if "error" in found:
         message = "an index could not be read"
@@ -209,8 +228,10 @@ def _source_of(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return found.get("_source")
 
 
-def _part(changes: Iterable[Change], tally: Tally) -> tuple[list[Change], list[Change]]:
-    """Tell changes that can be written as they are from those that need a look."""
+def _split(
+    changes: Iterable[Change], tally: Tally
+) -> tuple[list[Change], list[Change]]:
+    """Separate changes to be written as they are from those to be resolved."""
     whole: list[Change] = []
     doubtful: list[Change] = []
     for change in changes:

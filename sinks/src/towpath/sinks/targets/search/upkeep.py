@@ -1,28 +1,22 @@
 """
-Taking documents away: those below a floor, and tombstones that nothing needs any more.
+Deleting documents, and the refresh intervals of a sink's indexes.
 
-A tombstone is needed as long as something older of its key can be delivered again. What
-lies below the safe position cannot, so tombstones below it go: a portion with each
-batch, so that no batch waits long for it.
+A tombstone is needed as long as an older change of its key can be delivered again. No
+change below the safe position can, so the tombstones below it are deleted: a slice with
+each batch, so that no batch waits long for it.
 
-Takes away what a sink wrote into OpenSearch: its aliases and indexes, or documents.
-
-An index is a sink's by its name and by its mappings: one that someone else has named
-likewise stays.
-
-How often what was written comes to be found.
+``erase`` deletes a sink's indexes. An index is a sink's by its name and its mappings:
+an index of the same name that no sink created stays.
 
 ::
 
-    one index          every ``refresh_ms``; while a backlog is worked off, seldom
-    a second one too   the old one behind each batch, and only after the new one
+    one index          refreshed every ``refresh_ms``; seldom during a backlog
+    a second one too   the old one after each batch, and only after the new one
 
-Refreshing is half of the work of an index that takes many documents, and who searches
-one that is far behind gains nothing by it.
-
-While a rebuild fills a second index, whatever is found in the old one is to be found in
-the new one as well. Then no search goes back in time when the new one takes its place,
-whenever that is.
+Refreshing is half of the work of an index that takes many documents, and searches gain
+nothing from it during a backlog. While a rebuild fills a second index, every document
+found in the old one must be found in the new one as well: then no search goes back in
+time when the new index takes over.
 """
 
 import re
@@ -44,16 +38,16 @@ from towpath.sinks.targets.search.schema import (
     DELETED_FIELD,
     POSITION_FIELD,
     interval,
-    is_own,
+    is_made_by_sink,
 )
 
-# Some ten thousand documents a second go; a longer sweep is asked for again.
+# Some ten thousand documents are deleted in a second; a longer sweep is retried.
 SWEPT_WITHIN_S: Final = 600.0
 
 _log = structlog.get_logger("towpath.sinks.search")
 
 
-class Upkeep:
+class SearchUpkeep:
     """Sweeps and purges of one sink's indexes."""
 
     def __init__(self, client: OpenSearch, indexes: Indexes, at_once: int) -> None:
@@ -64,62 +58,77 @@ class Upkeep:
 
     def sweep(self, route: str, floor: str) -> None:
         """
-        Remember a floor, then take away what is below it, tombstones too.
+        Store a floor, then delete the documents below it, tombstones too.
 
         Raises:
-            TargetUnavailableError: Not all of it is gone: do it again.
+            TargetUnavailableError: Not all of them are deleted: repeat it.
         """
-        if route not in self._indexes.known():
+        if route not in self._indexes.known_routes():
             self._indexes.ensure(route)
         self._indexes.floors.learn(route, floor)
-        indexes = self._indexes.behind(route)
+        indexes = self._indexes.index_names(route)
         with translated():
             self._indexes.remember_floor(route)
-            # A search, which this is, sees only what was refreshed.
+            # The deletion searches, and finds only refreshed documents.
             self._client.indices.refresh(index=list(indexes))
-        taken, is_all = self._take(indexes, _below(floor), {"refresh": "true"})
+        deleted, is_all = self._delete_matching(
+            indexes, _below(floor), {"refresh": "true"}
+        )
         if not is_all:
-            message = f"not all rows of {route} below {floor} could be taken away"
+            message = f"not all rows of {route} below {floor} could be deleted"
             raise TargetUnavailableError(message)
         self._indexes.floors.carried_out(route, floor)
-        _log.info("rows below a floor taken away", route=route, floor=floor, rows=taken)
+        _log.info(
+            "sink floor applied: rows below it are deleted",
+            route=route,
+            floor=floor,
+            rows=deleted,
+        )
 
     def purge(self, safe: str | None) -> int:
         """
-        Take away a portion of the tombstones below the newest safe position.
+        Delete some tombstones below the newest safe position.
 
         Args:
-            safe: The safe position, when it was told anew.
+            safe: The safe position, when it has changed.
 
         Returns:
-            How many are gone.
+            The number of deleted tombstones.
         """
         if safe is not None:
-            self._due = dict.fromkeys(self._indexes.known(), safe)
+            self._due = dict.fromkeys(self._indexes.known_routes(), safe)
         if not self._due:
             return 0
         route, below = next(iter(self._due.items()))
         query = {"filter": [_below(below), {"term": {DELETED_FIELD: True}}]}
-        portion = {"max_docs": self._at_once}
-        taken, is_all = self._take(
-            self._indexes.behind(route), {"bool": query}, portion
+        limit = {"max_docs": self._at_once}
+        deleted, is_all = self._delete_matching(
+            self._indexes.index_names(route), {"bool": query}, limit
         )
-        if taken:
-            _log.info("tombstones taken away", route=route, below=below, rows=taken)
+        if deleted:
+            _log.info(
+                "index tombstones deleted: nothing older can be replayed",
+                route=route,
+                below=below,
+                rows=deleted,
+            )
         if not is_all:
-            _log.warning("tombstones left for the next time", route=route)
-        if taken < self._at_once:
+            _log.warning(
+                "index tombstones not all deleted: the next batch continues",
+                route=route,
+            )
+        if deleted < self._at_once:
             del self._due[route]
-        return taken
+        return deleted
 
-    def _take(
+    def _delete_matching(
         self, indexes: Sequence[str], query: dict[str, Any], params: dict[str, Any]
     ) -> tuple[int, bool]:
-        """Delete what a query finds; return how many, and whether that is all."""
+        """Delete the matches of a query; return how many, and whether that is all."""
         if not indexes:
             return 0, True
         with translated():
-            # By the indexes, as the alias would hide what is deleted.
+            # From the indexes: the alias would hide tombstones.
             answer = self._client.delete_by_query(
                 index=list(indexes),
                 body={"query": query},
@@ -139,7 +148,7 @@ def _below(position: str) -> dict[str, Any]:
 
 _KEPT_FOR: Final = "index.gc_deletes"
 _FORGET_AT_ONCE: Final = "0s"
-# The index looks at its clock five times a second.
+# The index reads its clock five times a second.
 _FORGOTTEN_WITHIN_S: Final = 30.0
 _LOOK_EVERY_S: Final = 0.2
 _CONFLICT: Final = 409
@@ -149,23 +158,23 @@ _LOWEST: Final = "0000000000000000.-"
 
 def erase(sink: Sink, _: str) -> None:
     """
-    Take a sink's indexes away; safe to repeat. Nobody may write meanwhile.
+    Delete a sink's indexes; safe to repeat. Nobody may write meanwhile.
 
     Raises:
-        UnavailableError: The index does not answer: do it again.
+        UnavailableError: OpenSearch does not answer: repeat it.
     """
     client = connect(sink.url)
     try:
         with translated():
             for route in sink.route:
-                # Also those that a rebuild has begun, and no alias names yet.
+                # Also indexes of a rebuild, which no alias names yet.
                 ours = re.compile(re.escape(route.name) + r"-[0-9]+")
                 named = client.indices.get(
                     index=f"{route.name}-*",
                     params={"expand_wildcards": "all", "allow_no_indices": "true"},
                 )
-                for index, told in sorted(named.items()):
-                    if ours.fullmatch(index) and is_own(told["mappings"]):
+                for index, found in sorted(named.items()):
+                    if ours.fullmatch(index) and is_made_by_sink(found["mappings"]):
                         client.indices.delete(index=index)
     finally:
         client.close()
@@ -175,35 +184,35 @@ def erase_documents(
     client: OpenSearch, indexes: Iterable[str], ids: Sequence[str], clock: Clock
 ) -> None:
     """
-    Take documents away, whatever their version; safe to repeat.
+    Delete documents of any version; safe to repeat.
 
-    An index remembers for a minute at which version a document was deleted, and refuses
-    what comes below. It is made to forget at once.
+    An index remembers for a minute the version at which a document was deleted, and
+    refuses lower ones. It is made to forget at once.
 
     Raises:
-        UnavailableError: The index does not answer: do it again.
+        UnavailableError: OpenSearch does not answer: repeat it.
     """
     for index in indexes:
         with translated():
-            told = client.indices.get(index=index, params={"flat_settings": "true"})
+            found = client.indices.get(index=index, params={"flat_settings": "true"})
             client.indices.put_settings(index=index, body={_KEPT_FOR: _FORGET_AT_ONCE})
         try:
-            _delete(client, index, ids)
+            _delete_by_id(client, index, ids)
             _forget(client, index, ids, clock)
         finally:
-            before = told[index]["settings"].get(_KEPT_FOR)
-            # An end in the midst of an earlier call has left ours.
+            before = found[index]["settings"].get(_KEPT_FOR)
+            # An earlier call that was interrupted has left our setting.
             kept_for = None if before == _FORGET_AT_ONCE else before
             with translated():
                 client.indices.put_settings(index=index, body={_KEPT_FOR: kept_for})
 
 
-def _delete(client: OpenSearch, index: str, ids: Sequence[str]) -> None:
+def _delete_by_id(client: OpenSearch, index: str, ids: Sequence[str]) -> None:
     with translated():
         places = [{"_index": index, "_id": id_} for id_ in ids]
         found = client.mget(body={"docs": places}, params={"_source": "false"})["docs"]
         lines = [
-            {"delete": _place(index, one["_id"], one["_version"])}
+            {"delete": _item(index, one["_id"], one["_version"])}
             for one in found
             if one.get("found")
         ]
@@ -212,19 +221,19 @@ def _delete(client: OpenSearch, index: str, ids: Sequence[str]) -> None:
 
 
 def _forget(client: OpenSearch, index: str, ids: Sequence[str], clock: Clock) -> None:
-    """Write a tombstone below all positions: it shows that a version is forgotten."""
+    """Write a tombstone below all positions until the old versions are forgotten."""
     own = {POSITION_FIELD: _LOWEST, DELETED_FIELD: True}
     deadline = Deadline(clock, _FORGOTTEN_WITHIN_S)
     left = list(ids)
     while left:
-        places = [_place(index, id_, 0) for id_ in left]
+        places = [_item(index, id_, 0) for id_ in left]
         lines = [line for place in places for line in ({"index": place}, own)]
         with translated():
             client.indices.refresh(index=index)
             answer = client.bulk(body=lines)
-        said = [item["index"] for item in answer["items"]]
-        left = [one["_id"] for one in said if one["status"] == _CONFLICT]
-        others = [one for one in said if one.get("error") and one["_id"] not in left]
+        items = [item["index"] for item in answer["items"]]
+        left = [one["_id"] for one in items if one["status"] == _CONFLICT]
+        others = [one for one in items if one.get("error") and one["_id"] not in left]
         if others or (left and deadline.passed()):
             message = f"{len(left) + len(others)} documents of {index} are not erased"
             raise TargetUnavailableError(message)
@@ -232,20 +241,20 @@ def _forget(client: OpenSearch, index: str, ids: Sequence[str], clock: Clock) ->
             clock.wait(_LOOK_EVERY_S)
 
 
-def _place(index: str, id_: str, version: int) -> dict[str, Any]:
+def _item(index: str, id_: str, version: int) -> dict[str, Any]:
     place = {"_index": index, "_id": id_}
     return {**place, "version": version, "version_type": "external_gte"}
 
 
-# What is written last of a backlog may wait so long, unless more comes. A refresh then
-# costs a hundredth of the time; three times as long gains nothing any more.
-SELDOM_MS: Final = 10_000
+# The last documents of a backlog may wait this long, unless more come. A refresh then
+# costs a hundredth of the time; three times as long gains nothing more.
+BACKLOG_REFRESH_MS: Final = 10_000
 
 _NEVER: Final = "-1"
 
 
-class Refreshing:
-    """The refreshes of one sink's indexes."""
+class RefreshControl:
+    """The refresh intervals of one sink's indexes."""
 
     def __init__(
         self, client: OpenSearch, indexes: Indexes, options: SearchOptions
@@ -253,25 +262,25 @@ class Refreshing:
         self.client = client
         self._indexes = indexes
         self._often = interval(options.refresh_ms)
-        self._seldom = interval(max(options.refresh_ms, SELDOM_MS))
-        # More than is under way at once: it was not written since the last batch.
+        self._seldom = interval(max(options.refresh_ms, BACKLOG_REFRESH_MS))
+        # More than is in flight at once: these documents are a backlog.
         self._most_live = options.call_documents * options.calls_in_flight
 
-    def adapt(self, changes: Sequence[Change]) -> None:
-        """Have each index refreshed as its share of a batch asks for."""
+    def adapt_interval(self, changes: Sequence[Change]) -> None:
+        """Set each index's refresh interval by its share of a batch."""
         counts = Counter(map(attrgetter("route"), changes))
-        for route in self._indexes.known():
+        for route in self._indexes.known_routes():
             is_backlog = counts[route] > self._most_live
             wanted = self._seldom if is_backlog else self._often
-            *old, newest = self._indexes.standing(route)
-            for standing in old:
-                self._set(standing.name, standing.refresh, _NEVER)
+            *old, newest = self._indexes.search_indexes(route)
+            for search_index in old:
+                self._set(search_index.name, search_index.refresh, _NEVER)
             self._set(newest.name, newest.refresh, wanted)
 
-    def show(self) -> None:
-        """Let what both indexes of a route have be found in both."""
-        for route in self._indexes.known():
-            if len(indexes := self._indexes.behind(route)) > 1:
+    def refresh_both(self) -> None:
+        """Refresh both indexes of a route during a rebuild, the new one first."""
+        for route in self._indexes.known_routes():
+            if len(indexes := self._indexes.index_names(route)) > 1:
                 with translated():
                     for index in reversed(indexes):
                         self.client.indices.refresh(index=index)

@@ -1,25 +1,22 @@
 """
-Bulk calls, several under way at once, each item followed to its end.
+Bulk calls, several in flight, with the outcome of every item.
 
 Their order does not matter: the index guards every document by its version, and a batch
 has each key once.
 
-Rows as a bulk call takes them, cut by count and size.
+A document is the whole row with its position; a delete is a document of the key, the
+position and a deletion flag. The version is the position packed into 63 bits, and
+``external_gte`` makes the index refuse older ones. Hot path, once per row.
 
-Hot path, once per row. A document is the whole row with its position; a delete is a
-document that keeps the key, the position and the mark. The version is the position
-packed into 63 bits, and ``external_gte`` lets the index refuse what is older.
-
-What became of each item of a bulk call. Pure.
-
-The call as a whole answers 200 whatever became of its items, so each one is looked at:
+A bulk response has status 200 whatever the outcomes of its items, so each item is
+checked:
 
 - 200, 201: written;
 - 409: the index has a newer version; that is success, and counted as stale;
-- 404: the alias is gone; 429 and 5xx: try again;
-- whatever its status, a block or a closed index says nothing of the document: wait;
-- 401, 403: the sink may not write here at all;
-- any other: this document will never do; it is refused with its reason.
+- 404: the alias is gone; 429 and 5xx: retried;
+- a block or a closed index, whatever the status: the sink waits;
+- 401, 403: the sink has no right to write;
+- others: the document is refused for good, with its reason.
 """
 
 import enum
@@ -59,8 +56,8 @@ from towpath.sinks.targets.search.schema import DELETED_FIELD, POSITION_FIELD
 
 LONGEST_ID_BYTES: Final = 512
 
-# Where a position's text tells the ordinal; from the first shared one on, the text of
-# the place sorts above. That of a READ row sorts below every digit.
+# The place of the ordinal in a position's text; the texts of shared ordinals are above
+# that of the first. A READ row sorts below every digit.
 _PLACE: Final = 17
 _FIRST_SHARED: Final = f"{SHARED_ORDINAL - 1:010d}"
 
@@ -69,8 +66,8 @@ class Document(NamedTuple):
     """
     One item of a bulk call.
 
-    ``counts`` is whether its outcome is that of the change: of a route with two indexes
-    the new one decides, which is about to take the other's place.
+    ``counts`` is whether its outcome is that of the change: of two indexes of a route,
+    that of the new one counts, which is about to replace the other.
     """
 
     change: Change
@@ -79,30 +76,30 @@ class Document(NamedTuple):
 
 
 def document_id(change: Change) -> str:
-    """Name the document of a change's row."""
+    """Return the id of the document of a change."""
     return key_text(change.key)
 
 
 def has_shared_version(change: Change) -> bool:
-    """Tell whether the version alone cannot say which of two changes is newer."""
+    """Return whether other positions share the version of a change."""
     return change.position[_PLACE:] >= _FIRST_SHARED
 
 
-def opening(alias: str) -> bytes:
-    """Write what every item for an alias begins with."""
+def action_prefix(alias: str) -> bytes:
+    """Return the beginning of every item for an alias."""
     return b'{"index":{"_index":%b,' % orjson.dumps(alias)
 
 
-def documents(change: Change, openings: Sequence[bytes]) -> Iterator[Document]:
-    """Write one change for each of its aliases; it must hold the whole row."""
+def documents(change: Change, action_prefixes: Sequence[bytes]) -> Iterator[Document]:
+    """Yield a change's document for each alias; the change must have the whole row."""
     rest = b'"_id":%b,"version":%d,"version_type":"external_gte"}}\n%b\n' % (
         orjson.dumps(document_id(change)),
         _version(change.position),
         _source(change),
     )
-    *old, newest = openings
-    for one in old:
-        yield Document(change, False, one + rest)  # noqa: FBT003 - by name is slower
+    *old, newest = action_prefixes
+    for document in old:
+        yield Document(change, False, document + rest)  # noqa: FBT003 - by name is slower
     yield Document(change, True, newest + rest)  # noqa: FBT003
 
 
@@ -120,8 +117,9 @@ def _source(change: Change) -> bytes:
         return orjson.dumps({**key, **own})
     if change.text is None or not change.row:
         return orjson.dumps({**change.row, POSITION_FIELD: change.position})
-    # As it came, because its numbers may have more digits than a double: the position
-    # goes in front of the last brace. Between lines there is nothing but blanks.
+    # As it was published, because its numbers may have more digits than a double: the
+    # position is inserted before the last brace. Line breaks between values become
+    # blanks.
     body = change.text.rstrip()[:-1].replace(b"\n", b" ").replace(b"\r", b" ")
     return body + f',"{POSITION_FIELD}":"{change.position}"}}'.encode()
 
@@ -129,18 +127,18 @@ def _source(change: Change) -> bytes:
 def calls(
     given: Iterable[Document], options: SearchOptions
 ) -> Iterator[list[Document]]:
-    """Cut documents into calls, by count and size."""
+    """Cut documents into calls of bounded count and size."""
     taken: list[Document] = []
     size_bytes = 0
-    for one in given:
-        one_bytes = len(one.lines)
+    for document in given:
+        one_bytes = len(document.lines)
         if taken and (
             len(taken) == options.call_documents
             or size_bytes + one_bytes > options.call_bytes
         ):
             yield taken
             taken, size_bytes = [], 0
-        taken.append(one)
+        taken.append(document)
         size_bytes += one_bytes
     if taken:
         yield taken
@@ -152,11 +150,11 @@ def body_of(call: Iterable[Document]) -> bytes:
 
 
 class ItemVerdict(enum.Enum):
-    """What to do about one item."""
+    """The reaction to the outcome of one item."""
 
     WRITTEN = "written"
     STALE = "stale"
-    AGAIN = "again"
+    RETRY = "again"
     GONE = "gone"
     BLOCKED = "blocked"
     FORBIDDEN = "forbidden"
@@ -164,7 +162,7 @@ class ItemVerdict(enum.Enum):
 
 
 class ItemOutcome(NamedTuple):
-    """The verdict on one item, with the index's reason where there is one."""
+    """The verdict on one item, with the index's reason if there is one."""
 
     verdict: ItemVerdict
     reason: str = ""
@@ -179,7 +177,7 @@ _SERVER_ERROR: Final = 500
 _ERROR: Final = 400
 _RIGHTS: Final = frozenset({401, 403})
 
-# From here on the index's reasons quote the document: its id, its values.
+# From here on a reason quotes the document: its id, its values.
 _QUOTES: Final = (" in document with id", ". Preview of field's value")
 
 
@@ -188,15 +186,16 @@ def outcomes(answer: Mapping[str, Any], count: int) -> list[ItemOutcome]:
     Return one outcome per item, in the order of the call.
 
     Args:
-        answer: The index's answer.
-        count: How many items the call had.
+        answer: The response.
+        count: The number of items of the call.
 
     Raises:
-        TargetUnavailableError: The answer tells of fewer, or more: write all again.
+        TargetUnavailableError: The response has fewer outcomes, or more: write all
+            again.
     """
     items: Sequence[Mapping[str, Any]] = answer.get("items", [])
     if len(items) != count:
-        message = f"the search index told of {len(items)} of {count} documents"
+        message = f"the search index answers for {len(items)} of {count} documents"
         raise TargetUnavailableError(message)
     if answer.get("errors") is False:
         return [_WRITTEN] * count
@@ -221,47 +220,48 @@ def _failure(status: int, kind: str) -> ItemVerdict:
     if status == _NOT_FOUND:
         return ItemVerdict.GONE
     if status == _TOO_MANY or status >= _SERVER_ERROR:
-        return ItemVerdict.AGAIN
+        return ItemVerdict.RETRY
     return ItemVerdict.FORBIDDEN if status in _RIGHTS else ItemVerdict.REFUSED
 
 
 def _unquoted(reason: str) -> str:
-    """Cut a reason before it quotes the document: it goes to the log."""
+    """Cut a reason before it quotes the document: it is logged."""
     for quote in _QUOTES:
         reason = reason.partition(quote)[0]
     return reason
 
 
-# Six tries take some seconds: longer than a burst fills the index's queues, shorter
-# than anyone wants a batch to hang before it is reported.
+# Six attempts take some seconds: longer than a burst fills the index's queues, shorter
+# than a batch may hang before it is reported.
 ATTEMPTS: Final = 6
 
 _TOO_LARGE: Final = "the document is larger than the search index takes"
 
 
 @dataclass(slots=True)
-class Written:
+class WriteOutcome:
     """
-    What became of changes.
+    The outcome of changes.
 
-    ``only_new`` counts documents that an index refuses which is about to be replaced.
+    ``refused_by_old`` counts documents refused by an index that is about to be
+    replaced.
     """
 
     applied: int = 0
     stale: int = 0
-    only_new: int = 0
+    refused_by_old: int = 0
     refused: list[Refusal] = field(default_factory=list)
 
-    def add(self, other: "Written") -> None:
-        """Count what another call came to, too."""
+    def add(self, other: "WriteOutcome") -> None:
+        """Add the outcome of another call."""
         self.applied += other.applied
         self.stale += other.stale
-        self.only_new += other.only_new
+        self.refused_by_old += other.refused_by_old
         self.refused += other.refused
 
 
-class Writer:
-    """Writes calls of documents."""
+class BulkWriter:
+    """A writer of bulk calls."""
 
     def __init__(self, client: OpenSearch, clock: Clock, at_once: int) -> None:
         self.client = client
@@ -270,20 +270,21 @@ class Writer:
         self._backoff = Backoff(first_s=0.2, ceiling_s=3.0)
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="bulk")
 
-    def write(self, calls: Iterable[list[Document]]) -> Written:
+    def write(self, calls: Iterable[list[Document]]) -> WriteOutcome:
         """
-        Write all calls; when this returns or raises, none is under way any more.
+        Write all calls; when this returns or raises, none is in flight.
 
         Raises:
-            UnavailableError: Some part may not be written; write all of it again.
+            UnavailableError: Some documents may not be written; write all of them
+                again.
             BatchRefusedError: A call cannot be read.
-            SearchRefusedError: The sink may not write.
+            SearchRefusedError: The sink has no right to write.
         """
-        written = Written()
-        running: deque[Future[Written]] = deque()
+        written = WriteOutcome()
+        running: deque[Future[WriteOutcome]] = deque()
         try:
             for call in calls:
-                # One more than are sent, so that none waits for us to write it.
+                # One more than are in flight, so that none waits for its encoding.
                 if len(running) > self._at_once:
                     written.add(running.popleft().result())
                 running.append(self._threads.submit(self._call, call))
@@ -296,64 +297,70 @@ class Writer:
         return written
 
     def close(self) -> None:
-        """Let go of the threads."""
+        """Stop the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _call(self, call: list[Document]) -> Written:
-        """Write a call, and again those of its items that the index asks for."""
-        written = Written()
+    def _call(self, call: list[Document]) -> WriteOutcome:
+        """Write a call, and retry its items as the index requires."""
+        written = WriteOutcome()
         for attempt in range(ATTEMPTS):
-            call = self._once(call, written)
+            call = self._send_once(call, written)
             if not call:
                 return written
             self._clock.wait(self._backoff.delay_s(attempt))
         message = f"the search index has no room for {len(call)} documents"
         raise TargetBusyError(message, retry_after_s=FULL_RETRY_AFTER_S)
 
-    def _once(self, call: list[Document], written: Written) -> list[Document]:
-        """Send a call, in halves if it is too large; return what is to come again."""
+    def _send_once(self, call: list[Document], written: WriteOutcome) -> list[Document]:
+        """Send a call, in halves if it is too large; return the items to retry."""
         try:
             answer = send(self.client, body_of(call))
         except IndexBlockedError:
             raise
         except TargetBusyError:
-            # Nothing of it was taken: for want of memory, or of room in a queue.
+            # None of it was written: for want of memory, or of room in a queue.
             return call
         if answer is not None:
-            told = zip(call, outcomes(answer, len(call)), strict=True)
-            return [one for one, said in told if _is_wanted_again(one, said, written)]
+            answered = zip(call, outcomes(answer, len(call)), strict=True)
+            return [
+                document
+                for document, outcome in answered
+                if _must_retry(document, outcome, written)
+            ]
         if len(call) == 1:
             _refuse(call[0], _TOO_LARGE, written)
             return []
         half = len(call) // 2
-        again = self._once(call[:half], written)
-        return again + self._once(call[half:], written)
+        again = self._send_once(call[:half], written)
+        return again + self._send_once(call[half:], written)
 
 
-def _is_wanted_again(one: Document, said: ItemOutcome, written: Written) -> bool:
-    """Note what became of one item; tell whether it is to be sent again."""
-    match said.verdict:
+def _must_retry(
+    document: Document, outcome: ItemOutcome, written: WriteOutcome
+) -> bool:
+    """Count the outcome of one item; return whether it must be sent again."""
+    match outcome.verdict:
         case ItemVerdict.WRITTEN:
-            written.applied += one.counts
+            written.applied += document.counts
         case ItemVerdict.STALE:
-            written.stale += one.counts
+            written.stale += document.counts
         case ItemVerdict.REFUSED:
-            _refuse(one, said.reason, written)
-        case ItemVerdict.AGAIN:
+            _refuse(document, outcome.reason, written)
+        case ItemVerdict.RETRY:
             return True
         case ItemVerdict.GONE:
-            message = f"an index went away: {said.reason}"
+            message = f"an index went away: {outcome.reason}"
             raise IndexGoneError(message)
         case ItemVerdict.BLOCKED:
-            raise blocked(said.reason)
+            raise blocked(outcome.reason)
         case ItemVerdict.FORBIDDEN:
-            message = f"the search index refuses to be written: {said.reason}"
+            message = f"the search index refuses to be written: {outcome.reason}"
             raise SearchRefusedError(message)
     return False
 
 
-def _refuse(one: Document, reason: str, written: Written) -> None:
-    if one.counts:
-        written.refused.append(Refusal(one.change, reason))
+def _refuse(document: Document, reason: str, written: WriteOutcome) -> None:
+    if document.counts:
+        written.refused.append(Refusal(document.change, reason))
     else:
-        written.only_new += 1
+        written.refused_by_old += 1

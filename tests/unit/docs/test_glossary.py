@@ -25,7 +25,6 @@ STILL_IN_USE: Final[dict[str, int]] = {
     "poison": 2,
     "portion": 2,
     "shelf": 2,
-    "shelves": 3,
     "sight": 3,
     "spoken": 2,
     "tally": 3,

@@ -143,7 +143,7 @@ def test_a_first_commit_is_not_made_after_another_writers(lake, appender, monkey
     monkeypatch.setattr(
         write, "open_catalog", lambda _: Overtaken("lake", **lake.place)
     )
-    with pytest.raises(TargetUnavailableError, match="somebody else"):
+    with pytest.raises(TargetUnavailableError, match="another writer"):
         appender.append(TABLE, rows(1), None)
 
     assert [9] == lake.keys()

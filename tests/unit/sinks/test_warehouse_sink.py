@@ -18,8 +18,8 @@ from towpath.sinks.targets.warehouse.ddl import FLOOR_PROPERTY
 from towpath.sinks.targets.warehouse.opening import Commit
 from towpath.sinks.targets.warehouse.schema import current_state
 from towpath.sinks.targets.warehouse.sink import WarehouseSink
-from towpath.sinks.targets.warehouse.upkeep import Upkeep
-from towpath.sinks.targets.warehouse.write import Engines, Rows, Writer
+from towpath.sinks.targets.warehouse.upkeep import TableUpkeep
+from towpath.sinks.targets.warehouse.write import Engines, TableRows, TableWriter
 
 COLUMNS = (Column("id", "bigint"), Column("note", "text"))
 OWN = {"_position": "string", "_is_deleted": "boolean"}
@@ -373,20 +373,20 @@ def test_known_keys_are_forgotten_when_a_commit_since_has_added_others(rig):
     """
     Upkeep comes on top of somebody else's append: its keys are not known.
     """
-    upkeep = Upkeep(WarehouseOptions(), SystemClock())
+    upkeep = TableUpkeep(WarehouseOptions(), SystemClock())
     engines = Engines(rig.engine, rig.engine)
-    writer = Writer(engines, WarehouseOptions(), upkeep, "branch")
+    writer = TableWriter(engines, WarehouseOptions(), upkeep, "branch")
     table = lake_table()
-    upkeep.take_on(table.name, has_tombstones=True)
-    writer.begin(table.name, is_new=True)
+    upkeep.register(table.name, has_tombstones=True)
+    writer.open_table(table.name, is_new=True)
 
     def write(key):
         rows = laid((key, "8"))
-        writer.write(Rows(table, rows, lambda _: "MERGE"))
+        writer.write(TableRows(table, rows, lambda _: "MERGE"))
 
     write(1)
     rig.engine.write()
-    writer.carry_over(table.name, Commit(rig.engine.commits, {}))
+    writer.advance(table.name, Commit(rig.engine.commits, {}))
     write(2)
 
     assert ["INSERT", "MERGE"] == rig.engine.begun()
@@ -453,7 +453,7 @@ def test_rows_that_cannot_be_requested_are_logged_once(rig):
         rig.start_again()
         rig.start_again()
 
-    assert ["table lost rows that cannot be asked for"] == [
+    assert ["warehouse table lost rows: no snapshot can be requested"] == [
         line["event"] for line in logs if line["log_level"] == "error"
     ]
 
@@ -493,5 +493,8 @@ def test_an_unrepresentable_value_follows_the_sinks_policy(
         sum(each.applied for each in found),
         sum(len(each.refused) for each in found),
         sum(each.nulled for each in found),
-        sum(line["event"].startswith("null in") for line in logs),
+        sum(
+            line["event"].startswith("warehouse values unrepresentable")
+            for line in logs
+        ),
     )

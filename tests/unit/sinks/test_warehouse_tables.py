@@ -16,7 +16,7 @@ from towpath.sinks.targets.warehouse.ddl import (
     identifier_fields,
     live_view,
     properties_of,
-    settled,
+    property_changes,
 )
 from towpath.sinks.targets.warehouse.schema import (
     current_state,
@@ -227,11 +227,11 @@ def test_only_differing_properties_are_set():
     options = WarehouseOptions(history_s=60, metadata_versions=7)
     has = properties_of(table, WarehouseOptions())
 
-    assert settled(table, options, has | {"other": "x"}) == [
+    assert property_changes(table, options, has | {"other": "x"}) == [
         (
             "ALTER TABLE lake.`shop`.`orders` SET TBLPROPERTIES ("
             "'write.metadata.previous-versions-max' = '7', "
             "'history.expire.max-snapshot-age-ms' = '60000')"
         )
     ]
-    assert settled(table, WarehouseOptions(), has) == []
+    assert property_changes(table, WarehouseOptions(), has) == []

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from towpath.settings import WarehouseOptions
 from towpath.sinks.targets.warehouse.schema import LakeName
-from towpath.sinks.targets.warehouse.upkeep import Task, Upkeep, statements
+from towpath.sinks.targets.warehouse.upkeep import TableUpkeep, UpkeepTask, statements
 
 ORDERS = LakeName("shop", "orders")
 LOG = LakeName("shop", "events")
@@ -33,9 +33,9 @@ def summary(data, deletes=0):
 def upkeep():
     """Make the upkeep of a table and a log."""
     clock = Clock()
-    made = Upkeep(OPTIONS, clock)
-    made.take_on(ORDERS, has_tombstones=True)
-    made.take_on(LOG, has_tombstones=False)
+    made = TableUpkeep(OPTIONS, clock)
+    made.register(ORDERS, has_tombstones=True)
+    made.register(LOG, has_tombstones=False)
     return made, clock
 
 
@@ -49,10 +49,10 @@ def test_upkeep_is_due_by_growth():
     """A table is due when it grew, the one that grew most first."""
     made, _ = upkeep()
     assert due(made) is None
-    made.note(ORDERS, summary(47))
+    made.record_commit(ORDERS, summary(47))
     assert due(made) is None
-    made.note(ORDERS, summary(47, 1))
-    made.note(LOG, summary(96))
+    made.record_commit(ORDERS, summary(47, 1))
+    made.record_commit(LOG, summary(96))
 
     assert due(made) == LOG
 
@@ -62,11 +62,11 @@ def test_files_left_by_upkeep_do_not_make_it_due_again():
     Files that are large enough to stay do not count as growth.
     """
     made, _ = upkeep()
-    made.note(LOG, summary(500))
+    made.record_commit(LOG, summary(500))
     made.done(made.due(), summary(500))
-    made.note(LOG, summary(547))
+    made.record_commit(LOG, summary(547))
     assert due(made) is None
-    made.note(LOG, summary(548))
+    made.record_commit(LOG, summary(548))
 
     assert due(made) == LOG
 
@@ -76,7 +76,7 @@ def test_a_table_that_grew_little_is_due_by_age():
     One more file is enough, once the time has come; none is not.
     """
     made, clock = upkeep()
-    made.note(LOG, summary(1))
+    made.record_commit(LOG, summary(1))
     clock.s += 599
     assert due(made) is None
     clock.s += 1
@@ -94,8 +94,8 @@ def test_tombstones_are_purged_below_the_safe_position_only():
     made, clock = upkeep()
     clock.s += 601
     assert due(made) is None
-    made.safe_below("8")
-    made.safe_below("7")
+    made.raise_safe_position("8")
+    made.raise_safe_position("7")
     task = made.due()
     assert (ORDERS, "8") == (task.name, task.safe)
     made.done(task, summary(0))
@@ -109,12 +109,12 @@ def test_failed_upkeep_waits_for_growth():
     It is not retried with each batch, and does not count as done.
     """
     made, clock = upkeep()
-    made.safe_below("8")
-    made.note(ORDERS, summary(48))
+    made.raise_safe_position("8")
+    made.record_commit(ORDERS, summary(48))
     task = made.due()
-    made.put_off(task)
+    made.postpone(task)
     assert due(made) is None
-    made.note(ORDERS, summary(95))
+    made.record_commit(ORDERS, summary(95))
     assert due(made) is None
     clock.s += 601
 
@@ -126,12 +126,12 @@ def test_orphan_files_are_removed_at_intervals():
     After the start, and again when later ones are old enough.
     """
     made, clock = upkeep()
-    made.note(LOG, summary(48))
+    made.record_commit(LOG, summary(48))
     first = made.due()
     age_s = OPTIONS.orphans_after_s
     assert clock.s - first.orphans_before.timestamp() == age_s
     made.done(first, summary(0))
-    made.note(LOG, summary(48))
+    made.record_commit(LOG, summary(48))
     assert made.due().orphans_before is None
     clock.s += age_s
 
@@ -146,7 +146,7 @@ def test_upkeep_statements_name_the_table_as_procedures_do():
     table = "table => '`shop`.`o\\'dd`'"
     before = datetime(2026, 1, 2, 3, 4, 5, 6, UTC)
 
-    assert statements(Task(LakeName("shop", "o'dd"), "9", before)) == [
+    assert statements(UpkeepTask(LakeName("shop", "o'dd"), "9", before)) == [
         "DELETE FROM lake.`shop`.`o'dd` WHERE `_is_deleted` AND `_position` < '9'",
         f"CALL lake.system.rewrite_data_files({table}, options => map({options}))",
         f"CALL lake.system.rewrite_position_delete_files({table})",
@@ -162,6 +162,6 @@ def test_an_event_log_is_only_compacted():
     """
     Without a safe position nothing is deleted, and orphans have their own interval.
     """
-    told = statements(Task(LOG, None, None))
+    told = statements(UpkeepTask(LOG, None, None))
 
     assert (3, []) == (len(told), [s for s in told if "DELETE" in s or "orphan" in s])

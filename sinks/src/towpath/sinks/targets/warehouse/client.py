@@ -1,23 +1,21 @@
 """
-Where the warehouse keeps its list of tables, by two doors: the writer's, the reader's.
+The warehouse's catalog: its address for Spark and for pyiceberg, and its errors.
 
-A Postgres database (the writing engine takes JDBC, the reading one SQLAlchemy; schema
-version 1 of the list knows views), or a server of the REST catalog API. Both engines
-must say the same catalog name, because the list's rows carry it. Pure.
+The catalog is a Postgres database (Spark takes JDBC, pyiceberg SQLAlchemy; schema
+version 1 of the catalog knows views), or a server of the REST catalog API. Both engines
+use the same catalog name, because the catalog's rows contain it.
 
-The warehouse's list of tables, opened without the engine: by pyiceberg.
-
-What can be wrong with a warehouse.
+Errors of a warehouse:
 
 ::
 
     TowpathError
     ├── UsageError
-    │   └── WarehouseAddressError   a url or a name that the warehouse cannot use
+    │   └── WarehouseAddressError   the warehouse cannot use a url or a name
     └── HaltError
         ├── ForeignTableError       a table exists whose columns do not fit
-        ├── PartitionFieldError     a table cannot be split as it is configured
-        └── ReservedColumnError     a column's name is taken by the warehouse
+        ├── PartitionFieldError     a table cannot be partitioned as configured
+        └── ReservedColumnError     the warehouse reserves a column's name
 """
 
 from collections.abc import Iterator
@@ -37,7 +35,7 @@ from towpath.sinks.errors import TargetUnavailableError
 
 
 class WarehouseAddressError(UsageError):
-    """The catalog's url or a route's name is not what the warehouse needs."""
+    """The catalog's url or a route's name has a form that the warehouse cannot use."""
 
     remedy = (
         "Write url as postgresql://user@host:port/database, or http://host:port for a "
@@ -52,13 +50,13 @@ class ForeignTableError(HaltError):
 
 
 class PartitionFieldError(HaltError):
-    """A table has no such column to be split by, or one of another type."""
+    """A table lacks a partition column, or has it with an unsuitable type."""
 
     remedy = "Correct the sink's warehouse.partition in towpath.toml."
 
 
 class ReservedColumnError(HaltError):
-    """A column of the source has a name that the warehouse needs for itself."""
+    """A column of the source has a name that the warehouse reserves."""
 
     remedy = "Rename the column in the source, or take its table out of the sink."
 
@@ -68,20 +66,20 @@ CATALOG: Final = "lake"
 _POSTGRES: Final = ("postgresql", "postgres")
 _WEB: Final = ("http", "https")
 _DEFAULT_PORT: Final = 5432
-_HERE: Final = f"spark.sql.catalog.{CATALOG}"
+_CATALOG_CONF: Final = f"spark.sql.catalog.{CATALOG}"
 
 
 def catalog_conf(sink: Sink) -> dict[str, str]:
     """
-    Return what a Spark session must be told to write this warehouse.
+    Return the configuration of a Spark session that writes this warehouse.
 
-    Caching is off: a cached table would hide what another session committed.
+    Caching is off: a cached table would hide commits of other sessions.
 
     Raises:
         WarehouseAddressError: The sink's url is not its catalog's address.
     """
     jdbc = sink.warehouse.catalog is CatalogKind.JDBC
-    told = {
+    properties = {
         **sink.warehouse.properties,
         **(_jdbc_properties(_postgres(sink.url)) if jdbc else _rest_properties(sink)),
         "warehouse": _location(sink),
@@ -91,14 +89,14 @@ def catalog_conf(sink: Sink) -> dict[str, str]:
         "spark.sql.extensions": (
             "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
         ),
-        _HERE: "org.apache.iceberg.spark.SparkCatalog",
-        **{f"{_HERE}.{name}": value for name, value in told.items()},
+        _CATALOG_CONF: "org.apache.iceberg.spark.SparkCatalog",
+        **{f"{_CATALOG_CONF}.{name}": value for name, value in properties.items()},
     }
 
 
 def catalog_properties(sink: Sink) -> dict[str, str]:
     """
-    Return what pyiceberg must be told to read this warehouse.
+    Return the properties of a pyiceberg catalog of this warehouse.
 
     Raises:
         WarehouseAddressError: The sink's url is not its catalog's address.
@@ -128,16 +126,16 @@ def _rest_properties(sink: Sink) -> dict[str, str]:
 
 
 def _jdbc_properties(address: SplitResult) -> dict[str, str]:
-    told = {
+    properties = {
         "type": "jdbc",
         "uri": _jdbc_url(address),
         "jdbc.schema-version": "V1",
     }
     if address.username:
-        told["jdbc.user"] = unquote(address.username)
+        properties["jdbc.user"] = unquote(address.username)
     if address.password:
-        told["jdbc.password"] = unquote(address.password)
-    return told
+        properties["jdbc.password"] = unquote(address.password)
+    return properties
 
 
 def _postgres(url: str) -> SplitResult:
@@ -157,13 +155,13 @@ def _jdbc_url(address: SplitResult) -> str:
     return f"jdbc:postgresql://{host}:{port}{address.path}{query}"
 
 
-# What Postgres says of a list of tables that was never made.
+# Postgres' error if the catalog's tables were never created.
 UNDEFINED_TABLE: Final = "42P01"
 
 
 def open_catalog(sink: Sink) -> Catalog:
     """
-    Open a warehouse's list of tables.
+    Open a warehouse's catalog.
 
     Raises:
         WarehouseAddressError: The sink's url is not its catalog's address.

@@ -1,8 +1,8 @@
 """
-The statements that make a table exist and fit the source. Pure: text out.
+The statements that create a table and fit it to its source. Pure.
 
-All of them are safe to repeat. A table only ever gains columns and width: what the
-source drops stays.
+All of them are safe to repeat. A table only gains columns and width: columns that the
+source drops stay.
 """
 
 import json
@@ -24,11 +24,11 @@ KEY_PROPERTY: Final = "towpath.key"
 FLOOR_PROPERTY: Final = "towpath.floor"
 ID_PROPERTY: Final = "towpath.id"
 
-# Merge-on-read writes what changed and a list of what it replaces, instead of whole
+# Merge-on-read writes the changes and a list of the replaced rows, instead of whole
 # files. One such list per commit (not per file replaced) keeps a commit near a second
-# when keys are spread; compaction takes them away. There is one writer, so snapshot
-# isolation is enough. Old versions stay for a while of time travel: at one commit in
-# ten seconds an hour of them keeps the metadata, which each commit writes anew, below
+# when keys are spread; compaction removes the lists. There is one writer, so snapshot
+# isolation is enough. Old versions stay for some time travel: at one commit in ten
+# seconds, an hour of them keeps the metadata, which each commit writes whole, below
 # half a megabyte.
 PROPERTIES: Final[Mapping[str, str]] = {
     "format-version": "2",
@@ -43,9 +43,9 @@ PROPERTIES: Final[Mapping[str, str]] = {
 
 def properties_of(table: LakeTable, options: WarehouseOptions) -> dict[str, str]:
     """
-    Return the properties that a table is to have.
+    Return the properties that a table should have.
 
-    Rows are brought to the task of their partition before they are written, or each
+    Rows are shuffled to the task of their partition before they are written, or each
     task would write a file for each partition.
     """
     mode = "hash" if table.partition else "none"
@@ -64,12 +64,12 @@ def creation(table: LakeTable, options: WarehouseOptions, id_: str) -> list[str]
     Return the statements that create a table; safe to repeat.
 
     Args:
-        table: What is wanted.
+        table: The wanted table.
         options: Its properties.
-        id_: What tells it from another table of that name.
+        id_: The id that distinguishes it from another table of that name.
 
     Raises:
-        PartitionFieldError: It cannot be split as it is configured.
+        PartitionFieldError: It cannot be partitioned as configured.
     """
     properties = {
         **properties_of(table, options),
@@ -85,10 +85,10 @@ def creation(table: LakeTable, options: WarehouseOptions, id_: str) -> list[str]
     ]
 
 
-def settled(
+def property_changes(
     table: LakeTable, options: WarehouseOptions, existing: Mapping[str, str]
 ) -> list[str]:
-    """Return the statement that gives a table the properties that it lacks, if any."""
+    """Return the statement that sets a table's missing properties, if any."""
     wanted = properties_of(table, options)
     pairs = [
         f"{literal(name)} = {literal(value)}"
@@ -101,7 +101,7 @@ def settled(
 
 
 def identifier_fields(table: LakeTable) -> str:
-    """Return the statement that tells other engines what identifies a row."""
+    """Return the statement that declares a table's key to other engines."""
     fields = ", ".join(quoted(name) for name in table.key)
     return f"ALTER TABLE {table.name.sql} SET IDENTIFIER FIELDS {fields}"
 
@@ -112,17 +112,17 @@ def key_property(table: LakeTable) -> str:
 
 
 def floor_property(name: LakeName, floor: str) -> str:
-    """Return the statement that makes the table remember a floor."""
+    """Return the statement that stores a floor in the table."""
     return _property(name, FLOOR_PROPERTY, floor)
 
 
 def id_property(name: LakeName, id_: str) -> str:
-    """Return the statement that gives an id to a table that was made without one."""
+    """Return the statement that gives an id to a table created without one."""
     return _property(name, ID_PROPERTY, id_)
 
 
 def live_view(table: LakeTable) -> str:
-    """Return the statement that makes the view without deleted rows."""
+    """Return the statement that creates the view without deleted rows."""
     names = [c.name for c in table.columns if c.name != IS_DELETED]
     listed = ", ".join(quoted(name) for name in names)
     return (
@@ -133,12 +133,12 @@ def live_view(table: LakeTable) -> str:
 
 def evolution(table: LakeTable, existing: Mapping[str, str]) -> list[str]:
     """
-    Return the statements that make an existing table fit: new columns, wider types.
+    Return the statements that fit an existing table: new columns, wider types.
 
-    Columns that the source no longer has stay, and so do types wider than wanted.
+    Columns that the source has dropped stay, and so do types wider than wanted.
 
     Args:
-        table: What is wanted.
+        table: The wanted table.
         existing: Column names and types, as the engine describes them.
 
     Raises:
@@ -163,7 +163,7 @@ def evolution(table: LakeTable, existing: Mapping[str, str]) -> list[str]:
 
 
 def widens(found: str, wanted: str) -> bool:
-    """Tell whether a column of one type can become one of another."""
+    """Return whether a column's type can be widened to another."""
     if (found, wanted) in {("int", "bigint"), ("float", "double")}:
         return True
     narrow, wide = _decimal(found), _decimal(wanted)

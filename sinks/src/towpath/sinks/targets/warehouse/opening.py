@@ -1,25 +1,19 @@
 """
-Make a table exist and fit, and look at what its newest commit did.
+Creating and fitting tables, reading their state, and noticing replaced ones.
 
-Everything is safe to repeat, and to be interrupted at any statement.
+Each step is safe to repeat, and to be interrupted at any statement.
 
-The tables of one warehouse, by route: made to exist and to fit, or held back.
+A table follows its source: it gains columns and width, and keeps columns that the
+source drops. The sink's driver reads the values that a default or a rename put into old
+rows (``engine/column_changes``). A change of shape that no table can follow holds back
+its own route, and no other: its changes are refused, with the remedy, until the table
+fits; each batch of the route checks again.
 
-A table follows its source: it gains columns and width, and keeps what the source drops.
-What a default or a rename has put into old rows is read by the sink's driver
-(``jobs/reshaping.py``).
-
-A change that no table can follow holds back its own route, and no other: its changes
-are refused, with the cure, until the table fits; each batch of it looks again.
-
-How a sink notices that a table is not the one that it has written.
-
-A table gets an id when it is made, as one of its properties; the ids of a sink's tables
-stand in a file beside its checkpoint. A table with another id was dropped and made
-anew, by whomever: what the old one held is gone, deletes too.
-
-The rows are asked for first, and only then the new id is known: who ends in between
-asks once more. A table of which nothing is known is taken as it is.
+A table gets an id when it is created, as one of its properties; a file beside the
+sink's checkpoint has the ids of the sink's tables. A table with another id was dropped
+and created again: the rows of the old one are lost, deletes too. First the rows are
+requested, and only then the new id is stored: a process that ends in between requests
+once more. A table that is not in the file is accepted as it is.
 """
 
 import uuid
@@ -51,7 +45,7 @@ from towpath.sinks.targets.warehouse.ddl import (
     identifier_fields,
     key_property,
     live_view,
-    settled,
+    property_changes,
     widens,
 )
 from towpath.sinks.targets.warehouse.schema import (
@@ -65,7 +59,7 @@ from towpath.sinks.targets.warehouse.schema import (
 )
 from towpath.sinks.targets.warehouse.statements import commits, newest_commit
 
-# By the format: files were put together, or rows were only taken away.
+# By the format: files were merged, or rows were only deleted.
 _ADDS_NOTHING: Final = ("replace", "delete")
 
 
@@ -77,7 +71,7 @@ class Commit(NamedTuple):
 
     @property
     def added_rows(self) -> int:
-        """How many rows it wrote, new ones and new versions of old ones."""
+        """The number of rows that it wrote, new ones and new versions of old ones."""
         return int(self.summary.get("added-records", 0))
 
     @property
@@ -86,12 +80,12 @@ class Commit(NamedTuple):
         return self.summary.get("total-records") == "0"
 
 
-class Found(NamedTuple):
+class TableState(NamedTuple):
     """
-    A table as it stands: its columns and their types, its split, its properties.
+    The state of a table: its columns and types, its partitions, its properties.
 
     Attributes:
-        is_new: Whether it was made just now.
+        is_new: Whether it was created just now.
     """
 
     columns: dict[str, str]
@@ -101,12 +95,12 @@ class Found(NamedTuple):
 
     @property
     def floor(self) -> str | None:
-        """The floor that the table remembers, if it has one."""
+        """The floor that is stored in the table, if there is one."""
         return self.properties.get(FLOOR_PROPERTY)
 
     @property
     def id(self) -> str:
-        """What tells it from another table of its name."""
+        """The id that distinguishes it from another table of its name."""
         return self.properties[ID_PROPERTY]
 
 
@@ -114,27 +108,27 @@ def ensure(
     session: SqlSession,
     table: LakeTable,
     options: WarehouseOptions,
-) -> tuple[LakeTable, Found]:
+) -> tuple[LakeTable, TableState]:
     """
-    Create the table, or add to it what it lacks.
+    Create the table, or fit it to its source.
 
     Args:
         session: The engine.
-        table: What is wanted.
+        table: The wanted table.
         options: Its partitions and properties.
 
     Returns:
-        The table with the columns that it has beside the wanted ones and the types that
-        are wider than wanted, and what was found.
+        The table, with its additional columns and its types that are wider than wanted;
+        and the state that was found.
 
     Raises:
         ForeignTableError: It exists with another key or with columns that do not fit.
-        PartitionFieldError: It cannot be split as it is configured.
+        PartitionFieldError: It cannot be partitioned as configured.
     """
     new_id = uuid.uuid4().hex
     for statement in creation(table, options, new_id):
         session.sql(statement)
-    found = look(session, table.name)
+    found = describe_table(session, table.name)
     _check_key(table, found)
     found = found._replace(is_new=found.properties.get(ID_PROPERTY) == new_id)
     if ID_PROPERTY not in found.properties:
@@ -148,7 +142,7 @@ def ensure(
     statements = [
         *evolution(table, found.columns),
         *repartition(whole, found.partition),
-        *settled(table, options, found.properties),
+        *property_changes(table, options, found.properties),
     ]
     session.sql(identifier_fields(table))
     for statement in statements:
@@ -156,14 +150,14 @@ def ensure(
     return whole, found
 
 
-def look(session: SqlSession, name: LakeName) -> Found:
-    """Read how a table stands."""
+def describe_table(session: SqlSession, name: LakeName) -> TableState:
+    """Read the state of a table."""
     described = session.sql(f"DESCRIBE TABLE {name.sql}").to_pylist()
     pairs = [(row["col_name"], row["data_type"]) for row in described]
     ends = [n for n, (name, _) in enumerate(pairs) if not name or name[0] == "#"]
     end = ends[0] if ends else len(pairs)
     stored = session.sql(f"SHOW TBLPROPERTIES {name.sql}").to_pylist()
-    return Found(
+    return TableState(
         dict(pairs[:end]),
         _partition(pairs[end:]),
         {row["key"]: row["value"] for row in stored},
@@ -182,17 +176,17 @@ def adds_no_key(
     session: SqlSession, name: LakeName, since: Commit | None, until: Commit
 ) -> bool:
     """
-    Tell whether no commit behind one has added a key, up to a newer one and with it.
+    Return whether no commit after ``since``, up to ``until``, has added a key.
 
-    Each is looked at, from the newer one back. Where a commit is missing on the way,
-    forgotten as an old version or put aside, it may have added any.
+    The commits are checked from the newer one back. A commit that is missing on the
+    way, as an expired version or one off the branch, may have added any key.
     """
-    told = session.sql(commits(name)).to_pylist()
-    left = {row["snapshot_id"]: row for row in told}
+    rows = session.sql(commits(name)).to_pylist()
+    remaining = {row["snapshot_id"]: row for row in rows}
     end = None if since is None else since.snapshot_id
     at: int | None = until.snapshot_id
     while at != end:
-        row = None if at is None else left.get(at)
+        row = None if at is None else remaining.get(at)
         if row is None or _may_add(row):
             return False
         at = row["parent_id"]
@@ -200,21 +194,21 @@ def adds_no_key(
 
 
 def _may_add(row: Mapping[str, Any]) -> bool:
-    """Tell whether a commit may have added rows."""
+    """Return whether a commit may have added rows."""
     if row["operation"] in _ADDS_NOTHING:
         return False
-    # A DELETE that finds no row may call itself an overwrite; who counts the files
-    # that are there has counted those that he added.
+    # A DELETE without a match may call itself an overwrite; a summary that counts
+    # existing files also counts added ones.
     summary = dict(row["summary"] or ())
     return "added-data-files" in summary or "total-data-files" not in summary
 
 
 def _partition(pairs: Sequence[tuple[str, str]]) -> tuple[PartitionField, ...]:
     """
-    Read the partition fields behind the columns of a description.
+    Read the partition fields that follow the columns of a description.
 
-    Bare columns alone are listed like columns; as soon as there is a transform, all
-    stand as ``Part 0``, ``Part 1``.
+    Bare columns alone are listed like columns; with a transform among them, all are
+    listed as ``Part 0``, ``Part 1``.
     """
     fields = []
     inside = False
@@ -231,7 +225,7 @@ def _partition(pairs: Sequence[tuple[str, str]]) -> tuple[PartitionField, ...]:
     return tuple(fields)
 
 
-def _retained(table: LakeTable, found: Found) -> tuple[LakeColumn, ...]:
+def _retained(table: LakeTable, found: TableState) -> tuple[LakeColumn, ...]:
     wanted = {column.name for column in table.columns}
     kept = [
         (name, type_of(ddl))
@@ -241,8 +235,8 @@ def _retained(table: LakeTable, found: Found) -> tuple[LakeColumn, ...]:
     return tuple(LakeColumn(name, kind) for name, kind in kept if kind is not None)
 
 
-def _as_wide(column: LakeColumn, found: Found) -> LakeColumn:
-    """Keep a wider type: records from before it was narrowed can come again."""
+def _as_wide(column: LakeColumn, found: TableState) -> LakeColumn:
+    """Keep a wider type: records from before it was narrowed can be replayed."""
     ddl = found.columns.get(column.name)
     kind = None if ddl is None else type_of(ddl)
     if ddl is None or kind is None or not widens(column.type.ddl, ddl):
@@ -250,7 +244,7 @@ def _as_wide(column: LakeColumn, found: Found) -> LakeColumn:
     return replace(column, type=kind)
 
 
-def _check_key(table: LakeTable, found: Found) -> None:
+def _check_key(table: LakeTable, found: TableState) -> None:
     stored = found.properties.get(KEY_PROPERTY)
     if stored != key_property(table):
         name = f"{table.name.namespace}.{table.name.table}"
@@ -262,48 +256,53 @@ _log = structlog.get_logger("towpath.sinks.warehouse")
 
 
 class TableLosses:
-    """The tables of one warehouse, by their ids."""
+    """The ids of one warehouse's tables, and the requests after a loss."""
 
     def __init__(self, file: Path | None, repairs: Repairs | None) -> None:
         """
-        Describe whom to ask; nothing is read yet.
+        Describe the file; nothing is read yet.
 
         Args:
-            file: Where to keep the ids; without it, they are known while we run.
-            repairs: Has rows read anew.
+            file: The file of the ids; without it, they are known while the process
+                runs.
+            repairs: Requests snapshots.
         """
         self._known = KnownIds(file)
         self._repairs = repairs
 
-    def recall(self) -> None:
-        """Learn what was known of the tables when the sink ran last."""
+    def load(self) -> None:
+        """Read the ids of the tables that the sink wrote before."""
         self._known.recall()
 
-    def look(self, route: str, id_: str) -> None:
+    def check(self, route: str, id_: str) -> None:
         """
-        Have the rows of a route read anew if its table is another one than before.
+        Request the rows of a route if its table is another one than before.
 
         Raises:
-            UnavailableError: They are not known to be asked for; try again.
+            UnavailableError: The request may not have been sent; try again.
         """
         if self._known.of(route) not in {None, id_}:
-            self._ask(route)
+            self._request_rows(route)
         self._known.learn(route, id_)
 
-    def _ask(self, route: str) -> None:
+    def _request_rows(self, route: str) -> None:
         why = f"the table of {route} is not the one that was written"
         if self._repairs is not None and self._repairs.request_all(route, why):
-            _log.warning("table lost rows, all of them asked for", reason=why)
+            _log.warning(
+                "warehouse table lost rows: a snapshot of them is requested", reason=why
+            )
             return
-        _log.error("table lost rows that cannot be asked for", reason=why)
+        _log.error(
+            "warehouse table lost rows: no snapshot can be requested", reason=why
+        )
 
 
-# What the source's shape, or a table that is there, makes impossible.
+# Errors of a source's shape, or of an existing table, that hold a route back.
 UNFIT: Final = (ForeignTableError, KeylessTableError, ReservedColumnError)
 
 
 class TableRegistry:
-    """The open tables of one warehouse."""
+    """The open tables of one warehouse, by route."""
 
     def __init__(
         self,
@@ -320,12 +319,12 @@ class TableRegistry:
         self._relations = relations
         self._session = session
         self._tables: dict[str, LakeTable] = {}
-        self._wishes: dict[str, LakeTable] = {}
-        self._held: dict[str, str] = {}
+        self._wanted_tables: dict[str, LakeTable] = {}
+        self._reasons: dict[str, str] = {}
 
     def check(self) -> None:
         """
-        See that every table that is to be split has a route.
+        Check that every table with configured partitions has a route.
 
         Raises:
             PartitionFieldError: One has none.
@@ -335,55 +334,59 @@ class TableRegistry:
             message = f"warehouse.partition: no route is named {unknown[0]}"
             raise PartitionFieldError(message)
 
-    def open(self, name: str) -> tuple[LakeTable, Found | None]:
+    def open(self, name: str) -> tuple[LakeTable, TableState | None]:
         """
-        Return a route's table, and what was found if it was opened just now.
+        Return a route's table, and its state if it was opened just now.
 
         Raises:
-            ForeignTableError: It is there and cannot follow; ``UNFIT`` has the others.
+            ForeignTableError: It exists and cannot follow; ``UNFIT`` has the others.
             ShapeUnknownError: Its source is not announced yet.
-            PartitionFieldError: It cannot be split as it is configured.
+            PartitionFieldError: It cannot be partitioned as configured.
         """
         known = self._tables.get(name)
         if known is not None:
             return known, None
         wanted = self._wanted(self._routes[name])
         table, found = self._ensure(self._routes[name], wanted)
-        self._tables[name], self._wishes[name] = table, wanted
-        if self._held.pop(name, None) is not None:
-            _log.info("route goes on: its table fits again", route=name)
+        self._tables[name], self._wanted_tables[name] = table, wanted
+        if self._reasons.pop(name, None) is not None:
+            _log.info("route resumed: its table fits again", route=name)
         return table, found
 
-    def hold(self, name: str, error: TowpathError) -> None:
-        """Hold a route back, and say so once."""
+    def hold_back(self, name: str, error: TowpathError) -> None:
+        """Hold a route back, and log it once."""
         reason = f"{error}. {error.remedy}"
-        if self._held.get(name) != reason:
-            _log.error("route held back", route=name, reason=reason)
-        self._held[name] = reason
+        if self._reasons.get(name) != reason:
+            _log.error(
+                "route held back: its changes become dead letters",
+                route=name,
+                reason=reason,
+            )
+        self._reasons[name] = reason
 
     def reason(self, name: str) -> str:
-        """Tell why a route is held back, and what cures it."""
-        return self._held[name]
+        """Return why a route is held back, and the remedy."""
+        return self._reasons[name]
 
-    def follow(self, names: Iterable[str]) -> None:
-        """Let go of tables whose source was announced with another shape."""
-        mine = [n for n in names if self._routes[n].kind is not RouteKind.EVENT_LOG]
-        if not mine:
+    def drop_outdated(self, names: Iterable[str]) -> None:
+        """Forget tables whose source was announced with another shape."""
+        tables = [n for n in names if self._routes[n].kind is not RouteKind.EVENT_LOG]
+        if not tables:
             return
         self._relations.refresh()
-        for name in mine:
+        for name in tables:
             if name in self._tables and self._is_outdated(name):
                 del self._tables[name]
 
     def _is_outdated(self, name: str) -> bool:
         try:
-            return self._wanted(self._routes[name]) != self._wishes[name]
+            return self._wanted(self._routes[name]) != self._wanted_tables[name]
         except UNFIT:
             return True
 
-    def _ensure(self, route: Route, table: LakeTable) -> tuple[LakeTable, Found]:
+    def _ensure(self, route: Route, table: LakeTable) -> tuple[LakeTable, TableState]:
         opened = ensure(self._session, table, self._options)
-        self._losses.look(route.name, opened[1].id)
+        self._losses.check(route.name, opened[1].id)
         if route.kind is not RouteKind.EVENT_LOG:
             self._session.sql(live_view(table))
         return opened

@@ -1,8 +1,8 @@
 """
-Reads back what the warehouse holds, without the engine that merges it.
+Reading back the rows of the warehouse, without the engine that merges them.
 
-Values come as records carry them: integers, floats and booleans as such, everything
-else as text. An event log is read like a table; its ``position`` is the row's.
+Values have the form of records: integers, floats and booleans as such, everything else
+as text. An event log is read like a table; its ``position`` is the row's.
 """
 
 import base64
@@ -40,14 +40,14 @@ from towpath.sinks.targets.warehouse.ddl import KEY_PROPERTY
 from towpath.sinks.targets.warehouse.rows import values_of
 from towpath.sinks.targets.warehouse.schema import IS_DELETED, POSITION, lake_name
 
-# A scan goes through the whole table, however few keys it is for.
+# A scan reads the whole table, however few keys it is for.
 KEYS_PER_SCAN: Final = 20_000
 
 _LOG_POSITION: Final = "position"
 
 
 class WarehouseReader:
-    """One warehouse, read while it may be written."""
+    """A reader of one warehouse, while it may be written."""
 
     def __init__(self, sink: Sink) -> None:
         """
@@ -56,7 +56,7 @@ class WarehouseReader:
         Raises:
             WarehouseAddressError: The sink's url is not its catalog's address.
         """
-        catalog_properties(sink)  # an address that is none is told at once
+        catalog_properties(sink)  # raises for a wrong address
         self._sink = sink
         self._opened: Catalog | None = None
 
@@ -64,8 +64,7 @@ class WarehouseReader:
         """
         Go through all rows of a route's table once, as of now.
 
-        A table that does not exist holds nothing. A row that stands there twice comes
-        twice.
+        A missing table has no rows. A row that is stored twice is yielded twice.
         """
         with translated():
             table = self._table(route)
@@ -74,23 +73,23 @@ class WarehouseReader:
 
     def at(self, route: str, keys: Iterable[str]) -> Iterator[StoredRow]:
         """
-        Read the rows of some keys, as ``rows`` gives them.
+        Read the rows of some keys, in the form of ``rows``.
 
         Raises:
             TargetUnavailableError: The catalog or the files cannot be read.
         """
         waiting = iter(keys)
-        while some := set(islice(waiting, KEYS_PER_SCAN)):
+        while batch_keys := set(islice(waiting, KEYS_PER_SCAN)):
             with translated():
                 table = self._table(route)
             if table is None:
                 return
-            found = _scan(table, _may_be(table, some))
-            yield from (row for row in found if row.key in some)
+            found = _scan(table, _may_be(table, batch_keys))
+            yield from (row for row in found if row.key in batch_keys)
 
     def sample(self, route: str, count: int) -> Iterator[StoredRow]:
         """
-        Read about so many rows, picked by chance, as ``rows`` gives them.
+        Read about ``count`` random rows, in the form of ``rows``.
 
         Raises:
             TargetUnavailableError: The catalog or the files cannot be read.
@@ -104,7 +103,7 @@ class WarehouseReader:
         yield from _scan(table, AlwaysTrue(), count / max(1, rows))
 
     def close(self) -> None:
-        """Let go of the catalog's connections."""
+        """Close the catalog's connections."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None
@@ -117,7 +116,7 @@ class WarehouseReader:
         except NoSuchTableError:
             return None
         except DatabaseError as error:
-            # Before the first write there is not even a list of tables.
+            # Before the first write the catalog itself has no tables.
             if getattr(error.orig, "sqlstate", None) == UNDEFINED_TABLE:
                 return None
             raise
@@ -126,7 +125,7 @@ class WarehouseReader:
 def _scan(
     table: Table, condition: BooleanExpression, share: float = 1.0
 ) -> Iterator[StoredRow]:
-    """Go through rows, or through a share of them that chance picks."""
+    """Go through rows, or through a random share of them."""
     with translated():
         batches = iter(table.scan(condition).to_arrow_batch_reader())
     key = _key(table)
@@ -146,7 +145,7 @@ def _key(table: Table) -> tuple[str, ...]:
 
 
 def _may_be(table: Table, keys: Iterable[str]) -> BooleanExpression:
-    """Write the condition that all rows of some keys fulfil, and maybe others."""
+    """Return a condition that all rows of some keys meet, and maybe others."""
     names = _key(table)
     types = [table.schema().find_type(name) for name in names]
     parts = [key for key in map(key_parts, keys) if len(key) == len(names)]
@@ -155,7 +154,7 @@ def _may_be(table: Table, keys: Iterable[str]) -> BooleanExpression:
         try:
             values = {_value(kind, text) for text in texts}
         except (ValueError, TypeError, ArithmeticError):
-            # Years before the first and above 9999, for example: go through all.
+            # Years before the first and above 9999, for example: read all rows.
             continue
         among = In(name, values)  # type: ignore[call-arg,arg-type] # its own __init__
         condition = And(condition, among)
@@ -163,7 +162,7 @@ def _may_be(table: Table, keys: Iterable[str]) -> BooleanExpression:
 
 
 def _value(kind: IcebergType, text: str) -> Any:  # noqa: ANN401 - of any type
-    """Return the value that a key's text stands for in a column of a type."""
+    """Return the value of a key's text in a column of a type."""
     if isinstance(kind, BinaryType):
         return base64.b64decode(text, validate=True)
     if isinstance(kind, TimestamptzType):

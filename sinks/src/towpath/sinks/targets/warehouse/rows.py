@@ -1,22 +1,15 @@
 """
-Changes and events as Arrow, column by column. Pure.
+Changes and events as Arrow, column by column, and Arrow back as values. Pure.
 
-Values come as records carry them: integers and floats as numbers, everything else as
-text. What does not fit its column is refused with the column's name, never rounded or
-cut, and made null only if it is asked for, of the values that ``unfit`` names.
+Values have the form of records: integers and floats as numbers, everything else as
+text. A value that does not fit its column is refused with the column's name, never
+rounded or cut, and made null only by configuration, for the values that ``unfit``
+names.
 
-Hot path: one list and one conversion per column; rows are looked at one by one only
-when a column did not fit.
-
-Whole rows as a table's columns, without a value of each. Pure.
-
-What comes out is what ``rows`` would lay out; whatever that would refuse, leave out or
-convert is not taken here, so that there is one place for it.
-
-Arrow columns back into values as records carry them. Pure.
-
-Integers, floats and booleans as such, decimals and times as text, bytes as base64: the
-inverse of what ``rows`` does.
+Hot path: one list and one conversion per column; rows are checked one by one only when
+a column did not fit. ``lay_out_columns`` does the same for whole rows without a Python
+value each; a slice with a value that ``lay_out`` would refuse, leave out or convert is
+left to it, so that there is one place for that.
 """
 
 import base64
@@ -49,21 +42,21 @@ from towpath.sinks.targets.warehouse.schema import (
     LakeTable,
 )
 
-# What Arrow and the conversions below raise for a value that does not fit.
+# The errors of Arrow and of the conversions below for a value that does not fit.
 _MISFIT = (ValueError, TypeError, OverflowError)
 
-_CURE: Final = "; with warehouse.unfit = 'null' its row is written with null there"
+_REMEDY: Final = "; with warehouse.unfit = 'null' its row is written with null there"
 
 
-class Laid(NamedTuple):
+class RowLayout(NamedTuple):
     """
     A batch laid out for a table.
 
     Attributes:
-        rows: What is to be written.
-        changes: Where it comes from, row by row.
-        refused: What did not fit.
-        nulled: How many values were made null, by their column.
+        rows: The rows to write.
+        changes: The change of each row.
+        refused: The changes with values that do not fit.
+        nulled: The number of values made null, by column.
     """
 
     rows: pa.Table
@@ -72,7 +65,7 @@ class Laid(NamedTuple):
     nulled: Mapping[str, int] = MappingProxyType({})
 
 
-class LaidEvents(NamedTuple):
+class EventLayout(NamedTuple):
     """Events laid out for a log; ``occurred_between`` is missing if a time is."""
 
     rows: pa.Table
@@ -86,18 +79,18 @@ def encode_columns(
     retained: frozenset[str] = frozenset(),
     *,
     nulls_unfit: bool = False,
-) -> Laid:
+) -> RowLayout:
     """
     Lay out changes; a column that the table lacks is left out.
 
     Args:
-        table: Where they go.
+        table: The table.
         changes: At most one per key.
         retained: Columns that the source has dropped: a row without one keeps it.
-        nulls_unfit: Whether what no warehouse has room for becomes null.
+        nulls_unfit: Whether unrepresentable values become null.
     """
     try:
-        return Laid(_whole(table, changes, retained), tuple(changes), ())
+        return RowLayout(_whole(table, changes, retained), tuple(changes), ())
     except _MISFIT:
         if not nulls_unfit:
             return _fitting(table, changes, retained)
@@ -114,8 +107,8 @@ def lay_out_keys(table: LakeTable, changes: Sequence[Change]) -> pa.Table:
     return pa.table({**arrays, ROW_NUMBER: pa.array(range(len(rows)), pa.int64())})
 
 
-def lay_out_events(table: LakeTable, events: Sequence[EventRow]) -> LaidEvents:
-    """Lay out events; one whose time cannot be held keeps all but its time."""
+def lay_out_events(table: LakeTable, events: Sequence[EventRow]) -> EventLayout:
+    """Lay out events; one with an unrepresentable time is written without it."""
     times, untimed = _times(events)
     arrays = [
         times
@@ -125,9 +118,9 @@ def lay_out_events(table: LakeTable, events: Sequence[EventRow]) -> LaidEvents:
     ]
     rows = pa.table(arrays, schema=table.schema)
     if untimed or not events:
-        return LaidEvents(rows, None, untimed)
+        return EventLayout(rows, None, untimed)
     texts = times.cast(pa.string()).to_pylist()
-    return LaidEvents(rows, (min(texts), max(texts)), 0)
+    return EventLayout(rows, (min(texts), max(texts)), 0)
 
 
 def _times(events: Sequence[EventRow]) -> tuple[pa.Array, int]:
@@ -147,7 +140,7 @@ def _time(text: str) -> Any:  # noqa: ANN401 - an Arrow scalar's own value
 
 
 def slices(rows: pa.Table, most_bytes: int) -> list[pa.Table]:
-    """Split rows so that none of the parts is larger, but for a single row."""
+    """Split rows into slices of at most this size, but at least one row each."""
     count = min(-(-rows.nbytes // most_bytes), rows.num_rows)
     if count <= 1:
         return [rows] if rows.num_rows else []
@@ -188,11 +181,11 @@ def _whole(
 
 def _fitting(
     table: LakeTable, changes: Sequence[Change], retained: frozenset[str]
-) -> Laid:
+) -> RowLayout:
     """
-    Lay out what fits, and refuse the rest.
+    Lay out the changes that fit, and refuse the others.
 
-    A delete whose key does not fit needs nothing: no row can have the key.
+    A delete whose key does not fit is dropped: no row can have the key.
     """
     fitting, refused = [], []
     for change in changes:
@@ -202,11 +195,11 @@ def _fitting(
         elif change.row is not None:
             refused.append(Refusal(change, reason))
     rows = _whole(table, fitting, retained)
-    return Laid(rows, tuple(fitting), tuple(refused))
+    return RowLayout(rows, tuple(fitting), tuple(refused))
 
 
 def _without_unfit(table: LakeTable, change: Change, nulled: Counter[str]) -> Change:
-    """Make null what no warehouse has room for, and count it by its column."""
+    """Make unrepresentable values null, and count them by column."""
     row = change.row or {}
     unfit = [
         column.name
@@ -220,7 +213,7 @@ def _without_unfit(table: LakeTable, change: Change, nulled: Counter[str]) -> Ch
 
 
 def _is_unfit(column: LakeColumn, value: Value) -> bool:
-    """Tell whether no warehouse has room for a value, and its row can do without."""
+    """Return whether a value is unrepresentable, and its row can do without."""
     kind = column.type.arrow
     if column.is_key:
         return False
@@ -230,7 +223,7 @@ def _is_unfit(column: LakeColumn, value: Value) -> bool:
 
 
 def _fields(change: Change) -> Any:  # noqa: ANN401 - a row's mapping
-    """Return the row; of a delete, its key."""
+    """Return the row, or the key of a delete."""
     if change.row is None:
         return dict(zip(change.key_columns, change.key, strict=True))
     return change.row
@@ -244,7 +237,7 @@ def _misfit(table: LakeTable, change: Change) -> str | None:
         except _MISFIT:
             reason = f"the value of {column.name} does not fit {column.type.ddl}"
             is_unfit = _is_unfit(column, fields.get(column.name))
-            return reason + (_CURE if is_unfit else "")
+            return reason + (_REMEDY if is_unfit else "")
     return None
 
 
@@ -254,7 +247,7 @@ def _array(column: LakeColumn, values: list[Value]) -> pa.Array:
         texts = [v if v is None or type(v) is str else text_of(v) for v in values]
         return pa.array(texts, kind)
     if pa.types.is_integer(kind):
-        # Arrow would cut a fraction off without a word.
+        # Arrow would silently cut a fraction off.
         if any(type(v) is float for v in values):
             message = "not an integer"
             raise ValueError(message)
@@ -262,7 +255,7 @@ def _array(column: LakeColumn, values: list[Value]) -> pa.Array:
     if pa.types.is_boolean(kind):
         return pa.array(values, kind)
     if pa.types.is_floating(kind):
-        # Not a number and the infinities come as text.
+        # NaN and the infinities are texts.
         return pa.array([None if v is None else float(v) for v in values], kind)
     if pa.types.is_binary(kind):
         return pa.array([_bytes(v) for v in values], kind)
@@ -279,7 +272,7 @@ def _bytes(value: Value) -> bytes | None:
 
 
 _OWN: Final = (POSITION, IS_DELETED)
-# What Arrow raises for a value that does not fit, or for a type that it cannot read.
+# Arrow's errors for a value that does not fit, or for a type that it cannot read.
 _COLUMN_MISFIT: Final = (
     pa.ArrowInvalid,
     pa.ArrowNotImplementedError,
@@ -295,7 +288,7 @@ def lay_out_columns(table: LakeTable, columns: Columns) -> EncodedColumns | None
     wanted = pa.struct([(c.name, _in_json(c.type.arrow)) for c in own])
     try:
         read = read_rows(columns, wanted)
-        # A field that the table does not have is somebody else's to judge.
+        # Fields that the table does not have are left to ``lay_out``.
         if read.rows.type.num_fields != wanted.num_fields:
             return None
         rows = read.rows.filter(read.is_whole)
@@ -311,7 +304,7 @@ def lay_out_columns(table: LakeTable, columns: Columns) -> EncodedColumns | None
 
 
 def _in_json(kind: pa.DataType) -> pa.DataType:
-    """Return how a record carries a type: numbers as such, all else as text."""
+    """Return the type in a record: numbers as such, all else as text."""
     if pa.types.is_integer(kind):
         return pa.int64()
     if pa.types.is_floating(kind):
@@ -324,10 +317,10 @@ _FIRST_SCALE_WITH_EXPONENT: Final = 7
 
 
 def values_of(column: pa.Array) -> list[Value]:
-    """Return a column's values as a record would carry them."""
+    """Return a column's values in the form of records."""
     kind = column.type
     if pa.types.is_timestamp(kind):
-        # Arrow writes a blank between date and time, and six digits after the point.
+        # Arrow writes a blank between date and time, and six digits of seconds.
         texts = pc.replace_substring(
             column.cast(pa.string()), " ", "T", max_replacements=1
         )

@@ -1,15 +1,13 @@
 """
-Tables of the warehouse: their names and columns, and what Postgres types become.
+Tables of the warehouse: names, columns, types and partitions. Pure.
 
 A current-state table has the source's columns and two of its own: ``_position``, which
-the guard compares, and ``_is_deleted``, because a row that is gone stays as a tombstone
+the guard compares, and ``_is_deleted``, because a deleted row stays as a tombstone
 (``_deleted`` is a metadata column of the format itself: a table that had one could not
-be read). Its view ``<table>_live`` leaves the tombstones out. Pure.
+be read). Its view ``<table>_live`` leaves the tombstones out.
 
-How a table is split into partitions: the clauses, and what a change of them takes.
-
-Pure. A change holds for what is written from then on; files that are there keep their
-split until they are compacted.
+A change of partitions holds for later writes; existing files keep their partitions
+until they are compacted.
 """
 
 import re
@@ -75,7 +73,7 @@ _TYPES: Final[Mapping[str, LakeType]] = {
     "timestamp without time zone": LakeType("timestamp_ntz", pa.timestamp("us")),
     "bytea": LakeType("binary", pa.binary()),
 }
-# Nothing that rounds may identify a row.
+# A rounded type cannot identify a row.
 _UNFIT_FOR_KEYS: Final = frozenset({"float", "double"})
 
 
@@ -89,13 +87,13 @@ class LakeColumn:
 
     @property
     def declaration(self) -> str:
-        """The column as it stands in a statement that creates the table."""
+        """The column in a statement that creates the table."""
         required = " NOT NULL" if self.is_key else ""
         return f"{quoted(self.name)} {self.type.ddl}{required}"
 
 
 class LakeName(NamedTuple):
-    """Where a table stands: ``lake.<namespace>.<table>``."""
+    """A table's name: ``lake.<namespace>.<table>``."""
 
     namespace: str
     table: str
@@ -119,10 +117,10 @@ class LakeName(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class LakeTable:
     """
-    A table: the columns in order, those of its key in key order, how it is split.
+    A table: its columns in order, its key in key order, its partitions.
 
     ``retained`` are columns that the source has dropped and the table still has.
-    ``branch`` is where its writer writes, beside what readers see.
+    ``branch`` is the branch that its writer writes, beside the one of readers.
     """
 
     name: LakeName
@@ -133,7 +131,7 @@ class LakeTable:
     branch: str = "towpath"
 
     @property
-    def beside(self) -> str:
+    def branch_sql(self) -> str:
         """The table's name in a statement that writes to the branch."""
         return f"{self.name.sql}.{quoted(f'branch_{self.branch}')}"
 
@@ -147,7 +145,7 @@ class LakeTable:
 
 
 def type_of(ddl: str) -> LakeType | None:
-    """Find a type by the writing engine's name for it."""
+    """Return the type of the writing engine's name."""
     numeric = _DECIMAL.fullmatch(ddl)
     if numeric is not None:
         return _decimal(int(numeric[1]), int(numeric[2]))
@@ -155,7 +153,7 @@ def type_of(ddl: str) -> LakeType | None:
 
 
 def quoted(identifier: str) -> str:
-    """Write an identifier so that no character of it is read as anything else."""
+    """Quote an identifier."""
     return "`" + identifier.replace("`", "``") + "`"
 
 
@@ -182,11 +180,11 @@ def current_state(
     route: str, shape: RelationShape, partition: Iterable[PartitionField] = ()
 ) -> LakeTable:
     """
-    Describe the table that keeps the newest row of each key.
+    Describe the table of the newest row of each key.
 
     Raises:
         KeylessTableError: The source's table has no primary key.
-        ReservedColumnError: A column's name is taken, or two differ only in case.
+        ReservedColumnError: A column's name is reserved, or two differ only in case.
         WarehouseAddressError: The route is not named ``schema.table``.
     """
     if not shape.key:
@@ -209,7 +207,7 @@ def current_state(
 
 def event_log(route: str, partition: Iterable[PartitionField] = ()) -> LakeTable:
     """
-    Describe the table that keeps every event, each id once.
+    Describe the table of every event, each id once.
 
     Raises:
         WarehouseAddressError: The route is not named ``schema.table``.
@@ -231,7 +229,7 @@ def _lake_type(column: Column, *, is_key: bool) -> LakeType:
 
 
 def _numeric(column: Column) -> LakeType:
-    """Keep a numeric exactly: as a decimal where one is wide enough, else as text."""
+    """Return an exact type of a numeric: a decimal if one is wide enough, else text."""
     if column.precision_and_scale is None:
         return STRING
     precision, scale = column.precision_and_scale
@@ -258,8 +256,8 @@ _TIMES: Final = ("timestamp", "timestamp_ntz")
 _DATES: Final = ("date", *_TIMES)
 _FLOATS: Final = ("float", "double")
 
-# By what a type may be split; a type that is not named here may be by all of them.
-_TAKES: Final[Mapping[str, tuple[str, ...]]] = {
+# The types that a transform can partition; an unlisted transform takes all of them.
+_SPLITTABLE: Final[Mapping[str, tuple[str, ...]]] = {
     "years": _DATES,
     "months": _DATES,
     "days": _DATES,
@@ -268,8 +266,8 @@ _TAKES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def clause(field: PartitionField) -> str:
-    """Write one partition field as a statement has it."""
+def partition_clause(field: PartitionField) -> str:
+    """Write one partition field as in a statement."""
     column = quoted(field.column)
     if field.transform == "identity":
         return column
@@ -280,23 +278,25 @@ def clause(field: PartitionField) -> str:
 
 def partitioned_by(table: LakeTable) -> str:
     """
-    Return the clause that splits a new table; nothing if it is not to be split.
+    Return the clause that partitions a new table; empty if it has no partitions.
 
     Raises:
-        PartitionFieldError: A column is missing, or its type cannot be split so.
+        PartitionFieldError: A column is missing, or its type is unsuitable.
     """
     if not table.partition:
         return ""
     check(table)
-    return f"PARTITIONED BY ({', '.join(clause(f) for f in table.partition)})\n"
+    return (
+        f"PARTITIONED BY ({', '.join(partition_clause(f) for f in table.partition)})\n"
+    )
 
 
 def repartition(table: LakeTable, existing: Iterable[PartitionField]) -> list[str]:
     """
-    Return the statements that split an existing table as it is wanted.
+    Return the statements that partition an existing table as wanted.
 
     Raises:
-        PartitionFieldError: A column is missing, or its type cannot be split so.
+        PartitionFieldError: A column is missing, or its type is unsuitable.
     """
     found = set(existing)
     alter = f"ALTER TABLE {table.name.sql}"
@@ -305,14 +305,14 @@ def repartition(table: LakeTable, existing: Iterable[PartitionField]) -> list[st
     if new:
         check(table)
     return [
-        *(f"{alter} DROP PARTITION FIELD {clause(f)}" for f in sorted(gone)),
-        *(f"{alter} ADD PARTITION FIELD {clause(f)}" for f in new),
+        *(f"{alter} DROP PARTITION FIELD {partition_clause(f)}" for f in sorted(gone)),
+        *(f"{alter} ADD PARTITION FIELD {partition_clause(f)}" for f in new),
     ]
 
 
 def check(table: LakeTable) -> None:
     """
-    See that each partition field has its column, of a type that can be split so.
+    Check that each partition field has its column, of a suitable type.
 
     Raises:
         PartitionFieldError: One has not.
@@ -324,13 +324,13 @@ def check(table: LakeTable) -> None:
         if found is None:
             message = f"{name}: no column {field.column} to be split by"
             raise PartitionFieldError(message)
-        if not _takes(field.transform, found.partition("(")[0]):
+        if not _can_split(field.transform, found.partition("(")[0]):
             message = f"{name}: {field.column} is {found}, not for {field.transform}"
             raise PartitionFieldError(message)
 
 
-def _takes(transform: str, kind: str) -> bool:
-    if transform in _TAKES:
-        return kind in _TAKES[transform]
-    # Nothing that rounds decides where a row stands.
+def _can_split(transform: str, kind: str) -> bool:
+    if transform in _SPLITTABLE:
+        return kind in _SPLITTABLE[transform]
+    # A rounded value does not choose a partition.
     return kind not in _FLOATS and (transform, kind) != ("bucket", "boolean")

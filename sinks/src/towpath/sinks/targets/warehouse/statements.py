@@ -1,12 +1,12 @@
 """
-The statements that write a batch, guarded by position. Pure: text out.
+The statements that write a batch, guarded by position. Pure.
 
-They write to a branch that begins at a commit we know. What readers see moves there in
-one step at the end, which fails if somebody else has moved it meanwhile.
+They write to a branch that begins at a known commit. One step at the end moves readers
+to it; the step fails if another writer has moved the table meanwhile.
 
-The batch stands in a view ``s`` with the table's columns; where it holds partial rows,
-also with ``_kept``: the columns whose stored value stays. A batch has each key once,
-or the engine refuses it.
+The batch is a view ``s`` with the table's columns; where it has partial rows, also with
+``_kept``: the columns whose stored value stays. A batch has each key once, or the
+engine refuses it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,11 +34,11 @@ def upsert(
     Write each row unless the table has a newer one of its key.
 
     Args:
-        table: Where to.
+        table: The table.
         view: The batch.
         kept: Columns that at least one row of the batch leaves as they are.
         span: Least and greatest value of the key's first column in the batch: only
-            files that reach into this span are searched. ``None`` searches all.
+            files that overlap this span are searched. ``None`` searches all.
     """
     within = ""
     if span is not None:
@@ -49,7 +49,7 @@ def upsert(
     updates = ",\n  ".join(f"t.{quoted(n)} = {_value(n, some_kept)}" for n in names)
     position = quoted(POSITION)
     return (
-        f"MERGE INTO {table.beside} t USING {quoted(view)} s"
+        f"MERGE INTO {table.branch_sql} t USING {quoted(view)} s"
         f" ON {_same_key(table)}{within}\n"
         f"WHEN MATCHED AND s.{position} >= t.{position} THEN UPDATE SET\n  {updates}\n"
         f"{_insert(names)}"
@@ -65,9 +65,9 @@ def insert_new(
     Args:
         table: The log.
         view: The batch, each id once.
-        occurred_between: Earliest and latest time of the batch's events: an event that
-            comes again comes with its time, so only files that reach into this span
-            are searched. ``None`` searches all.
+        occurred_between: Earliest and latest time of the batch's events: a repeated
+            event has the same time, so only files that overlap this span are searched.
+            ``None`` searches all.
     """
     span = ""
     if occurred_between is not None:
@@ -78,19 +78,19 @@ def insert_new(
         )
     names = [c.name for c in table.columns]
     return (
-        f"MERGE INTO {table.beside} t USING {quoted(view)} s"
+        f"MERGE INTO {table.branch_sql} t USING {quoted(view)} s"
         f" ON {_same_key(table)}{span}\n{_insert(names)}"
     )
 
 
 def sweep(name: LakeName, floor: str) -> str:
-    """Take away the rows below a floor, tombstones too."""
+    """Delete the rows below a floor, tombstones too."""
     where = f"{quoted(POSITION)} < {literal(floor)}"
     return f"DELETE FROM {name.sql} WHERE {where}"  # noqa: S608 - quoted
 
 
 def erase(table: LakeTable, keys: Iterable[Sequence[str]]) -> str:
-    """Take all rows of some keys away, each key as the texts of its values."""
+    """Delete all rows of some keys, each key as the texts of its values."""
     types = {column.name: column.type for column in table.columns}
     each = (
         " AND ".join(
@@ -110,13 +110,13 @@ def _typed(ddl: str, text: str) -> str:
 
 
 def purge(name: LakeName, safe: str) -> str:
-    """Take away the tombstones below a position."""
+    """Delete the tombstones below a position."""
     where = f"{quoted(IS_DELETED)} AND {quoted(POSITION)} < {literal(safe)}"
     return f"DELETE FROM {name.sql} WHERE {where}"  # noqa: S608 - quoted
 
 
 def stored_positions(table: LakeTable, view: str) -> str:
-    """Read what the table holds of the batch's keys, by the batch's row numbers."""
+    """Read the stored positions of the batch's keys, by the batch's row numbers."""
     number = quoted(ROW_NUMBER)
     return (
         f"SELECT s.{number}, t.{quoted(POSITION)}, t.{quoted(IS_DELETED)}\n"
@@ -125,22 +125,22 @@ def stored_positions(table: LakeTable, view: str) -> str:
 
 
 def first_commit(name: LakeName) -> str:
-    """Commit nothing, so that there is a commit to begin at."""
+    """Make an empty commit, as the start of a branch."""
     return f"INSERT INTO {name.sql} SELECT * FROM {name.sql} WHERE false"  # noqa: S608 - quoted
 
 
 def branch_off(name: LakeName, branch: str, snapshot_id: int) -> str:
     """
-    Let a branch begin at a commit, whatever it held before.
+    Start a branch at a commit, whatever it held before.
 
-    What a dead process leaves goes with old versions, once it is a day old.
+    A branch left by a dead process expires with old versions, once it is a day old.
     """
     begin = f"CREATE OR REPLACE BRANCH {quoted(branch)} AS OF VERSION {snapshot_id}"
     return f"ALTER TABLE {name.sql} {begin} RETAIN 1 DAYS"
 
 
 def fast_forward(name: LakeName, branch: str) -> str:
-    """Let readers see the branch, if they still see the commit that it began at."""
+    """Move readers to the branch, if they are still at the commit that it began at."""
     return (
         f"CALL {CATALOG}.system.fast_forward(table => {literal(name.in_catalog)},"
         f" branch => 'main', to => {literal(branch)})"
@@ -148,12 +148,12 @@ def fast_forward(name: LakeName, branch: str) -> str:
 
 
 def drop_branch(name: LakeName, branch: str) -> str:
-    """Let go of a branch, and so of old files that only it still holds."""
+    """Drop a branch, and so the old files that only it refers to."""
     return f"ALTER TABLE {name.sql} DROP BRANCH IF EXISTS {quoted(branch)}"
 
 
 def newest_commit(name: LakeName, branch: str = "main") -> str:
-    """Read which commit of the table is the newest and what it did, if there is one."""
+    """Read the newest commit of the table, if there is one, and its summary."""
     current = f"SELECT snapshot_id FROM {name.sql}.refs WHERE name = {literal(branch)}"  # noqa: S608 - quoted
     return (
         f"SELECT snapshot_id, summary FROM {name.sql}.snapshots"  # noqa: S608 - quoted
@@ -162,9 +162,9 @@ def newest_commit(name: LakeName, branch: str = "main") -> str:
 
 
 def commits(name: LakeName) -> str:
-    """Read all commits that are left: what each did, and on top of which one."""
-    told = "snapshot_id, parent_id, operation, summary"
-    return f"SELECT {told} FROM {name.sql}.snapshots"  # noqa: S608 - quoted
+    """Read all remaining commits: their summary and their parent."""
+    columns = "snapshot_id, parent_id, operation, summary"
+    return f"SELECT {columns} FROM {name.sql}.snapshots"  # noqa: S608 - quoted
 
 
 def _same_key(table: LakeTable) -> str:

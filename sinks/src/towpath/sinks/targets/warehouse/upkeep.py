@@ -1,11 +1,9 @@
 """
-When a table is due for upkeep, and by which statements. Pure but for the clock.
+The upkeep of tables: when it is due, by which statements, and their deletion.
 
 Every commit adds a file or two and a list of replaced rows, and a reader opens them
 all; every delete leaves a tombstone. There is one writer, so upkeep runs between its
 batches and never meets one.
-
-Takes away what a sink wrote into the warehouse: tables, views and their files.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,15 +33,15 @@ _FILE_COUNTS: Final = ("total-data-files", "total-delete-files")
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class UpkeepTask:
     """
     One table's upkeep.
 
     Attributes:
         name: The table.
-        safe: Tombstones below it go; ``None`` if none may.
-        orphans_before: Files that are older and that no version knows go; ``None`` if
-            it is not time to look for them.
+        safe: Tombstones below it are deleted; ``None`` deletes none.
+        orphans_before: Older files that no version refers to are deleted; ``None`` if
+            they are not looked for this time.
     """
 
     name: LakeName
@@ -52,8 +50,8 @@ class Task:
 
 
 @dataclass(slots=True)
-class _Care:
-    """What is remembered of one table."""
+class _UpkeepState:
+    """The state of one table since its last upkeep."""
 
     has_tombstones: bool
     since_s: float
@@ -63,101 +61,101 @@ class _Care:
     orphans_at_s: float | None = None
 
 
-class Upkeep:
-    """Remembers how each table stood after its last upkeep."""
+class TableUpkeep:
+    """Decides which table's upkeep is due."""
 
     def __init__(self, options: WarehouseOptions, clock: Clock) -> None:
         self._options = options
         self._clock = clock
-        self._tables: dict[LakeName, _Care] = {}
+        self._tables: dict[LakeName, _UpkeepState] = {}
         self._safe = ""
 
-    def take_on(self, name: LakeName, *, has_tombstones: bool) -> None:
-        """Look after a table from now on."""
+    def register(self, name: LakeName, *, has_tombstones: bool) -> None:
+        """Include a table in the upkeep."""
         if name not in self._tables:
-            self._tables[name] = _Care(has_tombstones, self._clock.monotonic_s())
+            self._tables[name] = _UpkeepState(has_tombstones, self._clock.monotonic_s())
 
-    def safe_below(self, position: str) -> None:
-        """Take note that nothing below a position can come again."""
+    def raise_safe_position(self, position: str) -> None:
+        """Record that no change below a position can be delivered again."""
         self._safe = max(self._safe, position)
 
-    def note(self, name: LakeName, summary: Mapping[str, str]) -> None:
-        """Take in what a commit left behind."""
+    def record_commit(self, name: LakeName, summary: Mapping[str, str]) -> None:
+        """Record the files after a commit."""
         self._tables[name].files = sum(int(summary.get(key, 0)) for key in _FILE_COUNTS)
 
-    def due(self) -> Task | None:
-        """Return the next table's upkeep: of the one that grew most, if any is due."""
+    def due(self) -> UpkeepTask | None:
+        """Return the upkeep of the table that grew most, if any is due."""
         names = [name for name in self._tables if self._is_due(self._tables[name])]
         if not names:
             return None
         name = max(names, key=lambda n: self._growth(self._tables[n]))
-        care = self._tables[name]
-        return Task(
+        state = self._tables[name]
+        return UpkeepTask(
             name,
-            (self._safe or None) if care.has_tombstones else None,
-            self._orphans_before(care),
+            (self._safe or None) if state.has_tombstones else None,
+            self._orphans_before(state),
         )
 
-    def done(self, task: Task, summary: Mapping[str, str]) -> None:
-        """Take in what upkeep left behind."""
-        care = self._tables[task.name]
-        self.note(task.name, summary)
-        care.purged = task.safe or care.purged
+    def done(self, task: UpkeepTask, summary: Mapping[str, str]) -> None:
+        """Record the files after an upkeep."""
+        state = self._tables[task.name]
+        self.record_commit(task.name, summary)
+        state.purged = task.safe or state.purged
         if task.orphans_before is not None:
-            care.orphans_at_s = self._clock.monotonic_s()
-        self.put_off(task)
+            state.orphans_at_s = self._clock.monotonic_s()
+        self.postpone(task)
 
-    def put_off(self, task: Task) -> None:
+    def postpone(self, task: UpkeepTask) -> None:
         """Leave a table alone until it has grown again, or until its time has come."""
-        care = self._tables[task.name]
-        care.floor, care.since_s = care.files, self._clock.monotonic_s()
+        state = self._tables[task.name]
+        state.floor, state.since_s = state.files, self._clock.monotonic_s()
 
-    def _growth(self, care: _Care) -> int:
-        return care.files - care.floor
+    def _growth(self, state: _UpkeepState) -> int:
+        return state.files - state.floor
 
-    def _is_due(self, care: _Care) -> bool:
-        if self._growth(care) >= self._options.compact_after_files:
+    def _is_due(self, state: _UpkeepState) -> bool:
+        if self._growth(state) >= self._options.compact_after_files:
             return True
-        if self._clock.monotonic_s() - care.since_s < self._options.compact_after_s:
+        if self._clock.monotonic_s() - state.since_s < self._options.compact_after_s:
             return False
-        can_purge = care.has_tombstones and self._safe > care.purged
-        return self._growth(care) > 0 or can_purge
+        can_purge = state.has_tombstones and self._safe > state.purged
+        return self._growth(state) > 0 or can_purge
 
-    def _orphans_before(self, care: _Care) -> datetime | None:
-        """Look for them once after the start, and then as often as they come of age."""
+    def _orphans_before(self, state: _UpkeepState) -> datetime | None:
+        """Return the age limit of orphans: after the start, then once per such age."""
         age_s = self._options.orphans_after_s
-        last_s = care.orphans_at_s
+        last_s = state.orphans_at_s
         if last_s is not None and self._clock.monotonic_s() - last_s < age_s:
             return None
         return self._clock.now() - timedelta(seconds=age_s)
 
 
-def statements(task: Task) -> list[str]:
+def statements(task: UpkeepTask) -> list[str]:
     """
     Return the statements of one table's upkeep.
 
-    Small files are put together, and larger ones written anew once a tenth of their
-    rows is replaced; old versions are forgotten as the table's properties say.
+    Small files are merged, and larger ones rewritten once a tenth of their rows is
+    replaced; old versions expire by the table's properties.
     """
     table = f"table => {literal(task.name.in_catalog)}"
     options = "'delete-ratio-threshold', '0.1', 'remove-dangling-deletes', 'true'"
-    told = [] if task.safe is None else [purge(task.name, task.safe)]
-    told += [
+    statements_ = [] if task.safe is None else [purge(task.name, task.safe)]
+    statements_ += [
         f"CALL {CATALOG}.system.rewrite_data_files({table}, options => map({options}))",
         f"CALL {CATALOG}.system.rewrite_position_delete_files({table})",
         f"CALL {CATALOG}.system.expire_snapshots({table})",
     ]
     if task.orphans_before is not None:
         before = f"timestamp '{task.orphans_before:%Y-%m-%d %H:%M:%S}'"
-        told.append(
+        statements_.append(
             # Listed by the catalog's own means: an object store has no other.
             f"CALL {CATALOG}.system.remove_orphan_files({table},"
             f" older_than => {before}, prefix_listing => true)"
         )
-    return told
+    return statements_
 
 
-# The reading engine knows views of servers only; this is its writer's own list.
+# pyiceberg drops views of servers only; this is the table of Spark's JDBC catalog.
 _DROP_VIEW: Final = text(
     "DELETE FROM iceberg_tables WHERE catalog_name = :catalog"
     " AND table_namespace = :namespace AND table_name = :view"
@@ -167,10 +165,10 @@ _DROP_VIEW: Final = text(
 
 def erase(sink: Sink, _prefix: str) -> None:
     """
-    Take a sink's tables away; safe to repeat. Nobody may write meanwhile.
+    Delete a sink's tables; safe to repeat. Nobody may write meanwhile.
 
     Raises:
-        UnavailableError: The catalog or the files cannot be read: do it again.
+        UnavailableError: The catalog or the files cannot be read: repeat it.
     """
     with translated():
         catalog = open_catalog(sink)
@@ -193,19 +191,19 @@ def _drop_view(catalog: Catalog, name: LakeName) -> None:
         with _unless_absent():
             catalog.drop_view(tuple(name))
         return
-    told = {"catalog": CATALOG, "namespace": name.namespace, "view": name.table}
+    names = {"catalog": CATALOG, "namespace": name.namespace, "view": name.table}
     with _unless_absent(), catalog.engine.begin() as connection:
-        connection.execute(_DROP_VIEW, told)
+        connection.execute(_DROP_VIEW, names)
 
 
 @contextmanager
 def _unless_absent() -> Iterator[None]:
-    """Take what is not there for gone."""
+    """Ignore that a table or view is missing."""
     try:
         yield
     except (NoSuchTableError, NoSuchViewError):
         return
     except ProgrammingError as error:
-        # Before the first write there is not even a list of tables.
+        # Before the first write the catalog itself has no tables.
         if getattr(error.orig, "sqlstate", None) != UNDEFINED_TABLE:
             raise

@@ -1,37 +1,24 @@
 """
-Writes rows into one table: appended if none of their keys can be there, else guarded.
+Writing rows into one table: an append if all keys are new, else a guarded merge.
 
-A table without rows holds nothing that could be newer. From then on all of
-its keys are known, as long as this process alone has written to it and they find room
-in memory; new keys are appended without a search. An append goes on top of our own last
-commit or not at all, so whoever else has written is met there; then the table is asked.
-A failed statement may have committed, so whatever fails makes all of this forgotten.
+A table without rows has nothing newer. From then on all of its keys are known, as long
+as only this process has written to it and they fit into memory; new keys are appended
+without a search. An append commits on top of our own last commit or fails, so it never
+ignores another writer; then the table is inspected. A failed statement may have
+committed, so after any failure the known state is dropped.
 
-What is not all new takes one statement, or several of bounded size, each with keys of
-its own. They write to a branch of this writer's own that begins at the commit that we
-know; the table itself moves there at the end, all at once, and only if nobody else has
-moved it.
+Rows that are not all new take one statement, or several of bounded size, each with keys
+of its own. They write to a branch of this writer that begins at the known commit; the
+table itself moves there at the end, all at once, and only if no other writer has moved
+it.
 
-All keys of a table, as hashes: what is not among them can be appended unseen.
+``LakeAppender`` appends without Spark, which would take rows apart and put them
+together again, one by one: it writes files from Arrow as they are, then one commit. If
+that fails, no file is deleted, because a commit that was reported as failed may have
+landed; upkeep removes files that no version refers to.
 
-Exact where it counts: a key that is missing here is missing in the table, as long as
-all that was ever written to the table was learnt. Two keys that share a hash cost a
-search that was not needed, and no more.
-
-Appends rows without the engine: files written from Arrow as they are, then one commit.
-
-To be handed to the engine, rows would be taken apart and put together again, one by
-one. The commit goes on top of the one that it was told of, or fails: of two that append
-the same rows one must. Nothing is taken away if it fails, because a commit that is said
-to have failed may have landed; what nothing knows of goes with upkeep.
-
-Partial changes: those that rest upon a row which only the warehouse still has.
-
-A partial change whose row is absent or deleted is refused, and its row asked for.
-Looking first and writing
-then is safe, because there is one writer.
-
-Carries out the upkeep of tables, one at a time; its failure fails no batch.
+A partial change whose row is absent or deleted is refused, and its row is refetched.
+Reading first and writing then is safe, because there is one writer.
 """
 
 from collections.abc import Callable
@@ -55,7 +42,7 @@ from towpath.sinks.fold import ABSENT_ROW
 from towpath.sinks.ports import SqlSession
 from towpath.sinks.targets.warehouse.client import open_catalog
 from towpath.sinks.targets.warehouse.opening import Commit, adds_no_key, newest
-from towpath.sinks.targets.warehouse.rows import Laid, lay_out_keys, slices
+from towpath.sinks.targets.warehouse.rows import RowLayout, lay_out_keys, slices
 from towpath.sinks.targets.warehouse.schema import (
     IS_DELETED,
     POSITION,
@@ -70,18 +57,18 @@ from towpath.sinks.targets.warehouse.statements import (
     first_commit,
     stored_positions,
 )
-from towpath.sinks.targets.warehouse.upkeep import Task, Upkeep, statements
+from towpath.sinks.targets.warehouse.upkeep import TableUpkeep, UpkeepTask, statements
 
-# Chunks are put together now and then, because each is looked through on its own.
-_MOST_CHUNKS = 64
+# Chunks are merged now and then, because each is searched on its own.
+_MAX_CHUNKS = 64
 
 
 def key_hashes(table: LakeTable, rows: pa.Table) -> pa.Array:
     """
-    Return the hashes of the rows' keys; they are this process's own.
+    Return the hashes of the rows' keys; they are valid in this process only.
 
-    Values count as the table holds them: two texts may be one number there. A whole
-    number is its own.
+    Values count as the table stores them: two texts may be one number there. An integer
+    is its own hash.
     """
     first = rows.column(table.key[0])
     if len(table.key) == 1 and pa.types.is_integer(first.type):
@@ -91,26 +78,32 @@ def key_hashes(table: LakeTable, rows: pa.Table) -> pa.Array:
 
 
 class KnownKeys:
-    """The keys of one table, from its first row on; eight bytes each."""
+    """
+    The hashes of all keys of one table, from its first row on; eight bytes each.
+
+    It is exact where it counts: a key that is missing here is missing in the table, as
+    long as every written row was learnt. Two keys with one hash cost an unneeded
+    search.
+    """
 
     def __init__(self, limit: int) -> None:
-        """Begin with an empty table, of which at most ``limit`` keys are kept."""
+        """Start with an empty table, and keep at most ``limit`` keys."""
         self._limit = limit
         self._hashes: pa.ChunkedArray = pa.chunked_array([], pa.int64())
 
     def new_of(self, hashes: pa.Array) -> pa.Array:
-        """Return those that are not known."""
-        # The batch is the small side: it is what is put into a hash table.
+        """Return the hashes that are not known."""
+        # The batch is the smaller side: it is put into a hash table.
         mine = self._hashes
         found = mine.filter(pc.is_in(mine, value_set=hashes)).combine_chunks()
         return hashes.filter(pc.invert(pc.is_in(hashes, value_set=found)))
 
     def learn(self, new: pa.Array) -> bool:
-        """Take new keys; tell whether all of them found room."""
+        """Add new keys; return whether all of them fit."""
         if len(self._hashes) + len(new) > self._limit:
             return False
         chunks = [*self._hashes.chunks, new]
-        if len(chunks) > _MOST_CHUNKS:
+        if len(chunks) > _MAX_CHUNKS:
             chunks = [pa.concat_arrays(chunks)]
         self._hashes = pa.chunked_array(chunks, pa.int64())
         return True
@@ -120,21 +113,21 @@ BATCH: Final = "towpath_batch"
 
 
 class Appender(Protocol):
-    """Appends rows to tables (see ``appending.LakeAppender``)."""
+    """Appends rows to tables (see ``LakeAppender``)."""
 
     def append(
         self, table: LakeTable, rows: pa.Table, on: Commit | None
     ) -> Commit | None:
-        """Write rows on top of a commit; return the new one, nothing if it cannot."""
+        """Write rows on top of a commit; return the new one, ``None`` if it cannot."""
 
 
 class Engines(NamedTuple):
     """
-    What writes a warehouse.
+    The two writers of a warehouse.
 
     Attributes:
-        session: Searches, and so whatever may not be new; makes and keeps the tables.
-        appender: Writes what is new.
+        session: Merges rows that may not be new; creates and maintains the tables.
+        appender: Appends new rows.
     """
 
     session: SqlSession
@@ -142,14 +135,14 @@ class Engines(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TableRows:
     """
     Rows for one table.
 
     Attributes:
-        table: Where they go.
+        table: The table.
         rows: The rows, each key once.
-        guarded: Makes the statement that writes a part of them by searching.
+        guarded: Returns the statement that merges a slice of them.
     """
 
     table: LakeTable
@@ -157,61 +150,61 @@ class Rows:
     guarded: Callable[[pa.Table], str]
 
 
-class _State(NamedTuple):
+class _KnownTable(NamedTuple):
     """
-    What is known of a table.
+    The known state of a table.
 
     Attributes:
-        commit: Its newest one, as far as we know; a table never written to has none.
-        keys: All that it has, if they are known.
+        commit: Its newest known commit; a table never written to has none.
+        keys: All of its keys, if they are known.
     """
 
     commit: Commit | None
     keys: KnownKeys | None
 
-    def stands_at(self, found: Commit | None) -> bool:
-        """Tell whether the table is as we know it."""
+    def is_at(self, found: Commit | None) -> bool:
+        """Return whether the table's newest commit is the known one."""
         return _id_of(self.commit) == _id_of(found)
 
 
-class Writer:
-    """Writes the tables of one warehouse."""
+class TableWriter:
+    """A writer of the tables of one warehouse."""
 
     def __init__(
         self,
         engines: Engines,
         options: WarehouseOptions,
-        upkeep: Upkeep,
+        upkeep: TableUpkeep,
         branch: str,
     ) -> None:
         self.branch = branch
         self._session, self._appender = engines
         self._options = options
         self._upkeep = upkeep
-        self._states: dict[LakeName, _State] = {}
+        self._states: dict[LakeName, _KnownTable] = {}
 
-    def write(self, rows: Rows) -> int:
+    def write(self, rows: TableRows) -> int:
         """Write rows unless the table has newer ones; return how many were written."""
         name, count = rows.table.name, len(rows.rows)
         if not count:
             return 0
-        # Forgotten while it is written: if that fails, the table is asked again.
-        state = self._states.pop(name, None) or self._ask(name)
+        # Dropped while it is written: after a failure the table is inspected again.
+        state = self._states.pop(name, None) or self._inspect(name)
         keys = state.keys
         new = None if keys is None else keys.new_of(key_hashes(rows.table, rows.rows))
         commit, written = None, count
         if new is not None and len(new) == count:
             commit = self._appender.append(rows.table, rows.rows, state.commit)
         if commit is None:
-            before, keys = self._ask_again(name, state)
+            before, keys = self._confirm(name, state)
             commit, written = self._merge(rows, before)
-        self._upkeep.note(name, commit.summary)
+        self._upkeep.record_commit(name, commit.summary)
         fits = keys is not None and new is not None and keys.learn(new)
-        self._states[name] = _State(commit, keys if fits else None)
+        self._states[name] = _KnownTable(commit, keys if fits else None)
         return written
 
-    def _merge(self, rows: Rows, before: Commit) -> tuple[Commit, int]:
-        """Write on top of a commit; return the new one, and how many were written."""
+    def _merge(self, rows: TableRows, before: Commit) -> tuple[Commit, int]:
+        """Merge on top of a commit; return the new one and the count of rows."""
         name, session = rows.table.name, self._session
         session.sql(branch_off(name, self.branch, before.snapshot_id))
         commit, written = before, 0
@@ -225,50 +218,50 @@ class Writer:
             session.sql(fast_forward(name, self.branch))
         return commit, written
 
-    def begin(self, name: LakeName, *, is_new: bool) -> None:
-        """Begin with a table that was opened just now."""
+    def open_table(self, name: LakeName, *, is_new: bool) -> None:
+        """Start with a table that was opened just now."""
         self.forget(name)
         if is_new:
-            self._states[name] = _State(None, self._no_keys())
+            self._states[name] = _KnownTable(None, self._no_keys())
 
     def forget(self, name: LakeName) -> None:
-        """Ask the table again before the next write."""
+        """Inspect the table again before the next write."""
         self._states.pop(name, None)
 
-    def carry_over(self, name: LakeName, commit: Commit) -> None:
-        """Go on from a newer commit, if nothing since ours has added a key."""
+    def advance(self, name: LakeName, commit: Commit) -> None:
+        """Adopt a newer commit, if no commit since ours has added a key."""
         state = self._states.pop(name, None)
         if state is None:
             return
         if state.keys is None or adds_no_key(self._session, name, state.commit, commit):
             self._states[name] = state._replace(commit=commit)
 
-    def _ask(self, name: LakeName) -> _State:
-        """Look at a table of which nothing is known: without rows it has no keys."""
+    def _inspect(self, name: LakeName) -> _KnownTable:
+        """Return the state of an unknown table: without rows it has no keys."""
         found = newest(self._session, name)
         is_empty = found is None or found.is_empty
-        return _State(found, self._no_keys() if is_empty else None)
+        return _KnownTable(found, self._no_keys() if is_empty else None)
 
-    def _ask_again(
-        self, name: LakeName, state: _State
+    def _confirm(
+        self, name: LakeName, state: _KnownTable
     ) -> tuple[Commit, KnownKeys | None]:
         """
-        Return the commit to go on top of, and all keys of the table, if they are known.
+        Return the commit to write on, and all keys of the table, if they are known.
 
-        They are not any more if somebody else has written to it.
+        They are not if another writer has written to it.
         """
         found = state.commit if state.keys is None else newest(self._session, name)
-        keys = state.keys if state.stands_at(found) else None
+        keys = state.keys if state.is_at(found) else None
         if found is None:
-            found = self._first(name)
-            # Somebody else's may have come before it.
+            found = self._make_first_commit(name)
+            # Another writer's commit may have come before it.
             keys = keys if found.is_empty else None
         return found, keys
 
     def _no_keys(self) -> KnownKeys:
         return KnownKeys(self._options.known_keys)
 
-    def _first(self, name: LakeName) -> Commit:
+    def _make_first_commit(self, name: LakeName) -> Commit:
         """Make a table's first commit."""
         self._session.sql(first_commit(name))
         made = newest(self._session, name)
@@ -286,49 +279,53 @@ _log = structlog.get_logger("towpath.sinks.warehouse")
 
 
 class LakeAppender:
-    """Appends to the tables of one warehouse."""
+    """Appends to the tables of one warehouse, without Spark."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._told: set[tuple[LakeName, str]] = set()
+        self._logged: set[tuple[LakeName, str]] = set()
 
     def append(
         self, table: LakeTable, rows: pa.Table, on: Commit | None
     ) -> Commit | None:
         """
-        Write rows on top of a commit; return the new one, or nothing if it cannot.
+        Write rows on top of a commit; return the new one, ``None`` if it cannot.
 
-        It cannot if the table stands at another one. After any failure the engine may
-        look for the rows and write them: it finds ours if they were committed after
-        all, and nothing of ours is committed behind what it writes.
+        It cannot if the table is at another commit. After any failure the engine may
+        merge the rows instead: it finds ours if they were committed after all, and none
+        of ours is committed after its own.
 
         Args:
-            table: Where to; readers see all of it at once.
+            table: The table; readers see all rows at once.
             rows: Its columns, and maybe others, which are left out.
-            on: The table's newest commit, as far as is known; ``None``: it has none.
+            on: The table's newest known commit; ``None`` if it has none.
 
         Raises:
-            TargetUnavailableError: Somebody else has committed meanwhile.
+            TargetUnavailableError: Another writer has committed meanwhile.
         """
         try:
-            # Opened for each: batches are seconds apart, and what stays open grows
+            # Opened for each append: batches are seconds apart, and an open one grows
             # stale.
             with closing(open_catalog(self._sink)) as catalog:
                 stored = catalog.load_table(tuple(table.name))
                 parent_id = None if on is None else on.snapshot_id
                 return _append(stored, rows.select(table.schema.names), parent_id)
         except CommitFailedException as error:
-            message = f"somebody else has written to {table.name.sql} meanwhile"
+            message = f"another writer has written to {table.name.sql} meanwhile"
             raise TargetUnavailableError(message) from error
-        except Exception as error:  # noqa: BLE001 - whatever it is, the engine says better
-            self._tell(table.name, f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - the engine reports it better
+            self._log_once(table.name, f"{type(error).__name__}: {error}")
             return None
 
-    def _tell(self, name: LakeName, why: str) -> None:
-        """Say once that a table is left to the engine."""
-        if (name, why) not in self._told:
-            self._told.add((name, why))
-            _log.warning("not appended: left to the engine", table=name.sql, why=why)
+    def _log_once(self, name: LakeName, why: str) -> None:
+        """Log once that the engine writes a table."""
+        if (name, why) not in self._logged:
+            self._logged.add((name, why))
+            _log.warning(
+                "warehouse append failed: Spark writes the rows instead",
+                table=name.sql,
+                why=why,
+            )
 
 
 def _append(stored: Table, rows: pa.Table, parent_id: int | None) -> Commit | None:
@@ -336,12 +333,12 @@ def _append(stored: Table, rows: pa.Table, parent_id: int | None) -> Commit | No
         return None
     staged = stored.transaction()
     staged.append(rows)
-    # Ours as we made it: a server answers with the table as it is by then.
+    # Our own commit: a server returns the table in its present state.
     made = staged.table_metadata.current_snapshot()
     if made is None or made.summary is None:
         return None
-    # Its own way to commit tries again on top of whatever somebody else has committed
-    # meanwhile, and takes away the files of what a server says has failed.
+    # The library's own commit retries on top of commits of other writers, and deletes
+    # the files of a commit that a server reports as failed.
     required = (
         AssertTableUUID(uuid=stored.metadata.table_uuid),
         AssertRefSnapshotId.model_validate(
@@ -355,7 +352,7 @@ def _append(stored: Table, rows: pa.Table, parent_id: int | None) -> Commit | No
 _KEYS: Final = "towpath_keys"
 
 
-def without_absent(session: SqlSession, table: LakeTable, laid: Laid) -> Laid:
+def without_absent(session: SqlSession, table: LakeTable, laid: RowLayout) -> RowLayout:
     """Refuse the partial changes of a batch whose row the table does not have."""
     partial = [n for n, change in enumerate(laid.changes) if change.unchanged]
     if not partial:
@@ -379,7 +376,7 @@ def without_absent(session: SqlSession, table: LakeTable, laid: Laid) -> Laid:
 
 
 def _is_absent(stored: dict[str, Any] | None, change: Change) -> bool:
-    """Tell whether there is nothing to merge with; an older change is merely stale."""
+    """Return whether there is no row to merge with; an older change is merely stale."""
     if stored is None:
         return True
     is_deleted: bool = stored[IS_DELETED]
@@ -387,30 +384,32 @@ def _is_absent(stored: dict[str, Any] | None, change: Change) -> bool:
     return is_deleted and position <= change.position
 
 
-def carry_out(session: SqlSession, upkeep: Upkeep, writer: Writer) -> None:
-    """Do the upkeep of the table that needs it most, if any does."""
+def run_upkeep(session: SqlSession, upkeep: TableUpkeep, writer: TableWriter) -> None:
+    """Run the upkeep of the table that needs it most; its failure fails no batch."""
     task = upkeep.due()
     if task is None:
         return
     try:
         for statement in (drop_branch(task.name, writer.branch), *statements(task)):
             session.sql(statement)
-        _settle(session, task, upkeep, writer)
+        _finish(session, task, upkeep, writer)
     except TowpathError as error:
-        # The rows are safe without it; it is due again when the table has grown.
+        # The rows are safe without it.
         _log.warning(
-            "upkeep failed",
+            "warehouse upkeep failed: it is due again when the table has grown",
             table=task.name.table,
             error=str(error),
             remedy=error.remedy,
         )
         writer.forget(task.name)
-        upkeep.put_off(task)
+        upkeep.postpone(task)
 
 
-def _settle(session: SqlSession, task: Task, upkeep: Upkeep, writer: Writer) -> None:
+def _finish(
+    session: SqlSession, task: UpkeepTask, upkeep: TableUpkeep, writer: TableWriter
+) -> None:
     commit = newest(session, task.name)
     if commit is not None:
-        writer.carry_over(task.name, commit)
+        writer.advance(task.name, commit)
     upkeep.done(task, {} if commit is None else commit.summary)
-    _log.info("table compacted", table=task.name.table)
+    _log.info("warehouse table compacted", table=task.name.table)

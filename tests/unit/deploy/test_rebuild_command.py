@@ -50,7 +50,7 @@ class Rebuild:
         """Let go of replaced indexes at once."""
         self.done.append(("retire", route.name))
 
-    def give_up(self, route):
+    def abort(self, route):
         """Give up at once."""
         self.done.append(("give up", route.name))
 

@@ -103,16 +103,16 @@ def batch(*records):
 def taken(table, read=None):
     """Take all plain rows; return each key's newest row, and all places."""
     (columns,) = plain_columns(table, read or routes())
-    laid = rows.lay_out_columns(TABLE, columns)
-    if laid is None:
+    encoded = rows.encode_columns(TABLE, columns)
+    if encoded is None:
         return None
-    return replace(laid, rows=newest_rows(laid.rows, TABLE.key, POSITION))
+    return replace(encoded, rows=newest_rows(encoded.rows, TABLE.key, POSITION))
 
 
 def as_records(table):
-    """Lay out the same rows on the record path."""
+    """Encode the same rows on the record path."""
     changes = decode(records_of(table), routes()).changes
-    return rows.encode_columns(TABLE, newest_per_key(changes).changes).rows
+    return rows.encode_changes(TABLE, newest_per_key(changes).changes).rows
 
 
 def test_column_rows_equal_those_of_the_record_path():

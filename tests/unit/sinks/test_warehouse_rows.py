@@ -5,9 +5,9 @@ import pytest
 from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin
 from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.targets.warehouse.rows import (
-    encode_columns,
-    lay_out_events,
-    lay_out_keys,
+    encode_changes,
+    encode_events,
+    encode_keys,
     values_of,
 )
 from towpath.sinks.targets.warehouse.schema import current_state, event_log
@@ -67,13 +67,13 @@ def change(row, *, key=7, unchanged=()):
 )
 def test_a_warehouse_value_survives_the_round_trip(name, value):
     """
-    A value that is laid out and read back is the record's, to the last digit.
+    A value that is encoded and read back is the record's, to the last digit.
     """
     row = {} if name == "id" else {name: value}
-    laid = encode_columns(TABLE, [change(row, key=value if name == "id" else 7)])
-    column = laid.rows.column(name).combine_chunks()
+    encoded = encode_changes(TABLE, [change(row, key=value if name == "id" else 7)])
+    column = encoded.rows.column(name).combine_chunks()
 
-    assert ((), [value]) == (laid.refused, values_of(column))
+    assert ((), [value]) == (encoded.refused, values_of(column))
 
 
 @pytest.mark.parametrize(
@@ -97,30 +97,30 @@ def test_a_warehouse_value_survives_the_round_trip(name, value):
 )
 def test_a_value_that_does_not_fit_is_refused(name, value):
     """
-    The row is refused by its column's name; its neighbours are laid out.
+    The row is refused by its column's name; its neighbours are encoded.
     """
-    laid = encode_columns(TABLE, [change({"n": 1}, key=6), change({name: value})])
-    ((refused, reason, _),) = laid.refused
+    encoded = encode_changes(TABLE, [change({"n": 1}, key=6), change({name: value})])
+    ((refused, reason, _),) = encoded.refused
 
     assert ([(6,)], (7,), 1) == (
-        [c.key for c in laid.changes],
+        [c.key for c in encoded.changes],
         refused.key,
-        len(laid.rows),
+        len(encoded.rows),
     )
     assert f"the value of {name} does not fit" in reason
 
 
 def test_a_delete_of_a_key_that_does_not_fit_is_skipped():
     """
-    No row of the table can have the key: it is neither laid out nor refused.
+    No row of the table can have the key: it is neither encoded nor refused.
     """
     gone = [change(None, key=key) for key in (6, "NaN")]
-    laid = encode_columns(TABLE, gone)
+    encoded = encode_changes(TABLE, gone)
 
     assert ([(6,)], (), 1) == (
-        [c.key for c in laid.changes],
-        laid.refused,
-        len(laid.rows),
+        [c.key for c in encoded.changes],
+        encoded.refused,
+        len(encoded.rows),
     )
 
 
@@ -140,13 +140,13 @@ def test_an_unrepresentable_value_is_null_if_configured(name, value):
     The rest of the row is unchanged, and each such value is counted (B63, B64).
     """
     changes = [change({"n": 1, name: None}, key=6), change({"n": 2, name: value})]
-    laid = encode_columns(TABLE, changes, nulls_unfit=True)
+    encoded = encode_changes(TABLE, changes, nulls_unfit=True)
 
     assert ((), {name: 1}, [1, 2], [None, None]) == (
-        laid.refused,
-        laid.nulled,
-        laid.rows.column("n").to_pylist(),
-        laid.rows.column(name).to_pylist(),
+        encoded.refused,
+        encoded.nulled,
+        encoded.rows.column("n").to_pylist(),
+        encoded.rows.column(name).to_pylist(),
     )
 
 
@@ -161,13 +161,13 @@ def test_an_invalid_value_is_refused_even_so(name, value):
     row = {"day": "infinity"} if name == "id" else {"day": "infinity", name: value}
     key = value if name == "id" else 7
     other = change({"day": "infinity"}, key=6)
-    laid = encode_columns(TABLE, [other, change(row, key=key)], nulls_unfit=True)
-    ((refused, reason, _),) = laid.refused
+    encoded = encode_changes(TABLE, [other, change(row, key=key)], nulls_unfit=True)
+    ((refused, reason, _),) = encoded.refused
 
     assert ([(6,)], (key,), [None]) == (
-        [c.key for c in laid.changes],
+        [c.key for c in encoded.changes],
         refused.key,
-        laid.rows.column("day").to_pylist(),
+        encoded.rows.column("day").to_pylist(),
     )
     assert f"the value of {name} does not fit" in reason
     assert "unfit" not in reason
@@ -177,7 +177,7 @@ def test_the_dead_letters_reason_names_the_remedy():
     """
     The reason of an unrepresentable value mentions the option that makes it null.
     """
-    ((_, reason, _),) = encode_columns(TABLE, [change({"at": "infinity"})]).refused
+    ((_, reason, _),) = encode_changes(TABLE, [change({"at": "infinity"})]).refused
 
     assert reason.endswith(
         "at does not fit timestamp; "
@@ -196,16 +196,16 @@ def test_the_key_is_never_made_null():
     told = Change(
         *("shop.d", ("infinity",), ("day",), POSITION, row), ALL_PRESENT, False, origin
     )
-    laid = encode_columns(table, [told], nulls_unfit=True)
+    encoded = encode_changes(table, [told], nulls_unfit=True)
 
-    assert (1, 0, {}) == (len(laid.refused), len(laid.rows), laid.nulled)
+    assert (1, 0, {}) == (len(encoded.refused), len(encoded.rows), encoded.nulled)
 
 
 def test_the_reason_does_not_contain_the_value():
     """
     The log never holds a row's contents.
     """
-    ((_, reason, _),) = encode_columns(TABLE, [change({"total": "secret"})]).refused
+    ((_, reason, _),) = encode_changes(TABLE, [change({"total": "secret"})]).refused
 
     assert "secret" not in reason
 
@@ -214,7 +214,7 @@ def test_a_delete_is_its_key_and_a_mark():
     """
     A deleted row keeps only its key and position.
     """
-    (row,) = encode_columns(TABLE, [change(None)]).rows.to_pylist()
+    (row,) = encode_changes(TABLE, [change(None)]).rows.to_pylist()
     told = {name: value for name, value in row.items() if value is not None}
 
     assert {"id": 7, "_position": POSITION, "_is_deleted": True} == told
@@ -224,8 +224,8 @@ def test_columns_left_out_of_a_partial_change_are_listed():
     """
     Only a batch with partial changes carries the list.
     """
-    whole = encode_columns(TABLE, [change({"n": 1})])
-    partial = encode_columns(
+    whole = encode_changes(TABLE, [change({"n": 1})])
+    partial = encode_changes(
         TABLE, [change({"n": 1}), change({"n": 2}, unchanged=["body", "x"])]
     )
 
@@ -235,26 +235,26 @@ def test_columns_left_out_of_a_partial_change_are_listed():
 
 def test_a_column_that_the_table_lacks_is_left_out():
     """The table's columns decide."""
-    laid = encode_columns(TABLE, [change({"n": 1, "gone": "x"})])
+    encoded = encode_changes(TABLE, [change({"n": 1, "gone": "x"})])
 
-    assert TABLE.schema.names == laid.rows.column_names
+    assert TABLE.schema.names == encoded.rows.column_names
 
 
 def test_a_text_column_takes_older_numbers_as_text():
     """
     A column that is text now holds older records' numbers as text.
     """
-    laid = encode_columns(TABLE, [change({"body": 7, "weight": 1})])
+    encoded = encode_changes(TABLE, [change({"body": 7, "weight": 1})])
 
     assert (["7"], ["1"]) == (
-        laid.rows.column("body").to_pylist(),
-        laid.rows.column("weight").to_pylist(),
+        encoded.rows.column("body").to_pylist(),
+        encoded.rows.column("weight").to_pylist(),
     )
 
 
 def test_keys_are_numbered():
     """Each key carries the number of its row."""
-    keys = lay_out_keys(TABLE, [change({}, key=9), change(None, key=5)])
+    keys = encode_keys(TABLE, [change({}, key=9), change(None, key=5)])
 
     assert {"id": [9, 5], "_row": [0, 1]} == keys.to_pydict()
 
@@ -280,13 +280,13 @@ def test_events_have_a_span_of_time():
     The span reaches from the earliest to the latest event of the batch.
     """
     times = [f"2026-01-0{day}T00:00:00.000001Z" for day in (2, 1, 3)]
-    laid = lay_out_events(
+    encoded = encode_events(
         event_log("shop.events"), [event(*e) for e in enumerate(times)]
     )
 
     assert (("2026-01-01 00:00:00.000001Z", "2026-01-03 00:00:00.000001Z"), 0) == (
-        laid.occurred_between,
-        laid.untimed,
+        encoded.occurred_between,
+        encoded.untimed,
     )
 
 
@@ -295,15 +295,15 @@ def test_an_event_without_a_time_is_kept_and_counted():
     An event is never lost for its time; then the whole log is searched.
     """
     times = ["2026-01-01T00:00:00.000000Z", "infinity"]
-    laid = lay_out_events(
+    encoded = encode_events(
         event_log("shop.events"), [event(*e) for e in enumerate(times)]
     )
 
     assert (None, 1, ["id-0", "id-1"], 1) == (
-        laid.occurred_between,
-        laid.untimed,
-        laid.rows.column("id").to_pylist(),
-        laid.rows.column("occurred_at").null_count,
+        encoded.occurred_between,
+        encoded.untimed,
+        encoded.rows.column("id").to_pylist(),
+        encoded.rows.column("occurred_at").null_count,
     )
 
 
@@ -312,6 +312,6 @@ def test_a_row_keeps_a_retained_column_that_it_lacks():
     Only those records of a batch that have the column write it.
     """
     old, new = change({"n": 1, "body": "x"}), change({"n": 2})
-    laid = encode_columns(TABLE, [old, new], frozenset({"body"}))
+    encoded = encode_changes(TABLE, [old, new], frozenset({"body"}))
 
-    assert [[], ["body"]] == laid.rows.column("_kept").to_pylist()
+    assert [[], ["body"]] == encoded.rows.column("_kept").to_pylist()

@@ -338,7 +338,7 @@ def test_rows_laid_out_before_an_added_column_are_not_written(rig):
     assert [] == rig.engine.begun()
 
 
-def laid(*rows):
+def encoded(*rows):
     """Lay out pairs of key and position as the table's columns."""
     table = {
         "id": [key for key, _ in rows],
@@ -362,7 +362,7 @@ def test_columns_below_the_floor_of_their_table_are_not_written(tmp_path):
     rig = Rig(tmp_path / "warehouse.json")
     rig.engine.properties[FLOOR_PROPERTY] = "5"
     rig.sink.open()
-    rig.sink.write_rows("shop.orders", laid((1, "4"), (2, "5"), (3, "6")))
+    rig.sink.write_rows("shop.orders", encoded((1, "4"), (2, "5"), (3, "6")))
     told = rig.sink.flush()
 
     assert ["INSERT of 2"] == [t for t in rig.engine.told if t.startswith("INSERT")]
@@ -381,7 +381,7 @@ def test_known_keys_are_forgotten_when_a_commit_since_has_added_others(rig):
     writer.open_table(table.name, is_new=True)
 
     def write(key):
-        rows = laid((key, "8"))
+        rows = encoded((key, "8"))
         writer.write(TableRows(table, rows, lambda _: "MERGE"))
 
     write(1)

@@ -7,9 +7,9 @@ rounded or cut, and made null only by configuration, for the values that ``unfit
 names.
 
 Hot path: one list and one conversion per column; rows are checked one by one only when
-a column did not fit. ``lay_out_columns`` does the same for whole rows without a Python
-value each; a slice with a value that ``lay_out`` would refuse, leave out or convert is
-left to it, so that there is one place for that.
+a column did not fit. ``encode_columns`` does the same for whole rows without a Python
+value each; a slice with a value that ``encode_changes`` would refuse, leave out or
+convert is left to it, so that there is one place for that.
 """
 
 import base64
@@ -48,9 +48,9 @@ _MISFIT = (ValueError, TypeError, OverflowError)
 _REMEDY: Final = "; with warehouse.unfit = 'null' its row is written with null there"
 
 
-class RowLayout(NamedTuple):
+class EncodedChanges(NamedTuple):
     """
-    A batch laid out for a table.
+    A batch encoded for a table.
 
     Attributes:
         rows: The rows to write.
@@ -65,23 +65,23 @@ class RowLayout(NamedTuple):
     nulled: Mapping[str, int] = MappingProxyType({})
 
 
-class EventLayout(NamedTuple):
-    """Events laid out for a log; ``occurred_between`` is missing if a time is."""
+class EncodedEvents(NamedTuple):
+    """Events encoded for a log; ``occurred_between`` is missing if a time is."""
 
     rows: pa.Table
     occurred_between: tuple[str, str] | None
     untimed: int
 
 
-def encode_columns(
+def encode_changes(
     table: LakeTable,
     changes: Sequence[Change],
     retained: frozenset[str] = frozenset(),
     *,
     nulls_unfit: bool = False,
-) -> RowLayout:
+) -> EncodedChanges:
     """
-    Lay out changes; a column that the table lacks is left out.
+    Encode changes; a column that the table lacks is left out.
 
     Args:
         table: The table.
@@ -90,25 +90,25 @@ def encode_columns(
         nulls_unfit: Whether unrepresentable values become null.
     """
     try:
-        return RowLayout(_whole(table, changes, retained), tuple(changes), ())
+        return EncodedChanges(_whole(table, changes, retained), tuple(changes), ())
     except _MISFIT:
         if not nulls_unfit:
             return _fitting(table, changes, retained)
         nulled: Counter[str] = Counter()
         cleared = [_without_unfit(table, change, nulled) for change in changes]
-        return encode_columns(table, cleared, retained)._replace(nulled=nulled)
+        return encode_changes(table, cleared, retained)._replace(nulled=nulled)
 
 
-def lay_out_keys(table: LakeTable, changes: Sequence[Change]) -> pa.Table:
-    """Lay out the keys of changes that fit the table, with their row numbers."""
+def encode_keys(table: LakeTable, changes: Sequence[Change]) -> pa.Table:
+    """Encode the keys of changes that fit the table, with their row numbers."""
     rows = [_fields(change) for change in changes]
     key = [c for c in table.columns if c.is_key]
     arrays = {c.name: _array(c, [row.get(c.name) for row in rows]) for c in key}
     return pa.table({**arrays, ROW_NUMBER: pa.array(range(len(rows)), pa.int64())})
 
 
-def lay_out_events(table: LakeTable, events: Sequence[EventRow]) -> EventLayout:
-    """Lay out events; one with an unrepresentable time is written without it."""
+def encode_events(table: LakeTable, events: Sequence[EventRow]) -> EncodedEvents:
+    """Encode events; one with an unrepresentable time is written without it."""
     times, untimed = _times(events)
     arrays = [
         times
@@ -118,9 +118,9 @@ def lay_out_events(table: LakeTable, events: Sequence[EventRow]) -> EventLayout:
     ]
     rows = pa.table(arrays, schema=table.schema)
     if untimed or not events:
-        return EventLayout(rows, None, untimed)
+        return EncodedEvents(rows, None, untimed)
     texts = times.cast(pa.string()).to_pylist()
-    return EventLayout(rows, (min(texts), max(texts)), 0)
+    return EncodedEvents(rows, (min(texts), max(texts)), 0)
 
 
 def _times(events: Sequence[EventRow]) -> tuple[pa.Array, int]:
@@ -169,21 +169,21 @@ def _whole(
             arrays.append(pa.array([c.row is None for c in changes], pa.bool_()))
         else:
             arrays.append(_array(column, [row.get(column.name) for row in rows]))
-    laid = pa.table(arrays, schema=table.schema)
+    encoded = pa.table(arrays, schema=table.schema)
     if retained or any(change.unchanged for change in changes):
         kept = [
             sorted(c.unchanged | (retained - row.keys()))
             for c, row in zip(changes, rows, strict=True)
         ]
-        laid = laid.append_column(KEPT, pa.array(kept, pa.list_(pa.string())))
-    return laid
+        encoded = encoded.append_column(KEPT, pa.array(kept, pa.list_(pa.string())))
+    return encoded
 
 
 def _fitting(
     table: LakeTable, changes: Sequence[Change], retained: frozenset[str]
-) -> RowLayout:
+) -> EncodedChanges:
     """
-    Lay out the changes that fit, and refuse the others.
+    Encode the changes that fit, and refuse the others.
 
     A delete whose key does not fit is dropped: no row can have the key.
     """
@@ -195,7 +195,7 @@ def _fitting(
         elif change.row is not None:
             refused.append(Refusal(change, reason))
     rows = _whole(table, fitting, retained)
-    return RowLayout(rows, tuple(fitting), tuple(refused))
+    return EncodedChanges(rows, tuple(fitting), tuple(refused))
 
 
 def _without_unfit(table: LakeTable, change: Change, nulled: Counter[str]) -> Change:
@@ -280,15 +280,15 @@ _COLUMN_MISFIT: Final = (
 )
 
 
-def lay_out_columns(table: LakeTable, columns: Columns) -> EncodedColumns | None:
-    """Lay out the whole rows of plain records; ``None`` if one does not fit."""
+def encode_columns(table: LakeTable, columns: Columns) -> EncodedColumns | None:
+    """Encode the whole rows of plain records; ``None`` if one does not fit."""
     own = [c for c in table.columns if c.name not in _OWN]
     if any(pa.types.is_binary(column.type.arrow) for column in own):
         return None
     wanted = pa.struct([(c.name, _in_json(c.type.arrow)) for c in own])
     try:
         read = read_rows(columns, wanted)
-        # Fields that the table does not have are left to ``lay_out``.
+        # Fields that the table does not have are left to ``encode_changes``.
         if read.rows.type.num_fields != wanted.num_fields:
             return None
         rows = read.rows.filter(read.is_whole)
@@ -297,10 +297,10 @@ def lay_out_columns(table: LakeTable, columns: Columns) -> EncodedColumns | None
         return None
     positions = columns.positions.filter(read.is_whole)
     arrays += [positions, pa.repeat(pa.scalar(value=False), len(rows))]
-    laid = pa.table(arrays, schema=table.schema)
-    if any(laid.column(name).null_count for name in table.key):
+    encoded = pa.table(arrays, schema=table.schema)
+    if any(encoded.column(name).null_count for name in table.key):
         return None
-    return EncodedColumns(laid, columns.indices.filter(read.is_whole))
+    return EncodedColumns(encoded, columns.indices.filter(read.is_whole))
 
 
 def _in_json(kind: pa.DataType) -> pa.DataType:

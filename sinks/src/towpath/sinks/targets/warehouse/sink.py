@@ -127,12 +127,12 @@ class WarehouseSink:
             self._tables.drop_outdated({columns.route})
             self._refreshed_routes.add(columns.route)
         table = self._fitting_table(columns.route)
-        return None if table is None else rows.lay_out_columns(table, columns)
+        return None if table is None else rows.encode_columns(table, columns)
 
     def write_rows(self, route: str, rows: pa.Table) -> None:
         table = self._fitting_table(route)
         if table is None or rows.schema != table.schema:
-            message = f"{route} has changed since its rows were laid out"
+            message = f"{route} has changed since its rows were encoded"
             raise BatchRefusedError(message)
         newest = newest_rows(rows, table.key, POSITION)
         floor = self._floors.of(route)
@@ -186,19 +186,21 @@ class WarehouseSink:
             tally.refused += [Refusal(change, reason) for change in changes]
             return
         table, retained = self._with_retained(name, table, changes)
-        layout = rows.encode_columns(table, changes, retained, nulls_unfit=self._nulls_unfit)
-        tally.applied += len(changes) - len(layout.changes) - len(layout.refused)
-        layout = without_absent(self._session, table, layout)
-        tally.refused += layout.refused
-        self._count_nulled(name, layout.nulled, tally)
-        if layout.changes:
+        encoded = rows.encode_changes(
+            table, changes, retained, nulls_unfit=self._nulls_unfit
+        )
+        tally.applied += len(changes) - len(encoded.changes) - len(encoded.refused)
+        encoded = without_absent(self._session, table, encoded)
+        tally.refused += encoded.refused
+        self._count_nulled(name, encoded.nulled, tally)
+        if encoded.changes:
             kept_columns = retained.union(
-                *(change.unchanged for change in layout.changes)
+                *(change.unchanged for change in encoded.changes)
             )
             guarded = partial(_upsert_statement, table, kept_columns)
-            applied = self._writer.write(TableRows(table, layout.rows, guarded))
+            applied = self._writer.write(TableRows(table, encoded.rows, guarded))
             tally.applied += applied
-            tally.stale += len(layout.changes) - applied
+            tally.stale += len(encoded.changes) - applied
 
     def _with_retained(
         self, name: str, table: LakeTable, changes: Iterable[Change]
@@ -239,16 +241,18 @@ class WarehouseSink:
             reason = self._tables.reason(name)
             tally.refused_events |= {event.origin: reason for event in events}
             return
-        layout = rows.lay_out_events(table, events)
-        tally.nulled += layout.untimed
-        if layout.untimed:
+        encoded = rows.encode_events(table, events)
+        tally.nulled += encoded.untimed
+        if encoded.untimed:
             _log.warning(
                 "warehouse event times out of range: they are written as null",
                 route=name,
-                events=layout.untimed,
+                events=encoded.untimed,
             )
-        statement = statements.insert_new(table, BATCH, layout.occurred_between)
-        applied = self._writer.write(TableRows(table, layout.rows, lambda _: statement))
+        statement = statements.insert_new(table, BATCH, encoded.occurred_between)
+        applied = self._writer.write(
+            TableRows(table, encoded.rows, lambda _: statement)
+        )
         tally.applied += applied
         tally.stale += len(events) - applied
 

@@ -42,7 +42,7 @@ from towpath.sinks.fold import ABSENT_ROW
 from towpath.sinks.ports import SqlSession
 from towpath.sinks.targets.warehouse.client import open_catalog
 from towpath.sinks.targets.warehouse.opening import Commit, adds_no_key, newest
-from towpath.sinks.targets.warehouse.rows import RowLayout, lay_out_keys, slices
+from towpath.sinks.targets.warehouse.rows import EncodedChanges, encode_keys, slices
 from towpath.sinks.targets.warehouse.schema import (
     IS_DELETED,
     POSITION,
@@ -352,25 +352,32 @@ def _append(stored: Table, rows: pa.Table, parent_id: int | None) -> Commit | No
 _KEYS: Final = "towpath_keys"
 
 
-def without_absent(session: SqlSession, table: LakeTable, laid: RowLayout) -> RowLayout:
+def without_absent(
+    session: SqlSession, table: LakeTable, encoded: EncodedChanges
+) -> EncodedChanges:
     """Refuse the partial changes of a batch whose row the table does not have."""
-    partial = [n for n, change in enumerate(laid.changes) if change.unchanged]
+    partial = [n for n, change in enumerate(encoded.changes) if change.unchanged]
     if not partial:
-        return laid
-    keys = lay_out_keys(table, [laid.changes[n] for n in partial])
+        return encoded
+    keys = encode_keys(table, [encoded.changes[n] for n in partial])
     session.register(_KEYS, keys)
     found = session.sql(stored_positions(table, _KEYS)).to_pylist()
     stored = {partial[row[ROW_NUMBER]]: row for row in found}
-    absent = {n for n in partial if _is_absent(stored.get(n), laid.changes[n])}
+    absent = {n for n in partial if _is_absent(stored.get(n), encoded.changes[n])}
     if not absent:
-        return laid
-    places = range(len(laid.changes))
-    return laid._replace(
-        rows=laid.rows.filter(pa.array([n not in absent for n in places], pa.bool_())),
-        changes=tuple(laid.changes[n] for n in places if n not in absent),
+        return encoded
+    places = range(len(encoded.changes))
+    return encoded._replace(
+        rows=encoded.rows.filter(
+            pa.array([n not in absent for n in places], pa.bool_())
+        ),
+        changes=tuple(encoded.changes[n] for n in places if n not in absent),
         refused=(
-            *laid.refused,
-            *(Refusal(laid.changes[n], ABSENT_ROW, asks=True) for n in sorted(absent)),
+            *encoded.refused,
+            *(
+                Refusal(encoded.changes[n], ABSENT_ROW, asks=True)
+                for n in sorted(absent)
+            ),
         ),
     )
 

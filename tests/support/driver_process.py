@@ -184,9 +184,9 @@ class Feed:
             headers["unchanged"] = json.dumps(list(unchanged))
         after = None if row is None else {"order_id": key, **row}
         value = json.dumps({"before": None, "after": after, "op": operation})
-        self._send(topic, key, value, headers)
+        self.send(topic, key, value, headers)
         if row is None:
-            self._send(topic, key, None, {"position": f"{position}.1"})
+            self.send(topic, key, None, {"position": f"{position}.1"})
             self.rows[key] = (position, None)
             return
         old = self.rows.get(key, (None, None, None))
@@ -200,10 +200,11 @@ class Feed:
             place = (message.topic(), message.partition(), message.offset())
             self.poisoned.append(Origin(*place))
 
-        self._send(None, key, POISON, {"position": "x"}, note)
+        self.send(None, key, POISON, {"position": "x"}, note)
         self._producer.flush()
 
-    def _send(self, topic, key, value, headers, told=None):
+    def send(self, topic, key, value, headers, told=None):
+        """Produce one record; nothing waits for its acknowledgement."""
         self._producer.produce(
             topic or self._place.topic,
             value,

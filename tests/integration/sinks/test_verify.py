@@ -335,21 +335,21 @@ class WarehousePlace(Place):
         paid = ("OrderPaid", None, "2026-01-02T00:00:00.000000Z")
         return [event(log, 1, *placed), event(log, 2, *paid)]
 
-    def _run(self, statement, table="orders"):
+    def run(self, statement, table="orders"):
         self.lake[1].sql(statement.format(f"lake.{self.route[table]}"))
 
     def alter(self, key, column, value):
-        self._run(f"UPDATE {{}} SET {column} = {value} WHERE id = {key}")  # noqa: S608
+        self.run(f"UPDATE {{}} SET {column} = {value} WHERE id = {key}")  # noqa: S608
 
     def lose(self, key):
-        self._run(f"DELETE FROM {{}} WHERE id = {key}")  # noqa: S608
+        self.run(f"DELETE FROM {{}} WHERE id = {key}")  # noqa: S608
 
     def invent(self, key):
         values = f"VALUES ({key}, '{POSITION}', false)"
-        self._run("INSERT INTO {} (id, _position, _is_deleted) " + values)
+        self.run("INSERT INTO {} (id, _position, _is_deleted) " + values)
 
     def revive(self, key):
-        self._run(f"UPDATE {{}} SET _is_deleted = false WHERE id = {key}")  # noqa: S608
+        self.run(f"UPDATE {{}} SET _is_deleted = false WHERE id = {key}")  # noqa: S608
 
 
 PLACES = {"cache": CachePlace, "search": SearchPlace, "warehouse": WarehousePlace}
@@ -568,8 +568,8 @@ def test_a_foreign_row_is_reported_as_an_extra_row(place, verify):
 @pytest.mark.parametrize("place", [WAREHOUSE], indirect=True)
 def test_a_row_that_stands_twice_is_found(place, verify):
     """A second copy of a row, or of an event: exit 1, with its key."""
-    place._run("INSERT INTO {0} SELECT * FROM {0} WHERE id = 1")
-    place._run("INSERT INTO {0} SELECT * FROM {0} WHERE id LIKE '%1'", "events")
+    place.run("INSERT INTO {0} SELECT * FROM {0} WHERE id = 1")
+    place.run("INSERT INTO {0} SELECT * FROM {0} WHERE id LIKE '%1'", "events")
     code, report = verify()
 
     assert (1, [("twice", "1"), ("twice", "00000000-0000-4000-8000-000000000001")]) == (
@@ -581,7 +581,7 @@ def test_a_row_that_stands_twice_is_found(place, verify):
 @pytest.mark.parametrize("place", [WAREHOUSE], indirect=True)
 def test_a_log_that_lacks_or_alters_an_event_is_found(place, verify, database):
     """The outbox's ids and payloads are the log's; other aggregates do not count."""
-    place._run("DELETE FROM {} WHERE id LIKE '%2'", "events")
+    place.run("DELETE FROM {} WHERE id LIKE '%2'", "events")
     with psycopg.connect(database) as connection:
         connection.execute(
             "update towpath.outbox set payload = '{}' where type = 'OrderPlaced'"

@@ -4,6 +4,7 @@ import pytest
 
 from towpath.relay.encode.outbox_columns import TopicRule
 from towpath.settings.outbox import Outbox
+from towpath.settings.rewriting import rewriting
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,9 @@ def test_topic_values_are_rewritten_as_javas_matcher_does(
         topic="{aggregate_type}", route_regex=regex, route_replacement=replacement
     )
 
-    assert topic == TopicRule(outbox, frozenset())._rewritten(value)
+    rewrite = rewriting(outbox.route_regex, outbox.route_replacement)
+
+    assert topic == rewrite(value)
 
 
 def test_the_topic_template_applies_after_the_rewrite():

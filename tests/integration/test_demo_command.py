@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from towpath.deploy.demo.command import (
-    CommandContext,
+    CommandEnvironment,
     CommandOutcome,
     run_all,
     run_checked,
@@ -26,7 +26,7 @@ def python(code):
 @pytest.fixture
 def around(tmp_path):
     """Give the surroundings of short commands."""
-    return CommandContext({"PATH": os.defpath}, tmp_path, 20.0)
+    return CommandEnvironment({"PATH": os.defpath}, tmp_path, 20.0)
 
 
 def children():
@@ -70,7 +70,7 @@ def test_what_is_late_is_killed_with_all_its_children(tmp_path):
     A command that takes too long is killed, and so is what it has started.
     """
     before = children()
-    around = CommandContext({"PATH": os.defpath}, tmp_path, 1.0)
+    around = CommandEnvironment({"PATH": os.defpath}, tmp_path, 1.0)
     with pytest.raises(StepError, match="not done after 1 s: slow"):
         run_all({"slow": ("/bin/sh", "-c", "sleep 60 & sleep 60")}, around, at_once=1)
     clock = SystemClock()

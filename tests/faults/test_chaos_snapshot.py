@@ -56,7 +56,7 @@ def test_half_a_minute_of_chaos_ends_with_what_the_tables_hold(place: ChaosEnvir
 
     assert [] == result.findings
     assert result.rounds >= 1
-    assert (True, True) == (killed.total() > 0, result.shaped.total() > 0)
+    assert (True, True) == (killed.total() > 0, result.altered.total() > 0)
     assert (True, True) == (result.reads > 5_000, result.streamed > 5_000)
 
 

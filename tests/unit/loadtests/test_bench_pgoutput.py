@@ -5,7 +5,11 @@ from pathlib import Path
 
 from towpath.loadtests.bench.figures import ArrivedEvent
 from towpath.loadtests.bench.measurements import first_new_ms
-from towpath.loadtests.bench.source import INSERTED_OR_UPDATED, Row, decoded_rows
+from towpath.loadtests.bench.source import (
+    INSERTED_OR_UPDATED,
+    CommittedRow,
+    decoded_rows,
+)
 
 EPOCH_US = 946_684_800_000_000
 
@@ -49,9 +53,9 @@ def test_rows_come_in_commit_order_with_their_commit_time():
     ]
 
     assert [
-        Row(1_000_000_000_000_000, {"id": b"a", "payload": None}),
-        Row(1_000_000_000_000_000, {"id": b"b", "payload": b""}),
-        Row(1_000_000_000_000_007, {"id": b"c", "payload": b"{}"}),
+        CommittedRow(1_000_000_000_000_000, {"id": b"a", "payload": None}),
+        CommittedRow(1_000_000_000_000_000, {"id": b"b", "payload": b""}),
+        CommittedRow(1_000_000_000_000_007, {"id": b"c", "payload": b"{}"}),
     ] == list(decoded_rows(messages))
 
 

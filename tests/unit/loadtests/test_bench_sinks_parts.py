@@ -9,8 +9,8 @@ import pytest
 from towpath.loadtests.bench.sinks.backlog import sink_blocks
 from towpath.loadtests.bench.sinks.baselines import command, lines, slices
 from towpath.loadtests.bench.sinks.catch_up import (
-    SinkFollower,
     SinkProgress,
+    SinkProgressReader,
     read_findings,
 )
 from towpath.loadtests.bench.sinks.result import Targets
@@ -29,7 +29,7 @@ def test_a_sink_without_a_batch_is_at_the_start(tmp_path: Path):
     """
     Neither file exists before the first batch.
     """
-    follower = SinkFollower(tmp_path, "t")
+    follower = SinkProgressReader(tmp_path, "t")
 
     assert (SinkProgress(0, 0.0, 0, 0, 0, None), None) == (
         follower.applied(),
@@ -53,7 +53,7 @@ def test_progress_is_the_topics_own_and_dated_by_the_sink(tmp_path: Path):
     offsets = tmp_path / "checkpoint" / "offsets"
     offsets.mkdir(parents=True)
     (offsets / "0").write_text('v1\n{"batchTimestampMs":11000}\n{"t":{"0":2}}\n')
-    follower = SinkFollower(tmp_path, "t")
+    follower = SinkProgressReader(tmp_path, "t")
 
     assert (SinkProgress(7, 12_000.0, 2, 1, 0, None), 11_000.0) == (
         follower.applied(),
@@ -69,7 +69,7 @@ def test_a_partial_log_of_offsets_dates_nothing(tmp_path: Path):
     offsets.mkdir(parents=True)
     (offsets / "0").write_text("v1\n")
 
-    assert SinkFollower(tmp_path, "t").first_batch_ms() is None
+    assert SinkProgressReader(tmp_path, "t").first_batch_ms() is None
 
 
 @pytest.mark.parametrize(

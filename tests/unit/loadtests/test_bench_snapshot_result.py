@@ -161,8 +161,8 @@ def test_a_rate_counts_the_table_from_the_first_append_to_the_last():
     """
     A system's start-up time before its first row is shown separately.
     """
-    notes = TopicTimes(array("q", (3000, 1000, 1500, 2000)), [])
-    found = rate_figures(TableCheck(8), notes, Moments(0.0, 500.0, 4500.0))
+    times = TopicTimes(array("q", (3000, 1000, 1500, 2000)), [])
+    found = rate_figures(TableCheck(8), times, Moments(0.0, 500.0, 4500.0))
 
     assert {
         "rows_per_s": 4.0,
@@ -182,8 +182,8 @@ def test_latency_is_shown_of_updates_before_and_during_the_snapshot():
     Commits in the warm-up, or after the last row, count for neither.
     """
     updated_at = [(committed_ms * 1000, at_ms) for committed_ms, at_ms in UPDATES]
-    notes = TopicTimes(array("q", (1500, 2000)), updated_at)
-    found = live_figures(notes, Moments(500.0, 1000.0, 2500.0))
+    times = TopicTimes(array("q", (1500, 2000)), updated_at)
+    found = live_figures(times, Moments(500.0, 1000.0, 2500.0))
 
     assert pytest.approx((1.5, 1.0, 3.5, 1.0, 3.5 / 1.5)) == tuple(
         found[name]
@@ -202,6 +202,6 @@ def test_without_updates_there_is_no_latency():
     """
     A quiet server has none, and no ratio of it.
     """
-    notes = TopicTimes(array("q", (1500, 2000)), [])
+    times = TopicTimes(array("q", (1500, 2000)), [])
 
-    assert {} == live_figures(notes, Moments(500.0, 1000.0, 2500.0))
+    assert {} == live_figures(times, Moments(500.0, 1000.0, 2500.0))

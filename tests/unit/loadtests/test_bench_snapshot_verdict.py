@@ -99,7 +99,7 @@ def test_other_systems_stale_rows_are_no_finding_but_lost_ones_are():
     """
     verdict, _ = check_table(EXPECTED, [*WHOLE[1:], read(2, 1)])
 
-    assert (("1 lost",), 1) == (verdict.forgiven.findings(), verdict.stale)
+    assert (("1 lost",), 1) == (verdict.without_stale.findings(), verdict.stale)
 
 
 @pytest.mark.parametrize(("is_initial", "missing"), [(True, 0), (False, 1)])
@@ -117,11 +117,11 @@ def test_appends_of_rows_and_of_updates_are_noted_apart():
     """
     Rates are of what was read, latencies of what was streamed.
     """
-    _, notes = check_table(EXPECTED, WHOLE)
+    _, times = check_table(EXPECTED, WHOLE)
 
     assert ([5, 5, 5], [(1_000, 6), (2_000, 6)]) == (
-        list(notes.read_at_ms),
-        notes.updated_at,
+        list(times.read_at_ms),
+        times.updated_at,
     )
 
 

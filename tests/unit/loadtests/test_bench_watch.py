@@ -15,7 +15,7 @@ def test_a_process_has_its_time_and_its_peak():
     watch.add("process", os.getpid(), is_new=True)
     watch.add("walsender", PID_OF_NOBODY, is_new=True)
     watch.add("nobody", None, is_new=True)
-    watch.look()
+    watch.sample()
     figures = watch.figures()
 
     assert (

@@ -16,8 +16,8 @@ def test_a_step_is_what_was_added_since_the_one_before():
     Rates and percentiles are those of the step, not of the whole run until then.
     """
     series = Series()
-    series.look(1.0, {ROW: Totals(2, 0, {10: 2})})
-    series.look(2.0, {ROW: Totals(6, 1, {10: 2, 90: 4})})
+    series.add(1.0, {ROW: Totals(2, 0, {10: 2})})
+    series.add(2.0, {ROW: Totals(6, 1, {10: 2, 90: 4})})
 
     assert [
         Step(1.0, ROW, 2.0, 0.0, 10.0, 10.0, 10.0),
@@ -30,8 +30,8 @@ def test_statistics_that_were_reset_begin_again():
     Earlier counts stay; no count is negative.
     """
     series = Series()
-    series.look(1.0, {ROW: Totals(5, 0, {10: 5})})
-    series.look(2.0, {ROW: Totals(3, 0, {20: 3})})
+    series.add(1.0, {ROW: Totals(5, 0, {10: 5})})
+    series.add(2.0, {ROW: Totals(3, 0, {20: 3})})
 
     assert [5.0, 3.0] == [step.per_s for step in series.steps()]
 

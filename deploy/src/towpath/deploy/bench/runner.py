@@ -132,7 +132,7 @@ def bench_on(
 ) -> Bench:
     """Return the context that all runs on a stack share."""
     return Bench(
-        place=_place(stack, connect),
+        environment=_place(stack, connect),
         options=options,
         broker=Broker(stack.addresses().kafka, SystemClock()),
         screen=screen,

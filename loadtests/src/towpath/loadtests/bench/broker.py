@@ -37,7 +37,7 @@ _NOT_THERE: Final = (
     KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError.FENCED_LEADER_EPOCH,
 )
-_LOOK_EVERY_S: Final = 0.1
+_POLL_INTERVAL_S: Final = 0.1
 
 
 class Broker:
@@ -132,7 +132,7 @@ class Broker:
             if deadline.passed():
                 message = f"the broker does not know {topic}"
                 raise BenchError(message)
-            self._clock.wait(_LOOK_EVERY_S)
+            self._clock.wait(_POLL_INTERVAL_S)
         return {partition: end for partition, end in found.items() if end}
 
     def _until_ends(

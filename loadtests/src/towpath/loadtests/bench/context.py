@@ -48,7 +48,7 @@ ReportCount = Callable[[int], None]
 class BenchScreen(Protocol):
     """Where it is told how far things are."""
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Tell something that stays."""
 
     def show(self, case: RenderableType) -> None:
@@ -90,7 +90,7 @@ class BenchOptions:
 class Bench:
     """What all runs share."""
 
-    place: BenchEnvironment
+    environment: BenchEnvironment
     options: BenchOptions
     broker: Broker
     screen: BenchScreen
@@ -137,7 +137,7 @@ class LiveBenchScreen:
         self._cases = cases
         self._task = progress.add_task("", total=None)
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Tell something that stays."""
         self._progress.console.print(line, highlight=False, soft_wrap=True)
 
@@ -150,10 +150,10 @@ class LiveBenchScreen:
         self._progress.remove_task(self._task)
         task = self._task = self._progress.add_task(what, total=total or None)
 
-        def tell(done: int) -> None:
+        def report(done: int) -> None:
             self._progress.update(task, completed=done)
 
-        return tell
+        return report
 
 
 @contextmanager
@@ -195,7 +195,7 @@ class RunRecords:
         """What is wrong, by run."""
         return tuple(self._findings)
 
-    def note(self, case: str, system: str, figures: Figures) -> None:
+    def add(self, case: str, system: str, figures: Figures) -> None:
         """Keep a run's figures."""
         systems = self._cases.setdefault(case, defaultdict(list))
         systems[system].append(figures)
@@ -204,9 +204,9 @@ class RunRecords:
         """Keep what is wrong with a run, or say how much of it was checked."""
         if findings:
             self._findings.append(f"{run}: {', '.join(findings)}")
-            self._bench.screen.say(f"[red]{self._findings[-1]}[/red]")
+            self._bench.screen.log(f"[red]{self._findings[-1]}[/red]")
         else:
-            self._bench.screen.say(f"{run}: {checked:,} events verified")
+            self._bench.screen.log(f"{run}: {checked:,} events verified")
 
     def rounds(self) -> Iterator[tuple[str, dict[str, tuple[Figures, ...]]]]:
         """Yield the figures of every round, by system, case by case."""

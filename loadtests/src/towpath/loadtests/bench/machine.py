@@ -85,7 +85,7 @@ class ProcessWatch:
             began_s = 0.0 if is_new else _cpu_s(process)
             self._usages[name] = _Usage(process, is_new, began_s)
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Look at all of them."""
         for usage in self._usages.values():
             with contextlib.suppress(psutil.NoSuchProcess):

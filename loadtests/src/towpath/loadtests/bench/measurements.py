@@ -40,7 +40,7 @@ from towpath.loadtests.errors import BenchError
 from towpath.schemas.clock import Deadline
 
 # Often enough to draw a bar and to catch a backend; each look costs a millisecond.
-LOOK_EVERY_S: Final = 0.25
+POLL_INTERVAL_S: Final = 0.25
 
 # A tenth of the slowest rate that anybody has shown, and the start of a JVM.
 _SLOWEST_PER_S: Final = 2_000
@@ -55,7 +55,7 @@ class Goal(NamedTuple):
     """How many records are waited for, and who is told how many are there."""
 
     events: int
-    tell: ReportCount
+    report: ReportCount
 
 
 def decode(bench: Bench, run: BenchRun, rows: int) -> Figures:
@@ -64,12 +64,12 @@ def decode(bench: Bench, run: BenchRun, rows: int) -> Figures:
     began_s = bench.clock.monotonic_s()
     if run.system == LIMIT:
         watch.add("walsender", run.source.backend_pid(), is_new=False)
-        tell = bench.screen.begin(f"{run.name}: messages", 0)
-        messages = run.source.decode(run.name, tell)
+        report = bench.screen.begin(f"{run.name}: messages", 0)
+        messages = run.source.decode(run.name, report)
         if messages < rows:
             message = f"{run.name}: {messages:,} messages of {rows:,} rows were decoded"
             raise BenchError(message)
-        watch.look()
+        watch.sample()
     else:
         _receive(bench, run, watch, rows)
     elapsed_s = bench.clock.monotonic_s() - began_s
@@ -86,13 +86,13 @@ def drain(
         BenchError: It ended, or was not done in time.
     """
     watch = ProcessWatch()
-    watch.add("broker", bench.place.broker_pid, is_new=False)
-    tell = bench.screen.begin(run.name, len(facts))
+    watch.add("broker", bench.environment.broker_pid, is_new=False)
+    report = bench.screen.begin(run.name, len(facts))
     started_ms = bench.clock.now().timestamp() * _MS
     pid = publishers.start(bench, run)
     watch.add("process", pid, is_new=True)
-    until_there(bench, run, pid, watch, Goal(len(facts), tell))
-    bench.place.launcher.stop(run.name)
+    until_there(bench, run, pid, watch, Goal(len(facts), report))
+    bench.environment.launcher.stop(run.name)
     arrivals = bench.broker.read(run.topic)
     verdict = check_events(facts, arrivals)
     found = watch.figures()
@@ -115,16 +115,16 @@ def until_there(
     while (there := sum(bench.broker.ends(run.topic).values())) < goal.events:
         publishers.check(bench, run, pid)
         watch.add("walsender", run.source.reader_pid(run.name), is_new=True)
-        watch.look()
-        goal.tell(there)
+        watch.sample()
+        goal.report(there)
         if deadline.passed():
             what = f"{there:,} of {goal.events:,} events after {within_s:.0f} s"
             raise BenchError(
-                failure_text(run.name, what, bench.place.launcher.log(run.name))
+                failure_text(run.name, what, bench.environment.launcher.log(run.name))
             )
-        bench.clock.wait(LOOK_EVERY_S)
-    watch.look()
-    goal.tell(there)
+        bench.clock.wait(POLL_INTERVAL_S)
+    watch.sample()
+    goal.report(there)
 
 
 def until_still(bench: Bench, run: BenchRun) -> None:
@@ -135,33 +135,33 @@ def until_still(bench: Bench, run: BenchRun) -> None:
         there = sum(bench.broker.ends(run.topic).values())
         if there != count:
             count, since_s = there, bench.clock.monotonic_s()
-        bench.clock.wait(LOOK_EVERY_S)
+        bench.clock.wait(POLL_INTERVAL_S)
 
 
 def _receive(bench: Bench, run: BenchRun, watch: ProcessWatch, rows: int) -> None:
     """Have ``pg_recvlogical`` read the slot to the log's end, into nowhere."""
     words = (
-        str(bench.place.programs / "bin" / "pg_recvlogical"),
+        str(bench.environment.programs / "bin" / "pg_recvlogical"),
         *("--dbname", run.source.dsn, "--slot", run.name, "--start", "--no-loop"),
         *("--endpos", run.source.end_lsn(), "--file", "/dev/null"),
         *("--option", "proto_version=1"),
         *("--option", f"publication_names={PUBLICATION}"),
     )
     deadline = Deadline(bench.clock, _START_WITHIN_S + rows / _SLOWEST_PER_S)
-    with ClientProgram(bench.place, run.name, words) as client:
+    with ClientProgram(bench.environment, run.name, words) as client:
         watch.add("process", client.pid, is_new=True)
         while not client.is_done():
             watch.add("walsender", run.source.reader_pid(run.name), is_new=True)
-            watch.look()
+            watch.sample()
             if deadline.passed():
-                log = bench.place.launcher.log(run.name)
+                log = bench.environment.launcher.log(run.name)
                 raise BenchError(failure_text(run.name, "not done in time", log))
-            bench.clock.wait(LOOK_EVERY_S / 10)
+            bench.clock.wait(POLL_INTERVAL_S / 10)
 
 
 KILL_ROWS: Final = 100_000
 KILL_SHARE: Final = 0.4
-_KILL_LOOK_EVERY_S: Final = 0.005
+_KILL_POLL_INTERVAL_S: Final = 0.005
 # What the dead process left in its socket is appended within a few milliseconds.
 _LAST_APPENDS_S: Final = 0.1
 _SHARE_WITHIN_S: Final = 90.0
@@ -176,17 +176,17 @@ def kill(
     Raises:
         BenchError: It was not done in time.
     """
-    tell = bench.screen.begin(run.name, len(facts))
+    report = bench.screen.begin(run.name, len(facts))
     pid = publishers.start(bench, run)
     _until_share(bench, run, pid, round(len(facts) * KILL_SHARE))
-    bench.place.launcher.kill(run.name)
+    bench.environment.launcher.kill(run.name)
     bench.clock.wait(_LAST_APPENDS_S)
     before = bench.broker.ends(run.topic)
     started_ms = bench.clock.now().timestamp() * _MS
     pid = publishers.start(bench, run)
-    until_there(bench, run, pid, ProcessWatch(), Goal(len(facts), tell))
+    until_there(bench, run, pid, ProcessWatch(), Goal(len(facts), report))
     until_still(bench, run)
-    bench.place.launcher.stop(run.name)
+    bench.environment.launcher.stop(run.name)
     arrivals = bench.broker.read(run.topic)
     verdict = check_events(facts, arrivals)
     figures: Figures = {
@@ -213,14 +213,14 @@ def _until_share(bench: Bench, run: BenchRun, pid: int, count: int) -> None:
         publishers.check(bench, run, pid)
         if deadline.passed():
             break
-        bench.clock.wait(_KILL_LOOK_EVERY_S)
+        bench.clock.wait(_KILL_POLL_INTERVAL_S)
 
 
 # Each waits for its own flush; a group of them shares one.
 _CLIENTS: Final = 16
 _SERVING_WITHIN_S: Final = 90.0
 # Looks are rarer here: they would be part of the load for as long as it lasts.
-_LOAD_LOOK_EVERY_S: Final = 1.0
+_LOAD_POLL_INTERVAL_S: Final = 1.0
 _GRACE_S: Final = 30.0
 _MICROSECONDS: Final = 1_000_000
 _SCRIPT: Final = """\
@@ -248,7 +248,7 @@ def follow_load(
     """
     options = bench.options
     watch = ProcessWatch()
-    watch.add("broker", bench.place.broker_pid, is_new=False)
+    watch.add("broker", bench.environment.broker_pid, is_new=False)
     pid = publishers.start(bench, run)
     watch.add("process", pid, is_new=True)
     before = run.source.row_count()
@@ -260,7 +260,7 @@ def follow_load(
     count = run.source.row_count() - before
     goal = Goal(count, bench.screen.begin(f"{run.name}: the rest", count))
     until_there(bench, run, pid, ProcessWatch(), goal)
-    bench.place.launcher.stop(run.name)
+    bench.environment.launcher.stop(run.name)
     facts = run.source.facts(truth)
     arrivals = bench.broker.read(run.topic)
     verdict = check_events(facts, arrivals)
@@ -283,9 +283,9 @@ def _until_serving(bench: Bench, run: BenchRun, pid: int) -> None:
     while not sum(bench.broker.ends(run.topic).values()):
         publishers.check(bench, run, pid)
         if deadline.passed():
-            log = bench.place.launcher.log(run.name)
+            log = bench.environment.launcher.log(run.name)
             raise BenchError(failure_text(run.name, "it does not read its slot", log))
-        bench.clock.wait(LOOK_EVERY_S)
+        bench.clock.wait(POLL_INTERVAL_S)
 
 
 def _watch_load(
@@ -294,21 +294,21 @@ def _watch_load(
     """Sit the load out; return the microsecond since which it is measured."""
     options = bench.options
     whole_s = options.warm_up_s + options.duration_s
-    tell = bench.screen.begin(f"{run.name}: seconds", int(whole_s))
+    report = bench.screen.begin(f"{run.name}: seconds", int(whole_s))
     began_s = bench.clock.monotonic_s()
     bench.clock.wait(options.warm_up_s)
     since_us = int(bench.clock.now().timestamp() * _MICROSECONDS)
     watch.restart()
     while not client.is_done():
-        watch.look()
+        watch.sample()
         elapsed_s = bench.clock.monotonic_s() - began_s
-        tell(int(elapsed_s))
+        report(int(elapsed_s))
         if elapsed_s > whole_s + _GRACE_S:
-            log = bench.place.launcher.log("pgbench")
+            log = bench.environment.launcher.log("pgbench")
             raise BenchError(failure_text("pgbench", "not done in time", log))
-        left_s = max(LOOK_EVERY_S, whole_s - elapsed_s)
-        bench.clock.wait(min(_LOAD_LOOK_EVERY_S, left_s))
-    watch.look()
+        left_s = max(POLL_INTERVAL_S, whole_s - elapsed_s)
+        bench.clock.wait(min(_LOAD_POLL_INTERVAL_S, left_s))
+    watch.sample()
     return since_us
 
 
@@ -316,15 +316,15 @@ def pgbench(
     bench: Bench, dsn: str, script: str, rate: int, for_s: float
 ) -> ClientProgram:
     """Return a client that commits a script's transaction so often a second."""
-    path = Path(bench.place.folder / "steady.sql")
+    path = Path(bench.environment.folder / "steady.sql")
     path.write_text(script, encoding="utf-8")
     words = (
-        str(bench.place.programs / "bin" / "pgbench"),
+        str(bench.environment.programs / "bin" / "pgbench"),
         *("--no-vacuum", "--protocol", "prepared", "--file", str(path)),
         *("--client", str(_CLIENTS), "--rate", str(rate)),
         *("--time", str(round(for_s)), dsn),
     )
-    return ClientProgram(bench.place, "pgbench", words)
+    return ClientProgram(bench.environment, "pgbench", words)
 
 
 def _rate(facts: Mapping[bytes, CommittedEvent], since_us: int) -> float:

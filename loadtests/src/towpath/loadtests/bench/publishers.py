@@ -66,24 +66,27 @@ def start_connect(
     Raises:
         BenchError: Its archives were not asked for.
     """
-    place = bench.place
-    if place.connect is None:
+    environment = bench.environment
+    if environment.connect is None:
         message = "Kafka Connect was not fetched"
         raise BenchError(message)
     worker = {
         **converters,
         # All archives lie on the one class path, named in their own lists.
         "plugin.discovery": "hybrid_warn",
-        "bootstrap.servers": place.kafka,
-        "listeners": f"http://127.0.0.1:{place.connect_port}",
-        "offset.storage.file.filename": str(place.folder / f"{name}.offsets"),
+        "bootstrap.servers": environment.kafka,
+        "listeners": f"http://127.0.0.1:{environment.connect_port}",
+        "offset.storage.file.filename": str(environment.folder / f"{name}.offsets"),
     }
-    files = (place.folder / f"{name}.worker", place.folder / f"{name}.connector")
+    files = (
+        environment.folder / f"{name}.worker",
+        environment.folder / f"{name}.connector",
+    )
     for path, settings in zip(files, (worker, connector), strict=True):
         lines = (f"{key}={value}\n" for key, value in settings.items())
         path.write_text("".join(lines), encoding="utf-8")
-    words = (*place.connect, *(str(path) for path in files))
-    return place.launcher.start(name, words)
+    words = (*environment.connect, *(str(path) for path in files))
+    return environment.launcher.start(name, words)
 
 
 _SHOWN_LINES: Final = 8
@@ -93,9 +96,9 @@ class ClientProgram:
     """One program, and the file that it prints to."""
 
     def __init__(
-        self, place: BenchEnvironment, name: str, words: Sequence[str]
+        self, environment: BenchEnvironment, name: str, words: Sequence[str]
     ) -> None:
-        self._place = place
+        self._environment = environment
         self._name = name
         self._words = tuple(words)
         self._process: subprocess.Popen[bytes] | None = None
@@ -104,8 +107,8 @@ class ClientProgram:
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603 - our own words
                 self._words,
-                cwd=self._place.folder,
-                env=dict(self._place.env),
+                cwd=self._environment.folder,
+                env=dict(self._environment.env),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -153,7 +156,7 @@ class ClientProgram:
 
     @property
     def _log(self) -> Path:
-        return self._place.launcher.log(self._name)
+        return self._environment.launcher.log(self._name)
 
 
 def failure_text(name: str, what: str, log: Path) -> str:
@@ -229,8 +232,8 @@ _LATENCY: Final[Mapping[str, str]] = MappingProxyType(
 def prepare_source(bench: Bench, run: BenchRun, tables: tuple[str, ...] = ()) -> None:
     """Have the relay prepare the source: outbox, publications, and the run's slot."""
     config = _configure(bench, run, tables)
-    words = (*bench.place.towpath, "relay", "init", "--config", config)
-    with ClientProgram(bench.place, "init", words) as client:
+    words = (*bench.environment.towpath, "relay", "init", "--config", config)
+    with ClientProgram(bench.environment, "init", words) as client:
         client.wait(_INIT_WITHIN_S)
 
 
@@ -245,8 +248,8 @@ def start(bench: Bench, run: BenchRun) -> int:
 def start_relay(bench: Bench, run: BenchRun, tables: tuple[str, ...] = ()) -> int:
     """Start the relay and return its process."""
     config = _configure(bench, run, tables)
-    words = (*bench.place.towpath, "relay", "run", "--config", config)
-    return bench.place.launcher.start(run.name, words)
+    words = (*bench.environment.towpath, "relay", "run", "--config", config)
+    return bench.environment.launcher.start(run.name, words)
 
 
 def check(bench: Bench, run: BenchRun, pid: int) -> None:
@@ -262,7 +265,7 @@ def check(bench: Bench, run: BenchRun, pid: int) -> None:
         if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
             return
     raise BenchError(
-        failure_text(run.name, "it ended", bench.place.launcher.log(run.name))
+        failure_text(run.name, "it ended", bench.environment.launcher.log(run.name))
     )
 
 
@@ -284,17 +287,17 @@ def connector(run: BenchRun) -> dict[str, str]:
 def configuration(bench: Bench, run: BenchRun, tables: tuple[str, ...] = ()) -> str:
     """Return the relay's configuration for a run."""
     return _CONFIGURATION.format(
-        folder=bench.place.folder,
+        folder=bench.environment.folder,
         dsn=run.source.dsn,
         name=run.name,
         slot=run.name,
         tables=json.dumps(tables),
-        kafka=bench.place.kafka,
+        kafka=bench.environment.kafka,
         partitions=PARTITIONS,
     )
 
 
 def _configure(bench: Bench, run: BenchRun, tables: tuple[str, ...]) -> str:
-    path = bench.place.folder / f"{run.name}.toml"
+    path = bench.environment.folder / f"{run.name}.toml"
     path.write_text(configuration(bench, run, tables), encoding="utf-8")
     return str(path)

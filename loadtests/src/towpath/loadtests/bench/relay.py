@@ -39,16 +39,16 @@ def measure_relay(bench: Bench) -> BenchResult[RelayCase]:
     Raises:
         BenchError: A system or a part was not there any more, or not done in time.
     """
-    book = RunRecords(bench)
+    records = RunRecords(bench)
     with translated():
         bench.broker.date_by_append()
         for case in bench.options.cases:
             if case in DRAINS:
-                _drain_case(bench, book, case)
+                _drain_case(bench, records, case)
             else:
-                _steady_case(bench, book, case)
-            _show(bench, book, case)
-    return _result(book)
+                _steady_case(bench, records, case)
+            _show(bench, records, case)
+    return _result(records)
 
 
 def measure_kill(bench: Bench) -> BenchResult[RelayCase]:
@@ -58,46 +58,50 @@ def measure_kill(bench: Bench) -> BenchResult[RelayCase]:
     Raises:
         BenchError: It was not done in time.
     """
-    book = RunRecords(bench)
+    records = RunRecords(bench)
     with translated():
         bench.broker.date_by_append()
-        _kill_case(bench, book)
-        _show(bench, book, KILL)
-    return _result(book)
+        _kill_case(bench, records)
+        _show(bench, records, KILL)
+    return _result(records)
 
 
-def _show(bench: Bench, book: RunRecords, name: str) -> None:
+def _show(bench: Bench, records: RunRecords, name: str) -> None:
     """Print a case that has ended; nothing, once a run was wrong."""
-    if not book.findings:
+    if not records.findings:
         bench.screen.show(
-            result.draw_case(RelayCase(name=name, rounds=book.of_case(name)))
+            result.draw_case(RelayCase(name=name, rounds=records.of_case(name)))
         )
 
 
-def _result(book: RunRecords) -> BenchResult[RelayCase]:
-    cases = tuple(RelayCase(name=name, rounds=found) for name, found in book.rounds())
-    return BenchResult(findings=book.findings, cases=cases, **book.facts())
+def _result(records: RunRecords) -> BenchResult[RelayCase]:
+    cases = tuple(
+        RelayCase(name=name, rounds=found) for name, found in records.rounds()
+    )
+    return BenchResult(findings=records.findings, cases=cases, **records.facts())
 
 
-def _record_check(book: RunRecords, run: BenchRun, verdict: EventCheck) -> None:
-    book.judge(run.name, verdict.events, verdict.findings())
+def _record_check(records: RunRecords, run: BenchRun, verdict: EventCheck) -> None:
+    records.judge(run.name, verdict.events, verdict.findings())
 
 
-def _kill_case(bench: Bench, book: RunRecords) -> None:
+def _kill_case(bench: Bench, records: RunRecords) -> None:
     with _backlog(bench, KILL, 1) as (base, facts):
         for number in range(bench.options.rounds):
             for system in in_turn(bench.options.publishers, number):
                 run = _run(KILL, system, number, base.source)
                 with _copied(bench, run, base):
                     figures, verdict = measurements.kill(bench, run, facts)
-                book.note(KILL, system, figures)
+                records.add(KILL, system, figures)
                 # What others lose or repeat is a figure; what ours does is a finding.
                 _record_check(
-                    book, run, verdict if system == RELAY else _forgiven(verdict)
+                    records,
+                    run,
+                    verdict if system == RELAY else _without_repeats(verdict),
                 )
 
 
-def _drain_case(bench: Bench, book: RunRecords, case: str) -> None:
+def _drain_case(bench: Bench, records: RunRecords, case: str) -> None:
     options = bench.options
     systems = (LIMIT, RECVLOGICAL, *options.publishers)
     with _backlog(bench, case, DRAINS[case]) as (base, facts):
@@ -105,22 +109,25 @@ def _drain_case(bench: Bench, book: RunRecords, case: str) -> None:
             for system in in_turn(systems, number):
                 run = _run(case, system, number, base.source)
                 with _copied(bench, run, base):
-                    book.note(case, system, _drain(bench, book, run, facts))
+                    records.add(case, system, _drain(bench, records, run, facts))
 
 
 def _drain(
-    bench: Bench, book: RunRecords, run: BenchRun, facts: Mapping[bytes, CommittedEvent]
+    bench: Bench,
+    records: RunRecords,
+    run: BenchRun,
+    facts: Mapping[bytes, CommittedEvent],
 ) -> Figures:
     if run.system in {LIMIT, RECVLOGICAL}:
         return measurements.decode(bench, run, len(facts))
     figures, verdict = measurements.drain(bench, run, facts)
-    _record_check(book, run, verdict)
+    _record_check(records, run, verdict)
     return figures
 
 
-def _steady_case(bench: Bench, book: RunRecords, case: str) -> None:
+def _steady_case(bench: Bench, records: RunRecords, case: str) -> None:
     options = bench.options
-    with bench_source(bench.place, f"bench_{case}", bench.clock) as source:
+    with bench_source(bench.environment, f"bench_{case}", bench.clock) as source:
         base = _run(case, _BASE, 0, source)
         publishers.prepare_source(bench, base)
         source.prepare()
@@ -137,8 +144,8 @@ def _steady_case(bench: Bench, book: RunRecords, case: str) -> None:
                     rate = STEADIES[case]
                     figures, verdict = measurements.follow_load(bench, run, rate, truth)
                 source.drop_slot(truth)
-                book.note(case, system, figures)
-                _record_check(book, run, verdict)
+                records.add(case, system, figures)
+                _record_check(records, run, verdict)
 
 
 @contextmanager
@@ -147,12 +154,12 @@ def _backlog(
 ) -> Iterator[tuple[BenchRun, dict[bytes, CommittedEvent]]]:
     """Commit a backlog behind a slot; give the slot's run and what was committed."""
     rows = bench.options.rows
-    with bench_source(bench.place, f"bench_{case}", bench.clock) as source:
+    with bench_source(bench.environment, f"bench_{case}", bench.clock) as source:
         base = _run(case, _BASE, 0, source)
         publishers.prepare_source(bench, base)
         source.prepare()
-        tell = bench.screen.begin(f"{case}: writing the backlog", rows)
-        source.fill(rows, per_transaction, tell)
+        report = bench.screen.begin(f"{case}: writing the backlog", rows)
+        source.fill(rows, per_transaction, report)
         truth = replace(base, system=_TRUTH, name=f"bench_{case}_{_TRUTH}")
         source.copy_slot(base.name, truth.name)
         bench.screen.begin(f"{case}: reading what was committed", 0)
@@ -183,7 +190,7 @@ def _cleared(bench: Bench, run: BenchRun) -> Iterator[None]:
     try:
         yield
     finally:
-        bench.place.launcher.stop(run.name)
+        bench.environment.launcher.stop(run.name)
     run.source.drop_slot(run.name)
     bench.broker.delete_topics(run.name)
 
@@ -193,5 +200,5 @@ def _run(case: str, system: str, number: int, source: BenchSource) -> BenchRun:
     return BenchRun(system=system, name=name, source=source)
 
 
-def _forgiven(verdict: EventCheck) -> EventCheck:
+def _without_repeats(verdict: EventCheck) -> EventCheck:
     return verdict._replace(lost=0, duplicates=0)

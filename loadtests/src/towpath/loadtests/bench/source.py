@@ -30,7 +30,7 @@ INSERTED: Final = frozenset({b"I"})
 INSERTED_OR_UPDATED: Final = frozenset({b"I", b"U"})
 
 
-class Row(NamedTuple):
+class CommittedRow(NamedTuple):
     """One new row, by its columns' texts, and when it was committed."""
 
     committed_us: int
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 def decoded_rows(
     messages: Iterable[bytes], tags: frozenset[bytes] = INSERTED
-) -> Iterator[Row]:
+) -> Iterator[CommittedRow]:
     """Yield the new rows in commit order."""
     committed_us = 0
     columns: dict[bytes, list[str]] = {}
@@ -51,7 +51,9 @@ def decoded_rows(
             columns[message[1:5]] = _names(message)
         elif message[5:6] == b"N" and tag in tags:
             names = columns[message[1:5]]
-            yield Row(committed_us, dict(zip(names, _values(message), strict=True)))
+            yield CommittedRow(
+                committed_us, dict(zip(names, _values(message), strict=True))
+            )
 
 
 def _names(message: bytes) -> list[str]:
@@ -85,11 +87,11 @@ def _values(message: bytes) -> Iterator[bytes | None]:
 PUBLICATION: Final = "towpath_outbox"
 
 # Rows written between two looks at the progress bar: a second's worth.
-_PIECE_ROWS: Final = 20_000
+_ROWS_AT_ONCE: Final = 20_000
 # The server's own decoding gives its answer in pieces of so many messages.
 CHUNK_MESSAGES: Final = 100_000
 _RELEASED_WITHIN_S: Final = 30.0
-_LOOK_EVERY_S: Final = 0.05
+_POLL_INTERVAL_S: Final = 0.05
 
 # A payload is 250 bytes of JSON. Hexadecimal digits of hashes: no two are alike, and
 # they compress as badly as identifiers do. A thousand aggregates take turns.
@@ -121,9 +123,9 @@ select data from pg_logical_slot_get_binary_changes(
 class BenchSource:
     """The database of one case. Call order: ``bench_source``, then ``prepare`` once."""
 
-    def __init__(self, place: BenchEnvironment, name: str, clock: Clock) -> None:
+    def __init__(self, environment: BenchEnvironment, name: str, clock: Clock) -> None:
         self.name = name
-        self.dsn = place.dsn_of(name)
+        self.dsn = environment.dsn_of(name)
         self._clock = clock
         self._connection = psycopg.connect(self.dsn, autocommit=True)
 
@@ -142,16 +144,16 @@ class BenchSource:
         self._connection.execute(_PREPARE)
 
     def fill(
-        self, rows: int, per_transaction: int, tell: Callable[[int], None]
+        self, rows: int, per_transaction: int, report: Callable[[int], None]
     ) -> None:
-        """Commit a backlog, and tell how many rows are there."""
+        """Commit a backlog, and report how many rows are there."""
         # The log is flushed later by itself; what is measured begins after that.
         self._connection.execute("set synchronous_commit = off")
-        for first in range(0, rows, _PIECE_ROWS):
-            last = min(rows, first + _PIECE_ROWS)
+        for first in range(0, rows, _ROWS_AT_ONCE):
+            last = min(rows, first + _ROWS_AT_ONCE)
             arguments = (first, last, per_transaction)
             self._connection.execute("call bench.fill(%s, %s, %s)", arguments)
-            tell(last)
+            report(last)
         self._connection.execute("set synchronous_commit = on")
         self.settle()
 
@@ -195,7 +197,7 @@ class BenchSource:
                     (slot,),
                 )
                 return
-            self._clock.wait(_LOOK_EVERY_S)
+            self._clock.wait(_POLL_INTERVAL_S)
         message = f"slot {slot} is still read by process {self.reader_pid(slot)}"
         raise BenchError(message)
 
@@ -210,7 +212,7 @@ class BenchSource:
         """Return the server process that serves this connection."""
         return self._connection.info.backend_pid
 
-    def decode(self, slot: str, tell: Callable[[int], None]) -> int:
+    def decode(self, slot: str, report: Callable[[int], None]) -> int:
         """
         Let the server decode all that a slot has, and count the messages.
 
@@ -224,7 +226,7 @@ class BenchSource:
                 if not cursor.rowcount:
                     return total
                 total += cursor.rowcount
-                tell(total)
+                report(total)
 
     def facts(self, slot: str) -> dict[bytes, CommittedEvent]:
         """Read what was committed, by event id; uses the slot up."""
@@ -256,33 +258,33 @@ class BenchSource:
 
 @contextlib.contextmanager
 def bench_source(
-    place: BenchEnvironment, name: str, clock: Clock
+    environment: BenchEnvironment, name: str, clock: Clock
 ) -> Iterator[BenchSource]:
     """Make a database for the block, and drop it and its slots behind it."""
-    with database(place, name), BenchSource(place, name, clock) as source:
+    with database(environment, name), BenchSource(environment, name, clock) as source:
         yield source
 
 
 @contextlib.contextmanager
 def database(
-    place: BenchEnvironment, name: str, template: str = "template1"
+    environment: BenchEnvironment, name: str, template: str = "template1"
 ) -> Iterator[None]:
     """Make a copy of a database for the block; drop it and its slots behind it."""
     statement = sql.SQL("create database {} template {} strategy file_copy")
-    with psycopg.connect(place.dsn, autocommit=True) as connection:
+    with psycopg.connect(environment.dsn, autocommit=True) as connection:
         names = (sql.Identifier(name), sql.Identifier(template))
         connection.execute(statement.format(*names))
     try:
         yield
     finally:
-        _drop(place, name)
+        _drop(environment, name)
 
 
-def _drop(place: BenchEnvironment, name: str) -> None:
+def _drop(environment: BenchEnvironment, name: str) -> None:
     """Drop what can be dropped; a server that is away takes it all with it."""
     with (
         contextlib.suppress(psycopg.Error),
-        psycopg.connect(place.dsn, autocommit=True) as connection,
+        psycopg.connect(environment.dsn, autocommit=True) as connection,
     ):
         connection.execute(
             "select pg_terminate_backend(pid, 5000) from pg_stat_activity"

@@ -31,20 +31,20 @@ class Actor:
     """Takes one step after the other until it is told to stop."""
 
     def __init__(
-        self, place: ChaosEnvironment, name: str, seed: str, pause_s: float
+        self, environment: ChaosEnvironment, name: str, seed: str, pause_s: float
     ) -> None:
         """
         Make one; ``with`` starts and stops it.
 
         Args:
-            place: Where.
+            environment: Where.
             name: Who.
             seed: What it draws from, with its name.
             pause_s: How long it rests between two steps, at most.
         """
         self.counts: Counter[str] = Counter()
         self.random = Random(f"{seed}.{name}")
-        self.place = place
+        self.environment = environment
         self._pause_s = pause_s
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
@@ -96,7 +96,7 @@ class Actor:
 
     def _run(self) -> None:
         try:
-            with connect(self.place.dsn) as session:
+            with connect(self.environment.dsn) as session:
                 while not self._stopping.is_set():
                     self._try(session)
                     self.rest(self._pause_s)

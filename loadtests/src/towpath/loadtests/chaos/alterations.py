@@ -64,12 +64,12 @@ class TableAlterer(Actor):
 
     def __init__(
         self,
-        place: ChaosEnvironment,
+        environment: ChaosEnvironment,
         options: ChaosOptions,
         seed: str,
         round_number: int,
     ) -> None:
-        super().__init__(place, "shaper", seed, _PAUSE_S)
+        super().__init__(environment, "shaper", seed, _PAUSE_S)
         self._late = options.late
         self._prefix = f"x{round_number}_"
         self._number = 0
@@ -79,7 +79,7 @@ class TableAlterer(Actor):
     def step(self, session: Session) -> None:
         """Alter something, somewhere."""
         table = self.random.choice(TABLES)
-        kinds = _OFTEN if table.is_shaped else ("rewrite",)
+        kinds = _OFTEN if table.is_altered else ("rewrite",)
         kind = self.random.choice(kinds)
         late_s = self.random.uniform(0.1, _LATEST_S)
         if self.random.random() < _SWAP_SHARE and table.is_swapped:
@@ -94,7 +94,7 @@ class TableAlterer(Actor):
 
     def add(self, session: Session, table: Table) -> None:
         """Add a column, with or without a value for the rows that are there."""
-        self._say(session, table, self.random.choice(_ADDED), self._new_name())
+        self._execute(session, table, self.random.choice(_ADDED), self._new_name())
 
     def add_and_write(self, session: Session, table: Table) -> None:
         """Add a column and change rows in one transaction."""
@@ -102,14 +102,14 @@ class TableAlterer(Actor):
         rest = {"rest": self.random.randrange(9)}
         with session.transaction():
             session.execute(table.statement(_SET), rest)
-            self._say(session, table, template, self._new_name())
+            self._execute(session, table, template, self._new_name())
             session.execute(table.statement(_SET), rest)
 
     def drop(self, session: Session, table: Table) -> None:
         """Drop a column that was added."""
         name = self._some_column(session, table)
         if name is not None:
-            self._say(session, table, "alter table {t} drop column {c}", name)
+            self._execute(session, table, "alter table {t} drop column {c}", name)
 
     def rename(self, session: Session, table: Table) -> None:
         """Rename a column that was added."""
@@ -173,7 +173,7 @@ class TableAlterer(Actor):
         at = self.random.random()
         return str(names[int(at * len(names))]) if names else None
 
-    def _say(
+    def _execute(
         self, session: Session, table: Table, template: LiteralString, column: str
     ) -> None:
         statement = sql.SQL(template.replace("%%", "%")).format(

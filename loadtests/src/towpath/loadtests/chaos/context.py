@@ -78,7 +78,7 @@ class ChaosScreen(Protocol):
     def show(self, line: str) -> None:
         """Show how far it is."""
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Tell something that stays."""
 
 
@@ -86,14 +86,14 @@ class QuietScreen:
     """Shows nothing; what stays is kept."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.lines: list[str] = []
 
     def show(self, line: str) -> None:
         """Show nothing."""
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Keep it."""
-        self.said.append(line)
+        self.lines.append(line)
 
 
 class LiveChaosScreen:
@@ -103,17 +103,17 @@ class LiveChaosScreen:
         self._console = console
         self._status = status
         self._clock = clock
-        self._told_at_s = float("-inf")
+        self._logged_at_s = float("-inf")
 
     def show(self, line: str) -> None:
         """Show it in place of the last."""
         if self._console.is_terminal:
             self._status.update(line)
-        elif self._clock.monotonic_s() - self._told_at_s >= _LINE_EVERY_S:
-            self._told_at_s = self._clock.monotonic_s()
-            self.say(line)
+        elif self._clock.monotonic_s() - self._logged_at_s >= _LINE_EVERY_S:
+            self._logged_at_s = self._clock.monotonic_s()
+            self.log(line)
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Print it above."""
         self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
@@ -136,9 +136,9 @@ class ChaosResult:
         rounds: How many were judged.
         elapsed_s: From the first step to the last judgement.
         written: Transactions, by kind.
-        shaped: Alterations, by kind.
+        altered: Alterations, by kind.
         killed: By victim.
-        asked: Signals, by what became of them.
+        signals: Signals, by what became of them.
         not_completed: Signals that did not, with their reasons.
         reads: READ rows delivered.
         streamed: Changes delivered.
@@ -151,9 +151,9 @@ class ChaosResult:
     rounds: int = 0
     elapsed_s: float = 0.0
     written: Counter[str] = field(default_factory=Counter)
-    shaped: Counter[str] = field(default_factory=Counter)
+    altered: Counter[str] = field(default_factory=Counter)
     killed: Counter[str] = field(default_factory=Counter)
-    asked: Counter[str] = field(default_factory=Counter)
+    signals: Counter[str] = field(default_factory=Counter)
     not_completed: dict[str, str] = field(default_factory=dict)
     reads: int = 0
     streamed: int = 0
@@ -173,8 +173,8 @@ class ChaosResult:
             f"seed {self.options.seed} ({settings}): {verdict} after"
             f" {self.rounds} rounds in {self.elapsed_s:.0f} s; {self.reads:,} READ rows"
             f" and {self.streamed:,} changes delivered, {total(self.written):,}"
-            f" transactions, {total(self.shaped)} alterations,"
-            f" {self.killed.total()} kills, {_told(self.asked)} signals"
+            f" transactions, {total(self.altered)} alterations,"
+            f" {self.killed.total()} kills, {_counts_text(self.signals)} signals"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -188,9 +188,9 @@ class ChaosResult:
             "reads": self.reads,
             "streamed": self.streamed,
             "written": dict(self.written),
-            "shaped": dict(self.shaped),
+            "shaped": dict(self.altered),
             "killed": dict(self.killed),
-            "asked": dict(self.asked),
+            "asked": dict(self.signals),
             "not_completed": self.not_completed,
             "findings": self.findings,
             "warnings": dict(self.warnings),
@@ -202,5 +202,5 @@ def total(counts: Counter[str]) -> int:
     return sum(n for name, n in counts.items() if not name.startswith("refused"))
 
 
-def _told(counts: Counter[str]) -> str:
+def _counts_text(counts: Counter[str]) -> str:
     return ", ".join(f"{n} {name}" for name, n in sorted(counts.items())) or "no"

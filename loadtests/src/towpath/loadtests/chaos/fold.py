@@ -117,15 +117,15 @@ class Fold:
         self, partition: int, key: bytes | None, value: bytes | None, headers: Headers
     ) -> None:
         """Take in one record. Call order: as the partition has them."""
-        told = dict(headers)
-        place = told.get(POSITION)
+        named = dict(headers)
+        place = named.get(POSITION)
         if place is None:
             return
         at = partition if self._is_ordered else _ALL
         part = self._partitions.get(at)
         if part is None:
             part = self._partitions[at] = _Partition()
-        if SNAPSHOT not in told:
+        if SNAPSHOT not in named:
             self._check_order(part, key, place)
         if value is None:
             return
@@ -134,12 +134,12 @@ class Fold:
         if key is None:
             # A table was made again and a sweep follows: only readers that know no
             # sweeps empty their copy here.
-            if DROPPED not in told or SWEEP in told:
-                self._take_of_all(part, place, told.get(SWEEP), envelope["op"])
-        elif SNAPSHOT in told:
+            if DROPPED not in named or SWEEP in named:
+                self._take_of_all(part, place, named.get(SWEEP), envelope["op"])
+        elif SNAPSHOT in named:
             self._read(part, key, place, envelope["after"])
         else:
-            left_out = told.get(UNCHANGED)
+            left_out = named.get(UNCHANGED)
             missing = frozenset(json.loads(left_out) if left_out else ())
             self._change(part, key, place[:_PLAIN], envelope["after"], missing)
 
@@ -154,7 +154,7 @@ class Fold:
 
     def _check_order(self, part: _Partition, key: bytes | None, place: bytes) -> None:
         if place <= part.newest and self._is_ordered:
-            self._find("twice", key, f"{place!r} after {part.newest!r}")
+            self._add_finding("twice", key, f"{place!r} after {part.newest!r}")
         part.newest = max(part.newest, place)
 
     def _truncate(self, part: _Partition, place: bytes) -> None:
@@ -216,15 +216,15 @@ class Fold:
     ) -> None:
         newest = max(known.event, part.floor)
         if position < newest:
-            self._find("older", key, f"{position!r} after {newest!r}")
+            self._add_finding("older", key, f"{position!r} after {newest!r}")
         elif version == _NEVER:
             return
         elif known.is_gone and version <= known.version:
-            self._find("resurrected", key, f"v {version} of {known.version}")
+            self._add_finding("resurrected", key, f"v {version} of {known.version}")
         elif version < known.event_version and not known.is_gone:
-            self._find("stale", key, f"v {version} after {known.event_version}")
+            self._add_finding("stale", key, f"v {version} after {known.event_version}")
 
-    def _find(self, what: str, key: bytes | None, how: str) -> None:
+    def _add_finding(self, what: str, key: bytes | None, how: str) -> None:
         self.wrong[what] += 1
         if len(self.findings) < _SHOWN:
             shown = (key or b"").decode(errors="replace")

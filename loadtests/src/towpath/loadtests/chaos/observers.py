@@ -22,7 +22,7 @@ from towpath.schemas.clock import Clock, Deadline
 
 _NOBODY: Final = "nobody"
 _WITHIN_S: Final = 10.0
-_LOOK_EVERY_S: Final = 0.05
+_POLL_INTERVAL_S: Final = 0.05
 _UNFINISHED: Final = """
 select snapshot_id, collection, state, rows, error from towpath.snapshot
 where state not in ('completed', 'incomplete', 'failed', 'stopped')
@@ -37,9 +37,9 @@ where slot_name = %s
 class SourceObserver:
     """A session of one's own."""
 
-    def __init__(self, place: ChaosEnvironment) -> None:
-        self._place = place
-        self.session: Session = connect(place.dsn)
+    def __init__(self, environment: ChaosEnvironment) -> None:
+        self._environment = environment
+        self.session: Session = connect(environment.dsn)
 
     def __enter__(self) -> Self:
         return self
@@ -48,7 +48,7 @@ class SourceObserver:
         self.session.close()
 
     @contextmanager
-    def waiting_for_nobody(self) -> Iterator[None]:
+    def late_commits(self) -> Iterator[None]:
         """
         Have commits wait, for the block, if their session asks for it.
 
@@ -66,7 +66,7 @@ class SourceObserver:
     def slot(self) -> object:
         """Return the relay's slot, if it is there."""
         query = "select slot_name from pg_replication_slots where slot_name = %s"
-        return self._one(query, self._place.prefix)
+        return self._one(query, self._environment.prefix)
 
     def mark(self) -> str:
         """Write something last, and return the end of the log."""
@@ -75,7 +75,7 @@ class SourceObserver:
 
     def is_confirmed(self, lsn: str) -> bool:
         """Tell whether the relay has confirmed so much."""
-        return bool(self._one(_CONFIRMED, lsn, self._place.prefix))
+        return bool(self._one(_CONFIRMED, lsn, self._environment.prefix))
 
     def unfinished(self) -> list[str]:
         """Tell of the tables that are being read or wait for it."""
@@ -88,12 +88,12 @@ class SourceObserver:
         statement = "alter system set synchronous_standby_names = {}"
         self.session.execute(sql.SQL(statement).format(sql.Literal(name)))
         self.session.execute("select pg_reload_conf()")
-        deadline = Deadline(self._place.clock, _WITHIN_S)
+        deadline = Deadline(self._environment.clock, _WITHIN_S)
         while self._one("show synchronous_standby_names") != name:
             if deadline.passed():
                 message = "the server does not take its new settings"
                 raise ChaosError(message)
-            self._place.clock.wait(_LOOK_EVERY_S)
+            self._environment.clock.wait(_POLL_INTERVAL_S)
 
     def _one(self, statement: str, *arguments: object) -> Any:  # noqa: ANN401 - a value of SQL
         row = self.session.execute(statement.encode(), arguments).fetchone()
@@ -101,7 +101,7 @@ class SourceObserver:
 
 
 _AT_ONCE: Final = 5000
-_LOOK_WITHIN_S: Final = 10.0
+_LOOKUP_WITHIN_S: Final = 10.0
 _END: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the client's own name for it
 # Answers of a topic that is just being made.
 _NOT_YET: Final = (
@@ -192,7 +192,7 @@ class TopicReader:
         known = {topic for topic, _ in self._next}
         if known >= self._folds.keys():
             return
-        found = self._consumer.list_topics(timeout=_LOOK_WITHIN_S).topics
+        found = self._consumer.list_topics(timeout=_LOOKUP_WITHIN_S).topics
         for topic in self._folds.keys() - known:
             partitions = list(found[topic].partitions) if topic in found else []
             for partition in partitions:
@@ -207,7 +207,7 @@ class TopicReader:
         for topic, partition in self._next:
             try:
                 place = TopicPartition(topic, partition)
-                low_high = self._consumer.get_watermark_offsets(place, _LOOK_WITHIN_S)
+                low_high = self._consumer.get_watermark_offsets(place, _LOOKUP_WITHIN_S)
             except KafkaException as error:
                 if error.args[0].code() not in _NOT_YET:
                     message = f"the end of {topic} is not told: {error}"

@@ -24,7 +24,7 @@ APPLICATION: Final = "towpath-relay"
 _INIT: Final = "init"
 _RELAY: Final = "relay"
 _INIT_WITHIN_S: Final = 60.0
-_LOOK_EVERY_S: Final = 0.05
+_POLL_INTERVAL_S: Final = 0.05
 _SHOWN_LINES: Final = 6
 _DELIVERIES: Final = ("idempotent", "idempotent", "transactional")
 _WATERMARKS: Final = ("messages", "messages", "rows", "rows_deleted")
@@ -65,12 +65,12 @@ name = "other"
 class ChaosRelay:
     """One relay; safe to use from several threads."""
 
-    def __init__(self, place: ChaosEnvironment, seed: int) -> None:
+    def __init__(self, environment: ChaosEnvironment, seed: int) -> None:
         """
         Describe one.
 
         Args:
-            place: Where.
+            environment: Where.
             seed: What its settings are drawn from.
         """
         draw = Random(f"{seed}.relay")
@@ -80,15 +80,15 @@ class ChaosRelay:
             "readers": draw.randint(1, 4),
         }
         self.kills = 0
-        self.endings: list[str] = []
-        self._place = place
-        self._config = place.folder / f"{place.prefix}.toml"
+        self.exits: list[str] = []
+        self._environment = environment
+        self._config = environment.folder / f"{environment.prefix}.toml"
         self._lock = threading.Lock()
         self._pid = 0
 
     def topic(self, collection: str) -> str:
         """Name a table's topic."""
-        return f"{self._place.prefix}.{collection}"
+        return f"{self._environment.prefix}.{collection}"
 
     def prepare(self) -> None:
         """
@@ -97,26 +97,26 @@ class ChaosRelay:
         Raises:
             ChaosError: It could not be prepared.
         """
-        place = self._place
+        environment = self._environment
         self._config.write_text(
             _CONFIGURATION.format(
-                folder=place.folder,
-                dsn=place.dsn,
-                prefix=place.prefix,
+                folder=environment.folder,
+                dsn=environment.dsn,
+                prefix=environment.prefix,
                 tables=json.dumps([table.collection for table in TABLES]),
-                kafka=place.kafka,
+                kafka=environment.kafka,
                 sink=SINK,
                 targeted=TARGETED.collection,
                 **self.settings,
             ),
             encoding="utf-8",
         )
-        words = (*place.towpath, "relay", "init", "--config", str(self._config))
-        pid = place.launcher.start(_INIT, words)
-        deadline = Deadline(place.clock, _INIT_WITHIN_S)
+        words = (*environment.towpath, "relay", "init", "--config", str(self._config))
+        pid = environment.launcher.start(_INIT, words)
+        deadline = Deadline(environment.clock, _INIT_WITHIN_S)
         while _is_alive(pid) and not deadline.passed():
-            place.clock.wait(_LOOK_EVERY_S)
-        place.launcher.stop(_INIT)
+            environment.clock.wait(_POLL_INTERVAL_S)
+        environment.launcher.stop(_INIT)
 
     def start(self) -> None:
         """Start it."""
@@ -126,25 +126,25 @@ class ChaosRelay:
     def kill(self) -> None:
         """Kill it as an accident would, and start it again."""
         with self._lock:
-            self._place.launcher.kill(_RELAY)
+            self._environment.launcher.kill(_RELAY)
             self.kills += 1
             self._start()
 
     def stop(self) -> None:
         """Ask it to end, and wait until it has."""
         with self._lock:
-            self._place.launcher.stop(_RELAY)
+            self._environment.launcher.stop(_RELAY)
 
     def check(self) -> None:
         """Start it again if it has ended by itself, and keep what it said."""
         with self._lock:
             if not _is_alive(self._pid):
-                self.endings.append(self.last_words())
+                self.exits.append(self.log_tail())
                 self._start()
 
-    def last_words(self, name: str = _RELAY) -> str:
+    def log_tail(self, name: str = _RELAY) -> str:
         """Return the end of its log, or of the one of its preparation."""
-        log = self._place.launcher.log(name)
+        log = self._environment.launcher.log(name)
         if not log.exists():
             return f"{log} is not there"
         text = log.read_text(encoding="utf-8", errors="replace")
@@ -153,17 +153,23 @@ class ChaosRelay:
     def warnings(self) -> dict[str, int]:
         """Count what it logged as a warning or worse, by event and reason."""
         found: dict[str, int] = {}
-        log = self._place.launcher.log(_RELAY)
+        log = self._environment.launcher.log(_RELAY)
         for line in log.read_text(encoding="utf-8").splitlines():
-            told = _parsed(line)
-            if told.get("level") in {"warning", "error", "critical"}:
-                name = f"{told.get('event')}: {told.get('reason', '')}"
+            record = _parsed(line)
+            if record.get("level") in {"warning", "error", "critical"}:
+                name = f"{record.get('event')}: {record.get('reason', '')}"
                 found[name] = found.get(name, 0) + 1
         return found
 
     def _start(self) -> None:
-        words = (*self._place.towpath, "relay", "run", "--config", str(self._config))
-        self._pid = self._place.launcher.start(_RELAY, words)
+        words = (
+            *self._environment.towpath,
+            "relay",
+            "run",
+            "--config",
+            str(self._config),
+        )
+        self._pid = self._environment.launcher.start(_RELAY, words)
 
 
 def fail_unless_prepared(slot: object, relay: ChaosRelay) -> None:
@@ -174,7 +180,7 @@ def fail_unless_prepared(slot: object, relay: ChaosRelay) -> None:
         ChaosError: There is no slot.
     """
     if slot is None:
-        message = f"the source was not prepared\n{relay.last_words(_INIT)}"
+        message = f"the source was not prepared\n{relay.log_tail(_INIT)}"
         raise ChaosError(message)
 
 
@@ -187,10 +193,10 @@ def _is_alive(pid: int) -> bool:
 
 def _parsed(line: str) -> dict[str, Any]:
     try:
-        told = json.loads(line)
+        record = json.loads(line)
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 _PAUSE_S: Final = 1.0
@@ -206,12 +212,12 @@ class Killer(Actor):
 
     def __init__(
         self,
-        place: ChaosEnvironment,
+        environment: ChaosEnvironment,
         options: ChaosOptions,
         relay: ChaosRelay,
         seed: str,
     ) -> None:
-        super().__init__(place, "killer", seed, _PAUSE_S)
+        super().__init__(environment, "killer", seed, _PAUSE_S)
         self._relay = relay
         self._victims = options.kill
 

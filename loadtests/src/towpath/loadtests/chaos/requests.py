@@ -64,9 +64,13 @@ class SnapshotRequester(Actor):
     """Sends signals, a few at a time."""
 
     def __init__(
-        self, place: ChaosEnvironment, options: ChaosOptions, seed: str, label: str
+        self,
+        environment: ChaosEnvironment,
+        options: ChaosOptions,
+        seed: str,
+        label: str,
     ) -> None:
-        super().__init__(place, "asker", seed, _PAUSE_S)
+        super().__init__(environment, "asker", seed, _PAUSE_S)
         self._label = label
         self._number = 0
         self._highest = options.rows * 3 // 2

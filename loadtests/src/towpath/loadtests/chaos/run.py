@@ -50,7 +50,7 @@ _MINUTE_S: Final = 60.0
 
 
 def run_chaos(
-    place: ChaosEnvironment, options: ChaosOptions, screen: ChaosScreen
+    environment: ChaosEnvironment, options: ChaosOptions, screen: ChaosScreen
 ) -> ChaosResult:
     """
     Run chaos in a database and judge it.
@@ -59,17 +59,17 @@ def run_chaos(
         ChaosError: A part could not be started, asked or read.
     """
     with ExitStack() as stack:
-        source = stack.enter_context(SourceObserver(place))
+        source = stack.enter_context(SourceObserver(environment))
         tables.make(source.session, options.rows)
-        relay = ChaosRelay(place, options.seed)
+        relay = ChaosRelay(environment, options.seed)
         relay.prepare()
         fail_unless_prepared(source.slot(), relay)
-        topics = stack.enter_context(TopicReader(place.kafka, place.clock))
+        topics = stack.enter_context(TopicReader(environment.kafka, environment.clock))
         if options.late:
-            stack.enter_context(source.waiting_for_nobody())
+            stack.enter_context(source.late_commits())
         stack.callback(relay.stop)
         relay.start()
-        return _ChaosRun(place, options, screen, source, relay, topics).run()
+        return _ChaosRun(environment, options, screen, source, relay, topics).run()
 
 
 class _ChaosRun:
@@ -77,21 +77,21 @@ class _ChaosRun:
 
     def __init__(
         self,
-        place: ChaosEnvironment,
+        environment: ChaosEnvironment,
         options: ChaosOptions,
         screen: ChaosScreen,
         source: SourceObserver,
         relay: ChaosRelay,
         topics: TopicReader,
     ) -> None:
-        self._place = place
+        self._environment = environment
         self._options = options
         self._screen = screen
         self._source = source
         self._relay = relay
         self._topics = topics
         self._result = ChaosResult(options, relay.settings)
-        self._began_s = place.clock.monotonic_s()
+        self._began_s = environment.clock.monotonic_s()
         self._folds = {table: Fold(table.collection) for table in TABLES}
         self._own = Fold(f"{TARGETED.collection} of {SINK}", is_ordered=False)
         self._actors: list[Actor] = []
@@ -106,7 +106,7 @@ class _ChaosRun:
         while True:
             self._play_round(result.rounds)
             result.rounds += 1
-            self._screen.say(result.line())
+            self._screen.log(result.line())
             is_over = self._elapsed_s() >= self._options.minutes * _MINUTE_S
             if is_over or result.findings:
                 break
@@ -114,22 +114,28 @@ class _ChaosRun:
         return result
 
     def _play_round(self, number: int) -> None:
-        place, options = self._place, self._options
+        environment, options = self._environment, self._options
         seed = f"{options.seed}.{number}"
         writers = [
-            Writer(place, options, rest, seed) for rest in range(options.writers)
+            Writer(environment, options, rest, seed) for rest in range(options.writers)
         ]
-        asker = SnapshotRequester(place, options, seed, f"r{number}")
-        others: list[Actor] = [asker]
-        shapers = [TableAlterer(place, options, seed, number)] if options.ddl else []
-        killers = [Killer(place, options, self._relay, seed)] if options.kill else []
-        others += [*shapers, *killers]
+        requester = SnapshotRequester(environment, options, seed, f"r{number}")
+        others: list[Actor] = [requester]
+        alterers = (
+            [TableAlterer(environment, options, seed, number)] if options.ddl else []
+        )
+        killers = (
+            [Killer(environment, options, self._relay, seed)] if options.kill else []
+        )
+        others += [*alterers, *killers]
         with ExitStack() as stack:
             for actor in (*writers, *others):
                 stack.enter_context(actor)
             self._actors = [*writers, *others]
             left_s = options.minutes * _MINUTE_S - self._elapsed_s()
-            deadline = Deadline(place.clock, min(options.round_s, max(left_s, 5.0)))
+            deadline = Deadline(
+                environment.clock, min(options.round_s, max(left_s, 5.0))
+            )
             self._watch(f"round {number + 1}", deadline.passed)
             for actor in others:
                 actor.stop()
@@ -137,7 +143,7 @@ class _ChaosRun:
             for writer in writers:
                 writer.stop()
         self._await_rest()
-        self._count(writers, shapers, killers)
+        self._count(writers, alterers, killers)
         self._judge()
 
     # The end of a round ----------------------------------------------------------
@@ -145,7 +151,7 @@ class _ChaosRun:
     def _ask_last(self, number: int) -> None:
         """Have the tables read once more whose old rows have old shapes."""
         is_needed = self._options.ddl
-        chosen = [t for t in TABLES if number == 0 or (t.is_shaped and is_needed)]
+        chosen = [t for t in TABLES if number == 0 or (t.is_altered and is_needed)]
         last = f"r{number}-last"
         if chosen:
             names = [table.collection for table in chosen]
@@ -153,23 +159,27 @@ class _ChaosRun:
         self._watch("last snapshots", lambda: not self._open(), _END_WITHIN_S)
         status = {a.signal_id: a.status for a in self._answers()}.get(last)
         if chosen and status != "completed":
-            self._find(f"the last snapshot, {last}, is {status or 'not answered'}")
+            self._add_finding(
+                f"the last snapshot, {last}, is {status or 'not answered'}"
+            )
 
     def _await_rest(self) -> None:
         """Wait until all is delivered that is written and asked for."""
         lsn = self._source.mark()
         self._watch("delivery", lambda: self._source.is_confirmed(lsn), _END_WITHIN_S)
         if not self._source.is_confirmed(lsn):
-            self._find(f"stuck: the relay does not confirm\n{self._relay.last_words()}")
+            self._add_finding(
+                f"stuck: the relay does not confirm\n{self._relay.log_tail()}"
+            )
         self._watch(
             "the rest",
             lambda: not self._source.unfinished() and not self._open(),
             _END_WITHIN_S,
         )
         for line in self._source.unfinished():
-            self._find(f"stuck: {line}")
+            self._add_finding(f"stuck: {line}")
         for answer in self._open():
-            self._find(f"stuck: signal {answer.signal_id} is {answer.status!r}")
+            self._add_finding(f"stuck: signal {answer.signal_id} is {answer.status!r}")
         self._topics.read_to_end(_READ_WITHIN_S)
 
     def _judge(self) -> None:
@@ -181,12 +191,14 @@ class _ChaosRun:
                 found = differences(each.rows(), rows)
                 shown = "; ".join(found[:_SHOWN])
                 if found:
-                    self._find(f"{each.name}: {len(found)} of {len(rows)}: {shown}")
+                    self._add_finding(
+                        f"{each.name}: {len(found)} of {len(rows)}: {shown}"
+                    )
                 if each.incomplete():
                     shown = ", ".join(map(repr, each.incomplete()[:_SHOWN]))
-                    self._find(f"{each.name}: never completed: {shown}")
+                    self._add_finding(f"{each.name}: never completed: {shown}")
                 if each.wrong:
-                    self._find(f"{each.name}: {dict(each.wrong)}")
+                    self._add_finding(f"{each.name}: {dict(each.wrong)}")
                     self._result.findings += each.findings[:_SHOWN]
 
     def _judge_signals(self) -> None:
@@ -194,18 +206,20 @@ class _ChaosRun:
         allowed = {"completed"}
         if any(answer.type == "stop-snapshot" for answer in found):
             allowed.add("stopped")
-        if self._result.shaped[SWAP] or self._result.shaped[f"{SWAP}, late"]:
+        if self._result.altered[SWAP] or self._result.altered[f"{SWAP}, late"]:
             allowed.add("failed")
-        self._result.asked.clear()
+        self._result.signals.clear()
         for answer in found:
-            self._result.asked[answer.status] += 1
+            self._result.signals[answer.status] += 1
             if answer.status == "completed":
                 continue
             self._result.not_completed[answer.signal_id] = f"{answer.detail}"
             if not _may_end_so(answer, allowed):
-                self._find(f"{answer.signal_id} {answer.status}: {answer.detail}")
-        self._result.findings += [f"ended by itself: {e}" for e in self._relay.endings]
-        self._relay.endings.clear()
+                self._add_finding(
+                    f"{answer.signal_id} {answer.status}: {answer.detail}"
+                )
+        self._result.findings += [f"ended by itself: {e}" for e in self._relay.exits]
+        self._relay.exits.clear()
 
     # What goes on all the time ---------------------------------------------------
 
@@ -213,7 +227,7 @@ class _ChaosRun:
         self, doing: str, is_over: Callable[[], bool], within_s: float | None = None
     ) -> None:
         """Read, look after the relay and tell how far it is, until something is so."""
-        deadline = Deadline(self._place.clock, within_s or float("inf"))
+        deadline = Deadline(self._environment.clock, within_s or float("inf"))
         while not is_over() and not deadline.passed():
             self._topics.poll(_POLL_S)
             self._relay.check()
@@ -237,7 +251,7 @@ class _ChaosRun:
         """Count what actors of a kind have done in this run."""
         before = {
             Writer: self._result.written,
-            TableAlterer: self._result.shaped,
+            TableAlterer: self._result.altered,
             Killer: self._result.killed,
         }
         now = [actor.counts for actor in self._actors if isinstance(actor, kind)]
@@ -246,13 +260,13 @@ class _ChaosRun:
     def _count(
         self,
         writers: Iterable[Actor],
-        shapers: Iterable[Actor],
+        alterers: Iterable[Actor],
         killers: Iterable[Actor],
     ) -> None:
         result = self._result
         for counts, actors in (
             (result.written, writers),
-            (result.shaped, shapers),
+            (result.altered, alterers),
             (result.killed, killers),
         ):
             for actor in actors:
@@ -270,17 +284,17 @@ class _ChaosRun:
         return [answer for answer in self._answers() if not answer.has_ended]
 
     def _elapsed_s(self) -> float:
-        return self._place.clock.monotonic_s() - self._began_s
+        return self._environment.clock.monotonic_s() - self._began_s
 
-    def _find(self, what: str) -> None:
+    def _add_finding(self, what: str) -> None:
         self._result.findings.append(what)
-        self._screen.say(what)
+        self._screen.log(what)
 
 
-def _may_end_so(answer: SignalAnswer, states: set[str]) -> bool:
+def _may_end_so(answer: SignalAnswer, allowed: set[str]) -> bool:
     """Tell whether a signal may end without having completed, by its tables' states."""
     if answer.status == "rejected":
         return answer.type != "execute-snapshot"
-    told = answer.detail.get("tables") or {}
-    found = {table.get("state") for table in told.values()}
-    return bool(found) and found <= states
+    by_table = answer.detail.get("tables") or {}
+    found = {table.get("state") for table in by_table.values()}
+    return bool(found) and found <= allowed

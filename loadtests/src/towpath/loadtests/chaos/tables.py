@@ -31,7 +31,7 @@ class Table:
         make_key: Their values, of the number ``nr``.
         columns: Their definitions, in the table's own order.
         is_partitioned: By hash of the key's first column.
-        is_shaped: Whether its columns are altered.
+        is_altered: Whether its columns are altered.
     """
 
     name: str
@@ -39,12 +39,12 @@ class Table:
     make_key: LiteralString
     columns: LiteralString
     is_partitioned: bool = False
-    is_shaped: bool = True
+    is_altered: bool = True
 
     @property
     def is_swapped(self) -> bool:
         """Whether another table may take its place."""
-        return self.is_shaped and not self.is_partitioned
+        return self.is_altered and not self.is_partitioned
 
     @property
     def collection(self) -> str:
@@ -66,7 +66,7 @@ class Table:
 
 
 TABLES: Final = (
-    Table("calm", ("id",), "nr::bigint", "id bigint", is_shaped=False),
+    Table("calm", ("id",), "nr::bigint", "id bigint", is_altered=False),
     Table(
         "words",
         ("region", "code"),

@@ -58,14 +58,14 @@ class Writer(Actor):
     """One session."""
 
     def __init__(
-        self, place: ChaosEnvironment, options: ChaosOptions, rest: int, seed: str
+        self, environment: ChaosEnvironment, options: ChaosOptions, rest: int, seed: str
     ) -> None:
-        super().__init__(place, f"writer{rest}", seed, _PAUSE_S)
+        super().__init__(environment, f"writer{rest}", seed, _PAUSE_S)
         self._rest = rest
         self._count = options.writers
         self._rows = options.rows
         self._late = options.late
-        self._prefix = f"{place.prefix}{rest}"
+        self._prefix = f"{environment.prefix}{rest}"
 
     def step(self, session: Session) -> None:
         """Write something, somewhere."""
@@ -85,11 +85,11 @@ class Writer(Actor):
     def one(self, session: Session, table: Table) -> None:
         """Change one row by one statement."""
         template = self.random.choice((_UPDATE, _PARTLY, _PARTLY, _DELETE, _MOVE))
-        self._say(session, table, template)
+        self._execute(session, table, template)
 
     def insert(self, session: Session, table: Table) -> None:
         """Insert a row, or many; those that are there stay."""
-        self._say(session, table, _INSERT, self.random.choice((0, 0, 0, _RANGE)))
+        self._execute(session, table, _INSERT, self.random.choice((0, 0, 0, _RANGE)))
 
     def several(self, session: Session, table: Table) -> None:
         """Change rows of several tables in one transaction."""
@@ -99,7 +99,7 @@ class Writer(Actor):
                 table = self.random.choice(TABLES)
 
     def move_on(self, session: Session, table: Table) -> None:
-        """Move a row, and on, and write it at its last place."""
+        """Move a row, and on, and write it at its last environment."""
         with session.transaction():
             nr = self._draw()
             for _ in range(self.random.randint(1, 3)):
@@ -112,7 +112,7 @@ class Writer(Actor):
     def many(self, session: Session, table: Table) -> None:
         """Change a range by one statement."""
         template = self.random.choice((_MANY, _MANY, _DELETE_MANY))
-        self._say(session, table, template, _RANGE)
+        self._execute(session, table, template, _RANGE)
 
     def partly_rolled_back(self, session: Session, table: Table) -> None:
         """Change rows in sub-transactions, of which some are rolled back."""
@@ -169,7 +169,7 @@ class Writer(Actor):
 
     # What they are made of -------------------------------------------------------
 
-    def _say(
+    def _execute(
         self, session: Session, table: Table, template: LiteralString, width: int = 0
     ) -> None:
         session.execute(table.statement(template), self._arguments(width))

@@ -69,17 +69,17 @@ class LagSampling:
             # Ctrl-C is for locust, which lets the last samples come.
             start_new_session=True,
         )
-        self._say(json.dumps(config))
+        self._send(json.dumps(config))
         self._check(self._first_line())
 
     def start(self) -> None:
         """Begin to place orders and to look for them."""
-        self._say(samples.START)
+        self._send(samples.START)
         self._listener = gevent.spawn(self._listen)
 
     def finish(self) -> None:
         """Place no more, wait for the last samples, and end the process."""
-        self._say(samples.STOP)
+        self._send(samples.STOP)
         if self._listener is not None:
             self._listener.join(timeout=_END_WITHIN_S)
         if not self._is_abandoned and not self.report.get("finished"):
@@ -115,7 +115,7 @@ class LagSampling:
         reason = "the sampler ended by itself; its reason stands above"
         raise TargetUnavailableError(first.get("error", reason))
 
-    def _say(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         try:
             self._process.stdin.write(f"{line}\n")
             self._process.stdin.flush()

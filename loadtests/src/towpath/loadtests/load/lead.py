@@ -89,7 +89,7 @@ class Workers:
         self._running: set[str] = set()
         self._all_finished = Event()
         runner.register_message(_FINISHED, self._finished)
-        environment.events.spawning_complete.add_listener(self._tell_streams)
+        environment.events.spawning_complete.add_listener(self._send_streams)
 
     def start(self, customers: tuple[str, ...]) -> None:
         """Hand on what a run begins with."""
@@ -108,7 +108,7 @@ class Workers:
         with gevent.Timeout(patience_s, exception=False):
             self._all_finished.wait()
 
-    def _tell_streams(self, user_count: int, **_: object) -> None:
+    def _send_streams(self, user_count: int, **_: object) -> None:
         setattr(options_of(self._environment), STREAMS, user_count)
         self._runner.send_message(STREAMS, {STREAMS: user_count})
 
@@ -118,7 +118,7 @@ class Workers:
             self._all_finished.set()
 
 
-_LOOK_INTERVAL_S: Final = 1.0
+_POLL_INTERVAL_S: Final = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -237,15 +237,15 @@ class LedRun:
         self._ended_at_s: float | None = None
         if self._sampling is not None:
             self._sampling.start()
-        self._looks = gevent.spawn(self._look_again)
+        self._recorder = gevent.spawn(self._record_repeatedly)
 
     def end(self) -> None:
         """Wait for the last samples, and write what is to be written."""
         self._ended_at_s = self._clock.monotonic_s()
         if self._sampling is not None:
             self._sampling.finish()
-        self._looks.kill()
-        self._look()
+        self._recorder.kill()
+        self._record()
         folder = self._report_folder()
         if folder is not None:
             path = report.write_report(self._as_run(), folder)
@@ -264,18 +264,18 @@ class LedRun:
         until_s = self._ended_at_s or self._clock.monotonic_s()
         return until_s - self._began_at_s
 
-    def _look_again(self) -> None:
+    def _record_repeatedly(self) -> None:
         while True:
-            gevent.sleep(_LOOK_INTERVAL_S)
-            self._look()
+            gevent.sleep(_POLL_INTERVAL_S)
+            self._record()
 
-    def _look(self) -> None:
+    def _record(self) -> None:
         stats = self._environment.stats
         rows = {
             key: Totals(one.num_requests, one.num_failures, one.response_times)
             for key, one in stats.entries.items()
         }
-        self._series.look(self._clock.monotonic_s() - self._began_at_s, rows)
+        self._series.add(self._clock.monotonic_s() - self._began_at_s, rows)
         if self._options.load_progress:
             load = report.load_report(
                 stats,

@@ -193,7 +193,7 @@ class LineWriter:
     def __init__(self) -> None:
         self._lock = Lock()
 
-    def say(self, **facts: object) -> None:
+    def write(self, **facts: object) -> None:
         """Write a line."""
         with self._lock:
             sys.stdout.write(json.dumps(facts) + "\n")
@@ -216,7 +216,7 @@ class TargetWatch:
         with self.lock:
             lost = self.samples.expire(now_s, after_s)
         for _ in range(lost):
-            self._sampler.outlet.say(lost=self.name)
+            self._sampler.writer.write(lost=self.name)
 
     def _run(self) -> None:
         while not self._sampler.closed.wait(self._probe.interval_s):
@@ -227,7 +227,7 @@ class TargetWatch:
             with self.lock:
                 took_ms = self.samples.seen(found, now_s)
             for time_ms in took_ms:
-                self._sampler.outlet.say(seen=[self.name, time_ms])
+                self._sampler.writer.write(seen=[self.name, time_ms])
             self.expire(now_s, self._sampler.orders.lost_after_s)
 
     def _find(self, awaited: tuple[int, ...]) -> set[int]:
@@ -246,10 +246,10 @@ class Sampler:
         orders: SampleOptions,
         probes: dict[str, Probe],
         clock: Clock,
-        outlet: LineWriter,
+        writer: LineWriter,
     ) -> None:
         self.clock = clock
-        self.outlet = outlet
+        self.writer = writer
         self.stop = Event()
         self.closed = Event()
         self.orders = orders
@@ -278,7 +278,7 @@ class Sampler:
     def fail(self, name: str, reason: str) -> None:
         """Tell and remember a checkout or a look that failed."""
         self._errors[f"{name}: {reason}"] += 1
-        self.outlet.say(failed=[name, reason])
+        self.writer.write(failed=[name, reason])
 
     def _sample(self) -> None:
         due_at_s = began_at_s = self.clock.monotonic_s()
@@ -307,7 +307,7 @@ class Sampler:
             self.fail(CHECKOUT, type(error).__name__)
             return
         self._placed += 1
-        self.outlet.say(placed=(committed_at_s - sent_at_s) * 1000)
+        self.writer.write(placed=(committed_at_s - sent_at_s) * 1000)
         for watch in self._watches:
             with watch.lock:
                 watch.samples.await_order(order_id, committed_at_s)
@@ -331,7 +331,7 @@ class Sampler:
             errors=dict(self._errors),
             finished=finished,
         )
-        self.outlet.say(report=dataclasses.asdict(seen))
+        self.writer.write(report=dataclasses.asdict(seen))
 
 
 def probes_of(targets: dict[str, dict[str, Any]]) -> dict[str, Probe]:
@@ -359,17 +359,17 @@ def probes_of(targets: dict[str, dict[str, Any]]) -> dict[str, Probe]:
 
 def main() -> int:
     """Run the sampler; see the module."""
-    outlet = LineWriter()
+    writer = LineWriter()
     config = json.loads(sys.stdin.readline())
     try:
         probes = probes_of(config.pop("targets"))
     except TargetUnavailableError as error:
-        outlet.say(error=str(error), remedy=error.remedy)
+        writer.write(error=str(error), remedy=error.remedy)
         return error.exit_code
-    outlet.say(ready=True)
+    writer.write(ready=True)
     if sys.stdin.readline().strip() != START:
         return 0
-    sampler = Sampler(SampleOptions(**config), probes, SystemClock(), outlet)
+    sampler = Sampler(SampleOptions(**config), probes, SystemClock(), writer)
     running = Thread(target=sampler.run, name="sampler", daemon=True)
     running.start()
     if sys.stdin.readline().strip() == STOP:

@@ -55,7 +55,7 @@ class Series:
     _growths: list[Growth] = field(default_factory=list)
     _before: dict[Row, Totals] = field(default_factory=dict)
 
-    def look(self, at_s: float, rows: Mapping[Row, Totals]) -> None:
+    def add(self, at_s: float, rows: Mapping[Row, Totals]) -> None:
         """Take the sums of a moment; statistics that were reset begin again at 0."""
         for row, now in rows.items():
             before = self._before.get(row, Totals(0, 0, {}))

@@ -329,12 +329,14 @@ class OpenLoop(Shopping, Returning):
         """Begin a visit, and wait for nothing."""
         late_s = self._schedule.lateness_s(_clock.monotonic_s())
         if late_s:
-            self._tell(LATE, late_s * 1000)
+            self._record_arrival(LATE, late_s * 1000)
         if self.people.under_way.acquire(blocking=False):
             self._under_way.spawn(self._carry_out, visit)
         else:
             limit = options_of(self.environment).load_max_outstanding
-            self._tell(NOT_STARTED, 0.0, RuntimeError(f"{limit} are under way"))
+            self._record_arrival(
+                NOT_STARTED, 0.0, RuntimeError(f"{limit} are under way")
+            )
 
     def _carry_out(self, visit: Callable[[], object]) -> None:
         try:
@@ -367,7 +369,7 @@ class OpenLoop(Shopping, Returning):
         times = round(len(others) * return_share / (1 - return_share))
         return [*others, *back[:1] * times]
 
-    def _tell(
+    def _record_arrival(
         self, name: str, time_ms: float, failure: Exception | None = None
     ) -> None:
         add_entry(self.environment, ARRIVAL, name, time_ms, failure)

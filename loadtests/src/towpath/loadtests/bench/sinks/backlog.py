@@ -14,7 +14,7 @@ from typing import Final
 
 from towpath.loadtests.bench import publishers
 from towpath.loadtests.bench.context import RELAY, Bench
-from towpath.loadtests.bench.measurements import LOOK_EVERY_S, until_still
+from towpath.loadtests.bench.measurements import POLL_INTERVAL_S, until_still
 from towpath.loadtests.bench.publishers import failure_text
 from towpath.loadtests.bench.sinks.result import (
     CACHE,
@@ -51,14 +51,14 @@ name = "{route}"
 def sink_blocks(topic: str, targets: Targets, folder: Path) -> str:
     """Return the blocks of the three sinks, each with the topic as its one route."""
     lake = f'folder = "{folder / "lake"}"\n'
-    told = (
+    sinks = (
         (CACHE, targets.redis_url, "", ROUTE),
         (SEARCH, targets.opensearch_url, "", ROUTE),
         (WAREHOUSE, targets.catalog_dsn, lake, LAKE_TABLE),
     )
     return "".join(
         _SINK.format(name=name, url=url, more=more, topic=topic, route=route)
-        for name, url, more, route in told
+        for name, url, more, route in sinks
     )
 
 
@@ -91,7 +91,7 @@ class Backlog:
     @property
     def state(self) -> Path:
         """Where the sinks keep what they know."""
-        return self.bench.place.folder
+        return self.bench.environment.folder
 
     @contextmanager
     def relay(self) -> Iterator[int]:
@@ -99,7 +99,7 @@ class Backlog:
         try:
             yield publishers.start_relay(self.bench, self.run, (TABLE,))
         finally:
-            self.bench.place.launcher.stop(self.run.name)
+            self.bench.environment.launcher.stop(self.run.name)
 
 
 @contextmanager
@@ -111,13 +111,13 @@ def backlog_in_kafka(bench: Bench, targets: Targets) -> Iterator[Backlog]:
         BenchError: The relay ended, refused, or was not done in time.
     """
     rows = bench.options.rows
-    with original(bench.place, NAME, bench.clock) as source:
+    with original(bench.environment, NAME, bench.clock) as source:
         source.fill_items(rows, bench.screen.begin("writing the table", rows))
         run = FillRun(system=RELAY, name=NAME, source=source, load=Load.QUIET)
         publishers.prepare_source(bench, run, (TABLE,))
-        config = bench.place.folder / "sinks.toml"
+        config = bench.environment.folder / "sinks.toml"
         text = publishers.configuration(bench, run, (TABLE,))
-        blocks = sink_blocks(run.topic, targets, bench.place.folder)
+        blocks = sink_blocks(run.topic, targets, bench.environment.folder)
         config.write_text(text + blocks, encoding="utf-8")
         backlog = Backlog(bench, run, source, config)
         with backlog.relay() as pid:
@@ -129,15 +129,15 @@ def backlog_in_kafka(bench: Bench, targets: Targets) -> Iterator[Backlog]:
 
 def _until_read(backlog: Backlog, pid: int) -> None:
     bench, run, rows = backlog.bench, backlog.run, backlog.rows
-    tell = bench.screen.begin("reading it into Kafka", rows)
+    report = bench.screen.begin("reading it into Kafka", rows)
     within_s = _SERVING_WITHIN_S + rows / _SLOWEST_PER_S
     deadline = Deadline(bench.clock, within_s)
     while not systems.has_completed(bench, run, backlog.source):
         publishers.check(bench, run, pid)
         if deadline.passed():
-            log = bench.place.launcher.log(run.name)
+            log = bench.environment.launcher.log(run.name)
             message = failure_text(run.name, f"not done after {within_s:.0f} s", log)
             raise BenchError(message)
-        tell(sum(backlog.ends.values()))
-        bench.clock.wait(LOOK_EVERY_S)
-    tell(sum(backlog.ends.values()))
+        report(sum(backlog.ends.values()))
+        bench.clock.wait(POLL_INTERVAL_S)
+    report(sum(backlog.ends.values()))

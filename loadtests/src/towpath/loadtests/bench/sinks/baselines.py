@@ -47,16 +47,16 @@ def measure_merge(bench: Bench, backlog: Backlog, targets: Targets) -> Figures:
     Raises:
         BenchError: It was not carried out, or has left other rows.
     """
-    report = bench.place.folder / "merge.json"
+    report = bench.environment.folder / "merge.json"
     words = (*targets.merge, str(backlog.config), WAREHOUSE, str(report))
     bench.screen.begin("one MERGE", 0)
-    with ClientProgram(bench.place, "merge", words) as client:
+    with ClientProgram(bench.environment, "merge", words) as client:
         client.wait(_LEAST_WITHIN_S + backlog.rows / _SLOWEST_PER_S)
-    told = json.loads(report.read_text(encoding="utf-8"))
-    if told["rows"] != backlog.rows:
-        message = f"the MERGE has left {told['rows']:,} of {backlog.rows:,} rows"
+    measured = json.loads(report.read_text(encoding="utf-8"))
+    if measured["rows"] != backlog.rows:
+        message = f"the MERGE has left {measured['rows']:,} of {backlog.rows:,} rows"
         raise BenchError(message)
-    return {"rows_per_s": told["rows"] / told["elapsed_s"]}
+    return {"rows_per_s": measured["rows"] / measured["elapsed_s"]}
 
 
 COLUMNS: Final = ("id", "version", "amount", "state", "changed_at", "note")
@@ -87,7 +87,7 @@ _BUSY_WITHIN_S: Final = 600.0
 _SETTINGS: Final = ("number_of_shards", "number_of_replicas", "refresh_interval")
 
 
-class _Piece(NamedTuple):
+class _BulkBody(NamedTuple):
     first_byte: int
     size_bytes: int
 
@@ -100,7 +100,7 @@ def measure_bulk_load(bench: Bench, source: ItemSource, url: str) -> Figures:
         BenchError: The server refuses, or does not answer.
     """
     rows = bench.options.rows
-    path = bench.place.folder / "bulk.ndjson"
+    path = bench.environment.folder / "bulk.ndjson"
     bench.screen.begin("writing documents", 0)
     prepared = _prepare(path, source)
     bench.screen.begin("bulk load", 0)
@@ -137,32 +137,32 @@ def instant(text: str) -> str:
     return text.replace(" ", "T").removesuffix("+00") + "Z"
 
 
-def _prepare(path: Path, source: ItemSource) -> list[_Piece]:
+def _prepare(path: Path, source: ItemSource) -> list[_BulkBody]:
     """Write all bodies into one file, and say where each is."""
-    found: list[_Piece] = []
+    found: list[_BulkBody] = []
     with path.open("wb") as file:
         for piece in slices(source.texts(), _DOCUMENTS_AT_ONCE):
             first_byte = file.tell()
             size_bytes = file.write("".join(map(lines, piece)).encode())
-            found.append(_Piece(first_byte, size_bytes))
+            found.append(_BulkBody(first_byte, size_bytes))
     return found
 
 
 def _like(client: OpenSearch, alias: str) -> dict[str, Any]:
     """Describe an index as the sink has made its own."""
-    ((_, told),) = client.indices.get(index=alias).items()
-    settings = told["settings"]["index"]
+    ((_, found),) = client.indices.get(index=alias).items()
+    settings = found["settings"]["index"]
     kept = {name: settings[name] for name in _SETTINGS if name in settings}
-    return {"settings": {"index": kept}, "mappings": told["mappings"]}
+    return {"settings": {"index": kept}, "mappings": found["mappings"]}
 
 
 def _send(
-    client: OpenSearch, path: Path, prepared: Sequence[_Piece], clock: Clock
+    client: OpenSearch, path: Path, prepared: Sequence[_BulkBody], clock: Clock
 ) -> None:
     deadline = Deadline(clock, _BUSY_WITHIN_S)
     with path.open("rb") as file, ThreadPoolExecutor(_THREADS) as threads:
 
-        def send(piece: _Piece) -> bool:
+        def send(piece: _BulkBody) -> bool:
             body = os.pread(file.fileno(), piece.size_bytes, piece.first_byte)
             while True:
                 try:
@@ -197,7 +197,7 @@ def measure_plain_writes(bench: Bench, source: ItemSource, url: str) -> Figures:
         BenchError: The server refuses one, or does not answer.
     """
     rows = min(bench.options.rows, _MOST_ROWS)
-    tell = bench.screen.begin("plain HSET", rows)
+    report = bench.screen.begin("plain HSET", rows)
     address = urlsplit(url)
     elapsed_s, done = 0.0, 0
     place = (address.hostname or "", address.port or 0)
@@ -209,7 +209,7 @@ def measure_plain_writes(bench: Bench, source: ItemSource, url: str) -> Figures:
             _answers(connection, len(piece))
             elapsed_s += bench.clock.monotonic_s() - began_s
             done += len(piece)
-            tell(done)
+            report(done)
             if done >= rows:
                 break
     return {"rows_per_s": done / elapsed_s}

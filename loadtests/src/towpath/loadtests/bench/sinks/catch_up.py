@@ -22,7 +22,7 @@ import psutil
 from towpath.loadtests.bench.context import Bench, RunRecords, translated
 from towpath.loadtests.bench.figures import Figures
 from towpath.loadtests.bench.machine import ProcessWatch, per_event_us
-from towpath.loadtests.bench.measurements import LOOK_EVERY_S
+from towpath.loadtests.bench.measurements import POLL_INTERVAL_S
 from towpath.loadtests.bench.publishers import failure_text
 from towpath.loadtests.bench.sinks import backlog as backlogs
 from towpath.loadtests.bench.sinks import baselines
@@ -64,7 +64,7 @@ class SinkProgress(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class SinkFollower:
+class SinkProgressReader:
     """Reads the files of one sink."""
 
     folder: Path
@@ -122,11 +122,13 @@ class SinkCatchUp:
         self._backlog = backlog
         self._sink = sink
         self._name = f"sink_{sink}"
-        self._follower = SinkFollower(backlog.state / "sinks" / sink, backlog.run.topic)
+        self._progress = SinkProgressReader(
+            backlog.state / "sinks" / sink, backlog.run.topic
+        )
         self._first_ms: float | None = None
         self._watch = ProcessWatch()
         self._watch.add("target", pids.get(sink), is_new=False)
-        self._watch.add("broker", backlog.bench.place.broker_pid, is_new=False)
+        self._watch.add("broker", backlog.bench.environment.broker_pid, is_new=False)
 
     def measure(self) -> Figures:
         """
@@ -135,27 +137,27 @@ class SinkCatchUp:
         Raises:
             BenchError: It ended, set records aside, or stands still.
         """
-        place = self._bench.place
+        environment = self._bench.environment
         config = str(self._backlog.config)
-        words = (*place.towpath, "sink", "run", self._sink, "--config", config)
+        words = (*environment.towpath, "sink", "run", self._sink, "--config", config)
         started_ms = self._bench.clock.now().timestamp() * _MS
-        pid = place.launcher.start(self._name, words)
+        pid = environment.launcher.start(self._name, words)
         self._watch.add("driver", pid, is_new=True)
         try:
             applied = self._until_applied(pid)
         finally:
-            place.launcher.stop(self._name)
+            environment.launcher.stop(self._name)
         return self._figures(applied, started_ms)
 
     def _until_applied(self, pid: int) -> SinkProgress:
         goal = sum(self._backlog.ends.values())
-        tell = self._bench.screen.begin(f"{self._sink} catches up", goal)
+        report = self._bench.screen.begin(f"{self._sink} catches up", goal)
         stall = StallTimeout(self._bench.clock, _STUCK_AFTER_S)
         while True:
             # The processes before the files: what they say at the end is the whole.
-            self._look(pid)
-            applied = self._follower.applied()
-            tell(applied.records)
+            self._poll(pid)
+            applied = self._progress.applied()
+            report(applied.records)
             if applied.records >= goal:
                 return applied
             if applied.dead_letters:
@@ -163,9 +165,9 @@ class SinkCatchUp:
             is_stuck = stall.is_over(goal - applied.records)
             if is_stuck or applied.retries > _MOST_RETRIES:
                 self._end(f"{applied.records:,} of {goal:,} records: {applied.error}")
-            self._bench.clock.wait(LOOK_EVERY_S)
+            self._bench.clock.wait(POLL_INTERVAL_S)
 
-    def _look(self, pid: int) -> None:
+    def _poll(self, pid: int) -> None:
         try:
             family = psutil.Process(pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -174,12 +176,12 @@ class SinkCatchUp:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.name() == _ENGINE and _LAUNCHER not in process.cmdline():
                     self._watch.add("engine", process.pid, is_new=True)
-        self._watch.look()
+        self._watch.sample()
         if self._first_ms is None:
-            self._first_ms = self._follower.first_batch_ms()
+            self._first_ms = self._progress.first_batch_ms()
 
     def _end(self, what: str) -> NoReturn:
-        log = self._bench.place.launcher.log(self._name)
+        log = self._bench.environment.launcher.log(self._name)
         raise BenchError(failure_text(self._name, what, log))
 
     def _figures(self, applied: SinkProgress, started_ms: float) -> Figures:
@@ -213,13 +215,13 @@ def compare_sink(backlog: Backlog, sink: str) -> tuple[str, ...]:
     """
     bench = backlog.bench
     bench.screen.begin(f"comparing {sink} with the table", 0)
-    words = (*bench.place.towpath, "verify", sink, "--json")
+    words = (*bench.environment.towpath, "verify", sink, "--json")
     within_s = _LEAST_WITHIN_S + backlog.rows / _SLOWEST_PER_S
     try:
         done = subprocess.run(  # noqa: S603 - our own words
             (*words, "--config", str(backlog.config)),
-            cwd=bench.place.folder,
-            env=dict(bench.place.env),
+            cwd=bench.environment.folder,
+            env=dict(bench.environment.env),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=within_s,
@@ -265,17 +267,17 @@ def measure_catch_up(
     Raises:
         BenchError: A part was not there any more, or not done in time.
     """
-    book = RunRecords(bench)
+    records = RunRecords(bench)
     figures: dict[str, Figures] = {}
     with translated(), backlogs.backlog_in_kafka(bench, targets) as backlog:
         for sink in sinks:
             figures[sink] = SinkCatchUp(backlog, sink, targets.pids).measure()
             with backlog.relay():
                 findings = compare_sink(backlog, sink)
-            book.judge(f"catch_up {sink}", bench.options.rows, findings)
+            records.judge(f"catch_up {sink}", bench.options.rows, findings)
             if not findings:
                 figures[BESIDE[sink]] = _beside(backlog, targets, sink)
-    return CatchUp(rows=bench.options.rows, systems=figures), book.findings
+    return CatchUp(rows=bench.options.rows, systems=figures), records.findings
 
 
 def _beside(backlog: Backlog, targets: Targets, sink: str) -> Figures:

@@ -76,7 +76,7 @@ class TableCheck(NamedTuple):
     unknown: int = 0
 
     @property
-    def forgiven(self) -> "TableCheck":
+    def without_stale(self) -> "TableCheck":
         """The verdict without what is stale: with others that is a figure."""
         return self._replace(stale=0, outdated=0, overtaken=0)
 
@@ -107,7 +107,7 @@ class TableChecker:
     """Takes a topic's records, each partition's in order. Call order: take*, close."""
 
     def __init__(self, expected: Expected) -> None:
-        self.notes = TopicTimes()
+        self.times = TopicTimes()
         self._expected = expected
         count = len(expected.digests)
         self._home = array("b", (_NONE,)) * count
@@ -166,7 +166,7 @@ class TableChecker:
 
     def _read(self, record: Delivered) -> None:
         key = record.key
-        self.notes.read_at_ms.append(record.appended_ms)
+        self.times.read_at_ms.append(record.appended_ms)
         # A row that was read stands below the changes of a commit at the same place.
         is_older = 0 < record.log_lsn <= self._streamed_lsn[key]
         is_stale = is_older or record.version < self._streamed_version[key]
@@ -192,7 +192,7 @@ class TableChecker:
         self._overtaken += version < self._read_version[key]
         self._streamed_version[key] = version
         self._streamed_lsn[key] = max(self._streamed_lsn[key], record.log_lsn)
-        self.notes.updated_at.append((committed_us, record.appended_ms))
+        self.times.updated_at.append((committed_us, record.appended_ms))
 
     def _is_missing(self, update: tuple[int, int]) -> bool:
         key, version = update
@@ -209,7 +209,7 @@ def check_table(
     one = TableChecker(expected)
     for record in records:
         one.take(record)
-    return one.close(), one.notes
+    return one.close(), one.times
 
 
 _MS: Final = 1000.0
@@ -223,32 +223,32 @@ class Moments(NamedTuple):
 
     Attributes:
         idle_ms: Since when updates are measured that no snapshot runs beside.
-        asked_ms: When the snapshot was asked for.
+        requested_ms: When the snapshot was asked for.
         completed_ms: When the system was seen to say that it is over.
     """
 
     idle_ms: float
-    asked_ms: float
+    requested_ms: float
     completed_ms: float
 
 
-def rate_figures(verdict: TableCheck, notes: TopicTimes, moments: Moments) -> Figures:
+def rate_figures(verdict: TableCheck, times: TopicTimes, moments: Moments) -> Figures:
     """
     Return the speed of a snapshot that read at least one row.
 
     ``rows_per_s`` counts the table's rows from the first append to the last. A JVM
     warms up, so the second half of what was read is told apart.
     """
-    ordered = sorted(notes.read_at_ms)
+    ordered = sorted(times.read_at_ms)
     reads = len(ordered)
     first, middle, last = ordered[0], ordered[reads // 2], ordered[-1]
-    asked_ms = moments.asked_ms
+    requested_ms = moments.requested_ms
     return {
         "rows_per_s": _rate(verdict.rows, last - first),
         "second_half_per_s": _rate(reads - reads // 2, last - middle),
-        "from_signal_per_s": _rate(verdict.rows, last - asked_ms),
-        "first_row_s": (first - asked_ms) / _MS,
-        "completed_s": (moments.completed_ms - asked_ms) / _MS,
+        "from_signal_per_s": _rate(verdict.rows, last - requested_ms),
+        "first_row_s": (first - requested_ms) / _MS,
+        "completed_s": (moments.completed_ms - requested_ms) / _MS,
         "rows_read": float(reads),
         "stale_rows": float(verdict.stale),
         "stale_at_end": float(verdict.outdated),
@@ -256,23 +256,23 @@ def rate_figures(verdict: TableCheck, notes: TopicTimes, moments: Moments) -> Fi
     }
 
 
-def live_figures(notes: TopicTimes, moments: Moments) -> Figures:
+def live_figures(times: TopicTimes, moments: Moments) -> Figures:
     """
     Return commit to append of the updates before the snapshot, and while it ran.
 
     What had no update in its time has no figure: a quiet server has none at all, and a
     small table is read before anybody could change it.
     """
-    last_ms = max(notes.read_at_ms)
+    last_ms = max(times.read_at_ms)
     found: Figures = {}
     spans = {
-        "idle": (moments.idle_ms, moments.asked_ms),
-        "live": (moments.asked_ms, last_ms),
+        "idle": (moments.idle_ms, moments.requested_ms),
+        "live": (moments.requested_ms, last_ms),
     }
     for name, (since_ms, until_ms) in spans.items():
         latencies_ms = [
             appended_ms + _CUT_OFF_MS - committed_us / _MS
-            for committed_us, appended_ms in notes.updated_at
+            for committed_us, appended_ms in times.updated_at
             if since_ms <= committed_us / _MS < until_ms
         ]
         if latencies_ms:

@@ -21,7 +21,7 @@ from towpath.loadtests.bench.context import (
 )
 from towpath.loadtests.bench.figures import Figures
 from towpath.loadtests.bench.machine import ProcessWatch, per_event_us
-from towpath.loadtests.bench.measurements import LOOK_EVERY_S, pgbench, until_still
+from towpath.loadtests.bench.measurements import POLL_INTERVAL_S, pgbench, until_still
 from towpath.loadtests.bench.publishers import failure_text
 from towpath.loadtests.bench.result import BenchResult
 from towpath.loadtests.bench.snapshot import result, systems
@@ -65,7 +65,7 @@ class SnapshotMeasurement:
         self._source = source
         self._pid = 0
         self._watch = ProcessWatch()
-        self._watch.add("broker", bench.place.broker_pid, is_new=False)
+        self._watch.add("broker", bench.environment.broker_pid, is_new=False)
 
     def measure(self) -> tuple[Figures, TableCheck]:
         """
@@ -77,7 +77,7 @@ class SnapshotMeasurement:
         self._source.begin_truth()
         moments = self._read_the_table()
         until_still(self._bench, self._run)
-        self._bench.place.launcher.stop(self._run.name)
+        self._bench.environment.launcher.stop(self._run.name)
         return self._check(moments)
 
     def _read_the_table(self) -> Moments:
@@ -85,7 +85,7 @@ class SnapshotMeasurement:
             if self._run.is_initial:
                 # It follows nothing before it has read: there is no latency at rest.
                 stack.enter_context(run_load(self._bench, self._run))
-                idle_ms = asked_ms = self._now_ms()
+                idle_ms = requested_ms = self._now_ms()
                 self._start()
             else:
                 self._start()
@@ -93,11 +93,11 @@ class SnapshotMeasurement:
                 stack.enter_context(run_load(self._bench, self._run))
                 idle_ms = self._rest()
                 self._watch.restart()
-                asked_ms = self._now_ms()
+                requested_ms = self._now_ms()
                 systems.ask(self._run, self._source)
             self._until_completed()
-            self._watch.look()
-            return Moments(idle_ms, asked_ms, self._now_ms())
+            self._watch.sample()
+            return Moments(idle_ms, requested_ms, self._now_ms())
 
     def _start(self) -> None:
         self._pid = systems.start(self._bench, self._run, self._source)
@@ -109,7 +109,7 @@ class SnapshotMeasurement:
         self._source.update_one()
         deadline = Deadline(self._bench.clock, _SERVING_WITHIN_S)
         while not self._there():
-            self._look(deadline, "it does not read its slot")
+            self._poll(deadline, "it does not read its slot")
         reader = self._source.reader_pid(self._run.name)
         self._watch.add("walsender", reader, is_new=True)
 
@@ -126,24 +126,26 @@ class SnapshotMeasurement:
 
     def _until_completed(self) -> None:
         rows = self._bench.options.rows
-        tell = self._bench.screen.begin(self._run.name, rows)
+        report = self._bench.screen.begin(self._run.name, rows)
         within_s = _SERVING_WITHIN_S + rows / _SLOWEST_PER_S
         deadline = Deadline(self._bench.clock, within_s)
         while not systems.has_completed(self._bench, self._run, self._source):
-            self._look(deadline, f"not done after {within_s:.0f} s")
-            tell(self._there())
-        tell(self._there())
+            self._poll(deadline, f"not done after {within_s:.0f} s")
+            report(self._there())
+        report(self._there())
 
-    def _look(self, deadline: Deadline, complaint: str) -> None:
+    def _poll(self, deadline: Deadline, complaint: str) -> None:
         """Wait a little; make sure meanwhile that all is well."""
         bench, run = self._bench, self._run
         publishers.check(bench, run, self._pid)
-        self._watch.look()
+        self._watch.sample()
         if deadline.passed():
             raise BenchError(
-                failure_text(run.name, complaint, bench.place.launcher.log(run.name))
+                failure_text(
+                    run.name, complaint, bench.environment.launcher.log(run.name)
+                )
             )
-        bench.clock.wait(LOOK_EVERY_S)
+        bench.clock.wait(POLL_INTERVAL_S)
 
     def _check(self, moments: Moments) -> tuple[Figures, TableCheck]:
         bench, run = self._bench, self._run
@@ -151,14 +153,14 @@ class SnapshotMeasurement:
         updates = self._source.updates()
         digests = self._source.contents()
         expected = Expected(digests, updates, is_initial=run.is_initial)
-        verdict, notes = check_table(expected, systems.delivered(bench, run.topic))
-        if not notes.read_at_ms:
+        verdict, times = check_table(expected, systems.delivered(bench, run.topic))
+        if not times.read_at_ms:
             return {}, verdict
-        records = len(notes.read_at_ms) + len(notes.updated_at)
-        found = rate_figures(verdict, notes, moments) | live_figures(notes, moments)
+        records = len(times.read_at_ms) + len(times.updated_at)
+        found = rate_figures(verdict, times, moments) | live_figures(times, moments)
         found |= self._watch.figures()
         found["cpu_us_per_row"] = per_event_us(found["process_cpu_s"], verdict.rows)
-        size = systems.size_bytes(bench.place.log_folder, run.topic)
+        size = systems.size_bytes(bench.environment.log_folder, run.topic)
         found["topic_bytes_per_row"] = size / records
         return found, verdict
 
@@ -206,7 +208,7 @@ def measure_snapshots(
     Raises:
         BenchError: A system or a part was not there any more, or not done in time.
     """
-    book = RunRecords(bench)
+    records = RunRecords(bench)
     options = bench.options
     wanted = snapshot_systems(with_debezium=options.with_debezium)
     with translated(), _original(bench):
@@ -214,34 +216,34 @@ def measure_snapshots(
         for load in map(Load, loads):
             for number in range(options.rounds):
                 for system in in_turn(wanted, number):
-                    _run(bench, book, (system, load, number))
-            if not book.findings:
-                case = FillCase(loads={load: book.of_case(load)})
+                    _run(bench, records, (system, load, number))
+            if not records.findings:
+                case = FillCase(loads={load: records.of_case(load)})
                 bench.screen.show(result.draw_load(case, load))
-    return _result(book)
+    return _result(records)
 
 
-def _run(bench: Bench, book: RunRecords, what: tuple[str, Load, int]) -> None:
+def _run(bench: Bench, records: RunRecords, what: tuple[str, Load, int]) -> None:
     system, load, number = what
     name = f"bench_fill_{load}_{system}_{number}"
-    with copied(bench.place, name, _ORIGINAL, bench.clock) as source:
+    with copied(bench.environment, name, _ORIGINAL, bench.clock) as source:
         run = FillRun(system=system, name=name, source=source, load=load)
         source.settle()
         if system == COPY:
-            book.note(load, system, measure_copy(bench, run, source))
+            records.add(load, system, measure_copy(bench, run, source))
             return
         with _cleared(bench, run):
             figures, verdict = SnapshotMeasurement(bench, run, source).measure()
-    book.note(load, system, figures)
-    judged = verdict if system == RELAY else verdict.forgiven
-    book.judge(name, verdict.rows, judged.findings())
+    records.add(load, system, figures)
+    judged = verdict if system == RELAY else verdict.without_stale
+    records.judge(name, verdict.rows, judged.findings())
 
 
 @contextmanager
 def _original(bench: Bench) -> Iterator[None]:
     """Keep a database with the table for the block; nobody is connected to it."""
     rows = bench.options.rows
-    with original(bench.place, _ORIGINAL, bench.clock) as source:
+    with original(bench.environment, _ORIGINAL, bench.clock) as source:
         source.fill_items(rows, bench.screen.begin("writing the table", rows))
         source.close()
         yield
@@ -253,12 +255,12 @@ def _cleared(bench: Bench, run: FillRun) -> Iterator[None]:
     try:
         yield
     finally:
-        bench.place.launcher.stop(run.name)
+        bench.environment.launcher.stop(run.name)
     bench.broker.delete_topics(run.name)
 
 
-def _result(book: RunRecords) -> BenchResult[FillCase]:
-    loads = {Load(name): found for name, found in book.rounds()}
+def _result(records: RunRecords) -> BenchResult[FillCase]:
+    loads = {Load(name): found for name, found in records.rounds()}
     return BenchResult(
-        findings=book.findings, cases=(FillCase(loads=loads),), **book.facts()
+        findings=records.findings, cases=(FillCase(loads=loads),), **records.facts()
     )

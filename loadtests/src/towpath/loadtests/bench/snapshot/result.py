@@ -132,10 +132,10 @@ class FillCase:
         spreads = (self.systems(load).get(system, {}) for load in self.loads)
         return _over(pick, (s[name].median if name in s else None for s in spreads))
 
-    def papers(self) -> dict[str, LargeTableCost]:
+    def large_table_costs(self) -> dict[str, LargeTableCost]:
         """Return what a large table costs each system, under the dearer load."""
         names = dict.fromkeys(n for systems in self.loads.values() for n in systems)
-        found = {name: self._paper(name) for name in names}
+        found = {name: self._large_table_cost(name) for name in names}
         return {name: paper for name, paper in found.items() if paper is not None}
 
     def as_json(self) -> dict[str, Any]:
@@ -155,7 +155,9 @@ class FillCase:
             "peak_rss_bytes": self.figure("process_peak_rss_bytes"),
             "cpu_us_per_row": _short(self.figure("cpu_us_per_row")),
             "rows_per_s": _short(self.figure(RATE, min)),
-            "paper": {name: one.as_json() for name, one in self.papers().items()},
+            "paper": {
+                name: one.as_json() for name, one in self.large_table_costs().items()
+            },
         }
 
     def _load_json(self, load: Load) -> dict[str, Any]:
@@ -169,7 +171,7 @@ class FillCase:
         ratios = {name: _short(self.ratio(name, load)) for name in RATIOS}
         return {"systems": systems, **ratios}
 
-    def _paper(self, system: str) -> LargeTableCost | None:
+    def _large_table_cost(self, system: str) -> LargeTableCost | None:
         rate = self.figure(RATE, min, system)
         cpu_us = self.figure("cpu_us_per_row", max, system)
         size = self.figure("topic_bytes_per_row", max, system)
@@ -226,7 +228,7 @@ def draw(result: BenchResult[FillCase]) -> RenderableType:
         return unverified(result.findings)
     blocks: list[RenderableType] = []
     for case in result.cases:
-        blocks += [Text(), _paper(case)]
+        blocks += [Text(), _large_table_cost(case)]
     what = "every key, the table's last value of each, every update, in every run"
     return Group(*blocks, Text(), *verified(what, result.machine))
 
@@ -253,17 +255,17 @@ def _load(case: FillCase, load: Load) -> list[RenderableType]:
     return blocks
 
 
-def _paper(case: FillCase) -> Table:
+def _large_table_cost(case: FillCase) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     title = f"{LARGE_TABLE_ROWS:,} rows on paper, the dearer load"
     table.add_column(Text(title, style="bold"), no_wrap=True)
     for column in ("hours", "CPU hours", "topic GiB"):
         table.add_column(column, justify="right", no_wrap=True)
-    for name, paper in case.papers().items():
-        table.add_row(name, *_paper_cells(paper))
+    for name, paper in case.large_table_costs().items():
+        table.add_row(name, *_large_table_cells(paper))
     return table
 
 
-def _paper_cells(paper: LargeTableCost) -> tuple[str, str, str]:
+def _large_table_cells(paper: LargeTableCost) -> tuple[str, str, str]:
     gibibytes = paper.topic_bytes / MEBIBYTE / 1024
     return f"{paper.hours:.2f}", f"{paper.cpu_hours:.2f}", f"{gibibytes:.1f}"

@@ -28,7 +28,7 @@ from towpath.loadtests.bench.environment import BenchEnvironment
 from towpath.loadtests.bench.source import (
     INSERTED_OR_UPDATED,
     BenchSource,
-    Row,
+    CommittedRow,
     database,
     decoded_rows,
 )
@@ -89,7 +89,7 @@ SIGNALS: Final = "bench.signal"
 _TRUTH: Final = "bench_truth"
 _SIGNAL_ID: Final = "fill"
 
-_PIECE_ROWS: Final = 50_000
+_ROWS_AT_ONCE: Final = 50_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECONDS: Final = 1_000_000
 _SHORT_OFFSET: Final = re.compile(r"([+-]\d\d)$")
@@ -153,14 +153,14 @@ def content(row: Mapping[str, Any]) -> RowContent:
 class ItemSource(BenchSource):
     """The database of one run: the table, and what the server says of it."""
 
-    def fill_items(self, rows: int, tell: Callable[[int], None]) -> None:
+    def fill_items(self, rows: int, report: Callable[[int], None]) -> None:
         """Make the table with all its rows, as an old one that vacuum has seen."""
         self._connection.execute(_PREPARE)
         self._connection.execute("set synchronous_commit = off")
-        for first in range(1, rows + 1, _PIECE_ROWS):
-            last = min(rows, first + _PIECE_ROWS - 1)
+        for first in range(1, rows + 1, _ROWS_AT_ONCE):
+            last = min(rows, first + _ROWS_AT_ONCE - 1)
             self._connection.execute(_FILL, (first, last))
-            tell(last)
+            report(last)
         self._connection.execute("vacuum (freeze, analyze) bench.item")
         self.settle()
 
@@ -242,20 +242,25 @@ class ItemSource(BenchSource):
 
 
 @contextlib.contextmanager
-def original(place: BenchEnvironment, name: str, clock: Clock) -> Iterator[ItemSource]:
+def original(
+    environment: BenchEnvironment, name: str, clock: Clock
+) -> Iterator[ItemSource]:
     """Make the database that the runs copy; close its source before it is copied."""
-    with database(place, name), ItemSource(place, name, clock) as source:
+    with database(environment, name), ItemSource(environment, name, clock) as source:
         yield source
 
 
 @contextlib.contextmanager
 def copied(
-    place: BenchEnvironment, name: str, template: str, clock: Clock
+    environment: BenchEnvironment, name: str, template: str, clock: Clock
 ) -> Iterator[ItemSource]:
     """Make a run's own copy of the original for the block, and drop it behind it."""
-    with database(place, name, template), ItemSource(place, name, clock) as source:
+    with (
+        database(environment, name, template),
+        ItemSource(environment, name, clock) as source,
+    ):
         yield source
 
 
-def _number(row: Row, name: str) -> int:
+def _number(row: CommittedRow, name: str) -> int:
     return int(row.values[name] or 0)

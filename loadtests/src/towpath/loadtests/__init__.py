@@ -1,9 +1,9 @@
 """
-Load and measurements from outside: over HTTP, SQL and the targets' own APIs.
+Load tests, benchmarks and chaos runs, over HTTP, SQL and the targets' own APIs.
 
-Nothing here knows how the platform works inside. ``loadtests/locustfile.py`` is what
-locust loads: ``load.users`` are its customers, ``load.lead`` prepares a run and reports
-on it; ``load.sampler``, a process beside locust's, times how long a commit takes to
-become readable in each target. ``bench`` measures relay, snapshots and sinks beside
-others; ``chaos`` disturbs a source while its tables are read.
+They do not depend on the platform's internals. Locust loads
+``loadtests/locustfile.py``: ``load.users`` are its customers, ``load.lead`` prepares a
+run and reports on it, and ``load.sampler``, a process of its own, measures how long a
+commit takes to become readable in each target. ``bench`` compares relay, snapshots and
+sinks with other systems; ``chaos`` disturbs a source while its tables are read.
 """

@@ -1,4 +1,4 @@
-"""Failures of a load, of a benchmark and of a chaos run."""
+"""Failures of loads, benchmarks and chaos runs."""
 
 from towpath.schemas.failure import UnavailableError, UsageError
 
@@ -10,13 +10,13 @@ class LoadOptionError(UsageError):
 
 
 class ShopUnavailableError(UnavailableError):
-    """The orders service cannot be used at the address that was given."""
+    """The orders service cannot be used at the given address."""
 
     remedy = "Check --host, and that the orders service runs there."
 
 
 class CustomersError(UsageError):
-    """There is no customer in whose name an order can be placed."""
+    """There is no customer who can place an order."""
 
     remedy = (
         "Let the load register its own (leave --load-customers-file out), or list ids "
@@ -25,18 +25,18 @@ class CustomersError(UsageError):
 
 
 class TargetUnavailableError(UnavailableError):
-    """A sink's target cannot be sampled at the address that was given."""
+    """A sink's target cannot be sampled at the given address."""
 
     remedy = "Correct the option that gives its address, or leave it out."
 
 
 class BenchError(UnavailableError):
-    """A system or a part of the benchmark ended, or was not done in time."""
+    """A system or a part of the benchmark ended, or did not finish in time."""
 
     remedy = "Read the log that the message names; --keep leaves all logs in place."
 
 
 class ChaosError(UnavailableError):
-    """A part of the run could not be started, asked or read."""
+    """A part of the run could not be started or read."""
 
     remedy = "Read the log that the message names; --keep leaves all logs in place."

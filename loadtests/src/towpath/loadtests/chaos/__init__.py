@@ -1,12 +1,12 @@
 """
-Chaos for snapshots: everything that a source may do while its tables are read.
+Chaos for snapshots: random disturbances of a source while its tables are read.
 
-Sessions write at random, another alters the tables, another asks for snapshots, and
-somebody kills: the relay, and the server's processes that serve it. In between, commits
-wait for a standby that is not there, so that the log tells of them before any query
-sees them. A reader follows the topics all the time and judges each record as it comes;
-in the end of each round what it has must be what the tables hold.
+Sessions write at random, another one alters the tables, another one requests snapshots,
+and a killer ends the relay or its server processes. Some commits wait for a standby
+that does not exist, so they are in the log before any query sees them. A reader
+consumes the topics all the time and checks each record. At the end of each round, its
+rows must equal those of the tables.
 
-One seed decides what each actor does, and in which order; how their steps fall
-together is the machine's affair.
+One seed decides the steps of each actor and their order. How steps of different actors
+interleave depends on the machine.
 """

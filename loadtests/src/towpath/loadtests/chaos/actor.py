@@ -1,9 +1,9 @@
 """
-What all actors share: a thread of their own, draws of their own, an end.
+Actors: threads that take random steps in a session of their own.
 
-An actor draws only from the seed and its own name, never from what it meets, so that a
-seed gives each actor the same steps again. What the server refuses (a lock that does
-not come, a deadlock, a column that is gone) is counted and let be.
+An actor draws only from the seed and its own name, never from what it reads, so that a
+seed repeats the steps of each actor. Steps that the server refuses (a lock timeout, a
+deadlock, a column that is gone) are counted and not retried.
 """
 
 import contextlib
@@ -22,25 +22,25 @@ _JOIN_WITHIN_S: Final = 30.0
 _AGAIN_S: Final = 0.1
 REFUSED: Final = "refused"
 _SESSION: Final = "set lock_timeout = '500ms'; set statement_timeout = '20s'"
-# The commit waits for a standby that is not there: in the log, and seen by nobody.
+# The commit waits for a standby that does not exist: in the log, but invisible.
 _WAITING: Final = "set synchronous_commit = on"
 _NOT_WAITING: Final = "set synchronous_commit = local"
 
 
 class Actor:
-    """Takes one step after the other until it is told to stop."""
+    """Takes one step after the other until it is stopped."""
 
     def __init__(
         self, environment: ChaosEnvironment, name: str, seed: str, pause_s: float
     ) -> None:
         """
-        Make one; ``with`` starts and stops it.
+        Create an actor; ``with`` starts and stops it.
 
         Args:
-            environment: Where.
-            name: Who.
-            seed: What it draws from, with its name.
-            pause_s: How long it rests between two steps, at most.
+            environment: The environment of the run.
+            name: The thread's name, and a part of the seed.
+            seed: The seed.
+            pause_s: The longest pause between two steps.
         """
         self.counts: Counter[str] = Counter()
         self.random = Random(f"{seed}.{name}")
@@ -60,10 +60,10 @@ class Actor:
 
     def stop(self) -> None:
         """
-        Stop after the step that is being taken.
+        Stop after the current step.
 
         Raises:
-            ChaosError: It failed, or does not stop.
+            ChaosError: The actor failed, or does not stop.
         """
         self._stopping.set()
         self._thread.join(_JOIN_WITHIN_S)
@@ -74,25 +74,25 @@ class Actor:
 
     def check(self) -> None:
         """
-        Raise what has ended it.
+        Raise the failure that ended the thread, if one did.
 
         Raises:
-            ChaosError: It failed.
+            ChaosError: The actor failed.
         """
         if self._failure is not None:
             message = f"{self._thread.name} failed: {self._failure!r}"
             raise ChaosError(message) from self._failure
 
     def rest(self, longest_s: float) -> None:
-        """Wait for a while, unless told to stop."""
+        """Pause for a random time, unless stopped."""
         self._stopping.wait(self.random.uniform(0, longest_s))
 
     def step(self, session: Session) -> None:
-        """Do one thing."""
+        """Take one step."""
         raise NotImplementedError
 
     def finish(self, session: Session) -> None:
-        """Leave nothing half done."""
+        """Clean up after the last step."""
 
     def _run(self) -> None:
         try:
@@ -101,7 +101,7 @@ class Actor:
                     self._try(session)
                     self.rest(self._pause_s)
                 self.finish(session)
-        except BaseException as error:  # noqa: BLE001 - told by check
+        except BaseException as error:  # noqa: BLE001 - raised by check
             self._failure = error
 
     def _try(self, session: Session) -> None:
@@ -115,7 +115,7 @@ class Actor:
 
 
 def connect(dsn: str) -> Session:
-    """Open a session whose commits wait for no standby, and whose waits are bounded."""
+    """Open a session with time limits, whose commits wait for no standby."""
     # Prepared statements would refuse to run once their table is altered.
     session = psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
     session.execute(_SESSION)
@@ -125,10 +125,10 @@ def connect(dsn: str) -> Session:
 
 class LateCommit:
     """
-    For a block: commits are in the log, and invisible for so long.
+    A block whose commits are in the log but stay invisible for a while.
 
-    Cancelling a commit that waits for a standby makes it visible, and nothing else. A
-    statement that is cancelled before is refused, so nothing may take long in here.
+    Cancelling a commit that waits for a standby makes it visible. A cancelled statement
+    before the commit fails, so nothing in the block may take long.
     """
 
     def __init__(self, session: Session, delay_s: float) -> None:

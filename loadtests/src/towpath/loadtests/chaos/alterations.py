@@ -1,9 +1,9 @@
 """
 The session that alters tables, with and without rewriting them.
 
-Columns come, go and are renamed, types change, rows are rewritten where they lie,
-indexes come and go. No snapshot may fail for any of that. Now and then another table
-takes the place of one, with its name and its rows: that a snapshot may fail for.
+Columns are added, dropped and renamed, types change, tables are rewritten, and indexes
+are created and dropped. No snapshot may fail because of that. Now and then another
+table with the same name and rows replaces a table, and there a snapshot may fail.
 """
 
 from collections.abc import Callable, Mapping
@@ -60,7 +60,7 @@ _SWAP_SHARE: Final = 0.05
 
 
 class TableAlterer(Actor):
-    """Alters the tables that may be, and rewrites all."""
+    """Alters the tables that may be altered, and rewrites all."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class TableAlterer(Actor):
         self._widths = dict.fromkeys(TABLES, 0)
 
     def step(self, session: Session) -> None:
-        """Alter something, somewhere."""
+        """Alter a random table in a random way."""
         table = self.random.choice(TABLES)
         kinds = _OFTEN if table.is_altered else ("rewrite",)
         kind = self.random.choice(kinds)
@@ -93,7 +93,7 @@ class TableAlterer(Actor):
         self.counts[kind] += 1
 
     def add(self, session: Session, table: Table) -> None:
-        """Add a column, with or without a value for the rows that are there."""
+        """Add a column, with or without a value for existing rows."""
         self._execute(session, table, self.random.choice(_ADDED), self._new_name())
 
     def add_and_write(self, session: Session, table: Table) -> None:
@@ -121,7 +121,7 @@ class TableAlterer(Actor):
             session.execute(statement)
 
     def retype(self, session: Session, table: Table) -> None:
-        """Change a column's type, which writes the table anew."""
+        """Change a column's type in a way that rewrites the table."""
         wanted = _TYPES[self._types[table] % len(_TYPES)]
         statement = sql.SQL("alter table {} alter n type {} using n::numeric::{}")
         kind = sql.SQL(wanted)
@@ -129,14 +129,14 @@ class TableAlterer(Actor):
         self._types[table] += 1
 
     def widen(self, session: Session, table: Table) -> None:
-        """Change a column's type, which mostly leaves the rows as they are."""
+        """Change a column's type in a way that mostly keeps the rows as they are."""
         wanted = _WIDTHS[self._widths[table] % len(_WIDTHS)]
         statement = sql.SQL("alter table {} alter tag type {}")
         session.execute(statement.format(table.identifier, sql.SQL(wanted)))
         self._widths[table] += 1
 
     def rewrite(self, session: Session, table: Table) -> None:
-        """Write rows or indexes anew; no column changes."""
+        """Rewrite rows or indexes without a change of columns."""
         template = self.random.choice(_REWRITES)
         if table.is_partitioned and "concurrently" in template:
             template = "analyze {t}"
@@ -148,7 +148,7 @@ class TableAlterer(Actor):
         session.execute(statement)
 
     def swap(self, session: Session, table: Table) -> None:
-        """Put another table in its place, with all its rows."""
+        """Replace the table by another one with all its rows."""
         new = f"{table.name}_new"
         with session.transaction():
             for template in _SWAP:

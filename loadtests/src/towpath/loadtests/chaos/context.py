@@ -21,15 +21,15 @@ VICTIMS: Final = (RELAY, BACKEND)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosEnvironment:
     """
-    All that a chaos run is given.
+    Addresses, programs and folders of a chaos run.
 
     Attributes:
         dsn: An empty database; its user must be a superuser.
         kafka: The broker's bootstrap address.
-        prefix: Of topics; also the slot's name.
-        towpath: The words that begin a command of ``towpath``.
-        folder: For the configuration file.
-        env: The whole environment of the relay.
+        prefix: The prefix of topics; also the slot's name.
+        towpath: The first words of a ``towpath`` command.
+        folder: The folder of the configuration file.
+        env: The relay's environment variables.
         launcher: Starts processes.
     """
 
@@ -46,17 +46,17 @@ class ChaosEnvironment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosOptions:
     """
-    What the caller chooses.
+    The options of a chaos run.
 
     Attributes:
-        minutes: For how long new rounds begin.
-        seed: What the actors draw from.
-        kill: Who is killed: ``relay``, ``backend``.
+        minutes: How long new rounds are started.
+        seed: The seed of all actors.
+        kill: The victims: ``relay``, ``backend``.
         ddl: Whether tables are altered.
-        round_s: How long everybody is at work before a round is judged.
-        rows: Of each table, at first.
-        writers: Sessions that write.
-        late: Whether some commits wait for a standby that is not there.
+        round_s: How long all actors run before a round is checked.
+        rows: Initial rows of each table.
+        writers: Number of sessions that write.
+        late: Whether some commits wait for a standby that does not exist.
     """
 
     minutes: float
@@ -73,17 +73,17 @@ _LINE_EVERY_S: Final = 10.0
 
 
 class ChaosScreen(Protocol):
-    """Takes what is so now, and what stays."""
+    """Shows the current progress, and lines that stay."""
 
     def show(self, line: str) -> None:
-        """Show how far it is."""
+        """Show the current progress."""
 
     def log(self, line: str) -> None:
-        """Tell something that stays."""
+        """Print a line that stays."""
 
 
 class QuietScreen:
-    """Shows nothing; what stays is kept."""
+    """Shows nothing, and keeps the lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -92,12 +92,12 @@ class QuietScreen:
         """Show nothing."""
 
     def log(self, line: str) -> None:
-        """Keep it."""
+        """Keep the line."""
         self.lines.append(line)
 
 
 class LiveChaosScreen:
-    """A spinner with a line; without a terminal a line every few seconds."""
+    """A spinner with a line; without a terminal, a line every few seconds."""
 
     def __init__(self, console: Console, status: Status, clock: Clock) -> None:
         self._console = console
@@ -106,7 +106,7 @@ class LiveChaosScreen:
         self._logged_at_s = float("-inf")
 
     def show(self, line: str) -> None:
-        """Show it in place of the last."""
+        """Replace the current line."""
         if self._console.is_terminal:
             self._status.update(line)
         elif self._clock.monotonic_s() - self._logged_at_s >= _LINE_EVERY_S:
@@ -114,7 +114,7 @@ class LiveChaosScreen:
             self.log(line)
 
     def log(self, line: str) -> None:
-        """Print it above."""
+        """Print a line above the spinner."""
         self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
@@ -128,22 +128,22 @@ def open_screen(console: Console, clock: Clock) -> Iterator[LiveChaosScreen]:
 @dataclass(slots=True)
 class ChaosResult:
     """
-    Counts, and what was wrong; nothing was if there are no findings.
+    The counts and findings of a run; without findings it was correct.
 
     Attributes:
-        options: What was asked for.
-        settings: What the seed gave the relay.
-        rounds: How many were judged.
-        elapsed_s: From the first step to the last judgement.
+        options: The options of the run.
+        settings: The relay's settings, drawn from the seed.
+        rounds: Rounds that were checked.
+        elapsed_s: From the first step to the last check.
         written: Transactions, by kind.
         altered: Alterations, by kind.
-        killed: By victim.
-        signals: Signals, by what became of them.
-        not_completed: Signals that did not, with their reasons.
+        killed: Kills, by victim.
+        signals: Signals, by their final status.
+        not_completed: Signals that did not complete, with their reasons.
         reads: READ rows delivered.
         streamed: Changes delivered.
-        findings: What was wrong, in sentences.
-        warnings: What the relay warned of, with its count.
+        findings: Differences and failures, as sentences.
+        warnings: Warnings of the relay, with their counts.
     """
 
     options: ChaosOptions
@@ -162,11 +162,11 @@ class ChaosResult:
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing was wrong."""
+        """Whether there are no findings."""
         return not self.findings
 
     def line(self) -> str:
-        """Tell it all in one line."""
+        """Return a summary in one line."""
         verdict = "equal" if self.is_equal else f"{len(self.findings)} findings"
         settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
         return (
@@ -178,7 +178,7 @@ class ChaosResult:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as one JSON object."""
+        """Return the result as one JSON object."""
         return {
             "seed": self.options.seed,
             "settings": dict(self.settings),
@@ -198,7 +198,7 @@ class ChaosResult:
 
 
 def total(counts: Counter[str]) -> int:
-    """Count what was done, without what the server refused."""
+    """Count the steps that the server did not refuse."""
     return sum(n for name, n in counts.items() if not name.startswith("refused"))
 
 

@@ -1,22 +1,22 @@
 """
-A sink in miniature, and a judge: what a reader of one table's topic has, and has met.
+The fold of one table's topic, with a check of each record.
 
-What it has: per key the newest position wins, and a change that leaves columns out is
-laid over the row. What it must never meet, record by record:
+Per key the newest position wins, and a change with omitted columns is merged into the
+row. Four kinds of record are wrong:
 
 ==============  =====================================================================
-twice           a streamed record at or below one that its partition had before
-older           a READ that stands below an event delivered before for its key
-stale           a READ whose row is older, by its own counter ``v``, than that event
+twice           a streamed record at or below an earlier one of its partition
+older           a READ below an earlier event of its key
+stale           a READ whose row is older, by its counter ``v``, than that event
 resurrected     a READ that shows a deleted row again
 ==============  =====================================================================
 
-Two snapshots that run beside each other may deliver a key in either order: a READ is
-judged by events, never by another READ.
+Concurrent snapshots may deliver a key in either order, so a READ is compared with
+events, never with another READ.
 
-A reader of two topics (the shared one and a sink's own) meets their records in no
-order between them: its fold judges nothing, and fills from an older READ what a newer
-change has left out.
+A reader of two topics (the shared one and a sink's own) gets their records in no mutual
+order. Its fold checks nothing, and fills the omitted columns of a newer change from an
+older READ.
 """
 
 import json
@@ -34,7 +34,7 @@ UNCHANGED: Final = "unchanged"
 SWEEP: Final = "sweep"
 DROPPED: Final = "dropped"
 
-# What a position is without the number of a further record of the same change.
+# Length of a position without the number of a further record of the same change.
 _PLAIN: Final = 27
 _SHOWN: Final = 20
 _ALL: Final = 0
@@ -44,16 +44,16 @@ _NEVER: Final = -1
 @dataclass(slots=True)
 class _Known:
     """
-    A key.
+    The state of a key.
 
     Attributes:
-        position: Of its newest record.
+        position: The position of its newest record.
         row: Its row, if it has one.
         missing: The columns that its row lacks.
         event: The position of its newest event.
-        is_gone: Whether that event took its row away.
-        event_version: The counter that its newest event told.
-        version: The highest counter that was told at all.
+        is_gone: Whether that event deleted its row.
+        event_version: The counter in its newest event.
+        version: The highest counter in any of its records.
     """
 
     position: bytes
@@ -73,15 +73,15 @@ class _Partition:
 
 
 class Fold:
-    """One reader of one table."""
+    """The fold of one table's records."""
 
     def __init__(self, name: str, *, is_ordered: bool = True) -> None:
         """
-        Make an empty one.
+        Create an empty fold.
 
         Args:
-            name: The table, for what is told.
-            is_ordered: Whether records come in the order of one topic.
+            name: The table's name, for findings.
+            is_ordered: Whether all records are of one topic.
         """
         self.name = name
         self.counts: Counter[str] = Counter()
@@ -92,7 +92,7 @@ class Fold:
 
     @property
     def reads(self) -> int:
-        """How many READ rows were met."""
+        """The number of READ rows."""
         return self.counts["r"]
 
     def rows(self) -> dict[bytes, Row]:
@@ -105,7 +105,7 @@ class Fold:
         }
 
     def incomplete(self) -> list[bytes]:
-        """Return the keys whose rows lack columns that nobody has brought."""
+        """Return the keys whose rows still lack columns."""
         return [
             key
             for partition in self._partitions.values()
@@ -116,7 +116,7 @@ class Fold:
     def take(
         self, partition: int, key: bytes | None, value: bytes | None, headers: Headers
     ) -> None:
-        """Take in one record. Call order: as the partition has them."""
+        """Apply one record; those of a partition in order of their offsets."""
         named = dict(headers)
         place = named.get(POSITION)
         if place is None:
@@ -132,10 +132,10 @@ class Fold:
         envelope = json.loads(value)
         self.counts[envelope["op"]] += 1
         if key is None:
-            # A table was made again and a sweep follows: only readers that know no
+            # A table was recreated and a sweep follows: only readers that do not know
             # sweeps empty their copy here.
             if DROPPED not in named or SWEEP in named:
-                self._take_of_all(part, place, named.get(SWEEP), envelope["op"])
+                self._apply_to_all(part, place, named.get(SWEEP), envelope["op"])
         elif SNAPSHOT in named:
             self._read(part, key, place, envelope["after"])
         else:
@@ -143,10 +143,10 @@ class Fold:
             missing = frozenset(json.loads(left_out) if left_out else ())
             self._change(part, key, place[:_PLAIN], envelope["after"], missing)
 
-    def _take_of_all(
+    def _apply_to_all(
         self, part: _Partition, place: bytes, floor: bytes | None, operation: str
     ) -> None:
-        """Take in what is about all keys."""
+        """Apply a record that concerns all keys."""
         if operation == "t":
             self._truncate(part, place)
         elif floor is not None:
@@ -165,7 +165,7 @@ class Fold:
                 known.row, known.missing, known.is_gone = None, frozenset(), True
 
     def _sweep(self, part: _Partition, place: bytes, floor: bytes) -> None:
-        """Take away what stands below the floor: the table has it no more."""
+        """Delete the rows below the floor: the table no longer has them."""
         for known in part.keys.values():
             if known.position < floor:
                 known.position, known.row = place, None
@@ -235,11 +235,11 @@ def differences(
     folded: Mapping[bytes, Row], table: Mapping[tuple[str | None, ...], Row]
 ) -> list[str]:
     """
-    Compare what a fold has with what a table holds, every key and column.
+    Compare the rows of a fold with those of a table, every key and column.
 
     Args:
-        folded: Rows by the bytes of their keys, as topics have them.
-        table: Rows by the texts of their keys, values as Postgres writes them.
+        folded: Rows by the bytes of their keys, as in the topic.
+        table: Rows by the texts of their keys, with values in Postgres's text form.
     """
     ours = {_key(key): _texts(row) for key, row in folded.items()}
     found = [f"{key}: lost" for key in table.keys() - ours.keys()]
@@ -271,7 +271,7 @@ def _texts(row: Row) -> dict[str, str | None]:
 
 
 def _text(value: object) -> str | None:
-    """Return a value of JSON as Postgres writes it, of the types that are used here."""
+    """Return a JSON value in Postgres's text form, for the types used here."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return None if value is None else str(value)

@@ -1,9 +1,9 @@
 """
-Observers of a chaos run: a session beside the source, and a reader of the topics.
+Observers of a chaos run: a session on the source, and a reader of the topics.
 
-The session reads how far the relay has confirmed, and lets commits wait for a standby.
-The reader follows topics from their beginnings and hands each record to its folds. A
-topic is there once its first record is, so missing topics are looked for repeatedly.
+The session reads the relay's confirmed LSN, and makes commits wait for a standby. The
+reader consumes topics from their beginnings and passes each record to its folds. A
+topic exists once it has its first record, so missing topics are looked up repeatedly.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ where slot_name = %s
 
 
 class SourceObserver:
-    """A session of one's own."""
+    """A session on the source."""
 
     def __init__(self, environment: ChaosEnvironment) -> None:
         self._environment = environment
@@ -50,9 +50,9 @@ class SourceObserver:
     @contextmanager
     def late_commits(self) -> Iterator[None]:
         """
-        Have commits wait, for the block, if their session asks for it.
+        Make commits wait for a standby during the block, in sessions that enable it.
 
-        What waits in the end is let go.
+        Commits that still wait at the end become visible.
         """
         name = sql.Identifier(self.session.info.dbname)
         statement = "alter database {} set synchronous_commit = local"
@@ -64,21 +64,21 @@ class SourceObserver:
             self._name_standby("")
 
     def slot(self) -> object:
-        """Return the relay's slot, if it is there."""
+        """Return the relay's slot, if it exists."""
         query = "select slot_name from pg_replication_slots where slot_name = %s"
         return self._one(query, self._environment.prefix)
 
     def mark(self) -> str:
-        """Write something last, and return the end of the log."""
+        """Write a last message, and return the end of the log."""
         self.session.execute("select pg_logical_emit_message(true, 'chaos', 'mark')")
         return str(self._one("select pg_current_wal_lsn()::text"))
 
     def is_confirmed(self, lsn: str) -> bool:
-        """Tell whether the relay has confirmed so much."""
+        """Return whether the relay has confirmed an LSN."""
         return bool(self._one(_CONFIRMED, lsn, self._environment.prefix))
 
     def unfinished(self) -> list[str]:
-        """Tell of the tables that are being read or wait for it."""
+        """Describe the tables that are being read or are queued."""
         return [
             f"{row[0]} {row[1]} is {row[2]} after {row[3]} rows: {row[4] or 'no error'}"
             for row in self.session.execute(_UNFINISHED)
@@ -103,7 +103,7 @@ class SourceObserver:
 _AT_ONCE: Final = 5000
 _LOOKUP_WITHIN_S: Final = 10.0
 _END: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the client's own name for it
-# Answers of a topic that is just being made.
+# Errors for a topic that is being created.
 _NOT_YET: Final = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - the client's own name for it
@@ -115,7 +115,7 @@ _Place = tuple[str, int]
 
 
 class TopicReader:
-    """One consumer of many topics."""
+    """A consumer of all topics of a run."""
 
     def __init__(self, bootstrap: str, clock: Clock) -> None:
         self._clock = clock
@@ -127,7 +127,7 @@ class TopicReader:
                 "group.id": "towpath-chaos",
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",
-                # An end is told, because what ends a transaction is no record.
+                # Reports each end: the marker that ends a transaction is no record.
                 "enable.partition.eof": True,
                 "isolation.level": "read_committed",
                 "fetch.wait.max.ms": 20,
@@ -142,11 +142,11 @@ class TopicReader:
         self._consumer.close()
 
     def follow(self, topic: str, *folds: Fold) -> None:
-        """Hand the records of a topic to these folds, from its first one on."""
+        """Pass the records of a topic to these folds, from the first one on."""
         self._folds[topic] = folds
 
     def poll(self, within_s: float) -> int:
-        """Hand over what is there; wait so long for the first. Return how many."""
+        """Pass on available records, waiting for the first; return their number."""
         self._find_topics()
         if not self._next:
             self._clock.wait(within_s)
@@ -174,10 +174,10 @@ class TopicReader:
 
     def read_to_end(self, within_s: float) -> None:
         """
-        Hand over all that is there now.
+        Pass on all records up to the present ends.
 
         Raises:
-            ChaosError: It could not be read in time.
+            ChaosError: They could not be read in time.
         """
         deadline = Deadline(self._clock, within_s)
         self._find_topics()
@@ -210,7 +210,7 @@ class TopicReader:
                 low_high = self._consumer.get_watermark_offsets(place, _LOOKUP_WITHIN_S)
             except KafkaException as error:
                 if error.args[0].code() not in _NOT_YET:
-                    message = f"the end of {topic} is not told: {error}"
+                    message = f"the end of {topic} cannot be read: {error}"
                     raise ChaosError(message) from error
                 continue
             if low_high is not None:

@@ -1,7 +1,7 @@
 """
-The relay under test: its configuration, its process, its log, and its killer.
+The relay under test: its configuration, process and log, and its killer.
 
-The killer ends the relay at once, or the server's processes that serve it.
+The killer kills the relay or the server processes of its sessions.
 """
 
 import json
@@ -28,7 +28,7 @@ _POLL_INTERVAL_S: Final = 0.05
 _SHOWN_LINES: Final = 6
 _DELIVERIES: Final = ("idempotent", "idempotent", "transactional")
 _WATERMARKS: Final = ("messages", "messages", "rows", "rows_deleted")
-# Small chunks: many of them, so that each kill and each change of a table meets one.
+# Small chunks: so many that each kill and each alteration hits one.
 _CONFIGURATION: Final = """\
 version = 1
 state_folder = "{folder}"
@@ -63,16 +63,10 @@ name = "other"
 
 
 class ChaosRelay:
-    """One relay; safe to use from several threads."""
+    """The relay's process; safe to use from several threads."""
 
     def __init__(self, environment: ChaosEnvironment, seed: int) -> None:
-        """
-        Describe one.
-
-        Args:
-            environment: Where.
-            seed: What its settings are drawn from.
-        """
+        """Draw the relay's settings from the seed; nothing is started yet."""
         draw = Random(f"{seed}.relay")
         self.settings: dict[str, str | int] = {
             "delivery": draw.choice(_DELIVERIES),
@@ -87,16 +81,11 @@ class ChaosRelay:
         self._pid = 0
 
     def topic(self, collection: str) -> str:
-        """Name a table's topic."""
+        """Return the topic of a table."""
         return f"{self._environment.prefix}.{collection}"
 
     def prepare(self) -> None:
-        """
-        Write the configuration, and have the source prepared.
-
-        Raises:
-            ChaosError: It could not be prepared.
-        """
+        """Write the configuration and run ``towpath relay init``."""
         environment = self._environment
         self._config.write_text(
             _CONFIGURATION.format(
@@ -119,31 +108,31 @@ class ChaosRelay:
         environment.launcher.stop(_INIT)
 
     def start(self) -> None:
-        """Start it."""
+        """Start the relay."""
         with self._lock:
             self._start()
 
     def kill(self) -> None:
-        """Kill it as an accident would, and start it again."""
+        """Kill the relay with SIGKILL, and start it again."""
         with self._lock:
             self._environment.launcher.kill(_RELAY)
             self.kills += 1
             self._start()
 
     def stop(self) -> None:
-        """Ask it to end, and wait until it has."""
+        """Stop the relay, and wait for its end."""
         with self._lock:
             self._environment.launcher.stop(_RELAY)
 
     def check(self) -> None:
-        """Start it again if it has ended by itself, and keep what it said."""
+        """Start the relay again if it ended by itself, and keep the end of its log."""
         with self._lock:
             if not _is_alive(self._pid):
                 self.exits.append(self.log_tail())
                 self._start()
 
     def log_tail(self, name: str = _RELAY) -> str:
-        """Return the end of its log, or of the one of its preparation."""
+        """Return the last lines of a process's log."""
         log = self._environment.launcher.log(name)
         if not log.exists():
             return f"{log} is not there"
@@ -151,7 +140,7 @@ class ChaosRelay:
         return "\n".join([f"{log}:", *text.splitlines()[-_SHOWN_LINES:]])
 
     def warnings(self) -> dict[str, int]:
-        """Count what it logged as a warning or worse, by event and reason."""
+        """Count the relay's warnings and errors, by event and reason."""
         found: dict[str, int] = {}
         log = self._environment.launcher.log(_RELAY)
         for line in log.read_text(encoding="utf-8").splitlines():
@@ -174,10 +163,10 @@ class ChaosRelay:
 
 def fail_unless_prepared(slot: object, relay: ChaosRelay) -> None:
     """
-    Raise what kept the source from being prepared.
+    Check that the source was prepared.
 
     Raises:
-        ChaosError: There is no slot.
+        ChaosError: There is no slot; the message has the end of the log.
     """
     if slot is None:
         message = f"the source was not prepared\n{relay.log_tail(_INIT)}"
@@ -208,7 +197,7 @@ where datname = current_database() and application_name = %s order by pid
 
 
 class Killer(Actor):
-    """Kills one after the other; a killed relay is started again at once."""
+    """Kills a random victim every few seconds; a killed relay is restarted at once."""
 
     def __init__(
         self,
@@ -222,7 +211,7 @@ class Killer(Actor):
         self._victims = options.kill
 
     def step(self, session: Session) -> None:
-        """Wait a while, and kill."""
+        """Wait a while, then kill a victim."""
         self.rest(_BETWEEN_S)
         victim = self.random.choice(self._victims)
         draw = self.random.random()

@@ -1,7 +1,8 @@
 """
-Who asks for snapshots, stops them, and lets them pause.
+Random snapshot signals: requests, stops and pauses.
 
-Of tables by name and by pattern, of keys, for one sink, and slow.
+Snapshots are requested of tables by name and by pattern, of keys, for one sink, and at
+a slow rate.
 """
 
 import json
@@ -33,7 +34,7 @@ _KEYS: Final = "select {make} from unnest(%(numbers)s::int[]) nr"
 
 
 class SignalAnswer(NamedTuple):
-    """A signal and what became of it."""
+    """A signal and its status."""
 
     signal_id: str
     status: str
@@ -42,18 +43,18 @@ class SignalAnswer(NamedTuple):
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more will come of it."""
+        """Whether the status is final."""
         return self.status in ENDED
 
 
 def send(session: Session, signal_id: str, kind: str, **data: object) -> None:
-    """Leave a signal in the source."""
+    """Insert a signal into the source's signal table."""
     fields = {name.replace("_", "-"): value for name, value in data.items()}
     session.execute(_INSERT, (signal_id, kind, json.dumps(fields)))
 
 
 def answers(session: Session) -> list[SignalAnswer]:
-    """Return all signals as they are answered by now."""
+    """Return all signals with their present status."""
     return [
         SignalAnswer(row[0], row[1], row[2] or {}, row[3])
         for row in session.execute(_READ)
@@ -61,7 +62,7 @@ def answers(session: Session) -> list[SignalAnswer]:
 
 
 class SnapshotRequester(Actor):
-    """Sends signals, a few at a time."""
+    """Sends signals, with a few open at a time."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class SnapshotRequester(Actor):
         self._highest = options.rows * 3 // 2
 
     def step(self, session: Session) -> None:
-        """Send a signal, unless enough of them have not ended."""
+        """Send a signal, unless too many are open."""
         row = session.execute(_OPEN, (list(ENDED),)).fetchone()
         if row and row[0] >= _MOST_OPEN:
             return
@@ -85,26 +86,26 @@ class SnapshotRequester(Actor):
         self.counts[kind] += 1
 
     def whole(self, session: Session) -> None:
-        """Ask for one table."""
+        """Request a snapshot of one table."""
         self._ask(session, [self.random.choice(TABLES).collection])
 
     def several(self, session: Session) -> None:
-        """Ask for some tables."""
+        """Request a snapshot of several tables."""
         some = self.random.sample(TABLES, 3)
         self._ask(session, [table.collection for table in some])
 
     def pattern(self, session: Session) -> None:
-        """Ask for all whose names match."""
+        """Request a snapshot of all tables that match a pattern."""
         self._ask(session, [r"chaos\.[a-t].*"])
 
     def slow(self, session: Session) -> None:
-        """Ask for a table that is to be read slowly, so that kills meet it."""
+        """Request a slow snapshot of a table, so that kills hit it."""
         rate = self.random.choice((500, 1500, 4000))
         chosen = [self.random.choice(TABLES).collection]
         self._ask(session, chosen, max_rows_per_second=rate)
 
     def keys(self, session: Session) -> None:
-        """Ask for some keys, of which some have no row."""
+        """Request some keys, not all of which have a row."""
         table = self.random.choice(TABLES)
         count = self.random.choice((1, 5, 60))
         numbers = [self.random.randint(1, self._highest) for _ in range(count)]
@@ -113,36 +114,36 @@ class SnapshotRequester(Actor):
         self._ask(session, [table.collection], keys=keys)
 
     def target(self, session: Session) -> None:
-        """Ask for rows that only one sink gets."""
+        """Request a snapshot for one sink only."""
         self._ask(session, [TARGETED.collection], target=SINK)
 
     def filtered(self, session: Session) -> None:
-        """Ask for some rows of a table."""
+        """Request the rows of a table that match a condition."""
         name = self.random.choice(TABLES).collection
         condition = {"data-collection": name, "filter": "nr % 3 = 0 or note = 'old'"}
         self._ask(session, [name], additional_conditions=[condition])
 
     def by_number(self, session: Session) -> None:
-        """Ask for a table in the order of another unique column."""
+        """Request a table in the order of another unique column."""
         table = self.random.choice([t for t in TABLES if not t.is_partitioned])
         self._ask(session, [table.collection], surrogate_key="nr")
 
     def blocking(self, session: Session) -> None:
-        """Ask for tables in one view of the database."""
+        """Request a blocking snapshot of tables."""
         some = self.random.sample(TABLES, 2)
         self._ask(session, [table.collection for table in some], type="blocking")
 
     def sweep(self, session: Session) -> None:
-        """Ask for a table, and that whatever it has no more is deleted."""
+        """Request a table, with a sweep of rows that it no longer has."""
         self._ask(session, [self.random.choice(TABLES).collection], sweep=True)
 
     def stop_some(self, session: Session) -> None:
-        """Stop a table, or all."""
+        """Stop the snapshots of one table, or all."""
         chosen = self.random.choice([[], [self.random.choice(TABLES).collection]])
         send(session, self._id(), "stop-snapshot", data_collections=chosen)
 
     def pause(self, session: Session) -> None:
-        """Let everything pause, and go on a while later."""
+        """Pause all snapshots, and resume them a while later."""
         send(session, self._id(), "pause-snapshot")
         self.rest(_PAUSED_S)
         send(session, self._id(), "resume-snapshot")

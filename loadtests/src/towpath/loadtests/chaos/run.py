@@ -1,12 +1,11 @@
 """
-A run: rounds of chaos, each judged, until the time is over or something is wrong.
+A run: rounds of chaos, each checked, until the time is over or there is a finding.
 
-A round ends in order. First the tables keep their shape and nobody is killed any more;
-then, while sessions still write, those whose shape has changed are read once more,
-because their old rows are in the topic in old shapes; then nobody writes, and what the
-reader has must be what the tables hold. Tables that kept their shape are read at the
-first round's end only: later, nothing but the stream and the chaos's own snapshots
-stands behind what the reader has.
+A round ends in three steps. First, alterations and kills stop. Then, while sessions
+still write, altered tables are read once more, because the topic has their old rows in
+old shapes. Then writes stop, and the reader's rows must equal those of the tables.
+Tables that are never altered are read at the end of the first round only: later, the
+reader depends on the stream and the random snapshots alone.
 """
 
 from collections.abc import Callable, Iterable
@@ -53,10 +52,10 @@ def run_chaos(
     environment: ChaosEnvironment, options: ChaosOptions, screen: ChaosScreen
 ) -> ChaosResult:
     """
-    Run chaos in a database and judge it.
+    Run chaos in a database and check the results.
 
     Raises:
-        ChaosError: A part could not be started, asked or read.
+        ChaosError: A part could not be started or read.
     """
     with ExitStack() as stack:
         source = stack.enter_context(SourceObserver(environment))
@@ -73,7 +72,7 @@ def run_chaos(
 
 
 class _ChaosRun:
-    """One run."""
+    """One run; call ``run`` once."""
 
     def __init__(
         self,
@@ -101,7 +100,7 @@ class _ChaosRun:
         topics.follow(f"{relay.topic(TARGETED.collection)}.backfill.{SINK}", self._own)
 
     def run(self) -> ChaosResult:
-        """Play rounds until the time is over, or something is wrong."""
+        """Play rounds until the time is over or there is a finding."""
         result = self._result
         while True:
             self._play_round(result.rounds)
@@ -139,7 +138,7 @@ class _ChaosRun:
             self._watch(f"round {number + 1}", deadline.passed)
             for actor in others:
                 actor.stop()
-            self._ask_last(number)
+            self._request_last_snapshot(number)
             for writer in writers:
                 writer.stop()
         self._await_rest()
@@ -148,8 +147,8 @@ class _ChaosRun:
 
     # The end of a round ----------------------------------------------------------
 
-    def _ask_last(self, number: int) -> None:
-        """Have the tables read once more whose old rows have old shapes."""
+    def _request_last_snapshot(self, number: int) -> None:
+        """Request a last snapshot of the tables whose old rows have old shapes."""
         is_needed = self._options.ddl
         chosen = [t for t in TABLES if number == 0 or (t.is_altered and is_needed)]
         last = f"r{number}-last"
@@ -164,7 +163,7 @@ class _ChaosRun:
             )
 
     def _await_rest(self) -> None:
-        """Wait until all is delivered that is written and asked for."""
+        """Wait until all writes and all requested snapshots are delivered."""
         lsn = self._source.mark()
         self._watch("delivery", lambda: self._source.is_confirmed(lsn), _END_WITHIN_S)
         if not self._source.is_confirmed(lsn):
@@ -183,7 +182,7 @@ class _ChaosRun:
         self._topics.read_to_end(_READ_WITHIN_S)
 
     def _judge(self) -> None:
-        """Compare, and look at what was met on the way."""
+        """Compare the reader's rows with the tables, and collect earlier findings."""
         self._judge_signals()
         for table, fold in self._folds.items():
             rows = tables.read(self._source.session, table)
@@ -221,12 +220,12 @@ class _ChaosRun:
         self._result.findings += [f"ended by itself: {e}" for e in self._relay.exits]
         self._relay.exits.clear()
 
-    # What goes on all the time ---------------------------------------------------
+    # During a round ---------------------------------------------------
 
     def _watch(
         self, doing: str, is_over: Callable[[], bool], within_s: float | None = None
     ) -> None:
-        """Read, look after the relay and tell how far it is, until something is so."""
+        """Poll topics, relay and actors and show progress, until a condition holds."""
         deadline = Deadline(self._environment.clock, within_s or float("inf"))
         while not is_over() and not deadline.passed():
             self._topics.poll(_POLL_S)
@@ -248,7 +247,7 @@ class _ChaosRun:
         )
 
     def _steps(self, kind: type[Actor]) -> int:
-        """Count what actors of a kind have done in this run."""
+        """Count the steps of actors of a kind in this run."""
         before = {
             Writer: self._result.written,
             TableAlterer: self._result.altered,
@@ -292,7 +291,7 @@ class _ChaosRun:
 
 
 def _may_end_so(answer: SignalAnswer, allowed: set[str]) -> bool:
-    """Tell whether a signal may end without having completed, by its tables' states."""
+    """Return whether a signal may end uncompleted, by the states of its tables."""
     if answer.status == "rejected":
         return answer.type != "execute-snapshot"
     by_table = answer.detail.get("tables") or {}

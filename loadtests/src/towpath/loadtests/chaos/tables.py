@@ -1,10 +1,10 @@
 """
-The tables: one for each sort of key, with columns that sessions fill and alter.
+The tables: one for each type of key, with columns that sessions fill and alter.
 
-A row is named by its number ``nr``, from which SQL makes its key, so that no key is
-ever made or compared here. ``v`` is its counter: drawn anew with each write while the
-row is locked, it rises for each key. ``large`` lies out of line where it is set, and
-updates that leave it alone do not stream it.
+A row is identified by its number ``nr``, from which SQL computes its key, so no key is
+computed or compared here. ``v`` is a counter that each write draws from a sequence
+while the row is locked, so it rises for each key. ``large`` is stored out of line, and
+updates that leave it unchanged do not stream it.
 """
 
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ class Table:
     One table.
 
     Attributes:
-        name: Without its schema.
-        key: The columns of its primary key, in key order.
-        make_key: Their values, of the number ``nr``.
-        columns: Their definitions, in the table's own order.
-        is_partitioned: By hash of the key's first column.
+        name: The name without schema.
+        key: The columns of the primary key, in key order.
+        make_key: SQL expressions of the key's values by ``nr``.
+        columns: The definitions of the key's columns, in the table's order.
+        is_partitioned: Whether it is partitioned by hash of the key's first column.
         is_altered: Whether its columns are altered.
     """
 
@@ -43,21 +43,21 @@ class Table:
 
     @property
     def is_swapped(self) -> bool:
-        """Whether another table may take its place."""
+        """Whether another table may replace it."""
         return self.is_altered and not self.is_partitioned
 
     @property
     def collection(self) -> str:
-        """Its name in signals."""
+        """The name in signals."""
         return f"{SCHEMA}.{self.name}"
 
     @property
     def identifier(self) -> sql.Identifier:
-        """Its name in SQL."""
+        """The name in SQL."""
         return sql.Identifier(SCHEMA, self.name)
 
     def statement(self, template: LiteralString) -> sql.Composed:
-        """Write a statement about it; ``{t}``, ``{key}`` and ``{make}`` are its own."""
+        """Fill a template's ``{t}``, ``{key}`` and ``{make}`` for this table."""
         return sql.SQL(template).format(
             t=self.identifier,
             key=sql.SQL(", ").join(map(sql.Identifier, self.key)),
@@ -91,7 +91,7 @@ create table {t} ({columns}, v bigint not null default nextval('chaos.v'),
   primary key ({key})) {partitions}
 """
 _FINISH: Final = "alter table {t} alter large set storage external"
-# Not of partitions: the column would have to be a part of their key.
+# Not unique on partitions: the column would have to be part of their key.
 _INDEX: Final = "create {unique} index on {t} (nr)"
 FILL: Final = """
 insert into {t} ({key}, nr, note, n, tag, large)
@@ -109,7 +109,7 @@ where attrelid = %s::regclass and attnum > 0 and not attisdropped
 
 
 def make(session: Session, rows: int) -> None:
-    """Make the tables with their first rows: none of these comes by the stream."""
+    """Create the tables with their first rows, which the stream does not carry."""
     session.execute(_SCHEMA_SQL)
     for table in TABLES:
         by_hash = sql.SQL("partition by hash ({})")

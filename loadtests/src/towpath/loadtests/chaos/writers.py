@@ -1,9 +1,9 @@
 """
-Sessions that write: every kind of change, each on the rows that are its own.
+Sessions that write every kind of change, each to rows of its own.
 
-A session owns the numbers that leave its own remainder, so that each key has one writer
-(the one that alters tables apart) and its counter rises. Rows are emptied by TRUNCATE
-for all.
+A session owns the row numbers with its remainder, so each key has one writer (except
+for the session that alters tables) and its counter rises. A TRUNCATE deletes the rows
+of all sessions.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _LATE_SHARE: Final = 0.03
 _LATEST_S: Final = 0.7
 _HELD_S: Final = 0.5
 _ATTEMPTS: Final = 5
-# Room above the first rows, for keys that come.
+# Row numbers above the initial ones, for inserts.
 _ROOM: Final = 1.3
 _RANGE: Final = 400
 
@@ -55,7 +55,7 @@ where nr between %(first)s and %(last)s and nr %% %(step)s = %(rest)s
 
 
 class Writer(Actor):
-    """One session."""
+    """One session that writes."""
 
     def __init__(
         self, environment: ChaosEnvironment, options: ChaosOptions, rest: int, seed: str
@@ -68,7 +68,7 @@ class Writer(Actor):
         self._prefix = f"{environment.prefix}{rest}"
 
     def step(self, session: Session) -> None:
-        """Write something, somewhere."""
+        """Run a random kind of transaction on a random table."""
         table = self.random.choice(TABLES)
         (kind,) = self.random.choices(tuple(_KINDS), [w for w, _ in _KINDS.values()])
         late_s = self.random.uniform(0.1, _LATEST_S)
@@ -88,7 +88,7 @@ class Writer(Actor):
         self._execute(session, table, template)
 
     def insert(self, session: Session, table: Table) -> None:
-        """Insert a row, or many; those that are there stay."""
+        """Insert a row, or many; existing rows stay."""
         self._execute(session, table, _INSERT, self.random.choice((0, 0, 0, _RANGE)))
 
     def several(self, session: Session, table: Table) -> None:
@@ -99,7 +99,7 @@ class Writer(Actor):
                 table = self.random.choice(TABLES)
 
     def move_on(self, session: Session, table: Table) -> None:
-        """Move a row, and on, and write it at its last environment."""
+        """Change a row's key several times, then update the row."""
         with session.transaction():
             nr = self._draw()
             for _ in range(self.random.randint(1, 3)):
@@ -128,13 +128,13 @@ class Writer(Actor):
                     inner.force_rollback = self.random.random() < 0.4  # noqa: PLR2004 - a share
 
     def rolled_back(self, session: Session, table: Table) -> None:
-        """Change rows for nothing."""
+        """Change rows, and roll back."""
         with session.transaction(force_rollback=True):
             self.many(session, table)
             self.one(session, table)
 
     def prepared(self, session: Session, table: Table) -> None:
-        """Prepare a transaction, and commit it, or not, a while later."""
+        """Prepare a transaction, and commit or roll it back a while later."""
         name = sql.Literal(f"{self._prefix}.{self.random.getrandbits(64):x}")
         is_kept = self.random.random() < 0.7  # noqa: PLR2004 - a share
         ending = "commit prepared {}" if is_kept else "rollback prepared {}"
@@ -147,7 +147,7 @@ class Writer(Actor):
             session.execute("rollback")
             raise
         self.rest(_HELD_S)
-        # Cancelled before it was in the log, it is still prepared: try again.
+        # If cancelled before it was in the log, it is still prepared: try again.
         for _ in range(_ATTEMPTS):
             with contextlib.suppress(psycopg.errors.QueryCanceled):
                 session.execute(sql.SQL(ending).format(name))
@@ -167,7 +167,7 @@ class Writer(Actor):
                 }
                 session.execute(table.statement(_INSERT), arguments)
 
-    # What they are made of -------------------------------------------------------
+    # Statements -------------------------------------------------------
 
     def _execute(
         self, session: Session, table: Table, template: LiteralString, width: int = 0
@@ -188,7 +188,7 @@ class Writer(Actor):
         }
 
     def _draw(self) -> int:
-        """Draw one of its own numbers."""
+        """Draw one of the session's own row numbers."""
         highest = int(self._rows * _ROOM) // self._count
         return self.random.randint(1, highest) * self._count + self._rest
 

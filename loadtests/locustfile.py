@@ -1,10 +1,10 @@
 """
 Load on the shop, by locust: ``locust -f loadtests/locustfile.py --host URL``.
 
-Nothing but the address is needed; docs/load.md lists the options. The users and what
-goes on around them are modules of ``towpath.loadtests``.
+Only the address is required; docs/load.md lists the options. Users, preparation and
+report are in ``towpath.loadtests.load``.
 """
-# Locust loads this file by its path; it is in no package.
+# Locust loads this file by its path; it belongs to no package.
 # ruff: noqa: INP001
 
 from locust import events

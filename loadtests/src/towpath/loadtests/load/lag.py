@@ -1,9 +1,9 @@
 """
-Lag beside requests: what the sampler sees becomes rows of locust's own statistics.
+Lag in locust's statistics: the sampler's results become rows beside the requests.
 
-One process of a run has a sampler: locust's only one, or the master. A row ``LAG
-cache`` has one entry for each order that readers of the cache found, with the time from
-its commit; an order that they did not find in time is a failure of that row.
+One process of a run has a sampler: locust's only one, or the master. The row ``LAG
+cache`` has one entry for each order that readers of the cache found, with the time
+since its commit; an order that they did not find in time is a failure of that row.
 """
 
 import json
@@ -20,7 +20,7 @@ from towpath.loadtests.load import samples
 from towpath.schemas.clock import Clock
 
 LAG: Final = "LAG"
-# Not imported: its drivers are heavy, and this process serves the load.
+# Not imported: its drivers are heavy, and this process runs the load.
 _SAMPLER: Final = "towpath.loadtests.load.sampler"
 _POST: Final = "POST"
 _LOOK: Final = "LOOK"
@@ -34,11 +34,11 @@ Fire = Callable[[str, str, float | None, Exception | None], None]
 
 
 class LostSampleError(Exception):
-    """A commit that readers of a sink did not see in time."""
+    """An order that readers of a sink did not find in time."""
 
 
 class LagSample(NamedTuple):
-    """When which sink showed an order, and how long after its commit."""
+    """The first read of an order in a sink: when, and how long after its commit."""
 
     at_s: float
     sink: str
@@ -46,14 +46,14 @@ class LagSample(NamedTuple):
 
 
 class LagSampling:
-    """The sampler's process, from its check of the targets to its last sample."""
+    """The sampler's process, from the check of the targets to the last sample."""
 
     def __init__(self, config: Mapping[str, object], fire: Fire, clock: Clock) -> None:
         """
-        Start the process, and wait until it has asked every target once.
+        Start the process, and wait until it has checked every target.
 
         Raises:
-            TargetUnavailableError: One of them does not answer as it should.
+            TargetUnavailableError: A target cannot be sampled.
         """
         self.report: dict[str, Any] = {}
         self.samples: list[LagSample] = []
@@ -66,19 +66,19 @@ class LagSampling:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            # Ctrl-C is for locust, which lets the last samples come.
+            # Ctrl-C is for locust, which still waits for the last samples.
             start_new_session=True,
         )
         self._send(json.dumps(config))
         self._check(self._first_line())
 
     def start(self) -> None:
-        """Begin to place orders and to look for them."""
+        """Begin to place orders and to poll the targets."""
         self._send(samples.START)
         self._listener = gevent.spawn(self._listen)
 
     def finish(self) -> None:
-        """Place no more, wait for the last samples, and end the process."""
+        """Stop placing orders, wait for the last samples, and end the process."""
         self._send(samples.STOP)
         if self._listener is not None:
             self._listener.join(timeout=_END_WITHIN_S)
@@ -88,7 +88,7 @@ class LagSampling:
         self.close()
 
     def abandon(self) -> None:
-        """Take no more samples, while somebody waits for the last ones."""
+        """Discard the last samples although ``finish`` still waits for them."""
         self._is_abandoned = True
         self._process.kill()
 
@@ -112,7 +112,7 @@ class LagSampling:
         if "ready" in first:
             return
         self.close()
-        reason = "the sampler ended by itself; its reason stands above"
+        reason = "the sampler ended by itself; its output above has the reason"
         raise TargetUnavailableError(first.get("error", reason))
 
     def _send(self, line: str) -> None:
@@ -120,7 +120,7 @@ class LagSampling:
             self._process.stdin.write(f"{line}\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            # It has ended: its last line, or the lack of one, says why.
+            # It has ended: its last line, or the lack of one, gives the reason.
             return
 
     def _listen(self) -> None:

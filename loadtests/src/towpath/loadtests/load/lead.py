@@ -1,18 +1,19 @@
 """
-The process that leads a run, its workers, and their places in locust's events.
+The process that leads a run, its workers, and their listeners of locust's events.
 
 Locust's only process, or its master, leads: it prepares the run, samples lag, counts
-and reports; a worker has users only. At the end of a run locust's master does not wait
-for requests that its workers still have under way, and loses their counts. So it asks
-them to finish first; each stops its users, sends its statistics, and then reports that
-it has finished.
+and reports; a worker only has users. At the end of a run, locust's master would not
+wait for requests that its workers still have under way, and would lose their counts. So
+it first requests that they finish: each stops its users, sends its statistics, and then
+reports that it has finished.
 """
 
+import argparse
 import logging
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import gevent
 from flask import Response, jsonify, request
@@ -31,9 +32,15 @@ from locust.runners import (
 from locust.web import WebUI
 
 from towpath.loadtests.load import report, users
+from towpath.loadtests.load.lag import Fire, LagSampling
 from towpath.loadtests.load.options import NO_REPORT, OPTIONS, add_options, checked
-from towpath.loadtests.load.preparation import Prepared, prepare
 from towpath.loadtests.load.series import Series, Totals
+from towpath.loadtests.load.shop import (
+    check_shop,
+    given_customers,
+    shop_address,
+    targets_of,
+)
 from towpath.loadtests.load.users import (
     STREAMS,
     Customer,
@@ -44,7 +51,7 @@ from towpath.loadtests.load.users import (
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import TowpathError
 
-# The master hands these on to its workers, as it does all options.
+# The master passes these on to its workers, as it does all options.
 GIVEN: Final = "load_given_customers"
 
 _FINISH: Final = "towpath-finish"
@@ -54,7 +61,7 @@ _ANSWER_WITHIN_S: Final = 15.0
 
 
 class Worker:
-    """A worker: it has users, and does what the master says."""
+    """A worker: it has users, and follows the master's messages."""
 
     def __init__(self, environment: Environment, runner: WorkerRunner) -> None:
         self._environment = environment
@@ -81,7 +88,7 @@ class Worker:
 
 
 class Workers:
-    """The workers, as the master knows them."""
+    """The master's view of its workers."""
 
     def __init__(self, environment: Environment, runner: MasterRunner) -> None:
         self._environment = environment
@@ -92,7 +99,7 @@ class Workers:
         environment.events.spawning_complete.add_listener(self._send_streams)
 
     def start(self, customers: tuple[str, ...]) -> None:
-        """Hand on what a run begins with."""
+        """Pass customers and the number of users on to the workers."""
         options = options_of(self._environment)
         setattr(options, GIVEN, customers)
         setattr(options, STREAMS, self._runner.target_user_count)
@@ -104,8 +111,8 @@ class Workers:
         self._all_finished.clear()
         self._running = {client.id for client in self._runner.clients.all}
         self._runner.send_message(_FINISH)
-        patience_s = self._environment.stop_timeout + _ANSWER_WITHIN_S
-        with gevent.Timeout(patience_s, exception=False):
+        within_s = self._environment.stop_timeout + _ANSWER_WITHIN_S
+        with gevent.Timeout(within_s, exception=False):
             self._all_finished.wait()
 
     def _send_streams(self, user_count: int, **_: object) -> None:
@@ -116,6 +123,48 @@ class Workers:
         self._running.discard(msg.node_id)
         if not self._running:
             self._all_finished.set()
+
+
+# The sampler needs orders of few customers only.
+_SAMPLED_CUSTOMERS: Final = 100
+
+
+class Prepared(NamedTuple):
+    """The shop's address, customers and lag sampling of a run."""
+
+    host: str
+    customers: tuple[str, ...]
+    sampling: LagSampling | None
+
+
+def prepare(
+    options: argparse.Namespace, host: str | None, fire: Fire, clock: Clock
+) -> Prepared:
+    """
+    Call the shop and each target once, so that a mistake is reported before the load.
+
+    Raises:
+        LoadOptionError: The shop's address is missing or malformed.
+        ShopUnavailableError: The shop cannot be used there.
+        CustomersError: The given customers cannot order.
+        TargetUnavailableError: A sink's target cannot be sampled.
+    """
+    address = shop_address(host)
+    given = given_customers(options)
+    buyers = check_shop(address, given)
+    targets = targets_of(options)
+    if not targets:
+        return Prepared(address, given, None)
+    config = {
+        "host": address,
+        "customers": buyers[:_SAMPLED_CUSTOMERS],
+        "interval_s": options.load_lag_interval,
+        "after_s": options.load_lag_after,
+        "for_s": options.load_lag_for,
+        "lost_after_s": options.load_lag_lost_after,
+        "targets": targets,
+    }
+    return Prepared(address, given, LagSampling(config, fire, clock))
 
 
 _POLL_INTERVAL_S: Final = 1.0
@@ -145,7 +194,7 @@ class RunLeader:
         environment.events.test_start.add_listener(self._start)
         environment.events.test_stop.add_listener(self._stop)
         if web_ui is not None and web_ui.app is not None:
-            # Whoever may not start a load may not change its options either.
+            # A user who may not start a load may not change its options either.
             check = web_ui.auth_required_if_enabled(self._check_start)
             web_ui.app.before_request(lambda: check() if _is_start() else None)
         options = options_of(environment)
@@ -157,7 +206,7 @@ class RunLeader:
             self._prepared.sampling.close()
         self._prepared = None
         if self._ending is not None:
-            # Its last samples would be rows of the next run.
+            # Its last samples would become rows of the next run.
             self._ending.abandon()
         users.choose_users(self._environment)
         options = options_of(self._environment)
@@ -175,11 +224,11 @@ class RunLeader:
         try:
             self._prepare(self._environment.host)
         except TowpathError as error:
-            log.error(_sentence(error))  # noqa: TRY400 - one sentence, with its cure
+            log.error(_sentence(error))  # noqa: TRY400 - one sentence, with its remedy
             gevent.spawn(self._runner.quit)
 
     def _check_start(self) -> Response | None:
-        """Check what locust's page asks for; an answer from here starts nothing."""
+        """Check the start form of locust's page; a response here starts nothing."""
         options = options_of(self._environment)
         try:
             for option in OPTIONS:
@@ -197,7 +246,7 @@ class RunLeader:
 
     def _start(self, environment: Environment, **_: object) -> None:
         if self._prepared is None:
-            # Started by a key, not by the page.
+            # Started by a key press, not from the page.
             self._prepare_or_quit()
         prepared, self._prepared = self._prepared, None
         Customer.people = ProcessCustomers(
@@ -240,7 +289,7 @@ class LedRun:
         self._recorder = gevent.spawn(self._record_repeatedly)
 
     def end(self) -> None:
-        """Wait for the last samples, and write what is to be written."""
+        """Wait for the last samples, and write the report."""
         self._ended_at_s = self._clock.monotonic_s()
         if self._sampling is not None:
             self._sampling.finish()
@@ -251,11 +300,11 @@ class LedRun:
             path = report.write_report(self._as_run(), folder)
             log.info("load report: %s", path)
         if self._options.csv_prefix:
-            # Locust writes its CSV files once in this while, and not at the end.
+            # Locust writes its CSV files at this interval, and not at the end.
             gevent.sleep(2 * locust_stats.CSV_STATS_INTERVAL_SEC)
 
     def abandon(self) -> None:
-        """Wait for no more samples: another run begins."""
+        """Stop waiting for samples, because another run begins."""
         if self._sampling is not None:
             self._sampling.abandon()
 
@@ -313,7 +362,7 @@ def _sentence(error: TowpathError) -> str:
 
 
 def install(events: Events) -> None:
-    """Register everything; called once, by the locustfile."""
+    """Register all listeners; the locustfile calls it once."""
     events.init_command_line_parser.add_listener(add_options)
     events.init.add_listener(_begin)
 

@@ -1,8 +1,8 @@
 """
-The load's own options: one table, from which parser, checks and documentation follow.
+The load's own options, as a table for parser, checks and documentation. Pure.
 
-Each is an option of locust's command line, a variable of the environment and, where
-that makes sense, a field of locust's page. Pure.
+Each is an option of locust's command line, an environment variable and, where that
+makes sense, a field of locust's web page.
 """
 
 import argparse
@@ -19,7 +19,7 @@ OWN: Final = "own"
 ANY: Final = "any"
 NO_REPORT: Final = "none"
 
-# Longer than most answers under load, shorter than patience at the end of a run.
+# Longer than most answers under load, and short enough for the end of a run.
 STOP_TIMEOUT_S: Final = 10.0
 
 WEB: Final = ("http", "https")
@@ -32,13 +32,13 @@ class Option(NamedTuple):
     One option.
 
     Attributes:
-        name: On the command line, behind ``--load-``.
-        default: What it is when nothing is said; its type is the option's.
-        meaning: What it does, in one sentence.
-        check: Returns why a value is wrong, or nothing.
-        is_on_page: Locust's page has a field for it.
-        is_secret: The page does not show what was given.
-        choices: All values that it takes.
+        name: The name on the command line, after ``--load-``.
+        default: The default value, whose type is the option's.
+        meaning: The help text, one sentence.
+        check: Returns why a value is wrong, or None.
+        is_on_page: Whether locust's page has a field for it.
+        is_secret: Whether the page hides its value.
+        choices: All allowed values.
     """
 
     name: str
@@ -51,12 +51,12 @@ class Option(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """The option as it is written."""
+        """The option on the command line."""
         return f"--load-{self.name}"
 
     @property
     def variable(self) -> str:
-        """The environment's variable."""
+        """The environment variable."""
         return f"TOWPATH_LOAD_{self.name.upper().replace('-', '_')}"
 
     @property
@@ -216,8 +216,8 @@ OPTIONS: Final = (
     Option(
         "report",
         "",
-        "Folder for the report of a run; a headless run makes load-report-TIME when "
-        "nothing is said; none: no report.",
+        "Folder for the report of a run; by default a headless run writes "
+        "load-report-TIME; none: no report.",
         is_on_page=False,
     ),
     Option(
@@ -230,7 +230,7 @@ OPTIONS: Final = (
 
 
 def add_options(parser: argparse.ArgumentParser, **_: object) -> None:
-    """Add the options to locust's parser; users finish their visit by default."""
+    """Add the options to locust's parser; by default users finish their visits."""
     group = parser.add_argument_group(GROUP)
     for option in OPTIONS:
         facts: dict[str, Any] = {
@@ -277,10 +277,10 @@ def _parsed(option: Option) -> Callable[[str], str | float | int]:
 
 def checked(option: Option, text: str) -> str | float | int:
     """
-    Read an option that came by locust's page.
+    Parse an option from locust's page.
 
     Raises:
-        LoadOptionError: It is wrong.
+        LoadOptionError: The value is wrong.
     """
     try:
         value = _parsed(option)(text)
@@ -295,10 +295,10 @@ def checked(option: Option, text: str) -> str | float | int:
 
 def properties(text: str) -> dict[str, str]:
     """
-    Read ``name=value,name=value``.
+    Parse ``name=value,name=value``.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: The text has another form.
     """
     pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
     if not all(name.strip() and middle for name, middle, _ in pairs):
@@ -307,7 +307,7 @@ def properties(text: str) -> dict[str, str]:
 
 
 def split_address(url: str) -> SplitResult | None:
-    """Take an address apart; nothing if it is none."""
+    """Split an address; return None if it is malformed."""
     try:
         address = urlsplit(url)
         _ = address.port

@@ -1,9 +1,9 @@
 """
 The report of a run: a folder with ``report.md``, plots as SVG, and their figures.
 
-Tables of requests are read off locust's own statistics; lags are exact. The counts of a
-run so far are also written as JSON for other processes. The plotting library is loaded
-when a report is written, and at no other time.
+Request tables come from locust's own statistics; lags are exact. The counts of a
+running load are also written as JSON for other processes. The plotting library is
+imported only when a report is written.
 """
 
 import csv
@@ -40,19 +40,19 @@ METHODS: Final = ("GET", _POST)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
     """
-    Requests by what they did; ``failures`` holds every answer that is no success.
+    The requests of a load, by action.
 
     Attributes:
         checkouts: Orders placed.
         payments: Orders paid, old ones included.
         cancellations: Orders cancelled, old ones included.
-        conflicts: Requests that came too late for the order's state (409): no failure.
-        failures: Requests without an answer, or with another status than 2xx and 409.
+        conflicts: Requests too late for the order's state (409), which are no failures.
+        failures: Requests without an answer, or with a status other than 2xx and 409.
         not_started: Arrivals that found too many others under way.
         reasons: The failures by request and reason, with their count.
-        checkout: How long placing an order took.
-        elapsed_s: Since the first user began.
-        finished: The users have stopped; nothing will be added.
+        checkout: The latency of checkouts.
+        elapsed_s: Seconds since the first user began.
+        finished: Whether the users have stopped.
     """
 
     checkouts: int
@@ -68,7 +68,7 @@ class LoadReport:
 
 
 def load_report(stats: RequestStats, *, elapsed_s: float, finished: bool) -> LoadReport:
-    """Sum up what the users did, those of all processes; the sampler's do not count."""
+    """Sum up the requests of all processes' users, without the sampler's."""
     settled = {
         what: _done(stats, what) + _done(stats, users.RETURN + what)
         for what in (users.PAY, users.CANCEL)
@@ -113,11 +113,11 @@ def write_progress(load: LoadReport, lag: Mapping[str, Any], path: Path) -> None
     beside = path.with_name(f"{path.name}.new")
     document = {"load": dataclasses.asdict(load), "lag": lag}
     beside.write_text(json.dumps(document), encoding="utf-8")
-    os.replace(beside, path)  # noqa: PTH105 - says what it does: replace
+    os.replace(beside, path)  # noqa: PTH105 - replaces atomically
 
 
 def _done(stats: RequestStats, name: str) -> int:
-    # Looked up with get, it would become a row of the tables.
+    # Not stats.get, which would add a row to the tables.
     entry = stats.entries.get((name, _POST))
     return entry.num_requests - entry.num_failures if entry else 0
 
@@ -194,14 +194,14 @@ class EndedRun:
     A run that has ended.
 
     Attributes:
-        facts: Its circumstances: when, where, against what, with which options.
-        elapsed_s: From the first user's begin to the last one's end.
+        facts: Time, shop, load, machine and options of the run.
+        elapsed_s: From the start of the first user to the end of the last.
         stats: Locust's statistics.
-        series: The same over time.
-        began_at_s: On the clock of the lag samples.
-        samples: Every order that a sink showed.
+        series: The statistics over time.
+        began_at_s: The start, on the clock of the lag samples.
+        samples: The first read of every sampled order in each sink.
         lag: The sampler's last report; empty without sinks.
-        is_open: Arrivals were due at a rate, and may have begun late.
+        is_open: Whether arrivals were due at a rate (open loop).
     """
 
     facts: Mapping[str, str]
@@ -215,7 +215,7 @@ class EndedRun:
 
 
 def write_report(run: EndedRun, folder: Path) -> Path:
-    """Write the report into a folder, which is made; return its first file."""
+    """Create the folder, write the report into it, and return its first file."""
     folder.mkdir(parents=True, exist_ok=True)
     steps = run.series.steps()
     requests = [step for step in steps if step.row[1] in METHODS]
@@ -232,7 +232,7 @@ def write_report(run: EndedRun, folder: Path) -> Path:
 
 
 def lag_points(run: EndedRun) -> Iterator[tuple[float, str, str, float]]:
-    """Sum the samples up over steps: seconds, sink, percentile, milliseconds."""
+    """Yield lags over steps: seconds, sink, percentile, milliseconds."""
     width_s = step_width_s(run.elapsed_s)
 
     def key(sample: LagSample) -> tuple[str, int]:
@@ -343,7 +343,7 @@ _ADDRESSES = ("cache-url", "search-url", "warehouse-url")
 def facts_of(
     environment: Environment, began_at: datetime, elapsed_s: float
 ) -> dict[str, str]:
-    """Tell when, against what, with how many users and which options, on what."""
+    """Return time, shop, load, machine and options of a run, as text."""
     found = {
         "began": f"{began_at:%Y-%m-%d %H:%M:%S} UTC, and went on for {elapsed_s:.0f} s",
         "shop": without_password(environment.host or ""),
@@ -366,7 +366,7 @@ def _load(environment: Environment) -> str:
 
 
 def _set_options(environment: Environment) -> str:
-    """List the options that are not as they are by themselves, without secrets."""
+    """List the options that differ from their defaults, without secrets."""
     shown = []
     for option in OPTIONS:
         value = getattr(environment.parsed_options, option.dest)

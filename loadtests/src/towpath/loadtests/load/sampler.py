@@ -1,13 +1,13 @@
 """
-The sampler: how long from a commit until each target shows the row to its readers.
+The sampler: measures the time from a commit to the first read in each target.
 
-A process of its own beside locust's, so that a scan of the warehouse delays no request.
-It places an order through the API every so often and takes the time when the answer
-came, which is after the commit. One thread per target asks for the orders it has not
-seen yet, through the target's own API: Redis answers at once; OpenSearch only after a
-refresh, so the search API is asked and not the get API; a warehouse table is scanned
-with a filter, seldom, because a scan is expensive. ``towpath.loadtests.load.lag``
-starts it and talks to it, one JSON value a line::
+It is a process of its own, so that a scan of the warehouse delays no request of locust.
+It places orders through the API at an interval, and notes the time of each answer,
+which follows the commit. One thread per target polls for the orders that it has not
+seen yet, through the target's own API. Redis shows a row at once. OpenSearch shows it
+after a refresh, so the search API is used, not the get API. A warehouse table is
+scanned with a filter, at long intervals because a scan is expensive.
+``towpath.loadtests.load.lag`` starts the sampler and exchanges JSON lines with it::
 
     in    {"host", "customers", "interval_s", "after_s", "for_s", "lost_after_s",
           "targets"}
@@ -16,7 +16,7 @@ starts it and talks to it, one JSON value a line::
     out   {"placed": ms}, {"failed": [name, reason]}, {"seen": [target, ms]},
           {"lost": target}, {"report": {...}}; the last report is finished
 
-An end of its input without "stop" ends it at once: its parent process is gone.
+If its input ends without "stop", its parent process is gone and it ends at once.
 """
 
 import dataclasses
@@ -54,27 +54,27 @@ _TIMEOUT_S: Final = 10.0
 
 
 class Probe(Protocol):
-    """One target, and how often it is asked."""
+    """One target, and the interval at which it is polled."""
 
     interval_s: float
 
     def check(self) -> None:
         """
-        Ask once whether orders could be read there.
+        Check once that orders could be read there.
 
         Raises:
-            TargetUnavailableError: The target answers, and has no place for orders.
+            TargetUnavailableError: The target answers, but has no index or table.
             Exception: The driver's own, if the target does not answer.
         """
 
     def find(self, order_ids: Sequence[int]) -> set[int]:
-        """Return those of the orders that a reader finds now."""
+        """Return the orders that a reader finds now."""
 
 
 class CacheProbe:
     """Reads the hashes of orders, all in one round trip."""
 
-    # A look costs one round trip; finer than this measures the sampler.
+    # A poll costs one round trip; a shorter interval would measure the sampler.
     interval_s = 0.01
 
     def __init__(self, url: str, key: str) -> None:
@@ -84,7 +84,7 @@ class CacheProbe:
         self._key = key
 
     def check(self) -> None:
-        # What a user may read is not known; this is what will be asked.
+        # The user's rights are unknown, so the check is the later query.
         self.find((0,))
 
     def find(self, order_ids: Sequence[int]) -> set[int]:
@@ -174,9 +174,9 @@ _ANSWER_TIMEOUT_S: Final = 30.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOptions:
     """
-    Whose orders are placed where and when, and for how long they are looked for.
+    The shop, customers and times of the sampler's orders.
 
-    With ``for_s`` 0 they are placed until the sampler is told to stop.
+    With ``for_s`` 0, orders are placed until the sampler is stopped.
     """
 
     host: str
@@ -188,7 +188,7 @@ class SampleOptions:
 
 
 class LineWriter:
-    """Writes what happened, one value a line, from several threads."""
+    """Writes JSON lines from several threads."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -201,7 +201,7 @@ class LineWriter:
 
 
 class TargetWatch:
-    """One target's samples and the thread that asks for them."""
+    """One target's samples and the thread that polls for them."""
 
     def __init__(self, name: str, probe: Probe, sampler: "Sampler") -> None:
         self.name = name
@@ -212,7 +212,7 @@ class TargetWatch:
         self._sampler = sampler
 
     def expire(self, now_s: float, after_s: float) -> None:
-        """Give samples up that are older."""
+        """Count older samples as lost."""
         with self.lock:
             lost = self.samples.expire(now_s, after_s)
         for _ in range(lost):
@@ -233,13 +233,13 @@ class TargetWatch:
     def _find(self, awaited: tuple[int, ...]) -> set[int]:
         try:
             return self._probe.find(awaited)
-        except Exception as error:  # noqa: BLE001 - any driver's: counted, tried again
+        except Exception as error:  # noqa: BLE001 - any driver's: counted and retried
             self._sampler.fail(self.name, type(error).__name__)
             return set()
 
 
 class Sampler:
-    """Places orders, and keeps what the watches saw."""
+    """Places orders, and reports the samples of the watches."""
 
     def __init__(
         self,
@@ -262,7 +262,7 @@ class Sampler:
         ]
 
     def run(self) -> None:
-        """Sample until told to stop, then wait for what is awaited."""
+        """Sample until stopped, then wait for the last samples."""
         for watch in self._watches:
             watch.thread.start()
         if not self.stop.wait(self.orders.after_s):
@@ -271,12 +271,12 @@ class Sampler:
         self.closed.set()
         for watch in self._watches:
             watch.thread.join()
-            # Nobody waits any longer: a reader that never found its row is no fast one.
+            # A sample that was never found is lost, not left out.
             watch.expire(self.clock.monotonic_s(), after_s=0.0)
         self._report(finished=True)
 
     def fail(self, name: str, reason: str) -> None:
-        """Tell and remember a checkout or a look that failed."""
+        """Count and report a checkout or a poll that failed."""
         self._errors[f"{name}: {reason}"] += 1
         self.writer.write(failed=[name, reason])
 
@@ -336,10 +336,10 @@ class Sampler:
 
 def probes_of(targets: dict[str, dict[str, Any]]) -> dict[str, Probe]:
     """
-    Make a probe of each target that is described, and ask each of them once.
+    Create a probe of each target, and check each of them once.
 
     Raises:
-        TargetUnavailableError: One of them does not answer as it should.
+        TargetUnavailableError: A target cannot be sampled.
     """
     kinds = {"cache": CacheProbe, "search": SearchProbe, "warehouse": WarehouseProbe}
     probes: dict[str, Probe] = {}
@@ -358,7 +358,7 @@ def probes_of(targets: dict[str, dict[str, Any]]) -> dict[str, Probe]:
 
 
 def main() -> int:
-    """Run the sampler; see the module."""
+    """Run the sampler's process."""
     writer = LineWriter()
     config = json.loads(sys.stdin.readline())
     try:

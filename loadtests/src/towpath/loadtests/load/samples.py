@@ -1,10 +1,10 @@
 """
-Lag samples: orders placed, when each target first showed them, and percentiles.
+Lag samples: the time from a checkout to the first read in each target. Pure.
 
-Pure: times come in as monotonic seconds. A sample begins when the answer of the
-checkout arrived, so the commit lies before it; it ends when the target's own API
-returned the order. A sample that was not seen in time is *lost*, and counted.
-Percentiles are by nearest rank: every answer is a value that was seen.
+Times are monotonic seconds. A sample begins with the answer of the checkout, which
+follows the commit, and ends when the target's own API returns the order. A sample that
+is not seen in time counts as *lost*. Percentiles are by nearest rank, so each is one of
+the samples.
 """
 
 import math
@@ -15,7 +15,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """How long something took, over ``count`` samples; ``None`` without samples."""
+    """Percentiles of ``count`` samples; ``None`` without samples."""
 
     count: int
     p50_ms: float | None
@@ -43,13 +43,13 @@ def at(ordered: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
-# Beyond the slowest target's worst case; what takes longer is reported as lost.
+# Above the slowest target's worst case; slower samples are lost.
 LOST_AFTER_S: Final = 120.0
 
 # The warehouse commits every few seconds; twice that and a scan are well below this.
 LAST_SAMPLES_TIMEOUT_S: Final = 60.0
 
-# What the sampler is told, and how its orders are named.
+# The sampler's commands, and the name of its orders in statistics.
 START: Final = "start"
 STOP: Final = "stop"
 CHECKOUT: Final = "checkout (sample)"
@@ -71,9 +71,9 @@ class LatencyReport:
 
     Attributes:
         placed: Orders that the sampler placed.
-        sinks: What was seen in each target.
+        sinks: The samples of each target.
         errors: Checkouts and polls that failed, by reason.
-        finished: Nothing is awaited any more, or not long enough.
+        finished: No more samples are awaited.
     """
 
     placed: int
@@ -91,7 +91,7 @@ class Samples:
     _lost: int = 0
 
     def await_order(self, order_id: int, committed_at_s: float) -> None:
-        """Begin a sample."""
+        """Begin the sample of an order."""
         self._awaited[order_id] = committed_at_s
 
     def awaited(self) -> tuple[int, ...]:
@@ -99,14 +99,14 @@ class Samples:
         return tuple(self._awaited)
 
     def seen(self, order_ids: Iterable[int], at_s: float) -> list[float]:
-        """End the samples of these orders, no others; return how long they took."""
+        """End the samples of these orders; return their times in milliseconds."""
         began = [self._awaited.pop(order_id, None) for order_id in order_ids]
         took_ms = [(at_s - one_s) * 1000 for one_s in began if one_s is not None]
         self._seen_ms += took_ms
         return took_ms
 
     def expire(self, now_s: float, after_s: float) -> int:
-        """Count samples as lost that are too old to wait for; return how many."""
+        """Count samples older than ``after_s`` as lost; return their number."""
         too_old = [
             order_id
             for order_id, committed_at_s in self._awaited.items()
@@ -118,5 +118,5 @@ class Samples:
         return len(too_old)
 
     def report(self) -> SinkReport:
-        """Summarise."""
+        """Summarise the samples."""
         return SinkReport(Latency.of(self._seen_ms), len(self._awaited), self._lost)

@@ -1,9 +1,9 @@
 """
-A run over time: what locust's statistics grew by from one look to the next. Pure.
+A run over time: the growth of locust's statistics between samples. Pure.
 
-Locust keeps sums; a report needs the rate and the latencies of each moment. A look once
-a second is kept as the difference to the one before, and summed up over wider steps
-when the run has ended.
+Locust keeps totals, but a report needs rate and latencies over time. The totals are
+sampled once a second. Each sample is kept as the difference to the one before, and
+these are summed over wider steps when the run has ended.
 """
 
 import math
@@ -19,7 +19,7 @@ Row = tuple[str, str]
 
 
 class Totals(NamedTuple):
-    """What a row of the statistics has come to: requests, and times with counts."""
+    """The totals of a row of the statistics: requests, and times with counts."""
 
     requests: int
     failures: int
@@ -27,7 +27,7 @@ class Totals(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """What a row grew by until a moment."""
+    """The growth of a row since the sample before."""
 
     at_s: float
     row: Row
@@ -50,13 +50,13 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class Series:
-    """The looks of one run."""
+    """The samples of one run."""
 
     _growths: list[Growth] = field(default_factory=list)
     _before: dict[Row, Totals] = field(default_factory=dict)
 
     def add(self, at_s: float, rows: Mapping[Row, Totals]) -> None:
-        """Take the sums of a moment; statistics that were reset begin again at 0."""
+        """Add a sample of the totals; statistics that were reset begin again at 0."""
         for row, now in rows.items():
             before = self._before.get(row, Totals(0, 0, {}))
             if now.requests < before.requests:
@@ -74,12 +74,12 @@ class Series:
             self._before[row] = Totals(now.requests, now.failures, dict(now.times_ms))
 
     def steps(self) -> list[Step]:
-        """Sum the looks up over steps of the run."""
+        """Sum the samples up over steps of the run."""
         end_s = max((one.at_s for one in self._growths), default=0.0)
         width_s = step_width_s(end_s)
         parts: dict[tuple[Row, int], list[Growth]] = defaultdict(list)
         for one in self._growths:
-            # A look at the end of a step tells of the time before it.
+            # A sample at the end of a step covers the time before it.
             parts[one.row, max(0, math.ceil(one.at_s / width_s) - 1)].append(one)
         return [
             _step(row, (number + 1) * width_s, width_s, growths)
@@ -93,7 +93,7 @@ def step_width_s(duration_s: float) -> float:
 
 
 def percentile(times_ms: Mapping[int, int], share: float) -> float | None:
-    """Return the least time that at least a share of all do not exceed."""
+    """Return the smallest time that at least a share of all do not exceed."""
     wanted = math.ceil(share * sum(times_ms.values()))
     seen = 0
     for time_ms, count in sorted(times_ms.items()):

@@ -1,13 +1,14 @@
 """
-The shop as the load sees it: addresses, customers, baskets, due arrivals.
+The load's view of the shop: addresses, customers, baskets and due arrivals.
 
-Baskets and registrations are pure, and repeatable with a seeded ``Random``. So is the
-schedule of an open loop: due moments follow from the rate alone, never from an answer,
-and an arrival that begins late moves none behind it.
+Baskets and registrations are pure, and repeatable with a seeded ``Random``. The
+schedule of an open loop is pure too: due times follow from the rate alone, never from
+an answer, and a late arrival does not delay later ones.
 """
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 from typing import Final
 from urllib.parse import urlsplit
@@ -15,7 +16,11 @@ from uuid import UUID
 
 import requests
 
-from towpath.loadtests.errors import LoadOptionError
+from towpath.loadtests.errors import (
+    CustomersError,
+    LoadOptionError,
+    ShopUnavailableError,
+)
 from towpath.loadtests.load.options import (
     POSTGRES,
     WEB,
@@ -58,7 +63,7 @@ _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 
 def session_with(address: str) -> requests.Session:
-    """Return a session that asks no proxy for an address of this machine."""
+    """Return a session that uses no proxy for an address of this machine."""
     session = requests.Session()
     session.trust_env = urlsplit(address).hostname not in _LOOPBACK
     return session
@@ -69,7 +74,7 @@ def shop_address(host: str | None) -> str:
     Return the shop's address without a slash at its end.
 
     Raises:
-        LoadOptionError: There is none, or it is no address of a web server.
+        LoadOptionError: The address is missing or is not an HTTP URL.
     """
     if not host:
         message = "--host is missing: the address of the orders service"
@@ -82,7 +87,7 @@ def shop_address(host: str | None) -> str:
 
 
 def targets_of(options: argparse.Namespace) -> dict[str, dict[str, object]]:
-    """Say where a reader finds an order in each sink that has an address."""
+    """Return the location of orders in each sink that has an address."""
     found: dict[str, dict[str, object]] = {}
     if options.load_cache_url:
         key = options.load_cache_key
@@ -97,7 +102,7 @@ def targets_of(options: argparse.Namespace) -> dict[str, dict[str, object]]:
 
 
 def without_password(url: str) -> str:
-    """Return an address that may be shown."""
+    """Return an address without its password."""
     address = split_address(url)
     if address is None or address.password is None:
         return url
@@ -115,22 +120,102 @@ def _catalog(options: argparse.Namespace) -> dict[str, str]:
     return facts | properties(options.load_warehouse_properties)
 
 
+_ANSWER_TIMEOUT_S: Final = 10.0
+
+
+def given_customers(options: argparse.Namespace) -> tuple[str, ...]:
+    """
+    Read the file of customers, if there is one.
+
+    Raises:
+        CustomersError: It cannot be read, is empty, or contains something else.
+    """
+    path = options.load_customers_file
+    if not path:
+        return ()
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split()
+        ids = tuple(str(UUID(line)) for line in lines)
+    except (OSError, ValueError) as error:
+        message = f"--load-customers-file: {path}: {error}"
+        raise CustomersError(message) from error
+    if not ids:
+        message = f"--load-customers-file: {path} holds no customer"
+        raise CustomersError(message)
+    return ids
+
+
+def check_shop(address: str, given: tuple[str, ...]) -> tuple[str, ...]:
+    """
+    Check that the shop takes orders; return the given customers, or a new one.
+
+    Raises:
+        ShopUnavailableError: The shop cannot be used at the address.
+        CustomersError: The shop does not have the first given customer.
+    """
+    with session_with(address) as session:
+        if given:
+            _find(session, address, given[0])
+        return given or (_register(session, address),)
+
+
+def _find(session: requests.Session, address: str, customer_id: str) -> None:
+    answer = _request(session, "GET", address, f"/customers/{customer_id}")
+    if answer.status_code == requests.codes.not_found:
+        message = f"{address} knows no customer {customer_id}"
+        raise CustomersError(message)
+    _expect(answer, requests.codes.ok)
+
+
+def _register(session: requests.Session, address: str) -> str:
+    body = registration(Random())
+    answer = _request(session, "POST", address, "/customers", body)
+    _expect(answer, requests.codes.created)
+    return str(answer.json()["customer_id"])
+
+
+def _request(
+    session: requests.Session, method: str, address: str, path: str, body: object = None
+) -> requests.Response:
+    url = f"{address}{path}"
+    try:
+        return session.request(method, url, json=body, timeout=_ANSWER_TIMEOUT_S)
+    except requests.RequestException as error:
+        message = f"the orders service does not answer at {address}"
+        raise ShopUnavailableError(message) from error
+
+
+def _expect(answer: requests.Response, status: int) -> None:
+    is_json = "json" in answer.headers.get("Content-Type", "")
+    if answer.status_code != status or not is_json:
+        asked = f"{answer.request.method} {answer.request.path_url}"
+        message = (
+            f"{answer.url} is no orders service: {asked} gave {_described(answer)}"
+        )
+        raise ShopUnavailableError(message)
+
+
+def _described(answer: requests.Response) -> str:
+    words: Sequence[str] = answer.text.split()
+    return f"{answer.status_code} {' '.join(words)[:120]}".strip()
+
+
 # A scheduler of greenlets is a few milliseconds late at its best.
 TOLERATED_S: Final = 0.05
 
 
 class Schedule:
-    """The due moments of one stream of arrivals."""
+    """The due times of one stream of arrivals."""
 
     def __init__(self, first_due_s: float) -> None:
         self._due_s = first_due_s
 
     def lateness_s(self, now_s: float) -> float:
-        """Return how long the present arrival has been due; 0 if nobody noticed."""
+        """Return how late the present arrival is; 0 within the tolerance."""
         late_s = now_s - self._due_s
         return late_s if late_s > TOLERATED_S else 0.0
 
     def next_in_s(self, now_s: float, interval_s: float) -> float:
-        """Go on to the next arrival; return how long it is until then."""
+        """Advance to the next arrival; return the seconds until then."""
         self._due_s += interval_s
         return max(0.0, self._due_s - now_s)

@@ -1,14 +1,13 @@
 """
-Locust's users: who checks out, pays, cancels and comes back, and at whose pace.
+Locust's users: customers who check out, pay, cancel and come back.
 
-``Shopper`` and ``ReturningCustomer`` wait for their answers (closed loop);
-``OpenLoop`` begins each visit at its due moment, whether the last one was answered or
-not. Due moments follow from the rate alone: an arrival that begins late moves none
-behind it. Requests are named by what they do. A 409 says that the order has moved on
-since: an answer, under a name of its own, not a failure.
+``Shopper`` and ``ReturningCustomer`` wait for their answers (closed loop). ``OpenLoop``
+begins each visit at its due time, whether or not the last one was answered; a late
+arrival does not delay later ones. Requests are named by their action. A 409 means that
+the order has changed since: it counts under a name of its own, not as a failure.
 
-Each process of a run has its customers, its orders left open and its count of arrivals
-under way. Locust declares options and runner as optional; in a run both are there.
+Each process of a run has its own customers, open orders and count of arrivals under
+way. Locust declares options and runner as optional; in a run both are present.
 """
 
 import argparse
@@ -35,7 +34,7 @@ from towpath.schemas.clock import SystemClock
 # Old ones are forgotten: a load may go on for days.
 _REMEMBERED_ORDERS: Final = 20_000
 
-# The master tells its workers by this option how many users there are in all.
+# By this option the master passes the total number of users to its workers.
 STREAMS: Final = "load_streams"
 
 
@@ -67,7 +66,7 @@ def options_of(environment: Environment) -> argparse.Namespace:
 
 
 def runner_of(environment: Environment) -> Runner:
-    """Return what runs the users."""
+    """Return the runner of the users."""
     if environment.runner is None:
         message = "the users are started by a runner"
         raise RuntimeError(message)
@@ -75,7 +74,7 @@ def runner_of(environment: Environment) -> Runner:
 
 
 class ProcessCustomers:
-    """The customers of one process, in one run of the load."""
+    """The customers and open orders of one process in one run."""
 
     def __init__(self, environment: Environment, given: tuple[str, ...]) -> None:
         options = options_of(environment)
@@ -88,7 +87,7 @@ class ProcessCustomers:
         self._registering = BoundedSemaphore(1)
 
     def known(self, register: Callable[[], str]) -> tuple[str, ...]:
-        """Return the process's customers; whoever asks first registers them."""
+        """Return the process's customers; the first call registers them."""
         if self.given:
             return self.given
         with self._registering:
@@ -103,11 +102,11 @@ class ProcessCustomers:
         return bool(options_of(self._environment).load_return_to == ANY)
 
     def left_order(self) -> int | None:
-        """Take the oldest order that was left open here, if there is one."""
+        """Take the oldest order that was left open in this process, if there is one."""
         return self.left_open.popleft() if self.left_open else None
 
     def streams(self) -> int:
-        """Count the users of all processes, among which a rate is divided."""
+        """Return the number of users of all processes, which share the rate."""
         streams: int = getattr(options_of(self._environment), STREAMS, 0)
         return streams or runner_of(self._environment).target_user_count
 
@@ -120,7 +119,7 @@ TOO_LATE: Final = " (too late)"
 RETURN: Final = "return: "
 LOOK: Final = "look"
 
-# An arrival is a row of the statistics only if it began late or not at all.
+# Only arrivals that began late or not at all are rows of the statistics.
 ARRIVAL: Final = "ARRIVAL"
 LATE: Final = "late"
 NOT_STARTED: Final = "not started"
@@ -128,21 +127,21 @@ NOT_STARTED: Final = "not started"
 _ANSWER_TIMEOUT_S: Final = 30.0
 _REGISTER_AGAIN_AFTER_S: Final = 1.0
 
-# Whoever finds that many orders settled places one, and settles that.
+# After that many orders that are not open, a customer places one and settles it.
 _LOOKS: Final = 5
 _OPEN: Final = "placed"
 
-# Of the orders that customers come back to, three of four are paid at last.
+# Three of four orders that customers come back to are paid.
 _PAID_LATE_SHARE: Final = 0.75
 
-# How finely the share of returns is met: the tasks are repeated so often.
+# Repetitions of the tasks, so that the share of returns is met closely.
 _GRAIN: Final = 10
 
 _clock = SystemClock()
 
 
 class Customer(FastHttpUser):
-    """The requests of all customers, and what one process knows of the shop."""
+    """The requests of all customers."""
 
     abstract = True
     connection_timeout = _ANSWER_TIMEOUT_S
@@ -155,11 +154,11 @@ class Customer(FastHttpUser):
         self.customers: tuple[str, ...] = ()
 
     def begin(self, visit: Callable[[], object]) -> None:
-        """Make a visit now, and wait for its end."""
+        """Make a visit, and wait for its end."""
         visit()
 
     def register(self) -> str:
-        """Register a customer, and again until the shop has done it."""
+        """Register a customer; retry until the shop has done it."""
         while True:
             with self.client.post(
                 "/customers",
@@ -196,7 +195,7 @@ class Customer(FastHttpUser):
                 response.success()
 
     def leave_open(self) -> None:
-        """Place an order, and leave it."""
+        """Place an order, and leave it open."""
         order_id = self.place()
         if order_id is not None:
             self.people.left_open.append(order_id)
@@ -208,7 +207,7 @@ class Customer(FastHttpUser):
             self.change(order_id, what)
 
     def is_open(self, order_id: int) -> bool:
-        """Look whether an order still waits; there need not be one of that number."""
+        """Return whether an order is open; it need not exist."""
         with self.client.get(
             f"/orders/{order_id}", name=RETURN + LOOK, catch_response=True
         ) as response:
@@ -219,7 +218,7 @@ class Customer(FastHttpUser):
         return False
 
     def settle(self) -> None:
-        """Come back to an order that is open, or to one placed just now."""
+        """Pay or cancel an open order, or a new one if none is found."""
         order_id = self._open_order() or self.place()
         if order_id is not None:
             is_paid = self.random.random() < _PAID_LATE_SHARE
@@ -236,7 +235,7 @@ class Customer(FastHttpUser):
 
 
 class Shopping(Customer):
-    """Of a hundred orders, sixty are paid and fifteen cancelled; others stay open."""
+    """Places orders: 60 % are paid, 15 % cancelled, and 25 % stay open."""
 
     abstract = True
 
@@ -272,17 +271,17 @@ class Returning(Customer):
 
 
 class ClosedLoop(Customer):
-    """Waits for the answer, thinks, and goes on: a slow shop slows its users."""
+    """Waits for each answer, so a slow shop slows its users."""
 
     abstract = True
 
     def on_start(self) -> None:
-        """Become a customer of the shop, or one of those that were given."""
+        """Register as a customer, or use the given ones."""
         known = self.people.given
         self.customers = known or (self.register(),)
 
     def wait_time(self) -> float:
-        """Think, half as long as usual or up to half as long again."""
+        """Return the think time: the mean, give or take a half."""
         mean_s: float = options_of(self.environment).load_think
         return mean_s * (0.5 + self.random.random())
 
@@ -297,10 +296,10 @@ class ReturningCustomer(Returning, ClosedLoop):
 
 class OpenLoop(Shopping, Returning):
     """
-    A stream of arrivals at a rate, however slowly the shop answers.
+    A stream of arrivals at a rate that does not depend on the shop's answers.
 
-    All streams together have the rate that was asked for, each the same share of it.
-    An arrival that finds too many under way is not started, and counted as failed.
+    All streams share the configured rate equally. An arrival that finds too many under
+    way is not started and counts as failed.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -311,22 +310,22 @@ class OpenLoop(Shopping, Returning):
         self._under_way = Group()
 
     def on_start(self) -> None:
-        """Register customers, choose tasks by the share of returns, come in phase."""
+        """Register customers, weight the tasks, and start at a random phase."""
         self.customers = self.people.known(self.register)
         self.tasks = self._weighted(options_of(self.environment).load_return_share)
         gevent.sleep(self.random.random() * self._interval_s())
         self._schedule = Schedule(_clock.monotonic_s())
 
     def on_stop(self) -> None:
-        """Let those under way finish."""
+        """Wait for the visits under way."""
         self._under_way.join(timeout=self.environment.stop_timeout)
 
     def wait_time(self) -> float:
-        """Return how long it is until the next arrival is due."""
+        """Return the seconds until the next arrival is due."""
         return self._schedule.next_in_s(_clock.monotonic_s(), self._interval_s())
 
     def begin(self, visit: Callable[[], object]) -> None:
-        """Begin a visit, and wait for nothing."""
+        """Begin a visit without waiting for its end."""
         late_s = self._schedule.lateness_s(_clock.monotonic_s())
         if late_s:
             self._record_arrival(LATE, late_s * 1000)
@@ -357,7 +356,7 @@ class OpenLoop(Shopping, Returning):
         return streams / rate
 
     def _weighted(self, return_share: float) -> list[TaskSet | Callable[..., Any]]:
-        """Repeat the tasks that the tags have left so that returns have their share."""
+        """Repeat the tasks so that returns have their share."""
         tasks = type(self).tasks
         back = [one for one in tasks if one is OpenLoop.come_back]
         others = [one for one in tasks if one is not OpenLoop.come_back]
@@ -380,10 +379,10 @@ _TAGS: Final = "locust_tag_set"
 
 def choose_users(environment: Environment) -> None:
     """
-    Choose the users, unless somebody has named them.
+    Choose the users, unless the command line names them.
 
     Raises:
-        LoadOptionError: No task has one of the tags; a loop without its rate.
+        LoadOptionError: No task has one of the tags, or an open loop has no rate.
     """
     options = options_of(environment)
     if options.user_classes or options.class_picker:

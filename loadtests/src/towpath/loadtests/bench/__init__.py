@@ -1,18 +1,18 @@
 """
-The relay's benchmark: side by side with others, in one run, on one machine.
+The relay's benchmark beside other systems, in one run on one machine.
 
 Every system drains the same backlog, or follows the same load, through its own copy of
-one replication slot. What ought to have arrived is what the server itself decodes from
-another copy: contents, commit order and commit times. A run whose records differ from
-that in anything has no figures.
+one replication slot. The expected records are those that the server itself decodes from
+another copy: contents, commit order and commit times. A run with any difference has no
+figures.
 
 Three rules keep the figures honest:
 
-- Whoever measures stays idle while a system works: the backlog is written before, the
-  topic is read after, and in between a few times a second somebody looks at end offsets
-  and processor times.
-- Times are one clock's. A commit is dated by its own commit record, which is written
-  before the log is flushed, so that the flush counts; an append by the broker, which
-  the topics' ``LogAppendTime`` makes it do.
-- Only ratios of one run carry over to another machine.
+- The benchmark itself stays idle while a system works: the backlog is written before,
+  the topic is read after, and in between it only samples end offsets and processor
+  times a few times a second.
+- All times are from one clock. A commit has the time of its commit record, which is
+  written before the log is flushed, so the flush counts. An append has the broker's
+  time, by the topics' ``LogAppendTime``.
+- Only ratios within one run carry over to another machine.
 """

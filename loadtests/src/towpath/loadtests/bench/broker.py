@@ -1,8 +1,8 @@
 """
-The broker: topics that note the time of append, their ends, and what is in them.
+The broker: topics with append times, their end offsets, and their records.
 
-The time of append is the broker's default while a benchmark runs, because the topics
-are made by the systems themselves, each in its own way.
+``LogAppendTime`` is the broker's default while a benchmark runs, because the systems
+create their topics themselves, each in its own way.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ _TIMEOUT_S: Final = 10.0
 _READ_WITHIN_S: Final = 120.0
 _MESSAGES_AT_ONCE: Final = 10_000
 _EVENT_ID: Final = "id"
-# Answers of a topic that is not there, or that its broker does not know well yet.
+# Errors for a topic that does not exist, or is not yet known to its broker.
 _NOT_THERE: Final = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the client's own name for it
@@ -41,16 +41,16 @@ _POLL_INTERVAL_S: Final = 0.1
 
 
 class Broker:
-    """The one broker of a benchmark."""
+    """The broker of a benchmark."""
 
     def __init__(self, bootstrap: str, clock: Clock) -> None:
         self._bootstrap = bootstrap
         self._clock = clock
-        # What the client meets on the way is raised, or asked again.
+        # The client's errors are raised or retried here, not logged.
         self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
     def date_by_append(self) -> None:
-        """Have the broker date each record when it appends it, in every new topic."""
+        """Make the broker date records by their append, in every new topic."""
         entry = ConfigEntry(
             "log.message.timestamp.type",
             "LogAppendTime",
@@ -63,13 +63,13 @@ class Broker:
         _await(self._admin.incremental_alter_configs([resource]))
 
     def make_topic(self, topic: str) -> None:
-        """Make a topic, if it is not there, for a system that does not make its own."""
+        """Create a missing topic, for a system that does not create its own."""
         if not self.ends(topic):
             wanted = NewTopic(topic, num_partitions=PARTITIONS, replication_factor=1)
             _await(self._admin.create_topics([wanted]))
 
     def delete_topics(self, prefix: str) -> None:
-        """Delete every topic whose name holds the prefix."""
+        """Delete every topic whose name contains the prefix."""
         names = [
             t for t in self._admin.list_topics(timeout=_TIMEOUT_S).topics if prefix in t
         ]
@@ -77,7 +77,7 @@ class Broker:
             _await(self._admin.delete_topics(names, request_timeout=_TIMEOUT_S))
 
     def ends(self, topic: str) -> dict[int, int]:
-        """Return each partition's end offset; nothing while there is no topic."""
+        """Return each partition's end offset; empty while there is no topic."""
         try:
             found = self._admin.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
             newest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # a driver's
@@ -89,7 +89,7 @@ class Broker:
         except KafkaException as error:
             if error.args[0].code() in _NOT_THERE:
                 return {}
-            message = f"the broker does not tell the end of {topic}: {error}"
+            message = f"the end of {topic} cannot be read: {error}"
             raise BenchError(message) from error
 
     def read(self, topic: str) -> list[ArrivedEvent]:
@@ -103,9 +103,9 @@ class Broker:
 
     def records(self, topic: str) -> Iterator[Any]:
         """
-        Read a topic as ``read`` does, as the client gives its records.
+        Yield a topic's records as objects of the client.
 
-        Partitions take turns; the records of one come in the order of their offsets.
+        Partitions take turns; the records of each are in the order of their offsets.
 
         Raises:
             BenchError: It could not be read in time.
@@ -126,7 +126,7 @@ class Broker:
             consumer.close()
 
     def _certain_ends(self, topic: str) -> dict[int, int]:
-        """Return the ends of the partitions that hold something, of a topic at rest."""
+        """Wait until a topic is known; return its non-empty partitions' end offsets."""
         deadline = Deadline(self._clock, _TIMEOUT_S)
         while not (found := self.ends(topic)):
             if deadline.passed():
@@ -162,7 +162,7 @@ def _arrival(record: Any) -> ArrivedEvent:  # noqa: ANN401 - a driver's object
     return ArrivedEvent(
         record.partition(),
         record.offset(),
-        # One system's identifiers are JSON strings, depending on its converter.
+        # With some converters, Debezium's identifiers are JSON strings.
         event_id.strip(b'"'),
         record.key() or b"",
         digest(record.value()),

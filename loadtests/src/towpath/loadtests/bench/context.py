@@ -46,30 +46,30 @@ ReportCount = Callable[[int], None]
 
 
 class BenchScreen(Protocol):
-    """Where it is told how far things are."""
+    """Shows the progress of a benchmark."""
 
     def log(self, line: str) -> None:
-        """Tell something that stays."""
+        """Print a line that stays."""
 
     def show(self, case: RenderableType) -> None:
         """Print the table of a case that has ended."""
 
     def begin(self, what: str, total: int) -> ReportCount:
-        """Begin a step; what is returned takes how much of it is done."""
+        """Begin a step; return a function that takes its progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
     """
-    What the caller chooses.
+    The options of a benchmark.
 
     Attributes:
         rows: The backlog of a drain.
-        rounds: How often each case is run with each system.
-        duration_s: How long a steady load is measured.
-        warm_up_s: How long it goes on before that.
-        cases: Which cases.
-        with_debezium: Whether Debezium is measured beside.
+        rounds: Runs of each case with each system.
+        duration_s: Measured time of a steady load.
+        warm_up_s: Time of a steady load before that.
+        cases: The cases to run.
+        with_debezium: Whether Debezium is measured too.
     """
 
     rows: int = 300_000
@@ -88,7 +88,7 @@ class BenchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What all runs share."""
+    """The environment, options, broker and screen of all runs."""
 
     environment: BenchEnvironment
     options: BenchOptions
@@ -99,7 +99,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRun:
-    """One system in one round of one case; slot, topics and log have its name."""
+    """One system in one round of one case; its slot, topics and log have its name."""
 
     system: str
     name: str
@@ -108,21 +108,21 @@ class BenchRun:
 
     @property
     def topic(self) -> str:
-        """Where a publisher puts the events."""
+        """The topic of the events."""
         return f"{self.name}.event.bench"
 
 
 def in_turn(systems: tuple[str, ...], round_number: int) -> tuple[str, ...]:
-    """Alternate the order: what heats the machine up must not always come first."""
+    """Alternate the order of the systems, since each run affects the next one."""
     return systems if round_number % 2 == 0 else systems[::-1]
 
 
-# Drawing takes time of the cores that are measured.
+# Drawing takes processor time from the systems that are measured.
 _REFRESHES_PER_S: Final = 2
 
 
 class _RateColumn(ProgressColumn):
-    """How many a second, of late."""
+    """The recent rate a second."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
@@ -130,7 +130,7 @@ class _RateColumn(ProgressColumn):
 
 
 class LiveBenchScreen:
-    """One bar for the step that is being done, and lines that stay above it."""
+    """A progress bar for the current step, below lines that stay."""
 
     def __init__(self, progress: Progress, cases: Console) -> None:
         self._progress = progress
@@ -138,7 +138,7 @@ class LiveBenchScreen:
         self._task = progress.add_task("", total=None)
 
     def log(self, line: str) -> None:
-        """Tell something that stays."""
+        """Print a line that stays."""
         self._progress.console.print(line, highlight=False, soft_wrap=True)
 
     def show(self, case: RenderableType) -> None:
@@ -146,7 +146,7 @@ class LiveBenchScreen:
         self._cases.print(case)
 
     def begin(self, what: str, total: int) -> ReportCount:
-        """Begin a step; the bar is its."""
+        """Begin a step, and show its progress bar."""
         self._progress.remove_task(self._task)
         task = self._task = self._progress.add_task(what, total=total or None)
 
@@ -159,11 +159,11 @@ class LiveBenchScreen:
 @contextmanager
 def open_screen(console: Console, cases: Console) -> Iterator[LiveBenchScreen]:
     """
-    Show a bar where there is a terminal; lines everywhere.
+    Show lines, and on a terminal a progress bar.
 
     Args:
-        console: Where progress is shown.
-        cases: Where the tables of cases are printed.
+        console: The console for progress.
+        cases: The console for the tables of cases.
     """
     columns = (
         TextColumn("{task.description}"),
@@ -192,16 +192,16 @@ class RunRecords:
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """What is wrong, by run."""
+        """The findings of all runs."""
         return tuple(self._findings)
 
     def add(self, case: str, system: str, figures: Figures) -> None:
-        """Keep a run's figures."""
+        """Add a run's figures."""
         systems = self._cases.setdefault(case, defaultdict(list))
         systems[system].append(figures)
 
     def judge(self, run: str, checked: int, findings: Sequence[str]) -> None:
-        """Keep what is wrong with a run, or say how much of it was checked."""
+        """Add and print a run's findings, or print the number of checked events."""
         if findings:
             self._findings.append(f"{run}: {', '.join(findings)}")
             self._bench.screen.log(f"[red]{self._findings[-1]}[/red]")
@@ -218,14 +218,14 @@ class RunRecords:
         return {n: tuple(found) for n, found in self._cases.get(name, {}).items()}
 
     def facts(self) -> dict[str, Any]:
-        """Return what every result tells: how much was asked for, and on what."""
+        """Return the fields of every result: rows, rounds and machine."""
         options = self._bench.options
         return {"rows": options.rows, "rounds": options.rounds, "machine": machine()}
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Name what a driver raises when its server is gone."""
+    """Translate the errors of drivers whose server is gone."""
     try:
         yield
     except (psycopg.Error, KafkaException, TimeoutError) as error:

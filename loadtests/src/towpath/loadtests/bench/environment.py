@@ -1,7 +1,7 @@
 """
 The environment of a benchmark: addresses, programs, and a launcher of processes.
 
-The benchmark knows no stack and no relay from inside. Its caller hands it this.
+The caller provides it: the benchmark does not depend on a stack or on the relay's code.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,39 +11,39 @@ from typing import Protocol
 
 
 class Launcher(Protocol):
-    """Starts processes, each in a session of its own with a log file by its name."""
+    """Starts processes, each in a session of its own, with a log file of its name."""
 
     def start(self, name: str, words: Sequence[str]) -> int:
-        """Start a process and return its pid; one of that name was stopped before."""
+        """Start a process and return its pid; none of that name may be running."""
 
     def stop(self, name: str) -> None:
-        """Ask a process to end, and wait until it is gone."""
+        """Stop a process, and wait until it is gone."""
 
     def kill(self, name: str) -> None:
         """Kill a process at once, and wait until it is gone."""
 
     def log(self, name: str) -> Path:
-        """Name the file to which a process prints."""
+        """Return the log file of a process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchEnvironment:
     """
-    All that a benchmark is given.
+    Addresses, programs and folders of a benchmark.
 
     Attributes:
         dsn: The server's database for administration.
-        dsn_of: Gives the address of another database of that server.
+        dsn_of: Returns the address of another database of that server.
         kafka: The broker's bootstrap address.
         broker_pid: The broker's process.
         programs: The folder of Postgres's own programs.
-        towpath: The words that begin a command of ``towpath``.
-        connect: The words that run Kafka Connect standalone, less its two files;
-            ``None`` if it is not wanted.
-        connect_port: A free port for its interface.
-        log_folder: Where the broker keeps the records of its topics.
-        folder: For configuration files.
-        env: The whole environment of every process.
+        towpath: The first words of a ``towpath`` command.
+        connect: The command of Kafka Connect standalone without its two files;
+            ``None`` without a comparison.
+        connect_port: A free port for Connect's REST interface.
+        log_folder: The folder of the broker's topics.
+        folder: The folder of configuration files.
+        env: The environment variables of every process.
         launcher: Starts processes.
     """
 

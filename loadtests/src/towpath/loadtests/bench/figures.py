@@ -1,14 +1,13 @@
 """
 The check of a topic's events, and the figures of runs. Pure.
 
-A topic must hold every event once, unchanged, in order per key. ``CommittedEvent`` is
-what the server has committed, ``ArrivedEvent`` what the topic holds. Order is judged on
-first arrivals: an event that a restart repeats stands behind them, and is counted as a
-duplicate.
+A topic must have every event once, unchanged, in order per key. ``CommittedEvent`` is
+an event that the server has committed, ``ArrivedEvent`` a record of the topic. Order is
+checked on first arrivals: an event that a restart repeats counts as a duplicate.
 
-A run's figures are a flat mapping of names with units to numbers: rates from append
-times, percentiles, ratios. A case's are the minimum, median and maximum of each over
-the rounds.
+The figures of a run are a flat mapping of names with units to numbers: rates from
+append times, percentiles, ratios. Those of a case are the minimum, median and maximum
+over the rounds.
 """
 
 import hashlib
@@ -20,7 +19,7 @@ from towpath.loadtests.load.samples import at
 
 
 class CommittedEvent(NamedTuple):
-    """One committed event; ``ordinal`` is its place in commit order."""
+    """One committed event; ``ordinal`` is its index in commit order."""
 
     ordinal: int
     key: bytes
@@ -41,10 +40,10 @@ class ArrivedEvent(NamedTuple):
 
 class EventCheck(NamedTuple):
     """
-    How many events there ought to be, and what is wrong with those that are there.
+    The number of expected events, and the counts of those that are wrong.
 
     ``unknown`` were never committed; ``changed`` have another payload or key;
-    ``disordered`` arrived behind a later event of their key, or in a second partition.
+    ``disordered`` arrived after a later event of their key, or in a second partition.
     """
 
     events: int
@@ -56,11 +55,11 @@ class EventCheck(NamedTuple):
 
     @property
     def is_clean(self) -> bool:
-        """Whether every event is there once, unchanged and in order."""
+        """Whether every event arrived once, unchanged and in order."""
         return not self.findings()
 
     def findings(self) -> tuple[str, ...]:
-        """Name what is wrong."""
+        """Describe each count above zero."""
         return tuple(
             f"{count:,} {name}"
             for name, count in self._asdict().items()
@@ -69,14 +68,14 @@ class EventCheck(NamedTuple):
 
 
 def digest(payload: bytes | None) -> bytes:
-    """Return what stands for a payload; a missing one differs from an empty one."""
+    """Return a payload's digest; a missing payload differs from an empty one."""
     return b"" if payload is None else hashlib.blake2b(payload, digest_size=8).digest()
 
 
 def check_events(
     facts: Mapping[bytes, CommittedEvent], arrivals: Iterable[ArrivedEvent]
 ) -> EventCheck:
-    """Compare; arrivals of one partition come in the order of their offsets."""
+    """Compare committed and arrived events; each partition is in offset order."""
     seen: set[bytes] = set()
     last: dict[bytes, tuple[int, int]] = {}
     duplicates = unknown = changed = disordered = 0
@@ -100,7 +99,7 @@ def check_events(
 Figures = dict[str, float]
 
 _MS: Final = 1000.0
-# The broker's time is cut to whole milliseconds; on average that hides half of one.
+# The broker's time is truncated to milliseconds; on average that hides half of one.
 _CUT_OFF_MS: Final = 0.5
 _FEWEST: Final = 2
 
@@ -117,8 +116,8 @@ def drain_figures(appended_ms: Sequence[int], started_ms: float) -> Figures:
     """
     Return the rates of a drain.
 
-    ``events_per_s`` counts from the first append to the last. A JVM warms up, so the
-    second half is told apart, and so is the whole from the start of the process.
+    ``events_per_s`` counts from the first append to the last. A JVM warms up, so there
+    are rates of the second half and from the start of the process too.
     """
     ordered = sorted(appended_ms)
     count = len(ordered)
@@ -178,5 +177,5 @@ def ratio(
 
 
 def _rate(count: int, elapsed_ms: float) -> float:
-    """Return events a second; what is over within a clock's tick took one."""
+    """Return events a second; the shortest time is a tick of the clock."""
     return count * _MS / max(1.0, elapsed_ms) if count >= _FEWEST else 0.0

@@ -1,12 +1,12 @@
 """
 The machine of a benchmark: its description, and the processor time of processes.
 
-Figures of another machine compare with nothing. Looks are rare, because they cost time
-of the cores that are measured. A process that was there before is charged what it used
-since the first look; one that ended keeps the figures of the last. The memory of a new
-process is the largest resident set that it ever had, that of an old one the largest
-that was seen; a backend's holds the pages of the server's shared memory that it
-touched.
+Figures of different machines are not comparable. Samples are rare, because they take
+processor time from the systems that are measured. A process that ran before is charged
+for its use since the first sample; one that ended keeps the figures of its last sample.
+The memory of a new process is the largest resident set that it ever had, that of an old
+one the largest in a sample. A backend's includes the pages of the server's shared
+memory that it used.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ def summary() -> str:
 
 
 def machine() -> dict[str, object]:
-    """Tell the processor, its cores, the memory, the system and the Python."""
+    """Return processor, cores, memory, system and Python of this machine."""
     return {
         "processor": _processor(),
         "cores": psutil.cpu_count(),
@@ -73,11 +73,11 @@ class ProcessWatch:
 
     def __init__(self) -> None:
         self._usages: dict[str, _Usage] = {}
-        # Whoever measures takes of the same cores, and says how much.
+        # The benchmark's own process uses the same cores.
         self.add("observer", psutil.Process().pid, is_new=False)
 
     def add(self, name: str, pid: int | None, *, is_new: bool) -> None:
-        """Begin to watch a process, if there is one; a new one from its beginning."""
+        """Watch a process, if there is one; a new one from its start."""
         if pid is None or name in self._usages:
             return
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -86,20 +86,20 @@ class ProcessWatch:
             self._usages[name] = _Usage(process, is_new, began_s)
 
     def sample(self) -> None:
-        """Look at all of them."""
+        """Sample all processes."""
         for usage in self._usages.values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 usage.cpu_s = _cpu_s(usage.process) - usage.began_s
                 usage.peak_bytes = max(usage.peak_bytes, _held_bytes(usage))
 
     def restart(self) -> None:
-        """Charge what comes from now on only; memory keeps its peak."""
+        """Count processor time from now on; keep peaks of memory."""
         for usage in self._usages.values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 usage.began_s = _cpu_s(usage.process)
 
     def figures(self) -> Figures:
-        """Return ``<name>_cpu_s`` and ``<name>_peak_rss_bytes`` of each."""
+        """Return ``<name>_cpu_s`` and ``<name>_peak_rss_bytes`` of each process."""
         found: Figures = {}
         for name, usage in self._usages.items():
             found[f"{name}_cpu_s"] = usage.cpu_s

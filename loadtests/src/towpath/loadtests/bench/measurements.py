@@ -1,15 +1,15 @@
 """
 The measurements of one publisher: a drain, a kill, a steady load.
 
-- Drain: a committed backlog, and how fast a system has it in Kafka. The server's own
-  decoding and ``pg_recvlogical`` stand beside: they only decode.
+- Drain: the rate at which a system publishes a committed backlog. The server's own
+  decoding and ``pg_recvlogical``, which only decode, are measured beside it.
 - Kill: the cost of a ``kill -9`` in the middle of a drain. The system is killed once
-  the topic has its share of the backlog, and started again at once. Lost and repeated
+  the topic has a share of the backlog, and is started again at once. Lost and repeated
   events are counted in the topic; the time to the first *new* event begins with the
   second start.
-- Steady load: ``pgbench`` commits at a rate, at random moments as many clients would,
-  and waits for nobody. Latency is the time from the commit record to the broker's
-  append, of every event after the warm-up.
+- Steady load: ``pgbench`` commits at a rate, at random times, without waiting for
+  anything. Latency is the time from the commit record to the broker's append, of every
+  event after the warm-up.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,27 +39,27 @@ from towpath.loadtests.bench.source import PUBLICATION
 from towpath.loadtests.errors import BenchError
 from towpath.schemas.clock import Deadline
 
-# Often enough to draw a bar and to catch a backend; each look costs a millisecond.
+# Often enough to draw a bar and to catch a backend; each sample costs a millisecond.
 POLL_INTERVAL_S: Final = 0.25
 
-# A tenth of the slowest rate that anybody has shown, and the start of a JVM.
+# A tenth of the slowest rate ever measured, and the start of a JVM.
 _SLOWEST_PER_S: Final = 2_000
 _START_WITHIN_S: Final = 90.0
 _MS: Final = 1000.0
-# Longer than any pause within a drain that was seen.
+# Longer than any pause within a drain ever measured.
 _STILL_FOR_S: Final = 3.0
 _STILL_WITHIN_S: Final = 120.0
 
 
 class Goal(NamedTuple):
-    """How many records are waited for, and who is told how many are there."""
+    """The number of awaited records, and a function that takes the present number."""
 
     events: int
     report: ReportCount
 
 
 def decode(bench: Bench, run: BenchRun, rows: int) -> Figures:
-    """Measure one of the two that only decode."""
+    """Measure one of the two systems that only decode."""
     watch = ProcessWatch()
     began_s = bench.clock.monotonic_s()
     if run.system == LIMIT:
@@ -83,7 +83,7 @@ def drain(
     Measure a publisher, from its start to its last append.
 
     Raises:
-        BenchError: It ended, or was not done in time.
+        BenchError: It ended, or did not finish in time.
     """
     watch = ProcessWatch()
     watch.add("broker", bench.environment.broker_pid, is_new=False)
@@ -105,10 +105,10 @@ def until_there(
     bench: Bench, run: BenchRun, pid: int, watch: ProcessWatch, goal: Goal
 ) -> None:
     """
-    Wait until the topic has so many records; look at the processes meanwhile.
+    Wait until the topic has so many records; sample the processes meanwhile.
 
     Raises:
-        BenchError: The system ended, or the time is over.
+        BenchError: The system ended, or did not finish in time.
     """
     within_s = _START_WITHIN_S + goal.events / _SLOWEST_PER_S
     deadline = Deadline(bench.clock, within_s)
@@ -128,7 +128,7 @@ def until_there(
 
 
 def until_still(bench: Bench, run: BenchRun) -> None:
-    """Wait until nothing more comes: a count with repeats in it tells little."""
+    """Wait until no more records are appended; a count alone may include repeats."""
     deadline = Deadline(bench.clock, _STILL_WITHIN_S)
     count, since_s = -1, bench.clock.monotonic_s()
     while bench.clock.monotonic_s() - since_s < _STILL_FOR_S and not deadline.passed():
@@ -139,7 +139,7 @@ def until_still(bench: Bench, run: BenchRun) -> None:
 
 
 def _receive(bench: Bench, run: BenchRun, watch: ProcessWatch, rows: int) -> None:
-    """Have ``pg_recvlogical`` read the slot to the log's end, into nowhere."""
+    """Run ``pg_recvlogical`` to the end of the log, and discard its output."""
     words = (
         str(bench.environment.programs / "bin" / "pg_recvlogical"),
         *("--dbname", run.source.dsn, "--slot", run.name, "--start", "--no-loop"),
@@ -162,7 +162,7 @@ def _receive(bench: Bench, run: BenchRun, watch: ProcessWatch, rows: int) -> Non
 KILL_ROWS: Final = 100_000
 KILL_SHARE: Final = 0.4
 _KILL_POLL_INTERVAL_S: Final = 0.005
-# What the dead process left in its socket is appended within a few milliseconds.
+# Requests in the dead process's socket are appended within a few milliseconds.
 _LAST_APPENDS_S: Final = 0.1
 _SHARE_WITHIN_S: Final = 90.0
 
@@ -174,7 +174,7 @@ def kill(
     Kill a publisher in the middle of a backlog, and let it finish.
 
     Raises:
-        BenchError: It was not done in time.
+        BenchError: It did not finish in time.
     """
     report = bench.screen.begin(run.name, len(facts))
     pid = publishers.start(bench, run)
@@ -201,7 +201,7 @@ def kill(
 
 
 def first_new_ms(arrivals: Sequence[ArrivedEvent], before: Mapping[int, int]) -> float:
-    """Return the append time of the first event that no offset before the end had."""
+    """Return the append time of the first event that was not there before."""
     old = {a.event_id for a in arrivals if a.offset < before.get(a.partition, 0)}
     times_ms = [a.appended_ms for a in arrivals if a.event_id not in old]
     return float(min(times_ms, default=0))
@@ -216,10 +216,10 @@ def _until_share(bench: Bench, run: BenchRun, pid: int, count: int) -> None:
         bench.clock.wait(_KILL_POLL_INTERVAL_S)
 
 
-# Each waits for its own flush; a group of them shares one.
+# Clients wait for their commits' flush, which a group of them shares.
 _CLIENTS: Final = 16
 _SERVING_WITHIN_S: Final = 90.0
-# Looks are rarer here: they would be part of the load for as long as it lasts.
+# Samples are rarer here, since they are a part of the load.
 _LOAD_POLL_INTERVAL_S: Final = 1.0
 _GRACE_S: Final = 30.0
 _MICROSECONDS: Final = 1_000_000
@@ -238,10 +238,10 @@ def follow_load(
     Measure a publisher under a load that it has to keep up with.
 
     Args:
-        bench: What all runs share.
+        bench: The benchmark.
         run: The run; its slot begins now.
         rate: Transactions a second.
-        truth: A slot that begins now too, for what was committed.
+        truth: A slot that begins now too, to decode the committed events from.
 
     Raises:
         BenchError: The system ended, or did not keep up to the end.
@@ -277,7 +277,7 @@ def follow_load(
 
 
 def _until_serving(bench: Bench, run: BenchRun, pid: int) -> None:
-    """Commit one event and wait until it is in Kafka: what comes now is followed."""
+    """Commit one event and wait until it is in Kafka, so that the system streams."""
     run.source.fill(1, 1, bench.screen.begin(f"{run.name}: starting", 0))
     deadline = Deadline(bench.clock, _SERVING_WITHIN_S)
     while not sum(bench.broker.ends(run.topic).values()):
@@ -291,7 +291,7 @@ def _until_serving(bench: Bench, run: BenchRun, pid: int) -> None:
 def _watch_load(
     bench: Bench, run: BenchRun, client: ClientProgram, watch: ProcessWatch
 ) -> int:
-    """Sit the load out; return the microsecond since which it is measured."""
+    """Wait for the end of the load; return the start of the measurement in us."""
     options = bench.options
     whole_s = options.warm_up_s + options.duration_s
     report = bench.screen.begin(f"{run.name}: seconds", int(whole_s))
@@ -315,7 +315,7 @@ def _watch_load(
 def pgbench(
     bench: Bench, dsn: str, script: str, rate: int, for_s: float
 ) -> ClientProgram:
-    """Return a client that commits a script's transaction so often a second."""
+    """Return a client that commits a script's transaction at a rate."""
     path = Path(bench.environment.folder / "steady.sql")
     path.write_text(script, encoding="utf-8")
     words = (
@@ -328,7 +328,7 @@ def pgbench(
 
 
 def _rate(facts: Mapping[bytes, CommittedEvent], since_us: int) -> float:
-    """Return what was really committed a second: the load's side of the bargain."""
+    """Return the rate of commits that the load really had."""
     times_us = [f.committed_us for f in facts.values() if f.committed_us >= since_us]
     elapsed_s = (max(times_us) - since_us) / _MICROSECONDS
     return len(times_us) / elapsed_s

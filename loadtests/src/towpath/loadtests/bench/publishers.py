@@ -1,11 +1,11 @@
 """
 The systems that write to Kafka: the relay, and Debezium on Kafka Connect.
 
-Each reads a slot that is there already and publishes to ``<name>.event.bench``, keyed
-by aggregate id, with the event's id and type as headers. Debezium runs as its makers
-ship it, and tuned: for throughput in a drain, for latency under a steady load.
+Each reads an existing slot and publishes to ``<name>.event.bench``, keyed by aggregate
+id, with the event's id and type as headers. Debezium runs with its default settings,
+and tuned: for throughput in a drain, for latency under a steady load.
 
-A client program runs to its end beside a system, and is gone when its block is.
+A client program runs beside a system, and is killed at the end of its block.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ THROUGHPUT: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def connector_address(dsn: str) -> dict[str, str]:
-    """Return a connector's settings that say where its database is."""
+    """Return a connector's settings for the address of its database."""
     parts = conninfo_to_dict(dsn)
     return {
         "database.hostname": str(parts["host"]),
@@ -64,7 +64,7 @@ def start_connect(
     Start Connect with a connector and return its process.
 
     Raises:
-        BenchError: Its archives were not asked for.
+        BenchError: Its archives were not fetched.
     """
     environment = bench.environment
     if environment.connect is None:
@@ -72,7 +72,7 @@ def start_connect(
         raise BenchError(message)
     worker = {
         **converters,
-        # All archives lie on the one class path, named in their own lists.
+        # All archives are on one class path, each with its own list of plugins.
         "plugin.discovery": "hybrid_warn",
         "bootstrap.servers": environment.kafka,
         "listeners": f"http://127.0.0.1:{environment.connect_port}",
@@ -93,7 +93,7 @@ _SHOWN_LINES: Final = 8
 
 
 class ClientProgram:
-    """One program, and the file that it prints to."""
+    """One program, with its log file."""
 
     def __init__(
         self, environment: BenchEnvironment, name: str, words: Sequence[str]
@@ -122,15 +122,15 @@ class ClientProgram:
 
     @property
     def pid(self) -> int | None:
-        """The process, once there is one."""
+        """The process id, once it is started."""
         return self._process.pid if self._process else None
 
     def is_done(self) -> bool:
         """
-        Tell whether it has ended well.
+        Return whether the program has ended successfully.
 
         Raises:
-            BenchError: It has ended otherwise; the message ends with its last lines.
+            BenchError: It has failed; the message ends with its last lines.
         """
         code = self._process.poll() if self._process else None
         if code:
@@ -139,10 +139,10 @@ class ClientProgram:
 
     def wait(self, within_s: float) -> None:
         """
-        Wait until it has ended well.
+        Wait until the program has ended successfully.
 
         Raises:
-            BenchError: It has not.
+            BenchError: It failed, or did not end in time.
         """
         try:
             if self._process is not None:
@@ -160,7 +160,7 @@ class ClientProgram:
 
 
 def failure_text(name: str, what: str, log: Path) -> str:
-    """Say what became of a process, with the end of its log."""
+    """Describe the failure of a process, with the end of its log."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -217,8 +217,8 @@ _CONNECTOR: Final[Mapping[str, str]] = MappingProxyType(
         "transforms.outbox.table.fields.additional.placement": "type:header",
     }
 )
-# What waits by default for half a second waits for a millisecond; no less, or each
-# event would be a request of its own and the connector fall behind at 2,000 a second.
+# Waits of half a second by default are cut to a millisecond; any less would make each
+# event a request of its own, and the connector would fall behind at 2,000 a second.
 _LATENCY: Final[Mapping[str, str]] = MappingProxyType(
     {
         "poll.interval.ms": "1",
@@ -230,7 +230,7 @@ _LATENCY: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def prepare_source(bench: Bench, run: BenchRun, tables: tuple[str, ...] = ()) -> None:
-    """Have the relay prepare the source: outbox, publications, and the run's slot."""
+    """Run ``towpath relay init``: outbox, publications, and the run's slot."""
     config = _configure(bench, run, tables)
     words = (*bench.environment.towpath, "relay", "init", "--config", config)
     with ClientProgram(bench.environment, "init", words) as client:
@@ -254,10 +254,10 @@ def start_relay(bench: Bench, run: BenchRun, tables: tuple[str, ...] = ()) -> in
 
 def check(bench: Bench, run: BenchRun, pid: int) -> None:
     """
-    Make sure that the system is still there, and the source that it reads.
+    Check that the system and the source that it reads are still running.
 
     Raises:
-        BenchError: It has ended; the message ends with its last lines.
+        BenchError: The system has ended; the message ends with its last lines.
         psycopg.Error: The source does not answer.
     """
     run.source.end_lsn()

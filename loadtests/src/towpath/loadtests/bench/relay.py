@@ -2,7 +2,7 @@
 The benchmark of the relay: all cases, all rounds, all systems.
 
 ``measure_relay`` runs drains and steady loads, ``measure_kill`` the kills. A difference
-in any run ends the figures. Stopping the stack is left to the caller.
+in any run voids all figures. The caller stops the stack.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,10 +34,10 @@ _TRUTH: Final = "truth"
 
 def measure_relay(bench: Bench) -> BenchResult[RelayCase]:
     """
-    Run the cases that were asked for.
+    Run the requested cases.
 
     Raises:
-        BenchError: A system or a part was not there any more, or not done in time.
+        BenchError: A system or a part ended, or did not finish in time.
     """
     records = RunRecords(bench)
     with translated():
@@ -56,7 +56,7 @@ def measure_kill(bench: Bench) -> BenchResult[RelayCase]:
     Kill each publisher in the middle of a drain, once a round.
 
     Raises:
-        BenchError: It was not done in time.
+        BenchError: It did not finish in time.
     """
     records = RunRecords(bench)
     with translated():
@@ -67,7 +67,7 @@ def measure_kill(bench: Bench) -> BenchResult[RelayCase]:
 
 
 def _show(bench: Bench, records: RunRecords, name: str) -> None:
-    """Print a case that has ended; nothing, once a run was wrong."""
+    """Print a case that has ended, unless there are findings."""
     if not records.findings:
         bench.screen.show(
             result.draw_case(RelayCase(name=name, rounds=records.of_case(name)))
@@ -93,7 +93,7 @@ def _kill_case(bench: Bench, records: RunRecords) -> None:
                 with _copied(bench, run, base):
                     figures, verdict = measurements.kill(bench, run, facts)
                 records.add(KILL, system, figures)
-                # What others lose or repeat is a figure; what ours does is a finding.
+                # Losses and repeats are figures for others, and findings for ours.
                 _record_check(
                     records,
                     run,
@@ -152,7 +152,7 @@ def _steady_case(bench: Bench, records: RunRecords, case: str) -> None:
 def _backlog(
     bench: Bench, case: str, per_transaction: int
 ) -> Iterator[tuple[BenchRun, dict[bytes, CommittedEvent]]]:
-    """Commit a backlog behind a slot; give the slot's run and what was committed."""
+    """Commit a backlog behind a slot; yield the slot's run and the committed events."""
     rows = bench.options.rows
     with bench_source(bench.environment, f"bench_{case}", bench.clock) as source:
         base = _run(case, _BASE, 0, source)
@@ -170,7 +170,7 @@ def _backlog(
 
 @contextmanager
 def _copied(bench: Bench, run: BenchRun, base: BenchRun) -> Iterator[None]:
-    """Give the run a slot that begins before the backlog."""
+    """Copy a slot that begins before the backlog for the run."""
     run.source.copy_slot(base.name, run.name)
     _register(bench, run)
     run.source.settle()
@@ -179,14 +179,14 @@ def _copied(bench: Bench, run: BenchRun, base: BenchRun) -> Iterator[None]:
 
 
 def _register(bench: Bench, run: BenchRun) -> None:
-    """Register the run's relay before it is measured: its slot is there already."""
+    """Prepare the source for the run's relay before it is measured."""
     if run.system == RELAY:
         publishers.prepare_source(bench, run)
 
 
 @contextmanager
 def _cleared(bench: Bench, run: BenchRun) -> Iterator[None]:
-    """Leave no process, no slot and no topic of the run behind."""
+    """Remove the run's process, slot and topics after the block."""
     try:
         yield
     finally:

@@ -9,10 +9,10 @@ The result of a benchmark: one JSON object, and tables for a person. Pure.
                            "ratio_of": "events_per_s",
                            "ratio_to_limit": ..., "ratio_to_debezium": ...}, ...}}
 
-A ratio is the relay's median through the other's: of events a second in a drain, where
-more is better, and of the 99th percentile under a steady load, where less is. Debezium
-is the tuned one. A ratio without a measurement is null: no latency has a limit.
-A benchmark that found a difference has no figures at all.
+A ratio is the relay's median divided by the other's: of events a second in a drain,
+where more is better, and of the 99th percentile under a steady load, where less is.
+``ratio_to_debezium`` is to the tuned one. A ratio without a measurement is null, as
+that of a latency to the limit. A benchmark with findings has no figures at all.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,7 +50,7 @@ class RelayCase:
 
     @property
     def ratio_of(self) -> str:
-        """Which figure the ratios are of."""
+        """The figure of the ratios."""
         return "events_per_s" if self.name in DRAINS else "p99_ms"
 
     def ratio_to(self, other: str) -> float | None:
@@ -61,7 +61,7 @@ class RelayCase:
         return ratio(systems.get(RELAY), systems.get(other), self.ratio_of)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the case as JSON takes it."""
+        """Return the case as a JSON object."""
         return {
             "systems": {
                 name: {figure: _rounded(one) for figure, one in spreads.items()}
@@ -79,10 +79,10 @@ class Reported(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in the result."""
+        """The name of the case in the result."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the case as JSON takes it."""
+        """Return the case as a JSON object."""
 
 
 CaseT = TypeVar("CaseT", bound=Reported)
@@ -91,14 +91,14 @@ CaseT = TypeVar("CaseT", bound=Reported)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult(Generic[CaseT]):
     """
-    All cases, and what was found wrong in any run.
+    The result of any benchmark: its cases, and the findings of all runs.
 
     Attributes:
         rows: The backlog of a drain, or the rows of a table.
-        rounds: How often each case was run with each system.
-        machine: What it ran on.
+        rounds: Runs of each case with each system.
+        machine: The machine that it ran on.
         cases: The cases in their order.
-        findings: What differs, by run.
+        findings: Differences, by run.
     """
 
     rows: int
@@ -109,11 +109,11 @@ class BenchResult(Generic[CaseT]):
 
     @property
     def verified(self) -> bool:
-        """Whether every run's topic held just what it should."""
+        """Whether there are no findings."""
         return not self.findings
 
     def as_json(self) -> dict[str, Any]:
-        """Return the whole as JSON takes it; without figures if anything differs."""
+        """Return the result as a JSON object; without cases if there are findings."""
         shown: Iterable[CaseT] = self.cases if self.verified else ()
         return {
             "verified": self.verified,
@@ -138,7 +138,7 @@ _BAR_WIDTH: Final = 30
 
 
 class Column(NamedTuple):
-    """A figure, its title, and how one number of it is shown."""
+    """A figure, its title, and its number format."""
 
     figure: str
     title: str
@@ -178,7 +178,7 @@ PROCESSES: Final = (
 
 
 def draw(result: BenchResult[RelayCase]) -> RenderableType:
-    """Draw what closes a benchmark whose cases were printed as they ended."""
+    """Draw the end of a benchmark whose cases were printed as they ended."""
     if not result.verified:
         return unverified(result.findings)
     what = "every event once, unchanged, in order per key, in every run"
@@ -191,14 +191,14 @@ def draw_case(case: RelayCase) -> RenderableType:
 
 
 def unverified(findings: Sequence[str]) -> RenderableType:
-    """Draw what differs; figures printed before it count for nothing."""
+    """Draw the findings, which void all figures printed before."""
     lines = [Text(line, style="red") for line in findings]
-    said = "Not verified: no figure of this benchmark counts."
-    return Group(Text(said, style="bold red"), *lines)
+    title = "Not verified: no figure of this benchmark counts."
+    return Group(Text(title, style="bold red"), *lines)
 
 
 def verified(what: str, machine: Mapping[str, object]) -> list[RenderableType]:
-    """Say what was checked, and on what machine."""
+    """Draw what was checked, and the machine."""
     on = ", ".join(f"{name} {value}" for name, value in machine.items())
     return [Text(f"Verified: {what}."), Text(on, "dim")]
 
@@ -226,7 +226,7 @@ def figures_table(
     systems: Mapping[str, Mapping[str, Spread]],
     columns: tuple[Column, ...],
 ) -> Table:
-    """Draw the median of each figure, and below it minimum and maximum."""
+    """Draw each figure's median with its minimum and maximum."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column(Text(title, style="bold"), no_wrap=True)
     used = [c for c in columns if any(c.figure in one for one in systems.values())]

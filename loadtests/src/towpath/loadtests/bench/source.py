@@ -1,12 +1,12 @@
 """
-The source: one database for each case, its backlog, its slots, and its own record.
+The source: one database for each case, its backlog, its slots, and its committed rows.
 
-The outbox table and its publication are those that ``towpath relay init`` makes. Each
-run reads the same log through a copy of one slot that was made before the first row.
+``towpath relay init`` creates the outbox table and its publication. Each run reads the
+same log through a copy of one slot that was created before the first row.
 
-Committed rows, their order and times are decoded by a small reader of pgoutput of our
-own, because a relay's decoder cannot be its own witness. It knows inserts, and updates
-that leave the key as it was; others are passed over.
+A small decoder of pgoutput reads the committed rows, their order and times, because the
+relay's decoder cannot verify itself. It handles inserts, and updates that keep the key;
+it skips other messages.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ INSERTED_OR_UPDATED: Final = frozenset({b"I", b"U"})
 
 
 class CommittedRow(NamedTuple):
-    """One new row, by its columns' texts, and when it was committed."""
+    """One new row by its columns' texts, with its commit time."""
 
     committed_us: int
     values: dict[str, bytes | None]
@@ -86,15 +86,15 @@ def _values(message: bytes) -> Iterator[bytes | None]:
 
 PUBLICATION: Final = "towpath_outbox"
 
-# Rows written between two looks at the progress bar: a second's worth.
+# Rows written between two updates of the progress bar: about a second's.
 _ROWS_AT_ONCE: Final = 20_000
-# The server's own decoding gives its answer in pieces of so many messages.
+# The server's own decoding returns so many messages at a time.
 CHUNK_MESSAGES: Final = 100_000
 _RELEASED_WITHIN_S: Final = 30.0
 _POLL_INTERVAL_S: Final = 0.05
 
-# A payload is 250 bytes of JSON. Hexadecimal digits of hashes: no two are alike, and
-# they compress as badly as identifiers do. A thousand aggregates take turns.
+# A payload is 250 bytes of JSON with hexadecimal digits of hashes: all differ, and they
+# compress as badly as identifiers do. A thousand aggregates take turns.
 _PREPARE: Final = """
 create schema bench;
 create function bench.payload(n bigint) returns json language sql as $$
@@ -136,18 +136,18 @@ class BenchSource:
         self.close()
 
     def close(self) -> None:
-        """Let go of the database; safe to repeat."""
+        """Close the connection; safe to repeat."""
         self._connection.close()
 
     def prepare(self) -> None:
-        """Make what writes the rows; the outbox must be there."""
+        """Create the functions that write rows; the outbox must exist."""
         self._connection.execute(_PREPARE)
 
     def fill(
         self, rows: int, per_transaction: int, report: Callable[[int], None]
     ) -> None:
-        """Commit a backlog, and report how many rows are there."""
-        # The log is flushed later by itself; what is measured begins after that.
+        """Commit a backlog, and report the number of rows so far."""
+        # The log is flushed later; the measurement begins after that.
         self._connection.execute("set synchronous_commit = off")
         for first in range(0, rows, _ROWS_AT_ONCE):
             last = min(rows, first + _ROWS_AT_ONCE)
@@ -158,7 +158,7 @@ class BenchSource:
         self.settle()
 
     def settle(self) -> None:
-        """Have everything written that the server would write sooner or later."""
+        """Make the server write everything that it would write later."""
         self._connection.execute("checkpoint")
 
     def row_count(self) -> int:
@@ -170,13 +170,13 @@ class BenchSource:
         return str(self._one("select pg_current_wal_flush_lsn()::text"))
 
     def make_slot(self, slot: str) -> None:
-        """Make a slot that begins here."""
+        """Create a slot that begins here."""
         self._one(
             "select pg_create_logical_replication_slot(%s, 'pgoutput')::text", slot
         )
 
     def copy_slot(self, original: str, slot: str) -> None:
-        """Make a slot that begins where another does."""
+        """Copy a slot, so that both begin at the same place."""
         self._one(
             "select pg_copy_logical_replication_slot(%s, %s)::text", original, slot
         )
@@ -186,7 +186,7 @@ class BenchSource:
         Drop a slot once its reader has gone.
 
         Raises:
-            BenchError: The reader stays.
+            BenchError: The slot is still in use.
         """
         deadline = Deadline(self._clock, _RELEASED_WITHIN_S)
         while not deadline.passed():
@@ -214,10 +214,10 @@ class BenchSource:
 
     def decode(self, slot: str, report: Callable[[int], None]) -> int:
         """
-        Let the server decode all that a slot has, and count the messages.
+        Make the server decode everything behind a slot, and count the messages.
 
-        They are handed over, as whoever follows a slot must have them, and not looked
-        at: counting them inside the server would leave out a third of the work.
+        They are sent to the client, as any reader of a slot needs them, and discarded:
+        counting them inside the server would save a third of the work.
         """
         total = 0
         with self._connection.cursor(binary=True) as cursor:
@@ -229,7 +229,7 @@ class BenchSource:
                 report(total)
 
     def facts(self, slot: str) -> dict[bytes, CommittedEvent]:
-        """Read what was committed, by event id; uses the slot up."""
+        """Return the committed events by id; consumes the slot."""
         rows = decoded_rows(self._messages(slot))
         return {
             row.values["id"] or b"": CommittedEvent(
@@ -260,7 +260,7 @@ class BenchSource:
 def bench_source(
     environment: BenchEnvironment, name: str, clock: Clock
 ) -> Iterator[BenchSource]:
-    """Make a database for the block, and drop it and its slots behind it."""
+    """Create a database for the block; drop it and its slots afterwards."""
     with database(environment, name), BenchSource(environment, name, clock) as source:
         yield source
 
@@ -269,7 +269,7 @@ def bench_source(
 def database(
     environment: BenchEnvironment, name: str, template: str = "template1"
 ) -> Iterator[None]:
-    """Make a copy of a database for the block; drop it and its slots behind it."""
+    """Copy a database for the block; drop the copy and its slots afterwards."""
     statement = sql.SQL("create database {} template {} strategy file_copy")
     with psycopg.connect(environment.dsn, autocommit=True) as connection:
         names = (sql.Identifier(name), sql.Identifier(template))
@@ -281,7 +281,7 @@ def database(
 
 
 def _drop(environment: BenchEnvironment, name: str) -> None:
-    """Drop what can be dropped; a server that is away takes it all with it."""
+    """Drop the database and its slots; ignore a server that is gone."""
     with (
         contextlib.suppress(psycopg.Error),
         psycopg.connect(environment.dsn, autocommit=True) as connection,

@@ -1,9 +1,9 @@
 """
-The backlog: a table that the relay has put into Kafka while no sink ran.
+The backlog: a table that the relay has published to Kafka while no sink ran.
 
 The relay is stopped while sinks are measured, and runs again when they are compared:
-the verifier waits until it has passed the source's end. The three sinks are configured
-with all their default settings.
+the verifier waits until it has passed the source's end. The three sinks have default
+settings.
 """
 
 from collections.abc import Iterator
@@ -64,14 +64,14 @@ def sink_blocks(topic: str, targets: Targets, folder: Path) -> str:
 
 NAME: Final = "bench_catch_up"
 
-# A twentieth of what a snapshot does, so that a busy machine ends no benchmark.
+# A twentieth of a snapshot's rate, so that a busy machine fails no benchmark.
 _SLOWEST_PER_S: Final = 2_000
 _SERVING_WITHIN_S: Final = 90.0
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """A topic with every row of the table, and who made it."""
+    """A topic with every row of the table, and the relay that published it."""
 
     bench: Bench
     run: FillRun
@@ -80,7 +80,7 @@ class Backlog:
 
     @property
     def rows(self) -> int:
-        """Rows of the table."""
+        """The number of rows in the table."""
         return self.bench.options.rows
 
     @property
@@ -90,12 +90,12 @@ class Backlog:
 
     @property
     def state(self) -> Path:
-        """Where the sinks keep what they know."""
+        """The state folder of the sinks."""
         return self.bench.environment.folder
 
     @contextmanager
     def relay(self) -> Iterator[int]:
-        """Run the relay for the block; give its process."""
+        """Run the relay for the block; yield its pid."""
         try:
             yield publishers.start_relay(self.bench, self.run, (TABLE,))
         finally:
@@ -105,10 +105,10 @@ class Backlog:
 @contextmanager
 def backlog_in_kafka(bench: Bench, targets: Targets) -> Iterator[Backlog]:
     """
-    Fill a table, have the relay read it into Kafka, and keep both for the block.
+    Fill a table, publish it by a snapshot, and keep both for the block.
 
     Raises:
-        BenchError: The relay ended, refused, or was not done in time.
+        BenchError: The relay ended, refused, or did not finish in time.
     """
     rows = bench.options.rows
     with original(bench.environment, NAME, bench.clock) as source:

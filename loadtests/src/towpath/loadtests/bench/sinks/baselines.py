@@ -2,12 +2,12 @@
 Baselines beside the sinks: the same rows, written without a sink.
 
 - Index: the client's own bulk load of the same documents, without versions, into an
-  index with the sink's own fields and settings. Bodies lie ready in a file; some
-  threads read and send them with the client that all of Python uses. The server leaves
-  out of its answers what nobody reads, so that nothing is left to do between two calls.
+  index with the sink's own fields and settings. The bodies are prepared in a file; some
+  threads read and send them with the usual Python client. The server's answers are
+  filtered, so that there is nothing to do between two calls.
 - Cache: plain pipelined writes of the same hashes, without a guard. It is a ceiling,
   not a goal: commands are packed before the clock runs, and answers are counted, not
-  parsed, so it is the server's own speed, its file included.
+  parsed. So it is the speed of the server, including its append-only file.
 - Warehouse: one MERGE of the same rows from Parquet, in a session of its own. The rows
   of the sink's table are written as Parquet, then merged into an empty table with the
   same columns and properties, by an engine with the same settings.
@@ -42,10 +42,10 @@ _SLOWEST_PER_S: Final = 2_000
 
 def measure_merge(bench: Bench, backlog: Backlog, targets: Targets) -> Figures:
     """
-    Have the MERGE done, and return how fast it was.
+    Run the MERGE, and return its rate.
 
     Raises:
-        BenchError: It was not carried out, or has left other rows.
+        BenchError: It failed, or its table has another number of rows.
     """
     report = bench.environment.folder / "merge.json"
     words = (*targets.merge, str(backlog.config), WAREHOUSE, str(report))
@@ -62,7 +62,7 @@ def measure_merge(bench: Bench, backlog: Backlog, targets: Targets) -> Figures:
 COLUMNS: Final = ("id", "version", "amount", "state", "changed_at", "note")
 POSITION: Final = "_position"
 
-# As long as any position; rows that were read together share one.
+# As long as any position; READ rows of a chunk share one.
 A_POSITION: Final = f"{0:016x}.-"
 
 Item = TypeVar("Item")
@@ -79,11 +79,11 @@ _BULK_INDEX: Final = "bulk"
 _DOCUMENTS_AT_ONCE: Final = 2_000
 _THREADS: Final = 3
 _BULK_ANSWER_WITHIN_S: Final = 120.0
-# A server that asks for a pause gets it, as any careful client gives it.
+# A busy server gets a pause, as from any careful client.
 _BUSY: Final = 429
 _PAUSE_S: Final = 0.1
 _BUSY_WITHIN_S: Final = 600.0
-# Of an index, what says how it is written; the rest says who it is.
+# The settings that affect writes; others identify an index.
 _SETTINGS: Final = ("number_of_shards", "number_of_replicas", "refresh_interval")
 
 
@@ -94,7 +94,7 @@ class _BulkBody(NamedTuple):
 
 def measure_bulk_load(bench: Bench, source: ItemSource, url: str) -> Figures:
     """
-    Load the whole table into an index of its own, and return how fast that went.
+    Load the whole table into an index of its own, and return the rate.
 
     Raises:
         BenchError: The server refuses, or does not answer.
@@ -124,7 +124,7 @@ def measure_bulk_load(bench: Bench, source: ItemSource, url: str) -> Figures:
 
 
 def lines(row: Sequence[str]) -> str:
-    """Write one row as an item of a bulk call."""
+    """Return one row as an item of a bulk call."""
     values: dict[str, Any] = dict(zip(COLUMNS, row, strict=True))
     values |= {name: int(values[name]) for name in ("id", "version")}
     values["changed_at"] = instant(values["changed_at"])
@@ -133,12 +133,12 @@ def lines(row: Sequence[str]) -> str:
 
 
 def instant(text: str) -> str:
-    """Return a time of the server's as ISO 8601 in UTC."""
+    """Return a time in the server's text form as ISO 8601 in UTC."""
     return text.replace(" ", "T").removesuffix("+00") + "Z"
 
 
 def _prepare(path: Path, source: ItemSource) -> list[_BulkBody]:
-    """Write all bodies into one file, and say where each is."""
+    """Write all bodies into one file, and return their places."""
     found: list[_BulkBody] = []
     with path.open("wb") as file:
         for piece in slices(source.texts(), _DOCUMENTS_AT_ONCE):
@@ -149,7 +149,7 @@ def _prepare(path: Path, source: ItemSource) -> list[_BulkBody]:
 
 
 def _like(client: OpenSearch, alias: str) -> dict[str, Any]:
-    """Describe an index as the sink has made its own."""
+    """Return the settings and mappings of the sink's own index."""
     ((_, found),) = client.indices.get(index=alias).items()
     settings = found["settings"]["index"]
     kept = {name: settings[name] for name in _SETTINGS if name in settings}
@@ -183,7 +183,7 @@ def _send(
 
 
 _ROWS_AT_ONCE: Final = 10_000
-# A ceiling needs no more, and each row takes as much of the memory as the sink's own.
+# Enough for a ceiling; each row takes as much memory as the sink's own.
 _MOST_ROWS: Final = 500_000
 _ANSWER_WITHIN_S: Final = 30.0
 _ANSWER_ENDS: Final = b"\r\n"
@@ -191,7 +191,7 @@ _ANSWER_ENDS: Final = b"\r\n"
 
 def measure_plain_writes(bench: Bench, source: ItemSource, url: str) -> Figures:
     """
-    Write the table's first rows beside the sink's, and return how fast that went.
+    Write the table's first rows beside the sink's, and return the rate.
 
     Raises:
         BenchError: The server refuses one, or does not answer.
@@ -216,14 +216,14 @@ def measure_plain_writes(bench: Bench, source: ItemSource, url: str) -> Figures:
 
 
 def command(row: Sequence[str]) -> bytes:
-    """Pack the HSET of one row, as the protocol has it on the wire."""
+    """Return the HSET of one row in Redis's wire format."""
     named = zip((*COLUMNS, POSITION), (*row, A_POSITION), strict=True)
     fields = (word for pair in named for word in pair)
     return packed(("HSET", f"plain:{row[0]}", *fields))
 
 
 def packed(words: Iterable[str]) -> bytes:
-    """Pack one command."""
+    """Return one command in Redis's wire format."""
     raw = [word.encode() for word in words]
     body = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in raw)
     return b"*%d\r\n%b" % (len(raw), body)

@@ -1,11 +1,11 @@
 """
-The case ``catch_up``: each sink alone, then compared, then its baseline.
+The case ``catch_up``: each sink alone, then its comparison, then its baseline.
 
-A sink is measured from the start of its process to the end of its topic. The engine is
-a process of its own below the driver's; both are watched, and so is the server that is
-written. Progress is read from files that the sink keeps anyway: ``progress.json`` has
-the applied offsets and the time when they were durable, the engine's log of offsets
-dates its first batch. The comparison is ``towpath verify``, in a process of its own.
+A sink is measured from the start of its process to the end of its topic. Three
+processes are watched: the driver's, the engine's below it, and the target's server.
+Progress is read from the sink's own files: ``progress.json`` has the applied offsets
+and the time when they were durable, and the engine's offset log has the time of the
+first batch. The comparison is ``towpath verify``, in a process of its own.
 """
 
 import contextlib
@@ -44,15 +44,15 @@ _MS: Final = 1000.0
 
 class SinkProgress(NamedTuple):
     """
-    How far a sink is.
+    The progress of a sink.
 
     Attributes:
-        records: Records that it has applied.
-        at_ms: When the last batch of them was durable.
-        batches: How many there were.
-        retries: How often something failed and was tried again.
-        dead_letters: Records that were set aside.
-        error: Why it does not run, if it does not.
+        records: Applied records.
+        at_ms: When the last batch was durable.
+        batches: Applied batches.
+        retries: Retries after a failure.
+        dead_letters: Records that became dead letters.
+        error: The reason why the sink does not run, if it does not.
     """
 
     records: int
@@ -65,13 +65,13 @@ class SinkProgress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SinkProgressReader:
-    """Reads the files of one sink."""
+    """Reads the progress of one sink from its files."""
 
     folder: Path
     topic: str
 
     def applied(self) -> SinkProgress:
-        """Return how far the sink is; one that has written nothing is at the start."""
+        """Return the sink's progress; zero while there is no file."""
         document = _document(self.folder / "progress.json")
         if not document:
             return SinkProgress(0, 0.0, 0, 0, 0, None)
@@ -87,13 +87,13 @@ class SinkProgressReader:
         )
 
     def first_batch_ms(self) -> float | None:
-        """Return when the engine began its first batch, as soon as it has."""
+        """Return the start of the engine's first batch, if it has begun."""
         path = self.folder / "checkpoint" / "offsets" / "0"
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
             return float(json.loads(lines[1])[_BATCH_BEGAN])
         except (OSError, ValueError, IndexError):
-            # Not there yet, or not whole yet.
+            # Not written yet, or not completely.
             return None
 
 
@@ -106,11 +106,11 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 _ENGINE: Final = "java"
-# Lives for a moment before it, and only says how the engine is to be started.
+# A short-lived process that only computes the engine's command.
 _LAUNCHER: Final = "org.apache.spark.launcher.Main"
-# On a busy machine an engine starts in minutes, and its first batch takes another.
+# On a busy machine an engine takes minutes to start and to finish its first batch.
 _STUCK_AFTER_S: Final = 300.0
-# What a target refuses five times over, it will not take the sixth time.
+# After five refusals a target will not accept the sixth attempt.
 _MOST_RETRIES: Final = 5
 
 
@@ -132,10 +132,10 @@ class SinkCatchUp:
 
     def measure(self) -> Figures:
         """
-        Run the sink until it has applied all that there is; return its figures.
+        Run the sink until it has applied the whole backlog; return its figures.
 
         Raises:
-            BenchError: It ended, set records aside, or stands still.
+            BenchError: It ended, has dead letters, or is stuck.
         """
         environment = self._bench.environment
         config = str(self._backlog.config)
@@ -154,14 +154,14 @@ class SinkCatchUp:
         report = self._bench.screen.begin(f"{self._sink} catches up", goal)
         stall = StallTimeout(self._bench.clock, _STUCK_AFTER_S)
         while True:
-            # The processes before the files: what they say at the end is the whole.
+            # Processes before files, so that the last sample covers all the work.
             self._poll(pid)
             applied = self._progress.applied()
             report(applied.records)
             if applied.records >= goal:
                 return applied
             if applied.dead_letters:
-                self._end(f"{applied.dead_letters:,} records were set aside")
+                self._end(f"{applied.dead_letters:,} records became dead letters")
             is_stuck = stall.is_over(goal - applied.records)
             if is_stuck or applied.retries > _MOST_RETRIES:
                 self._end(f"{applied.records:,} of {goal:,} records: {applied.error}")
@@ -208,10 +208,10 @@ _SLOWEST_PER_S: Final = 1_000
 
 def compare_sink(backlog: Backlog, sink: str) -> tuple[str, ...]:
     """
-    Compare a sink with the source, and name what differs; the relay must run.
+    Compare a sink with the source, and return the findings; the relay must run.
 
     Raises:
-        BenchError: It could not be told.
+        BenchError: The comparison failed.
     """
     bench = backlog.bench
     bench.screen.begin(f"comparing {sink} with the table", 0)
@@ -233,17 +233,17 @@ def compare_sink(backlog: Backlog, sink: str) -> tuple[str, ...]:
     try:
         return read_findings(json.loads(done.stdout), backlog.rows)
     except (ValueError, KeyError, TypeError) as error:
-        said = (done.stderr or done.stdout).decode(errors="replace").strip()
-        message = f"{sink} could not be compared: {said}"
+        output = (done.stderr or done.stdout).decode(errors="replace").strip()
+        message = f"{sink} could not be compared: {output}"
         raise BenchError(message) from error
 
 
 def read_findings(document: Mapping[str, Any], rows: int) -> tuple[str, ...]:
     """
-    Name what a report finds wrong; too few rows compared is wrong as well.
+    Return the findings of a report; too few compared rows are a finding too.
 
     Raises:
-        BenchError: It proves nothing, neither way.
+        BenchError: The report is inconclusive.
     """
     differences, routes = document["differences"], document["routes"]
     compared = sum(route["source_rows"] for route in routes)
@@ -262,10 +262,10 @@ def measure_catch_up(
     bench: Bench, targets: Targets, sinks: Sequence[str] = SINKS
 ) -> tuple[CatchUp, tuple[str, ...]]:
     """
-    Have each sink read the backlog alone; return the figures and what differs.
+    Run each sink alone on the backlog; return the figures and the findings.
 
     Raises:
-        BenchError: A part was not there any more, or not done in time.
+        BenchError: A part ended, or did not finish in time.
     """
     records = RunRecords(bench)
     figures: dict[str, Figures] = {}

@@ -14,10 +14,10 @@ The results of both cases of sinks, as JSON and as tables. Pure.
         "systems": {"cache": {"rows_per_s": ..., "from_start_per_s": ...,
             "driver_cpu_s": ..., "engine_peak_rss_bytes": ..., ...}, "bulk": {...}}}}
 
-The figures of ``checkout`` are those of the highest rate that met all three budgets; of
-the lowest, if none did. A rate with a sample that was lost, or with a checkout that
-failed, has met nothing. ``memory_bytes`` is the largest driver's: the highest resident
-sets of its Python and of its engine, added up.
+The figures of ``checkout`` are those of the highest rate that met all three budgets, or
+of the lowest rate if none did. A rate with a lost sample or a failed checkout meets no
+budget. ``memory_bytes`` is that of the largest driver: the sum of the highest resident
+sets of its Python and its engine.
 """
 
 from collections.abc import Mapping
@@ -58,15 +58,15 @@ BUDGETS_MS: Final[Mapping[str, float]] = MappingProxyType(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
     """
-    Where the three targets are.
+    The addresses and processes of the three targets.
 
     Attributes:
         redis_url: The cache's server, which must be empty.
         opensearch_url: The index's server.
         catalog_dsn: The database of the warehouse's catalog.
-        pids: The server's process of each sink; the warehouse has none of its own.
-        merge: The words that run the MERGE beside the warehouse; the configuration, the
-            sink and a report's path are to follow.
+        pids: The server's process by sink; the warehouse has none of its own.
+        merge: The command of the MERGE beside the warehouse, without its arguments:
+            configuration, sink and path of the report.
     """
 
     redis_url: str
@@ -77,7 +77,7 @@ class Targets:
 
 
 RATE: Final = "rows_per_s"
-# What is measured beside each sink, and the name of the ratio to it.
+# The baseline of each sink, which names their ratio.
 BESIDE: Final[Mapping[str, str]] = MappingProxyType(
     {CACHE: "hset", SEARCH: "bulk", WAREHOUSE: "merge"}
 )
@@ -87,10 +87,10 @@ _ROUND: Final = 4
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """
-    What readers of one sink waited for.
+    The lag that readers of one sink saw.
 
     Attributes:
-        samples: Commits that were waited for and found.
+        samples: Commits that were found.
         lost: Commits that were not found in time.
     """
 
@@ -101,7 +101,7 @@ class Reading:
     p99_ms: float | None
 
     def is_within(self, budget_ms: float) -> bool:
-        """Tell whether every commit was found, and soon enough."""
+        """Return whether every commit was found within the budget."""
         return self.lost == 0 and self.p99_ms is not None and self.p99_ms <= budget_ms
 
 
@@ -111,11 +111,11 @@ class Rate:
     One rate of checkouts.
 
     Attributes:
-        rate_per_s: The rate that was asked for.
-        reached_per_s: Checkouts that were answered, of the load and of the sampler.
-        failures: Requests without an answer, and reads that failed.
-        restarts: Parts that had to be started again.
-        readings: What readers waited for, by sink.
+        rate_per_s: The requested rate.
+        reached_per_s: Answered checkouts, of load and sampler.
+        failures: Requests without an answer, and failed reads.
+        restarts: Restarts of parts.
+        readings: The lag that readers saw, by sink.
         cpu: Processor time a second, by process.
     """
 
@@ -128,22 +128,22 @@ class Rate:
 
     @property
     def is_met(self) -> bool:
-        """Whether all budgets were met, at the rate that was asked for."""
+        """Whether all budgets were met at the requested rate."""
         is_clean = not self.failures and not self.restarts
         return is_clean and self.is_reached and all(map(self.is_within, BUDGETS_MS))
 
     @property
     def is_reached(self) -> bool:
-        """Whether the shop sold as fast as was asked."""
+        """Whether the shop reached the requested rate."""
         return self.reached_per_s >= self.rate_per_s
 
     def is_within(self, sink: str) -> bool:
-        """Tell whether a sink's budget was met."""
+        """Return whether a sink's budget was met."""
         reading = self.readings.get(sink)
         return reading is not None and reading.is_within(BUDGETS_MS[sink])
 
     def as_json(self) -> dict[str, Any]:
-        """Return the rate as JSON takes it."""
+        """Return the rate as a JSON object."""
         found: dict[str, Any] = {
             "rate_per_s": self.rate_per_s,
             "reached_per_s": round(self.reached_per_s, _ROUND),
@@ -179,7 +179,7 @@ class Checkout:
         return max(met, key=_asked, default=None)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the case as JSON takes it."""
+        """Return the case as a JSON object."""
         highest = self.highest_met
         return {
             "name": self.name,
@@ -192,7 +192,7 @@ class Checkout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatchUp:
-    """The case ``catch_up``: figures by sink, and of what stands beside each."""
+    """The case ``catch_up``: figures by sink and by baseline."""
 
     rows: int
     systems: Mapping[str, Figures]
@@ -203,13 +203,13 @@ class CatchUp:
         return CATCH_UP
 
     def ratio(self, sink: str) -> float | None:
-        """Return a sink's rows a second through those beside it, if both are there."""
+        """Return the ratio of a sink's rate to its baseline's, if both are known."""
         ours = self.systems.get(sink, {}).get(RATE)
         theirs = self.systems.get(BESIDE[sink], {}).get(RATE)
         return ours / theirs if ours and theirs else None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the case as JSON takes it."""
+        """Return the case as a JSON object."""
         held = (figures.get("memory_bytes") for figures in self.systems.values())
         rates = {name: self.systems.get(name, {}).get(RATE) for name in SINKS}
         return {
@@ -258,7 +258,7 @@ _BESIDE: Final = {
 
 
 def draw(result: BenchResult[SinkCase]) -> RenderableType:
-    """Draw what closes a benchmark whose cases were printed as they ended."""
+    """Draw the end of a benchmark whose cases were printed as they ended."""
     if not result.verified:
         return unverified(result.findings)
     what = "every sink equals the source, key by key and column by column"
@@ -278,9 +278,9 @@ def _checkout(case: Checkout) -> list[RenderableType]:
         table.add_column(title, justify="right", no_wrap=True)
     for rate in case.rates:
         what = f"{rate.rate_per_s:g} checkouts/s: {rate.reached_per_s:.1f} reached"
-        said = "met" if rate.is_met else "not met"
+        outcome = "met" if rate.is_met else "not met"
         style = "green" if rate.is_met else "red"
-        table.add_row(Text.assemble((f"{what}, ", "dim"), (said, style)))
+        table.add_row(Text.assemble((f"{what}, ", "dim"), (outcome, style)))
         for name, reading in rate.readings.items():
             table.add_row(f"  {name}", f"{BUDGETS_MS[name]:,.0f}", *_cells(reading))
     highest = case.highest_met
@@ -315,7 +315,7 @@ def _catch_up(case: CatchUp) -> list[RenderableType]:
 
 
 def _once(systems: Mapping[str, Figures]) -> dict[str, dict[str, Spread]]:
-    """Show what was measured once as tables of several rounds take it."""
+    """Return figures of one round as spreads, for tables of several rounds."""
     return {
         name: {figure: Spread(value, value, value) for figure, value in found.items()}
         for name, found in systems.items()

@@ -1,12 +1,11 @@
 """
 The check that a topic holds a table, and the figures of a run. Pure.
 
-Every key must be there with its last value, and nothing stale.
+Every key must be there with its last value, and no row may be stale.
 
-The fold is what any reader does: of each key, the record that stands last in its
-partition. A row that was read from the table is *stale* if it is older than a change of
-the same key that stands before it: by the row's version, and for records that carry
-positions by these too.
+The fold takes the last record of each key in its partition, as any reader does. A READ
+row is *stale* if it is older than an earlier change of the same key: by the row's
+version, and by positions where records carry them.
 """
 
 from array import array
@@ -23,8 +22,8 @@ class Delivered(NamedTuple):
     """
     One record of the topic.
 
-    ``log_lsn`` is the log position of its header, 0 without one; ``is_read`` tells the
-    rows that were read from the table from the changes that were streamed.
+    ``log_lsn`` is the log position in its header, 0 without one; ``is_read`` tells READ
+    rows from streamed changes.
     """
 
     partition: int
@@ -38,13 +37,12 @@ class Delivered(NamedTuple):
 
 class Expected(NamedTuple):
     """
-    What there ought to be.
+    The expected contents of the topic.
 
     Attributes:
-        digests: The table's rows at the end, by id; ids count from one.
-        updates: When each update was committed (us), by id and version.
-        is_initial: Whether what was committed before a row was first read need not be
-            streamed.
+        digests: Digests of the table's rows at the end, by id; ids count from one.
+        updates: The commit time of each update (us), by id and version.
+        is_initial: Whether updates before a row's first READ need not be streamed.
     """
 
     digests: "array[int]"
@@ -54,14 +52,14 @@ class Expected(NamedTuple):
 
 class TableCheck(NamedTuple):
     """
-    How many rows there ought to be, and what is wrong with those that are there.
+    The number of expected rows, and the counts of everything that is wrong.
 
-    ``lost`` keys are not in the topic at all, ``missing`` updates neither; ``changed``
-    keys end with another value than the table's; ``stale`` are rows read that are older
-    than what stands before them, ``outdated`` the keys that end with one of these, and
-    ``overtaken`` updates that a newer row that was read stands before.
-    ``repeated`` updates stand there twice, ``disordered`` ones behind a newer one or in
-    a second partition, and ``unknown`` records have a key or a version that never was.
+    ``lost`` keys and ``missing`` updates are not in the topic; ``changed`` keys end
+    with another value than the table's. ``stale`` READ rows are older than an earlier
+    change, and ``outdated`` keys end with such a row. ``overtaken`` updates come after
+    a newer READ row, ``repeated`` ones come twice, and ``disordered`` ones come after a
+    newer update or in a second partition. ``unknown`` records have a key or a version
+    that was never written.
     """
 
     rows: int
@@ -77,11 +75,11 @@ class TableCheck(NamedTuple):
 
     @property
     def without_stale(self) -> "TableCheck":
-        """The verdict without what is stale: with others that is a figure."""
+        """The check without stale rows, which are a figure of other systems."""
         return self._replace(stale=0, outdated=0, overtaken=0)
 
     def findings(self) -> tuple[str, ...]:
-        """Name what is wrong."""
+        """Describe each count above zero."""
         return tuple(
             f"{count:,} {name}"
             for name, count in self._asdict().items()
@@ -92,11 +90,11 @@ class TableCheck(NamedTuple):
 @dataclass(slots=True)
 class TopicTimes:
     """
-    What was seen of a topic besides its contents.
+    The times of a topic's records.
 
     Attributes:
-        read_at_ms: When each row that was read was appended, as the records came.
-        updated_at: When each update was committed (us) and appended (ms).
+        read_at_ms: The append time of each READ row, in the order of the records.
+        updated_at: The commit time (us) and append time (ms) of each update.
     """
 
     read_at_ms: "array[int]" = field(default_factory=lambda: array("q"))
@@ -104,7 +102,7 @@ class TopicTimes:
 
 
 class TableChecker:
-    """Takes a topic's records, each partition's in order. Call order: take*, close."""
+    """Checks a topic's records, each partition in order. Call order: take*, close."""
 
     def __init__(self, expected: Expected) -> None:
         self.times = TopicTimes()
@@ -116,7 +114,7 @@ class TableChecker:
         self._digest = array("q", (0,)) * count
         self._streamed_lsn = array("Q", (0,)) * count
         self._stale_last = bytearray(count)
-        # The version of a key's first record, if that was a row that was read.
+        # The version of a key's first record, if that was a READ row.
         self._first_read = array("i", (_NONE,)) * count
         self._streamed: set[tuple[int, int]] = set()
         self._stale = self._overtaken = self._repeated = 0
@@ -140,7 +138,7 @@ class TableChecker:
         self._digest[key] = record.digest
 
     def close(self) -> TableCheck:
-        """Compare what is there with what ought to be."""
+        """Compare the topic with the expected contents."""
         digests = self._expected.digests
         lost = changed = outdated = 0
         for key in range(1, len(digests)):
@@ -167,7 +165,7 @@ class TableChecker:
     def _read(self, record: Delivered) -> None:
         key = record.key
         self.times.read_at_ms.append(record.appended_ms)
-        # A row that was read stands below the changes of a commit at the same place.
+        # A READ row is below the changes of a commit with the same LSN.
         is_older = 0 < record.log_lsn <= self._streamed_lsn[key]
         is_stale = is_older or record.version < self._streamed_version[key]
         self._read_version[key] = record.version
@@ -205,7 +203,7 @@ class TableChecker:
 def check_table(
     expected: Expected, records: Iterable[Delivered]
 ) -> tuple[TableCheck, TopicTimes]:
-    """Compare a topic with what ought to be in it; return what was noted besides."""
+    """Compare a topic with its expected contents; return the check and the times."""
     one = TableChecker(expected)
     for record in records:
         one.take(record)
@@ -213,18 +211,18 @@ def check_table(
 
 
 _MS: Final = 1000.0
-# The broker's time is cut to whole milliseconds; on average that hides half of one.
+# The broker's time is truncated to milliseconds; on average that hides half of one.
 _CUT_OFF_MS: Final = 0.5
 
 
 class Moments(NamedTuple):
     """
-    When a run's steps were, in milliseconds.
+    The times of a run's steps, in milliseconds.
 
     Attributes:
-        idle_ms: Since when updates are measured that no snapshot runs beside.
-        requested_ms: When the snapshot was asked for.
-        completed_ms: When the system was seen to say that it is over.
+        idle_ms: The start of the measured updates without a snapshot.
+        requested_ms: The request of the snapshot.
+        completed_ms: The system's report of completion.
     """
 
     idle_ms: float
@@ -237,7 +235,7 @@ def rate_figures(verdict: TableCheck, times: TopicTimes, moments: Moments) -> Fi
     Return the speed of a snapshot that read at least one row.
 
     ``rows_per_s`` counts the table's rows from the first append to the last. A JVM
-    warms up, so the second half of what was read is told apart.
+    warms up, so there is a rate of the second half too.
     """
     ordered = sorted(times.read_at_ms)
     reads = len(ordered)
@@ -258,10 +256,10 @@ def rate_figures(verdict: TableCheck, times: TopicTimes, moments: Moments) -> Fi
 
 def live_figures(times: TopicTimes, moments: Moments) -> Figures:
     """
-    Return commit to append of the updates before the snapshot, and while it ran.
+    Return the latency of updates from commit to append, before and during a snapshot.
 
-    What had no update in its time has no figure: a quiet server has none at all, and a
-    small table is read before anybody could change it.
+    A span without an update has no figure: a quiet server has none at all, and a small
+    table is read before it could be updated.
     """
     last_ms = max(times.read_at_ms)
     found: Figures = {}

@@ -1,10 +1,10 @@
 """
 The benchmark of snapshots: all systems, both loads, round by round.
 
-In one run a system follows the table, is asked to read it, and is checked afterwards.
-Under updates the load begins before the signal, so that the latency of a system at
-rest is measured by the same clients; it ends with the snapshot. A finding about the
-relay ends the figures.
+In one run a system streams the table's changes, is requested to read it, and is checked
+afterwards. Under updates, the load begins before the signal, so that the same clients
+measure the latency without a snapshot; it ends with the snapshot. A finding about the
+relay voids all figures.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +48,7 @@ from towpath.loadtests.bench.snapshot.source import (
 from towpath.loadtests.errors import BenchError
 from towpath.schemas.clock import Deadline
 
-# Far below what anybody has shown, so that a busy machine ends no benchmark.
+# Far below any measured rate, so that a busy machine fails no benchmark.
 _SLOWEST_PER_S: Final = 500
 _SERVING_WITHIN_S: Final = 90.0
 _LOAD_FOR_S: Final = 3_600.0
@@ -69,10 +69,10 @@ class SnapshotMeasurement:
 
     def measure(self) -> tuple[Figures, TableCheck]:
         """
-        Carry the run out; return its figures and what the check found.
+        Run the measurement; return its figures and the check.
 
         Raises:
-            BenchError: The system ended, refused, or was not done in time.
+            BenchError: The system ended, refused, or did not finish in time.
         """
         self._source.begin_truth()
         moments = self._read_the_table()
@@ -83,7 +83,7 @@ class SnapshotMeasurement:
     def _read_the_table(self) -> Moments:
         with ExitStack() as stack:
             if self._run.is_initial:
-                # It follows nothing before it has read: there is no latency at rest.
+                # It streams nothing before it has read: there is no idle latency.
                 stack.enter_context(run_load(self._bench, self._run))
                 idle_ms = requested_ms = self._now_ms()
                 self._start()
@@ -104,7 +104,7 @@ class SnapshotMeasurement:
         self._watch.add("process", self._pid, is_new=True)
 
     def _until_serving(self) -> None:
-        """Commit one update and wait until it is in Kafka: what comes is followed."""
+        """Commit one update and wait until it is in Kafka, so the system streams."""
         self._bench.screen.begin(f"{self._run.name}: starting", 0)
         self._source.update_one()
         deadline = Deadline(self._bench.clock, _SERVING_WITHIN_S)
@@ -114,7 +114,7 @@ class SnapshotMeasurement:
         self._watch.add("walsender", reader, is_new=True)
 
     def _rest(self) -> float:
-        """Let the load run without a snapshot; return since when it is measured."""
+        """Run the load without a snapshot; return the start of the measurement."""
         if self._run.load is Load.QUIET:
             return self._now_ms()
         options = self._bench.options
@@ -135,7 +135,7 @@ class SnapshotMeasurement:
         report(self._there())
 
     def _poll(self, deadline: Deadline, complaint: str) -> None:
-        """Wait a little; make sure meanwhile that all is well."""
+        """Check and sample the system, then wait for one interval."""
         bench, run = self._bench, self._run
         publishers.check(bench, run, self._pid)
         self._watch.sample()
@@ -172,7 +172,7 @@ class SnapshotMeasurement:
 
 
 def run_load(bench: Bench, run: FillRun) -> ExitStack:
-    """Return what keeps the run's load going for as long as it is entered."""
+    """Return a context that keeps the run's load going."""
     stack = ExitStack()
     if run.load is Load.UPDATES:
         script = UPDATE.format(rows=bench.options.rows)
@@ -182,7 +182,7 @@ def run_load(bench: Bench, run: FillRun) -> ExitStack:
 
 
 def measure_copy(bench: Bench, run: FillRun, source: ItemSource) -> Figures:
-    """Measure what nobody can be faster than: the table's COPY, thrown away."""
+    """Measure the upper limit: a COPY of the table that is discarded."""
     bench.screen.begin(run.name, 0)
     with run_load(bench, run):
         began_s = bench.clock.monotonic_s()
@@ -199,14 +199,10 @@ def measure_snapshots(
     bench: Bench, loads: Sequence[str] = tuple(Load)
 ) -> BenchResult[FillCase]:
     """
-    Have every system read the table, under updates and on a quiet server.
-
-    Args:
-        bench: What all runs share.
-        loads: Only these loads.
+    Measure every system's snapshot, under updates and on a quiet server.
 
     Raises:
-        BenchError: A system or a part was not there any more, or not done in time.
+        BenchError: A system or a part ended, or did not finish in time.
     """
     records = RunRecords(bench)
     options = bench.options
@@ -241,7 +237,7 @@ def _run(bench: Bench, records: RunRecords, what: tuple[str, Load, int]) -> None
 
 @contextmanager
 def _original(bench: Bench) -> Iterator[None]:
-    """Keep a database with the table for the block; nobody is connected to it."""
+    """Create a database with the table for the block, with no open connection."""
     rows = bench.options.rows
     with original(bench.environment, _ORIGINAL, bench.clock) as source:
         source.fill_items(rows, bench.screen.begin("writing the table", rows))
@@ -251,7 +247,7 @@ def _original(bench: Bench) -> Iterator[None]:
 
 @contextmanager
 def _cleared(bench: Bench, run: FillRun) -> Iterator[None]:
-    """Leave no process and no topic of the run behind; the slots go with its source."""
+    """Remove the run's process and topics after the block; its source drops slots."""
     try:
         yield
     finally:

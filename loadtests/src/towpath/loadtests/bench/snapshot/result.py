@@ -12,11 +12,11 @@ The result of the snapshot benchmark, as JSON and as tables. Pure.
      "idle_p99_ms": ..., "live_ratio": ..., "peak_rss_bytes": ...,
      "cpu_us_per_row": ..., "paper": {"rows": 50000000, "relay": {...}, ...}}
 
-A ratio is the relay's median of rows a second through the other's. ``debezium`` is the
-faster of its two tuned incremental snapshots, with watermarks in the source or without.
-The case's own ratios are the lower ones of the two loads, and its memory and processor
-time the higher ones: a goal means both. The cost of a table of 50 million rows is
-computed from the cost of the smaller one.
+A ratio is the relay's median of rows a second divided by the other's. ``debezium`` is
+the faster of its two tuned incremental snapshots, with and without watermarks in the
+source. The case's own ratios are the lower ones of the two loads, and its memory and
+processor time the higher ones, so that a goal covers both. The cost of a table of 50
+million rows (``paper``) is extrapolated from the smaller one.
 """
 
 from collections.abc import Callable, Mapping
@@ -54,7 +54,7 @@ _MICROSECONDS: Final = 1_000_000
 
 
 class LargeTableCost(NamedTuple):
-    """Time, processor time and room on the broker's disk, of so many rows."""
+    """The time, processor time and disk space for so many rows."""
 
     rows: int
     hours: float
@@ -62,7 +62,7 @@ class LargeTableCost(NamedTuple):
     topic_bytes: float
 
     def as_json(self) -> dict[str, float]:
-        """Return it as JSON takes it."""
+        """Return the cost as a JSON object."""
         return {
             "rows": self.rows,
             "hours": round(self.hours, 4),
@@ -74,7 +74,7 @@ class LargeTableCost(NamedTuple):
 def large_table_cost(
     rows_per_s: float, cpu_us_per_row: float, bytes_per_row: float
 ) -> LargeTableCost:
-    """Return what the large table costs if every row costs what it was seen to."""
+    """Extrapolate the cost of the large table from the cost of a row."""
     return LargeTableCost(
         rows=LARGE_TABLE_ROWS,
         hours=LARGE_TABLE_ROWS / rows_per_s / _HOUR_S,
@@ -84,7 +84,7 @@ def large_table_cost(
 
 
 RATE: Final = "rows_per_s"
-# Under which name a ratio is told, and to which systems: the fastest of them counts.
+# The ratios by name, each to the fastest of some systems.
 RATIOS: Final[Mapping[str, tuple[str, ...]]] = {
     "ratio_to_debezium": (DEBEZIUM_TUNED, DEBEZIUM_READ_ONLY),
     "ratio_to_stock": (DEBEZIUM_STOCK,),
@@ -119,7 +119,7 @@ class FillCase:
         return min((one for one in found if one is not None), default=None)
 
     def ratios(self) -> dict[str, float | None]:
-        """Return the lower ones of the two loads."""
+        """Return the lower ratio of the two loads, by name."""
         return {
             name: _over(min, (self.ratio(name, load) for load in self.loads))
             for name in RATIOS
@@ -128,18 +128,18 @@ class FillCase:
     def figure(
         self, name: str, pick: Callable[..., float] = max, system: str = RELAY
     ) -> float | None:
-        """Return a system's median of a figure, of the load that the pick says."""
+        """Return a system's median of a figure, for the load that ``pick`` selects."""
         spreads = (self.systems(load).get(system, {}) for load in self.loads)
         return _over(pick, (s[name].median if name in s else None for s in spreads))
 
     def large_table_costs(self) -> dict[str, LargeTableCost]:
-        """Return what a large table costs each system, under the dearer load."""
+        """Return the large table's cost by system, under the more expensive load."""
         names = dict.fromkeys(n for systems in self.loads.values() for n in systems)
         found = {name: self._large_table_cost(name) for name in names}
         return {name: paper for name, paper in found.items() if paper is not None}
 
     def as_json(self) -> dict[str, Any]:
-        """Return the case as JSON takes it."""
+        """Return the case as a JSON object."""
         live = (
             "live_p50_ms",
             "live_p99_ms",
@@ -223,7 +223,7 @@ _NAMES: Final = {
 
 
 def draw(result: BenchResult[FillCase]) -> RenderableType:
-    """Draw what closes a benchmark whose loads were printed as they ended."""
+    """Draw the end of a benchmark whose loads were printed as they ended."""
     if not result.verified:
         return unverified(result.findings)
     blocks: list[RenderableType] = []

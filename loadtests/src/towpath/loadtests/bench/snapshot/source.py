@@ -1,9 +1,9 @@
 """
-The table of the snapshot benchmark: made once, copied for each run, read at its end.
+The table of the snapshot benchmark: created once, copied for each run, read at its end.
 
 A row is 200 bytes of text in six columns; ids count from one. An update raises the
-row's version and changes what depends on it, so that no two contents of a row are
-alike, and of two records of a row it is plain which is the newer.
+row's version and changes the columns that depend on it. So no two contents of a row are
+equal, and it is clear which of two records is newer.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ ROWS: Final = 1_000_000
 UPDATES_PER_S: Final = 200
 TABLE: Final = "bench.item"
 
-# The server's COPY of the table to a client that throws it away.
+# The server's COPY of the table to a client that discards it.
 COPY: Final = "copy"
 # Tuned, without writing watermarks to the source; the initial snapshot in chunks, with
 # several threads.
@@ -56,7 +56,7 @@ _OTHERS: Final = (
 
 
 class Load(enum.StrEnum):
-    """What happens to the table while it is read."""
+    """The load on the table while it is read."""
 
     UPDATES = "updates"
     QUIET = "quiet"
@@ -70,12 +70,12 @@ class FillRun(BenchRun):
 
     @property
     def topic(self) -> str:
-        """Where a system puts the table's rows and changes."""
+        """The topic of the table's rows and changes."""
         return f"{self.name}.{TABLE}"
 
     @property
     def is_initial(self) -> bool:
-        """Whether the system reads the table before it follows it."""
+        """Whether the system reads the table before it streams changes."""
         return self.system == DEBEZIUM_INITIAL
 
 
@@ -126,21 +126,21 @@ _ROWS: Final = "copy (select * from bench.item) to stdout"
 
 
 class RowContent(NamedTuple):
-    """A row's version, and a number that stands for all that it holds."""
+    """A row's version, and a digest of all its columns."""
 
     version: int
     digest: int
 
 
 class SignalStatus(NamedTuple):
-    """What a system has said to its signal."""
+    """The relay's answer to a signal so far."""
 
     status: str
     detail: str
 
 
 def content(row: Mapping[str, Any]) -> RowContent:
-    """Return what a row holds, whatever form its columns came in."""
+    """Return a row's content, whatever form its columns have."""
     version = int(row["version"])
     instant = _SHORT_OFFSET.sub(r"\1:00", row["changed_at"])
     elapsed = datetime.fromisoformat(instant) - _EPOCH
@@ -151,10 +151,10 @@ def content(row: Mapping[str, Any]) -> RowContent:
 
 
 class ItemSource(BenchSource):
-    """The database of one run: the table, and what the server says of it."""
+    """The database of one run, with the table and its committed updates."""
 
     def fill_items(self, rows: int, report: Callable[[int], None]) -> None:
-        """Make the table with all its rows, as an old one that vacuum has seen."""
+        """Create the table with all its rows, frozen and analyzed like an old one."""
         self._connection.execute(_PREPARE)
         self._connection.execute("set synchronous_commit = off")
         for first in range(1, rows + 1, _ROWS_AT_ONCE):
@@ -171,7 +171,7 @@ class ItemSource(BenchSource):
         )
 
     def ask(self, signals: str) -> None:
-        """Ask for a snapshot of the table by a row of a signal table."""
+        """Request a snapshot of the table by a row of a signal table."""
         data = {"data-collections": [TABLE], "type": "incremental"}
         statement = sql.SQL("insert into {} (id, type, data) values (%s, %s, %s)")
         self._connection.execute(
@@ -180,7 +180,7 @@ class ItemSource(BenchSource):
         )
 
     def answer(self) -> SignalStatus:
-        """Return what the relay has made of the signal so far."""
+        """Return the status of the signal."""
         row = self._connection.execute(
             "select coalesce(status, ''), coalesce(detail::text, '')"
             " from towpath.signal where id = %s",
@@ -189,11 +189,11 @@ class ItemSource(BenchSource):
         return SignalStatus(*(row or ("", "")))
 
     def begin_truth(self) -> None:
-        """Have the server keep every change of the table from here on."""
+        """Create a slot that keeps every change of the table from here on."""
         self.make_slot(f"{self.name}_truth")
 
     def updates(self) -> dict[tuple[int, int], int]:
-        """Return when each update was committed, by id and version; only once."""
+        """Return the commit time of each update by id and version; drops the slot."""
         slot = f"{self.name}_truth"
         messages = self._messages(slot, _TRUTH)
         rows = decoded_rows(messages, INSERTED_OR_UPDATED)
@@ -225,7 +225,7 @@ class ItemSource(BenchSource):
         return digests
 
     def texts(self) -> Iterator[tuple[str, ...]]:
-        """Yield every row by its id, each column as the server writes it."""
+        """Yield every row in order of ids, each column in the server's text form."""
         self._connection.execute("set timezone = 'UTC'")
         statement = "copy (select * from bench.item order by id) to stdout"
         with self._connection.cursor().copy(statement) as copy:
@@ -233,7 +233,7 @@ class ItemSource(BenchSource):
                 yield tuple(value or "" for value in line)
 
     def discard_copy(self) -> int:
-        """Have the server send the whole table, throw it away, return its bytes."""
+        """Read the whole table by COPY, discard it, and return its size in bytes."""
         size = 0
         with self._connection.cursor().copy(_ROWS) as copy:
             for block in copy:
@@ -245,7 +245,7 @@ class ItemSource(BenchSource):
 def original(
     environment: BenchEnvironment, name: str, clock: Clock
 ) -> Iterator[ItemSource]:
-    """Make the database that the runs copy; close its source before it is copied."""
+    """Create the database that the runs copy; close it before it is copied."""
     with database(environment, name), ItemSource(environment, name, clock) as source:
         yield source
 
@@ -254,7 +254,7 @@ def original(
 def copied(
     environment: BenchEnvironment, name: str, template: str, clock: Clock
 ) -> Iterator[ItemSource]:
-    """Make a run's own copy of the original for the block, and drop it behind it."""
+    """Copy the original for the block; drop the copy afterwards."""
     with (
         database(environment, name, template),
         ItemSource(environment, name, clock) as source,

@@ -1,11 +1,11 @@
 """
 The systems that fill a topic: the relay, and Debezium on Kafka Connect in four ways.
 
-Stock is as its makers ship it: chunks of 1,024 rows and signal rows as watermarks.
-Tuned has chunks of 20,000 and the batches, queues and producer of a tuned drain; beside
-it the same without watermarks in the source, and the initial snapshot, which 3.7 splits
-into chunks for several threads. All write the plain envelope, without schemas. The
-records of a topic are read back, and its size on disk is measured.
+Stock has Debezium's defaults: chunks of 1,024 rows and signal rows as watermarks. Tuned
+has chunks of 20,000 and the batches, queues and producer of a tuned drain. Read-only is
+the same without watermarks in the source. Initial is the initial snapshot, which 3.7
+splits into chunks for several threads. All write the plain envelope, without schemas.
+The records of a topic are read back, and its size on disk is measured.
 """
 
 import json
@@ -42,10 +42,10 @@ _COMPLETED: Final = "COMPLETED"
 
 def delivered(bench: Bench, topic: str) -> Iterator[Delivered]:
     """
-    Read a topic's records, each partition's in order.
+    Yield a topic's records, each partition's in order.
 
     Raises:
-        BenchError: It could not be read, or a record of it could not.
+        BenchError: The topic or one of its records could not be read.
     """
     for record in bench.broker.records(topic):
         try:
@@ -57,17 +57,17 @@ def delivered(bench: Bench, topic: str) -> Iterator[Delivered]:
 
 
 def size_bytes(log_folder: Path, topic: str) -> int:
-    """Return how much of the broker's disk a topic's records take."""
+    """Return the size of a topic on the broker's disk."""
     files = log_folder.glob(f"{topic}-*/*.log")
     return sum(path.stat().st_size for path in files)
 
 
 def notifies_completion(bench: Bench, topic: str) -> bool:
     """
-    Tell whether a topic of Debezium's notifications tells of a snapshot's end.
+    Return whether Debezium's notifications report a completed snapshot.
 
     Raises:
-        BenchError: It tells of a snapshot that went wrong.
+        BenchError: They report an aborted snapshot.
     """
     if not any(bench.broker.ends(topic).values()):
         return False
@@ -75,7 +75,7 @@ def notifies_completion(bench: Bench, topic: str) -> bool:
         json.loads(record.value())["type"] for record in bench.broker.records(topic)
     ]
     if "ABORTED" in kinds:
-        message = f"{topic} tells of a snapshot that was aborted"
+        message = f"{topic} reports a snapshot that was aborted"
         raise BenchError(message)
     return _COMPLETED in kinds
 
@@ -119,7 +119,7 @@ _CONNECTOR: Final[Mapping[str, str]] = MappingProxyType(
         "table.include.list": f"{TABLE},{SIGNALS}",
         "signal.data.collection": SIGNALS,
         "notification.enabled.channels": "sink",
-        # The content of a number in the table's own words, as the relay has it.
+        # Numbers in the server's text form, as the relay writes them.
         "decimal.handling.mode": "string",
     }
 )
@@ -164,16 +164,16 @@ def connector(run: FillRun) -> dict[str, str]:
 
 
 def ask(run: FillRun, source: ItemSource) -> None:
-    """Have the run's system read the table, unless that begins by itself."""
+    """Request the snapshot from the run's system."""
     source.ask(_RELAY_SIGNALS if run.system == RELAY else SIGNALS)
 
 
 def has_completed(bench: Bench, run: FillRun, source: ItemSource) -> bool:
     """
-    Tell whether the run's system says that it has read the table.
+    Return whether the run's system reports a completed snapshot.
 
     Raises:
-        BenchError: It says that it has not.
+        BenchError: It reports a failed one.
     """
     if run.system != RELAY:
         return notifies_completion(bench, _notifications(run))

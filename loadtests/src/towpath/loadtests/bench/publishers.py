@@ -198,16 +198,22 @@ _CONVERTERS: Final[Mapping[str, str]] = MappingProxyType(
         for what in ("key", "value", "header")
     }
 )
-_CONNECTOR: Final[Mapping[str, str]] = MappingProxyType(
+# Settings of every connector of the benchmarks.
+CONNECTOR: Final[Mapping[str, str]] = MappingProxyType(
     {
         "name": "bench",
         "tasks.max": "1",
         "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
         "plugin.name": "pgoutput",
-        "publication.name": PUBLICATION,
         "publication.autocreate.mode": "disabled",
         "slot.drop.on.stop": "false",
         "snapshot.mode": "no_data",
+    }
+)
+_CONNECTOR: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        **CONNECTOR,
+        "publication.name": PUBLICATION,
         "table.include.list": "towpath.outbox",
         "tombstones.on.delete": "false",
         "transforms": "outbox",

@@ -108,14 +108,8 @@ _CONVERTERS: Final[Mapping[str, str]] = MappingProxyType(
 )
 _CONNECTOR: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "name": "bench",
-        "tasks.max": "1",
-        "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
-        "plugin.name": "pgoutput",
+        **publishers.CONNECTOR,
         "publication.name": PUBLICATION,
-        "publication.autocreate.mode": "disabled",
-        "slot.drop.on.stop": "false",
-        "snapshot.mode": "no_data",
         "table.include.list": f"{TABLE},{SIGNALS}",
         "signal.data.collection": SIGNALS,
         "notification.enabled.channels": "sink",

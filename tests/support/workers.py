@@ -29,7 +29,9 @@ BUSY: Final = (
     "*/integration/test_bench*.py",
     "*/integration/sinks/test_cluster_driver.py",
 )
-# Their engine starts anew in each test.
+# All tests of the file look at one recorded stack, whose start takes a minute.
+RECORDED: Final = ("*/faults/test_takeover.py",)
+# Each test starts an engine of its own.
 DRIVERS: Final = ("*/faults/test_sink_deaths.py",)
 
 
@@ -70,7 +72,8 @@ def piece_of(node_id: str) -> str:
     if _is_in(path, BUSY):
         return Turn.BUSY.name
     is_long = _is_in(path, DRIVERS) or _is_below(path, "faults", "property")
-    return node_id if is_long else path.as_posix()
+    is_alone = is_long and not _is_in(path, RECORDED)
+    return node_id if is_alone else path.as_posix()
 
 
 def _turn(item: pytest.Item) -> Turn:

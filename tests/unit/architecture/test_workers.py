@@ -51,6 +51,7 @@ DRIVER = "integration/test_serving_driver.py"
         (("faults/test_known_failures.py", "faults/test_known_failures.py"), 2),
         (("property/test_fold.py", "property/test_fold.py"), 2),
         (("faults/test_sink_deaths.py", "faults/test_sink_deaths.py"), 2),
+        (("faults/test_takeover.py", "faults/test_takeover.py"), 1),
         (("faults/test_chaos_snapshot.py", DEMO), 1),
     ],
 )

@@ -57,7 +57,7 @@ def pages(stats: Stats, clock: TurnedClock) -> AdminPages:
 
 def metrics(pages: AdminPages) -> dict[str, dict[tuple[str, ...], float]]:
     """Scrape as Prometheus does: values by name and label values."""
-    text = pages.answer("/metrics").body.decode()
+    text = pages.get("/metrics").body.decode()
     told: dict[str, dict[tuple[str, ...], float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -112,13 +112,13 @@ def test_ready_needs_the_stream_and_a_heartbeat_of_its_own(
     """
     The relay is ready once its own heartbeat is streamed back, until the stream ends.
     """
-    seen = [pages.answer("/health/ready").status]
+    seen = [pages.get("/health/ready").status]
     stats.heartbeat_seen(7, "another", clock.now_s)
-    seen.append(pages.answer("/health/ready").status)
+    seen.append(pages.get("/health/ready").status)
     stats.heartbeat_seen(8, "mine", clock.now_s)
-    seen.append(pages.answer("/health/ready").status)
+    seen.append(pages.get("/health/ready").status)
     stats.is_streaming = False
-    seen.append(pages.answer("/health/ready").status)
+    seen.append(pages.get("/health/ready").status)
     unready, ready = HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.OK
 
     assert [unready, unready, ready, unready] == seen
@@ -145,7 +145,7 @@ def test_ready_ends_three_intervals_after_the_last_heartbeat(
     stats.heartbeat_seen(1, "mine", clock.now_s)
     clock.now_s += age_s
 
-    assert status == pages.answer("/health/ready").status
+    assert status == pages.get("/health/ready").status
 
 
 def test_live_ends_when_the_loop_stops_turning(
@@ -155,11 +155,11 @@ def test_live_ends_when_the_loop_stops_turning(
     A loop that stands still is not live; one that waits for a connection is.
     """
     stats.last_turn_at_s = clock.now_s
-    seen = [pages.answer("/health/live").status]
+    seen = [pages.get("/health/live").status]
     clock.now_s += STUCK_AFTER_S + 1
-    seen.append(pages.answer("/health/live").status)
+    seen.append(pages.get("/health/live").status)
     stats.is_streaming = False
-    seen.append(pages.answer("/health/live").status)
+    seen.append(pages.get("/health/live").status)
 
     assert [HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.OK] == seen
 
@@ -168,7 +168,7 @@ def test_an_unknown_page_lists_the_known_ones(pages: AdminPages):
     """
     The answer to an unknown path lists the paths that exist.
     """
-    answer = pages.answer("/")
+    answer = pages.get("/")
 
     assert (HTTPStatus.NOT_FOUND, True) == (answer.status, b"/metrics" in answer.body)
 

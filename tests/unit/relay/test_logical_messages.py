@@ -10,7 +10,7 @@ from support.copying import replace
 from towpath.relay.encode.codecs.avro_schema import avro_text
 from towpath.relay.encode.codecs.codec import TransactionPlace
 from towpath.relay.encode.codecs.factory import Documents
-from towpath.relay.encode.logical import LEFT_OUT, MessageRecords, value_schema
+from towpath.relay.encode.logical import EXCLUDED, MessageRecords, value_schema
 from towpath.relay.wal.transactions import LogicalMessageEvent, Transaction
 from towpath.settings.relay import Messages, Relay
 from towpath.settings.rows import Binaries, RecordFormat, Rows
@@ -119,7 +119,7 @@ def test_message_prefixes_are_matched_whole(
     maker = message_route(Relay(messages=messages), on_skipped=left_out.append)
     record = maker.record(OUTSIDE, NOW_US)
 
-    assert (wanted, [] if wanted else [LEFT_OUT]) == (record is not None, left_out)
+    assert (wanted, [] if wanted else [EXCLUDED]) == (record is not None, left_out)
 
 
 @pytest.mark.parametrize(

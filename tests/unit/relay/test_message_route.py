@@ -9,7 +9,7 @@ import pytest
 from towpath.relay.encode.dead_letters import BEHIND, DeadLetters
 from towpath.relay.encode.logical import (
     BAD_TIME,
-    LACKS_MEMBERS,
+    MISSING_MEMBERS,
     NO_ID,
     NOT_AN_OBJECT,
     TOO_DEEP,
@@ -210,8 +210,8 @@ def test_message_times_are_in_utc(written: str, header: bytes):
         (b'{"id": NaN}', NOT_AN_OBJECT),
         (b'{"id": "\\ud800"}', NOT_AN_OBJECT),
         (json.dumps(EVENT).encode() + b"x", NOT_AN_OBJECT),
-        (b"{}", LACKS_MEMBERS),
-        ({k: v for k, v in EVENT.items() if k != "payload"}, LACKS_MEMBERS),
+        (b"{}", MISSING_MEMBERS),
+        ({k: v for k, v in EVENT.items() if k != "payload"}, MISSING_MEMBERS),
         ({**EVENT, "id": 7}, NO_ID),
         ({**EVENT, "id": None}, NO_ID),
         ({**EVENT, "occurred_at": "now"}, BAD_TIME),

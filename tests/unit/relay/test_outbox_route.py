@@ -321,7 +321,7 @@ def test_the_memory_of_header_names_is_bounded():
         desk.records(headers=b'{"n": %d}' % number, aggregate_type=b"t%d" % number)
     writer = desk.route._writer
 
-    assert max(len(writer._known_headers), len(writer._known_types)) <= 1024
+    assert max(len(writer._cached_headers), len(writer._cached_types)) <= 1024
 
 
 def test_an_outbox_table_without_its_columns_is_refused():

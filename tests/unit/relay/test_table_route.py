@@ -13,9 +13,9 @@ from towpath.relay.encode.record import ANY_PARTITION, Record
 from towpath.relay.encode.relations import CatalogFacts
 from towpath.relay.encode.rows import ReadSlice
 from towpath.relay.encode.table import (
+    INCOMPLETE_KEY,
     SKIPPED_OPERATION,
     SKIPPED_UNCHANGED,
-    UNTOLD_KEY,
     RouteCallbacks,
     TableRoute,
 )
@@ -505,7 +505,7 @@ def test_an_unknown_configured_key_is_null_and_logged():
     made = route(callbacks=RouteCallbacks(skipped.append), key_columns=keys)
     gone, _ = made.records(REMOVE, NOW_US)
 
-    assert (b'{"order_id":7,"note":null}', [UNTOLD_KEY]) == (gone.key, skipped)
+    assert (b'{"order_id":7,"note":null}', [INCOMPLETE_KEY]) == (gone.key, skipped)
 
 
 def test_each_envelope_has_its_place_in_the_transaction():

@@ -1,8 +1,8 @@
 """
-The relay's root: wires the loop to its edges.
+The relay's entry point: builds the process, and runs its commands.
 
-``init`` prepares the source, ``run`` follows it until told to stop, ``status`` tells
-how far it is.
+``init`` prepares the source, ``run`` follows it until a signal stops it, ``status``
+prints the relay's progress.
 """
 
 import gc
@@ -56,7 +56,7 @@ def init(config: Path, dry_run: bool) -> int:  # noqa: FBT001 - the command's fl
     Prepare the source: schema, tables, publications, slot. Safe to repeat.
 
     Raises:
-        TowpathError: It could not be done; the class says why.
+        TowpathError: The source cannot be prepared.
     """
     settings = load(config, os.environ)  # noqa: TID251 - a root
     with connect(settings.database.dsn) as connection:
@@ -78,23 +78,23 @@ def init(config: Path, dry_run: bool) -> int:  # noqa: FBT001 - the command's fl
 
 def status(config: Path, as_json: bool) -> int:  # noqa: FBT001 - the command's flag
     """
-    Print how far the relay is. 1: nobody follows the slot.
+    Print the relay's progress; 1: no process follows the slot.
 
     Raises:
-        TowpathError: The source cannot be asked.
+        TowpathError: The source cannot be read.
     """
-    told = relay_status(load(config, os.environ))  # noqa: TID251 - a root
-    lines = [f"{name:18} {value}" for name, value in told.items()]
-    print(json.dumps(told) if as_json else "\n".join(lines))
-    return 0 if told.get("active") else 1
+    facts = relay_status(load(config, os.environ))  # noqa: TID251 - a root
+    lines = [f"{name:18} {value}" for name, value in facts.items()]
+    print(json.dumps(facts) if as_json else "\n".join(lines))
+    return 0 if facts.get("active") else 1
 
 
 def run(config: Path) -> int:
     """
-    Follow the source until told to stop by SIGTERM or SIGINT.
+    Follow the source until SIGTERM or SIGINT.
 
     Returns:
-        0; 3 if a person is needed, or records were left; the log says what and why.
+        0; 3 if the relay halted, or Kafka had not acknowledged everything.
 
     Raises:
         ConfigurationError: The file has mistakes.
@@ -123,7 +123,7 @@ def run(config: Path) -> int:
 def _halted(
     failure: TowpathError, report: Callable[..., None], clock: SystemClock
 ) -> int:
-    """Log why the relay ends, keep it for its status, and return the exit code."""
+    """Log and store the reason of a halt; return the exit code."""
     why = {"reason": str(failure), "remedy": failure.remedy}
     _LOG.critical("relay halted", **why)
     with suppress(OSError):
@@ -165,30 +165,30 @@ class Relay:
         self._is_stopping = False
 
     def stop(self, _number: int, _frame: FrameType | None) -> None:
-        """Ask the process to end; a signal handler."""
+        """Stop the process; a signal handler."""
         self._is_stopping = True
         self._wakeup.wake()
 
     def run(self) -> None:
         """
-        Follow the source, through failures that pass.
+        Follow the source, through retryable failures.
 
         Raises:
-            TowpathError: One that does not pass.
+            TowpathError: A failure that is not retryable.
         """
         relay, source = self._settings.relay, self._settings.database
         signals = SourceSignalService(source.dsn, source.slot)
         pages = AdminPages(self._stats, self._clock, SignalPages(signals))
         health = HealthServer(relay.admin_port, pages, relay.admin_host)
         _LOG.info("relay started", admin_port=health.port, pid=os.getpid())
-        # What is on its way is many small objects without cycles: looking through them
-        # for garbage every few hundred of them costs several hundredths of the time.
+        # Records in flight are many small objects without cycles: a collection every
+        # few hundred of them would cost several percent of the time.
         gc.freeze()
         gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, 20, 100)
-        attempts = SessionLoop(self._clock, self._wakeup, lambda: self._is_stopping)
+        sessions = SessionLoop(self._clock, self._wakeup, lambda: self._is_stopping)
         topic = self._signal_topic(signals)
         try:
-            attempts.run(Session(self._process, lambda: self._is_stopping).run)
+            sessions.run(Session(self._process, lambda: self._is_stopping).run)
         finally:
             if topic is not None:
                 topic.close()
@@ -197,7 +197,7 @@ class Relay:
         _LOG.info("relay stopped", confirmed_lsn=format_lsn(self._stats.confirmed_lsn))
 
     def _signal_topic(self, signals: SourceSignalService) -> SignalTopicReader | None:
-        """Begin to take signals from Kafka, if a topic is configured."""
+        """Start to read signals from Kafka, if a topic is configured."""
         settings = self._settings
         name, source = settings.signal_topic, settings.database
         if not name:
@@ -213,12 +213,12 @@ class Relay:
 
     @property
     def exit_code(self) -> int:
-        """0, or 3 if Kafka had not acknowledged everything when the time was over."""
+        """0, or 3 if Kafka had not acknowledged everything at the stop deadline."""
         return UnavailableError.exit_code if self._stats.unacknowledged_bytes else 0
 
 
-def _warn(what: str, reason: str) -> None:
-    _LOG.warning(what, reason=reason)
+def _warn(event: str, reason: str) -> None:
+    _LOG.warning(event, reason=reason)
 
 
 def main() -> int:

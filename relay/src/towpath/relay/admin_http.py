@@ -1,27 +1,21 @@
 """
 The admin port: ``/metrics``, ``/health/live``, ``/health/ready``, and signals.
 
-*Live* means that the loop turns: restarting a process that does not may help, a source
-or a broker that is away is no reason to. *Ready* means that a heartbeat of this very
-process went through the source's log and came back lately.
-
-A thread of its own answers from the tally, which the loop writes, and from the source:
-nothing that a visitor does can hold the loop up. ``signal_pages`` tells of signals and
-snapshots, and takes signals. Only this host is listened to unless the configuration
-says otherwise: the port knows no login.
-
-The admin port's pages about signals and snapshots.
+*Live* means that the loop turns: a restart may help a process that is stuck, not one
+whose source or broker is down. *Ready* means that a recent heartbeat of this process
+has passed through the source's log.
 
 ==========================  ==========================================================
-``POST /signals``           leaves one: JSON of ``type``, ``data``, perhaps ``id``;
-                            202 and its id, 400 and why not, 409: the id is used
-``GET /signals/<id>``       its row
+``POST /signals``           stores a signal: JSON of ``type``, ``data``, perhaps ``id``;
+                            202 with its id, 400 with the reason, 409 for a used id
+``GET /signals/<id>``       the signal's row
 ``GET /snapshots``          the tables of all snapshots, the newest first
 ``GET /snapshots/<id>``     the tables of one
 ==========================  ==========================================================
 
-503: the source is away. Whoever reaches the port may do all this, so a web page must
-not: only ``application/json`` is taken, and nothing that a browser sends for a page.
+The status is 503 while the source cannot be reached. The port has a thread of its own,
+so that no request blocks the loop. It has no login: it listens on this host only unless
+configured otherwise, and accepts nothing that a browser sends on behalf of a web page.
 """
 
 import json
@@ -58,7 +52,7 @@ _SOURCE: Final = "the admin port"
 
 
 class PageResponse(NamedTuple):
-    """A page's response."""
+    """The response of a page."""
 
     status: HTTPStatus
     body: bytes
@@ -66,15 +60,15 @@ class PageResponse(NamedTuple):
 
 
 class SignalService(Protocol):
-    """Where signals are left, and what became of them."""
+    """Stores signals, and reads their rows and snapshots."""
 
     def leave(self, signal: ExternalSignal) -> None:
         """
-        Leave a signal.
+        Store a signal.
 
         Raises:
-            SignalRejectedError: Another has its id.
-            TowpathError: The source is away.
+            SignalRejectedError: Another signal has its id.
+            TowpathError: The source cannot be reached.
         """
 
     def signal(self, signal_id: str) -> Any:  # noqa: ANN401 - JSON
@@ -91,7 +85,7 @@ class SignalPages:
         self._signals = signals
 
     def get(self, path: str) -> PageResponse | None:
-        """Return the page at ``path``; None: it is none of these."""
+        """Return the page at ``path``; None if there is no such page."""
         root, _, name = path.partition("?")[0][1:].partition("/")
         try:
             match f"/{root}", unquote(name):
@@ -107,11 +101,9 @@ class SignalPages:
 
     def refuse(self, path: str, headers: Mapping[str, str]) -> PageResponse | None:
         """
-        Judge a POST before its body is read; None: read it.
+        Return the refusal of a POST before its body is read; None: it is accepted.
 
-        Args:
-            path: Where it goes.
-            headers: By their names in lower case.
+        ``headers`` have lower-case names.
         """
         if path.partition("?")[0] != _SIGNALS:
             return _json_response(
@@ -137,7 +129,7 @@ class SignalPages:
         return None
 
     def post(self, body: bytes) -> PageResponse:
-        """Leave the signal that a body describes."""
+        """Store the signal of a request's body."""
         try:
             signal = read_document(body, str(uuid.uuid4()), _SOURCE)
             parse_signal(signal.type, signal.data)
@@ -146,8 +138,8 @@ class SignalPages:
         try:
             self._signals.leave(signal)
         except SignalRejectedError as rejection:
-            told = {"id": signal.signal_id, "reason": str(rejection)}
-            return _json_response(HTTPStatus.CONFLICT, told)
+            document = {"id": signal.signal_id, "reason": str(rejection)}
+            return _json_response(HTTPStatus.CONFLICT, document)
         except TowpathError as failure:
             return _unavailable_response(failure)
         return _json_response(HTTPStatus.ACCEPTED, {"id": signal.signal_id})
@@ -162,8 +154,8 @@ def _found_response(what: Any) -> PageResponse:  # noqa: ANN401 - JSON
 
 
 def _unavailable_response(failure: TowpathError) -> PageResponse:
-    told = {"reason": str(failure), "remedy": failure.remedy}
-    return _json_response(HTTPStatus.SERVICE_UNAVAILABLE, told)
+    document = {"reason": str(failure), "remedy": failure.remedy}
+    return _json_response(HTTPStatus.SERVICE_UNAVAILABLE, document)
 
 
 def _json_response(status: HTTPStatus, document: Any) -> PageResponse:  # noqa: ANN401 - JSON
@@ -173,11 +165,11 @@ def _json_response(status: HTTPStatus, document: Any) -> PageResponse:  # noqa: 
 
 LOCAL_HOST: Final = "127.0.0.1"
 
-_TOLD: Final = (
+_PAGES: Final = (
     b"/metrics, /health/live, /health/ready, /snapshots, /snapshots/ID, /signals/ID\n"
 )
 
-# A scraper that opens a connection and says nothing holds a thread for this long.
+# For how long an idle connection occupies a thread.
 _REQUEST_TIMEOUT_S: Final = 10.0
 
 
@@ -193,8 +185,8 @@ class AdminPages:
         self._registry = CollectorRegistry()
         self._registry.register(StatsCollector(stats, clock))
 
-    def answer(self, path: str) -> PageResponse:
-        """Return the page at ``path``; what follows a question mark is left out."""
+    def get(self, path: str) -> PageResponse:
+        """Return the page at ``path``; a query string is ignored."""
         match path.partition("?")[0]:
             case "/metrics":
                 body = generate_latest(self._registry)
@@ -205,7 +197,7 @@ class AdminPages:
                 return self._ready()
             case _:
                 found = self.signals.get(path) if self.signals else None
-                return found or PageResponse(HTTPStatus.NOT_FOUND, _TOLD)
+                return found or PageResponse(HTTPStatus.NOT_FOUND, _PAGES)
 
     def _live(self) -> PageResponse:
         if self._stats.is_stuck(self._clock.monotonic_s()):
@@ -220,7 +212,7 @@ class AdminPages:
 
 
 class _AdminServer(ThreadingHTTPServer):
-    """A server that does not print what becomes of its visitors."""
+    """A server that prints no errors of connections."""
 
     daemon_threads = True
 
@@ -229,18 +221,18 @@ class _AdminServer(ThreadingHTTPServer):
 
 
 class _RequestHandler(BaseHTTPRequestHandler):
-    """Reads requests, and writes what the pages answer."""
+    """Reads requests, and writes the pages' responses."""
 
     pages: AdminPages
     timeout = _REQUEST_TIMEOUT_S
 
     def do_GET(self) -> None:
-        self._write(self.pages.answer(self.path))
+        self._write(self.pages.get(self.path))
 
     def do_POST(self) -> None:
         signals = self.pages.signals
         if signals is None:
-            self._write(PageResponse(HTTPStatus.NOT_FOUND, _TOLD))
+            self._write(PageResponse(HTTPStatus.NOT_FOUND, _PAGES))
             return
         refused = signals.refuse(
             self.path, {k.lower(): v for k, v in self.headers.items()}
@@ -252,13 +244,13 @@ class _RequestHandler(BaseHTTPRequestHandler):
         length = int(self.headers["Content-Length"])
         self._write(signals.post(self.rfile.read(length)))
 
-    def _write(self, answer: PageResponse) -> None:
-        self.send_response(answer.status)
-        self.send_header("Content-Type", answer.content_type)
-        self.send_header("Content-Length", str(len(answer.body)))
+    def _write(self, response: PageResponse) -> None:
+        self.send_response(response.status)
+        self.send_header("Content-Type", response.content_type)
+        self.send_header("Content-Length", str(len(response.body)))
         self.send_header("X-Content-Type-Options", "nosniff")
         self.end_headers()
-        self.wfile.write(answer.body)
+        self.wfile.write(response.body)
 
     def log_message(self, *_: Any) -> None:  # noqa: ANN401 - the library's
         pass
@@ -287,7 +279,7 @@ class HealthServer:
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port in use."""
         return self._server.server_port
 
     def close(self) -> None:

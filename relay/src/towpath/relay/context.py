@@ -1,8 +1,8 @@
 """
 The parts that outlive one session.
 
-Among them the sinks that the configuration declares: they are read when a signal names
-one, so that a sink may be declared while the relay runs.
+The declared sinks are read again when a signal names one, so that a sink may be
+declared while the relay runs.
 """
 
 from collections import deque
@@ -27,7 +27,7 @@ _LOG = structlog.get_logger("towpath.relay")
 
 
 class DeclaredSinks:
-    """Names the declared sinks as of each call."""
+    """Returns the names of the declared sinks, read from the file at each call."""
 
     def __init__(
         self, config: Path, environ: Mapping[str, str], settings: Settings
@@ -37,7 +37,7 @@ class DeclaredSinks:
         self._names = _names(settings)
 
     def __call__(self) -> frozenset[str]:
-        """Return the sinks' names; those of before if the file has a mistake now."""
+        """Return the sinks' names; the last known ones if the file is invalid."""
         try:
             self._names = _names(load(self._config, self._environ))
         except ConfigurationError as error:
@@ -59,14 +59,14 @@ class ProcessContext(NamedTuple):
 
     Attributes:
         settings: The configuration file's.
-        sinks: The declared sinks, as of each call.
-        topics: Knows and makes topics.
-        schema_ids: Knows and registers schemas.
-        stats: Counters and last sights.
+        sinks: Returns the declared sinks.
+        topics: Caches and creates topics.
+        schema_ids: Caches and registers schemas.
+        stats: Counters and gauges.
         clock: The time.
-        wakeup: Ends the loop's waits.
-        captured: The captured tables, as of each look.
-        inbox: Takes signals that are left in a bare table.
+        wakeup: Interrupts the loop's waits.
+        captured: The captured tables.
+        inbox: Stores external signals.
         refusals: Refused signals of every channel.
     """
 

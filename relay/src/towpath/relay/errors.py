@@ -5,38 +5,38 @@ The relay's errors, and the loop's reaction to each.
 
     TowpathError
     ├── UsageError               HALT: the command cannot be carried out
-    │   └── StateRefusedError        the state does not allow what was asked
-    ├── UnavailableError          RETRY: connect again, resume from the log
-    │   ├── SourceUnavailableError   Postgres is away
+    │   └── StateRefusedError        the state does not allow the command
+    ├── UnavailableError          RETRY: reconnect, resume from the log
+    │   ├── SourceUnavailableError   Postgres cannot be reached
     │   ├── SlotBusyError            another process holds the slot
-    │   ├── BrokerUnavailableError   Kafka is away
-    │   ├── RegistryUnavailableError the schema registry is away
+    │   ├── BrokerUnavailableError   Kafka cannot be reached
+    │   ├── RegistryUnavailableError the schema registry cannot be reached
     │   └── DeliveryFailedError      a record was refused: restart from the log
-    ├── DataError                 DEAD_LETTER: set one record aside
-    │   └── UnroutableError          an outbox row has no place to go
+    ├── DataError                 DEAD_LETTER: one record
+    │   └── UnroutableError          an outbox row cannot become an event
     └── HaltError                 HALT: a person decides
-        ├── MalformedMessageError    the stream is not what we know
-        ├── SourceRefusedError       Postgres refuses us or a statement of ours
+        ├── MalformedMessageError    a message of the stream cannot be parsed
+        ├── SourceRefusedError       Postgres refuses the login or a statement
         ├── NotPreparedError         slot, publication or table is missing
-        ├── PublicationYoungerError  a publication is not known to the log to be read
-        ├── SlotLostError            the log that the slot needed is gone
-        ├── SlotHeldError            another relay holds the slot, and stays
-        ├── AdminPortError           the admin port cannot be listened on
-        ├── BrokerRefusedError       Kafka refuses us or a topic
+        ├── PublicationYoungerError  a publication is younger than the log to be read
+        ├── SlotLostError            Postgres dropped log that the slot needed
+        ├── SlotHeldError            another relay keeps the slot
+        ├── AdminPortError           the admin port cannot be opened
+        ├── BrokerRefusedError       Kafka refuses the login or a topic
         │   └── TopicRefusedError       Kafka refuses a topic's name
-        ├── RegistryRefusedError     the schema registry refuses us
+        ├── RegistryRefusedError     the schema registry refuses the login
         ├── SchemaRefusedError       the schema registry refuses a table's schema
-        │   └── NameCollisionError      two names are one in Avro or in Kafka
-        ├── OutboxUpdatedError       an outbox row was updated, and that is to stop us
-        ├── ParkedOverflowError      more aggregates are parked than are kept in mind
-        ├── TopicTruncatedError      a topic ends below what it had
-        ├── PartitionCountChangedError  keys would stand elsewhere than before
+        │   └── NameCollisionError      two tables share a name in Avro or Kafka
+        ├── OutboxUpdatedError       an outbox row was updated
+        ├── ParkedOverflowError      more aggregates are parked than allowed
+        ├── TopicTruncatedError      a topic ends below its marks
+        ├── PartitionCountChangedError  keys would change their partition
         ├── FirstSnapshotFailedError  a table of the first snapshot failed
-        ├── StateLostError           state and slot do not belong together
-        ├── HistoryChangedError      the source's history is not the one we followed
-        └── KeyChangedError          a captured table's key changed, and that halts
+        ├── StateLostError           the state does not match the slot
+        ├── HistoryChangedError      the source's history has changed
+        └── KeyChangedError          a captured table's key changed
 
-What a check before the start finds: what, why it matters, and what cures it.
+A ``Finding`` is the result of a check before the start.
 """
 
 import enum
@@ -52,7 +52,7 @@ from towpath.schemas.failure import (
 
 
 class StateRefusedError(UsageError):
-    """The relay's state does not allow what a command asked of it."""
+    """The relay's state does not allow a command."""
 
     remedy = "Look at towpath relay state show, and ask for what the state allows."
 
@@ -79,13 +79,13 @@ class BrokerUnavailableError(UnavailableError):
 
 
 class RegistryUnavailableError(UnavailableError):
-    """The schema registry cannot be reached, or has no answer now."""
+    """The schema registry cannot be reached, or is overloaded."""
 
     remedy = "Check that the schema registry runs and that [registry] url leads to it."
 
 
 class DeliveryFailedError(UnavailableError):
-    """Kafka refused a record for good: go back to what the log still has."""
+    """Kafka refused a record for good: the relay restarts from the log."""
 
     remedy = "Read the broker's reason; the relay begins again from the log."
 
@@ -97,7 +97,7 @@ class UnroutableError(DataError):
 
 
 class MalformedMessageError(HaltError):
-    """A message of the stream is short, long, unknown or out of turn."""
+    """A message of the stream is short, long, unknown or out of order."""
 
     remedy = "Report the message; the server speaks a protocol that is not known."
 
@@ -109,13 +109,13 @@ class SourceRefusedError(HaltError):
 
 
 class NotPreparedError(HaltError):
-    """Something that ``towpath relay init`` makes, or checks, is not right."""
+    """An object that ``towpath relay init`` creates or checks is missing or wrong."""
 
     remedy = "Correct what the message names, then run towpath relay init."
 
 
 class PublicationYoungerError(HaltError):
-    """A publication was made, or made anew, after log that is still to be read."""
+    """A publication was created, or recreated, after log that is still to be read."""
 
     remedy = (
         "Name the publication of before in [source] until the log is read, or drop the "
@@ -133,7 +133,7 @@ class SlotLostError(HaltError):
 
 
 class SlotHeldError(HaltError):
-    """Another process holds the slot and did not let go of it."""
+    """Another process holds the slot and did not release it in time."""
 
     remedy = "Stop the process that the message names; one slot serves one relay."
 
@@ -151,7 +151,7 @@ class BrokerRefusedError(HaltError):
 
 
 class TopicRefusedError(BrokerRefusedError):
-    """Kafka refuses a topic's name; an event that asks for it is set aside instead."""
+    """Kafka refuses a topic's name; an event for it is a dead letter instead."""
 
     remedy = (
         "Name the table or the prefix so that its topic differs from every other in "
@@ -160,13 +160,13 @@ class TopicRefusedError(BrokerRefusedError):
 
 
 class RegistryRefusedError(HaltError):
-    """The schema registry refuses the login or a right, or is none."""
+    """The schema registry refuses the login or a right, or the URL has none."""
 
     remedy = "Correct [registry] url, or grant there what the message names."
 
 
 class SchemaRefusedError(HaltError):
-    """The schema registry refuses the schema of a table's new shape."""
+    """The schema registry refuses a table's new schema."""
 
     remedy = (
         "Relax the compatibility of the subject that the message names and start "
@@ -175,7 +175,7 @@ class SchemaRefusedError(HaltError):
 
 
 class NameCollisionError(SchemaRefusedError):
-    """Two names of the source become one in the names that records may have."""
+    """Two names of the source become one in Kafka or in Avro."""
 
     remedy = "Rename or exclude one of the two that the message names."
 
@@ -190,7 +190,7 @@ class OutboxUpdatedError(HaltError):
 
 
 class ParkedOverflowError(HaltError):
-    """More aggregates are parked behind a dead letter than the relay keeps in mind."""
+    """More aggregates are parked behind a dead letter than the relay can track."""
 
     remedy = (
         "Raise [relay] max_parked_keys, and mend what writes the rows in the relay's "
@@ -199,7 +199,7 @@ class ParkedOverflowError(HaltError):
 
 
 class TopicTruncatedError(HaltError):
-    """A topic was truncated, or deleted and made anew: what it had is not known."""
+    """A topic was truncated, or deleted and recreated: its records are lost."""
 
     remedy = (
         "Bring the topic back, or stop the relay and run towpath relay state repair, "
@@ -208,7 +208,7 @@ class TopicTruncatedError(HaltError):
 
 
 class PartitionCountChangedError(HaltError):
-    """A topic has other partitions than it had: keys would change their order."""
+    """A topic's partition count changed: keys would lose their order."""
 
     remedy = (
         "Stop the relay and run towpath relay state repair, which lets it use the "
@@ -226,7 +226,7 @@ class FirstSnapshotFailedError(HaltError):
 
 
 class StateLostError(HaltError):
-    """The source knows of a past that the relay's state in Kafka does not tell."""
+    """The source has a history that is missing from the relay's state in Kafka."""
 
     remedy = (
         "Run towpath relay state repair, which finds the published positions in the "
@@ -235,7 +235,7 @@ class StateLostError(HaltError):
 
 
 class HistoryChangedError(HaltError):
-    """The source was restored, promoted or replaced since it was last followed."""
+    """The source was restored, promoted or replaced since the last session."""
 
     remedy = (
         'Point [source] dsn at the database of before, or set relay.on_gap to "plan" '
@@ -253,7 +253,7 @@ class KeyChangedError(HaltError):
 
 
 class Level(enum.StrEnum):
-    """An error stands in the way, or loses; a warning may do so one day."""
+    """The severity of a finding; an error prevents the start, or loses data."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -261,12 +261,12 @@ class Level(enum.StrEnum):
 
 class Finding(NamedTuple):
     """
-    One thing that is not as it should be.
+    A problem that a check has found.
 
     Attributes:
-        level: How bad it is.
-        what: The thing, and how it is.
-        why: Why that matters, in half a sentence.
+        level: Its severity.
+        what: The object and its state.
+        why: The consequence, in half a sentence.
         cure: The exact command or change.
     """
 
@@ -280,15 +280,15 @@ class Finding(NamedTuple):
 
 
 def error_finding(what: str, why: str, cure: str) -> Finding:
-    """Find something that stands in the way."""
+    """Return a finding that prevents the start."""
     return Finding(Level.ERROR, what, why, cure)
 
 
 def warning_finding(what: str, why: str, cure: str) -> Finding:
-    """Find something that works, for now."""
+    """Return a finding that does not prevent the start."""
     return Finding(Level.WARNING, what, why, cure)
 
 
 def blocking_findings(findings: Sequence[Finding]) -> list[Finding]:
-    """Pick what stands in the way."""
+    """Return the findings that prevent the start."""
     return [finding for finding in findings if finding.level is Level.ERROR]

@@ -1,9 +1,9 @@
 """
-The tally as Prometheus metrics; ``docs/metrics.md`` tells what each is for.
+The relay's statistics as Prometheus metrics, which ``docs/metrics.md`` explains.
 
-Every label has a bound that the configuration or this code sets: captured tables, our
-own reasons, the states that Postgres and snapshots have. A quantity that is not known
-(yet, or on this server) is left out rather than shown as zero.
+Every label is bounded by the configuration or the code: captured tables, constant
+reasons, the states of Postgres and snapshots. A quantity that is not known (yet, or on
+this server) is missing rather than zero.
 """
 
 import importlib.metadata
@@ -56,7 +56,7 @@ _HELP: Final = MappingProxyType(
 
 
 class StatsCollector(Collector):
-    """Shows the tally."""
+    """Collects the statistics as metrics."""
 
     def __init__(self, stats: Stats, clock: Clock) -> None:
         self._stats = stats
@@ -152,7 +152,7 @@ def _gauges(stats: Stats, now_s: float) -> Iterator[Metric]:
 
 
 def _last(stats: Stats) -> Iterator[Metric]:
-    """Tell of the transaction that was read last."""
+    """Yield the metrics of the last transaction."""
     last, read_us = stats.last_transaction, stats.last_read_us
     if last is None:
         return
@@ -209,7 +209,7 @@ def _snapshot(view: SnapshotProgress, now_s: float) -> Iterator[Metric]:
 
 
 def _known(values: Mapping[str, float | None]) -> Iterator[Metric]:
-    """Give a gauge for each value that is known."""
+    """Yield a gauge for each known value."""
     for name, value in values.items():
         if value is not None:
             yield GaugeMetricFamily(name, _HELP[name], value)

@@ -1,7 +1,7 @@
 """
 Ports: the interfaces that the loop needs.
 
-The edges (``postgres``, ``kafka``) fit these; the loop knows neither.
+``postgres`` and ``kafka`` implement them; the loop imports neither.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,55 +18,53 @@ from towpath.schemas.table_name import TableName
 
 
 class ReplicationStream(Protocol):
-    """The open stream of a slot."""
+    """The stream of a replication slot."""
 
     def read(self, timeout_s: float) -> Sequence[bytes]:
         """
-        Return the frames that are there, a bounded number, in order.
+        Return a bounded number of received frames, in order.
 
         Waits up to ``timeout_s`` for the first, or until it is woken.
 
         Raises:
-            SourceUnavailableError: The connection is gone.
+            SourceUnavailableError: The connection is lost.
         """
 
     def confirm(self, lsn: int) -> None:
-        """Tell the server that everything below ``lsn`` may be forgotten."""
+        """Confirm to the server that it may drop the log below ``lsn``."""
 
     def close(self) -> None:
-        """End the stream. Never raises."""
+        """Close the stream. Never raises."""
 
 
-# Told from ``poll``, once per record: an error or None, and where the record stands.
+# Called by ``poll`` once per record, with an error or None and its acknowledgement.
 OnDelivery = Callable[[object, Acknowledgement], None]
 
 
-# A record on its way out, and who is told of it.
+# A record with the callback of its delivery.
 Outgoing = tuple[Record, OnDelivery]
 
 
 class RecordProducer(Protocol):
-    """The way into Kafka."""
+    """The producer of all records."""
 
     def produce(self, outgoing: Sequence[Outgoing]) -> int:
         """
-        Hand records over, in their order; hot path.
+        Queue records in their order; return how many there was room for. Hot path.
 
-        Returns:
-            How many were taken. Fewer than all: there is no room; ``poll``, then hand
-            the rest over again.
+        The caller polls, and then produces the rest again.
         """
 
     def poll(self, timeout_s: float) -> None:
         """
-        Let acknowledgements come in, waiting up to ``timeout_s`` for the first.
+        Receive acknowledgements, waiting up to ``timeout_s`` for the first.
 
         Raises:
-            DeliveryFailedError: The producer can go on no more.
+            DeliveryFailedError: The producer has failed.
         """
 
     def flush(self, timeout_s: float) -> None:
-        """Wait up to ``timeout_s`` until nothing is on its way."""
+        """Wait up to ``timeout_s`` until nothing is in flight."""
 
     @property
     def needs_commit(self) -> bool:
@@ -74,10 +72,10 @@ class RecordProducer(Protocol):
 
     def commit(self) -> None:
         """
-        Make what was acknowledged visible; nothing to do without transactions.
+        Make acknowledged records visible, if the producer is transactional.
 
         Raises:
-            DeliveryFailedError: It was given up.
+            DeliveryFailedError: The transaction failed.
         """
 
 
@@ -90,14 +88,14 @@ class TopicFacts(NamedTuple):
 
 
 class TopicCatalog(Protocol):
-    """Knows and makes topics."""
+    """Creates topics, and returns their facts."""
 
     def ensure(self, topic: str) -> TopicFacts:
         """
-        Return a topic's facts; it is made first if there is none.
+        Return a topic's facts; a missing topic is created.
 
         Raises:
-            BrokerUnavailableError: Kafka does not answer.
+            BrokerUnavailableError: Kafka cannot be reached.
             BrokerRefusedError: Kafka refuses the topic.
         """
 
@@ -106,7 +104,7 @@ class TopicCatalog(Protocol):
         Return the end offset of each partition.
 
         Raises:
-            BrokerUnavailableError: Kafka does not answer.
+            BrokerUnavailableError: Kafka cannot be reached.
         """
 
 
@@ -119,40 +117,40 @@ class TableCatalog(Protocol):
         """
         Return a table's key and its types' names.
 
-        Of a table that is gone, the key is that of the one that has its name now.
+        The key of a dropped table is that of the present table of its name.
 
         Raises:
-            SourceUnavailableError: The connection is gone.
+            SourceUnavailableError: The connection is lost.
         """
 
 
 class Inbox(Protocol):
-    """Takes signals that are left in a table of another shape."""
+    """Stores signals of the external signal table in ``towpath.signal``."""
 
     def put(
         self, signal_id: str | None, kind: str | None, data: str | None, source: str
     ) -> str | None:
-        """Take one; return its name for ``durable``, or None if it is refused."""
+        """Queue a signal; return its name for ``durable``, or None if it is refused."""
 
     def durable(self) -> Sequence[str]:
-        """Hand over the names of what became durable, or was refused, since then."""
+        """Return the names of signals stored or refused since the last call."""
 
 
 class SnapshotReader(Protocol):
-    """Performs what the snapshot driver wants done in the database."""
+    """Performs the snapshot driver's effects on the database."""
 
     def read_stored(self) -> UnfinishedRead:
-        """Return the snapshots that have not ended. Blocks; once, at start."""
+        """Return the unfinished snapshots. Blocks; called once, at start."""
 
     def submit(self, effect: WorkerEffect) -> None:
-        """Take an effect; its answer comes back as a fact, after a wake-up."""
+        """Queue an effect; its result is a fact, after a wake-up."""
 
     def facts(self) -> Sequence[WorkerFact]:
-        """Hand over the facts since the last call."""
+        """Return the facts since the last call."""
 
 
 class InterruptibleWait(Protocol):
-    """Something to wait on that can be woken."""
+    """A wait that another thread can interrupt."""
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until woken, or the time is over."""
+        """Wait until woken, or for ``timeout_s``."""

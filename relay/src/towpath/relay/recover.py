@@ -1,10 +1,10 @@
 """
 Recovers the state that a session starts from, before anything is added to Kafka.
 
-The delivery mode of the former process decides how topics are read. Open transactions
+The delivery mode of the previous process decides how topics are read. Open transactions
 of a transactional process are aborted first, also if the present process works without
-transactions. Records that an idempotent process left with a leader alone are waited
-for, on replicated topics, before the ends of the topics are believed.
+transactions. On replicated topics, records of an idempotent process may be on the
+leader only: barriers make them readable before end offsets are used.
 """
 
 from collections import defaultdict
@@ -40,10 +40,10 @@ class RecoveredState(NamedTuple):
 
     Attributes:
         state: The state topic's content.
-        marks: Exact, as the topics themselves tell them.
-        published: Which records are there.
+        marks: Exact marks, read from the topics.
+        published: The records that Kafka holds.
         published_log_lsn: The highest log LSN of any record, READ rows included.
-        parked: Which aggregates are parked.
+        parked: The parked aggregates.
     """
 
     state: State
@@ -57,7 +57,7 @@ _TRANSACTIONAL: Final = DeliveryMode.TRANSACTIONAL
 
 
 def transactional_id(settings: Settings) -> str:
-    """Return who the relay is to the brokers, where that matters."""
+    """Return the relay's ``transactional.id``."""
     return f"towpath-{settings.database.prefix}-{settings.database.slot}"
 
 
@@ -65,13 +65,13 @@ def check_existing_topics(
     process: ProcessContext, topic: StateTopic
 ) -> Mapping[str, int]:
     """
-    Look for topics that are gone before any topic is made.
+    Find deleted topics before any topic is created.
 
     Returns:
-        By topic, the partition count that its marks tell.
+        By topic, the partition count of its marks.
 
     Raises:
-        BrokerUnavailableError: Kafka does not answer.
+        BrokerUnavailableError: Kafka cannot be reached.
         TopicTruncatedError: A topic that had records is gone.
         StateLostError: The state cannot be read.
     """
@@ -85,13 +85,13 @@ def check_existing_topics(
 
 def store_first_marks(process: ProcessContext, topic: StateTopic, marks: Marks) -> None:
     """
-    Store the first marks of all captured tables' topics, with one look at their ends.
+    Store the first marks of all captured tables' topics, with one request to Kafka.
 
-    Call order: the history is decided, since marks tell that there was one; before the
-    stream begins. Topics of other kinds get theirs with their first record.
+    Call order: after the lineage is decided, as marks prove that there was one, and
+    before the stream begins. Other topics get their marks with their first record.
 
     Raises:
-        BrokerUnavailableError: Kafka does not answer.
+        BrokerUnavailableError: Kafka cannot be reached.
     """
     prefix, opened = process.settings.database.prefix, process.topics.opened
     topics = [
@@ -117,13 +117,13 @@ def recover(
     process: ProcessContext, topic: StateTopic, producer: KafkaProducer
 ) -> RecoveredState:
     """
-    Return what Kafka tells of what was before. Call order: the slot is claimed.
+    Return the state recovered from Kafka. Call order: the slot is claimed.
 
     Raises:
-        BrokerUnavailableError: Kafka does not answer.
+        BrokerUnavailableError: Kafka cannot be reached.
         BrokerRefusedError: Kafka refuses transactions.
-        TopicTruncatedError: A topic ends below what it had.
-        PartitionCountChangedError: A topic has other partitions than it had.
+        TopicTruncatedError: A topic ends below its marks.
+        PartitionCountChangedError: A topic's partition count has changed.
         StateLostError: The state cannot be read.
     """
     settings = process.settings
@@ -135,7 +135,7 @@ def recover(
         fence(settings.kafka, transactional_id(settings))
     producer.begin()
     if was_transactional or is_transactional:
-        # What was left open hid what came behind it.
+        # An open transaction hid the records behind it.
         state = topic.read()
     if not was_transactional:
         _write_barriers(settings, topic, state)
@@ -159,14 +159,14 @@ def recover(
 
 
 def _write_barriers(settings: Settings, topic: StateTopic, state: State) -> None:
-    """Make sure that what a dead process left on replicated topics is seen."""
+    """Make records of a dead process on replicated topics readable."""
     confirmed = state.confirmed
     counts = replicated(settings.kafka, state.marks)
     if confirmed is None or not confirmed.is_clean:
         if counts:
             write_barriers(settings.kafka, counts)
     elif counts or settings.topics.replication_factor > 1:
-        # From here on a stop is unclean until it is not.
+        # Until a clean stop, a restart treats this run as unclean.
         begun = confirmed._replace(is_clean=False)
         topic.write(CONFIRMED_KEY, begun._asdict())
 
@@ -174,7 +174,7 @@ def _write_barriers(settings: Settings, topic: StateTopic, state: State) -> None
 def has_records(
     process: ProcessContext, topic: StateTopic, recovered: RecoveredState
 ) -> bool:
-    """Tell whether topics of ours hold records that no state tells of."""
+    """Return whether the relay's topics hold records although there is no state."""
     if not recovered.state.is_empty:
         return False
     facts = process.topics.open(

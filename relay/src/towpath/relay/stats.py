@@ -1,16 +1,14 @@
 """
-What the relay counts and last saw: read by the metrics, logged once per reason.
+Counters and gauges of the relay, for the metrics; each new reason is logged once.
 
-Plain values, written by the loop's thread (the slot's view by whoever watches it);
-another thread may read them at any time. What needs the clock is told the time.
+The loop's thread writes them, the slot monitor's thread the slot's; other threads may
+read them at any time.
 
-Latencies, and the one clock that they are measured by.
-
-Commit times come from the source's clock. Were they compared with ours, a clock that
-is off would make latencies negative or large. Every frame says when the server sent
-it, so the smallest ``ours - theirs`` seen of late is what our clock is ahead (with the
-quickest journey of a frame, far below a millisecond in one data centre). Latency is
-then a difference on the source's clock.
+Latencies are differences on the source's clock, which commit times come from. Compared
+with the relay's own clock, a clock error would make them negative or large. Every
+frame has the server's time of sending, so the smallest recent ``ours - theirs`` is the
+offset of the relay's clock, plus the fastest transfer of a frame: far below a
+millisecond in one data centre.
 """
 
 from bisect import bisect_left
@@ -21,7 +19,7 @@ from typing import Final
 
 from towpath.relay.wal.transactions import Transaction
 
-# Seconds. Narrow where the goals are (3, 10 and 40 ms), wide where only trouble is.
+# Seconds. Narrow around the goals (3, 10 and 40 ms), wide above them.
 BOUNDS_S: Final = (
     0.001,
     0.002,
@@ -40,8 +38,8 @@ BOUNDS_S: Final = (
     600.0,
 )
 
-# For how long the smallest difference holds: long enough to meet a frame that did not
-# wait in a queue, short enough that a corrected clock is followed within two of them.
+# For how long the smallest difference counts: long enough to include a frame that did
+# not wait in a queue; a corrected clock is followed within two of these windows.
 _WINDOW_US: Final = 60_000_000
 
 
@@ -56,11 +54,9 @@ class Histogram:
 
     def observe(self, seconds: float, count: int = 1) -> None:
         """
-        Count a latency; below zero counts as zero.
+        Count a latency ``count`` times; a negative one counts as zero.
 
-        Args:
-            seconds: How long it took.
-            count: How many it stands for: of what is settled together, the oldest.
+        Of transactions that are settled together, the oldest one's latency is used.
         """
         seconds = max(seconds, 0.0)
         self.counts[bisect_left(BOUNDS_S, seconds)] += count
@@ -68,19 +64,19 @@ class Histogram:
 
     def buckets(self) -> list[tuple[str, float]]:
         """Return each bound as text with the count up to it, as Prometheus does."""
-        told = []
+        buckets = []
         total = 0
         for bound, count in zip((*BOUNDS_S, "+Inf"), list(self.counts), strict=True):
             total += count
-            told.append((str(bound), float(total)))
-        return told
+            buckets.append((str(bound), float(total)))
+        return buckets
 
 
 class SourceClock:
     """
-    Estimates what our clock is ahead of the source's.
+    Estimates the offset of the relay's clock from the source's.
 
-    ``ahead_us``: by how much, in microseconds; 0 as long as nothing is known.
+    ``ahead_us`` is the offset in microseconds; 0 before the first frame.
     """
 
     __slots__ = ("_before_us", "_began_us", "_smallest_us", "ahead_us")
@@ -93,11 +89,11 @@ class SourceClock:
 
     def observe(self, sent_us: int, now_us: int) -> None:
         """
-        Take a frame's time of sending.
+        Update the estimate by a frame.
 
         Args:
-            sent_us: By the source's clock, microseconds since 1970.
-            now_us: By ours, when the frame was read.
+            sent_us: Its time of sending by the source's clock.
+            now_us: Its time of reading by the relay's clock.
         """
         ahead_us = now_us - sent_us
         if not 0 <= now_us - self._began_us < _WINDOW_US:
@@ -110,24 +106,24 @@ class SourceClock:
         self.ahead_us = min(self._smallest_us, before_us)
 
     def since_s(self, committed_us: int, now_us: int) -> float:
-        """Return the seconds from an instant of the source to one of ours."""
+        """Return the seconds from a time of the source to a time of the relay."""
         return max(0, now_us - self.ahead_us - committed_us) / 1_000_000
 
 
-# A beat may be late, and one may be lost with its connection; a third is not chance.
-_BEATS: Final = 3
+# A heartbeat may be late, and one may be lost with its connection, but not a third.
+_MISSED_HEARTBEATS: Final = 3
 
-# The longest that one step of the loop takes on purpose is a request to Kafka or
-# Postgres (10 s); several of them follow each other when a connection is made anew.
+# The longest step of the loop is a request to Kafka or Postgres (10 s); a reconnect
+# makes several of them.
 STUCK_AFTER_S: Final = 60.0
 
-# A reason is a constant of ours; should one ever hold something that varies, neither
-# metrics nor the log are flooded with it.
+# Reasons are constants. Should one ever contain a variable part, this bounds metrics
+# and log records.
 _MAX_REASONS: Final = 100
 OTHER_REASONS: Final = "other reasons"
 
 
-def _say_nothing(_what: str, _reason: str) -> None:
+def _ignore(_event: str, _reason: str) -> None:
     pass
 
 
@@ -138,13 +134,13 @@ class SlotStats:
 
     Attributes:
         retained_bytes: Log that the server keeps for it.
-        lag_bytes: Log between the confirmed position and the server's end.
-        safe_wal_bytes: What may still be written until the slot is lost; None without
-            a bound.
+        lag_bytes: Log between the confirmed LSN and the server's end.
+        safe_wal_bytes: Log that may be written until the slot is lost; None without a
+            bound.
         wal_status: ``reserved``, ``extended``, ``unreserved`` or ``lost``.
-        is_active: Whether somebody follows it.
-        inactive_s: For how long nobody has; None while somebody does, or if the server
-            does not tell.
+        is_active: Whether a process follows it.
+        inactive_s: Since when no process follows it; None while one does, or if the
+            server does not say.
     """
 
     retained_bytes: int
@@ -158,18 +154,18 @@ class SlotStats:
 @dataclass(frozen=True, slots=True)
 class SnapshotProgress:
     """
-    How far the snapshots of this process are.
+    The progress of this process's snapshots: tables by state.
 
     Attributes:
-        waiting: Tables whose turn has not come.
+        waiting: Tables that are queued.
         running: Tables that are being read.
         completed: Tables that were completed.
         failed: Tables that failed.
-        stopped: Tables that were stopped by a signal.
-        incomplete: Tables of which rows are dead letters.
-        paused: Tables that wait until a signal resumes them.
-        rows: Rows sent per table, by ``schema.table``: captured tables only.
-        started_at_s: Monotonic, when the oldest running one began; None without.
+        stopped: Tables that a signal stopped.
+        incomplete: Tables with rows among the dead letters.
+        paused: Tables that a signal has paused.
+        rows: Rows sent, by ``schema.table``: captured tables only.
+        started_at_s: Monotonic start of the oldest running one; None without.
     """
 
     waiting: int
@@ -186,28 +182,28 @@ class SnapshotProgress:
 @dataclass(slots=True)
 class Stats:
     """
-    Counters and last sights of one process, across reconnects.
+    Counters and gauges of one process, across sessions.
 
-    ``on_first`` is told what happened and why, the first time for each reason.
+    ``on_first`` is called with the event and its reason, once for each reason.
 
     Attributes:
-        run_id: Of this process: only its own heartbeats make it ready.
-        heartbeat_interval_s: How often it beats.
+        run_id: The process's id: only its own heartbeats make it ready.
+        heartbeat_interval_s: The interval of heartbeats.
         tables: The captured tables.
         max_in_flight_bytes: The bound of ``in_flight_bytes``.
-        changes: Messages of transactions read, whatever became of them.
-        duplicates: Records left out after a restart because Kafka had them.
+        changes: Messages of transactions read, published or not.
+        duplicates: Records that Kafka already held after a restart.
         marks: Marks published to the state topic.
-        parked_keys: Aggregates whose events are set aside.
-        yielding: Why snapshots let others go first just now; empty: they do not.
+        parked_keys: Parked aggregates.
+        yielding: Why snapshots yield to the stream or the source; empty: they do not.
         dropped_tables: Captured names without a table whose rows are kept.
         source_problems: Problems of publications and outbox.
-        unacknowledged_bytes: Not acknowledged when the time for a stop was over.
-        last_turn_at_s: Monotonic, when the loop last turned.
+        unacknowledged_bytes: Bytes in flight when the stop deadline passed.
+        last_turn_at_s: Monotonic time of the loop's last turn.
         latency: From commit to acknowledgement, on the source's clock.
     """
 
-    on_first: Callable[[str, str], None] = _say_nothing
+    on_first: Callable[[str, str], None] = _ignore
     run_id: str = ""
     heartbeat_interval_s: float = 10.0
     tables: Collection[str] = ()
@@ -244,28 +240,26 @@ class Stats:
 
     def count_dead_letter(self, reason: str) -> None:
         """Count a dead letter."""
-        self._count(
-            self.dead_letters, "a record was set aside as a dead letter", reason
-        )
+        self._count(self.dead_letters, "dead letter written", reason)
 
     def skip(self, reason: str) -> None:
-        """Count a change that gives no record although it might be expected to."""
-        self._count(self.skipped, "a change gave no record", reason)
+        """Count a change without a record."""
+        self._count(self.skipped, "change not published", reason)
 
     def snapshots_yield(self, reason: str) -> None:
-        """Take in whether snapshots let others go first, and why."""
+        """Note why snapshots yield; empty: they do not."""
         if reason and reason != self.yielding:
-            self._count(self.yields, "snapshots yield for a while", reason)
+            self._count(self.yields, "snapshot slowed down", reason)
         self.yielding = reason
 
     def alter(self, reason: str) -> None:
-        """Count a value that its form cannot express: it is null, or left out."""
-        self._count(self.altered, "a value is not published as it is", reason)
+        """Count a value that its type in records cannot express."""
+        self._count(self.altered, "value altered", reason)
 
     def committed(
         self, transaction: Transaction, end_lsn: int, changes: int, now_us: int
     ) -> None:
-        """Count a transaction that was read to its end, with its messages."""
+        """Count a transaction at its commit, with its messages."""
         self.transactions += 1
         self.changes += changes
         self.received_lsn = end_lsn
@@ -274,23 +268,20 @@ class Stats:
 
     def settled(self, committed_us: int, count: int, now_us: int) -> None:
         """
-        Count transactions whose every record Kafka has acknowledged.
+        Observe the latency of ``count`` transactions that were settled together.
 
-        Args:
-            committed_us: When the oldest of them was committed.
-            count: How many were found settled at once.
-            now_us: When they were.
+        ``committed_us`` is the commit time of the oldest, ``now_us`` the present time.
         """
         self.latency.observe(self.source_clock.since_s(committed_us, now_us), count)
 
     def heartbeat_seen(self, counter: int, run_id: str, now_s: float) -> None:
-        """Note that a heartbeat came round; those of other processes do not count."""
+        """Note a heartbeat that was streamed, if this process wrote it."""
         if run_id == self.run_id:
             self.heartbeat_counter = counter
             self.heartbeat_at_s = now_s
 
     def heartbeat_age_s(self, now_s: float) -> float | None:
-        """Return how long ago our last heartbeat came round; None before the first."""
+        """Return the age of the last own heartbeat; None before the first."""
         return None if self.heartbeat_at_s is None else now_s - self.heartbeat_at_s
 
     def unready(self, now_s: float) -> str | None:
@@ -300,23 +291,23 @@ class Stats:
         age_s = self.heartbeat_age_s(now_s)
         if age_s is None:
             return "no heartbeat has come round yet"
-        if age_s > _BEATS * self.heartbeat_interval_s:
+        if age_s > _MISSED_HEARTBEATS * self.heartbeat_interval_s:
             return f"the last heartbeat came round {age_s:.0f} s ago"
         return None
 
     def is_stuck(self, now_s: float) -> bool:
         """
-        Tell whether the loop has not turned for so long that it never will.
+        Return whether the loop has not turned for so long that it never will.
 
-        While nothing is streamed there is no loop: what is waited for then has bounds
-        of its own.
+        Without a stream there is no loop; the waits of a session's start have bounds of
+        their own.
         """
         return self.is_streaming and now_s - self.last_turn_at_s > STUCK_AFTER_S
 
-    def _count(self, counter: Counter[str], what: str, reason: str) -> None:
+    def _count(self, counter: Counter[str], event: str, reason: str) -> None:
         if reason not in counter:
             if len(counter) >= _MAX_REASONS:
                 reason = OTHER_REASONS
             if reason not in counter:
-                self.on_first(what, reason)
+                self.on_first(event, reason)
         counter[reason] += 1

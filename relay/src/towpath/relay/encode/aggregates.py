@@ -1,19 +1,14 @@
 """
 The aggregate route: a row of an aggregate view to a READ event on the outbox topic.
 
-The row becomes a row of an outbox, and goes the way of those: one form for what is
-streamed and what is read. What a view does not have (headers, trace, when it occurred,
-columns that placements name) is left out. An id that was asked for and is not there is
-a tombstone.
+The row becomes a row of an outbox, so that streamed and read events have one format. A
+view has no headers, trace, ``occurred_at`` or columns of placements. A requested id
+that is missing gives a tombstone. The event's id is a UUID made of snapshot, aggregate
+type and aggregate id, the same whenever a chunk is read again.
 
-The event's id is a UUID made of snapshot, aggregate type and aggregate id, so that it
-is the same whenever a chunk is read again.
-
-An aggregate's id in the form that its view declares: one spelling, that of Postgres.
-
-``text`` stands as it is. ``integer`` is decimal, without a plus and without zeros in
-front. ``uuid`` is lower case with dashes. What is spelt otherwise is brought to that;
-what is no id of the form at all has none.
+``canonical_id`` spells an aggregate's id as Postgres does, in the form that its view
+declares: ``text`` unchanged; ``integer`` decimal, without a plus and leading zeros;
+``uuid`` in lower case with dashes. Other texts have no canonical form.
 """
 
 import re
@@ -63,22 +58,22 @@ class AggregateRoute:
         Args:
             relation: The collection: aggregate id, type, payload.
             view: Its declaration.
-            topic: Where the aggregate's events go.
+            topic: The topic of the aggregate's events.
             outbox: ``[relay.outbox]``.
-            dead: Where rows go that make no event.
-            on_skipped: Told of what is left out.
+            dead: Makes dead letters.
+            on_skipped: Called with the reason for a header that is dropped.
         """
         self.relation = relation
         self.topic = topic
         self._type = view.aggregate_type.encode()
-        # Further views of a type give some of its events, and not whether it is there.
-        self._tells_absence = not view.name
+        # Only a type's main view decides whether an aggregate exists.
+        self._has_tombstones = not view.name
         self._dead = dead
         table = _table(relation.columns[2].type_oid)
         options = _options(outbox)
         reserved = topics_of_relay(dead.prefix)
         self._event = EventWriter(table, options, reserved, on_skipped).event
-        # What becomes of a row that the options do not take.
+        # The event in the dead letter of a row that the options refuse.
         plain = options.model_copy(update={"cloudevents": ""})
         self._plain = EventWriter(table, plain, reserved, on_skipped).event
 
@@ -87,7 +82,7 @@ class AggregateRoute:
         Return the READ events of rows, or their dead letters, in their order.
 
         Raises:
-            MalformedMessageError: A row has not the width of the view.
+            MalformedMessageError: A row has another number of values than columns.
         """
         make_id = self._ids(place.snapshot_id)
         position, now_ms = b"%016x.-" % place.log_lsn, place.now_us // 1000
@@ -117,8 +112,8 @@ class AggregateRoute:
         return records
 
     def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:
-        """Return the tombstone of an aggregate that was asked for and is not there."""
-        if not self._tells_absence:
+        """Return the tombstone of a requested aggregate that is missing."""
+        if not self._has_tombstones:
             return ()
         (aggregate_id,) = key
         position = b"%016x.-" % place.log_lsn
@@ -129,11 +124,13 @@ class AggregateRoute:
         ]
         size = FIXED_BYTES + len(aggregate_id)
         now_ms = place.now_us // 1000
-        gone = Record(self.topic, aggregate_id, None, marks, position, now_ms, size)
-        return (_read(gone, place),)
+        tombstone = Record(
+            self.topic, aggregate_id, None, marks, position, now_ms, size
+        )
+        return (_read(tombstone, place),)
 
     def _ids(self, snapshot_id: str) -> Callable[[bytes], bytes]:
-        """Return what makes the ids of one snapshot's events."""
+        """Return the function that makes the event ids of a snapshot."""
         name = f"towpath:snapshot:{snapshot_id}:{self.relation.table}"
         namespace = uuid.uuid5(uuid.NAMESPACE_URL, name)
 
@@ -144,16 +141,16 @@ class AggregateRoute:
 
 
 class AggregateRoutes:
-    """The routes of the declared views, made when their rows come."""
+    """The routes of the declared views, each made with its first row."""
 
     def __init__(
         self, outbox: Outbox, dead: DeadLetters, on_skipped: Callable[[str], None]
     ) -> None:
         """
-        Name the topics of the declared views.
+        Resolve the topics of the declared views.
 
         Raises:
-            ConfigurationError: A type makes no topic that events may go to.
+            ConfigurationError: A type has no topic that events may use.
         """
         self._outbox = outbox
         self._dead = dead
@@ -178,7 +175,7 @@ class AggregateRoutes:
 def _declared(
     outbox: Outbox, prefix: str
 ) -> Iterable[tuple[str, tuple[AggregateView, str]]]:
-    """Give each collection's view and topic."""
+    """Yield each collection with its view and topic."""
     rule = TopicRule(outbox, topics_of_relay(prefix))
     for view in outbox.view:
         try:
@@ -192,7 +189,7 @@ def _mistake(view: AggregateView, failure: UnroutableError) -> str:
 
 
 def _table(payload_oid: int) -> Relation:
-    """Return an outbox whose columns are called as the parts are."""
+    """Return an outbox table whose columns have the names of the parts."""
     columns = tuple(
         Column(part, payload_oid if part == "payload" else _TEXT)
         for part in EVENT_PARTS
@@ -201,7 +198,7 @@ def _table(payload_oid: int) -> Relation:
 
 
 def _options(outbox: Outbox) -> Outbox:
-    """Return the options as far as a view has what they ask for."""
+    """Return the options that a view has columns for."""
     named = {getattr(outbox.columns, part) or part: part for part in reversed(_GIVEN)}
     placements = [parse_placement(text) for text in outbox.placements]
     return outbox.model_copy(
@@ -218,7 +215,7 @@ def _options(outbox: Outbox) -> Outbox:
 
 
 def _read(record: Record, place: ReadSlice) -> Record:
-    """Mark a record as one that a snapshot read, and send it where that goes."""
+    """Return a record as a READ, with the topic of its slice."""
     snapshot_id = place.snapshot_id.encode()
     marks: list[Header] = [*record.headers, (headers.SNAPSHOT, snapshot_id)]
     size = record.size + len(snapshot_id)
@@ -226,15 +223,15 @@ def _read(record: Record, place: ReadSlice) -> Record:
 
 
 _INTEGER: Final = re.compile(rb"([+-]?)0*([0-9]+)")
-# As Postgres reads it: a dash may stand after every four digits, braces around all.
+# Postgres allows a dash after every four digits, and braces around the whole.
 _UUID: Final = re.compile(rb"(?:[0-9a-fA-F]{4}-?){7}[0-9a-fA-F]{4}")
 
-# Returns the id as the server would write it; None: it is none of the form.
+# Returns the id as Postgres writes it; None if it is not of the form.
 Canonical = Callable[[bytes], bytes | None]
 
 
 def canonical_id(form: IdForm) -> Canonical:
-    """Return what spells ids of a form."""
+    """Return the function that spells the ids of a form."""
     return _FORMS[form]
 
 

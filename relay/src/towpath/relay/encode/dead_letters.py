@@ -1,33 +1,28 @@
 """
-Dead letters: records set aside in ``<prefix>.dead.relay``, with reason and origin.
+Dead letters: records kept in ``<prefix>.dead.relay``, with reason and origin.
 
 =============  ==================================================================
-header form    what the value is
+header form    value
 =============  ==================================================================
-``row``        the whole row as a JSON object of texts: one that has no place to go
-``message``    a logical message that is no event: ``{"prefix", "content"}``
-``record``     what the record's value would have been; key and headers stand as well
-``stub``       topic, position, size, reason and key, or the key's hash, of what is
-               too large for its topic and for the dead letters too
-``skipped``    a message of the log that an operator skipped: ``{"raw", ...}``
+``row``        a row that cannot be an event, as a JSON object of texts
+``message``    a logical message that cannot be an event: ``{"prefix", "content"}``
+``record``     the record's own value; it keeps its key and headers too
+``stub``       topic, position, size, reason and key, or the key's hash, of a record
+               that is too large for its topic and for the dead letters
+``skipped``    a message of a transaction that an operator skipped: ``{"raw", ...}``
 =============  ==================================================================
 
-Every dead letter tells its position,
-its reason (for us and for Kafka Connect's tools) and, if known, topic and table.
+Every dead letter has its position, its reason (also in the headers of Kafka Connect)
+and, if known, topic and table. Rows are JSON objects of the log's texts; bytes are
+``{"base64": ...}``, unchanged TOASTed values ``{"unchanged": true}``.
 
-A dead letter of an event parks its aggregate, and says so in the header ``parked``.
-One of a row change parks nothing: a later full image supersedes it.
+A dead letter of an event parks its aggregate, which the header ``parked`` names. One of
+a row change parks nothing, because a later full image of the row supersedes it.
 
-How rows stand in dead letters: as JSON, from which all of them can be made again.
-
-Values are the log's texts. Where JSON has no form they are objects: ``{"base64": ...}``
-for bytes, ``{"unchanged": true}`` for what the log left out.
-
-The route of a shape that the registry refuses: its changes become dead letters.
-
-With ``relay.rows.on_refused_schema = "park"``. Each change is one dead letter, in
-order, whole, as texts, and counted; a row's dead letters share a key, so that they
-share a partition. Nothing is parked behind them: the table's next shape is tried anew.
+``RefusedRoute`` makes a dead letter of each change of a table whose schema the registry
+refuses, with ``relay.rows.on_refused_schema = "park"``. All dead letters of a row have
+one key, and so one partition. Nothing is parked: the table's next schema is tried
+again.
 """
 
 import base64
@@ -55,7 +50,7 @@ from towpath.schemas.envelope import Operation
 
 
 def row_texts(relation: Relation, row: Row) -> dict[str, Any]:
-    """Return a row by its columns' names."""
+    """Return a row as an object of its columns."""
     return {
         column.name: _bytea(value) if column.type_oid == BYTEA else _column_text(value)
         for column, value in zip(relation.columns, row, strict=True)
@@ -63,7 +58,7 @@ def row_texts(relation: Relation, row: Row) -> dict[str, Any]:
 
 
 def _bytea(value: Value) -> Any:  # noqa: ANN401 - a JSON value
-    """Return what a ``bytea`` stands for."""
+    """Return the bytes of a ``bytea`` value as base64."""
     if not isinstance(value, bytes):
         return _column_text(value)
     return {"base64": base64.b64encode(binascii.unhexlify(value[2:])).decode()}
@@ -76,7 +71,7 @@ def _column_text(value: Value) -> Any:  # noqa: ANN401 - a JSON value
 
 
 def printable(value: bytes) -> str | dict[str, str]:
-    """Return bytes as the text that they are, or as base64."""
+    """Return bytes as text, or as base64 if they are no text."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -85,11 +80,9 @@ def printable(value: bytes) -> str | dict[str, str]:
 
 def decoded_message(raw: bytes, relation: Relation | None) -> Mapping[str, Any]:
     """
-    Return what a message of the log says of a row: ``new`` and ``old``.
+    Return the rows of a message of the log: ``new`` and ``old``.
 
-    Args:
-        raw: The message, whatever it is.
-        relation: Its table's shape, if known; without one rows are lists.
+    Without its ``relation`` a row is a list.
     """
     try:
         message = parse_message(raw)
@@ -130,24 +123,27 @@ class DeadLetters:
 
     Args:
         prefix: The topics' prefix.
-        on_buried: Told each reason, to be counted.
-        parked: What is parked; routes ask the same one.
+        on_dead_letter: Called with each reason.
+        parked: The parked aggregates, shared with the routes.
     """
 
     def __init__(
-        self, prefix: str, on_buried: Callable[[str], None], parked: ParkedAggregates
+        self,
+        prefix: str,
+        on_dead_letter: Callable[[str], None],
+        parked: ParkedAggregates,
     ) -> None:
         self.prefix = prefix
         self.topic = topics.dead_letter_topic(prefix, _PART)
-        self._on_buried = on_buried
+        self._on_dead_letter = on_dead_letter
         self._parked = parked
 
-    def unless_held(self, record: Record) -> Record:
+    def unless_parked(self, record: Record) -> Record:
         """
-        Return an event, or its dead letter if its aggregate is parked below it.
+        Return an event, or its dead letter if its aggregate is parked at its position.
 
         Raises:
-            ParkedOverflowError: More are parked than the configuration allows.
+            ParkedOverflowError: More aggregates are parked than allowed.
         """
         aggregate_type = _text(dict(record.headers).get(headers.AGGREGATE_TYPE))
         if self._parked.holds(aggregate_type, record.key, record.position):
@@ -162,16 +158,12 @@ class DeadLetters:
         aggregate: Aggregate = NO_AGGREGATE,
     ) -> Record:
         """
-        Return the dead letter of a change that has no place to go.
+        Return the dead letter of a change that has no record.
 
-        Args:
-            relation: The shape of its table.
-            change: The change that cannot be routed.
-            reason: Why.
-            aggregate: Of an outbox row; it is parked.
+        The ``aggregate`` of an outbox row is parked.
 
         Raises:
-            ParkedOverflowError: More are parked than the configuration allows.
+            ParkedOverflowError: More aggregates are parked than allowed.
         """
         position = change.transaction.place + b"%010d" % change.ordinal
         value = orjson.dumps(row_texts(relation, change.new or change.old or ()))
@@ -186,63 +178,62 @@ class DeadLetters:
         marks += self._park(aggregate, position)
         timestamp_ms = change.transaction.committed_us // 1000
         key = aggregate[1] and parking_id(aggregate[1])
-        return self._letter(key, value, marks, (position, timestamp_ms), reason)
+        return self._dead_letter(key, value, marks, (position, timestamp_ms), reason)
 
     def of_message(
         self,
-        spoken: LogicalMessageEvent,
+        message: LogicalMessageEvent,
         place: tuple[bytes, int],
         reason: str,
         aggregate: Aggregate = NO_AGGREGATE,
     ) -> Record:
         """
-        Return the dead letter of a logical message that makes no event.
+        Return the dead letter of a logical message that cannot be an event.
 
         Args:
-            spoken: The message.
+            message: The message.
             place: Its position's text, and its time in milliseconds.
-            reason: Why.
-            aggregate: As far as the content tells it; it is parked.
+            reason: Why it cannot.
+            aggregate: The known parts of its aggregate, which is parked.
 
         Raises:
-            ParkedOverflowError: More are parked than the configuration allows.
+            ParkedOverflowError: More aggregates are parked than allowed.
         """
-        told = {"prefix": spoken.prefix, "content": printable(spoken.content)}
+        content = {"prefix": message.prefix, "content": printable(message.content)}
         marks: list[Header] = [(headers.FORM, b"message")]
         marks += self._park(aggregate, place[0])
         key = aggregate[1] and parking_id(aggregate[1])
-        return self._letter(key, orjson.dumps(told), marks, place, reason)
+        return self._dead_letter(key, orjson.dumps(content), marks, place, reason)
 
     def of_record(self, record: Record, reason: str) -> Record:
         """
-        Return the dead letter of a finished record: its key, value and headers stand.
+        Return the dead letter of a record, with its key, value and headers.
 
         Raises:
-            ParkedOverflowError: More are parked than the configuration allows.
+            ParkedOverflowError: More aggregates are parked than allowed.
         """
         moved = self._moved(record, reason)
-        self._on_buried(reason)
+        self._on_dead_letter(reason)
         return moved
 
     def of_large(self, record: Record, limit_bytes: int, room_bytes: int) -> Record:
         """
         Return the dead letter of a record that is too large.
 
-        An event parks its aggregate; a row change does not, since a later full image
-        of the row supersedes it.
+        An event parks its aggregate.
 
         Args:
-            record: The record that is too large.
+            record: The record.
             limit_bytes: The limit of its topic.
             room_bytes: The limit of the dead letter topic.
 
         Raises:
-            ParkedOverflowError: More are parked than the configuration allows.
+            ParkedOverflowError: More aggregates are parked than allowed.
         """
         if record.topic == self.topic:
             return self._stub(record, limit_bytes)
         moved = self._moved(record, TOO_LARGE)
-        self._on_buried(TOO_LARGE)
+        self._on_dead_letter(TOO_LARGE)
         return moved if moved.size <= room_bytes else self._stub(record, limit_bytes)
 
     def of_skipped(
@@ -256,20 +247,20 @@ class DeadLetters:
         Return the dead letter of a message whose transaction an operator skipped.
 
         Args:
-            raw: The message as the log has it.
+            raw: The message's bytes.
             position: The message's own.
             timestamp_ms: The commit time.
-            relation: The shape of its table, if it is known; names the columns.
+            relation: Its table, if known; names the columns.
         """
-        told: dict[str, Any] = {"raw": base64.b64encode(raw).decode()}
-        told |= decoded_message(raw, relation)
+        document: dict[str, Any] = {"raw": base64.b64encode(raw).decode()}
+        document |= decoded_message(raw, relation)
         marks: list[Header] = [(headers.FORM, b"skipped")]
         if relation is not None:
             marks.append((headers.SOURCE_TABLE, relation.name.encode()))
-        value = orjson.dumps(told)
-        return self._letter(None, value, marks, (position, timestamp_ms), SKIPPED)
+        value = orjson.dumps(document)
+        return self._dead_letter(None, value, marks, (position, timestamp_ms), SKIPPED)
 
-    def _letter(
+    def _dead_letter(
         self,
         key: bytes | None,
         value: bytes,
@@ -277,7 +268,7 @@ class DeadLetters:
         place: tuple[bytes, int],
         reason: str,
     ) -> Record:
-        self._on_buried(reason)
+        self._on_dead_letter(reason)
         position, timestamp_ms = place
         marks = [(headers.POSITION, position), *marks, *_reasons(reason, b"")]
         size = FIXED_BYTES + len(key or b"") + len(value) + _bytes_of(marks)
@@ -299,7 +290,7 @@ class DeadLetters:
     def _stub(self, record: Record, limit_bytes: int) -> Record:
         found = dict(record.headers)
         key = record.key
-        told: dict[str, Any] = {
+        document: dict[str, Any] = {
             "topic": _text(found.get(headers.SOURCE_TOPIC)) or record.topic,
             "position": record.position.decode(),
             "size_bytes": record.size,
@@ -307,28 +298,28 @@ class DeadLetters:
             "reason": TOO_LARGE,
         }
         if record.topic == self.topic:
-            told["first_reason"] = _text(found.get(headers.REASON))
+            document["first_reason"] = _text(found.get(headers.REASON))
         parking = self._parking_of(record)
         if key is not None and len(key) > MAX_ID_BYTES:
-            told["key_sha256"] = hashlib.sha256(key).hexdigest()
+            document["key_sha256"] = hashlib.sha256(key).hexdigest()
             key = parking_id(key) if parking else None
         elif key is not None:
-            told["key"] = printable(key)
+            document["key"] = printable(key)
         marks: list[Header] = [
             (headers.POSITION, record.position),
             (headers.FORM, b"stub"),
-            *_reasons(TOO_LARGE, str(told["topic"]).encode()),
+            *_reasons(TOO_LARGE, str(document["topic"]).encode()),
         ]
         if parking:
             marks += [(headers.AGGREGATE_TYPE, found[headers.AGGREGATE_TYPE]), *parking]
-        value = orjson.dumps(told)
+        value = orjson.dumps(document)
         size = FIXED_BYTES + len(value) + len(key or b"") + _bytes_of(marks)
         return Record(
             self.topic, key, value, marks, record.position, record.timestamp_ms, size
         )
 
     def _parking_of(self, record: Record) -> list[Header]:
-        """Park the aggregate if the record is an event; a READ is not."""
+        """Park the aggregate of an event; a READ and a row change have none."""
         found = dict(record.headers)
         if headers.PARKED in found:
             return [(headers.PARKED, found[headers.PARKED])]
@@ -340,7 +331,7 @@ class DeadLetters:
         return self._park(aggregate, record.position)[-1:]  # type: ignore[arg-type]
 
     def _park(self, aggregate: Aggregate, position: bytes) -> list[Header]:
-        """Park an aggregate, and return the headers that tell it."""
+        """Park an aggregate, and return its headers."""
         aggregate_type, aggregate_id = aggregate
         marks: list[Header] = []
         if aggregate_type is not None:
@@ -353,7 +344,7 @@ class DeadLetters:
 
 
 def is_event(record: Record) -> bool:
-    """Tell whether a record is an event of the stream, not a READ nor a row change."""
+    """Return whether a record is a streamed event, not a READ or a row change."""
     found = {name for name, _ in record.headers}
     return headers.AGGREGATE_TYPE in found and headers.SNAPSHOT not in found
 
@@ -376,34 +367,34 @@ def _text(value: str | bytes | None) -> str | None:
     return value.decode() if isinstance(value, bytes) else value
 
 
-# What is counted, and logged once; the registry's own words are in the dead letters.
+# The counted reason; the registry's own is in the dead letters.
 REFUSED: Final = "the schema of the table is refused"
 
 
 class RefusedRoute:
-    """Turns the changes of one refused shape of one table into dead letters."""
+    """Turns the changes of a table whose schema is refused into dead letters."""
 
     def __init__(
         self, relation: Relation, topic: str, dead: DeadLetters, message: str
     ) -> None:
         """
-        Know what dead letters tell.
+        Prepare.
 
         Args:
-            relation: The shape.
-            topic: Where its records would have gone.
-            dead: Makes dead letters, and counts them.
+            relation: The table with the refused schema.
+            topic: The table's topic.
+            dead: Makes and counts dead letters.
             message: The registry's reason.
         """
         self.relation = relation
         self.topic = topic
         self._dead = dead
-        self._told = {
+        self._origin = {
             headers.SOURCE_TOPIC: topic.encode(),
             headers.CONNECT_ERROR_TOPIC: topic.encode(),
             headers.CONNECT_ERROR_MESSAGE: message.encode(),
         }
-        self._told_bytes = sum(map(len, self._told.values()))
+        self._origin_bytes = sum(map(len, self._origin.values()))
 
     def records(self, change: Change, _now_us: int) -> Sequence[Record]:
         """Return the change's dead letter."""
@@ -418,21 +409,21 @@ class RefusedRoute:
         return self.records(change, now_us)
 
     def reads(self, rows: Sequence[ReadRow], place: ReadSlice) -> Sequence[Record]:
-        """Return the dead letters of rows that a chunk read."""
+        """Return the dead letters of rows of a chunk."""
         return [self._read(Operation.READ, row, place) for row in rows]
 
     def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:
-        """Return the dead letter of a key, in key order, that a chunk did not find."""
+        """Return the dead letter of a key, in key order, missing in its chunk."""
         texts = dict(zip(self.relation.key, key, strict=True))
         row = tuple(texts.get(at) for at in range(len(self.relation.columns)))
         return (self._read(Operation.DELETE, row, place),)
 
     def key_bytes(self, row: Row) -> tuple[bytes, ...]:
         """
-        Return the raw text of the key's columns, in key order.
+        Return the text of the key's columns, in key order.
 
         Raises:
-            MalformedMessageError: The row lacks one of them.
+            MalformedMessageError: The row has not all of them.
         """
         texts = [row[at] for at in self.relation.key]
         found = tuple(text for text in texts if isinstance(text, bytes))
@@ -442,7 +433,7 @@ class RefusedRoute:
         return found
 
     def _read(self, operation: Operation, row: Row, place: ReadSlice) -> Record:
-        """Return a dead letter that stands at its chunk's low watermark."""
+        """Return a dead letter with the position of its chunk's low watermark."""
         log_lsn, snapshot_id, _, now_us = place
         transaction = Transaction(0, log_lsn, log_lsn, now_us, b"%016x." % log_lsn)
         change = self._change(operation, row, transaction, 0)
@@ -476,9 +467,9 @@ class RefusedRoute:
         )
 
     def _keyed(self, record: Record, row: Row) -> Record:
-        """Give a dead letter its row's key, its topic, and what the registry said."""
+        """Give a dead letter its row's key, its topic and the registry's reason."""
         marks: list[Header] = [
-            (name, self._told.get(name, value)) for name, value in record.headers
+            (name, self._origin.get(name, value)) for name, value in record.headers
         ]
         columns = self.relation.columns
         texts = {columns[at].name: row[at] for at in self.relation.key}
@@ -486,7 +477,7 @@ class RefusedRoute:
         if texts and all(isinstance(text, bytes) for text in texts.values()):
             known = {name: _json_text(text) for name, text in texts.items()}
             key = orjson.dumps(known)
-        size = record.size + len(key or b"") + self._told_bytes
+        size = record.size + len(key or b"") + self._origin_bytes
         return record._replace(key=key, headers=marks, size=size)
 
 

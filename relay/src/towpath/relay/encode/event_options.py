@@ -1,23 +1,21 @@
 """
-Additional columns of an outbox row: as headers, as the partition, in an envelope.
+The options that change an event's draft: placements of columns, and CloudEvents.
 
 ``column:header[:alias]`` adds a header with the column's text (``true`` and ``false``
 for booleans), bytes for ``bytea``, no value for NULL. ``column:partition`` chooses the
 partition. ``column:envelope[:alias]`` makes the value ``{"payload": ..., "<alias>":
-...}``: JSON stands in it as it is, numbers and booleans as such, ``bytea`` as base64,
-everything else as text.
+...}``, with JSON, numbers and booleans unchanged, ``bytea`` as base64, other types as
+text.
 
-An event in the making, for the options that change it after its usual form.
-
-CloudEvents in binary mode: the value stays the payload, headers name the event.
+CloudEvents are in binary mode: the value stays the payload, and headers describe it.
 
 =================  ====================================================
 ce_specversion     1.0
-ce_id, ce_type     the event's id and type: without them it is none
+ce_id, ce_type     the event's id and type, both required
 ce_source          the configured URI
-ce_subject         the aggregate's id; left out if it is null or empty
-ce_time            when it occurred; left out without a time of RFC 3339
-ce_dataschema      the row's header ``schema``; left out without
+ce_subject         the aggregate's id, unless it is null or empty
+ce_time            the time of occurrence, if it is a time of RFC 3339
+ce_dataschema      the row's header ``schema``, if there is one
 content-type       the row's own, or by the payload's type; none without a value
 =================  ====================================================
 """
@@ -56,18 +54,18 @@ _make: Final = tuple.__new__
 @dataclass(slots=True)
 class EventDraft:
     """
-    A record that is not final yet.
+    An event that options may still change.
 
     Attributes:
-        topic: Its topic; empty until the rule that names it has run.
+        topic: Its topic; empty until the topic rule has run.
         key: The aggregate's id.
         value: The payload.
         headers: In the order written.
         position: The position's text.
-        timestamp_ms: The commit time, or what a column says.
+        timestamp_ms: The commit time, or the time of a column.
         size: An upper bound of its bytes.
-        parts: What was picked from the row, in the order of ``PARTS``.
-        row: The row as it came.
+        parts: The row's parts, in the order of ``EVENT_PARTS``.
+        row: The whole row.
         partition: Explicit, or ``ANY_PARTITION``.
     """
 
@@ -88,13 +86,13 @@ class EventDraft:
         self.size += sum([len(name) + len(value or b"") for name, value in more])
 
     def rewrite(self, name: str, change: Callable[[bytes], bytes]) -> None:
-        """Give a header another value of the same length, if there is one."""
+        """Replace a header's value by one of the same length, if there is one."""
         for at, (known, value) in enumerate(self.headers):
             if known == name and isinstance(value, bytes):
                 self.headers[at] = name, change(value)
 
     def record(self) -> Record:
-        """Return what it has become."""
+        """Return the finished record."""
         return _make(
             Record,
             (
@@ -129,31 +127,31 @@ Fragment = Callable[[bytes], bytes]
 
 def placement_steps(relation: Relation, outbox: Outbox) -> Iterable[DraftStep]:
     """
-    Return what the placements do to a draft.
+    Yield the steps of the placements.
 
     Raises:
-        NotPreparedError: The table lacks a column, and that is an error.
+        NotPreparedError: The table has no such column, which is an error.
     """
     known = column_places(relation)
     is_strict = outbox.on_missing_column is MissingColumn.ERROR
-    wanted = [
+    placements = [
         placement
         for placement in map(parse_placement, outbox.placements)
-        if not is_there_already(placement, outbox.columns)
+        if not is_standard(placement, outbox.columns)
         and (is_strict or placement.column in known)
     ]
-    for placement in wanted:
+    for placement in placements:
         if placement.place is PlacedIn.HEADER:
             yield _header(relation, placement)
         elif placement.place is PlacedIn.PARTITION:
             yield _partition(relation, placement)
-    enveloped = [each for each in wanted if each.place is PlacedIn.ENVELOPE]
+    enveloped = [each for each in placements if each.place is PlacedIn.ENVELOPE]
     if enveloped:
         yield _envelope(relation, outbox.columns, enveloped)
 
 
-def is_there_already(placement: Placement, columns: OutboxColumns) -> bool:
-    """Tell whether it asks for a header that every event has, from the same column."""
+def is_standard(placement: Placement, columns: OutboxColumns) -> bool:
+    """Return whether every event has the placement's header, of the same column."""
     standing = columns.standing_headers.get(placement.name)
     return placement.place is PlacedIn.HEADER and standing == placement.column
 
@@ -183,7 +181,7 @@ def _partition(relation: Relation, placement: Placement) -> DraftStep:
 
 
 def _number(value: Value) -> int:
-    """Read a partition; whether the topic has it is for whoever knows the topic."""
+    """Parse a partition's number; the publisher checks that the topic has it."""
     text = value if isinstance(value, bytes) else b""
     if not text.isdigit() or (number := int(text[:20])) > _MAX_PARTITION:
         raise UnroutableError(BAD_PARTITION)
@@ -205,9 +203,9 @@ def _envelope(
     ]
 
     def step(draft: EventDraft) -> None:
-        parts = [b'{"payload":', _written(draft.value, payload_fragment)]
+        parts = [b'{"payload":', _json_or_null(draft.value, payload_fragment)]
         for name, at, fragment in members:
-            parts += name, _written(draft.row[at], fragment)
+            parts += name, _json_or_null(draft.row[at], fragment)
         parts.append(b"}")
         before = draft.value
         value = draft.value = b"".join(parts)
@@ -216,12 +214,12 @@ def _envelope(
     return step
 
 
-def _written(value: Value, fragment: Fragment) -> bytes:
+def _json_or_null(value: Value, fragment: Fragment) -> bytes:
     return fragment(value) if isinstance(value, bytes) else b"null"
 
 
 def _payload_fragment(oid: int) -> Fragment:
-    """Write the payload, which is bytes already if it is a ``bytea``."""
+    """Return the payload's writer; a ``bytea`` is decoded already."""
     return _base64 if oid == BYTEA else _fragment(oid)
 
 
@@ -269,12 +267,12 @@ _TEXT: Final = b"text/plain; charset=utf-8"
 
 def cloudevent_step(source: str, payload_oid: int, *, is_enveloped: bool) -> DraftStep:
     """
-    Return what makes a draft a CloudEvent.
+    Return the step that makes an event a CloudEvent.
 
     Args:
         source: The URI of ``ce_source``.
         payload_oid: The type of the payload's column.
-        is_enveloped: Whether the value is an envelope of JSON.
+        is_enveloped: Whether the value is a JSON envelope.
     """
     fixed: tuple[Header, ...] = (
         (headers.CE_SPECVERSION, _VERSION),
@@ -313,7 +311,7 @@ def _optional(
 
 
 def _subject(key: bytes) -> bytes:
-    """Return the key as text; bytes that are none by their hex digits."""
+    """Return the key as text; other bytes as their hex digits."""
     try:
         key.decode()
     except UnicodeDecodeError:

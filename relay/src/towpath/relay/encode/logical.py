@@ -1,39 +1,34 @@
 """
-Logical messages to ``<prefix>.message``, in Debezium's shape.
+Logical messages as records of ``<prefix>.message``, and as events.
+
+``MessageRecords`` writes Debezium's format:
 
 ``{"op": "m", "message": {"prefix", "content"}, "source", "ts_*", "transaction"}``,
 keyed by ``{"prefix": ...}``, in the format of row changes. The content is written as
 ``[relay.rows] binaries`` says; as bytes it is base64 in JSON.
 
-A transactional message stands at its ordinal in its transaction; ``source`` tells the
-transaction's id and commit. Any other stands at its own LSN with ordinal ``-``, has
-neither, and its time is when the relay took it: the log does not say when it was
-written.
+A transactional message has its ordinal in its transaction as position; ``source`` has
+the transaction's id and commit. Another message has its own LSN with the ordinal ``-``,
+neither id nor commit, and the time at which the relay read it: the log has none.
 
-Our own messages (watermarks, heartbeats, verifier's marks, events without a table)
-are never published. What the configuration leaves out is counted.
+Messages of Towpath itself (watermarks, heartbeats, verifier's marks, events without a
+table) are never published. Excluded messages are counted.
 
-Events without a table: logical messages that say what an outbox row would say.
-
-::
+``LogicalEvents`` turns messages into events without a table, from the JSON of an outbox
+row::
 
     {"id", "aggregate_type", "aggregate_id", "type", "payload",
      "headers", "traceparent", "occurred_at"}
 
-The first five have to be there. A payload that is a string is its text; anything else
-is passed on byte for byte as it was written. Members that options name (``route_by``,
-placements and their like) are taken by their names. The message becomes a row of a
-table that nobody has, and goes the way of rows.
+The first five members are required. A payload that is a string is its text; any other
+is copied byte for byte. Options such as ``route_by`` and placements name members. The
+message becomes a row of a virtual table, and the outbox's code writes its event.
+Outside a transaction the record's timestamp is ``occurred_at``, as there is no commit.
 
-Inside a transaction a message stands at its ordinal; outside at its own LSN, written
-``-``, and its record's timestamp is when it occurred, since it has no commit.
-
-A JSON object as it was written: each member's value, and its text byte for byte.
-
-A payload must not be re-serialised: numbers would lose digits, and spaces and the
-order of members would change. Values come from a strict parser; a member's text is cut
-out of the content. Where a name occurs only once, that is quick; otherwise all members
-are walked.
+``RawJson`` returns members byte for byte: parsed and written again, numbers would lose
+digits, and spaces and the order of members would change. A strict parser reads the
+values; a member's text is a slice of the content. A search finds it if its name occurs
+once; otherwise all members are parsed.
 """
 
 import base64
@@ -71,12 +66,11 @@ from towpath.settings.relay import Relay
 from towpath.settings.rows import Binaries, RecordFormat
 from towpath.settings.syntax import parse_placement
 
-# The name under which transactions count messages: as with a table, the topic's name
-# without the prefix.
+# The collection of messages in transaction metadata: their topic without its prefix.
 COLLECTION: Final = "message"
-LEFT_OUT: Final = "the configuration leaves out a logical message's prefix"
+EXCLUDED: Final = "the configuration leaves out a logical message's prefix"
 
-OURS: Final = frozenset(
+OWN_PREFIXES: Final = frozenset(
     {"towpath.watermark", "towpath.heartbeat", "towpath.verify", "towpath.table"}
 )
 
@@ -98,7 +92,7 @@ _FORMS: Final[Mapping[Binaries, Callable[[bytes], bytes]]] = MappingProxyType(
 
 
 def value_schema(content: Literal["bytes", "string"]) -> Schema:
-    """Return the schema of values, by the kind of the content."""
+    """Return the schema of values, by the type of the content."""
     block = Schema(
         "struct",
         name="io.debezium.connector.postgresql.Message",
@@ -137,20 +131,20 @@ class MessageRecords:
         place: Callable[[str], TransactionPlace] | None = None,
     ) -> None:
         """
-        Take the rules.
+        Prepare.
 
         Args:
             prefix: The topics' prefix.
             database: The database's name, for ``source``.
-            relay: ``[relay]``: which messages, and how bytes are written.
+            relay: ``[relay]``: the published messages, and the format of bytes.
             documents: Makes the writers of keys and values.
-            on_skipped: Told why a message gives no record.
-            place: Counts an event into the open transaction; None without enrichment.
+            on_skipped: Called with the reason for a message without a record.
+            place: Counts an event in the open transaction; None without enrichment.
         """
         self._topic = topics.message_topic(prefix)
         self._include = tuple(map(re.compile, relay.messages.include))
         self._exclude = tuple(map(re.compile, relay.messages.exclude))
-        self._ours = OURS | {relay.outbox.message_prefix}
+        self._own_prefixes = OWN_PREFIXES | {relay.outbox.message_prefix}
         binaries = relay.rows.binaries
         is_raw = binaries is Binaries.BYTES
         self._form = None
@@ -171,34 +165,34 @@ class MessageRecords:
             "table": "",
         }
 
-    def record(self, spoken: LogicalMessageEvent, now_us: int) -> Record | None:
-        """Return the message's record; None for one that is not published."""
-        if spoken.prefix in self._ours:
+    def record(self, message: LogicalMessageEvent, now_us: int) -> Record | None:
+        """Return the message's record; None if it is not published."""
+        if message.prefix in self._own_prefixes:
             return None
-        if not self._is_wanted(spoken.prefix):
-            self._on_skipped(LEFT_OUT)
+        if not self._is_included(message.prefix):
+            self._on_skipped(EXCLUDED)
             return None
-        transaction = spoken.transaction
+        transaction = message.transaction
         if transaction is None:
-            position = b"%016x.-" % spoken.log_lsn
+            position = b"%016x.-" % message.log_lsn
             timestamp_ms = now_us // 1000
         else:
-            position = transaction.place + b"%010d" % spoken.ordinal
+            position = transaction.place + b"%010d" % message.ordinal
             timestamp_ms = transaction.committed_us // 1000
-        value = self._write_value(self._envelope(spoken, now_us))
-        key = self._write_key({"prefix": spoken.prefix})
+        value = self._write_value(self._envelope(message, now_us))
+        key = self._write_key({"prefix": message.prefix})
         marks: list[Header] = [(headers.POSITION, position)]
         size = len(value) + len(key) + FIXED_BYTES
         return Record(self._topic, key, value, marks, position, timestamp_ms, size)
 
-    def _is_wanted(self, prefix: str) -> bool:
+    def _is_included(self, prefix: str) -> bool:
         if self._include and not any(each.fullmatch(prefix) for each in self._include):
             return False
         return not any(each.fullmatch(prefix) for each in self._exclude)
 
-    def _envelope(self, spoken: LogicalMessageEvent, now_us: int) -> dict[str, object]:
-        transaction = spoken.transaction
-        taken_us = now_us if transaction is None else transaction.committed_us
+    def _envelope(self, message: LogicalMessageEvent, now_us: int) -> dict[str, object]:
+        transaction = message.transaction
+        source_us = now_us if transaction is None else transaction.committed_us
         commit_lsn = None if transaction is None else transaction.commit_lsn
         place = None
         if transaction is not None and self._place is not None:
@@ -210,20 +204,20 @@ class MessageRecords:
             "ts_ns": now_us * 1000,
             "source": self._names
             | {
-                "ts_ms": taken_us // 1000,
-                "ts_us": taken_us,
-                "ts_ns": taken_us * 1000,
-                "sequence": _sequence(commit_lsn, spoken.lsn),
+                "ts_ms": source_us // 1000,
+                "ts_us": source_us,
+                "ts_ns": source_us * 1000,
+                "sequence": _sequence(commit_lsn, message.lsn),
                 "txId": transaction and transaction.xid,
-                "lsn": spoken.lsn,
+                "lsn": message.lsn,
                 "commit_lsn": commit_lsn,
                 "origin": transaction and transaction.origin,
                 "origin_lsn": transaction and transaction.origin_lsn,
                 "xmin": None,
             },
             "message": {
-                "prefix": spoken.prefix,
-                "content": self._content(spoken.content),
+                "prefix": message.prefix,
+                "content": self._content(message.content),
             },
             "transaction": place
             and {
@@ -238,7 +232,7 @@ class MessageRecords:
 
 
 def _sequence(commit_lsn: int | None, lsn: int) -> str:
-    """Return both LSNs in the text that row changes carry too."""
+    """Return both LSNs as row changes have them."""
     commit = "null" if commit_lsn is None else f'"{commit_lsn}"'
     return f'[{commit},"{lsn}"]'
 
@@ -246,21 +240,21 @@ def _sequence(commit_lsn: int | None, lsn: int) -> str:
 NOT_AN_OBJECT: Final = "the message is not a JSON object"
 TOO_DEEP: Final = "the message's JSON is nested too deeply"
 
-# Numbers stay texts: only where they end is asked for.
+# Numbers stay texts: only the ends of values are needed.
 _DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str)
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _COLON: Final = re.compile(r"[ \t\n\r]*:[ \t\n\r]*")
-# Names that a search finds, and how their letters can be hidden from it.
+# Names that a search finds, and the escapes that can hide their letters from it.
 _PLAIN: Final = re.compile(r"[A-Za-z_]+\Z")
-_HIDDEN: Final = ("\\u004", "\\u005", "\\u006", "\\u007")
+_ESCAPES: Final = ("\\u004", "\\u005", "\\u006", "\\u007")
 
 
 class RawJson:
-    """One object. Members by name; the last of a name counts."""
+    """A JSON object; the last member of a name counts."""
 
     def __init__(self, content: bytes) -> None:
         """
-        Read the object.
+        Parse the object.
 
         Raises:
             UnroutableError: The content is no JSON object.
@@ -276,7 +270,7 @@ class RawJson:
         self._texts: dict[str, str] | None = None
 
     def text(self, name: str) -> bytes | None:
-        """Return a string's text, null's absence, or anything else as written."""
+        """Return a string's text, None for null, and any other value as written."""
         value = self.members.get(name)
         if value is None:
             return None
@@ -290,25 +284,25 @@ class RawJson:
     def _as_written(self, name: str) -> str:
         content = self._content
         quoted = f'"{name}"'
-        is_bare = _PLAIN.match(name) and not any(h in content for h in _HIDDEN)
+        is_bare = _PLAIN.match(name) and not any(h in content for h in _ESCAPES)
         if is_bare and content.count(quoted) == 1:
             found = _COLON.match(content, content.index(quoted) + len(quoted))
             if found is not None:
                 start = found.end()
                 return content[start : _end(content, start)]
         if self._texts is None:
-            self._texts = _walk(content)
+            self._texts = _member_texts(content)
         return self._texts[name]
 
 
 def _end(content: str, start: int) -> int:
-    """Return where the value ends that begins here."""
+    """Return the end of the value that begins at ``start``."""
     end: int = _DECODER.raw_decode(content, start)[1]
     return end
 
 
-def _walk(content: str) -> dict[str, str]:
-    """Return the text of every member of an object that is known to be one."""
+def _member_texts(content: str) -> dict[str, str]:
+    """Return the text of every member of a valid object."""
     texts: dict[str, str] = {}
     at = _skip(content, _skip(content, 0) + 1)
     while content[at] != "}":
@@ -327,17 +321,19 @@ def _skip(content: str, at: int) -> int:
     return at if found is None else found.end()
 
 
-LACKS_MEMBERS: Final = (
+MISSING_MEMBERS: Final = (
     "the message lacks id, aggregate_type, aggregate_id, type or payload"
 )
 NO_ID: Final = "the message's id is not a text"
 BAD_TIME: Final = "the message's occurred_at is not a time of RFC 3339"
 
-_NEEDED: Final = frozenset({"id", "aggregate_type", "aggregate_id", "type", "payload"})
+_REQUIRED: Final = frozenset(
+    {"id", "aggregate_type", "aggregate_id", "type", "payload"}
+)
 _TEXT: Final = 25
 _JSON: Final = 114
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-# 2026-01-02T03:04:05.600000Z: how our own writers put it.
+# 2026-01-02T03:04:05.600000Z: the format of Towpath's own writers.
 _USUAL_LENGTH: Final = 27
 
 
@@ -357,10 +353,10 @@ class LogicalEvents:
 
         Args:
             outbox: ``[relay.outbox]``.
-            dead: Where messages go that make no event.
-            parked: Which aggregates wait; ``dead`` parks in the same one.
-            reserved: Topics that no event may go to.
-            on_skipped: Told of a header that is left out.
+            dead: Makes dead letters.
+            parked: The parked aggregates, the same as those of ``dead``.
+            reserved: Topics that no event may use.
+            on_skipped: Called with the reason for a header that is dropped.
         """
         self._outbox = outbox
         self._names = _names(outbox)
@@ -372,35 +368,34 @@ class LogicalEvents:
             for oid in (_TEXT, _JSON)
         }
 
-    def records(self, spoken: LogicalMessageEvent, now_us: int) -> Sequence[Record]:
+    def records(self, message: LogicalMessageEvent, now_us: int) -> Sequence[Record]:
         """
         Return the event of a message, or its dead letter.
 
         Raises:
-            ParkedOverflowError: More are parked than the configuration allows.
+            ParkedOverflowError: More aggregates are parked than allowed.
         """
         aggregate = NO_AGGREGATE
         try:
-            told = RawJson(spoken.content)
-            aggregate = told.text("aggregate_type"), told.text("aggregate_id")
-            row, payload_oid = _row(told, self._names)
-            place = _place(spoken, told.members.get("occurred_at"), now_us)
+            document = RawJson(message.content)
+            aggregate = document.text("aggregate_type"), document.text("aggregate_id")
+            row, payload_oid = _row(document, self._names)
+            place = _place(message, document.members.get("occurred_at"), now_us)
             record = self._writers[payload_oid].event(row, *place)
         except UnroutableError as failure:
-            place = _place(spoken, None, now_us)
-            letter = self._dead.of_message(spoken, place, str(failure), aggregate)
-            return (letter,)
-        return (self._dead.unless_held(record) if self._spans else record,)
+            place = _place(message, None, now_us)
+            return (self._dead.of_message(message, place, str(failure), aggregate),)
+        return (self._dead.unless_parked(record) if self._spans else record,)
 
 
 def _columns(columns: OutboxColumns) -> OutboxColumns:
-    """Return the mapping in which every part has a place, whatever the table lacks."""
+    """Return the mapping with a column for every part, also for missing ones."""
     absent = {part: part for part in EVENT_PARTS if not getattr(columns, part)}
     return columns.model_copy(update=absent)
 
 
 def _names(outbox: Outbox) -> dict[str, str]:
-    """Return what the members are called, by the columns that options may name."""
+    """Return the names of members, by the columns that options may name."""
     columns = _columns(outbox.columns)
     named = {getattr(columns, part): part for part in EVENT_PARTS}
     placed = [parse_placement(text).column for text in outbox.placements]
@@ -418,28 +413,28 @@ def _relation(names: Mapping[str, str], payload_oid: int) -> Relation:
     )
 
 
-def _row(told: RawJson, names: Mapping[str, str]) -> tuple[Row, int]:
+def _row(document: RawJson, names: Mapping[str, str]) -> tuple[Row, int]:
     """Return the message as a row, and its payload's type."""
-    members = told.members
-    if not members.keys() >= _NEEDED:
-        raise UnroutableError(LACKS_MEMBERS)
+    members = document.members
+    if not members.keys() >= _REQUIRED:
+        raise UnroutableError(MISSING_MEMBERS)
     if not isinstance(members["id"], str):
         raise UnroutableError(NO_ID)
     values = [
-        _READERS[member](told) if member in _READERS else told.text(member)
+        _READERS[member](document) if member in _READERS else document.text(member)
         for member in names.values()
     ]
     return tuple(values), _TEXT if isinstance(members["payload"], str) else _JSON
 
 
-def _headers(told: RawJson) -> bytes | None:
-    value = told.members.get("headers")
+def _headers(document: RawJson) -> bytes | None:
+    value = document.members.get("headers")
     return None if value is None else orjson.dumps(value)
 
 
-def _occurred_at(told: RawJson) -> bytes | None:
+def _occurred_at(document: RawJson) -> bytes | None:
     """Return a time as Postgres writes it, in UTC."""
-    value = told.members.get("occurred_at")
+    value = document.members.get("occurred_at")
     found = _instant(value)
     if found is None:
         return None
@@ -449,7 +444,7 @@ def _occurred_at(told: RawJson) -> bytes | None:
     return text.removesuffix(":00").encode()
 
 
-# What is more than a member's text.
+# Readers of members that need more than their text.
 _READERS: Final[Mapping[str, Callable[[RawJson], bytes | None]]] = MappingProxyType(
     {"headers": _headers, "occurred_at": _occurred_at}
 )
@@ -468,17 +463,17 @@ def _instant(value: object) -> datetime | None:
 
 
 def _place(
-    spoken: LogicalMessageEvent, occurred_at: object, now_us: int
+    message: LogicalMessageEvent, occurred_at: object, now_us: int
 ) -> tuple[bytes, int]:
     """Return the position's text, and the record's timestamp in milliseconds."""
-    transaction = spoken.transaction
+    transaction = message.transaction
     if transaction is not None:
-        position = transaction.place + b"%010d" % spoken.ordinal
+        position = transaction.place + b"%010d" % message.ordinal
         return position, transaction.committed_us // 1000
     now_ms = now_us // 1000
     found = _instant(occurred_at)
     if found is not None:
-        # Kafka takes nothing before 1970, and nothing far ahead of its own clock.
+        # Kafka refuses times before 1970, and times far ahead of its own clock.
         occurred_ms = int((found - _EPOCH).total_seconds() * 1000)
         now_ms = min(max(1, occurred_ms), now_ms)
-    return b"%016x.-" % spoken.log_lsn, now_ms
+    return b"%016x.-" % message.log_lsn, now_ms

@@ -1,19 +1,16 @@
 """
-What became of a captured table, from the log to notifications and the table's topic.
+Notifications of snapshots and captured tables, in Debezium's format.
 
-The guardian writes a logical message when a captured table was dropped, renamed or made
-again, or when its key changed. It stands in the log behind every change of that table.
+When a captured table was dropped, renamed or recreated, or its key changed, the slot
+monitor writes a logical message, which the log has behind every change of that table.
 The relay publishes a notification (``aggregate_type`` ``Table``) and, if the message
-says so, records that empty the topic: Debezium's ``t`` in each partition, with the
+demands it, records that empty the topic: Debezium's ``t`` in each partition, with the
 header ``sweep`` at its own position and the header ``dropped`` with the table's oid.
-Before a fill that ends with a sweep the record lacks the header ``sweep``: readers that
-know no sweeps empty their table, ours keep serving until the sweep.
+Before a fill that ends with a sweep the record has no header ``sweep``: readers without
+sweeps empty their table, Towpath's sinks keep serving until the sweep.
 
-Formats other than JSON have no schema for a table that is gone: there the record has no
-value, and its headers tell all. A compacted topic takes no record without a key, and
-would forget one without a value: there it has both.
-
-Notifications of snapshots, in Debezium's shape.
+Formats other than JSON have no schema for a dropped table: there the record has no
+value, only headers. A compacted topic needs both a key and a value.
 """
 
 from collections.abc import Mapping
@@ -61,10 +58,10 @@ TABLE_EVENT_PREFIX: Final = "towpath.table"
 
 class TableEvent(NamedTuple):
     """
-    One event, as the log holds it.
+    An event of a captured table, as the log has it.
 
-    ``empties`` asks for an empty topic; ``is_swept``: a snapshot with a sweep follows.
-    ``more``: what else the notification says.
+    ``empties``: the topic is to be emptied. ``is_swept``: a snapshot with a sweep
+    follows. ``more``: further members of the notification.
     """
 
     relay: str
@@ -84,12 +81,12 @@ class TableEvent(NamedTuple):
         return TableName(self.schema, self.table)
 
 
-def parse_table_event(spoken: LogicalMessageEvent) -> TableEvent | None:
+def parse_table_event(message: LogicalMessageEvent) -> TableEvent | None:
     """Return the event of a message; None if another program wrote it."""
     try:
         # Older releases write no ``more``.
-        told: dict[str, Any] = {"more": None} | orjson.loads(spoken.content)
-        event = TableEvent(**{name: told[name] for name in TableEvent._fields})
+        document: dict[str, Any] = {"more": None} | orjson.loads(message.content)
+        event = TableEvent(**{name: document[name] for name in TableEvent._fields})
     except (ValueError, KeyError, TypeError):
         return None
     return event
@@ -118,17 +115,17 @@ def emptying_records(
     now_us: int,
 ) -> list[Record]:
     """
-    Return the records that say that all rows of a topic are gone, one per partition.
+    Return records that empty a topic, one per partition.
 
-    Before a sweep there are some only if readers that know no sweeps understand them.
+    Before a sweep there are some only in formats that readers without sweeps use.
 
     Args:
         event: Names the table.
-        router: Knows prefix, database and the format of records.
-        transaction: The transaction that the event stands in.
-        ordinal: Its place there.
-        topic: How many partitions the topic has, and whether it is compacted.
-        now_us: When the relay read it.
+        router: Has prefix, database and the format of records.
+        transaction: The event's transaction.
+        ordinal: The event's ordinal in it.
+        topic: The partition count, and whether the topic is compacted.
+        now_us: When the relay read the event.
     """
     partitions, is_compacted = topic
     place, relay = router.place, router.relay
@@ -158,7 +155,7 @@ def emptying_records(
 
 
 def _headers(event: TableEvent, position: bytes, partitions: int) -> list[Header]:
-    """Return position and oid; the floor for sinks, unless a sweep follows."""
+    """Return position and oid; the floor for sinks unless a sweep follows."""
     made: list[Header] = [
         (headers.POSITION, position),
         (headers.DROPPED, b"%d" % event.oid),

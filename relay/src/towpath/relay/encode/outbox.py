@@ -1,21 +1,18 @@
 """
 The outbox route: an inserted row to an event, or to the dead letters. Hot path.
 
-Only inserts are events: an update of an outbox row is counted, or stops the relay; a
-delete (also insert-then-delete in one transaction) is silence. A row that has no place
-to go parks its aggregate: later events of the same aggregate wait behind it in the dead
-letters, all others flow.
+Only inserts are events. An update of an outbox row is counted, or halts the relay; a
+delete gives no record, also in the transaction of its insert. A row that cannot become
+an event parks its aggregate: later events of that aggregate become dead letters too.
 
-An event from the parts of an outbox row: the one way, for rows and for messages.
+``EventWriter`` makes the event of a row, or of a logical message. The payload is the
+value, unchanged; the aggregate id is the key; the rest becomes headers. Values that
+repeat from row to row (topic, type, the row's own headers) are cached by their bytes.
+Options beyond the defaults are steps that change a draft of the event.
 
-The payload is the value, untouched; the aggregate id is the key; the rest becomes
-headers. What repeats from row to row (topic, type, the row's own headers) is remembered
-by its bytes, within a bound. Options beyond the defaults are steps that change a draft;
-without them there is none. Hot path.
-
-``on_empty_payload``: an event without a payload has no value either way, and an empty
-text stays one. As ``tombstone``, a null, empty or blank payload leaves no value at all,
-no envelope either; key and headers are kept.
+``on_empty_payload``: by default an event without a payload has no value, and an empty
+text is a value. As ``tombstone``, a null, empty or blank payload gives no value and no
+envelope; key and headers are kept.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -69,9 +66,9 @@ NO_INSTANT: Final = "the row's occurred_at is not a time as Postgres writes it"
 BAD_TIMESTAMP: Final = "the row's timestamp is none that Kafka takes"
 OWN_NAME: Final = "a header of a row has a name that is the relay's own"
 
-# A service has tens of types and header objects. More than this are no repetition,
-# such as a header that is unique per row, and remembering them would only cost memory.
-_REMEMBERED: Final = 1024
+# A bound on cached types and header objects. A service has tens of them: more do not
+# repeat, such as a header that is unique per row, and would only cost memory.
+_MAX_CACHED: Final = 1024
 
 # Skips a named tuple's own constructor, which costs more than the tuple.
 _make: Final = tuple.__new__
@@ -80,10 +77,10 @@ _AGGREGATE_TYPE_AT: Final = EVENT_PARTS.index("aggregate_type")
 _AGGREGATE_ID_AT: Final = EVENT_PARTS.index("aggregate_id")
 _PAYLOAD_AT: Final = EVENT_PARTS.index("payload")
 
-# A broker refuses, by default, what lies more than an hour after its own clock.
+# By default, a broker refuses timestamps of more than an hour after its own clock.
 _MAX_AHEAD_MS: Final = 30 * 60 * 1000
 
-_OF_THE_RELAY: Final = frozenset(
+_RELAY_HEADERS: Final = frozenset(
     {
         headers.EVENT_ID,
         headers.EVENT_TYPE,
@@ -96,16 +93,16 @@ _OF_THE_RELAY: Final = frozenset(
     }
 )
 
-# A row's own headers, and apart from them the trace context that may be among them.
-_Known = tuple[tuple[Header, ...], bytes | None]
+# A row's own headers, and the trace context among them.
+_OwnHeaders = tuple[tuple[Header, ...], bytes | None]
 
 
 class EventWriter:
     """
-    Writes the events of one shape of the outbox.
+    Writes the events of one schema of the outbox.
 
     ``event(row, position, timestamp_ms)`` returns the event of a row, or raises
-    ``UnroutableError`` with the reason why it has no place to go.
+    ``UnroutableError`` with the reason.
     """
 
     def __init__(
@@ -116,32 +113,32 @@ class EventWriter:
         on_skipped: Callable[[str], None],
     ) -> None:
         """
-        Resolve the options once.
+        Resolve the options.
 
         Args:
-            relation: The table's shape.
+            relation: The outbox table.
             outbox: The options.
-            reserved: Topics that no event may go to.
-            on_skipped: Told of a row's header that is left out.
+            reserved: Topics that no event may use.
+            on_skipped: Called with the reason for a row's header that is dropped.
 
         Raises:
-            NotPreparedError: The table lacks a column that the options name.
+            NotPreparedError: The table has no column that the options name.
         """
         self._pick = part_picker(relation, outbox.columns)
         self._rule = TopicRule(outbox, reserved)
         self._is_routed_by_type = not outbox.route_by
         self._steps = tuple(self._resolve(relation, outbox))
-        self._left_out = _OF_THE_RELAY | (ATTRIBUTES if outbox.cloudevents else set())
+        self._reserved = _RELAY_HEADERS | (ATTRIBUTES if outbox.cloudevents else set())
         self._on_skipped = on_skipped
-        self.event = self._stepped if self._steps else self._usual
-        self._known_types: dict[Value, tuple[str, Header]] = {}
-        self._known_headers: dict[bytes, _Known] = {}
+        self.event = self._event_by_steps if self._steps else self._plain_event
+        self._cached_types: dict[Value, tuple[str, Header]] = {}
+        self._cached_headers: dict[bytes, _OwnHeaders] = {}
 
-    def _usual(self, row: Row, position: bytes, timestamp_ms: int) -> Record:
+    def _plain_event(self, row: Row, position: bytes, timestamp_ms: int) -> Record:
         event_id, aggregate_type, key, event_type, payload, extra, trace, at = (
             self._pick(row)
         )
-        topic, type_header = self._known_types.get(aggregate_type) or self._learn(
+        topic, type_header = self._cached_types.get(aggregate_type) or self._read_type(
             aggregate_type
         )
         marks: list[Header] = [
@@ -160,7 +157,9 @@ class EventWriter:
                 raise UnroutableError(NO_INSTANT) from error
         more: tuple[Header, ...] = ()
         if extra is not None:
-            more, own_trace = self._known_headers.get(extra) or self._entries(extra)
+            more, own_trace = self._cached_headers.get(extra) or self._read_headers(
+                extra
+            )
             trace = trace or own_trace
             size += 2 * len(extra)
         if trace is not None:
@@ -178,42 +177,42 @@ class EventWriter:
         parts = self._pick(row)
         return parts[_AGGREGATE_TYPE_AT], parts[_AGGREGATE_ID_AT]
 
-    def _stepped(self, row: Row, position: bytes, timestamp_ms: int) -> Record:
-        record = self._usual(row, position, timestamp_ms)
+    def _event_by_steps(self, row: Row, position: bytes, timestamp_ms: int) -> Record:
+        record = self._plain_event(row, position, timestamp_ms)
         draft = EventDraft(*record[:7], parts=self._pick(row), row=row)
         for step in self._steps:
             step(draft)
         return draft.record()
 
-    def _learn(self, aggregate_type: Value) -> tuple[str, Header]:
+    def _read_type(self, aggregate_type: Value) -> tuple[str, Header]:
         if not isinstance(aggregate_type, bytes):
             raise UnroutableError(NO_AGGREGATE_TYPE)
         topic = ""
         if self._is_routed_by_type:
             topic = self._rule.topic(aggregate_type.decode())
-        if len(self._known_types) >= _REMEMBERED:
-            self._known_types.clear()
-        known = topic, (headers.AGGREGATE_TYPE, aggregate_type)
-        self._known_types[aggregate_type] = known
-        return known
+        if len(self._cached_types) >= _MAX_CACHED:
+            self._cached_types.clear()
+        found = topic, (headers.AGGREGATE_TYPE, aggregate_type)
+        self._cached_types[aggregate_type] = found
+        return found
 
-    def _entries(self, text: bytes) -> _Known:
-        if len(self._known_headers) >= _REMEMBERED:
-            self._known_headers.clear()
+    def _read_headers(self, text: bytes) -> _OwnHeaders:
+        if len(self._cached_headers) >= _MAX_CACHED:
+            self._cached_headers.clear()
         entries = _read_entries(text)
-        if any(name in self._left_out for name in entries):
+        if any(name in self._reserved for name in entries):
             self._on_skipped(OWN_NAME)
         trace = entries.pop(headers.TRACEPARENT, None)
         kept = tuple(
             (name, value)
             for name, value in entries.items()
-            if name not in self._left_out
+            if name not in self._reserved
         )
-        known = self._known_headers[text] = kept, trace
-        return known
+        found = self._cached_headers[text] = kept, trace
+        return found
 
     def _resolve(self, relation: Relation, outbox: Outbox) -> Iterable[DraftStep]:
-        """Choose the steps that the options ask for; none for the defaults."""
+        """Yield the steps of the configured options; none for the defaults."""
         columns = outbox.columns
         if outbox.route_by:
             yield self._route_by(column_place(relation, outbox.route_by))
@@ -235,26 +234,26 @@ class EventWriter:
             )
 
     def _route_by(self, at: int) -> DraftStep:
-        known: dict[bytes, str] = {}
+        cached: dict[bytes, str] = {}
         rule = self._rule
 
         def step(draft: EventDraft) -> None:
             value = draft.row[at]
             if not isinstance(value, bytes):
                 raise UnroutableError(NO_ROUTE)
-            topic = known.get(value)
+            topic = cached.get(value)
             if topic is None:
                 topic = rule.topic(value.decode())
-                if len(known) >= _REMEMBERED:
-                    known.clear()
-                known[value] = topic
+                if len(cached) >= _MAX_CACHED:
+                    cached.clear()
+                cached[value] = topic
             draft.topic = topic
 
         return step
 
 
 def _read_entries(text: bytes) -> dict[str, bytes]:
-    """Read the row's headers object: texts as they are, other values as JSON."""
+    """Parse a row's headers object: texts as they are, other values as JSON."""
     try:
         entries = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -300,7 +299,7 @@ def _timestamp_step(at: int) -> DraftStep:
 
 
 def _milliseconds(text: bytes, committed_ms: int) -> int:
-    """Read a timestamp, or milliseconds; a time without a zone is UTC's."""
+    """Parse a timestamp or milliseconds; a time without a zone is in UTC."""
     try:
         if text.isdigit():
             found_ms = int(text[:20])
@@ -319,16 +318,16 @@ def _milliseconds(text: bytes, committed_ms: int) -> int:
 _CREATE: Final = Operation.CREATE
 
 UPDATED: Final = "an outbox row was updated"
-# The same where it is an error: to be logged each time, not once.
+# The same where it is an error, which is logged each time.
 WRONGLY_UPDATED: Final = "an outbox row was updated, which is an error"
 
-_SAID: Final[Mapping[OnUpdate, str]] = MappingProxyType(
+_UPDATE_REASONS: Final[Mapping[OnUpdate, str]] = MappingProxyType(
     {OnUpdate.WARN: UPDATED, OnUpdate.ERROR: WRONGLY_UPDATED}
 )
 
 
 class OutboxRoute:
-    """Turns the rows of one shape of the outbox table into events."""
+    """Turns the rows of one schema of the outbox table into events."""
 
     def __init__(
         self,
@@ -340,18 +339,18 @@ class OutboxRoute:
         on_skipped: Callable[[str], None],
     ) -> None:
         """
-        Resolve the options for the table's shape.
+        Resolve the options for the table's schema.
 
         Args:
-            relation: The shape.
+            relation: The outbox table.
             outbox: ``[relay.outbox]``.
-            dead: Where unroutable rows go.
-            parked: Which aggregates wait; ``dead`` parks in the same one.
-            reserved: Topics that no event may go to.
-            on_skipped: Told why a change gives no record.
+            dead: Makes dead letters.
+            parked: The parked aggregates, the same as those of ``dead``.
+            reserved: Topics that no event may use.
+            on_skipped: Called with the reason for a change without a record.
 
         Raises:
-            NotPreparedError: The table lacks a column that the options name.
+            NotPreparedError: The table has no column that the options name.
         """
         self._writer = EventWriter(relation, outbox, reserved, on_skipped)
         self._event = self._writer.event
@@ -366,8 +365,8 @@ class OutboxRoute:
         Return the event of an inserted row, or its dead letter.
 
         Raises:
-            OutboxUpdatedError: A row was updated, and that is to stop the relay.
-            ParkedOverflowError: More are parked than the configuration allows.
+            OutboxUpdatedError: A row was updated, and ``on_update`` is ``halt``.
+            ParkedOverflowError: More aggregates are parked than allowed.
         """
         operation, _, row, _, _, transaction, ordinal, _ = change
         if operation is not _CREATE or row is None:
@@ -384,21 +383,21 @@ class OutboxRoute:
         Return the event of an inserted row, or its dead letter if it is parked.
 
         Raises:
-            UnroutableError: It has no place to go.
-            ParkedOverflowError: More are parked than the configuration allows.
+            UnroutableError: The row cannot become an event.
+            ParkedOverflowError: More aggregates are parked than allowed.
         """
         position = transaction.place + b"%010d" % ordinal
         record = self._event(row, position, transaction.committed_us // 1000)
-        return self._dead.unless_held(record) if self._spans else record
+        return self._dead.unless_parked(record) if self._spans else record
 
     def _unroutable(self, change: Change, reason: str) -> Record:
         aggregate = self._writer.aggregate(change.new or ())
         return self._dead.of_row(self._relation, change, reason, aggregate)
 
     def _updated(self, change: Change) -> None:
-        said = _SAID.get(self._on_update)
-        if said is None:
+        reason = _UPDATE_REASONS.get(self._on_update)
+        if reason is None:
             place = (change.transaction.place + b"%010d" % change.ordinal).decode()
-            reason = f"a row of {self._relation.name} was updated at {place}"
-            raise OutboxUpdatedError(reason)
-        self._on_skipped(said)
+            message = f"a row of {self._relation.name} was updated at {place}"
+            raise OutboxUpdatedError(message)
+        self._on_skipped(reason)

@@ -1,21 +1,17 @@
 """
-Which column of an outbox table is what: the mapping of ``[relay.outbox.columns]``.
+The columns of an outbox table, the topic of an event, and its trace context.
 
-A picker takes the eight parts of an event from a row, in one order whatever the table
-looks like, ``bytea`` as the bytes that it stands for. With text columns it is one
-``itemgetter``: it runs for every row. Hot path.
+A picker returns the eight parts of an event from a row, in a fixed order, ``bytea`` as
+bytes. For text columns it is one ``itemgetter``, as it runs for every row. Hot path.
 
-The topic of an event: a value of the row, rewritten and put into a template.
+The topic is a value of the row, rewritten and inserted into a template.
 
-W3C trace context: the writer's ``traceparent`` is carried, or continued by a span.
-
-::
+The writer's W3C trace context is passed on, or continued by a span of the relay::
 
     version-trace id-parent id-flags        00-<32 hex>-<16 hex>-<2 hex>
 
-The span's id is made from the record's position, so that a replay makes the same. What
-is no trace context by the W3C's syntax is carried as it is. ``tracestate`` is one of
-the row's own headers, and always is.
+The span's id is made of the record's position, the same on a replay. An invalid trace
+context is passed on unchanged; so is ``tracestate``, one of the row's own headers.
 """
 
 import binascii
@@ -48,11 +44,11 @@ _OF_KAFKA: Final = frozenset(
 
 class TopicRule:
     """
-    Names topics.
+    Returns the topics of events.
 
     Args:
-        outbox: Template, pattern and replacement; checked before.
-        reserved: Topics that no event may go to.
+        outbox: Template, pattern and replacement; validated.
+        reserved: Topics that no event may use.
     """
 
     def __init__(self, outbox: Outbox, reserved: frozenset[str]) -> None:
@@ -65,7 +61,7 @@ class TopicRule:
         Return the topic of a value.
 
         Raises:
-            UnroutableError: There is none that events may be written to.
+            UnroutableError: There is no topic that events may use.
         """
         name = topics.outbox_topic(self._template, self._rewritten(value))
         if not value or not topics.is_legal_topic(name):
@@ -76,7 +72,7 @@ class TopicRule:
 
 
 def topics_of_relay(prefix: str) -> frozenset[str]:
-    """Name the topics in which the relay keeps house: no event may go there."""
+    """Return the relay's own topics, which no event may use."""
     return frozenset(
         {
             topics.state_topic(prefix),
@@ -96,18 +92,17 @@ _TRACEPARENT: Final = re.compile(
     rb"(-.*)?\Z"
 )
 _OWN_VERSION: Final = b"00"
-# Debezium's column: Java properties, one of which is ours.
+# Debezium's column of Java properties, one of which is the trace context.
 TRACING_COLUMN: Final = "tracingspancontext"
 _PROPERTY: Final = re.compile(rb"(?m)^[ \t]*traceparent[ \t]*[=:][ \t]*(\S+)[ \t]*$")
 
 
 def continue_trace(traceparent: bytes, position: bytes) -> bytes:
     """
-    Return the context of the relay's own span: same trace, same flags.
+    Return the trace context of the relay's span of a record.
 
-    Args:
-        traceparent: The writer's.
-        position: Of the record that the span stands for.
+    It has the trace and the flags of the writer's context; ``position`` is the
+    record's.
     """
     found = _TRACEPARENT.match(traceparent)
     if found is None:
@@ -128,7 +123,7 @@ def trace_from_properties(text: bytes) -> bytes | None:
 BYTEA: Final = 17
 JSON_TYPES: Final = frozenset({114, 3802})
 
-# The parts, by their names in the table of our own, in the order of a picker.
+# The parts in the order of a picker, by their names in Towpath's own outbox.
 EVENT_PARTS: Final = (
     "id",
     "aggregate_type",
@@ -144,27 +139,27 @@ _PAYLOAD_AT: Final = EVENT_PARTS.index("payload")
 _TRACE_AT: Final = EVENT_PARTS.index("traceparent")
 _ABSENT: Final = -1
 
-# An inserted row is whole: its parts are bytes, or None.
+# An inserted row has no unchanged values.
 EventParts = tuple[bytes | None, ...]
 Picker = Callable[[Row], EventParts]
 
 
 def column_names(columns: OutboxColumns) -> tuple[str, ...]:
-    """Return the table's name of each part; empty for one that it does not have."""
+    """Return the column of each part; empty for a missing one."""
     return tuple(getattr(columns, part) for part in EVENT_PARTS)
 
 
 def column_places(relation: Relation) -> dict[str, int]:
-    """Return where each column of a table stands in its rows."""
+    """Return the index of each column in the table's rows."""
     return {column.name: at for at, column in enumerate(relation.columns)}
 
 
 def column_place(relation: Relation, column: str) -> int:
     """
-    Return where a column that is needed stands.
+    Return the index of a required column.
 
     Raises:
-        NotPreparedError: The table lacks it.
+        NotPreparedError: The table has no such column.
     """
     at = column_places(relation).get(column)
     if at is None:
@@ -181,26 +176,26 @@ def type_oid(relation: Relation, column: str) -> int:
 
 def part_picker(relation: Relation, columns: OutboxColumns) -> Picker:
     """
-    Return what takes the parts of an event from a row of the table.
+    Return the function that takes the parts of an event from a row.
 
     Raises:
-        NotPreparedError: The table lacks columns that the mapping names.
+        NotPreparedError: The table has no column that the mapping names.
     """
     known = column_places(relation)
-    wanted = column_names(columns)
-    missing = [name for name in wanted if name and name not in known]
+    names = column_names(columns)
+    missing = [name for name in names if name and name not in known]
     if missing:
         reason = f"{relation.name} lacks the columns {', '.join(missing)}"
         raise NotPreparedError(reason)
-    pick: Picker = itemgetter(*(known.get(name, _ABSENT) for name in wanted))
-    if "" in wanted:
-        # The last place of the longer row is empty.
+    pick: Picker = itemgetter(*(known.get(name, _ABSENT) for name in names))
+    if "" in names:
+        # The appended value is None.
         inner = pick
         pick = lambda row: inner((*row, None))  # noqa: E731 - a closure, not a name
     steps: dict[int, Callable[[bytes], bytes | None]] = {
         at: _unhex
         for at in (_KEY_AT, _PAYLOAD_AT)
-        if type_oid(relation, wanted[at]) == BYTEA
+        if type_oid(relation, names[at]) == BYTEA
     }
     if columns.traceparent == TRACING_COLUMN:
         steps[_TRACE_AT] = trace_from_properties
@@ -208,7 +203,7 @@ def part_picker(relation: Relation, columns: OutboxColumns) -> Picker:
 
 
 def as_bytes(value: Value, oid: int) -> bytes | None:
-    """Return a column's value as bytes: its text, or what a ``bytea`` stands for."""
+    """Return a column's value as bytes: its text, or the bytes of a ``bytea``."""
     if not isinstance(value, bytes):
         return None
     return _unhex(value) if oid == BYTEA else value

@@ -1,15 +1,15 @@
 """
-Which aggregates are parked: their later events wait behind one that was set aside.
+Parked aggregates: their later events are held behind one that became a dead letter.
 
 Each aggregate has spans of positions, as a flat list ``start, end, start, ...`` of
-position texts, the last one open while it is parked. An event is held if it stands
-above a start and not above its end. Nothing but positions decides, so that a replay
-after a crash decides as the first time: what was set aside before the crash is known
-from the dead letters, whatever came later stands above what is replayed.
+position texts, the last one open while it is parked. An event is held if its position
+is above a start and not above its end. Only positions decide, so that a replay after a
+crash decides as before it: the dead letters from before the crash are read at the
+start, and later ones have positions above the replay.
 
-An event without an aggregate type parks its id for every type (nobody can know whose it
-is); one without an id parks nothing. The headers by which the dead letters tell all
-that are read and written here.
+An event without an aggregate type parks its id for every type, as its own is unknown;
+one without an id parks nothing. This module also reads and writes the headers of dead
+letters that carry this.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from towpath.relay.encode.record import Header
 from towpath.relay.errors import ParkedOverflowError
 from towpath.schemas import headers
 
-# An id this long is already unusual; a longer one is told by its hash.
+# The longest id that is kept; a longer one is replaced by its hash.
 MAX_ID_BYTES: Final = 2048
 
 _NOWHERE: Final = b""
@@ -35,8 +35,8 @@ class _ParkedSpans:
 
     Attributes:
         bounds: Starts and ends in turn, rising.
-        last: The highest position that was set aside.
-        released: Up to where the events were let go.
+        last: The highest position of a dead letter.
+        released: The position up to which events were released.
     """
 
     bounds: list[bytes] = field(default_factory=list)
@@ -74,14 +74,13 @@ class ParkedAggregates:
     """
     The parked aggregates, by id and then by type.
 
-    Args:
-        max_keys: How many may be parked at a time.
+    ``max_keys`` bounds how many may be parked at a time.
     """
 
     def __init__(self, max_keys: int) -> None:
-        # Empty while nothing is parked: the one question of the hot path.
+        # Empty while nothing is parked: the hot path checks only this.
         self.spans: dict[bytes, dict[str | None, _ParkedSpans]] = {}
-        # Releases of every type of an id.
+        # By id: the releases of all its types.
         self._released: dict[bytes, bytes] = {}
         self._max_keys = max_keys
         self._open_count = 0
@@ -93,10 +92,10 @@ class ParkedAggregates:
         self, aggregate_type: str | None, aggregate_id: bytes | None, position: bytes
     ) -> None:
         """
-        Hold the aggregate's events above ``position``; an event of its own stays so.
+        Hold the aggregate's events above ``position``, also those that are repeated.
 
         Raises:
-            ParkedOverflowError: More are parked than the configuration allows.
+            ParkedOverflowError: More aggregates are parked than allowed.
         """
         if aggregate_id is not None:
             self._park(aggregate_type, aggregate_id, position)
@@ -104,10 +103,10 @@ class ParkedAggregates:
 
     def check(self) -> None:
         """
-        Make sure that there is room.
+        Check the bound.
 
         Raises:
-            ParkedOverflowError: More are parked than the configuration allows.
+            ParkedOverflowError: More aggregates are parked than allowed.
         """
         if self._open_count > self._max_keys:
             reason = f"more than {self._max_keys} aggregates are parked"
@@ -116,7 +115,7 @@ class ParkedAggregates:
     def release(
         self, aggregate_type: str | None, aggregate_id: bytes, position: bytes
     ) -> None:
-        """Let go what was parked up to ``position``; without a type, of every type."""
+        """Release events up to ``position``; without a type, those of every type."""
         known = parking_id(aggregate_id)
         if aggregate_type is None:
             self._released[known] = max(position, self._released.get(known, _NOWHERE))
@@ -149,7 +148,7 @@ class ParkedAggregates:
     def holds(
         self, aggregate_type: str | None, aggregate_id: bytes | None, position: bytes
     ) -> bool:
-        """Tell whether an event at ``position`` has to wait behind an earlier one."""
+        """Return whether an event at ``position`` is held."""
         if aggregate_id is None:
             return False
         types = self.spans.get(parking_id(aggregate_id))
@@ -164,12 +163,12 @@ class ParkedAggregates:
         self, key: bytes | None, value: bytes | None, found: Iterable[Header]
     ) -> None:
         """
-        Take one record of the dead letters, as a start reads them, then checks.
+        Read one record of the dead letters, at a start.
 
-        A release has a key, no value, the header ``released`` with a position, and
-        ``aggregate_type`` if it is not meant for every type of that id.
+        A release has a key, no value, the header ``released`` with a position, and the
+        header ``aggregate_type`` unless it is for every type of the id.
         """
-        # The last of a name is the dead letter's own; an event's stand before it.
+        # The last header of a name is the dead letter's own, behind the event's.
         marks = {name: _as_bytes(value) for name, value in found}
         aggregate_type = marks.get(headers.AGGREGATE_TYPE)
         type_name = None if aggregate_type is None else aggregate_type.decode()

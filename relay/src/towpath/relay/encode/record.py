@@ -1,10 +1,9 @@
 """
-A record on its way to Kafka; made for every change, hence a plain named tuple.
+A record as Kafka receives it, and the partitions of records.
 
-Where a key stands: murmur2, as Java's default partitioner and ``murmur2_random`` do it.
-
-The relay names the partition of every record: ``kafka.partitioner`` does it quickly for
-what is produced; this form is for what is looked up, and for other platforms.
+``partition_of`` is murmur2, as Java's default partitioner and ``murmur2_random``
+compute it. ``kafka.producer`` has a fast form for produced records; this one serves
+look-ups, and platforms without it.
 """
 
 import zlib
@@ -13,18 +12,18 @@ from typing import Final, NamedTuple, Protocol
 
 from towpath.schemas import headers as names
 
-# Room that a record's framing, position and fixed headers take beside its key, its
-# value and what a row brings along; the names of our headers add up to 80 bytes.
+# The bytes of a record's framing, position and fixed headers, beside its key, its value
+# and the row's own headers; the names of fixed headers take up to 80 bytes.
 FIXED_BYTES: Final = 512
 
-# By the key, as every other client of the topic would choose it.
+# The partition is chosen by the key, as by every other client of the topic.
 ANY_PARTITION: Final = -1
 
-# The only partition of topics that must read in one order; others may have been added.
+# The only partition of topics that are read in one order.
 FIRST_PARTITION: Final = 0
 
-# What a barrier has for a key where the topic is compacted: the tombstone of no row.
-KEY_THAT_NEVER_WAS: Final = b"towpath-barrier"
+# The key of a barrier in a compacted topic, which belongs to no row.
+BARRIER_KEY: Final = b"towpath-barrier"
 
 Header = tuple[str, str | bytes | None]
 
@@ -58,11 +57,11 @@ def barrier_records(
     topic: str, partition_count: int, *, is_compacted: bool
 ) -> Iterator[Record]:
     """
-    Return a barrier for each partition: it says nothing of any row.
+    Return a barrier for each partition, which is no row.
 
-    Behind it, records of the partition are placed by this partition count.
+    Records behind it are partitioned by this partition count.
     """
-    key = KEY_THAT_NEVER_WAS if is_compacted else None
+    key = BARRIER_KEY if is_compacted else None
     count = str(partition_count).encode()
     marks: list[Header] = [(names.BARRIER, b"1"), (names.PARTITION_COUNT, count)]
     for partition in range(partition_count):
@@ -70,7 +69,7 @@ def barrier_records(
 
 
 class Acknowledgement(Protocol):
-    """The client's acknowledgement of one record; its length is that of the value."""
+    """The acknowledgement of one record; its length is that of the record's value."""
 
     def __len__(self) -> int: ...
 
@@ -81,7 +80,7 @@ class Acknowledgement(Protocol):
     def offset(self) -> int | None: ...
 
 
-# A topic's partition, as the client names it.
+# A topic and its partition, as the client names them.
 Partition = tuple[str | None, int | None]
 
 
@@ -115,7 +114,7 @@ def partition_of(key: bytes, partition_count: int) -> int:
 
 
 def place_keyless(record: Record, partition_count: int) -> Record:
-    """Give a record without a key the partition that its position names."""
+    """Give a record without a key the partition of its position's hash."""
     if record.key is not None or record.partition != ANY_PARTITION:
         return record
     partition = zlib.crc32(record.position) % partition_count

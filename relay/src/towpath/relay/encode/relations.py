@@ -1,11 +1,9 @@
 """
-Table shapes: what the stream and the catalog say of a table, put together.
+Table schemas, made of the stream's relation message and the catalog.
 
-The stream tells columns and types, the catalog the key's order and the types' names.
-Every shape goes to the compacted topic ``<prefix>.relations`` with the position from
-which it holds, before the first row that has it.
-
-What is published of a table's shape: made once per shape, by the column rules.
+The stream has columns and types, the catalog the key's order and the types' names.
+Every schema goes to the compacted topic ``<prefix>.relations`` with the position from
+which it holds, before its first row. A ``ColumnPlan`` lists its published columns.
 """
 
 from collections.abc import Mapping
@@ -29,12 +27,12 @@ from towpath.schemas import headers, topics
 
 class ColumnPlan(NamedTuple):
     """
-    A shape's columns as records have them.
+    A table's published columns.
 
     Attributes:
         key: The columns of the record's key, in key order; empty without.
         columns: The columns of the value, in the order of the row.
-        texts: Places of columns that became texts, whatever they were: masked, hashed.
+        texts: Indexes of columns that are published as text: masked, hashed.
     """
 
     key: tuple[Field, ...]
@@ -53,11 +51,11 @@ class CatalogFacts:
 
     Attributes:
         key_names: The primary key's columns in key order, or those of another key;
-            empty without, or if no table has the name any more.
+            empty without, or if the table was dropped.
         type_names: By type oid, as ``format_type`` writes it, without modifiers.
         required_names: The columns that are NOT NULL.
         other_keys: The columns of further unique indexes on columns that are NOT NULL.
-        types: The types of the columns, and all inside them.
+        types: The types of the columns, and those that they contain.
     """
 
     key_names: tuple[str, ...]
@@ -72,11 +70,11 @@ NOTHING_KNOWN = CatalogFacts((), {}, frozenset())
 
 def bind(shape: RelationShape, facts: CatalogFacts) -> Relation:
     """
-    Return the relation that a stream's shape and the catalog make together.
+    Return the relation of a stream's relation message and the catalog's facts.
 
-    The stream says which columns are the key, at the time of the rows: those of the
-    replica identity. The catalog says in which order, and which they are where the
-    stream does not tell (``full``, ``nothing``, or an identity that has none).
+    The stream has the key's columns as of its rows: those of the replica identity. The
+    catalog has their order, and the columns themselves under the identities ``full``
+    and ``nothing``, or where the identity has none.
     """
     columns = tuple(Column(c.name, c.type_oid, c.typmod) for c in shape.columns)
     return Relation(
@@ -91,7 +89,7 @@ def bind(shape: RelationShape, facts: CatalogFacts) -> Relation:
 
 def _key(shape: RelationShape, facts: CatalogFacts) -> tuple[int, ...]:
     places = {column.name: at for at, column in enumerate(shape.columns)}
-    told = tuple(
+    streamed = tuple(
         at
         for at, column in enumerate(shape.columns)
         if column.is_key and shape.identity != "f"
@@ -100,9 +98,9 @@ def _key(shape: RelationShape, facts: CatalogFacts) -> tuple[int, ...]:
         if not names or not all(name in places for name in names):
             continue
         key = tuple(places[name] for name in names)
-        if not told or set(key) == set(told):
+        if not streamed or set(key) == set(streamed):
             return key
-    return told
+    return streamed
 
 
 def relation_record(
@@ -113,7 +111,7 @@ def relation_record(
     position: bytes,
     timestamp_ms: int,
 ) -> Record:
-    """Return the record that tells sinks a table's shape, as far as it is published."""
+    """Return the record of a table's published columns, for sinks."""
     fields = {one.at: one.name for one in (*plan.columns, *plan.key)}
     value = orjson.dumps(
         {
@@ -142,9 +140,9 @@ def relation_record(
 def _column_document(
     column: Column, name: str, facts: CatalogFacts, *, is_text: bool
 ) -> dict[str, object]:
-    """Tell a column; what became a text is told as one, whatever it was."""
+    """Describe a column; a masked or hashed one is a text."""
     oid = _TEXT_OID if is_text else column.type_oid
-    told: dict[str, object] = {
+    document: dict[str, object] = {
         "name": name,
         "type": "text" if is_text else facts.type_names.get(oid, "text"),
         "type_oid": oid,
@@ -152,12 +150,12 @@ def _column_document(
         "nullable": column.name not in facts.required_names,
     }
     if name != column.name:
-        told["source_name"] = column.name
-    return told if is_text else told | _type_document(oid, facts.types)
+        document["source_name"] = column.name
+    return document if is_text else document | _type_document(oid, facts.types)
 
 
 def _type_document(type_oid: int, types: Types) -> dict[str, object]:
-    """Tell what a type is made of: ``element``, ``base``, ``labels`` or ``fields``."""
+    """Describe a type's ``element``, ``base``, ``labels`` or ``fields``."""
     facts = types.get(type_oid, _TEXT)
     inside: dict[str, object] = {}
     if facts.element_oid:

@@ -1,13 +1,12 @@
 """
-Which route a relation takes: outbox, table, or none for the signal table.
+Chooses the route of a relation: outbox, table, or none for signal tables.
 
-A shape that the registry refuses halts, or has a route of its own that sets its rows
-aside, as ``on_refused_schema`` says.
+A table schema that the registry refuses halts the relay, or has a route that makes its
+rows dead letters, as ``on_refused_schema`` says.
 
-Counts events into their transaction whose values have no room to tell their place.
-
-Rows of the outbox and events without a table: their payload is theirs, but END counts
-them. So does it count what is set aside as a dead letter.
+With transaction metadata, ``CountedChanges`` and ``CountedEvents`` count events whose
+values have no room for their place in the transaction: the END record counts them. Dead
+letters count too.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from towpath.schemas import topics
 from towpath.settings.relay import Relay
 from towpath.settings.rows import RefusedSchema
 
+# Counts a record of a collection in the open transaction.
 CountIn = Callable[[str], TransactionPlace]
 
 
@@ -37,18 +37,18 @@ class ChangeRoute(Protocol):
     """Makes records of changes."""
 
     def records(self, change: Change, now_us: int, /) -> Sequence[Record]:
-        """Return the records that the change gives, in their order."""
+        """Return the records of the change, in their order."""
 
 
 class LogicalRoute(Protocol):
     """Makes records of logical messages."""
 
-    def records(self, spoken: LogicalMessageEvent, now_us: int, /) -> Sequence[Record]:
-        """Return the records that the message gives, in their order."""
+    def records(self, message: LogicalMessageEvent, now_us: int, /) -> Sequence[Record]:
+        """Return the records of the message, in their order."""
 
 
 class CountedChanges:
-    """Counts what a route makes of changes."""
+    """Counts the records of a route of changes."""
 
     def __init__(self, route: ChangeRoute, collection: str, count_in: CountIn) -> None:
         self._records = route.records
@@ -56,7 +56,7 @@ class CountedChanges:
         self._count_in = count_in
 
     def records(self, change: Change, now_us: int) -> Sequence[Record]:
-        """Return what the route returns, each record counted as an event."""
+        """Return the route's records, each counted as an event."""
         records = self._records(change, now_us)
         for _ in records:
             self._count_in(self._collection)
@@ -64,17 +64,17 @@ class CountedChanges:
 
 
 class CountedEvents:
-    """Counts what a route makes of messages that belong to a transaction."""
+    """Counts the records of a route of transactional messages."""
 
     def __init__(self, route: LogicalRoute, collection: str, count_in: CountIn) -> None:
         self._records = route.records
         self._collection = collection
         self._count_in = count_in
 
-    def records(self, spoken: LogicalMessageEvent, now_us: int) -> Sequence[Record]:
-        """Return what the route returns, each record counted as an event."""
-        records = self._records(spoken, now_us)
-        if spoken.transaction is not None:
+    def records(self, message: LogicalMessageEvent, now_us: int) -> Sequence[Record]:
+        """Return the route's records, each counted as an event."""
+        records = self._records(message, now_us)
+        if message.transaction is not None:
             for _ in records:
                 self._count_in(self._collection)
         return records
@@ -82,7 +82,7 @@ class CountedEvents:
 
 SIGNAL_TABLE: Final = "towpath.signal"
 
-# Makes a shape's codec: names, the key's columns in key order, the value's columns.
+# Makes a codec from names, the key's columns in key order, and the value's columns.
 MakeCodec = Callable[[TableNames, Sequence[Field], Sequence[Field]], Codec]
 
 
@@ -90,23 +90,23 @@ class Route(Protocol):
     """The interface of every route."""
 
     def records(self, change: Change, now_us: int) -> Sequence[Record]:
-        """Return the records that the change gives, in their order."""
+        """Return the records of the change, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Router:
     """
-    Makes routes for relations as they come.
+    Makes a route for each relation of the stream.
 
     Attributes:
         place: Prefix and database, for topics and envelopes.
-        relay: ``[relay]``: what the routes go by.
-        dead: Where unroutable rows go.
-        parked: Which aggregates wait behind one that was set aside.
-        reserved: Topics that no event may go to.
-        rules: Which columns are published, and how.
-        make_codec: Makes the codec of a shape of a table.
-        ears: The callbacks of the routes.
+        relay: ``[relay]``, with the options of the routes.
+        dead: Makes dead letters.
+        parked: The parked aggregates.
+        reserved: Topics that no event may use.
+        rules: The published columns, and their types.
+        make_codec: Makes the codec of a table's schema.
+        callbacks: The callbacks of the routes.
     """
 
     place: SourceNames
@@ -123,8 +123,8 @@ class Router:
         Return the route of a relation; None for signal tables.
 
         Raises:
-            NotPreparedError: The outbox table lacks a column, or a configured key.
-            SchemaRefusedError: The registry refuses the shape, and that halts.
+            NotPreparedError: The outbox table has no such column, or configured key.
+            SchemaRefusedError: The registry refuses the schema, which halts.
         """
         if self._is_signals(relation.name):
             return None
@@ -149,8 +149,8 @@ class Router:
         Return the table route of a relation.
 
         Raises:
-            NotPreparedError: A configured key names a column that is not there.
-            SchemaRefusedError: The registry refuses the shape, and that halts.
+            NotPreparedError: A configured key names a column that is missing.
+            SchemaRefusedError: The registry refuses the schema, which halts.
         """
         prefix, database = self.place
         topic = topics.table_topic(prefix, relation.full_name)
@@ -158,19 +158,19 @@ class Router:
         rows = self.relay.rows
         try:
             plan = self.rules.plan(relation, facts)
-            written = self.make_codec(names, plan.key, plan.columns)
+            codec = self.make_codec(names, plan.key, plan.columns)
         except SchemaRefusedError as failure:
             if rows.on_refused_schema is RefusedSchema.HALT:
                 raise
             return RefusedRoute(relation, topic, self.dead, str(failure))
-        return TableRoute(prefix, relation, plan, written, rows, self.callbacks)
+        return TableRoute(prefix, relation, plan, codec, rows, self.callbacks)
 
     def is_outbox(self, name: str) -> bool:
-        """Tell whether the table of this name is the outbox."""
+        """Return whether the table is the outbox."""
         return name == self.relay.outbox.table
 
     def is_captured(self, name: str) -> bool:
-        """Tell whether the table's rows are published as row changes."""
+        """Return whether the table's rows are published as row changes."""
         return not (self._is_signals(name) or self.is_outbox(name))
 
     def _is_signals(self, name: str) -> bool:

@@ -1,23 +1,19 @@
 """
-How records of rows are put together: positions, headers, sizes. Hot path in part.
+Parts of row records: positions, headers, sizes, and the records of snapshots.
 
-A streamed record's position is its transaction's place and the change's ordinal, from
-the second record of a change on with its number; a chunk's row stands at its low
-watermark. A size is an upper bound: what a header adds is added to it.
+A streamed record's position is its transaction's place and the change's ordinal, with a
+number from the second record of a change on. A chunk's row has the position of its low
+watermark. A size is an upper bound; each added header adds to it.
 
-What every route of a snapshot's rows does, and where such rows stand.
-
-The sweep: a record that says which rows of a topic are gone.
-
-A snapshot that closes a gap cannot read rows that were deleted in it. Behind its last
-row each partition of the topic gets a sweep: whatever stands below the floor, and was
-not read since, is to be deleted.
+A snapshot that closes a gap cannot read rows that were deleted in it. A *sweep* in each
+partition behind its last row deletes all rows that are below the floor and were not
+read since.
 
 ========  ==========================================================================
 key       null; on a compacted topic ``{"sweep": <partition>}``
-headers   ``position`` where it stands, ``sweep`` with the floor, ``snapshot``,
-          ``sweep_partitions``: how many partitions get one
-value     the envelope with ``op`` = ``m`` and neither row; as plain JSON also the
+headers   ``position``, ``sweep`` with the floor, ``snapshot``, ``sweep_partitions``:
+          the number of partitions with a sweep
+value     the envelope with ``op`` = ``m`` and without rows; as plain JSON also the
           message: prefix ``towpath.sweep``, content the floor
 ========  ==========================================================================
 """
@@ -43,7 +39,7 @@ from towpath.schemas.envelope import INCREMENTAL
 
 _INCREMENTAL: Final = INCREMENTAL.encode()
 
-# Nothing of a row that a chunk read is left out.
+# A row of a chunk; no value is missing.
 ReadRow = tuple[bytes | None, ...]
 
 
@@ -52,10 +48,10 @@ class ReadSlice(NamedTuple):
     The shared parts of the records of a slice of a chunk.
 
     Attributes:
-        log_lsn: The chunk's low watermark: they stand at ``Position(log_lsn, -1)``.
+        log_lsn: The chunk's low watermark; the position is ``Position(log_lsn, -1)``.
         snapshot_id: The signal's id, for the header ``snapshot``.
-        topic: Where they go: the route's own topic, or a target's.
-        now_us: When the relay takes them.
+        topic: The route's own topic, or a target's.
+        now_us: The time of their emission.
     """
 
     log_lsn: int
@@ -72,26 +68,26 @@ class ReadRoute(Protocol):
 
     def reads(self, rows: Sequence[ReadRow], place: ReadSlice) -> Sequence[Record]:
         """
-        Return the records of rows that a chunk read, one each, in their order.
+        Return the records of rows of a chunk, one each, in their order.
 
         Raises:
-            MalformedMessageError: A row has not the width of the shape.
+            MalformedMessageError: A row has another number of values than columns.
         """
 
     def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:
         """
-        Return the records of a key, in key order, that a chunk did not find.
+        Return the records of a key, in key order, that is missing in its chunk.
 
         Raises:
-            MalformedMessageError: The record's key cannot be made of it alone.
+            MalformedMessageError: The record's key needs other columns.
         """
 
 
 def undelivered_read(record: Record, place: ReadSlice, reason: str) -> Record:
     """
-    Return what tells the one sink that a row was read for, and cannot be delivered.
+    Return a notice for the one sink that a row was read for, but not delivered to.
 
-    Its value is no row: a sink sets it aside, and its key with it.
+    Its value is no row, so the sink makes it a dead letter and parks its key.
     """
     value, text = orjson.dumps(reason), reason.encode()
     position, snapshot_id = b"%016x.-" % place.log_lsn, place.snapshot_id.encode()
@@ -112,7 +108,7 @@ def undelivered_read(record: Record, place: ReadSlice, reason: str) -> Record:
 
 
 def read_envelope_facts(operation: bytes, place: ReadSlice) -> EnvelopeFacts:
-    """Return what the envelopes say beside the rows."""
+    """Return the envelope facts of read rows."""
     now_us = place.now_us
     return EnvelopeFacts(
         operation=operation,
@@ -133,7 +129,7 @@ _make: Final = tuple.__new__
 
 
 def position_of(change: Change, number: int) -> bytes:
-    """Return the position of the record of this number that a change gives."""
+    """Return the position of a change's record with this number."""
     if number:
         return change.transaction.place + b"%010d.%d" % (change.ordinal, number)
     return change.transaction.place + b"%010d" % change.ordinal
@@ -144,7 +140,7 @@ def key_column_text(value: object) -> bytes:
     Return a key column's text.
 
     Raises:
-        MalformedMessageError: The stream does not tell it.
+        MalformedMessageError: The stream does not contain it.
     """
     if isinstance(value, bytes):
         return value
@@ -153,7 +149,7 @@ def key_column_text(value: object) -> bytes:
 
 
 def with_header(record: Record, name: str, value: bytes | None) -> Record:
-    """Return a record with one more header, whose length is the row's affair."""
+    """Return a record with one more header, and its size."""
     size = record.size + len(value or b"")
     return record._replace(headers=[*record.headers, (name, value)], size=size)
 
@@ -161,11 +157,11 @@ def with_header(record: Record, name: str, value: bytes | None) -> Record:
 def read_records(
     keys: Sequence[bytes | None], values: Sequence[bytes | None], place: ReadSlice
 ) -> list[Record]:
-    """Return the records of a chunk that have these keys and values."""
+    """Return the records of a slice with these keys and values."""
     log_lsn, snapshot_id, topic, now_us = place
     position = b"%016x.-" % log_lsn
     now_ms = now_us // 1000
-    # One list for all: whoever adds a header makes a list of its own.
+    # All records share this list; ``with_header`` makes a new one.
     marks: list[Header] = [
         (headers.POSITION, position),
         (headers.SNAPSHOT, snapshot_id.encode()),
@@ -192,12 +188,12 @@ PREFIX: Final = "towpath.sweep"
 
 
 def floor_text(floor: int) -> bytes:
-    """Return a floor, a log LSN, as a position that lies below every row at it."""
+    """Return a floor, a log LSN, as a position below every row with that LSN."""
     return b"%016x.-" % floor
 
 
 def with_message(envelope: bytes, floor: int) -> bytes:
-    """Put the floor into a plain JSON envelope, as a logical message's content."""
+    """Add the floor to a plain JSON envelope, as a logical message's content."""
     content = base64.b64encode(floor_text(floor)).decode()
     message = orjson.dumps({"prefix": PREFIX, "content": content})
     return envelope[:-1] + b',"message":' + message + b"}"
@@ -207,14 +203,14 @@ def sweep_records(
     value: bytes, floor: int, place: ReadSlice, partitions: int, *, is_compacted: bool
 ) -> Sequence[Record]:
     """
-    Return one sweep per partition, at one position.
+    Return one sweep per partition, all with one position.
 
     Args:
         value: The envelope, in the topic's format.
         floor: The log LSN below which rows are gone.
-        place: Where the sweep stands.
-        partitions: How many there are.
-        is_compacted: The topic takes no record without a key.
+        place: The position and topic of the sweep.
+        partitions: The number of partitions.
+        is_compacted: Whether the topic requires keys.
     """
     position = floor_text(place.log_lsn)
     size = FIXED_BYTES + len(value) + len(place.snapshot_id.encode())

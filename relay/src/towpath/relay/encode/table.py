@@ -11,14 +11,14 @@ chunk row                 ``r``; a key that a chunk did not find: ``d``, tombsto
 sweep                     ``m`` to every partition
 ========================  =====================================================
 
-What the codec writes, the route decides: which records there are, their keys, headers
-and positions. A value that the stream left out is taken from the old row if that has
-it, and otherwise named in the header ``unchanged``. A changed key whose new row is not
-whole is told to ``on_incomplete``: under the new key nobody has what was left out, so
-that the row must be read again by its key.
+The route decides on the records, their keys, headers and positions; the codec writes
+values. An unchanged TOASTed value is taken from the old row if that has it, and
+otherwise named in the header ``unchanged``. ``on_incomplete`` is called for a row that
+came to a new key with values missing: no record of the new key has them, so the row
+must be read again.
 
-What the configuration skips is counted, gives no record, and takes no number: the
-first record of a change has its plain position, the further ones ``.1``, ``.2``.
+Skipped operations are counted and give no record. The first record of a change has the
+change's position, further ones ``.1`` and ``.2``.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,14 +51,14 @@ from towpath.settings.rows import RecordFormat, Rows
 
 _STREAMED: Final = STREAMED.encode()
 
-# Looked up once, not per record.
+# Module constants, to avoid an attribute look-up per record.
 _POSITION: Final = headers.POSITION
 _CREATE: Final = Operation.CREATE
 _DELETE: Final = Operation.DELETE
 
 SKIPPED_OPERATION: Final = "the configuration skips the operation"
 SKIPPED_UNCHANGED: Final = "an update changed nothing that is published"
-UNTOLD_KEY: Final = (
+INCOMPLETE_KEY: Final = (
     "the replica identity does not tell the whole configured key of an old row: "
     "set REPLICA IDENTITY FULL"
 )
@@ -70,17 +70,17 @@ _Key = bytes | None
 
 
 class SourceNames(NamedTuple):
-    """Where the source's names come from: topic prefix and database."""
+    """The topic prefix and the database, which names of the source begin with."""
 
     prefix: str
     database: str
 
 
-def _say_nothing(_reason: str) -> None:
+def _ignore_skipped(_reason: str) -> None:
     pass
 
 
-def _ask_nothing(
+def _ignore_incomplete(
     _relation: Relation, _key: tuple[bytes, ...], _position: Position
 ) -> None:
     pass
@@ -92,39 +92,39 @@ class RouteCallbacks:
     Callbacks of a route, into stats, snapshots and transaction metadata.
 
     Attributes:
-        on_skipped: Told why a change gives no record, or not the one it should.
-        on_incomplete: Told a relation, the texts of a key (in key order) whose row is
-            not whole in Kafka, and the change's position: it needs a snapshot of that
-            key. Told again on a replay.
-        enrich: Counts an envelope of a table in its transaction and returns its place;
+        on_skipped: Called with the reason for a change without its usual record.
+        on_incomplete: Called with a relation, the texts of a key (in key order) whose
+            row has missing values in Kafka, and the change's position, also on a
+            replay: that key must be read again.
+        enrich: Counts a table's envelope in its transaction and returns its place;
             None without enrichment.
     """
 
-    on_skipped: Callable[[str], None] = _say_nothing
+    on_skipped: Callable[[str], None] = _ignore_skipped
     on_incomplete: Callable[[Relation, tuple[bytes, ...], Position], None] = (
-        _ask_nothing
+        _ignore_incomplete
     )
     enrich: Callable[[str], Placed] | None = None
 
 
 class TableRoute:
-    """Turns the changes of one shape of one table into records."""
+    """Turns the changes of one schema of one table into records."""
 
     def __init__(
         self,
         prefix: str,
         relation: Relation,
         plan: ColumnPlan,
-        written: Codec,
+        codec: Codec,
         rows: Rows,
         callbacks: RouteCallbacks,
     ) -> None:
         self.relation = relation
         self.topic = topics.table_topic(prefix, relation.full_name)
         self._plan = plan
-        self._written = written
-        self._key_of = written.key
-        self._value_of = written.value
+        self._codec = codec
+        self._key_of = codec.key
+        self._value_of = codec.value
         self._width = len(relation.columns)
         self._has_tombstones = rows.tombstones
         self._is_plain = rows.format is RecordFormat.JSON
@@ -136,10 +136,10 @@ class TableRoute:
 
     def records(self, change: Change, now_us: int) -> Sequence[Record]:
         """
-        Return the records of a change, in the order in which they must stand.
+        Return the records of a change, in their order.
 
         Raises:
-            MalformedMessageError: The change lacks its key.
+            MalformedMessageError: The change has no key.
         """
         operation = change.operation
         if operation is _CREATE:
@@ -156,7 +156,7 @@ class TableRoute:
     def truncation(
         self, transaction: Transaction, ordinal: int, partitions: int, now_us: int
     ) -> Sequence[Record]:
-        """Return one ``t`` per partition, at one position: no two share a partition."""
+        """Return one ``t`` per partition, all with one position."""
         if "t" in self._skipped:
             return self._skip(SKIPPED_OPERATION)
         head = transaction.place + b"%010d" % ordinal
@@ -169,10 +169,10 @@ class TableRoute:
 
     def reads(self, rows: Sequence[ReadRow], place: ReadSlice) -> Sequence[Record]:
         """
-        Return the records of rows that a chunk read, one each, in their order.
+        Return the records of rows of a chunk, one each, in their order.
 
         Raises:
-            MalformedMessageError: A row has not the width of the shape.
+            MalformedMessageError: A row has another number of values than columns.
         """
         if not rows:
             return ()
@@ -182,30 +182,30 @@ class TableRoute:
             )
             raise MalformedMessageError(reason)
         columns = tuple(zip(*rows, strict=True))
-        values = self._written.reads(columns, read_envelope_facts(b"r", place))
-        return read_records(self._written.keys(columns), values, place)
+        values = self._codec.reads(columns, read_envelope_facts(b"r", place))
+        return read_records(self._codec.keys(columns), values, place)
 
     def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:
-        """Return the records of a key, in key order, that a chunk did not find."""
+        """Return the records of a key, in key order, that is missing in its chunk."""
         texts = dict(zip(self.relation.key, key, strict=True))
         row = tuple(texts.get(at) for at in range(len(self.relation.columns)))
         value = self._value_of(
             row, None, read_envelope_facts(b"d", place), is_full=False
         )
-        self._note_untold_key(is_full=False)
+        self._check_key(is_full=False)
         name = self._key_of(row)
         if name is None or not self._has_tombstones:
             return read_records([name], [value], place)
         return read_records([name, name], [value, None], place)
 
     def sweep(self, floor: int, place: ReadSlice) -> bytes:
-        """Return the value of a sweep: of rows below the floor, which are gone."""
+        """Return the value of a sweep, which deletes rows below the floor."""
         facts = read_envelope_facts(b"m", place)
         value = self._value_of(None, None, facts, is_full=False)
         return with_message(value, floor) if self._is_plain else value
 
     def key_bytes(self, row: Row) -> tuple[bytes, ...]:
-        """Return the raw text of the table's own key, in key order."""
+        """Return the text of the table's primary key, in key order."""
         return tuple(key_column_text(row[index]) for index in self.relation.key)
 
     def _update(self, change: Change, now_us: int) -> Sequence[Record]:
@@ -222,25 +222,26 @@ class TableRoute:
         return (self._upsert(change, b"u", new, before, now_us),)
 
     def _is_moved(self, old: Row, new: Row, *, is_full: bool) -> bool:
-        """Tell whether the record's key changed; a key that is not told did not."""
-        # A short old row comes only when the identity changed, and tells it alone.
+        """Return whether the record's key changed."""
+        # A short old row is sent only if the identity changed, and has no other column.
         places = self._key_places if is_full else self.relation.key
         return any(old[at] != new[at] for at in places)
 
     def _move(
         self, change: Change, old: Row, new: Row, now_us: int
     ) -> Sequence[Record]:
-        in_headers = self._written.key_header
+        key_header = self._codec.key_header
         records: list[Record] = []
         if "d" not in self._skipped:
-            gone, *tombstone = self._delete(change, old, now_us)
-            records = [with_header(gone, headers.NEW_KEY, in_headers(new)), *tombstone]
+            delete, *tombstone = self._delete(change, old, now_us)
+            delete = with_header(delete, headers.NEW_KEY, key_header(new))
+            records = [delete, *tombstone]
         else:
-            self._note_untold_key(is_full=change.is_full)
+            self._check_key(is_full=change.is_full)
         if "c" not in self._skipped:
             number = len(records)
-            came = self._upsert(change, b"c", new, None, now_us, number=number)
-            records.append(with_header(came, headers.OLD_KEY, in_headers(old)))
+            create = self._upsert(change, b"c", new, None, now_us, number=number)
+            records.append(with_header(create, headers.OLD_KEY, key_header(old)))
             if UNCHANGED in new:
                 position = Position(change.transaction.log_lsn, change.ordinal)
                 self._callbacks.on_incomplete(
@@ -275,20 +276,20 @@ class TableRoute:
         transaction = change.transaction
         facts = self._facts(transaction, change.lsn, b"d", now_us)
         value = self._value_of(old, None, facts, is_full=change.is_full)
-        self._note_untold_key(is_full=change.is_full)
+        self._check_key(is_full=change.is_full)
         key = self._key_of(old)
-        gone = self._record(key, value, position_of(change, 0), transaction)
+        delete = self._record(key, value, position_of(change, 0), transaction)
         if key is None or not self._has_tombstones:
-            return (gone,)
-        return gone, self._record(key, None, position_of(change, 1), transaction)
+            return (delete,)
+        return delete, self._record(key, None, position_of(change, 1), transaction)
 
-    def _note_untold_key(self, *, is_full: bool) -> None:
-        """Count an old row without the whole of its key: a configured one may lack."""
+    def _check_key(self, *, is_full: bool) -> None:
+        """Count an old row without all columns of the configured key."""
         if not is_full and not set(self._key_places) <= set(self.relation.key):
-            self._callbacks.on_skipped(UNTOLD_KEY)
+            self._callbacks.on_skipped(INCOMPLETE_KEY)
 
     def _same(self, old: Row, new: Row) -> bool:
-        """Tell whether nothing that is published changed; both rows are whole."""
+        """Return whether no published column changed; both rows are complete."""
         return all(old[field.at] == new[field.at] for field in self._plan.columns)
 
     def _skip(self, reason: str) -> Sequence[Record]:
@@ -342,7 +343,7 @@ class TableRoute:
 
 
 def fill_unchanged(new: Row, old: Row, relation: Relation, *, is_full: bool) -> Row:
-    """Fill what the stream left out of a new row from what it says of the old one."""
+    """Return a new row with unchanged values filled in from the old row."""
     if UNCHANGED not in new:
         return new
     return tuple(

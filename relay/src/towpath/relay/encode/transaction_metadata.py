@@ -1,23 +1,22 @@
 """
-Transaction metadata: where each event stands in its transaction.
+Transaction metadata: the place of each event in its transaction.
 
-One id per transaction, the same on BEGIN, on every event and on END:
-``<xid>:<LSN of the commit record, decimal>``. An xid alone would come round again.
+BEGIN, every event and END have the transaction's id, ``<xid>:<LSN of the commit record,
+decimal>``: an xid alone is reused.
 
-Counted as an event: each envelope of a row change (a changed key gives two, ``d`` and
-``c``), a truncate per table, each outbox event and each published logical message.
-Tombstones, what the configuration skips, and rows of a shape that the registry refuses
-are not. An outbox event that is set aside as a dead letter counts: it belongs to its
-transaction, and comes when it is replayed. Numbers
-begin at 1, and depend on the log and the configuration alone: the caller counts before
-it leaves out what Kafka already has, so that a replay gives the same numbers.
+Each envelope of a row change counts as an event (a changed key gives two, ``d`` and
+``c``), and so do a truncate per table, each outbox event and each published logical
+message. Tombstones, skipped operations, and rows of a schema that the registry refuses
+do not count. An outbox event among the dead letters counts, as a replay publishes it.
+Numbers begin at 1 and depend only on the log and the configuration: records that Kafka
+already holds are counted too, so that a replay gives the same numbers.
 
 BEGIN and END go to ``<prefix>.transaction``, keyed by the id. A transaction without an
-event has neither: the traffic of tables that are not captured would flood the topic.
-That is why BEGIN is told only with the first event. They are streamed records with
-positions of their own: BEGIN stands at ordinal 0, END at the number of messages in the
-transaction, with ``.1`` behind it. Their ``ts_ms`` is the commit time. In plain JSON
-the key is the id's text; with schemas it is Debezium's struct of one field.
+event has neither, as the traffic of uncaptured tables would flood the topic; so BEGIN
+is published with the first event. Both are streamed records with positions of their
+own: BEGIN has the ordinal 0, END the number of messages in the transaction followed by
+``.1``. Their ``ts_ms`` is the commit time. In plain JSON the key is the id's text; with
+schemas it is Debezium's struct of one field.
 """
 
 from typing import Final
@@ -64,10 +63,10 @@ VALUE: Final = Schema(
 
 class TransactionMetadata:
     """
-    Counts the events of one transaction after another.
+    Counts the events of each transaction.
 
-    Call order: ``begin`` at each begin; ``place`` for each event, before it is written;
-    then ``due`` before the event's records are sent; ``end`` at the commit.
+    Call order: ``begin`` at each begin; ``place`` for each event, before it is encoded;
+    ``due`` before its records are published; ``end`` at the commit.
     """
 
     def __init__(self, prefix: str, documents: Documents) -> None:
@@ -79,22 +78,21 @@ class TransactionMetadata:
         self._id = ""
         self._total = 0
         self._counts: dict[str, int] = {}
-        self._is_told = False
+        self._has_begin = False
 
     def begin(self, transaction: Transaction) -> None:
-        """Count from the beginning: this transaction is open now."""
+        """Start to count the events of a transaction."""
         self._transaction = transaction
         self._id = transaction_id(transaction)
         self._total = 0
         self._counts = {}
-        self._is_told = False
+        self._has_begin = False
 
     def place(self, collection: str) -> TransactionPlace:
         """
-        Count an event in, and return its place.
+        Count an event, and return its place.
 
-        Args:
-            collection: ``schema.table``, or the last part of another topic's name.
+        ``collection`` is ``schema.table``, or the last part of another topic's name.
         """
         self._total += 1
         count = self._counts[collection] = self._counts.get(collection, 0) + 1
@@ -102,9 +100,9 @@ class TransactionMetadata:
 
     def due(self) -> Record | None:
         """Return the BEGIN record, once, if the transaction has an event."""
-        if self._is_told or not self._total or self._transaction is None:
+        if self._has_begin or not self._total or self._transaction is None:
             return None
-        self._is_told = True
+        self._has_begin = True
         position = self._transaction.place + b"%010d" % 0
         return self._record(self._transaction, _BEGIN, position)
 
@@ -112,9 +110,7 @@ class TransactionMetadata:
         """
         Return the END record; None for a transaction without an event.
 
-        Args:
-            transaction: The one that is committed.
-            ordinal: How many messages it had.
+        ``ordinal`` is the number of its messages.
         """
         if not self._total:
             return None
@@ -144,5 +140,5 @@ class TransactionMetadata:
 
 
 def transaction_id(transaction: Transaction) -> str:
-    """Return the one id by which a transaction is known to readers."""
+    """Return a transaction's id in records."""
     return f"{transaction.xid}:{transaction.commit_lsn}"

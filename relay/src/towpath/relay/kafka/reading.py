@@ -33,7 +33,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
     ResourceType,
 )
 
-from towpath.relay.encode.record import KEY_THAT_NEVER_WAS
+from towpath.relay.encode.record import BARRIER_KEY
 from towpath.relay.errors import BrokerUnavailableError
 from towpath.relay.kafka.client import (
     REQUEST_TIMEOUT_S,
@@ -200,7 +200,7 @@ def write_barriers(kafka: Kafka, counts: dict[str, int]) -> None:
     bounds = {"acks": "all", "linger.ms": 0, "message.timeout.ms": _timeout_ms()}
     producer = make_client(Producer, kafka, bounds)
     for topic, count in counts.items():
-        key = KEY_THAT_NEVER_WAS if topic in compacted else None
+        key = BARRIER_KEY if topic in compacted else None
         for partition in range(count):
             producer.produce(
                 topic,

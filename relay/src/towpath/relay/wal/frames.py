@@ -7,7 +7,7 @@ The outer frames of a replication connection, inside CopyData.
     k  wal_end u64, sent i64, reply_requested u8
     r  written u64, flushed u64, applied u64, sent i64, reply_requested u8   (ours)
 
-The payload of ``w`` is not cut out: ``parse_message`` reads on at ``PAYLOAD_AT``.
+The payload of ``w`` is not copied: ``parse_message`` reads it at ``PAYLOAD_AT``.
 """
 
 from struct import Struct
@@ -20,7 +20,7 @@ WAL_DATA: Final = ord("w")
 KEEPALIVE: Final = ord("k")
 PAYLOAD_AT: Final = 25
 
-# Where a frame's message was written, for a frame that is known to be one of WAL data.
+# The start LSN of a frame that is known to be WAL data.
 UNPACK_START: Final = Struct(">xQ16x").unpack_from
 _SENT: Final = Struct(">q")
 _SENT_AT: Final = {WAL_DATA: 17, KEEPALIVE: 9}
@@ -29,7 +29,7 @@ _STATUS: Final = Struct(">cQQQqB")
 
 
 class Keepalive(NamedTuple):
-    """The server tells how far it has read, and may ask for our status."""
+    """The server's end of the WAL, perhaps with a request for feedback."""
 
     wal_end: int
     reply_requested: bool
@@ -37,10 +37,10 @@ class Keepalive(NamedTuple):
 
 def start_lsn(frame: bytes) -> int:
     """
-    Return the LSN at which the message of a ``w`` frame was written; 0 if none.
+    Return the LSN of the message of a ``w`` frame; 0 if it has none.
 
     Raises:
-        MalformedMessageError: It is not such a frame, or ends before its message.
+        MalformedMessageError: It is no such frame, or ends before its message.
     """
     if len(frame) <= PAYLOAD_AT or frame[0] != WAL_DATA:
         reason = f"a frame of {len(frame)} bytes without a message: {frame[:8]!r}"
@@ -51,7 +51,7 @@ def start_lsn(frame: bytes) -> int:
 
 def sent_us(frame: bytes) -> int:
     """
-    Return when the server sent a frame, in microseconds since 1970, by its clock.
+    Return the server's time of sending, in microseconds since 1970.
 
     Raises:
         MalformedMessageError: The frame is of no known kind, or cut short.
@@ -69,7 +69,7 @@ def parse_keepalive(frame: bytes) -> Keepalive:
     Decode a ``k`` frame.
 
     Raises:
-        MalformedMessageError: It is not exactly one.
+        MalformedMessageError: It is no keepalive.
     """
     if len(frame) != _KEEPALIVE.size or frame[0] != KEEPALIVE or frame[-1] > 1:
         reason = f"not a keepalive: {frame[:8]!r}"
@@ -80,13 +80,10 @@ def parse_keepalive(frame: bytes) -> Keepalive:
 
 def status_update(confirmed_lsn: int, sent_us: int) -> bytes:
     """
-    Encode what may be forgotten: everything below ``confirmed_lsn``.
+    Encode feedback: the server may drop the log below ``confirmed_lsn``.
 
-    Written and applied say the same: nothing is ours before Kafka has it.
-
-    Args:
-        confirmed_lsn: The LSN below which the server may forget.
-        sent_us: The wall time, in microseconds since 1970.
+    The written and applied LSNs are the same: only Kafka makes a change durable.
+    ``sent_us`` is the wall time in microseconds since 1970.
     """
     return _STATUS.pack(
         b"r", confirmed_lsn, confirmed_lsn, confirmed_lsn, sent_us - EPOCH_US, 0

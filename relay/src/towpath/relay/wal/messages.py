@@ -1,13 +1,11 @@
 """
-One value per pgoutput message, protocol version 1.
+The values of pgoutput messages, protocol version 1, and of a table's schema.
 
-Row values are a tuple of text forms: ``bytes``, ``None`` for NULL, or ``UNCHANGED``
-for a TOASTed value that the server left out because the update did not touch it.
-Absent is not null. These are made for every row, hence plain named tuples.
+A row is a tuple of text forms: ``bytes``, ``None`` for NULL, or ``UNCHANGED`` for a
+TOASTed value that the server omits because the update did not change it. Messages are
+plain named tuples, as one is made for every row.
 
-A table's shape: as the stream announces it, or as a chunk brings it along.
-
-Both give the same value, so that a row reads the same both ways.
+A ``Relation`` is the same value whether the stream or a chunk brings the schema.
 """
 
 import enum
@@ -38,7 +36,7 @@ class Begin(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """The transaction ends; ``end_lsn`` is what may be confirmed."""
+    """The end of a transaction; ``end_lsn`` may be confirmed once it is delivered."""
 
     commit_lsn: int
     end_lsn: int
@@ -46,7 +44,7 @@ class Commit(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where the transaction came from, if it was replicated itself."""
+    """The replication origin of a transaction that was replicated itself."""
 
     origin_lsn: int
     name: str
@@ -62,7 +60,7 @@ class ColumnShape(NamedTuple):
 
 
 class RelationShape(NamedTuple):
-    """A table's shape, sent before its first row and after every change of it."""
+    """A table's schema, sent before its first row and after every change of it."""
 
     oid: int
     schema: str
@@ -80,14 +78,14 @@ class TypeName(NamedTuple):
 
 
 class Insert(NamedTuple):
-    """A row came."""
+    """A row was inserted."""
 
     relation_oid: int
     new: Row
 
 
 class Update(NamedTuple):
-    """A row changed; ``old`` is its former key, or all of it if ``is_full``."""
+    """A row was updated; ``old`` is its former key, or the whole row if ``is_full``."""
 
     relation_oid: int
     new: Row
@@ -96,7 +94,7 @@ class Update(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """A row went; ``old`` is its key, or all of it if ``is_full``."""
+    """A row was deleted; ``old`` is its key, or the whole row if ``is_full``."""
 
     relation_oid: int
     old: Row
@@ -112,7 +110,7 @@ class Truncate(NamedTuple):
 
 
 class LogicalMessage(NamedTuple):
-    """Written by ``pg_logical_emit_message``."""
+    """A message that ``pg_logical_emit_message`` wrote."""
 
     is_transactional: bool
     lsn: int
@@ -149,14 +147,14 @@ class Relation:
     A table and its columns.
 
     Attributes:
-        oid: The table's oid: another table by the same name has another.
-        schema: Its schema.
-        table: Its name.
-        columns: In the order in which the row's values come.
+        oid: The table's oid; a recreated table has another.
+        schema: The schema's name.
+        table: The table's name.
+        columns: The columns, in the order of a row's values.
         key: Indexes into ``columns`` of the primary key, in key order; empty without.
         identity: Replica identity: ``d``, ``n``, ``f`` or ``i``.
         full_name: Schema and table.
-        name: The text of both, as signals and the configuration spell it.
+        name: The text of both, as in signals and the configuration.
     """
 
     oid: int
@@ -169,7 +167,7 @@ class Relation:
     name: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Make both forms of the name once: they are asked for with every row."""
+        """Compute both forms of the name once, as every row uses them."""
         full_name = TableName(self.schema, self.table)
         object.__setattr__(self, "full_name", full_name)
         object.__setattr__(self, "name", full_name.text)

@@ -16,14 +16,10 @@ pgoutput, protocol version 1: a table of small parsers. This is the hot path.
     M  flags u8 (1: transactional), lsn u64, prefix\0, length u32, content
     row  n u16, n x ('n' | 'u' | 't' length u32, text)
 
-A strict prefix, an extra byte, an unknown tag or a stray value raises
-``MalformedMessageError`` and nothing else. Rows are read by plain slices, which
-cannot fail, and one comparison with the length at the end finds what was short.
-
-A checked cursor over bytes from outside: reading never runs past the end.
-
-Every read that the bytes cannot answer raises ``MalformedMessageError``; ``finish``
-raises it for bytes that nobody asked for.
+A strict prefix, an extra byte, an unknown tag or an unexpected value raises
+``MalformedMessageError`` and nothing else. Rows are read by plain slices, which cannot
+fail; one comparison with the length at the end finds those that are cut short. Other
+messages are read by ``Reader``, which never reads past the end.
 """
 
 import struct
@@ -60,7 +56,7 @@ _I64: Final = Struct(">q")
 
 
 class Reader:
-    """Reads big-endian numbers and text from ``data``, beginning at ``at``."""
+    """A checked cursor over big-endian numbers and text, from ``at``."""
 
     __slots__ = ("_at", "_data")
 
@@ -87,14 +83,14 @@ class Reader:
         return self._number(_I64)
 
     def text(self) -> str:
-        """Read UTF-8 up to a zero byte, and the zero byte."""
+        """Read UTF-8 up to and with a zero byte."""
         end = self._data.find(b"\0", self._at)
         if end < 0:
             raise MalformedMessageError(self._described("text without an end"))
-        piece = self._data[self._at : end]
+        text = self._data[self._at : end]
         self._at = end + 1
         try:
-            return piece.decode()
+            return text.decode()
         except UnicodeDecodeError as error:
             raise MalformedMessageError(self._described("text is not UTF-8")) from error
 
@@ -103,15 +99,15 @@ class Reader:
         end = self._at + length
         if end > len(self._data):
             raise MalformedMessageError(self._described(f"{length} bytes announced"))
-        piece = self._data[self._at : end]
+        content = self._data[self._at : end]
         self._at = end
-        return piece
+        return content
 
     def finish(self) -> None:
-        """Make sure that nothing is left."""
-        left = len(self._data) - self._at
-        if left:
-            raise MalformedMessageError(self._described(f"{left} bytes too many"))
+        """Make sure that no bytes remain."""
+        remaining = len(self._data) - self._at
+        if remaining:
+            raise MalformedMessageError(self._described(f"{remaining} bytes too many"))
 
     def _number(self, form: Struct) -> int:
         end = self._at + form.size
@@ -137,7 +133,7 @@ _U32: Final = Struct(">I").unpack_from
 # Skips a named tuple's own constructor, which costs more than the tuple.
 _make: Final = tuple.__new__
 
-_TEXT, _NULL, _KEPT = b"tnu"
+_TEXT, _NULL, _UNCHANGED = b"tnu"
 NEW, _KEY, _OLD = b"NKO"
 _IDENTITIES: Final = frozenset(b"dnfi")
 _TRUNCATE_FLAGS: Final = 0b11
@@ -145,7 +141,7 @@ _TRUNCATE_FLAGS: Final = 0b11
 
 def parse_message(data: bytes, at: int = 0) -> Message:
     """
-    Decode the one message that begins at byte ``at`` and ends with ``data``.
+    Decode the message from byte ``at`` to the end of ``data``.
 
     Raises:
         MalformedMessageError: The bytes are not exactly one known message.
@@ -163,7 +159,7 @@ def malformed(data: bytes, at: int) -> MalformedMessageError:
 
 
 def read_row(data: bytes, at: int) -> tuple[Row, int]:
-    """Read a row; the place after it may lie beyond the end: the caller compares."""
+    """Read a row; the returned end may lie beyond the data: the caller compares."""
     (count,) = _U16(data, at)
     at += 2
     values: list[Value] = []
@@ -177,7 +173,7 @@ def read_row(data: bytes, at: int) -> tuple[Row, int]:
         elif form == _NULL:
             add(None)
             at += 1
-        elif form == _KEPT:
+        elif form == _UNCHANGED:
             add(UNCHANGED)
             at += 1
         else:
@@ -304,7 +300,7 @@ def _logical_message(data: bytes, at: int) -> LogicalMessage:
 # lookup for a tag that has none.
 PARSER_ERRORS: Final = (KeyError, IndexError, struct.error)
 
-# By tag. A parser takes the message's bytes and where they go on behind the tag.
+# By tag. A parser takes the message's bytes and the index behind the tag.
 PARSERS: Final[Mapping[int, Callable[[bytes, int], Message]]] = MappingProxyType(
     {
         ord("B"): _begin,
@@ -320,7 +316,7 @@ PARSERS: Final[Mapping[int, Callable[[bytes, int], Message]]] = MappingProxyType
     }
 )
 
-# What each tag's parser returns.
+# The type that each tag's parser returns.
 KINDS: Final[Mapping[int, type]] = MappingProxyType(
     {
         ord("B"): Begin,

@@ -25,7 +25,6 @@ STILL_IN_USE: Final[dict[str, int]] = {
     "portion": 2,
     "shelf": 2,
     "sight": 3,
-    "spoken": 2,
     "tally": 3,
     "told": 15,
     "wishes": 4,

@@ -5,7 +5,7 @@ from unittest import mock
 
 import redis
 
-from support.dead_letters import Letters, desk_of
+from support.dead_letters import Letters, context_of
 from support.kafka_rows import row, table
 from support.parked_shop import ROUTES
 from towpath.sinks.apply.batch import BatchResult, BatchWriter
@@ -59,7 +59,7 @@ class CacheBench:
         with mock.patch.object(redis.Redis, "from_url", return_value=self._client):
             self.sink = CacheSink("redis://unused", "p", tombstone_s=3600)
         self.sink.open()
-        self._writer = BatchWriter(ROUTES, self.sink, desk_of(Letters()))
+        self._writer = BatchWriter(ROUTES, self.sink, context_of(Letters()))
 
     def write(self, number: int) -> BatchResult:
         """Write a batch of one record, another order by each number."""

@@ -9,14 +9,16 @@ from towpath.deploy.demo.screen import (
     PlainScreen,
     Rates,
     SinkView,
-    SnapshotView,
     View,
+    completed_share,
     draw,
     open_screen,
     summary,
 )
+from towpath.deploy.snapshots.signals import TableProgress
+from towpath.deploy.snapshots.view import time_left_s
 
-SNAPSHOT = SnapshotView(
+SNAPSHOT = TableProgress(
     snapshot_id="s1",
     collection="shop.orders",
     target="search_orders",
@@ -24,7 +26,10 @@ SNAPSHOT = SnapshotView(
     rows=9_900,
     dropped=100,
     estimated_rows=50_000,
+    percent=None,
     elapsed_s=5.0,
+    error=None,
+    rows_per_second=1_980.0,
 )
 VIEW = View(
     step="filling the new sink",
@@ -70,20 +75,20 @@ def test_a_snapshot_is_complete_only_when_it_says_so():
     """
     Rows beyond the estimate do not make a snapshot complete; its state does.
     """
-    running = SnapshotView("s", "t", None, "running", 60_000, 0, 50_000, 5.0)
-    completed = SnapshotView("s", "t", None, "completed", 49_000, 0, 50_000, 5.0)
+    running = SNAPSHOT._replace(rows=60_000, dropped=0)
+    completed = SNAPSHOT._replace(state="completed", rows=49_000, dropped=0)
 
-    assert running.share < 1.0
-    assert completed.share == 1.0
+    assert completed_share(running) < 1.0
+    assert completed_share(completed) == 1.0
 
 
 def test_nothing_is_promised_before_the_first_row():
     """
     A snapshot without rows yet has no time left to tell.
     """
-    waiting = SnapshotView("s", "t", None, "running", 0, 0, 50_000, 1.0)
+    waiting = SNAPSHOT._replace(rows=0, dropped=0, rows_per_second=None)
 
-    assert waiting.eta_s is None
+    assert time_left_s(waiting) is None
 
 
 def test_the_summary_is_one_line():

@@ -142,7 +142,10 @@ def bench_on(
 
 def print_result(result: BenchResult[CaseT], drawn: RenderableType | None) -> int:
     """Print a result, as JSON unless it is drawn; return the exit code."""
-    _print_result(result, drawn)
+    if drawn is None:
+        sys.stdout.write(json.dumps(result.as_json(), indent=1) + "\n")
+    else:
+        results().print(drawn)
     return VERIFIED if result.verified else DIFFERENT
 
 
@@ -164,13 +167,6 @@ def _place(stack: Stack, connect: tuple[str, ...] | None) -> BenchEnvironment:
         env=env,
         launcher=Launcher(stack.state, env),
     )
-
-
-def _print_result(result: BenchResult[CaseT], drawn: RenderableType | None) -> None:
-    if drawn is None:
-        sys.stdout.write(json.dumps(result.as_json(), indent=1) + "\n")
-    else:
-        results().print(drawn)
 
 
 _CHAOS_FOLDERS: Final = "towpath-chaos-"
@@ -222,12 +218,5 @@ def _print_chaos(result: ChaosResult, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps(result.as_json(), indent=1, default=str) + "\n")
         return
-    lines = [*result.findings, *_unfinished(result), result.line()]
-    sys.stdout.write("\n".join(lines) + "\n")
-
-
-def _unfinished(result: ChaosResult) -> list[str]:
-    return [
-        f"{signal_id} did not complete: {reason}"
-        for signal_id, reason in result.not_completed.items()
-    ]
+    unfinished = (f"{i} did not complete: {w}" for i, w in result.not_completed.items())
+    sys.stdout.write("\n".join([*result.findings, *unfinished, result.line()]) + "\n")

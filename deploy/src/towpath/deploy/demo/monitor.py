@@ -24,7 +24,6 @@ from towpath.deploy.demo.screen import (
     PartView,
     Rates,
     SinkView,
-    SnapshotView,
     View,
 )
 from towpath.deploy.demo.stage import Stage
@@ -170,20 +169,8 @@ class Monitor:
         rates = self._rates(counts)
         return replace(self._view, sinks=tuple(sinks), snapshots=snapshots, rates=rates)
 
-    def _read_snapshots(self) -> tuple[SnapshotView, ...]:
-        return tuple(
-            SnapshotView(
-                snapshot_id=row.snapshot_id,
-                collection=row.collection,
-                target=row.target,
-                state=row.state,
-                rows=row.rows,
-                dropped=row.dropped,
-                estimated_rows=row.estimated_rows or 0,
-                elapsed_s=row.elapsed_s or 0.0,
-            )
-            for row in signals.progress(self._stage.source())
-        )
+    def _read_snapshots(self) -> tuple[signals.TableProgress, ...]:
+        return tuple(signals.progress(self._stage.source()))
 
     def _rates(self, counts: tuple[int, int, int]) -> Rates:
         at_s = self._stage.elapsed_s()

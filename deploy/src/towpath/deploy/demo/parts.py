@@ -5,22 +5,18 @@ All are described as parts; the supervisor watches the first four, like those of
 stack, and restarts them when they die. The load runs once, until it is stopped.
 """
 
-import os
 from pathlib import Path
 from typing import Final
-
-import requests
 
 from towpath import loadtests
 from towpath.deploy import java
 from towpath.deploy.demo.command import python_module
 from towpath.deploy.demo.screen import DemoScreen
 from towpath.deploy.demo.stage import DemoOptions, DemoPlan, OwnStage, Stage
-from towpath.deploy.errors import NotReadyError
 from towpath.deploy.jars import store
-from towpath.deploy.local import ports
+from towpath.deploy.local import own_stack, ports
 from towpath.deploy.local.part import Part
-from towpath.deploy.local.ports import ANSWER_WITHIN_S
+from towpath.deploy.local.ports import LOOPBACK, get_page
 from towpath.deploy.local.stack import Stack
 from towpath.deploy.local.supervisor import Supervisor
 from towpath.schemas.clock import SystemClock
@@ -48,21 +44,18 @@ _LOW_PRIORITY: Final = ("nice", "-n", "10")
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """
-    Return the environment of every process: the viewer's, without our own variables.
-
-    They could name another configuration or override this one.
-
-    Args:
-        folder: The demo's state folder.
-    """
+    """Return the environment of the demo's processes in its own state folder."""
     return {**environment_of_viewer(), **spark_environment(folder)}
 
 
 def environment_of_viewer() -> dict[str, str]:
-    """Return this process's environment, without our own variables."""
-    inherited = os.environ.items()  # noqa: TID251 - a root
-    return {name: value for name, value in inherited if not _is_ours(name)}
+    """
+    Return this process's environment, without the platform's and locust's variables.
+
+    They could name another configuration or override this one.
+    """
+    inherited = own_stack.environment().items()
+    return {name: text for name, text in inherited if not name.startswith("LOCUST_")}
 
 
 def spark_environment(folder: Path) -> dict[str, str]:
@@ -75,10 +68,6 @@ def spark_environment(folder: Path) -> dict[str, str]:
         # cores than its code saves (half the processor time of a first fill).
         "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1",
     }
-
-
-def _is_ours(name: str) -> bool:
-    return name.startswith(("TOWPATH_", "LOCUST_"))
 
 
 def own_stage(
@@ -123,7 +112,7 @@ def orders(stage: OwnStage) -> Part:
         folder=stage.state.root,
         env=dict(stage.environment),
         port=port,
-        probe=lambda: _answers(f"http://127.0.0.1:{port}/health/ready"),
+        probe=lambda: get_page(f"http://{LOOPBACK}:{port}/health/ready"),
     )
 
 
@@ -136,7 +125,7 @@ def relay(stage: OwnStage) -> Part:
         folder=stage.state.root,
         env=dict(stage.environment),
         port=port,
-        probe=lambda: _answers(f"http://127.0.0.1:{port}/health/ready"),
+        probe=lambda: get_page(f"http://{LOOPBACK}:{port}/health/ready"),
     )
 
 
@@ -206,17 +195,3 @@ def targets(settings: Settings) -> dict[str, str]:
             pairs = [f"{name}={value}" for name, value in properties]
             found["WAREHOUSE_PROPERTIES"] = ",".join(pairs)
     return {f"TOWPATH_LOAD_{name}": value for name, value in found.items()}
-
-
-def _answers(url: str) -> None:
-    session = requests.Session()
-    # A proxy from the environment must not answer for the loopback address.
-    session.trust_env = False
-    try:
-        answer = session.get(url, timeout=ANSWER_WITHIN_S)
-    except requests.RequestException as error:
-        message = f"no answer at {url}"
-        raise NotReadyError(message) from error
-    if not answer.ok:
-        message = f"{url}: {answer.status_code}"
-        raise NotReadyError(message)

@@ -18,6 +18,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from towpath.deploy.snapshots.signals import TableProgress
+from towpath.deploy.snapshots.view import rate_text, time_left_s
+
 
 @dataclass(frozen=True, slots=True)
 class PartView:
@@ -41,39 +44,12 @@ class SinkView:
     last_batch_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotView:
-    """One table of one snapshot."""
-
-    snapshot_id: str
-    collection: str
-    target: str | None
-    state: str
-    rows: int
-    dropped: int
-    estimated_rows: int
-    elapsed_s: float
-
-    @property
-    def share(self) -> float:
-        """The completed share, by the estimate; 1 only when completed."""
-        if self.state == "completed":
-            return 1.0
-        done = self.rows + self.dropped
-        return min(0.999, done / self.estimated_rows) if self.estimated_rows else 0.0
-
-    @property
-    def rows_per_s(self) -> float:
-        """Rows delivered a second until now."""
-        return self.rows / self.elapsed_s if self.elapsed_s > 0 else 0.0
-
-    @property
-    def eta_s(self) -> float | None:
-        """Seconds left at the present rate; None before the first rows."""
-        if self.state != "running" or not self.rows_per_s:
-            return None
-        left = max(0, self.estimated_rows - self.rows - self.dropped)
-        return left / self.rows_per_s
+def completed_share(row: TableProgress) -> float:
+    """Return the completed share of a table, by the estimate; 1 only when completed."""
+    if row.state == "completed":
+        return 1.0
+    done = row.rows + row.dropped
+    return min(0.999, done / row.estimated_rows) if row.estimated_rows else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +69,7 @@ class View:
     elapsed_s: float
     parts: tuple[PartView, ...] = ()
     sinks: tuple[SinkView, ...] = ()
-    snapshots: tuple[SnapshotView, ...] = ()
+    snapshots: tuple[TableProgress, ...] = ()
     rates: Rates = Rates()
 
     @property
@@ -174,10 +150,11 @@ def open_screen(console: Console) -> Iterator[DemoScreen]:
 def summary(view: View) -> str:
     """Return a view in one line."""
     lags = ", ".join(f"{s.name} {s.lag_records:,} behind" for s in view.sinks)
-    running = [s for s in view.snapshots if s.state == "running"]
     snapshots = [
-        f"snapshot of {s.collection} {s.share:.0%} ({s.rows_per_s:,.0f} rows/s)"
-        for s in running
+        f"snapshot of {row.collection} {completed_share(row):.0%}"
+        f" ({rate_text(row) or 0} rows/s)"
+        for row in view.snapshots
+        if row.state == "running"
     ]
     rates = (
         f"{view.rates.checkouts_per_s:.0f} checkouts/s,"
@@ -236,23 +213,23 @@ def _sinks(sinks: tuple[SinkView, ...]) -> Table:
     return table
 
 
-def _snapshots(snapshots: tuple[SnapshotView, ...]) -> Table:
+def _snapshots(snapshots: tuple[TableProgress, ...]) -> Table:
     table = _table("snapshot of", "for", "", ">rows", ">rows/s", ">left")
     for one in snapshots:
-        eta_s = one.eta_s
+        left_s = time_left_s(one)
         table.add_row(
             one.collection,
             one.target or "all sinks",
             _bar(one),
             f"{one.rows:,}",
-            f"{one.rows_per_s:,.0f}",
-            f"{eta_s:.0f} s" if eta_s is not None else one.state,
+            rate_text(one) or "0",
+            one.state if left_s is None else f"{left_s:.0f} s",
         )
     return table
 
 
-def _bar(snapshot: SnapshotView) -> RenderableType:
-    return ProgressBar(total=1.0, completed=snapshot.share, width=_BAR_WIDTH)
+def _bar(snapshot: TableProgress) -> RenderableType:
+    return ProgressBar(total=1.0, completed=completed_share(snapshot), width=_BAR_WIDTH)
 
 
 def _state(state: str) -> Text:

@@ -83,10 +83,10 @@ class PartStatus:
     name: str
     state: PartState
     port: int | None
-    pid: int | None
-    memory_bytes: int | None
-    uptime_s: float | None
     log: Path
+    pid: int | None = None
+    memory_bytes: int | None = None
+    uptime_s: float | None = None
 
 
 def bring_up(
@@ -135,24 +135,17 @@ def status(
 ) -> PartStatus:
     """Return the present status of a part."""
     found = process.find(state.process_file(name))
+    log = state.log(name)
     if found is None:
-        return PartStatus(
-            name=name,
-            state=PartState.STOPPED,
-            port=port,
-            pid=None,
-            memory_bytes=None,
-            uptime_s=None,
-            log=state.log(name),
-        )
+        return PartStatus(name=name, state=PartState.STOPPED, port=port, log=log)
     return PartStatus(
         name=name,
-        state=PartState.RUNNING if probe is None else _answers(probe),
         port=port,
+        log=log,
+        state=PartState.RUNNING if probe is None else _answers(probe),
         pid=found.pid,
         memory_bytes=process.memory_bytes(found),
         uptime_s=max(0.0, SystemClock().now().timestamp() - found.create_time()),
-        log=state.log(name),
     )
 
 

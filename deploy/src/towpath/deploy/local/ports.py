@@ -10,7 +10,7 @@ import secrets
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -120,18 +120,18 @@ def check_listens(port: int) -> None:
         raise NotReadyError(message) from error
 
 
-def get_json(url: str) -> Any:  # noqa: ANN401 - JSON of whatever shape
+def get_page(url: str, read: Callable[[bytes], Any] = bytes) -> Any:  # noqa: ANN401 - as read
     """
-    Fetch a JSON document.
+    Fetch a page of the loopback address, such as JSON.
 
     Raises:
-        NotReadyError: No answer, an error, or something that is not JSON.
+        NotReadyError: No answer, an error, or a page that ``read`` refuses.
     """
     # A proxy from the environment must not answer for the loopback address.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=ANSWER_WITHIN_S) as answer:
-            return json.load(answer)
+            return read(answer.read())
     except (OSError, urllib.error.URLError, ValueError) as error:
         message = f"{url}: {error}"
         raise NotReadyError(message) from error

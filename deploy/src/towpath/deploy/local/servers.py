@@ -14,6 +14,7 @@ Kafka, the schema registry, OpenSearch and Redis: servers of one process each.
 """
 
 import base64
+import json
 import secrets
 import socket
 import uuid
@@ -34,7 +35,7 @@ from towpath.deploy.local.ports import (
     LOOPBACK,
     check_listens,
     free_within,
-    get_json,
+    get_page,
 )
 
 _KAFKA_HEAP_MB: Final = 384
@@ -169,14 +170,9 @@ def registry_part(state: StateFolder, port: int, management_port: int) -> Part:
         folder=folder,
         env={"LC_ALL": "C.UTF-8"},
         port=port,
-        prepare=lambda: _prepare_registry(folder),
+        prepare=lambda: _prepare_java("registry", folder),
         probe=lambda: probe_registry(port),
     )
-
-
-def _prepare_registry(folder: Path) -> None:
-    store.of("registry")
-    folder.mkdir(parents=True, exist_ok=True)
 
 
 def registry_url(port: int) -> str:
@@ -191,7 +187,7 @@ def probe_registry(port: int) -> None:
     Raises:
         NotReadyError: No answer yet.
     """
-    get_json(f"{registry_url(port)}/subjects")
+    get_page(f"{registry_url(port)}/subjects", json.loads)
 
 
 OPENSEARCH_PORTS: Final = (9201, 9299)
@@ -237,14 +233,14 @@ def opensearch_part(state: StateFolder, port: int) -> Part:
         folder=folder,
         env={"LC_ALL": "C.UTF-8"},
         port=port,
-        prepare=lambda: _prepare_opensearch(folder),
+        prepare=lambda: _prepare_java("opensearch", folder),
         probe=lambda: probe_opensearch(port, cluster),
         recovers_within_s=RECOVERS_WITHIN_S,
     )
 
 
-def _prepare_opensearch(folder: Path) -> None:
-    store.of("opensearch")
+def _prepare_java(archives: str, folder: Path) -> None:
+    store.of(archives)
     folder.mkdir(parents=True, exist_ok=True)
 
 
@@ -255,9 +251,8 @@ def probe_opensearch(port: int, cluster: str) -> None:
     Raises:
         NotReadyError: A primary shard is missing, or another cluster answers.
     """
-    health = get_json(
-        f"http://{LOOPBACK}:{port}/_cluster/health?wait_for_status=yellow&timeout=2s"
-    )
+    url = f"http://{LOOPBACK}:{port}/_cluster/health?wait_for_status=yellow&timeout=2s"
+    health = get_page(url, json.loads)
     if health.get("cluster_name") != cluster:
         message = f"port {port} belongs to the cluster {health.get('cluster_name')}"
         raise NotReadyError(message)

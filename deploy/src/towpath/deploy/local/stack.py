@@ -166,13 +166,7 @@ class Stack:
     def addresses(self) -> Addresses:
         """Return the addresses of the parts; a port is 0 until its first start."""
         known = self._ports()
-        return Addresses(
-            postgres_port=known.get("postgres", 0),
-            kafka_port=known.get("kafka", 0),
-            registry_port=known.get("registry", 0),
-            opensearch_port=known.get("opensearch", 0),
-            redis_port=known.get("redis", 0),
-        )
+        return Addresses(**{f"{name}_port": known.get(name, 0) for name in NAMES})
 
     def _bring_up(
         self, part: Part, report: Callable[[str, str], None], ending: threading.Event

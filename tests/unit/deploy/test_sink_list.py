@@ -8,15 +8,15 @@ from towpath.deploy import status
 from towpath.deploy.cli.app import app
 from towpath.schemas.clock import SystemClock
 from towpath.sinks.state.progress import (
-    DriverNote,
+    DriverHeartbeat,
     Progress,
     State,
     progress_path,
-    say_alive,
+    write_heartbeat,
     write_progress,
 )
 
-NOWHERE = DriverNote("127.0.0.1", None)
+NOWHERE = DriverHeartbeat("127.0.0.1", None)
 CONFIGURATION = """
     version = 1
     state_folder = "{folder}"
@@ -84,7 +84,8 @@ def listed(tmp_path, monkeypatch, capsys, relay):
         now = SystemClock().now()
         path = progress_path(tmp_path, "cache")
         write_progress(path, Progress("cache", **progress), now)
-        say_alive(tmp_path, "cache", NOWHERE, now - timedelta(seconds=alive_s_ago))
+        alive_at = now - timedelta(seconds=alive_s_ago)
+        write_heartbeat(tmp_path, "cache", NOWHERE, alive_at)
         code = app(["sink", "list", "--config", str(config)])
         return code, capsys.readouterr().out.splitlines()[-1]
 

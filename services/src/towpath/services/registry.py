@@ -1,9 +1,9 @@
 """
-Make every event schema known to the schema registry, once, at start.
+Register every event schema with the schema registry, once, at start.
 
-Each version is registered under its record's name, oldest first, and the subject is
-set to ``BACKWARD_TRANSITIVE`` before a second version may follow. All of it may be
-repeated, also by two services at once. Nothing asks the registry during a request.
+Each version is registered under its record's name, oldest first, and the subject is set
+to ``BACKWARD_TRANSITIVE`` before a second version may follow. All of it may be
+repeated, also by two services at once. No request of a client uses the registry.
 """
 
 from collections.abc import Sequence
@@ -48,24 +48,24 @@ def register_event_schemas(
     timeout_s: float,
 ) -> None:
     """
-    Register every version; try again until the deadline while the registry is away.
+    Register every version; retry until the deadline while the registry is unavailable.
 
     Args:
         url: The registry's Confluent-compatible address.
         schemas: Every version of every subject, oldest first.
         clock: Waits between attempts.
-        timeout_s: When to give up.
+        timeout_s: The deadline.
 
     Raises:
         RegistryUnavailableError: It did not answer in time.
-        RegistryConflictError: It refuses a schema, or counts its versions otherwise.
+        RegistryConflictError: It refuses a schema, or numbers its versions otherwise.
     """
     client = SchemaRegistryClient(
         {"url": url, "max.retries": 0, "timeout": REQUEST_TIMEOUT_S}
     )
     with closing(client):
         _register_until(client, schemas, clock, timeout_s)
-    log.info("event schemas are registered", count=len(schemas))
+    log.info("schema registry has all event schemas", count=len(schemas))
 
 
 def _register_until(
@@ -84,7 +84,7 @@ def _register_until(
             delay_s = min(backoff.delay_s(attempt), deadline.remaining_s())
             if deadline.passed():
                 raise
-            log.info("waiting for the schema registry", reason=str(error))
+            log.info("schema registry unavailable: trying again", reason=str(error))
             clock.wait(delay_s)
             attempt += 1
         else:
@@ -109,7 +109,7 @@ def _register_one(client: SchemaRegistryClient, schema: EventSchema) -> None:
     except SchemaRegistryError as error:
         if error.http_status_code not in _REFUSED:
             raise
-        # Some registries refuse the very same schema when two bring it at once.
+        # Some registries refuse the same schema when two services register it at once.
         if _version(client, schema) is None:
             message = f"the schema registry refuses a schema: {error.error_message}"
             raise RegistryConflictError(message) from error
@@ -126,7 +126,7 @@ def _keep_compatible(client: SchemaRegistryClient, subject: str) -> None:
     try:
         client.set_compatibility(subject, LEVEL)
     except SchemaRegistryError:
-        # Another service may have been first.
+        # Another service may have set it first.
         if _level(client, subject) != LEVEL:
             raise
 
@@ -141,7 +141,7 @@ def _level(client: SchemaRegistryClient, subject: str) -> str | None:
 
 
 def _version(client: SchemaRegistryClient, schema: EventSchema) -> int | None:
-    """Ask which version the registry counts this schema as; None if it has it not."""
+    """Return the version of this schema in the registry; None if it is missing."""
     try:
         known = client.lookup_schema(schema.subject, Schema(schema.text, "AVRO"))
     except SchemaRegistryError as error:

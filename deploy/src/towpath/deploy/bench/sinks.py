@@ -162,11 +162,12 @@ def _rate(stage: OwnStage, options: SinkBenchOptions, rate_per_s: float) -> Rate
     restarts = stage.restarts()
     shop.open_shop(stage)
     stage.pause(options.warm_up_s)
-    began_s, cpu_s, load = stage.elapsed_s(), used_s(stage.state), _load(stage)
+    began_s, cpu_s = stage.elapsed_s(), used_s(stage.state)
+    load = shop.load_report(stage)
     stage.pause(options.duration_s)
     elapsed_s = stage.elapsed_s() - began_s
     cpu = shares(cpu_s, used_s(stage.state), elapsed_s)
-    sold = per_s(load, _load(stage))
+    sold = per_s(load, shop.load_report(stage))
     # On a busy machine its first report may be missing.
     placed = int(shop.sampler_report(stage).get("placed", 0))
     shop.wait_for_samples(stage)
@@ -180,10 +181,6 @@ def _rate(stage: OwnStage, options: SinkBenchOptions, rate_per_s: float) -> Rate
         readings=readings(shop.sampler_report(stage)),
         cpu=cpu,
     )
-
-
-def _load(stage: OwnStage) -> Mapping[str, Any]:
-    return shop.load_report(stage)
 
 
 def per_s(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:

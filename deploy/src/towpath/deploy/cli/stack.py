@@ -185,14 +185,13 @@ def status(
 
     configure_logs()
     clock = SystemClock()
-    if json:
-        document = _read_document(config, state, clock)
-        print(json_text.dumps(document, indent=1))
-        return int(bool(document["wrong"]))
-    if watch:
+    if watch and not json:
         return _watch(config, state, clock)
     document = _read_document(config, state, clock)
-    Console().print(screen(document))
+    if json:
+        print(json_text.dumps(document, indent=1))
+    else:
+        Console().print(screen(document))
     return int(bool(document["wrong"]))
 
 

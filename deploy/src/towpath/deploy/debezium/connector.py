@@ -1,8 +1,8 @@
 """
 A connector's configuration as one flat mapping of texts.
 
-Taken bare (``{...}``) or as the REST interface has it (``{"name": ..., "config":
-{...}}``); numbers and booleans become the text that Kafka Connect would make of them.
+It is read bare (``{...}``) or in the form of the REST interface (``{"name": ...,
+"config": {...}}``); numbers and booleans become text as in Kafka Connect.
 """
 
 import json
@@ -15,20 +15,20 @@ from towpath.deploy.errors import ConnectorError
 ROUTER_TYPE: Final = "io.debezium.transforms.outbox.EventRouter"
 _POSTGRES: Final = "postgres"
 _CLASS: Final = "connector.class"
-# What tells a connector from any other JSON, if it names no class.
-_TELLING: Final = ("database.", "topic.prefix", "table.", "slot.", "transforms")
+# Prefixes that identify a connector's JSON without a class.
+_TYPICAL: Final = ("database.", "topic.prefix", "table.", "slot.", "transforms")
 
 
 @dataclass(frozen=True, slots=True)
 class Connector:
     """
-    What is to be converted, and what else is known.
+    The connector to convert, and the options of the conversion.
 
     Attributes:
-        properties: Name to value, as they were written.
-        catalog: The source's tables with their columns; None if it was not asked.
-        includes_secrets: Whether passwords may go into the file.
-        brokers: Kafka's addresses, if they were named on the command line.
+        properties: Name to value, as written.
+        catalog: The source's tables with their columns; None if it was not read.
+        includes_secrets: Whether passwords may be written to the file.
+        brokers: Kafka's addresses, if they are on the command line.
         registry: The schema registry's address, likewise.
     """
 
@@ -58,7 +58,7 @@ class Connector:
         return self.routers[0] if self.routers else None
 
     def get(self, *names: str, default: str = "") -> str:
-        """Return the first of these properties that is written."""
+        """Return the first of these properties that is set."""
         found = (self.properties[name] for name in names if name in self.properties)
         return next(found, default)
 
@@ -121,6 +121,6 @@ def _check(properties: Mapping[str, str]) -> None:
     if named and _POSTGRES not in named.lower():
         message = f"{_CLASS} is {named!r}, not Debezium's Postgres connector"
         raise ConnectorError(message)
-    if not named and not any(name.startswith(_TELLING) for name in properties):
+    if not named and not any(name.startswith(_TYPICAL) for name in properties):
         message = f"no {_CLASS} and no property of a Debezium connector"
         raise ConnectorError(message)

@@ -1,8 +1,8 @@
 """
 The conversion: each property by its rule, and the file checked after each.
 
-A property whose keys the configuration refuses gives none, and is told as not
-supported with that reason: so the file that comes out can always be loaded.
+A property whose keys the configuration refuses adds none, and is reported as not
+supported with that reason, so the resulting file can always be loaded.
 """
 
 import copy
@@ -44,12 +44,12 @@ _TRANSFORM: Final = "transforms."
 
 class Conversion(NamedTuple):
     """
-    What came out.
+    The result of a conversion.
 
     Attributes:
         document: The file, ready to be written.
-        findings: One per property, in the connector's order, then what was implied.
-        to_do: What a person has to do or to correct before the first start.
+        findings: One per property, in the connector's order, then implied defaults.
+        to_do: Corrections and steps before the first start.
     """
 
     document: Mapping[str, Any]
@@ -58,7 +58,7 @@ class Conversion(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """A rule that was found for a property, and what it is given."""
+    """The rule of a property, and its input."""
 
     known: Property
     given: PropertyValue
@@ -67,16 +67,16 @@ class _Rule(NamedTuple):
 def convert(connector: Connector) -> Conversion:
     """Convert a connector, property by property."""
     draft = _Draft(connector)
-    findings = [draft.take(name, value) for name, value in _ordered(connector)]
+    findings = [draft.convert(name, value) for name, value in _ordered(connector)]
     order = {name: place for place, name in enumerate(connector.properties)}
     findings.sort(key=lambda finding: order[finding.name])
-    findings += [draft.imply(name, known) for name, known in _implied(connector)]
+    findings += [draft.default(name, known) for name, known in _implied(connector)]
     document = arranged(draft.document, Settings)
     return Conversion(document, tuple(findings), tuple(_to_do(document)))
 
 
 class _Draft:
-    """The document so far; it is a valid configuration at every moment."""
+    """The document so far, a valid configuration at every moment."""
 
     def __init__(self, connector: Connector) -> None:
         self._connector = connector
@@ -90,8 +90,8 @@ class _Draft:
         }
         self._defaults = _checked(self.document)
 
-    def take(self, name: str, value: str) -> Finding:
-        """Convert one property that is written."""
+    def convert(self, name: str, value: str) -> Finding:
+        """Convert one property that is set."""
         found = _find(name, value, self._connector)
         if found is None:
             return _finding(name, value, Outcome(PropertyStatus.UNKNOWN, _guess(name)))
@@ -99,13 +99,13 @@ class _Draft:
         if first != name:
             outcome = not_supported(f"{first} says it already, and wins")
         else:
-            outcome = self._laid(self._outcome(found))
+            outcome = self._merged(self._outcome(found))
         return _finding(name, value, outcome, is_secret=found.known.is_secret)
 
-    def imply(self, name: str, known: Property) -> Finding:
-        """Convert Debezium's default of a property that is not written."""
+    def default(self, name: str, known: Property) -> Finding:
+        """Convert Debezium's default of a property that is not set."""
         value = known.implied or ""
-        outcome = self._laid(self._outcome(_Rule(known, PropertyValue(name, value))))
+        outcome = self._merged(self._outcome(_Rule(known, PropertyValue(name, value))))
         return _finding(name, value, outcome)._replace(is_implied=True)
 
     def _outcome(self, found: _Rule) -> Outcome:
@@ -114,8 +114,8 @@ class _Draft:
         except ValueError as error:
             return not_supported(str(error))
 
-    def _laid(self, outcome: Outcome) -> Outcome:
-        """Lay the keys over the document, if it can still be loaded with them."""
+    def _merged(self, outcome: Outcome) -> Outcome:
+        """Merge the keys into the document, if it can still be loaded with them."""
         if not outcome.keys:
             return outcome
         if self._are_defaults(outcome.keys):
@@ -124,7 +124,7 @@ class _Draft:
             return outcome._replace(keys={})
         trial = copy.deepcopy(self.document)
         for path, value in outcome.keys.items():
-            _lay(trial, path, value)
+            _merge(trial, path, value)
         try:
             _checked(trial)
         except ConfigurationError as refused:
@@ -144,7 +144,7 @@ def _checked(document: Mapping[str, Any]) -> Settings:
     return read(document, {}, Path("/"))
 
 
-def _lay(document: dict[str, Any], path: tuple[str, ...], value: object) -> None:
+def _merge(document: dict[str, Any], path: tuple[str, ...], value: object) -> None:
     here: Any = document
     for step in path[:-1]:
         here = here[step][0] if step == "source" else here.setdefault(step, {})
@@ -161,7 +161,7 @@ def _is_default(
     path: tuple[str, ...],
     value: object,
 ) -> bool:
-    """Tell whether a key has this value without being written."""
+    """Return whether a key has this value by default."""
     here: object = defaults.model_dump(mode="json")
     written: object = document
     for step in path:
@@ -174,16 +174,16 @@ def _is_default(
 
 
 def _ordered(connector: Connector) -> list[tuple[str, str]]:
-    """Return the properties in the order in which they can be understood."""
+    """Return the properties in the order of their dependencies."""
     ranks = {name: place for place, name in enumerate(_names())}
 
     def rank(item: tuple[str, str]) -> tuple[int, bool, bool]:
         found = _find(*item, connector)
-        # A login has no effect before it is known how the brokers are spoken to.
+        # A login has no effect before the security protocol is known.
         is_protocol = item[0].endswith("security.protocol")
         if found is None:
             return len(ranks), False, not is_protocol
-        # Of two names of one property, today's wins.
+        # The present name of a property wins over an older one.
         is_older = item[0] in found.known.older
         return ranks.get(found.known.name, 0), is_older, not is_protocol
 
@@ -195,7 +195,7 @@ def _names() -> Iterator[str]:
 
 
 def _find(name: str, value: str, connector: Connector) -> _Rule | None:
-    """Find what is known of a property: by its name, then by a name with stars."""
+    """Return the rule of a property: by its name, then by a name with stars."""
     transform = next(
         (t for t in connector.transforms if name.startswith(f"{_TRANSFORM}{t}.")), None
     )
@@ -226,13 +226,13 @@ def _find_option(
 
 
 def _identity(found: _Rule) -> str:
-    """Name a property the same under its old and its new name."""
+    """Return one name for a property's old and new names."""
     has_older = found.given.name in (found.known.name, *found.known.older)
     return found.known.name if has_older else found.given.name
 
 
 def _implied(connector: Connector) -> Iterator[tuple[str, Property]]:
-    """List what is not written and has a default that must be."""
+    """List properties that are not set, and whose default must be written."""
     for known in PROPERTIES:
         names = (known.name, *known.older)
         is_message = known.name == "message.prefix.include.list"

@@ -1,7 +1,7 @@
 """
-Every property of the connector that is known, with what becomes of it.
+The table of the connector's properties, each with its rule.
 
-The names of Debezium 1.x stand beside those of today. Properties of the event router
+The names of Debezium 1.x stand beside the present ones. Properties of the event router
 are in ``router``.
 """
 

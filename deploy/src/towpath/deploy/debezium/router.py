@@ -1,8 +1,8 @@
 """
 The outbox event router: every option of it, by name.
 
-Its topic is the routed column's value, rewritten by expression and replacement. With
-the default expression that is a plain template; any other becomes ``route_regex`` and
+Its topic is the routed column's value, rewritten by expression and replacement. The
+default expression is a plain template; any other becomes ``route_regex`` and
 ``route_replacement``.
 """
 
@@ -38,7 +38,7 @@ _DEFAULT_REGEX: Final = "(?<routedByValue>.*)"
 _DEFAULT_REPLACEMENT: Final = "outbox.event.${routedByValue}"
 _WHOLE: Final = re.compile(r"\((?:\?<([A-Za-z]\w*)>)?\.[*+]\)")
 
-# What other transforms do, and what does it here.
+# Other transforms, with the setting or place that replaces each.
 _OTHERS: Final = {
     "ExtractNewRecordState": "the sinks and the consumers read the envelope's after",
     "ByLogicalTableRouter": "partitioned tables are published as their root; "
@@ -56,7 +56,7 @@ _OTHERS: Final = {
 
 
 def transforms(given: PropertyValue, connector: Connector) -> Outcome:
-    """Take the event router; say of the other transforms that they are gone."""
+    """Convert the event router; the other transforms are not supported."""
     others = [name for name in split(given.value) if name != connector.router]
     gone = f"not run here: {', '.join(others)} (see their types)" if others else ""
     if connector.router is None:
@@ -71,7 +71,7 @@ def transforms(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def transform_type(given: PropertyValue, connector: Connector) -> Outcome:
-    """Name what does a transform's work here."""
+    """Return the replacement of a transform."""
     if given.value == ROUTER_TYPE:
         if given.parts[0] == connector.router:
             return same("the relay routes the outbox itself")
@@ -84,7 +84,7 @@ def transform_type(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def transform_option(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Tell of another transform's option."""
+    """Report an option of another transform as not supported."""
     return not_supported(f"it belongs to transform {given.parts[0]}, which is not run")
 
 

@@ -1,4 +1,4 @@
-"""Rules about row changes: forms of values, keys, columns, and what is left out."""
+"""Rules about row changes: forms of values, keys, columns, and skipped operations."""
 
 import binascii
 import re
@@ -32,17 +32,17 @@ _REGISTRY_OPTIONS: Final = ("schema.registry.url", "apicurio.registry.url")
 
 
 def truncate(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Take ``column.truncate.to.*.chars``."""
+    """Convert ``column.truncate.to.*.chars``."""
     return _rule(given, {"form": "truncate", "length": whole(given.parts[0])})
 
 
 def mask(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Take ``column.mask.with.*.chars``."""
+    """Convert ``column.mask.with.*.chars``."""
     return _rule(given, {"form": "mask", "length": whole(given.parts[0])})
 
 
 def hashed(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Take ``column.mask.hash.*.with.salt.*``; the salt stays a secret."""
+    """Convert ``column.mask.hash.*.with.salt.*``; the salt stays a secret."""
     algorithm, salt = given.parts
     return _rule(given, {"form": "hash", "algorithm": algorithm, "salt": salt})
 
@@ -52,7 +52,7 @@ def _rule(given: PropertyValue, form: dict[str, object]) -> Outcome:
 
 
 def key_columns(given: PropertyValue, connector: Connector) -> Outcome:
-    """Take ``message.key.columns``: tables and columns by name, or by the catalog."""
+    """Convert ``message.key.columns``: tables and columns by name, or by catalog."""
     found: dict[str, list[str]] = {}
     unknown: list[str] = []
     for entry in filter(None, (part.strip() for part in given.value.split(";"))):
@@ -104,7 +104,7 @@ def _is_expression(text: str) -> bool:
 
 
 def placeholder(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Take the placeholder of unchanged values; ``hex:`` is text in hex digits."""
+    """Convert the placeholder of unchanged values; ``hex:`` is text in hex digits."""
     text = given.value
     if text.startswith(_HEX):
         try:
@@ -116,7 +116,7 @@ def placeholder(given: PropertyValue, _connector: Connector) -> Outcome:
 
 
 def skipped(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Take the operations that are not published."""
+    """Convert the operations that are not published."""
     names = [name.lower() for name in split(given.value)]
     known = [name for name in names if name in _OPERATIONS]
     if not set(names) <= {*_OPERATIONS, "none"}:
@@ -126,7 +126,7 @@ def skipped(given: PropertyValue, _connector: Connector) -> Outcome:
 
 
 def sanitized(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Take the adjustment of field names, under its old or its new name."""
+    """Convert the adjustment of field names, under its old or its new name."""
     ours = {"true": True, "false": False, "avro": True, "none": False}
     value = given.value.strip().lower()
     if value in ours:
@@ -138,7 +138,7 @@ def sanitized(given: PropertyValue, _connector: Connector) -> Outcome:
 
 
 def value_converter(given: PropertyValue, connector: Connector) -> Outcome:
-    """Take the converter of values as the form of row changes."""
+    """Convert the converter of values to the form of row changes."""
     last = _class_name(given.value)
     if last in _RAW_CLASSES:
         return same("outbox payloads are published untouched")
@@ -156,7 +156,7 @@ def value_converter(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def key_converter(given: PropertyValue, connector: Connector) -> Outcome:
-    """Say that keys have the form of values; outbox keys are text."""
+    """Check that keys have the form of values; outbox keys are text."""
     ours = _form(given, connector)
     values = connector.get("value.converter")
     if _class_name(given.value) in _RAW_CLASSES:
@@ -174,7 +174,7 @@ def key_converter(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def converter_option(given: PropertyValue, connector: Connector) -> Outcome:
-    """Tell of one option of a converter."""
+    """Convert one option of a converter."""
     option = given.parts[0]
     if option == "schemas.enable":
         boolean(given.value)
@@ -199,23 +199,23 @@ def _form(given: PropertyValue, connector: Connector) -> str | None:
 
 
 def source_types(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Take the columns whose schema tells Postgres's type."""
+    """Convert the columns whose schema has Postgres's type."""
     return taken({(*ROWS, "source_types"): listed(given.value)})
 
 
 def columns(name: str, given: PropertyValue) -> Outcome:
-    """Take a list of column expressions; an empty one changes nothing."""
+    """Convert a list of column expressions; an empty one has no effect."""
     chosen = listed(given.value)
     return taken({(*ROWS, name): chosen}) if chosen else same("it is empty")
 
 
 def included_columns(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Take the columns that are published."""
+    """Convert the columns that are published."""
     return columns("include_columns", given)
 
 
 def excluded_columns(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Take the columns that are left out."""
+    """Convert the columns that are left out."""
     return columns("exclude_columns", given)
 
 

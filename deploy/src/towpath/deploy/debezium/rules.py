@@ -1,9 +1,9 @@
 """
 Conversion rules: small functions from a property's value to an outcome.
 
-An outcome is one of five statuses with its sentence, and the keys that the file gets. A
-rule raises ``ValueError`` with a sentence where a value makes no sense; the conversion
-reports it as not supported.
+An outcome is one of five statuses with its sentence, and the keys for the file. A rule
+raises ``ValueError`` with a sentence if a value is invalid; the conversion reports it
+as not supported.
 """
 
 import enum
@@ -25,7 +25,7 @@ NO_KEYS: Final[Keys] = MappingProxyType({})
 
 
 class PropertyStatus(enum.StrEnum):
-    """What became of a property."""
+    """The status of a converted property."""
 
     TAKEN = "taken"
     SAME = "same by default"
@@ -36,9 +36,9 @@ class PropertyStatus(enum.StrEnum):
 
 class Outcome(NamedTuple):
     """
-    A verdict with its sentence, and what the file gets from it.
+    A status with its sentence, and the keys for the file.
 
-    A property that is not supported may still give keys: as much of it as there is.
+    A property that is not supported may still have keys, for its supported part.
     """
 
     verdict: PropertyStatus
@@ -48,14 +48,14 @@ class Outcome(NamedTuple):
 
 class Finding(NamedTuple):
     """
-    One property, and what became of it.
+    One property with the status of its conversion.
 
     Attributes:
-        name: The property as it was written.
+        name: The property as written.
         value: Its value, secrets masked.
-        verdict: What became of it.
-        text: The whole sentence, the verdict included.
-        is_implied: Whether the value is Debezium's default, not a written one.
+        verdict: Its status.
+        text: The whole sentence, the status included.
+        is_implied: Whether the value is Debezium's default.
     """
 
     name: str
@@ -66,27 +66,27 @@ class Finding(NamedTuple):
 
 
 def taken(keys: Keys, remark: str = "") -> Outcome:
-    """Say that the property is now these keys."""
+    """Return that the property becomes these keys."""
     return Outcome(PropertyStatus.TAKEN, remark, keys)
 
 
 def same(remark: str = "") -> Outcome:
-    """Say that the platform does the same without being told."""
+    """Return that the platform does the same by default."""
     return Outcome(PropertyStatus.SAME, remark)
 
 
 def not_needed(reason: str) -> Outcome:
-    """Say why there is nothing to set."""
+    """Return the reason for which the property is not needed."""
     return Outcome(PropertyStatus.NOT_NEEDED, reason)
 
 
 def not_supported(instead: str, keys: Keys = NO_KEYS) -> Outcome:
-    """Say what to do instead."""
+    """Return the alternative of an unsupported property."""
     return Outcome(PropertyStatus.NOT_SUPPORTED, instead, keys)
 
 
 def sentence(outcome: Outcome) -> str:
-    """Write the outcome out."""
+    """Return the sentence of an outcome."""
     text = outcome.text
     if outcome.verdict is PropertyStatus.TAKEN:
         return f"taken as {assignments(outcome.keys)}" + (f"; {text}" if text else "")
@@ -101,7 +101,7 @@ def sentence(outcome: Outcome) -> str:
 
 
 def assignments(keys: Keys) -> str:
-    """Write keys with their values, as a person would type them; secrets masked."""
+    """Return keys with their values, as a person types them; secrets masked."""
     return ", ".join(
         f"{'.'.join(path)} = {json.dumps(masked(value, path[-1]), ensure_ascii=False)}"
         for path, value in keys.items()
@@ -113,12 +113,12 @@ _BOOLEANS: Final = {"true": True, "false": False}
 
 class PropertyValue(NamedTuple):
     """
-    A property as it was written.
+    A property as written.
 
     Attributes:
         name: Its whole name.
         value: Its value.
-        parts: What stands where the known name has its stars.
+        parts: The texts in place of the stars of the known name.
     """
 
     name: str
@@ -132,11 +132,11 @@ Read = Callable[[str], object]
 
 class Property(NamedTuple):
     """
-    A property that is known.
+    A known property.
 
     Attributes:
         name: Its name; ``*`` stands for any text.
-        rule: What becomes of it.
+        rule: The rule that converts it.
         older: Its names in older versions.
         implied: Debezium's default, where it differs from ours and must be written.
         is_secret: Whether its value is masked.
@@ -182,7 +182,7 @@ def listed(text: str) -> list[str]:
 
 
 def key(path: str, read: Read = str, remark: str = "") -> Rule:
-    """Take the value as one key."""
+    """Return the rule that converts the value to one key."""
     where: KeyPath = tuple(path.split("."))
 
     def rule(given: PropertyValue, _connector: Connector) -> Outcome:
@@ -192,7 +192,7 @@ def key(path: str, read: Read = str, remark: str = "") -> Rule:
 
 
 def choice(path: str, ours: Mapping[str, object], instead: str = "") -> Rule:
-    """Take one of several values as one of ours."""
+    """Return the rule that maps the value to one of ours."""
     where: KeyPath = tuple(path.split("."))
 
     def rule(given: PropertyValue, _connector: Connector) -> Outcome:
@@ -207,22 +207,22 @@ def choice(path: str, ours: Mapping[str, object], instead: str = "") -> Rule:
 
 
 def needless(reason: str) -> Rule:
-    """Say of any value that it is not needed."""
+    """Return the rule of a property that is not needed."""
     return lambda _given, _connector: not_needed(reason)
 
 
 def refused(instead: str) -> Rule:
-    """Say of any value what to do instead."""
+    """Return the rule of a property that is not supported."""
     return lambda _given, _connector: not_supported(instead)
 
 
 def always(remark: str) -> Rule:
-    """Say of any value that nothing changes."""
+    """Return the rule of a property whose effect is the default."""
     return lambda _given, _connector: same(remark)
 
 
 def only(value: str, remark: str, instead: str) -> Rule:
-    """Say of one value that it is what happens anyway, of others what to do."""
+    """Return the rule of a property of which only the default is supported."""
 
     def rule(given: PropertyValue, _connector: Connector) -> Outcome:
         if given.value.strip().lower() == value.lower():

@@ -1,8 +1,8 @@
 """
 Rules about running: address, slot, heartbeats, topics, signals, Kafka's clients.
 
-Host, user, database and TLS become one address in libpq's words. Passwords stay out of
-it unless asked for: libpq takes one from ``PGPASSWORD`` as well.
+Host, user, database and TLS become one address in libpq's form, without passwords by
+default: libpq reads one from ``PGPASSWORD`` as well.
 """
 
 import re
@@ -32,7 +32,7 @@ _MESSAGES: Final = ("relay", "messages")
 _HEARTBEAT: Final = "__debezium-heartbeat"
 _MS_PER_HOUR: Final = 3_600_000
 _JAAS: Final = re.compile(r"""(username|password)\s*=\s*["']([^"']*)["']""")
-# What the relay sets by itself, and why nobody else may.
+# Options that the relay sets itself, with the reason.
 _OURS: Final = {
     "acks": "every record is acknowledged by all replicas (acks=all)",
     "enable.idempotence": "the producer is always idempotent",
@@ -53,12 +53,12 @@ _KEPT: Final = (*_SAME_NAMES, "ssl.endpoint.identification.algorithm")
 
 
 def prefix(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Take the prefix of all topics."""
+    """Convert the prefix of all topics."""
     return taken({PREFIX: given.value.strip()})
 
 
 def takeover(given: PropertyValue, connector: Connector) -> Outcome:
-    """Take retries times delay as the time that a held slot is waited for."""
+    """Convert retries times delay to the longest wait for an active slot."""
     retries = whole(connector.get("slot.max.retries", default="6"))
     delay_ms = whole(connector.get("slot.retry.delay.ms", default="10000"))
     wait = seconds(str(retries * delay_ms))
@@ -67,14 +67,14 @@ def takeover(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def heartbeat_interval(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Take the interval; heartbeats cannot be switched off."""
+    """Convert the interval; heartbeats cannot be switched off."""
     if whole(given.value) == 0:
         return not_needed("the relay beats every 10 s of its own; it must not be off")
     return taken({(RELAY, "heartbeat_interval_s"): seconds(given.value)})
 
 
 def heartbeat_prefix(given: PropertyValue, connector: Connector) -> Outcome:
-    """Keep the one name that the heartbeat topic has."""
+    """Accept only the fixed name of the heartbeat topic."""
     if given.value == _HEARTBEAT:
         return same()
     topic = heartbeat_topic(connector.prefix)
@@ -82,7 +82,7 @@ def heartbeat_prefix(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def retention(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Take the retention of new topics in whole hours, rounded up."""
+    """Convert the retention of new topics to whole hours, rounded up."""
     ms = whole(given.value)
     if ms < 0:
         return not_supported("topics are kept for a time: set topics.retention_hours")
@@ -92,31 +92,31 @@ def retention(given: PropertyValue, _connector: Connector) -> Outcome:
 
 
 def topic_count(name: str, given: PropertyValue) -> Outcome:
-    """Take a number of new topics; -1 is the broker's own."""
+    """Convert a count of new topics; -1 is the broker's own."""
     if whole(given.value) == -1:
         return not_supported(f"the broker's own number: write it to topics.{name}")
     return taken({("topics", name): whole(given.value)})
 
 
 def partitions(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Take the partitions of new topics."""
+    """Convert the partitions of new topics."""
     return topic_count("partitions", given)
 
 
 def replication(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Take the replicas of new topics."""
+    """Convert the replicas of new topics."""
     return topic_count("replication_factor", given)
 
 
 def in_flight(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Take the bound of the queue in bytes."""
+    """Convert the bound of the queue in bytes."""
     if whole(given.value) == 0:
         return not_needed("what is in flight is always bounded")
     return taken({(RELAY, "max_in_flight_bytes"): whole(given.value)})
 
 
 def messages(given: PropertyValue, connector: Connector) -> Outcome:
-    """Publish logical messages, as Debezium does unless told which."""
+    """Publish logical messages, all of them by default, as Debezium does."""
     if not given.value and connector.router and not captured(connector):
         return not_needed("only the outbox is captured")
     keys: dict[tuple[str, ...], object] = {(*_MESSAGES, "publish"): True}
@@ -127,14 +127,14 @@ def messages(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def exactly_once(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Take exactly-once support as delivery in Kafka's transactions."""
+    """Convert exactly-once support to delivery in Kafka's transactions."""
     if given.value.strip().lower() == "required":
         return taken({(RELAY, "delivery"): "transactional"})
     return same("no streamed record is published twice after a crash")
 
 
 def brokers(given: PropertyValue, connector: Connector) -> Outcome:
-    """Take Kafka's addresses; security protocols before them are left out."""
+    """Convert Kafka's addresses, without the security protocols before them."""
     text = connector.brokers or ",".join(
         one.rpartition("://")[2] for one in split(given.value)
     )
@@ -142,7 +142,7 @@ def brokers(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def client_option(given: PropertyValue, connector: Connector) -> Outcome:
-    """Tell of a pass-through setting of Kafka's clients, as librdkafka spells it."""
+    """Convert a pass-through setting of Kafka's clients to librdkafka's name."""
     option = given.parts[-1]
     if option == "bootstrap.servers":
         return brokers(given, connector)
@@ -182,7 +182,7 @@ def _login(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def notification_topic(given: PropertyValue, connector: Connector) -> Outcome:
-    """Keep the one topic of notifications."""
+    """Accept only the fixed topic of notifications."""
     ours = notifications_topic(connector.prefix)
     if given.value == ours:
         return same()
@@ -190,14 +190,14 @@ def notification_topic(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def transaction_topic(given: PropertyValue, connector: Connector) -> Outcome:
-    """Keep the one topic of transaction metadata."""
+    """Accept only the fixed topic of transaction metadata."""
     if given.value in {"", "transaction"}:
         return same()
     return not_supported(f"it is always {connector.prefix}.transaction: read it there")
 
 
 def autocreate(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Tell how publications come to be."""
+    """Compare the way in which publications are created."""
     mode = given.value.strip().lower()
     if mode == "disabled":
         return same("relay init makes publications; tables are added as they come")
@@ -233,7 +233,7 @@ _SSL_MODES: Final = (
 
 
 def dsn(connector: Connector) -> str:
-    """Return the source's address; what is not written is left to libpq."""
+    """Return the source's address; libpq has defaults for missing parts."""
     user = quote(connector.get("database.user"), safe="")
     secret = connector.get(PASSWORD) if connector.includes_secrets else ""
     login = f"{user}:{quote(secret, safe='')}" if secret else user
@@ -248,7 +248,7 @@ def dsn(connector: Connector) -> str:
 
 
 def part_of_dsn(given: PropertyValue, connector: Connector) -> Outcome:
-    """Take a property as part of the address."""
+    """Convert a property to a part of the address."""
     if not given.value:
         return not_needed("it is empty")
     if given.name == "database.port" and not _is_port(given.value.strip()):
@@ -264,7 +264,7 @@ def part_of_dsn(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def password(given: PropertyValue, connector: Connector) -> Outcome:
-    """Keep a password out of the file unless it was asked for."""
+    """Leave a password out of the file, except with --include-secrets."""
     if not given.value:
         return not_needed("it is empty")
     if given.value.startswith("${"):
@@ -282,7 +282,7 @@ def password(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def key_password(given: PropertyValue, connector: Connector) -> Outcome:
-    """Keep the private key's password out of the file unless it was asked for."""
+    """Leave the private key's password out of the file, as ``password`` does."""
     if given.value and connector.includes_secrets:
         return taken({DSN: dsn(connector)})
     return not_supported(
@@ -292,7 +292,7 @@ def key_password(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def keepalive(given: PropertyValue, connector: Connector) -> Outcome:
-    """Take TCP keepalives, which are on by default in both worlds."""
+    """Convert TCP keepalives, which are on by default in both systems."""
     if boolean(given.value):
         return same("every connection keeps itself alive")
     return taken({DSN: dsn(connector)})

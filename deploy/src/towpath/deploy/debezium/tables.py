@@ -2,9 +2,9 @@ r"""
 Rules about captured tables, snapshots and signals: Debezium's lists made into ours.
 
 An entry that is a plain name, or a plain choice (``public\.(orders|customers)``),
-becomes names. Any other expression is held against the source's catalog, if that was
-asked; else it is written as it is, since ours match whole names too, though not in any
-case. The event router's table becomes the outbox.
+becomes names. Any other expression is matched with the source's catalog, if that was
+read; else it is written as it is, since ours match whole names too, but respect case.
+The event router's table becomes the outbox.
 """
 
 import re
@@ -43,12 +43,11 @@ _EXPAND: Final = "write the names into source.tables yourself"
 
 class Selection(NamedTuple):
     """
-    What a connector captures.
+    The tables that a connector captures.
 
     Attributes:
         tables: By name, the outbox and the signal table among them.
-        open: Entries that only the catalog could make into names, or that match
-            nothing.
+        open: Entries that only the catalog can resolve, or that match no table.
     """
 
     tables: tuple[str, ...]
@@ -62,7 +61,7 @@ def captured(connector: Connector) -> tuple[str, ...]:
 
 
 def selection(connector: Connector) -> Selection:
-    """Hold the connector's lists against what is known."""
+    """Resolve the connector's lists, with the catalog if there is one."""
     entries = split(connector.get(*_INCLUDE))
     if connector.catalog is not None:
         found = [t for t in connector.catalog if _is_included(t, entries)]
@@ -80,7 +79,7 @@ def selection(connector: Connector) -> Selection:
 
 
 def plain_names(expression: str) -> list[str]:
-    """Return the names that an expression stands for, if it needs no catalog."""
+    """Return the names that an expression lists, if it needs no catalog."""
     choice = _CHOICE.fullmatch(expression)
     texts = [expression]
     if choice is not None:
@@ -92,7 +91,7 @@ def plain_names(expression: str) -> list[str]:
 
 
 def matches(expression: str, name: str) -> bool:
-    """Tell whether an expression matches a whole name, in any case."""
+    """Return whether an expression matches a whole name, in any case."""
     try:
         return re.fullmatch(expression, name, re.IGNORECASE) is not None
     except (re.error, OverflowError, RecursionError):
@@ -100,22 +99,22 @@ def matches(expression: str, name: str) -> bool:
 
 
 def matches_table(expression: str, table: str) -> bool:
-    """Tell whether an expression matches a table, given as its name's text."""
+    """Return whether an expression matches a table, given as its name's text."""
     return matches(expression, TableName.parse(table).joined)
 
 
 def signal_table(connector: Connector) -> str:
-    """Return the signal table; Debezium writes the database before it, or does not."""
+    """Return the signal table, without the database that Debezium may put first."""
     parts = connector.get("signal.data.collection").strip().split(".")
     return ".".join(parts[-2:])
 
 
 def outbox_table(connector: Connector) -> str | None:
     """
-    Return the event router's table, if the lists tell which it is.
+    Return the event router's table, if the lists identify it.
 
-    That is the one that its predicate's expression picks by topic, else the only one
-    that is captured, else the only one whose name says outbox.
+    It is the one that its predicate's expression selects by topic, else the only
+    captured one, else the only one with outbox in its name.
     """
     if connector.router is None:
         return None
@@ -130,7 +129,7 @@ def outbox_table(connector: Connector) -> str | None:
 
 
 def include_list(given: PropertyValue, connector: Connector) -> Outcome:
-    """Take the list of tables; it is also asked for where none is written."""
+    """Convert the list of tables; an unset list selects all of them."""
     chosen = selection(connector)
     entries = table_entries(connector)
     keys: dict[KeyPath, object] = {TABLES: entries} if entries else {}
@@ -148,7 +147,7 @@ def include_list(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def table_entries(connector: Connector) -> list[str]:
-    """Return what is to be listed in ``source.tables``: names, then expressions."""
+    """Return the entries of ``source.tables``: names, then expressions."""
     if connector.catalog is not None:
         return [TableName.parse(table).entry for table in captured(connector)]
     schemas = split(connector.get(*_SCHEMAS))
@@ -159,14 +158,14 @@ def table_entries(connector: Connector) -> list[str]:
 
 
 def excluded_entries(connector: Connector) -> list[str]:
-    """Return what is to be listed in ``source.exclude_tables``."""
+    """Return the entries of ``source.exclude_tables``."""
     excluded = [_entry(each) for each in split(connector.get(*_EXCLUDE))]
     schemas = split(connector.get(*_NO_SCHEMAS))
     return [*excluded, *([_entry(rf"{_one_of(schemas)}\..*")] if schemas else [])]
 
 
 def _entry(expression: str, schemas: tuple[str, ...] = ()) -> str:
-    """Write an expression as ours: with its schemas, and in any case if that tells."""
+    """Return an expression in our form, with its schemas and its case."""
     if schemas:
         expression = rf"(?={_one_of(schemas)}\.)(?:{expression})"
     has_capital = _CAPITAL.search(_ESCAPED.sub("", expression)) is not None
@@ -178,7 +177,7 @@ def _one_of(expressions: tuple[str, ...]) -> str:
 
 
 def _is_usable(entry: str) -> bool:
-    """Tell whether an entry is an expression that can match a table."""
+    """Return whether an entry is an expression that can match a table."""
     try:
         compiled(entry)
     except ValueError:
@@ -187,7 +186,7 @@ def _is_usable(entry: str) -> bool:
 
 
 def other_list(given: PropertyValue, connector: Connector) -> Outcome:
-    """Tell what a list beside the include list did to the tables."""
+    """Convert a list beside the include list to the tables that it leaves."""
     if not given.value:
         return same("it is empty")
     tables = table_entries(connector)
@@ -206,8 +205,9 @@ def _apart(connector: Connector) -> str:
         (signal_table(connector), "the signal table"),
     )
     tables = selection(connector).tables
-    said = [f"{table} is {what}" for table, what in names if table in tables]
-    return " and ".join(said)
+    return " and ".join(
+        f"{table} is {what}" for table, what in names if table in tables
+    )
 
 
 def _is_table(name: str) -> bool:
@@ -275,7 +275,7 @@ _INSTEAD: Final = "ask with towpath snapshot start, or over HTTP on the admin po
 
 
 def snapshot_mode(given: PropertyValue, connector: Connector) -> Outcome:
-    """Take which rows are read unasked."""
+    """Convert the mode of initial snapshots."""
     value = given.value.strip().lower()
     if value in _RECOVERY:
         return not_needed("Postgres needs no schema history that could be recovered")
@@ -291,7 +291,7 @@ def snapshot_mode(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def snapshot_overrides(given: PropertyValue, connector: Connector) -> Outcome:
-    """Take the statements that are read in place of tables."""
+    """Convert the statements that replace tables in snapshots."""
     listed = {_table(name): name for name in split(connector.get(_OVERRIDES))}
     if given.name != _OVERRIDES and _table(given.parts[-1]) not in listed:
         return not_supported(f"name the table in {_OVERRIDES}")
@@ -310,7 +310,7 @@ def snapshot_overrides(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def signal_channels(given: PropertyValue, connector: Connector) -> Outcome:
-    """Take the ways that signals come."""
+    """Convert the channels of signals."""
     wanted = [one.lower() for one in split(given.value)]
     keys = _topic(connector) if _KAFKA in wanted else {}
     others = [one for one in wanted if one not in {"source", _KAFKA}]
@@ -322,14 +322,14 @@ def signal_channels(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def signal_kafka_topic(_given: PropertyValue, connector: Connector) -> Outcome:
-    """Take the topic of signals, if that channel is used."""
+    """Convert the topic of signals, if that channel is used."""
     if _KAFKA not in connector.get(_CHANNELS).lower():
         return not_needed(f"{_CHANNELS} does not name kafka")
     return taken(_topic(connector))
 
 
 def signal_collection(given: PropertyValue, connector: Connector) -> Outcome:
-    """Take the connector's signal table as one more place of signals."""
+    """Convert the connector's signal table to a further signal table."""
     name = signal_table(connector)
     if given.value.endswith("towpath.signal"):
         return same()
@@ -345,5 +345,5 @@ def _topic(connector: Connector) -> dict[KeyPath, object]:
 
 
 def _table(name: str) -> str:
-    """Leave out the database, where one stands before schema and table."""
+    """Return schema and table, without a database before them."""
     return ".".join(name.split(".")[-2:])

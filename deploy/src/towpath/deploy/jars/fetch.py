@@ -149,16 +149,11 @@ def _ivy_command(
         dependencies="".join(map(_ivy_dependency, jars, confs)),
     )
     (place / "ivy.xml").write_text(text, encoding="utf-8")
-    (place / "settings.xml").write_text(_IVY_SETTINGS, encoding="utf-8")
+    settings = place / "settings.xml"
+    settings.write_text(_IVY_SETTINGS, encoding="utf-8")
     return [
         *(str(java), *flags, f"-Divy.default.ivy.user.dir={place / 'user'}"),
-        *(
-            "-jar",
-            str(_ivy_program()),
-            "-warn",
-            "-settings",
-            str(place / "settings.xml"),
-        ),
+        *("-jar", str(_ivy_program()), "-warn", "-settings", str(settings)),
         *("-ivy", str(place / "ivy.xml"), "-cache", str(place / "cache")),
         *("-types", "jar", "tar.gz", "-confs", *confs),
         *("-retrieve", f"{target}/{_IVY_LAYOUT}"),

@@ -112,10 +112,9 @@ class Supervisor:
 
     def status(self) -> list[PartStatus]:
         """Return the status of every watched part."""
-        parts = list(self._parts.values())
         return [
             lifecycle.status(part.name, self._state, part.port, part.probe)
-            for part in parts
+            for part in list(self._parts.values())
         ]
 
     def stop_part(self, name: str) -> None:

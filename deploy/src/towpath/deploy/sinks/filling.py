@@ -136,7 +136,7 @@ def carry_out_fill(
     """
     Send the signal unless it was sent, and watch the snapshot to its end.
 
-    Of an incomplete snapshot, only the rows that were not delivered are read again.
+    An incomplete snapshot reads only the rows again that were not delivered.
 
     Raises:
         SourceUnreachableError: The source does not answer; run it again.

@@ -1,9 +1,9 @@
 """
 The orders service as a process: ``serve`` (the default), ``migrate`` or ``seed``.
 
-``serve`` brings the tables up to date, makes the event schemas known to the registry
-and then listens. Every option has an environment variable: ``SHOP_DSN``,
-``SHOP_REGISTRY``, ``SHOP_HOST``, ``SHOP_PORT``, ``SHOP_THREADS``.
+``serve`` migrates the tables, registers the event schemas and then listens. Every
+option has an environment variable: ``SHOP_DSN``, ``SHOP_REGISTRY``, ``SHOP_HOST``,
+``SHOP_PORT``, ``SHOP_THREADS``.
 """
 
 import argparse
@@ -20,25 +20,25 @@ from towpath.schemas.clock import Backoff, Deadline, SystemClock
 from towpath.schemas.events import event_history
 from towpath.schemas.failure import TowpathError, UnavailableError
 from towpath.services.orders.app import DEFAULT_THREADS, create_app, migrate_shop
-from towpath.services.orders.seed import has_orders, seed_shop
+from towpath.services.orders.repository import has_orders, seed_shop
 from towpath.services.plumbing.database import make_engine
 from towpath.services.plumbing.server import Listen, configure_logs, serve
 from towpath.services.registry import register_event_schemas
 
-# How long the service waits for its database and the registry when all start at once.
+# The longest wait for the database and the registry when all start at once.
 START_TIMEOUT_S: Final = 60.0
 
 log = structlog.get_logger("towpath.services.orders")
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Do what the command line asks; return the exit code."""
+    """Run the command of the command line; return the exit code."""
     options = _parser(environ).parse_args(arguments)
     configure_logs()
     try:
         _COMMANDS[options.command](options)
     except TowpathError as error:
-        log.error("stopped", reason=str(error), remedy=error.remedy)  # noqa: TRY400
+        log.error("service stopped", reason=str(error), remedy=error.remedy)  # noqa: TRY400
         return error.exit_code
     return 0
 
@@ -64,14 +64,14 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
 def _serve(options: argparse.Namespace) -> None:
     _migrate(options)
     if options.registry is None:
-        log.warning("no registry is named: event schemas are not registered")
+        log.warning("schema registry not configured: event schemas are not registered")
     else:
         clock = SystemClock()
         register_event_schemas(
             options.registry, event_history(), clock=clock, timeout_s=START_TIMEOUT_S
         )
     listen = Listen(host=options.host, port=options.port, threads=options.threads)
-    log.info("the orders service starts", host=listen.host, port=listen.port)
+    log.info("service starts", host=listen.host, port=listen.port)
     serve(lambda: create_app(options.dsn, threads=options.threads), listen)
 
 
@@ -86,11 +86,11 @@ def _migrate(options: argparse.Namespace) -> None:
         except UnavailableError as error:
             if deadline.passed():
                 raise
-            log.info("waiting for the database", reason=str(error))
+            log.info("database unavailable: trying again", reason=str(error))
             clock.wait(min(Backoff().delay_s(attempt), deadline.remaining_s()))
             attempt += 1
         else:
-            log.info("the shop's tables are up to date")
+            log.info("tables are up to date")
             return
 
 
@@ -98,7 +98,7 @@ def _seed(options: argparse.Namespace) -> None:
     with closing_engine(options.dsn) as engine:
         migrate_shop(engine)
         if options.if_empty and has_orders(engine):
-            log.info("the shop has orders: nothing is seeded")
+            log.info("shop has orders: not seeded")
             return
         seed_shop(
             engine,
@@ -106,12 +106,12 @@ def _seed(options: argparse.Namespace) -> None:
             customers=options.customers,
             seed=options.seed,
         )
-    log.info("the shop is seeded", orders=options.orders, customers=options.customers)
+    log.info("shop seeded", orders=options.orders, customers=options.customers)
 
 
 @contextmanager
 def closing_engine(dsn: str) -> Iterator[Engine]:
-    """Give an engine for one connection, and leave none open behind it."""
+    """Yield an engine for one connection, and close it at the end."""
     engine = make_engine(dsn, pool_size=1)
     try:
         yield engine
@@ -122,5 +122,5 @@ def closing_engine(dsn: str) -> Iterator[Engine]:
 _COMMANDS: Final = {"serve": _serve, "migrate": _migrate, "seed": _seed}
 
 if __name__ == "__main__":
-    # The root reads the environment for everyone below it.
+    # Only the root reads the environment.
     sys.exit(main(sys.argv[1:], os.environ))  # noqa: TID251

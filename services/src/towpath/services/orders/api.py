@@ -1,5 +1,5 @@
 """
-The service's HTTP protocol: routes, input and output; every rule is in the handlers.
+The HTTP protocol of the service: routes, input and output; the handlers have the rules.
 
 =========================  =======================  ==================
 route                      body                     answers
@@ -14,8 +14,8 @@ POST /orders/{id}/cancel   CancelOrder, or none     200, 404, 409
 
 Every POST takes an ``Idempotency-Key`` and a ``traceparent``, and answers with the
 header ``Towpath-Lsn``: once a sink has applied everything up to it, the write can be
-read there (``plumbing.written`` says why). Other answers, for every route: 400, 413,
-415 for a body that cannot be read, 503 when the database is away.
+read there (see ``plumbing.http``). Other answers, for every route: 400, 413, 415 for a
+body that cannot be read, 503 when the database is unavailable.
 """
 
 import json
@@ -54,14 +54,14 @@ REPLAYED: Final = "Idempotent-Replayed"
 blueprint = Blueprint("orders", __name__)
 
 
-class Parts(NamedTuple):
-    """What the routes need; the application keeps it under ``EXTENSION``."""
+class RouteContext(NamedTuple):
+    """The services that the routes need; the application has it under ``EXTENSION``."""
 
     sessions: sessionmaker[Session]
     clock: Clock
 
 
-CarryOut = Callable[[OrdersUnit, datetime], dict[str, Any]]
+Execute = Callable[[OrdersUnit, datetime], dict[str, Any]]
 
 
 @blueprint.post("/customers")
@@ -79,7 +79,7 @@ def register_customer() -> Response:
 @blueprint.get("/customers/<uuid:customer_id>")
 def find_customer(customer_id: uuid.UUID) -> Response:
     """Read a customer."""
-    with OrdersUnit(_parts().sessions) as unit:
+    with OrdersUnit(_context().sessions) as unit:
         state = handlers.find_customer(customer_id, unit)
     return _respond(HTTPStatus.OK, plain(customer_document(state)))
 
@@ -97,7 +97,7 @@ def place_order() -> Response:
 @blueprint.get("/orders/<bigint:order_id>")
 def find_order(order_id: int) -> Response:
     """Read an order."""
-    with OrdersUnit(_parts().sessions) as unit:
+    with OrdersUnit(_context().sessions) as unit:
         state = handlers.find_order(order_id, unit)
     return _respond(HTTPStatus.OK, plain(order_document(state)))
 
@@ -122,14 +122,14 @@ def cancel_order(order_id: int) -> Response:
     )
 
 
-def _parts() -> Parts:
-    parts: Parts = current_app.extensions[EXTENSION]
-    return parts
+def _context() -> RouteContext:
+    context: RouteContext = current_app.extensions[EXTENSION]
+    return context
 
 
-def _once(carry_out: CarryOut, status: HTTPStatus = HTTPStatus.OK) -> Response:
-    """Carry the command out in one transaction, or give its earlier answer again."""
-    sessions, clock = _parts()
+def _once(execute: Execute, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    """Execute the command in one transaction, or repeat its earlier answer."""
+    sessions, clock = _context()
     claim = claim_of(request)
     traceparent = valid_traceparent(request.headers.get("traceparent"))
     with OrdersUnit(sessions, traceparent) as unit:
@@ -137,7 +137,7 @@ def _once(carry_out: CarryOut, status: HTTPStatus = HTTPStatus.OK) -> Response:
         if earlier is not None:
             again = _respond(earlier.status, earlier.document, replayed=True)
             return _with_lsn(again, unit)
-        answer = Answer(status.value, plain(carry_out(unit, clock.now())))
+        answer = Answer(status.value, plain(execute(unit, clock.now())))
         if claim:
             keep_answer(unit.session, claim, answer)
         unit.commit()

@@ -1,4 +1,4 @@
-"""The composition root of the orders service: the only place that knows every part."""
+"""The wiring of the orders service: the only module that knows every part."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ from werkzeug.routing import IntegerConverter, ValidationError
 from towpath.outbox import Collector
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.events import event_schemas
-from towpath.services.orders.api import EXTENSION, Parts, blueprint
+from towpath.services.orders.api import EXTENSION, RouteContext, blueprint
 from towpath.services.orders.events import outbox_event
 from towpath.services.orders.repository import SCHEMA
 from towpath.services.plumbing.database import health_blueprint, make_engine, migrate
@@ -23,7 +23,7 @@ _MAX_BIGINT: Final = 2**63 - 1
 
 
 class _BigintConverter(IntegerConverter):
-    """An order's number as Postgres can hold it; anything else is no such order."""
+    """An order's number within Postgres's bigint; any other number is not found."""
 
     def to_python(self, value: str) -> int:
         # Nineteen digits are the most; Python refuses to read thousands.
@@ -36,12 +36,12 @@ def create_app(
     dsn: str, *, threads: int = DEFAULT_THREADS, clock: Clock | None = None
 ) -> Flask:
     """
-    Put the service together over a database; nothing is opened before a request.
+    Wire the service with a database; no connection is opened before a request.
 
     Args:
-        dsn: The shop's database, as libpq takes it.
-        threads: How many requests are served at once; each has a connection.
-        clock: Tells when things happen.
+        dsn: The shop's database, in a form of libpq.
+        threads: The number of requests served at once; each has a connection.
+        clock: The time of changes.
     """
     engine = make_engine(dsn, pool_size=threads)
     app = assemble(engine, clock or SystemClock())
@@ -50,7 +50,7 @@ def create_app(
 
 
 def assemble(engine: Engine, clock: Clock) -> Flask:
-    """Put the service together over an engine."""
+    """Wire the service with an engine."""
     event_schemas()  # compiled now, not in the first request
     sessions = sessionmaker(engine, expire_on_commit=False)
     Collector(outbox_event).install(sessions)
@@ -59,14 +59,14 @@ def assemble(engine: Engine, clock: Clock) -> Flask:
     app.url_map.converters["bigint"] = _BigintConverter
     install_problems(app)
     app.register_blueprint(health_blueprint(engine, NEEDED_TABLES))
-    app.extensions[EXTENSION] = Parts(sessions, clock)
+    app.extensions[EXTENSION] = RouteContext(sessions, clock)
     app.register_blueprint(blueprint)
     return app
 
 
 def migrate_shop(engine: Engine) -> None:
     """
-    Make or update the shop's tables.
+    Create or update the shop's tables.
 
     Raises:
         UnavailableError: The database cannot be reached.

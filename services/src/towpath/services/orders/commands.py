@@ -1,4 +1,4 @@
-"""What the service can be asked to do, as checked input. Imperatives."""
+"""The commands of the service, as checked input; their names are imperatives."""
 
 import re
 import uuid
@@ -20,7 +20,7 @@ _PRICE: Final = re.compile(r"[0-9]{1,10}(\.[0-9]{1,2})?\Z")
 
 
 def _price(value: object) -> Decimal:
-    """Take text only: a JSON number may have lost digits before it arrived."""
+    """Read a price from text only: a JSON number may have lost digits on the way."""
     if not isinstance(value, str) or _PRICE.match(value) is None:
         message = 'must be a decimal as text with at most two digits, such as "9.99"'
         raise ValueError(message)
@@ -67,7 +67,7 @@ class RegisterCustomer(Input):
 
 
 class OrderedLine(Input):
-    """So much of one product at this price."""
+    """A quantity of one product at a price."""
 
     product_id: uuid.UUID
     quantity: int = Field(ge=1, le=MAX_QUANTITY)
@@ -87,10 +87,10 @@ class PlaceOrder(Input):
 
 
 class PayOrder(Input):
-    """Pay an order; the body says nothing."""
+    """Pay an order; the body is an empty object."""
 
 
 class CancelOrder(Input):
-    """Cancel an order, for a reason or none."""
+    """Cancel an order, with or without a reason."""
 
     reason: Note | None = None

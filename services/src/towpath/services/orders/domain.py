@@ -1,5 +1,5 @@
 """
-Customers and orders: what they are and what may happen to them. No I/O, no framework.
+Customers and orders: their state, their rules and their events. No I/O, no framework.
 
 ::
 
@@ -7,8 +7,8 @@ Customers and orders: what they are and what may happen to them. No I/O, no fram
                  |
                  +---cancel--> CANCELLED
 
-An order's ``state`` is a value that each change replaces as a whole; the change says so
-in ``events``. Doing again what is already done changes nothing and says nothing.
+An order's ``state`` is a value that each change replaces as a whole; the change is
+recorded in ``events``. A repeated change has no effect and records no event.
 """
 
 import enum
@@ -21,14 +21,14 @@ from typing import Final
 
 from towpath.schemas.failure import DataError
 
-# What numeric(12,2) holds.
+# The largest numeric(12,2).
 MAX_AMOUNT: Final = Decimal("9999999999.99")
 
 AttributeValue = str | int | bool | None
 
 
 class OrderStatus(enum.StrEnum):
-    """Where an order stands."""
+    """The status of an order."""
 
     PLACED = "placed"
     PAID = "paid"
@@ -42,7 +42,7 @@ class OrderRuleError(DataError):
 
 
 class AmountError(DataError):
-    """The order's total is more than can be kept."""
+    """The order's total is more than its column holds."""
 
     remedy = "Place several smaller orders."
 
@@ -59,7 +59,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderState:
-    """Everything that an order is, at one moment."""
+    """The whole state of an order at one moment."""
 
     order_id: int
     customer_id: uuid.UUID
@@ -90,7 +90,7 @@ class OrderPaid:
 
 @dataclass(frozen=True, slots=True)
 class OrderCancelled:
-    """An order was cancelled; ``reason`` is in the customer's words."""
+    """An order was cancelled; the customer wrote the ``reason``."""
 
     order: OrderState
     reason: str | None
@@ -98,7 +98,7 @@ class OrderCancelled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomerState:
-    """Everything that a customer is, at one moment."""
+    """The whole state of a customer at one moment."""
 
     customer_id: uuid.UUID
     name: str
@@ -120,7 +120,7 @@ DomainEvent = OrderPlaced | OrderPaid | OrderCancelled | CustomerRegistered
 
 @dataclass(slots=True)
 class Customer:
-    """A customer and what it has to say."""
+    """A customer and its new events."""
 
     state: CustomerState
     events: list[DomainEvent] = field(default_factory=list)
@@ -133,19 +133,19 @@ class Customer:
 
 @dataclass(slots=True)
 class Order:
-    """An order, its rules, and what it has to say."""
+    """An order, its rules, and its new events."""
 
     state: OrderState
     events: list[DomainEvent] = field(default_factory=list)
 
     @classmethod
     def place(cls, state: OrderState) -> "Order":
-        """Place a new order, as ``draft`` made it."""
+        """Place a new order."""
         return cls(state, [OrderPlaced(state)])
 
     def pay(self, at: datetime) -> None:
         """
-        Take the order as paid; nothing happens if it is.
+        Pay the order; a paid one stays as it is.
 
         Raises:
             OrderRuleError: It is cancelled.
@@ -155,7 +155,7 @@ class Order:
 
     def cancel(self, at: datetime, reason: str | None) -> None:
         """
-        Cancel the order; nothing happens if it is cancelled.
+        Cancel the order; a cancelled one stays as it is.
 
         Raises:
             OrderRuleError: It is paid.

@@ -1,9 +1,9 @@
 """
-From what an aggregate says to what the outbox takes: names, keys and payloads.
+The mapping of domain events to outbox events: names, keys and payloads.
 
-An order's event carries the order's whole state, so that a reader of the topic needs
-nothing else. The same document answers ``GET``. The view ``shop.order_documents`` says
-the same of every order, in SQL: whoever changes one changes the other.
+An order's event carries the order's whole state, so that a reader of the topic needs no
+other data. The same document answers ``GET``. The view ``shop.order_documents`` returns
+the same document of every order, in SQL: a change of one needs a change of the other.
 """
 
 import json
@@ -30,13 +30,13 @@ ORDER: Final = "order"
 CUSTOMER: Final = "customer"
 
 
-def outbox_event(said: DomainEvent, session: Session) -> OutboxEvent:
+def outbox_event(event: DomainEvent, session: Session) -> OutboxEvent:
     """Turn a domain event into an outbox event, within the request's trace."""
-    aggregate_type, aggregate_id, payload, occurred_at = _parts(said)
+    aggregate_type, aggregate_id, payload, occurred_at = _parts(event)
     return OutboxEvent(
         aggregate_type=aggregate_type,
         aggregate_id=aggregate_id,
-        type=type(said).__name__,
+        type=type(event).__name__,
         payload=payload,
         occurred_at=occurred_at,
         traceparent=session.info.get(TRACEPARENT),
@@ -44,7 +44,7 @@ def outbox_event(said: DomainEvent, session: Session) -> OutboxEvent:
 
 
 def order_document(order: OrderState) -> dict[str, Any]:
-    """Write an order's whole state with names; values stay as they are."""
+    """Return an order's whole state as a document; values keep their types."""
     return {
         "order_id": order.order_id,
         "customer_id": order.customer_id,
@@ -68,7 +68,7 @@ def order_document(order: OrderState) -> dict[str, Any]:
 
 
 def customer_document(customer: CustomerState) -> dict[str, Any]:
-    """Write a customer's whole state with names; values stay as they are."""
+    """Return a customer's whole state as a document; values keep their types."""
     return {
         "customer_id": customer.customer_id,
         "name": customer.name,
@@ -79,8 +79,8 @@ def customer_document(customer: CustomerState) -> dict[str, Any]:
     }
 
 
-def _parts(said: DomainEvent) -> tuple[str, str, dict[str, Any], datetime]:
-    match said:
+def _parts(event: DomainEvent) -> tuple[str, str, dict[str, Any], datetime]:
+    match event:
         case CustomerRegistered(customer):
             key = str(customer.customer_id)
             payload = customer_document(customer)
@@ -103,7 +103,7 @@ def _order_parts(
 
 
 def _json_text(attributes: Mapping[str, AttributeValue] | None) -> str | None:
-    """Write attributes as the database does: short names first, then by bytes."""
+    """Return attributes in the database's form: short names first, then by bytes."""
     if attributes is None:
         return None
     names = sorted(attributes, key=lambda name: (len(name.encode()), name.encode()))

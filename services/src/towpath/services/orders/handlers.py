@@ -1,8 +1,8 @@
 """
 One function for each command: in one unit of work, without protocol and without SQL.
 
-A handler does not commit: whoever opened the unit does, so that what must stand or fall
-with the command (its idempotency key) is in the same transaction.
+A handler does not commit: its caller does, so that the command and its idempotency key
+are in the same transaction.
 """
 
 import uuid

@@ -1,10 +1,10 @@
 """
-The same request twice is carried out once.
+A repeated request is executed once.
 
 The key is claimed by inserting its row in the command's own transaction: a second
 request with the key waits there until the first has ended. If the first committed, its
-answer is given again; if it did not, the key is free and the second takes its place. A
-key that comes with another request is refused. Failed requests leave nothing behind.
+answer is repeated; if it did not, the key is free and the second takes its place. A key
+that comes with another request is refused. Failed requests leave no key.
 """
 
 import hashlib
@@ -24,14 +24,14 @@ _KEY: Final = re.compile(r"[\x21-\x7e]{1,200}\Z")
 
 
 class Answer(NamedTuple):
-    """What a request was answered with; kept under its key."""
+    """The answer to a request, stored under its key."""
 
     status: int
     document: dict[str, Any]
 
 
 class Claim(NamedTuple):
-    """A key and the request that it stands for."""
+    """A key and the hash of its request."""
 
     key: str
     request_hash: str
@@ -56,7 +56,7 @@ def claim_of(request: Request) -> Claim | None:
 
 def earlier_answer(session: Session, claim: Claim) -> Answer | None:
     """
-    Claim the key, or return the answer that was given under it before.
+    Claim the key, or return the earlier answer under it.
 
     Raises:
         InvalidInputError: The key was used for another request.
@@ -74,7 +74,7 @@ def earlier_answer(session: Session, claim: Claim) -> Answer | None:
 
 
 def keep_answer(session: Session, claim: Claim, answer: Answer) -> None:
-    """Keep the answer under the claimed key; it commits with the command."""
+    """Store the answer under the claimed key; it commits with the command."""
     kept = (
         update(idempotency)
         .where(idempotency.c.key == claim.key)

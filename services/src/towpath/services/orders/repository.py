@@ -1,15 +1,20 @@
 """
-Customers and orders in their tables, one method for each thing the commands need.
+Customers and orders in their tables, one method for each need of the commands.
 
-Writing an aggregate also has it tracked: what it says is recorded in the same
+An aggregate that is written is tracked too: its events are recorded in the same
 transaction. An order is changed only under its row's lock. The tables are described for
-SQLAlchemy; the migrations make them.
+SQLAlchemy; the migrations create them.
+
+``seed_shop`` fills the shop with customers and orders that no event announced. Two
+statements do it, in one transaction and without outbox rows: such orders reach a sink
+only by a snapshot. The same ``seed`` gives the same customers, products, quantities and
+prices; totals are the sums of their lines.
 """
 
 import uuid
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import (
     JSON,
@@ -17,6 +22,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     DateTime,
+    Engine,
     Enum,
     ForeignKey,
     Identity,
@@ -49,7 +55,7 @@ from towpath.services.orders.domain import (
     OrderState,
     OrderStatus,
 )
-from towpath.services.plumbing.database import UnitOfWork, constraint_of
+from towpath.services.plumbing.database import UnitOfWork, constraint_of, translated
 
 SCHEMA = "shop"
 metadata = MetaData(schema=SCHEMA)
@@ -162,7 +168,7 @@ class OrderRepository:
         self._session = session
 
     def next_id(self) -> int:
-        """Take the next order's number; numbers of failed orders are not used again."""
+        """Return the next order's number; numbers of failed orders are not reused."""
         sequence = "nextval(pg_get_serial_sequence('shop.orders', 'id'))"
         return int(self._session.execute(text(f"select {sequence}")).scalar_one())
 
@@ -183,7 +189,7 @@ class OrderRepository:
         self._session.execute(insert(order_lines), _line_rows(order.state))
 
     def save(self, order: Order) -> None:
-        """Write what may change of an order that ``lock`` gave."""
+        """Write the changes of an order that ``lock`` returned."""
         track(self._session, order)
         changed = (
             update(orders)
@@ -197,7 +203,7 @@ class OrderRepository:
         self._session.execute(changed)
 
     def lock(self, order_id: int) -> Order | None:
-        """Read an order to change it; others who want to change it wait."""
+        """Read an order under its row's lock, to change it."""
         state = self._read(select(orders).with_for_update(), order_id)
         return None if state is None else Order(state)
 
@@ -277,3 +283,91 @@ class OrdersUnit(UnitOfWork):
     def orders(self) -> OrderRepository:
         """The orders in this transaction."""
         return OrderRepository(self.session)
+
+
+SECONDS_BETWEEN_ORDERS: Final = 7
+
+_SEED_CUSTOMERS: Final = text("""
+insert into shop.customers (id, name, email, created_at, updated_at)
+select md5('customer ' || :seed || ' ' || n)::uuid,
+       'Customer ' || n,
+       'customer' || n || '@example.org',
+       now(), now()
+  from generate_series(1, :customers) as n
+    on conflict (id) do nothing
+""")
+
+# Every choice is a hash of the seed, the order's index and the line's number, so it
+# needs no state.
+_SEED_ORDERS: Final = text("""
+with numbered as materialized (
+    select n, nextval(pg_get_serial_sequence('shop.orders', 'id')) as id,
+           hashint8extended(n, :seed) & 2147483647 as dice
+      from generate_series(1, :orders) as n
+), lines as materialized (
+    select o.id, o.n, line_no::int,
+           md5('product ' || (d.dice / 100000 % 1000))::uuid as product_id,
+           (1 + d.dice % 5)::int as quantity,
+           (100 + d.dice / 7 % 20000)::numeric(12, 2) / 100 as unit_price
+      from numbered as o,
+           generate_series(1, 1 + o.dice % 4) as line_no,
+           lateral (select hashint8extended(o.n * 16 + line_no, :seed + 1)
+                           & 2147483647 as dice) as d
+), placed as (
+    insert into shop.orders
+           (id, customer_id, status, total, currency, attributes, note,
+            placed_at, updated_at)
+    select o.id,
+           md5('customer ' || :seed || ' ' || 1 + o.dice / 4 % :customers)::uuid,
+           'placed'::shop.order_status,
+           sum(l.quantity * l.unit_price),
+           'EUR',
+           case when o.dice % 3 = 0 then jsonb_build_object('gift', true) end,
+           case when o.dice % 10 = 0 then 'Please ring twice.' end,
+           now() - (:orders - o.n) * make_interval(secs => :seconds_between),
+           now() - (:orders - o.n) * make_interval(secs => :seconds_between)
+      from numbered as o join lines as l using (id)
+     group by o.id, o.n, o.dice
+     order by o.n
+)
+insert into shop.order_lines (order_id, line_no, product_id, quantity, unit_price)
+select id, line_no, product_id, quantity, unit_price
+  from lines
+ order by n, line_no
+""")
+
+
+def has_orders(engine: Engine) -> bool:
+    """Return whether the shop has any order; its tables must exist."""
+    with translated(), engine.connect() as connection:
+        return bool(connection.scalar(text("select exists (select from shop.orders)")))
+
+
+def seed_shop(engine: Engine, *, orders: int, customers: int, seed: int = 1) -> None:
+    """
+    Insert missing customers, and a number of orders.
+
+    Args:
+        engine: The shop's database, with its tables.
+        orders: The number of orders, all placed, with one to four lines each.
+        customers: The number of their customers; at least one.
+        seed: Another one gives other customers and orders.
+
+    Raises:
+        UnavailableError: The database cannot be reached, or has no tables yet.
+    """
+    with translated(), engine.begin() as connection:
+        connection.execute(text("set local statement_timeout = 0"))
+        connection.execute(_SEED_CUSTOMERS, {"customers": customers, "seed": seed})
+        choice = {
+            "orders": orders,
+            "customers": customers,
+            "seed": seed,
+            "seconds_between": SECONDS_BETWEEN_ORDERS,
+        }
+        connection.execute(_SEED_ORDERS, choice)
+    with engine.connect() as connection:
+        # Planner statistics now, not after the next autovacuum.
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        tables = "shop.customers, shop.orders, shop.order_lines"
+        connection.execute(text(f"analyze {tables}"))

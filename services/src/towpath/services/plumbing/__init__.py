@@ -1,7 +1,7 @@
 """
-What every service of the shop needs and none should write twice.
+The parts that all services of the shop share.
 
-Problem documents, reading a request, the engine and its errors, one transaction per
-command, migrations, health, log records, and the WSGI server. Nothing here knows what
-the shop sells.
+They are problem documents, request bodies, the engine and its errors, one transaction
+per command, migrations, health, log records, and the WSGI server. None of them depends
+on a service.
 """

@@ -2,20 +2,18 @@
 The database of a service: engine, errors, migrations, unit of work, health.
 
 A driver's error becomes one of ours in one place, by its SQLSTATE, never by its text.
-An error that is not in the table is unforeseen and stays as it was.
+An error that is not in the table is raised unchanged.
 
-A service's tables are brought to the newest version also when two of it start at once:
-the whole run is one transaction under one advisory lock: the second to come waits,
-finds nothing to do, and goes on.
+Two processes of a service may migrate its tables at once: a whole run is one
+transaction under one advisory lock, and the second one finds nothing to do.
 
 A unit of work is one transaction for one command; without a commit it is rolled back.
-The driver's errors leave it as the platform's failures. Aggregates that the command
-touched are tracked, so that what they say is committed with their state. The connection
-stays the unit's until its end, so that it can be asked after the commit how far the log
-is.
+It raises the driver's errors as the platform's failures. Aggregates that the command
+changed are tracked, so that their events are committed with their state. The unit has
+its connection until its end, so that the LSN can be read from it after the commit.
 
-``/health/live`` asks nothing of anyone. ``/health/ready`` asks the database whether it
-answers and has every table that a write needs, the outbox among them.
+``/health/live`` needs no other part. ``/health/ready`` checks that the database answers
+and has every table that a write needs, the outbox among them.
 """
 
 import zlib
@@ -39,11 +37,11 @@ from towpath.schemas.failure import BusyError, UnavailableError
 from towpath.services.plumbing.http import written_lsn
 
 CONNECT_TIMEOUT_S: Final = 3
-# A request that waits longer for a row lock or an answer is refused and may be tried
-# again; it would hold one of few threads otherwise.
+# A request that waits longer for a row lock or an answer is refused and may be retried;
+# otherwise it would occupy one of few threads.
 LOCK_TIMEOUT_MS: Final = 5_000
 STATEMENT_TIMEOUT_MS: Final = 10_000
-# An abandoned transaction holds row locks and keeps the relay's snapshots waiting.
+# An abandoned transaction holds row locks and delays the relay's snapshots.
 IDLE_TIMEOUT_MS: Final = 30_000
 POOL_WAIT_S: Final = 5.0
 
@@ -55,7 +53,7 @@ class DatabaseUnavailableError(UnavailableError):
 
 
 class MissingTableError(UnavailableError):
-    """A table is not there yet, the outbox most of all."""
+    """A table, such as the outbox, does not exist yet."""
 
     remedy: ClassVar[str] = "Run towpath relay init, and the service's own migrations."
 
@@ -73,10 +71,10 @@ _MISSING: Final = ("42P01", "3F000")
 
 def make_engine(dsn: str, *, pool_size: int) -> Engine:
     """
-    Make an engine for a libpq connection string, URI or keywords; nothing is opened.
+    Create an engine for a libpq connection string; no connection is opened.
 
     Args:
-        dsn: Where the database is, as libpq takes it.
+        dsn: The database, as a URI or keywords of libpq.
         pool_size: Connections kept; one for each thread that serves requests.
     """
 
@@ -90,7 +88,7 @@ def make_engine(dsn: str, *, pool_size: int) -> Engine:
             statement_timeout=str(STATEMENT_TIMEOUT_MS),
             idle_in_transaction_session_timeout=str(IDLE_TIMEOUT_MS),
             row_security="on",
-            # An order that was confirmed is on the standby, too.
+            # A confirmed order is on the standby, too.
             synchronous_commit="on",
         )
         with connection, connection.cursor() as cursor:
@@ -114,7 +112,7 @@ def translated() -> Iterator[None]:
 
     Raises:
         UnavailableError: The database cannot be reached, or lacks a table.
-        BusyError: Something took too long; trying again may help.
+        BusyError: An answer took too long; a retry may succeed.
     """
     try:
         yield
@@ -129,7 +127,7 @@ def translated() -> Iterator[None]:
 
 
 def failure_of(error: DBAPIError) -> UnavailableError | None:
-    """Name the platform's failure for a driver's error, if it is one."""
+    """Return the platform's failure for a driver's error, if there is one."""
     state = sqlstate(error)
     if state.startswith(_BUSY):
         message = "The database did not answer in time, or another request was first."
@@ -143,28 +141,28 @@ def failure_of(error: DBAPIError) -> UnavailableError | None:
 
 
 def sqlstate(error: DBAPIError) -> str:
-    """Return the five characters by which Postgres names an error, or nothing."""
+    """Return the SQLSTATE of an error, or an empty text."""
     return getattr(error.orig, "pgcode", None) or ""
 
 
 def constraint_of(error: DBAPIError) -> str:
-    """Return the name of the constraint that was violated, or nothing."""
+    """Return the name of the violated constraint, or an empty text."""
     diagnosis = getattr(error.orig, "diag", None)
     return getattr(diagnosis, "constraint_name", None) or ""
 
 
-# How long the second to come waits for the first; migrations take seconds.
+# The longest wait for the migration of another process, which takes seconds.
 _WAIT_MS: Final = 60_000
 
 
 def migrate(engine: Engine, *, package: str, schema: str) -> None:
     """
-    Apply what is missing.
+    Apply the missing migrations.
 
     Args:
         engine: The database.
-        package: The package that holds ``env.py`` and ``versions``.
-        schema: The service's schema; made first, because alembic keeps its own table
+        package: The package with ``env.py`` and ``versions``.
+        schema: The service's schema; created first, because alembic's own table is
             there.
 
     Raises:
@@ -193,8 +191,8 @@ class UnitOfWork:
     A transaction that begins with the first statement and ends with the block.
 
     Args:
-        sessions: Makes the session; its collector records what aggregates say.
-        traceparent: The trace context of the request, kept with its events.
+        sessions: Creates the session; its collector records the events of aggregates.
+        traceparent: The trace context of the request, stored with its events.
     """
 
     session: Session
@@ -215,11 +213,11 @@ class UnitOfWork:
         return self
 
     def commit(self) -> None:
-        """Make everything until now durable, events included."""
+        """Commit the changes with their events."""
         self.session.commit()
 
     def written_lsn(self) -> str | None:
-        """Return an LSN behind everything that was committed and can be seen here."""
+        """Return an LSN at or behind the last commit of this unit."""
         return written_lsn(self._connection)
 
     def __exit__(
@@ -237,10 +235,10 @@ class UnitOfWork:
 
 def health_blueprint(engine: Engine, tables: Sequence[str]) -> Blueprint:
     """
-    Make the two routes.
+    Return the two routes of health checks.
 
     Args:
-        engine: The database that is asked.
+        engine: The database to check.
         tables: Qualified names of the tables that a write needs.
     """
     blueprint = Blueprint("health", __name__, url_prefix="/health")

@@ -1,24 +1,21 @@
 """
 Requests and answers over HTTP: bodies, problem documents, trace context, LSN.
 
-A request is read as bytes in, a checked value out, and every mistake at once.
+A body is JSON by its media type or it is refused (415). Bytes that are not JSON in
+UTF-8 are a 400; JSON with invalid values is a 422 that lists all of them.
 
-The body is JSON by its media type or it is refused (415). Bytes that are not JSON in
-UTF-8 are a 400; JSON that says something not allowed is a 422 that lists all of it.
-
-Errors are problem documents (RFC 9457), the one form in which a service says no.
+Errors are problem documents (RFC 9457), the one form of a refusal.
 
 ::
 
     ProblemError            a service's own refusal: status, slug, detail, fields
-    ├── InvalidInputError   422  every field that is wrong, at once
+    ├── InvalidInputError   422  every invalid field, at once
     ├── UnreadableError     400  the body is not JSON at all
     ├── NotFoundError       404
-    └── ConflictError       409  right in form, but not in this state
+    └── ConflictError       409  valid, but not in this state
 
-Failures of the platform become problems by their class: what may be tried again is a
-503 with ``Retry-After``. Anything unforeseen is a 500 that tells the caller nothing and
-the log everything.
+Failures of the platform become problems by their class: one that may be retried is a
+503 with ``Retry-After``. Any other error is a 500 without details, which are logged.
 
 The W3C trace context of a request is kept if it is valid and dropped if it is not:
 ``version-traceid-parentid-flags`` in lower-case hex; ids of zeros and version ``ff``
@@ -29,17 +26,16 @@ client can wait until a sink has applied everything up to it, and then reads its
 write there. It is read after the commit, on the commit's own connection:
 
 - With synchronous commits the commit's record was flushed before the commit returned,
-  so the end of what is flushed, read afterwards, lies at its end or behind it. Commits
-  of others in between only move it further: an upper bound, never less. The end of what
-  was *inserted* would be one too, but what is inserted and not flushed reaches nobody,
-  and a wait for it could last until somebody else commits.
-- With ``synchronous_commit = off`` nothing says that the commit is flushed: then the
-  end of what was inserted is the bound.
-- On another connection of the same server, as a pooler may give us, both still hold:
-  the ends are the server's, not the session's. On another *server* they would not, so
-  after a lost connection there is no header at all rather than a wrong one. A fail-over
-  that a pooler hides from us can still answer for the new server, whose log may lack
-  the commit: no LSN tells of what a fail-over has lost.
+  so the flush LSN, read afterwards, lies at its end or behind it. Other commits in
+  between only raise it: it is an upper bound. The insert LSN would be one too, but log
+  that is not flushed is not sent, and a wait for it could last until the next commit.
+- With ``synchronous_commit = off`` the commit may not be flushed: then the insert LSN
+  is the bound.
+- On another connection of the same server, as behind a pooler, both still hold: the
+  LSNs are the server's, not the session's. On another *server* they would not, so after
+  a lost connection there is no header at all rather than a wrong one. A failover behind
+  a pooler can still answer for the new server, whose log may lack the commit: no LSN
+  shows the losses of a failover.
 """
 
 import json
@@ -65,22 +61,22 @@ from towpath.schemas.failure import BusyError, DataError, UnavailableError
 MEDIA_TYPE: Final = "application/problem+json"
 _TYPE_PREFIX: Final = "urn:towpath:problem:"
 
-# What a client is told to wait when the part that failed did not say; about the time
-# that Postgres takes to start again.
+# The Retry-After of failures without a delay of their own; about the time of a restart
+# of Postgres.
 _RETRY_AFTER_S: Final = 1.0
 
 log = structlog.get_logger(__name__)
 
 
 class FieldError(NamedTuple):
-    """One thing that is wrong with the input, and where."""
+    """One mistake in the input, and its place."""
 
     field: str
     reason: str
 
 
 class ProblemError(DataError):
-    """A refusal that the caller can read; never the platform's failure."""
+    """A refusal of a request; never a failure of the platform."""
 
     status: ClassVar[HTTPStatus] = HTTPStatus.BAD_REQUEST
     slug: ClassVar[str] = "bad-request"
@@ -99,21 +95,21 @@ class UnreadableError(ProblemError):
 
 
 class InvalidInputError(ProblemError):
-    """The input was read, and some of it is not allowed."""
+    """The input was read, and some of its values are invalid."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
     slug = "invalid-input"
 
 
 class NotFoundError(ProblemError):
-    """What the request names does not exist."""
+    """The resource of the request does not exist."""
 
     status = HTTPStatus.NOT_FOUND
     slug = "not-found"
 
 
 class ConflictError(ProblemError):
-    """The state does not allow what the request asks for."""
+    """The state of the resource does not allow the request."""
 
     status = HTTPStatus.CONFLICT
     slug = "conflict"
@@ -135,7 +131,7 @@ def problem(
 
 
 def install_problems(app: Flask) -> None:
-    """Have the application answer every error with a problem document."""
+    """Install the error handlers that answer with problem documents."""
     app.register_error_handler(ProblemError, _on_refusal)
     app.register_error_handler(UnavailableError, _on_unavailable)
     app.register_error_handler(HTTPException, _on_http)
@@ -147,7 +143,7 @@ def _on_refusal(error: ProblemError) -> Response:
 
 
 def _on_unavailable(error: UnavailableError) -> Response:
-    log.warning("a part is unavailable", reason=str(error), remedy=error.remedy)
+    log.warning("request refused: unavailable", reason=str(error), remedy=error.remedy)
     detail = f"{error} {error.remedy}"
     response = problem(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", detail)
     delay_s = error.retry_after_s if isinstance(error, BusyError) else _RETRY_AFTER_S
@@ -166,7 +162,7 @@ def _on_http(error: HTTPException) -> Response:
 
 
 def _on_unforeseen(error: Exception) -> Response:
-    log.error("a request failed", exc_info=error)
+    log.error("request failed", exc_info=error)
     detail = "The service failed; its log says why. Nothing was changed."
     return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal", detail)
 
@@ -179,13 +175,13 @@ AnyInput = TypeVar("AnyInput", bound="Input")
 
 
 class Input(BaseModel):
-    """What a command takes from outside: strict, frozen, without unknown fields."""
+    """The input of a command: strict, frozen, without unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 def without_nul(text: str) -> str:
-    """Refuse a NUL character: Postgres has no way to keep one in text."""
+    """Refuse a NUL character, which Postgres cannot store in text."""
     if "\0" in text:
         message = "must not hold a NUL character"
         raise ValueError(message)
@@ -200,14 +196,14 @@ def read_body(
 
     Args:
         request: The request; its body is read once and kept.
-        model: What the body must be.
-        optional: Take an empty body for an empty object.
+        model: The model of the body.
+        optional: Read an empty body as an empty object.
 
     Raises:
-        RequestEntityTooLarge: The body is larger than the application takes.
-        UnsupportedMediaType: The body does not say that it is JSON.
+        RequestEntityTooLarge: The body is larger than the application's limit.
+        UnsupportedMediaType: The media type of the body is not JSON.
         UnreadableError: The body is not JSON in UTF-8.
-        InvalidInputError: Some of it is not allowed.
+        InvalidInputError: Some of its values are invalid.
     """
     data = _whole_body(request)
     if not data and optional:
@@ -224,7 +220,7 @@ def read_body(
 
 def _whole_body(request: Request) -> bytes:
     data = request.get_data()
-    # A body without a length is cut at the limit, silently: at the limit is too large.
+    # A body without a length is truncated at the limit: one of that size is too large.
     limit = request.max_content_length
     if limit is not None and len(data) >= limit:
         raise RequestEntityTooLarge
@@ -276,15 +272,14 @@ _END: Final = text(
 
 def written_lsn(connection: Connection) -> str | None:
     """
-    Return an LSN behind all that was committed on this connection.
+    Return an LSN at or behind the last commit of this connection.
 
     Returns:
-        The LSN as Postgres writes it; None if the connection was lost meanwhile: the
-        commit stands all the same.
+        The LSN in Postgres's form; None if the connection was lost after the commit.
     """
     try:
         lsn: str = connection.scalar(_END)
     except DBAPIError as error:
-        log.warning("no LSN was read after a commit", reason=type(error.orig).__name__)
+        log.warning("LSN not read after a commit", reason=type(error.orig).__name__)
         return None
     return lsn

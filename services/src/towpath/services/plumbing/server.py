@@ -1,9 +1,9 @@
 """
 The WSGI server: gunicorn with one worker process and threads, started from code.
 
-One process with threads is the smallest thing that serves a shop well: requests wait
-for Postgres, not for Python. The worker makes the application itself, after the fork,
-so that no connection is shared between processes.
+One process with threads is enough, because requests wait for Postgres, not for Python.
+The worker creates the application itself, after the fork, so that processes share no
+connection.
 
 Log records are JSON lines on standard error: lower-case prose, facts as fields. The
 standard library's loggers (gunicorn's, alembic's) go through the same processors.
@@ -21,7 +21,7 @@ from flask import Flask
 from gunicorn.app.base import BaseApplication
 from gunicorn.glogging import Logger
 
-# Requests in progress get this long when the service is stopped.
+# The longest time for requests in progress when the service is stopped.
 GRACEFUL_STOP_S: Final = 10
 # Longer than any think time of a client that keeps its connection.
 KEEP_ALIVE_S: Final = 75
@@ -29,7 +29,7 @@ KEEP_ALIVE_S: Final = 75
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Where the server listens, and how many requests it serves at once."""
+    """The address of the server, and the number of requests served at once."""
 
     host: str
     port: int
@@ -38,7 +38,7 @@ class Listen:
 
 
 class _RootLogger(Logger):  # type: ignore[misc]  # gunicorn has no types
-    """Hands gunicorn's log records to the process's own handlers."""
+    """Logger that passes gunicorn's records to the process's own handlers."""
 
     def setup(self, cfg: Any) -> None:  # noqa: ANN401 - gunicorn has no types
         self.cfg = cfg
@@ -72,7 +72,7 @@ class _Server(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
 
 
 def serve(make_app: Callable[[], Flask], listen: Listen) -> None:
-    """Serve until the process is told to stop; requests in progress are finished."""
+    """Serve until the process is stopped; requests in progress are finished."""
     _Server(make_app, listen).run()
 
 
@@ -103,5 +103,5 @@ def configure_logs(level: int = logging.INFO) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)
-    # Its start-up remarks; what was migrated is told by the migration itself.
+    # Start-up remarks only: the migration itself is logged by the service.
     logging.getLogger("alembic").setLevel(logging.WARNING)

@@ -1,4 +1,4 @@
-"""Run alembic in the connection and transaction that the caller already holds."""
+"""Run alembic in the connection and transaction of the caller."""
 
 from alembic import context
 

@@ -53,12 +53,12 @@ create table shop.idempotency (
 
 
 def upgrade() -> None:
-    """Make the shop's first tables."""
+    """Create the shop's first tables."""
     op.execute(_TABLES)
 
 
 def downgrade() -> None:
-    """Drop the shop's first tables, and everything in them."""
+    """Drop the shop's first tables, with their rows."""
     op.execute(
         "drop table shop.idempotency, shop.order_lines, shop.orders, shop.customers;"
         " drop type shop.order_status"

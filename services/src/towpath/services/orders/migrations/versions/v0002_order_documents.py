@@ -1,10 +1,10 @@
 """
-Each order as its newest event tells it, and why an order was cancelled.
+A view with each order as its newest event, and the reason of a cancellation.
 
-The view gives, for every order, the event that would say its present state: the same
-type and, as JSON, the same payload. So a reader of the events can be filled with orders
-whose events are gone. It rests on the orders and their lines alone, and each of their
-changes is said by an event in the same transaction, under the order's row lock.
+The view returns, for every order, the event of its present state: the same type and, as
+JSON, the same payload. So a reader of the events can be filled with orders whose events
+are gone. It reads the orders and their lines alone, and each of their changes has an
+event in the same transaction, under the order's row lock.
 """
 
 from alembic import op
@@ -56,12 +56,12 @@ select o.id as aggregate_id,
 
 
 def upgrade() -> None:
-    """Keep the reason, and give each order as a document."""
+    """Add the reason's column, and the view of documents."""
     op.execute(_VIEW)
 
 
 def downgrade() -> None:
-    """Drop the view and the reasons."""
+    """Drop the view and the reason's column."""
     op.execute(
         "drop view shop.order_documents;"
         " alter table shop.orders drop column cancel_reason"

@@ -97,7 +97,7 @@ def test_killed_amid_a_large_transaction_nothing_is_lost_or_twice(faults):
     ]:
         faults.relay.die(point, nth)
     faults.relay.start()
-    faults.until_logged("streaming", 1)
+    faults.until_logged("relay streaming", 1)
     faults.relay.stop()
     faults.relay.start()
 

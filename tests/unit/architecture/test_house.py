@@ -41,12 +41,13 @@ def test_a_measure_of_the_source_does_not_rise(measure: Measure):
 @pytest.mark.timeout(60)
 def test_every_measure_is_in_the_table():
     """
-    No value is left out, and no line is without a value; only one need not be there.
+    No value is left out, and no line is without a value; sizes may grow.
     """
     names = [measure.name for measure in measures(TEXT)]
 
     assert sorted(names) == sorted(values())
-    assert ["test_minutes"] == [m.name for m in measures(TEXT) if m.ceiling is None]
+    sizes = {"source_files", "source_lines", "code_lines", "test_minutes"}
+    assert sizes == {m.name for m in measures(TEXT) if m.ceiling is None}
 
 
 def test_no_ceiling_is_below_its_goal():

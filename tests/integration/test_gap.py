@@ -105,7 +105,7 @@ def test_a_gap_halts_if_it_is_to(relay: Relay):
 
 def test_a_database_that_goes_back_is_noticed_while_running(relay: Relay):
     """
-    The guardian sees the heartbeat fall, and the relay goes on in a new lineage.
+    The slot monitor sees the heartbeat fall, and the relay starts a new lineage.
     """
     relay.prepare("plan")
     relay.write(1, 1)

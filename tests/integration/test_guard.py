@@ -1,4 +1,4 @@
-"""The guardian, the claim on a slot, and set-up, on a real server."""
+"""The slot monitor, the claim on a slot, and set-up, on a real server."""
 
 import json
 import threading
@@ -63,22 +63,22 @@ def prepare(settings: Settings) -> list[setup.SetupStep]:
 
 
 class Watched:
-    """A guardian at work, and what it tells."""
+    """A slot monitor at work, and its reports."""
 
     def __init__(self, settings: Settings) -> None:
         self.tally = Stats(run_id="this run")
         self.lost: list[str] = []
         self.claim = SlotOwnership(settings.database.dsn, settings.database.slot)
         self.claim.acquire(CLOCK, threading.Event(), 5, lambda: False)
-        self.guardian = SlotMonitor(
+        self.monitor = SlotMonitor(
             *(settings, self.tally, CLOCK, self.claim, self.lost.append),
             relay=Registration(settings.database.slot, 1),
         )
-        self.guardian.start()
+        self.monitor.start()
 
     def close(self) -> None:
         """End both."""
-        self.guardian.close()
+        self.monitor.close()
         self.claim.close()
 
 
@@ -154,19 +154,19 @@ def test_a_loss_is_reported_once(
         until(lambda: counter(source) >= 3, "three beats")
         source.execute(hurt.format(slot=unique))
         until(lambda: bool(watched.lost), "it is told")
-        until(lambda: not watched.guardian._thread.is_alive(), "it has ended")
+        until(lambda: not watched.monitor._thread.is_alive(), "it has ended")
         lost = list(watched.lost)
 
     assert (1, True) == (len(lost), reason in lost[0])
 
 
-def test_the_guardian_connects_again_by_itself(database: str, unique: str, source):
+def test_the_slot_monitor_reconnects_by_itself(database: str, unique: str, source):
     """
     Its own connection may break: it beats on, and the relay hears nothing of it.
     """
     with watch(database, unique) as watched:
         until(lambda: counter(source) >= 2, "two beats")
-        pid = watched.guardian._connection.info.backend_pid
+        pid = watched.monitor._connection.info.backend_pid
         source.execute("select pg_terminate_backend(%s)", [pid])
         seen = counter(source)
         until(lambda: counter(source) >= seen + 3, "it beats again")
@@ -222,7 +222,9 @@ def test_a_second_relay_waits_and_names_the_holder(database: str, unique: str):
         ):
             second.acquire(CLOCK, threading.Event(), 0.6, lambda: False)
 
-    assert ["waiting for the slot"] == [record["event"] for record in logs]
+    assert ["slot held by another process: waiting"] == [
+        record["event"] for record in logs
+    ]
 
 
 def test_a_waiting_relay_takes_over(database: str, unique: str):

@@ -440,8 +440,11 @@ def test_a_second_relay_waits_and_takes_over(relay: Relay):
     first = relay.start()
     until(lambda: bool(relay.logged("relay streaming")), "the first streams")
     relay.start()
-    until(lambda: bool(relay.logged("waiting for the slot")), "the second waits")
-    holder = relay.logged("waiting for the slot")[0]["holder"]
+    until(
+        lambda: bool(relay.logged("slot held by another process: waiting")),
+        "the second waits",
+    )
+    holder = relay.logged("slot held by another process: waiting")[0]["holder"]
     relay.stop(first)
     until(lambda: len(relay.logged("relay streaming")) == 2, "the second streams")
     relay.insert_events(10)

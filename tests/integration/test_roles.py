@@ -72,7 +72,7 @@ def test_a_standby_under_its_own_role_waits_and_takes_over(rig: Rig, capsys):
         code = run(["doctor", "--json", "--config", str(rig.config)])
         found = json.loads(capsys.readouterr().out)
     rig.start()
-    rig.wait_for(lambda: bool(rig.logged("waiting for the slot")))
+    rig.wait_for(lambda: bool(rig.logged("slot held by another process: waiting")))
     rig.stop(first)
     rig.wait_for(lambda: len(rig.logged("relay streaming")) == 2)
     rig.execute(

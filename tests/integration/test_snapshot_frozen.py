@@ -194,7 +194,7 @@ def test_a_view_can_be_lent(table, database, begin):
     with psycopg.connect(database) as lender:
         lender.execute("set transaction isolation level repeatable read")
         [name] = lender.execute("select pg_export_snapshot()").fetchone()
-        worker.worker.lend("view-1", name)
+        worker.worker.adopt("view-1", name)
         table.execute("delete from s.t")
         plan = worker.plan("s.t", **FROZEN)
         chunk = worker.chunk(plan, **FROZEN).chunk

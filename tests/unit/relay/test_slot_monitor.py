@@ -1,34 +1,41 @@
-"""Findings of a look at the slot."""
+"""Findings of a reading at the slot."""
 
 import pytest
 
 from support.copying import replace
 from towpath.relay.postgres.slot_monitor import (
-    Crossing,
-    SlotLook,
-    SlotWatch,
+    BoundCrossing,
+    SlotBounds,
+    SlotReading,
     slot_loss,
 )
 from towpath.settings import Relay
 
-LOOK = SlotLook(100, 50, None, "reserved", True, None, None, 0)  # active, no updates
+READING = SlotReading(
+    100, 50, None, "reserved", True, None, None, 0
+)  # active, no updates
 RELAY = Relay(
     retained_warning_bytes=1_000, retained_critical_bytes=2_000, inactive_critical_s=30
 )
 
 
-def crossings(watch: SlotWatch, look: SlotLook, now_s: float = 0.0) -> list[Crossing]:
+def crossings(
+    bounds: SlotBounds, reading: SlotReading, now_s: float = 0.0
+) -> list[BoundCrossing]:
     """Look once more."""
-    return watch.crossings(watch.view(look, now_s))
+    return bounds.crossings(bounds.stats(reading, now_s))
 
 
 def test_a_retention_bound_is_logged_once_per_crossing():
     """
     W-15: crossing is logged, staying beyond is not, coming back is.
     """
-    watch = SlotWatch(RELAY)
-    told = [
-        [(c.what, c.is_over) for c in crossings(watch, replace(LOOK, retained_bytes=n))]
+    bounds = SlotBounds(RELAY)
+    crossed = [
+        [
+            (c.bound, c.is_over)
+            for c in crossings(bounds, replace(READING, retained_bytes=n))
+        ]
         for n in (1_000, 1_001, 1_500, 2_001, 1_500, 10)
     ]
 
@@ -39,27 +46,29 @@ def test_a_retention_bound_is_logged_once_per_crossing():
         [("retained_critical_bytes", True)],
         [("retained_critical_bytes", False)],
         [("retained_warning_bytes", False)],
-    ] == told
+    ] == crossed
 
 
 def test_a_slot_in_danger_of_losing_wal_is_an_error():
     """
     B77: unreserved means that the next checkpoint may lose the slot.
     """
-    (told,) = crossings(SlotWatch(RELAY), replace(LOOK, wal_status="unreserved"))
+    (crossing,) = crossings(
+        SlotBounds(RELAY), replace(READING, wal_status="unreserved")
+    )
 
-    assert Crossing("max_slot_wal_keep_size", "error", is_over=True) == told
+    assert BoundCrossing("max_slot_wal_keep_size", "error", is_over=True) == crossing
 
 
 def test_inactive_time_of_a_slot_is_measured_on_old_servers():
     """
-    Before version 17 the time counts from the first look at an inactive slot.
+    Before version 17 the time counts from the first reading at an inactive slot.
     """
-    watch = SlotWatch(RELAY)
-    look = replace(LOOK, is_active=False)
-    first = watch.view(look, 100.0)
-    second = watch.view(look, 131.0)
-    active = watch.view(LOOK, 132.0)
+    bounds = SlotBounds(RELAY)
+    reading = replace(READING, is_active=False)
+    first = bounds.stats(reading, 100.0)
+    second = bounds.stats(reading, 131.0)
+    active = bounds.stats(READING, 132.0)
 
     assert (0.0, 31.0, None) == (
         first.inactive_s,
@@ -72,18 +81,18 @@ def test_the_servers_inactive_time_of_a_slot_takes_precedence():
     """
     The server's time is used instead of the measured one.
     """
-    look = replace(LOOK, is_active=False, inactive_s=99.0)
+    reading = replace(READING, is_active=False, inactive_s=99.0)
 
-    assert 99.0 == SlotWatch(RELAY).view(look, 5.0).inactive_s
+    assert 99.0 == SlotBounds(RELAY).stats(reading, 5.0).inactive_s
 
 
 def test_outbox_updates_are_counted_from_the_first_look():
     """
     Earlier updates are not counted, nor is a counter that was reset.
     """
-    watch = SlotWatch(RELAY)
+    bounds = SlotBounds(RELAY)
     seen = [
-        watch.new_outbox_updates(replace(LOOK, outbox_updates=n))
+        bounds.new_outbox_updates(replace(READING, outbox_updates=n))
         for n in (7, 7, 9, None, 3, 4)
     ]
 
@@ -91,22 +100,22 @@ def test_outbox_updates_are_counted_from_the_first_look():
 
 
 @pytest.mark.parametrize(
-    ("look", "part"),
+    ("reading", "part"),
     [
         (None, "is gone"),
-        (replace(LOOK, wal_status="lost"), "max_slot_wal_keep_size"),
-        (replace(LOOK, invalidation_reason="idle_timeout"), "idle_timeout"),
+        (replace(READING, wal_status="lost"), "max_slot_wal_keep_size"),
+        (replace(READING, invalidation_reason="idle_timeout"), "idle_timeout"),
     ],
 )
-def test_a_lost_slot_has_its_cause(look: SlotLook | None, part: str):
+def test_a_lost_slot_has_its_cause(reading: SlotReading | None, part: str):
     """
     A lost slot is reported with the reason that the server gives.
     """
-    assert part in (slot_loss(look, "towpath") or "")
+    assert part in (slot_loss(reading, "towpath") or "")
 
 
 def test_a_serving_slot_is_not_lost():
     """
     A slot in use, or in danger, is not lost.
     """
-    assert None is slot_loss(replace(LOOK, wal_status="unreserved"), "towpath")
+    assert None is slot_loss(replace(READING, wal_status="unreserved"), "towpath")

@@ -250,7 +250,7 @@ class Session:
             ownership,
             self._restart,
             relay=relay,
-            chores=(
+            tasks=(
                 self._initial_snapshot,
                 tables,
                 keys,

@@ -1,14 +1,13 @@
 """
-What is stored of snapshots that are taken unasked, and how it is asked for.
+Snapshots that the relay requests itself: the first one, and those that close a gap.
 
-A table of the kind ``initial`` is read in the view of the slot's making. When that is
-gone the table is *thawed*: it goes on chunk by chunk from its last key, or, if it has a
-SELECT of its own, which is no filter of chunks, as a blocking snapshot.
+The relay inserts signals like those of people. They return through the log, so that
+their snapshots have a place in the stream's order and are answered, stored and resumed
+like any other.
 
-Signals that the relay leaves for itself: inserted as anybody's are, and read as theirs.
-
-They come back through the log, so that what they start stands in the stream's order and
-is answered, stored and resumed like anything that was asked for.
+A table of kind ``initial`` is read in the slot's exported snapshot. When that is lost,
+the table continues chunk by chunk from its last key or, if it has a SELECT, as a
+blocking snapshot.
 """
 
 import json
@@ -34,33 +33,33 @@ def request_tables(
     sweeps: bool = False,
 ) -> None:
     """
-    Ask for tables, once: a signal that is there is left as it is.
+    Request tables, once: an existing signal is not changed.
 
     Args:
-        connection: Where to; call it inside a transaction.
-        signal_id: Of the tables that are read whole.
-        tables: As ``schema.table``.
-        selects: What some of them are read by; they have a signal of their own.
-        relay: The relay that is to read them.
-        sweeps: Let sinks delete what the source has no more.
+        connection: A connection inside a transaction.
+        signal_id: The signal's id, for the tables that are read whole.
+        tables: The tables, as ``schema.table``.
+        selects: The SELECT of some of them; these have a signal of their own.
+        relay: The relay that reads them.
+        sweeps: Whether sinks delete the rows that the source does not have.
     """
     whole = [table for table in tables if table not in selects]
     if whole:
         sweep: dict[str, Any] = {"sweep": True} if sweeps else {}
-        wishes = {"type": "incremental", **sweep}
-        _insert(connection, signal_id, relay, whole, wishes)
+        data = {"type": "incremental", **sweep}
+        _insert(connection, signal_id, relay, whole, data)
     chosen = [table for table in tables if table in selects]
     if chosen:
         conditions = [
             {"data-collection": signal_entry(table), "filter": selects[table]}
             for table in chosen
         ]
-        wishes = {"type": "blocking", "additional-conditions": conditions}
-        _insert(connection, signal_id + SELECT_SUFFIX, relay, chosen, wishes)
+        data = {"type": "blocking", "additional-conditions": conditions}
+        _insert(connection, signal_id + SELECT_SUFFIX, relay, chosen, data)
 
 
 def signal_entry(table: str) -> str:
-    """Name a table as a signal does: quoted, if it would read as an expression."""
+    """Return a table's name for a signal, quoted if it would be an expression."""
     return TableName.parse(table).entry
 
 
@@ -73,25 +72,25 @@ def _insert(
 ) -> None:
     data = {"data-collections": [signal_entry(table) for table in tables], **more}
     signal = {"id": signal_id, "data": json.dumps(data), "relay": relay}
-    connection.execute(query("ask_for_snapshot"), signal)
+    connection.execute(query("insert_snapshot_signal"), signal)
 
 
-_READING: Final = "looking at the first snapshot"
+_READING: Final = "reading the first snapshot's progress"
 _STORING: Final = "storing the first snapshot"
 
 
 class FirstSnapshotProgress(NamedTuple):
     """
-    How far the first snapshot is.
+    The progress of the first snapshot.
 
     Attributes:
-        open_count: Tables, and signals without an answer, that have not ended.
-        frozen_count: Those of them that are read in the view of the slot's making.
-        failures: Why tables failed.
+        open_count: The number of open tables and signals without an answer.
+        view_count: The number of open tables read in the slot's exported snapshot.
+        failures: The reasons of failed tables.
     """
 
     open_count: int
-    frozen_count: int
+    view_count: int
     failures: tuple[str, ...]
 
 
@@ -101,7 +100,7 @@ def first_id(relay: Registration) -> str:
 
 
 def read_is_untouched(connection: Connection, relay: Registration) -> bool:
-    """Tell whether the first snapshot is stored or asked for, and has not begun."""
+    """Return whether the first snapshot is stored or requested, and has not begun."""
     with translated_errors(_READING):
         row = connection.execute(
             query("read_whether_untouched"), {"ids": _ids(relay)}
@@ -110,26 +109,26 @@ def read_is_untouched(connection: Connection, relay: Registration) -> bool:
 
 
 def read_progress(connection: Connection, relay: Registration) -> FirstSnapshotProgress:
-    """Return how far the first snapshot is."""
+    """Return the progress of the first snapshot."""
     known = {"ids": _ids(relay)}
     with translated_errors(_READING):
         row = connection.execute(query("read_first_progress"), known).fetchone()
-    open_count, frozen_count, failures = row or (0, 0, None)
-    return FirstSnapshotProgress(open_count, frozen_count, tuple(failures or ()))
+    open_count, view_count, failures = row or (0, 0, None)
+    return FirstSnapshotProgress(open_count, view_count, tuple(failures or ()))
 
 
 def store_first_snapshot(
     connection: Connection, settings: Settings, relay: Registration
 ) -> tuple[str, ...]:
     """
-    Store a table each, to be read in the view of the slot's making; return their names.
+    Store the tables to read in the slot's exported snapshot; return their names.
 
-    What is stored of another life under this id goes.
+    Rows of an earlier first snapshot are deleted.
     """
     selects = selects_by_table(settings)
     tables = _published(connection, settings)
     with translated_errors(_STORING), connection.transaction():
-        connection.execute(query("forget_first_snapshot"), {"ids": _ids(relay)})
+        connection.execute(query("delete_first_snapshot"), {"ids": _ids(relay)})
         for ordinal, (name, oid) in enumerate(tables.items()):
             fields = {
                 "snapshot_id": first_id(relay),
@@ -146,10 +145,10 @@ def store_first_snapshot(
 def request_first_snapshot(
     connection: Connection, settings: Settings, relay: Registration
 ) -> tuple[str, ...]:
-    """Ask for the first snapshot beside a slot that is there; return its tables."""
+    """Request the first snapshot beside an existing slot; return its tables."""
     tables = tuple(_published(connection, settings))
     with translated_errors(_STORING), connection.transaction():
-        connection.execute(query("forget_first_snapshot"), {"ids": _ids(relay)})
+        connection.execute(query("delete_first_snapshot"), {"ids": _ids(relay)})
         selects = selects_by_table(settings)
         request_tables(connection, first_id(relay), tables, selects, relay=relay.name)
     return tables
@@ -158,11 +157,11 @@ def request_first_snapshot(
 def request_at_start(
     connection: Connection, settings: Settings, relay: Registration, run_id: str
 ) -> bool:
-    """Ask for all tables, as at each start; False: an earlier one has not ended."""
+    """Request all tables at a start; False: an earlier snapshot has not ended."""
     tables = tuple(_published(connection, settings))
     known = {"ids": _ids(relay), "prefix": ALWAYS_PREFIX, "relay": relay.name}
     with translated_errors(_STORING), connection.transaction():
-        row = connection.execute(query("read_whether_one_goes_on"), known).fetchone()
+        row = connection.execute(query("read_whether_one_is_open"), known).fetchone()
         if row and row[0]:
             return False
         selects = selects_by_table(settings)
@@ -173,19 +172,19 @@ def request_at_start(
 
 
 def release_lost_views(connection: Connection, relay: Registration) -> None:
-    """Let go on by other means what was read in a view that is gone."""
+    """Continue tables of a lost exported snapshot by other means."""
     with translated_errors(_STORING):
-        connection.execute(query("thaw_first_tables"), {"relay": relay.name})
+        connection.execute(query("release_initial_tables"), {"relay": relay.name})
 
 
 def retry_failed_tables(connection: Connection, relay: Registration) -> None:
-    """Take up tables that failed, where they were."""
+    """Queue failed tables again, from their last progress."""
     with translated_errors(_STORING):
         connection.execute(query("retry_first_tables"), {"ids": _ids(relay)})
 
 
 def selects_by_table(settings: Settings) -> Mapping[str, str]:
-    """Return what is read in place of a table, by its name."""
+    """Return the configured SELECT of tables, by name."""
     return {each.table: each.select for each in settings.relay.snapshot.select}
 
 

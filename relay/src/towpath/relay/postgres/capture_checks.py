@@ -1,15 +1,14 @@
 """
-Whether each table can be captured, from facts alone.
+Checks whether each table can be captured, from facts alone.
 
-A table that the file names must be fit to be captured. One that only an expression
-takes is left out while it is not, with a warning, unless the publication has it
-already: then leaving it out would end its stream.
+A table that the configuration names must be fit for capture. A table that only an
+expression matches is skipped with a warning while it is not, unless the publication has
+it already: skipping it would end its stream.
 
-Generated columns: which of them are captured, and whose writers capturing would stop.
-
-Before Postgres 18 none is sent. From then on stored ones are, if the publication says
-so; virtual ones never. Where the replica identity holds a column that is not sent,
-Postgres 18 refuses every UPDATE and DELETE of the table, so it is never captured.
+Before Postgres 18 no generated column is sent. From then on stored ones are, if the
+publication has the option; virtual ones never. If the replica identity holds a column
+that is not sent, Postgres 18 refuses every UPDATE and DELETE of the table, so the table
+is never captured.
 """
 
 from collections.abc import Iterator
@@ -36,10 +35,10 @@ from towpath.relay.postgres.source_facts import (
 from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
 
-_LOG = structlog.get_logger("towpath.relay.guardian")
+_LOG = structlog.get_logger("towpath.relay.slot_monitor")
 
 SENDING_VERSION: Final = 180000
-_LOOK_INTERVAL_S: Final = 5.0
+_CHECK_INTERVAL_S: Final = 5.0
 _UNKEYED: Final = "a delete would not tell the record's key"
 _REFUSED: Final = (
     "Postgres refuses the application's updates and deletes of published rows"
@@ -47,7 +46,7 @@ _REFUSED: Final = (
 
 
 def new_publication(version: int) -> PublicationFacts:
-    """Return what a publication made by ``relay init`` sends of a table."""
+    """Return the facts of a publication that ``relay init`` creates."""
     return PublicationFacts(
         is_for_all=False,
         operations=(True,) * 4,
@@ -60,7 +59,7 @@ def new_publication(version: int) -> PublicationFacts:
 def generated_findings(
     name: str, facts: SourceFacts, settings: Settings
 ) -> Iterator[Finding]:
-    """Return what is left out of a table, and why it cannot be captured, if so."""
+    """Yield the findings about generated columns that are not sent."""
     table, version = facts.tables[name], facts.server.version
     publication = facts.publications.get(
         settings.database.publication, new_publication(version)
@@ -82,7 +81,7 @@ def generated_findings(
         )
     if publication.sends_old_rows:
         for member in table.members:
-            found += _of_member(
+            found += _identity_findings(
                 member,
                 left_out & _identity(member, left_out, version),
                 listed,
@@ -101,9 +100,9 @@ def generated_findings(
 
 
 class GeneratedColumns:
-    """Reports generated columns that captured tables have or come to have."""
+    """The slot monitor's task that logs generated columns that are not sent."""
 
-    interval_s = _LOOK_INTERVAL_S
+    interval_s = _CHECK_INTERVAL_S
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -111,7 +110,7 @@ class GeneratedColumns:
 
     def turn(self, connection: Connection) -> None:
         """
-        Look once, and log what is new.
+        Check once, and log new findings.
 
         Raises:
             psycopg.Error: The connection is gone.
@@ -141,14 +140,14 @@ class GeneratedColumns:
         self._reported = found
 
 
-def _of_member(
+def _identity_findings(
     member: MemberFacts,
     lacking: frozenset[str],
     listed: frozenset[str] | None,
     cure: str,
     version: int,
 ) -> Iterator[Finding]:
-    """Return why the server would refuse a table's writers, if it would."""
+    """Yield why the server would refuse updates and deletes of a table."""
     if member.identity == "f" and listed is not None:
         yield error_finding(
             f"{member.name}: replica identity FULL and a column list",
@@ -176,7 +175,7 @@ def _left_out(
 def _identity(
     member: MemberFacts, left_out: frozenset[str], version: int
 ) -> frozenset[str]:
-    """Return what the server checks; before 18 it checks nothing of FULL."""
+    """Return the columns that the server checks; before 18 it does not check FULL."""
     if member.identity != "f":
         return member.identity_columns
     return left_out if version >= SENDING_VERSION else frozenset()
@@ -206,7 +205,7 @@ _PERMANENT: Final = "p"
 
 
 def tables_to_capture(facts: SourceFacts, settings: Settings) -> tuple[str, ...]:
-    """Return the tables that are captured: what expressions take, only if it is fit."""
+    """Return the tables to capture; tables of expressions only if they are fit."""
     return tuple(
         name
         for name in settings.capture.chosen(facts.tables)
@@ -218,7 +217,7 @@ def tables_to_capture(facts: SourceFacts, settings: Settings) -> tuple[str, ...]
 def blocking_finding(
     name: str, facts: SourceFacts, settings: Settings
 ) -> Finding | None:
-    """Return the first that stands in the way of capturing a table; None: nothing."""
+    """Return the first finding that prevents a table's capture; None: there is none."""
     for finding in table_findings(name, facts, settings):
         if finding.level is Level.ERROR:
             return finding
@@ -226,7 +225,7 @@ def blocking_finding(
 
 
 def capture_list_findings(facts: SourceFacts, settings: Settings) -> Iterator[Finding]:
-    """Tell of every table that is named or taken, and of expressions that take none."""
+    """Yield the findings of all tables, and expressions that match none."""
     for name in settings.capture.chosen(facts.tables):
         refused = blocking_finding(name, facts, settings)
         if refused is not None and _is_optional(name, facts, settings):
@@ -246,13 +245,13 @@ def capture_list_findings(facts: SourceFacts, settings: Settings) -> Iterator[Fi
 
 
 def topic_problems(facts: SourceFacts, settings: Settings) -> list[Finding]:
-    """Find captured tables that have no topic of their own; each problem once."""
+    """Return captured tables that have no topic of their own; each problem once."""
     found = topic_findings(settings, tables_to_capture(facts, settings))
     return list(dict.fromkeys(found.values()))
 
 
 def _is_optional(name: str, facts: SourceFacts, settings: Settings) -> bool:
-    """Tell whether a table is only taken by an expression, and not captured yet."""
+    """Return whether only an expression matches a table that is not captured yet."""
     publication = facts.publications.get(settings.database.publication)
     is_sent = publication is not None and publication.covers(name)
     return name not in settings.capture.names and not is_sent
@@ -261,7 +260,7 @@ def _is_optional(name: str, facts: SourceFacts, settings: Settings) -> bool:
 def table_findings(
     name: str, facts: SourceFacts, settings: Settings
 ) -> Iterator[Finding]:
-    """Tell what stands in the way of capturing one table, or may."""
+    """Yield the findings that prevent the capture of one table, or may."""
     table = facts.tables.get(name)
     if table is None:
         yield error_finding(
@@ -299,7 +298,7 @@ def _member_findings(
     wanted: frozenset[str],
     publication: PublicationFacts,
 ) -> Iterator[Finding]:
-    """Check what keeps a table's rows: whether log is written, and old rows told."""
+    """Check whether a relation writes log, and whether it identifies old rows."""
     alter = f"ALTER TABLE {_sql(member.name)}"
     if member.persistence != _PERMANENT:
         yield error_finding(

@@ -1,8 +1,4 @@
-"""
-What the relay asks the catalog: shapes, the slot, and who holds it.
-
-The columns of the keys of a table's records, as the catalog has them.
-"""
+"""The catalog's facts of tables, types, keys and the slot."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -35,10 +31,10 @@ class PostgresCatalog:
         self, table_oid: int, name: TableName, type_oids: Sequence[int]
     ) -> CatalogFacts:
         """
-        Return a table's keys, and its types with all that is inside them.
+        Return a table's keys, and its types with all nested ones.
 
-        Of a table that is gone by now, the keys are those of the one that has taken its
-        name: what the stream still tells of it must not come by another key's order.
+        For a dropped table, the keys are those of the table that has taken its name, so
+        that the rest of its stream keeps the order of the key's columns.
 
         Raises:
             SourceUnavailableError: The connection is gone.
@@ -63,7 +59,7 @@ class PostgresCatalog:
 
     def log_end(self) -> int:
         """
-        Return where the log ends.
+        Return the LSN of the log's end.
 
         Raises:
             SourceUnavailableError: The connection is gone.
@@ -74,7 +70,7 @@ class PostgresCatalog:
 
     def slot(self, name: str) -> SlotFacts | None:
         """
-        Return what the server tells of a slot; None if there is none.
+        Return the facts of a slot; None if there is none.
 
         Raises:
             SourceUnavailableError: The connection is gone.
@@ -87,7 +83,7 @@ class PostgresCatalog:
 
     def holder(self, slot: str) -> str:
         """
-        Describe who holds a slot, for people.
+        Describe the process that holds a slot, for people.
 
         Raises:
             SourceUnavailableError: The connection is gone.
@@ -98,22 +94,22 @@ class PostgresCatalog:
             ).fetchone()
         if row is None:
             return "nobody, by now"
-        return described(*row)
+        return session_text(*row)
 
 
-def described(
+def session_text(
     pid: int,
     application: str | None,
     role: str | None,
     address: str | None,
     since: datetime | None,
 ) -> str:
-    """Describe a session for people; another role's is hidden in part."""
-    who = f"process {pid} of the server, {application or 'unnamed'} of role {role}"
+    """Describe a session for people; another role's is partly hidden."""
+    session = f"process {pid} of the server, {application or 'unnamed'} of role {role}"
     if since is None:
-        return f"{who} (the rest is hidden from this role: grant pg_read_all_stats)"
+        return f"{session} (the rest is hidden from this role: grant pg_read_all_stats)"
     place = address or "the server itself"
-    return f"{who} at {place}, since {since:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{session} at {place}, since {since:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _type(*row: Any) -> TypeFacts:  # noqa: ANN401 - a row of the driver's
@@ -143,7 +139,7 @@ class TableKey(NamedTuple):
 
 def read_table_keys(connection: Connection, oids: Sequence[int]) -> list[TableKey]:
     """
-    Return the keys of tables; those that are gone are left out.
+    Return the keys of the tables that still exist.
 
     Raises:
         psycopg.Error: The connection is gone.
@@ -164,8 +160,8 @@ def record_key(
     Return the key of a table's records, as ``routing.relations.bind`` chooses it.
 
     Args:
-        identity: The columns that the replica identity tells; none: it tells no key.
-        keys: The columns of each index that tells rows apart, the best first.
+        identity: The columns of the replica identity; none: it has no key.
+        keys: The columns of each index that identifies rows, the best first.
     """
     for key in keys or ():
         if not identity or set(key) == set(identity):
@@ -174,5 +170,5 @@ def record_key(
 
 
 def key_columns_text(key: Sequence[str] | None) -> str:
-    """Return a key for people."""
+    """Return a key's columns for people."""
     return f"({', '.join(key)})" if key else "none"

@@ -1,24 +1,21 @@
 """
-Reading a table: plans and chunks, each in a transaction of its own.
+The reads of a table: plans and chunks, each in a transaction of its own.
 
-One chunk, in separate calls: LOW into the log; begin, repeatable read; lock the table,
-before any query, because a rewrite that commits after a snapshot was taken makes the
-table look empty to it; the snapshot's text; the shape; COPY; commit; HIGH into the log.
+One chunk takes separate calls: LOW into the log; begin, repeatable read; lock the
+table, before any query, because a rewrite that commits after a snapshot was taken makes
+the table look empty to it; the snapshot's text; the shape; COPY; commit; HIGH into the
+log.
 
-Where the snapshot has to come first (a view of the database that several share, and a
-SELECT whose tables only the server knows) the tables are locked behind it, and then
-looked at whether they are still what the snapshot shows.
+An exported snapshot, and a SELECT whose tables only the server knows, come before the
+lock. Then the tables are locked afterwards and compared with the snapshot's version.
 
-COPY to us: the lines of one statement, as libpq has them. Hot path.
+COPY lines are taken from libpq as they arrive, and the thread sleeps on the socket in
+between: a Python call per line through the driver costs more than the line. Hot path.
 
-Whatever has arrived is taken at once, and while nothing has the thread sleeps on the
-socket: a Python call per line through the driver costs more than the line does.
-
-Watermarks into the log: as logical messages, or as rows of ``towpath.signal``.
-
-A row has the type ``snapshot-window-open`` (marks ``start`` and ``low``) or
-``snapshot-window-close`` (``high``), the watermark's content as ``data``, and an id
-that is made of its run, its request's number and its mark.
+A watermark is a logical message, or a row of ``towpath.signal``. A row has the type
+``snapshot-window-open`` (marks ``start`` and ``low``) or ``snapshot-window-close``
+(``high``), the watermark's content as ``data``, and an id made of its run, its
+request's number and its mark.
 """
 
 import itertools
@@ -69,9 +66,9 @@ _COPY_ENDED: Final = -1
 
 def copy_out(connection: Connection, statement: bytes) -> Iterator[list[bytes]]:
     """
-    Run ``copy ... to stdout``; give its lines, those that arrived together at a time.
+    Run ``copy ... to stdout``; yield its lines in lists, as they arrive.
 
-    Whoever ends early leaves the connection of no use: it is closed.
+    A caller that stops early loses the connection: it is closed.
 
     Raises:
         psycopg.Error: The server refuses, cancels, or is gone.
@@ -113,7 +110,7 @@ def _batches(pgconn: pq.abc.PGconn, poll: select.poll) -> Iterator[list[bytes]]:
 
 
 def _result(pgconn: pq.abc.PGconn, poll: select.poll) -> pq.abc.PGresult | None:
-    """Return the next result, asleep until it is there; None after the last."""
+    """Wait for the next result and return it; None after the last."""
     while pgconn.is_busy():
         poll.poll()
         pgconn.consume_input()
@@ -127,17 +124,17 @@ def _read_to_the_end(pgconn: pq.abc.PGconn, poll: select.poll) -> None:
 
 def _error(result: pq.abc.PGresult | None) -> psycopg.Error:
     if result is None or result.status != pq.ExecStatus.FATAL_ERROR:
-        return psycopg.ProgrammingError("the statement is no copy to us")
+        return psycopg.ProgrammingError("the statement is no COPY to stdout")
     return psycopg.errors.error_from_result(result)
 
 
-# From this version on a plain message can be flushed with the call.
+# From this version on the call can flush a plain message.
 _FLUSH_VERSION: Final = 170_000
 _CLOSING: Final = "high"
 
 
 def write_watermark(connection: Connection, token: str, form: Watermarks) -> None:
-    """Write a watermark into the log; the stream will bring it."""
+    """Write a watermark into the log."""
     if form is Watermarks.MESSAGES:
         is_flushed = connection.info.server_version >= _FLUSH_VERSION
         name = "write_watermark" if is_flushed else "write_watermark_in_transaction"
@@ -149,41 +146,41 @@ def write_watermark(connection: Connection, token: str, form: Watermarks) -> Non
     with connection.transaction():
         connection.execute(query(name), row)
         if form is Watermarks.ROWS_DELETED:
-            connection.execute(query("forget_window"), row)
+            connection.execute(query("delete_window"), row)
 
 
-# Below it one reader is done before a second one has begun.
+# Below it one reader ends before a second one has begun.
 _ROWS_WORTH_PARTS: Final = 50_000
-# So many rows come from a few hundred pages, each at a place of its own, and cut a
-# table into parts that differ by a few percent. Ten times as many cost a second.
+# These rows come from a few hundred pages at random places, and cut a table into parts
+# that differ by a few percent. Ten times as many cost a second.
 _SAMPLED_ROWS: Final = 20_000
-# Tables and schemas that are no more.
+# The errors of tables and schemas that do not exist any more.
 _GONE: Final = (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)
 
 
-class Terms(NamedTuple):
-    """How to read, the same for every reader."""
+class ReadOptions(NamedTuple):
+    """The options that all readers share."""
 
-    readable: CollectionCatalog
+    catalog: CollectionCatalog
     watermarks: Watermarks
     max_chunk_bytes: int
     clock: Clock
 
 
 @dataclass(slots=True)
-class _Copied:
+class _CopiedRows:
     """
     The rows of one COPY.
 
     Attributes:
-        left_bytes: How many more bytes are to be taken; below zero: enough.
-        left_rows: How many spare rows are to be taken after that.
-        rows: What was taken.
-        spare: How many of the last are spare ones.
-        is_cut: The bound cut them short.
-        size_bytes: What they take as COPY text.
-        elapsed_s: From the question to the last row.
-        widest_bytes: What the longest of them takes.
+        left_bytes: The bytes that still fit; below zero: the bound is reached.
+        left_rows: The spare rows to read after that.
+        rows: The rows, spare ones included.
+        spare: The number of spare rows at the end.
+        is_cut: Whether the bound cut the rows short.
+        size_bytes: The size of the rows as COPY text.
+        elapsed_s: The time from the request to the last row.
+        widest_bytes: The size of the longest row.
     """
 
     left_bytes: int
@@ -195,8 +192,8 @@ class _Copied:
     elapsed_s: float = 0.0
     widest_bytes: int = 0
 
-    def take(self, lines: list[bytes]) -> bool:
-        """Take lines as long as there is room; tell whether it ends just now."""
+    def add(self, lines: list[bytes]) -> bool:
+        """Add the lines that fit; return whether the bound is reached."""
         size_bytes = sum(map(len, lines))
         if size_bytes <= self.left_bytes:
             self.left_bytes -= size_bytes
@@ -221,50 +218,51 @@ class _Copied:
 
 
 class ChunkReader:
-    """Reads over one connection, which nobody else uses."""
+    """Reads plans and chunks over a connection of its own."""
 
     def __init__(
-        self, connection: Connection, terms: Terms, views: ExportedSnapshots
+        self, connection: Connection, options: ReadOptions, exported: ExportedSnapshots
     ) -> None:
         self._connection = connection
-        self._terms = terms
-        self._views = views
+        self._options = options
+        self._exported = exported
 
     def write_watermark(self, token: str) -> None:
-        """Write a watermark into the log; the stream will bring it."""
-        write_watermark(self._connection, token, self._terms.watermarks)
+        """Write a watermark into the log."""
+        write_watermark(self._connection, token, self._options.watermarks)
 
-    def read_plan(self, ask: ReadPlan) -> PlanRead:
+    def read_plan(self, request: ReadPlan) -> PlanRead:
         """
-        Read what there is to be read of a table.
+        Read the scan plan of a table.
 
         Raises:
-            TableRefusedError: It cannot be read, or is not the table it was.
-            ViewLostError: The snapshot's one view does not hold it.
+            TableRefusedError: It cannot be read, or is another table by now.
+            ViewLostError: The exported snapshot does not hold it any more.
         """
-        # A lock wants a name, and the shape that counts stands below it.
-        asked = (self._connection, ask.collection, ask.order_by)
-        located = self._terms.readable.locate(*asked)
-        _check_oid(located, ask)
-        with self._snapshot(located, ask):
-            shape = self._terms.readable.describe(*asked)
-            _check_oid(shape, ask)
-            if ask.keys_of is not None:
-                return self._listed_plan(ask, ask.keys_of, shape)
-            copied = self._copy(sql.maximum_key_query(shape, ask.select))
+        # A lock needs a name; the shape that counts is read under the lock.
+        arguments = (self._connection, request.collection, request.order_by)
+        located = self._options.catalog.locate(*arguments)
+        _check_oid(located, request)
+        with self._snapshot(located, request):
+            shape = self._options.catalog.describe(*arguments)
+            _check_oid(shape, request)
+            if request.keys_of is not None:
+                return self._listed_plan(request, request.keys_of, shape)
+            copied = self._copy(sql.maximum_key_query(shape, request.select))
             maximum_key = _maximum(copied.rows)
-            rows = self._estimate(shape, ask.condition, ask.select)
-            boundaries = self._boundaries(ask, shape, maximum_key, rows)
+            rows = self._estimate(shape, request.condition, request.select)
+            boundaries = self._boundaries(request, shape, maximum_key, rows)
         return PlanRead(
-            ask.request_id, ScanPlan(shape, maximum_key, rows, boundaries=boundaries)
+            request.request_id,
+            ScanPlan(shape, maximum_key, rows, boundaries=boundaries),
         )
 
     def _listed_plan(
-        self, ask: ReadPlan, snapshot_id: str, shape: TableShape
+        self, request: ReadPlan, snapshot_id: str, shape: TableShape
     ) -> PlanRead:
-        keys = read_keys(self._connection, snapshot_id, ask.collection)
+        keys = read_keys(self._connection, snapshot_id, request.collection)
         tables.check_width(shape, keys)
-        return PlanRead(ask.request_id, ScanPlan(shape, None, len(keys), keys))
+        return PlanRead(request.request_id, ScanPlan(shape, None, len(keys), keys))
 
     def _estimate(
         self, shape: TableShape, condition: str | None, select: str | None = None
@@ -274,44 +272,48 @@ class ChunkReader:
         return int(plan[0][0]["Plan"]["Plan Rows"]) if plan else 0
 
     def _boundaries(
-        self, ask: ReadPlan, shape: TableShape, maximum_key: Key | None, rows: int
+        self, request: ReadPlan, shape: TableShape, maximum_key: Key | None, rows: int
     ) -> tuple[Key, ...]:
-        """Cut a large table into parts; none where there is little to be read."""
-        may_part = shape.view is None and ask.select is None and ask.parts > 1
+        """Return the keys that cut a large table into parts; none for a small one."""
+        may_part = shape.view is None and request.select is None and request.parts > 1
         if not may_part or maximum_key is None or rows < _ROWS_WORTH_PARTS:
             return ()
         table_rows = self._estimate(shape, None)
         percent = min(100.0, 100.0 * _SAMPLED_ROWS / max(1, table_rows))
         statement = sql.boundaries_query(
-            shape, ask.condition, maximum_key, ask.parts, percent
+            shape, request.condition, maximum_key, request.parts, percent
         )
         return tuple(key_of(row, range(len(row))) for row in self._copy(statement).rows)
 
-    def read_chunk(self, ask: ReadChunk) -> ChunkRead:
+    def read_chunk(self, request: ReadChunk) -> ChunkRead:
         """
         Read one chunk between its watermarks.
 
         Raises:
-            TableRefusedError: The table is not what it was planned as.
-            ViewLostError: The snapshot's one view does not hold it.
+            TableRefusedError: The table differs from its plan.
+            ViewLostError: The exported snapshot does not hold it any more.
         """
-        is_frozen = ask.view is not None
-        if ask.low_token is not None and not is_frozen:
-            self.write_watermark(ask.low_token)
-        with self._snapshot(ask.shape, ask):
+        has_marks = request.view is None
+        if request.low_token is not None and has_marks:
+            self.write_watermark(request.low_token)
+        with self._snapshot(request.shape, request):
             visible = self._connection.execute(query("read_visibility")).fetchone()
-            shape = self._terms.readable.describe_again(self._connection, ask.shape)
-            spare_rows = sql.spare_rows(ask)
-            copied = self._copy(sql.chunk_query(ask, shape), spare_rows)
-        if not is_frozen:
-            self.write_watermark(ask.high_token)
+            shape = self._options.catalog.describe_again(
+                self._connection, request.shape
+            )
+            spare_rows = sql.spare_rows(request)
+            copied = self._copy(sql.chunk_query(request, shape), spare_rows)
+        if has_marks:
+            self.write_watermark(request.high_token)
         rows: Sequence[RowValues] = copied.rows
         is_last = not copied.is_cut and (
-            bool(ask.keys) or len(rows) < ask.max_rows + spare_rows
+            bool(request.keys) or len(rows) < request.max_rows + spare_rows
         )
         if spare_rows:
-            _refuse_twins(rows, shape)
-            rows = rows[: len(rows) - copied.spare if copied.is_cut else ask.max_rows]
+            _refuse_duplicates(rows, shape)
+            rows = rows[
+                : len(rows) - copied.spare if copied.is_cut else request.max_rows
+            ]
         snapshot = XidSnapshot.parse(str(visible[0] if visible else ""))
         chunk = Chunk(
             shape,
@@ -322,45 +324,47 @@ class ChunkReader:
             copied.elapsed_s,
             copied.widest_bytes,
         )
-        return ChunkRead(ask.chunk_id, chunk)
+        return ChunkRead(request.chunk_id, chunk)
 
     @contextmanager
-    def _snapshot(self, shape: TableShape, ask: ReadPlan | ReadChunk) -> Iterator[None]:
-        """Run what is inside in one transaction that holds its tables as they are."""
+    def _snapshot(
+        self, shape: TableShape, request: ReadPlan | ReadChunk
+    ) -> Iterator[None]:
+        """Open a transaction whose tables are locked and unaltered."""
         with _transaction(self._connection):
-            if ask.view is None:
-                self._hold(shape, ask)
+            if request.view is None:
+                self._lock(shape, request)
             else:
-                self._views.enter(self._connection, ask.view)
+                self._exported.enter(self._connection, request.view)
                 try:
-                    self._hold(shape, ask)
+                    self._lock(shape, request)
                 except TableAlteredError as error:
                     raise ViewLostError(str(error)) from error
             yield
 
-    def _hold(self, shape: TableShape, ask: ReadPlan | ReadChunk) -> None:
-        """Lock what is to be read; where a snapshot came first, see whether it fits."""
+    def _lock(self, shape: TableShape, request: ReadPlan | ReadChunk) -> None:
+        """Lock the tables to read; if a snapshot came first, compare them with it."""
         try:
             self._connection.execute(sql.lock_statement(shape).encode())
         except _GONE as error:
-            if ask.view is None:
+            if request.view is None:
                 raise
             raise TableAlteredError(str(error)) from error
-        if ask.select is not None:
-            # Planning it locks every table that it reads.
-            self._estimate(shape, None, ask.select)
-        if ask.select is not None or ask.view is not None:
+        if request.select is not None:
+            # Planning locks every table that the SELECT reads.
+            self._estimate(shape, None, request.select)
+        if request.select is not None or request.view is not None:
             check_unaltered(self._connection)
 
-    def _copy(self, statement: str, spare_rows: int = 0) -> _Copied:
-        """Return rows up to the bound of bytes, and so many beyond it."""
-        copied = _Copied(self._terms.max_chunk_bytes, spare_rows)
-        clock = self._terms.clock
+    def _copy(self, statement: str, spare_rows: int = 0) -> _CopiedRows:
+        """Return rows up to the bound of bytes, and the spare rows beyond it."""
+        copied = _CopiedRows(self._options.max_chunk_bytes, spare_rows)
+        clock = self._options.clock
         began_s = clock.monotonic_s()
         try:
             for lines in copy_out(self._connection, statement.encode()):
-                if not copied.is_cut and copied.take(lines):
-                    # What the server has sent by then is read and left.
+                if not copied.is_cut and copied.add(lines):
+                    # Rows that the server has sent by then are discarded.
                     self._connection.cancel_safe()
         except psycopg.errors.QueryCanceled:
             if not copied.is_cut:
@@ -369,15 +373,15 @@ class ChunkReader:
         return copied
 
 
-def _check_oid(shape: TableShape, ask: ReadPlan) -> None:
-    """Refuse a table that has only the name of the one that was signalled."""
-    if shape.relation.oid != ask.table_oid:
+def _check_oid(shape: TableShape, request: ReadPlan) -> None:
+    """Refuse another table that has taken the name of the signalled one."""
+    if shape.relation.oid != request.table_oid:
         reason = "it was dropped and made again, or renamed, since the signal"
         raise tables.TableRefusedError(reason)
 
 
 def _maximum(rows: list[RowValues]) -> Key | None:
-    """Return the only row as a key; a null one comes first from above."""
+    """Return the only row as a key; a null one would be the highest."""
     if not rows:
         return None
     if None in rows[0]:
@@ -386,12 +390,12 @@ def _maximum(rows: list[RowValues]) -> Key | None:
     return key_of(rows[0], range(len(rows[0])))
 
 
-def _refuse_twins(rows: Sequence[RowValues], shape: TableShape) -> None:
+def _refuse_duplicates(rows: Sequence[RowValues], shape: TableShape) -> None:
     """
-    Make sure that no two rows have the same key.
+    Check that no two rows have the same key.
 
     Raises:
-        TableRefusedError: Two have.
+        TableRefusedError: Two rows have the same key.
     """
     keys = [key_of(row, shape.order_key) for row in rows]
     for key, next_key in itertools.pairwise(keys):
@@ -403,7 +407,7 @@ def _refuse_twins(rows: Sequence[RowValues], shape: TableShape) -> None:
 
 @contextmanager
 def _transaction(connection: Connection) -> Iterator[None]:
-    """Run what is inside in one transaction that takes no snapshot by itself."""
+    """Open a transaction, which takes no snapshot before its first query."""
     connection.execute("begin isolation level repeatable read read only")
     try:
         yield

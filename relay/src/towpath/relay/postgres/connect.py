@@ -1,21 +1,19 @@
 """
-Connections, and the one place where the driver's errors become ours.
+Connections to the source, and the translation of the driver's errors.
 
 ===================  ==============================================================
-08, 57P0, 53         the server is away, shutting down or full: try again
-no SQLSTATE          the connection broke, or was never made: try again
+08, 57P0, 53         the server is away, shutting down or full: retry
+no SQLSTATE          the connection broke, or was never made: retry
 28, or a password    the login is refused: halt
 3D000, 42501         no such database, a missing right: halt
-55006                the slot is in use: try again, for a while
+55006                the slot is in use: retry, for a while
 55000, 58P01         the slot needs log that is gone: halt
 42704                no such slot or publication: halt
 everything else      the server refuses a statement of ours: halt
 ===================  ==============================================================
 
-Every connection has the settings of ``schemas.session``, also that of the stream, so
+Every connection, the stream's included, has the settings of ``schemas.session``, so
 that a value reads the same in the stream, in a chunk and in the catalog.
-
-A thread that does one thing after another over a connection of its own.
 """
 
 import re
@@ -43,7 +41,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 APPLICATION: Final = "towpath-relay"
 
-# A dead network shows itself within this many seconds instead of never.
+# A dead network is detected within these bounds instead of never.
 _CONNECT_TIMEOUT_S: Final = 10
 _KEEPALIVES: Final = {
     "keepalives_idle": 10,
@@ -57,7 +55,7 @@ _BY_STATE: Final = MappingProxyType(
         "55006": SlotBusyError,
         "55000": SlotLostError,
         "58P01": SlotLostError,
-        # What relay init makes is not there, or is of an earlier release.
+        # The objects of relay init are missing, or of an earlier release.
         "42703": NotPreparedError,
         "42704": NotPreparedError,
         "42P01": NotPreparedError,
@@ -72,8 +70,8 @@ def connect(dsn: str, *, replication: bool = False) -> Connection:
     Open a connection in autocommit.
 
     Args:
-        dsn: Where to, in libpq's words.
-        replication: Open it for the replication protocol of this database.
+        dsn: The server, as a libpq connection string.
+        replication: Whether to use the replication protocol of this database.
 
     Raises:
         SourceUnavailableError: The server cannot be reached.
@@ -101,11 +99,10 @@ def connect(dsn: str, *, replication: bool = False) -> Connection:
 
 def _parts(dsn: str) -> dict[str, Any]:
     """
-    Take a DSN apart.
+    Parse a DSN.
 
-    What libpq says of one that it cannot read quotes it, password included, as it does
-    with a port that is none (where an unescaped slash in a password ends up): nothing
-    of it may reach a log.
+    The errors of libpq quote an unreadable DSN, password included, or a wrong port,
+    where an unescaped slash in a password ends up: they must not reach a log.
     """
     with suppress(psycopg.Error):
         parts: dict[str, Any] = conninfo.conninfo_to_dict(dsn)
@@ -120,12 +117,7 @@ def _parts(dsn: str) -> dict[str, Any]:
 
 @contextmanager
 def translated_errors(doing: str) -> Iterator[None]:
-    """
-    Raise the driver's errors as ours.
-
-    Args:
-        doing: The operation, for the message.
-    """
+    """Raise the driver's errors as ours; ``doing`` is part of the message."""
     try:
         yield
     except psycopg.Error as error:
@@ -136,8 +128,10 @@ def failure(error: psycopg.Error, doing: str) -> TowpathError:
     """Return our error for the driver's, by its SQLSTATE."""
     if error.sqlstate is None and has_no_descriptor(error):
         return TooManyFilesError(doing)
-    told = error.diag.message_primary or str(error).strip().partition("\n")[0]
-    return failure_of(error.sqlstate, f"{doing}: {told}", was_login=_was_login(error))
+    message = error.diag.message_primary or str(error).strip().partition("\n")[0]
+    return failure_of(
+        error.sqlstate, f"{doing}: {message}", was_login=_was_login(error)
+    )
 
 
 def failure_of(
@@ -153,9 +147,9 @@ def failure_of(
 
 def _was_login(error: psycopg.Error) -> bool:
     """
-    Tell whether a connection failed after its password was asked for.
+    Return whether a connection failed after the server had asked for a password.
 
-    A refused login comes without a SQLSTATE, as a dead server does.
+    A refused login has no SQLSTATE, like a dead server.
     """
     if error.sqlstate is not None or error.pgconn is None:
         return False
@@ -163,21 +157,21 @@ def _was_login(error: psycopg.Error) -> bool:
 
 
 def quoted(*names: str) -> str:
-    """Write a name, or a name within another, as SQL does."""
+    """Return a name, or a qualified name, as an SQL identifier."""
     return sql.Identifier(*names).as_string(None)
 
 
 EffectT = TypeVar("EffectT")
-# What is to be done; each None ends one lane.
+# The queue of workers; each None ends one worker.
 Effects = SimpleQueue[EffectT | None]
 
 
 class ConnectionWorker(Generic[EffectT]):
     """
-    Performs effects in the order in which they were submitted.
+    A thread that performs effects in order, over a connection of its own.
 
-    Lanes may share their effects: each takes the next one when it is free. An error
-    that ``perform`` lets out is told to ``fail`` and ends the lane.
+    Workers may share a queue: each takes the next effect when it is free. An error of
+    ``perform`` is passed to ``fail`` and ends the worker.
     """
 
     def __init__(
@@ -197,15 +191,15 @@ class ConnectionWorker(Generic[EffectT]):
         self._thread.start()
 
     def submit(self, effect: EffectT) -> None:
-        """Put an effect behind those that wait."""
+        """Queue an effect."""
         self._effects.put(effect)
 
     def connection(self) -> Connection:
         """
-        Return the lane's connection; it is made if there is none. In the thread only.
+        Return the connection, opened if there is none. Only for this thread.
 
         Raises:
-            TowpathError: It cannot be made.
+            TowpathError: It cannot be opened.
         """
         if self._connection is None:
             self._connection = self._connect()
@@ -213,12 +207,12 @@ class ConnectionWorker(Generic[EffectT]):
 
     @property
     def server_pid(self) -> int | None:
-        """The server's process behind the lane's connection; None: there is none."""
+        """The server process of the connection; None: there is none."""
         connection = self._connection
         return None if connection is None else connection.info.backend_pid
 
-    def mend(self) -> None:
-        """Give up a connection that an error has left in any other state than idle."""
+    def discard_broken(self) -> None:
+        """Close a connection that an error has not left idle."""
         connection = self._connection
         idle = psycopg.pq.TransactionStatus.IDLE
         if connection is not None and connection.info.transaction_status != idle:
@@ -228,11 +222,11 @@ class ConnectionWorker(Generic[EffectT]):
 
     def end(self, timeout_s: float, *, is_urgent: bool) -> None:
         """
-        Let the lane, or one of those that share effects, end after them. Never raises.
+        End a worker of this queue after the queued effects. Never raises.
 
         Args:
-            timeout_s: How long to try to cancel.
-            is_urgent: Cancel what is running.
+            timeout_s: The bound of a cancellation.
+            is_urgent: Whether to cancel the running statement.
         """
         self._effects.put(None)
         connection = self._connection
@@ -241,12 +235,12 @@ class ConnectionWorker(Generic[EffectT]):
                 connection.cancel_safe(timeout=timeout_s)
 
     def close(self, timeout_s: float, *, is_urgent: bool) -> None:
-        """End the lane after what was submitted, and wait for that. Never raises."""
+        """End the worker after the submitted effects and wait for it. Never raises."""
         self.end(timeout_s, is_urgent=is_urgent)
         self.join(timeout_s)
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the lane has ended, but not longer than that."""
+        """Wait until the worker has ended, for at most this time."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:

@@ -1,21 +1,19 @@
 """
-One view of the database for all readers of a blocking or an initial snapshot.
+Exported snapshots: one view of the database for all readers of a snapshot.
 
-A session of its own holds a repeatable-read transaction open and exports its snapshot;
-each reader imports it for each chunk. For an initial snapshot the name comes from the
-making of the slot, and whoever lends it keeps it alive.
+For a blocking snapshot a session of its own holds a repeatable-read transaction open
+and exports its snapshot; each reader imports it for each chunk. For an initial snapshot
+the creation of the slot exports it, and the creator keeps that session open.
 
-A view does not outlive its session, and does not show tables that were altered since:
-the server reads a table's storage of now with the rows that are visible then, so that a
-rewritten one looks empty. Each reader looks, with the tables locked, whether they are
-what the view shows; if not, the rest is read without it.
+An exported snapshot does not outlive its session, and does not show tables that were
+altered since: the server reads a table's present storage with the rows that were
+visible then, so that a rewritten table looks empty. Each reader compares the locked
+tables with the snapshot; if they differ, the rest is read without it.
 
-A slot made together with a view of the database as of its very place in the log.
-
-The replication protocol alone can do that. What had been committed where the slot
-begins is in the view, and nothing else is; the slot streams all the rest. The view can
-be read by others as long as the connection that made it is left alone, and holds dead
-rows back as long: it is closed as soon as nobody reads it any more.
+Only the replication protocol creates a slot with an exported snapshot. The snapshot
+shows exactly the transactions that committed before the slot's start; the slot streams
+all the others. It lives as long as its connection is idle, and keeps dead rows as long,
+so it is closed as soon as no reader needs it.
 """
 
 import select
@@ -47,7 +45,7 @@ from towpath.schemas.failure import TowpathError, UnavailableError
 
 
 class ViewLostError(UnavailableError):
-    """The one view of the database is gone, or does not hold a table any more."""
+    """The exported snapshot is gone, or does not hold a table any more."""
 
     remedy = "Nothing is to be done: what is left is read chunk by chunk."
 
@@ -61,9 +59,9 @@ class TableAlteredError(UnavailableError):
 @dataclass(slots=True)
 class _ExportedSnapshot:
     """
-    A snapshot of the server's that was exported.
+    An exported snapshot, and the session that holds it.
 
-    Without a name it is gone, and stays so: another one would show another moment.
+    Without a name it is gone for good: another snapshot would show another moment.
     """
 
     name: str | None
@@ -71,25 +69,25 @@ class _ExportedSnapshot:
 
 
 class ExportedSnapshots:
-    """Makes views, keeps them, and lets go of them; safe to call from any thread."""
+    """The exported snapshots, by the view's name in effects; safe in any thread."""
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
         self._lock = threading.Lock()
         self._views: dict[str, _ExportedSnapshot] = {}
 
-    def lend(self, view: str, exported_name: str) -> None:
-        """Take in a view that somebody else has made and keeps."""
+    def adopt(self, view: str, exported_name: str) -> None:
+        """Add a snapshot that another session has exported and holds."""
         with self._lock:
             self._views[view] = _ExportedSnapshot(exported_name)
 
     def enter(self, connection: Connection, view: str) -> None:
         """
-        Let a repeatable-read transaction, without a query yet, see the view.
+        Import a snapshot into a repeatable-read transaction without a query yet.
 
         Raises:
-            ViewLostError: It is gone.
-            TowpathError: It could not be made.
+            ViewLostError: The snapshot is gone.
+            TowpathError: It could not be exported.
         """
         name = self._name(view)
         try:
@@ -101,15 +99,15 @@ class ExportedSnapshots:
             reason = str(failure(error, "entering the snapshot's view of the database"))
             raise ViewLostError(reason) from error
 
-    def thaw(self, view: str) -> None:
-        """Let go of a view, for good. Never raises."""
+    def release(self, view: str) -> None:
+        """Release a snapshot for good. Never raises."""
         with self._lock:
-            thawed = self._views.get(view)
+            released = self._views.get(view)
             self._views[view] = _ExportedSnapshot(None)
-        _close(thawed)
+        _close(released)
 
     def close(self) -> None:
-        """Let go of all views. Never raises."""
+        """Release all snapshots. Never raises."""
         with self._lock:
             views, self._views = self._views, {}
         for each in views.values():
@@ -119,13 +117,13 @@ class ExportedSnapshots:
         with self._lock:
             found = self._views.get(view)
             if found is None:
-                found = self._views[view] = self._make()
+                found = self._views[view] = self._export()
         if found.name is None:
             reason = "the snapshot's view of the database is gone"
             raise ViewLostError(reason)
         return found.name
 
-    def _make(self) -> _ExportedSnapshot:
+    def _export(self) -> _ExportedSnapshot:
         holder = self._connect()
         try:
             with translated_errors("making a view of the database"):
@@ -138,7 +136,7 @@ class ExportedSnapshots:
         return _ExportedSnapshot(str(row[0]) if row else None, holder)
 
     def _lose(self, view: str) -> None:
-        """Remember that a view is gone."""
+        """Record that a snapshot is gone."""
         with self._lock:
             lost = self._views.get(view)
             if lost is not None:
@@ -147,14 +145,14 @@ class ExportedSnapshots:
 
 def check_unaltered(connection: Connection) -> None:
     """
-    Make sure that the tables locked by a transaction are those that it shows.
+    Check that the tables locked by a transaction are unaltered since its snapshot.
 
-    A description that was written anew by a transaction that this one sees would not
-    be shown any more: such a writer was rolled back. One that was rolled back since
-    counts as if it had not been.
+    A description rewritten by a transaction that this one sees would not be shown any
+    more, so such a writer was rolled back. A writer that was rolled back since counts
+    as if it had committed.
 
     Raises:
-        TableAlteredError: One of them is not.
+        TableAlteredError: One of them was altered.
     """
     visible = connection.execute(query("read_visibility")).fetchone()
     snapshot = XidSnapshot.parse(str(visible[0] if visible else ""))
@@ -172,33 +170,32 @@ def _close(view: _ExportedSnapshot | None) -> None:
 
 _LOG = structlog.get_logger("towpath.relay")
 
-# The view must outlive the silence of the connection that holds it.
-_PATIENT: Final = (
+# The snapshot must outlive the idleness of the connection that holds it.
+_NO_TIMEOUTS: Final = (
     b"set idle_in_transaction_session_timeout = 0",
     b"set idle_session_timeout = 0",
 )
-# Making a slot waits for every transaction that runs: after so long they are named,
-# and then at each of these.
-_TOLD_EVERY_S: Final = 60.0
+# Creating a slot waits for every running transaction: they are logged at this interval.
+_LOG_INTERVAL_S: Final = 60.0
 _CANCEL_TIMEOUT_S: Final = 5.0
 _DUPLICATE: Final = "42710"
 
 
 class SlotSnapshot:
-    """The connection that holds a view; nothing else may be done with it."""
+    """The connection that holds a slot's exported snapshot; it must stay idle."""
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection = connection
         self.name = name
 
     def close(self) -> None:
-        """Let go of the view; whoever has begun to read in it may go on."""
+        """Release the snapshot; transactions that have imported it may continue."""
         with suppress(psycopg.Error):
             self._connection.close()
 
 
 class SlotMaker:
-    """Makes a slot that exports a view, and stops when it is told to."""
+    """Creates a slot with an exported snapshot; can be stopped while it waits."""
 
     def __init__(
         self, clock: Clock, wakeup: Wakeup, is_stopping: Callable[[], bool]
@@ -207,28 +204,28 @@ class SlotMaker:
         self._wakeup = wakeup
         self._is_stopping = is_stopping
 
-    def make(self, dsn: str, slot: str, asking: Connection) -> SlotSnapshot | None:
+    def make(self, dsn: str, slot: str, catalog: Connection) -> SlotSnapshot | None:
         """
-        Make the slot; None if the process is to stop before there is one.
+        Create the slot; None if the process is to stop before there is one.
 
         Args:
-            dsn: Where to.
+            dsn: The source.
             slot: The slot's name.
-            asking: An ordinary connection, to find out who is waited for.
+            catalog: An ordinary connection, to read the transactions that block it.
 
         Raises:
-            SourceUnavailableError: The connection is gone, or somebody else has just
-                made the slot.
+            SourceUnavailableError: The connection is gone, or another process has just
+                created the slot.
             SourceRefusedError: The server refuses.
         """
         connection = connect(dsn, replication=True)
         try:
             with translated_errors("preparing a session"):
-                for setting in _PATIENT:
+                for setting in _NO_TIMEOUTS:
                     connection.execute(setting)
             command = exporting_command(slot, connection.info.server_version)
             with translated_errors("making the slot"):
-                name = self._made(connection, command, asking)
+                name = self._create(connection, command, catalog)
         except BaseException:
             connection.close()
             raise
@@ -237,21 +234,21 @@ class SlotMaker:
             return None
         return SlotSnapshot(connection, name)
 
-    def _made(
-        self, connection: Connection, command: str, asking: Connection
+    def _create(
+        self, connection: Connection, command: str, catalog: Connection
     ) -> str | None:
-        """Send the command, wait, and return the view's name."""
+        """Send the command, wait, and return the exported snapshot's name."""
         pgconn = connection.pgconn
         pgconn.send_query(command.encode())
-        telling = Deadline(self._clock, _TOLD_EVERY_S)
+        next_log = Deadline(self._clock, _LOG_INTERVAL_S)
         while pgconn.is_busy():
             if self._is_stopping():
                 connection.cancel_safe(timeout=_CANCEL_TIMEOUT_S)
                 return None
-            if telling.passed():
-                telling = Deadline(self._clock, _TOLD_EVERY_S)
-                _log_blockers(asking)
-            self._wait(pgconn.socket, telling.remaining_s())
+            if next_log.passed():
+                next_log = Deadline(self._clock, _LOG_INTERVAL_S)
+                _log_blockers(catalog)
+            self._wait(pgconn.socket, next_log.remaining_s())
             pgconn.consume_input()
         result = pgconn.get_result()
         if result is None or result.status != pq.ExecStatus.TUPLES_OK:
@@ -264,8 +261,8 @@ class SlotMaker:
             self._wakeup.clear()
 
 
-def _log_blockers(asking: Connection) -> None:
-    old = asking.execute(query("read_old_transactions")).fetchall()
+def _log_blockers(catalog: Connection) -> None:
+    old = catalog.execute(query("read_old_transactions")).fetchall()
     _LOG.warning(
         "slot creation waits for older transactions",
         transactions=[
@@ -280,7 +277,7 @@ def _creation_error(result: pq.abc.PGresult | None) -> TowpathError:
         return SourceUnavailableError("making the slot: the server said nothing")
     field = result.error_field
     state = (field(pq.DiagnosticField.SQLSTATE) or b"").decode()
-    told = (field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"refused").decode()
+    message = (field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"refused").decode()
     if state == _DUPLICATE:
-        return SourceUnavailableError(f"making the slot: {told}")
-    return failure_of(state or None, f"making the slot: {told}")
+        return SourceUnavailableError(f"making the slot: {message}")
+    return failure_of(state or None, f"making the slot: {message}")

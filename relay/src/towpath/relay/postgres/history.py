@@ -1,13 +1,13 @@
 """
-Which history the source tells, and what is done about a gap before it is followed.
+The lineage of the source, and the handling of a gap before it is followed.
 
-Call order, each step safe to repeat after a crash at any place:
+The steps, each safe to repeat after a crash at any place:
 
-1. decide (``lineage``) from what Kafka remembers and what the server tells;
-2. announce a gap: log, notification, then the new lineage into the state topic;
-3. make the slot, if there is none that serves;
-4. store where the slot took the lineage up;
-5. ask for the snapshots that close the gap, if that is configured.
+1. choose the lineage from the stored history and the server's;
+2. announce a gap: log record, notification, then the new lineage in the state topic;
+3. create the slot, if there is no usable one;
+4. store the LSN from which the slot serves the lineage;
+5. request the snapshots that close the gap, if configured.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,16 +46,16 @@ from towpath.settings import FirstStart, OnGap, Settings
 
 _LOG = structlog.get_logger("towpath.relay")
 
-# How long a beat that is decoded already may stay invisible before we ask again.
+# The time for which a heartbeat that is decoded already may stay invisible.
 _BEAT_TIMEOUT: Final = b"set local lock_timeout = '5s'"
 
 
 class HistoryStore(NamedTuple):
     """
-    The way to Kafka, as this module needs it.
+    The functions of the state in Kafka.
 
-    All but ``read`` return when Kafka has acknowledged. ``confirm`` takes what is
-    stored as confirmed back to an LSN, in the newest lineage.
+    All but ``read`` return when Kafka has acknowledged. ``confirm`` lowers the stored
+    confirmed LSN to an LSN of the newest lineage.
     """
 
     read: Callable[[], StoredHistory]
@@ -65,12 +65,12 @@ class HistoryStore(NamedTuple):
 
 
 class LineageResolver:
-    """Finds the lineage to follow; connection and stream lead to the same server."""
+    """Finds the lineage to follow; connection and stream are of the same server."""
 
     def __init__(
         self,
         settings: Settings,
-        memory: HistoryStore,
+        store: HistoryStore,
         clock: Clock,
         connection: Connection,
         stream: SlotStream,
@@ -79,50 +79,50 @@ class LineageResolver:
         self._relay = relay
         self._settings = settings
         self._source = settings.database
-        self._memory = memory
+        self._store = store
         self._clock = clock
         self._connection = connection
         self._stream = stream
 
     def follow(self) -> LineageDecision:
         """
-        Return the lineage to follow, with everything done that it needs.
+        Return the lineage to follow, after all steps.
 
         Raises:
             HistoryChangedError: There is a gap, and ``on_gap`` is halt.
-            SlotLostError: The same, for want of a slot.
+            SlotLostError: The same, without a usable slot.
             NotPreparedError: Slot, publication or heartbeat table is missing.
-            StateLostError: Kafka lacks the past that slot or topics tell of.
+            StateLostError: Kafka lacks the state of an existing slot or topic.
             SourceUnavailableError: The server is away, or only a standby.
         """
-        remembered = self._memory.read()
-        found = self.found(remembered.heartbeat)
+        stored = self._store.read()
+        found = self.found(stored.heartbeat)
         at = self._clock.now().isoformat(timespec="seconds")
         tables = read_captured(self._connection, self._settings)
-        decision = choose_lineage(remembered, found, tables, at)
+        decision = choose_lineage(stored, found, tables, at)
         if decision.gap is not None:
             if self._settings.relay.on_gap is OnGap.HALT:
                 raise gap_error(decision, found)
             self._announce(decision.lineage, decision.gap)
         if decision.is_changed:
-            if not decision.is_new and remembered.confirmed_lsn is not None:
-                # What was confirmed beyond a fork is not there: were it believed on
-                # the new timeline, the log would seem to have gone back.
-                self._memory.confirm(decision.confirmed_lsn)
-            self._memory.write(decision.lineages)
+            if not decision.is_new and stored.confirmed_lsn is not None:
+                # An LSN confirmed beyond a fork does not exist on the new timeline,
+                # where the log would seem to have gone back.
+                self._store.confirm(decision.confirmed_lsn)
+            self._store.write(decision.lineages)
         if decision.needs_slot:
             self._make_slot(found)
         if decision.lineage.start_lsn is None:
-            decision = self._taken_up(decision)
-        return self._filled(decision)
+            decision = self._with_start(decision)
+        return self._with_snapshots(decision)
 
     def found(self, heartbeat: int) -> SourceHistory:
         """
-        Ask the server what it is and what it has.
+        Read the server's history.
 
         Args:
-            heartbeat: The highest that was streamed: a lower one is looked at again,
-                since a commit may be decoded before it is visible.
+            heartbeat: The highest streamed counter: a lower one is read again, since a
+                commit may be decoded before it is visible.
 
         Raises:
             NotPreparedError: There is no heartbeat table.
@@ -181,10 +181,10 @@ class LineageResolver:
         )
         now_ms = int(self._clock.now().timestamp() * 1000)
         prefix = self._source.prefix
-        self._memory.publish(gaps.gap_record(prefix, lineage, gap, self._relay, now_ms))
+        self._store.publish(gaps.gap_record(prefix, lineage, gap, self._relay, now_ms))
 
     def _make_slot(self, found: SourceHistory) -> None:
-        """Replace a slot that serves no more; publications must be there before."""
+        """Replace an unusable slot; its publications must exist before."""
         source, connection = self._source, self._connection
         require_publications(connection, source)
         if found.slot is not None:
@@ -194,8 +194,8 @@ class LineageResolver:
         setup.run_setup(connection, [setup.SetupStep("making the slot", statement)])
         _LOG.warning("slot recreated", slot=source.slot)
 
-    def _taken_up(self, decision: LineageDecision) -> LineageDecision:
-        """Store from where the slot serves the lineage; it is pending no more."""
+    def _with_start(self, decision: LineageDecision) -> LineageDecision:
+        """Store the LSN from which the slot serves the lineage."""
         with translated_errors("reading the slot"):
             slot = read_slot(self._connection, self._source.slot)
         if slot is None:
@@ -207,26 +207,26 @@ class LineageResolver:
             lineages=(*decision.lineages[:-1], lineage),
             confirmed_lsn=slot.confirmed_lsn,
         )
-        self._memory.write(decision.lineages)
+        self._store.write(decision.lineages)
         return decision
 
-    def _filled(self, decision: LineageDecision) -> LineageDecision:
-        """Ask for the snapshots of an open gap, if they are to be started."""
+    def _with_snapshots(self, decision: LineageDecision) -> LineageDecision:
+        """Request the snapshots of an open gap, if configured."""
         lineage, gap = decision.lineage, decision.lineage.gap
         relay = self._settings.relay
         is_needed = relay.snapshot.mode is FirstStart.WHEN_NEEDED
-        is_wanted = is_needed or relay.on_gap is OnGap.SNAPSHOT
-        if gap is None or gap.started or not gap.plan or not is_wanted:
+        is_configured = is_needed or relay.on_gap is OnGap.SNAPSHOT
+        if gap is None or gap.started or not gap.plan or not is_configured:
             return decision
-        asked = {
+        signal = {
             "id": gaps.signal_id(lineage, self._relay),
             "data": gaps.signal_data(gap, self._relay),
             "relay": self._relay.name,
         }
-        with translated_errors("asking for the snapshots that close the gap"):
-            self._connection.execute(query("ask_for_snapshot"), asked)
-        _LOG.warning("snapshots requested", signal=asked["id"], plan=list(gap.plan))
+        with translated_errors("requesting the snapshots that close the gap"):
+            self._connection.execute(query("insert_snapshot_signal"), signal)
+        _LOG.warning("snapshots requested", signal=signal["id"], plan=list(gap.plan))
         started = replace(lineage, gap=replace(gap, started=True))
         decision = replace(decision, lineages=(*decision.lineages[:-1], started))
-        self._memory.write(decision.lineages)
+        self._store.write(decision.lineages)
         return decision

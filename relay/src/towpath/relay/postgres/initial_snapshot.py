@@ -133,7 +133,7 @@ class InitialSnapshot:
     def lend(self, worker: SnapshotWorker) -> None:
         """Lend the database view to the worker, if one is open."""
         if self._view is not None:
-            worker.lend(self._first_id, self._view.name)
+            worker.adopt(self._first_id, self._view.name)
 
     # The slot monitor's chore --------------------------------------------------
 
@@ -154,7 +154,7 @@ class InitialSnapshot:
         if self._view is None and self._options.mode is not FirstStart.INITIAL_ONLY:
             return
         progress = backfill.read_progress(connection, self._relay)
-        if self._view is not None and not progress.frozen_count:
+        if self._view is not None and not progress.view_count:
             self._view.close()
             self._view = None
         if self._options.mode is FirstStart.INITIAL_ONLY and not progress.open_count:

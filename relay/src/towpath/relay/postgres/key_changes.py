@@ -1,18 +1,17 @@
 """
-A captured table whose key changes: its rows stand under the former key as well.
+Changed keys of captured tables, whose sinks keep the rows under the former key.
 
-The stream does not tell the key under REPLICA IDENTITY FULL: it is read from the
-catalog, so that changes from before come under the new key, and nothing of what was
-published under the former one is updated or deleted any more. Under the other
-identities the former key's rows stay too. So a changed key is a gap of its table, which
-a snapshot with a sweep closes.
+Under REPLICA IDENTITY FULL the key is read from the catalog: earlier changes come under
+the new key, and records under the former key are never updated or deleted again. Under
+the other identities the rows of the former key stay too. So a changed key is a gap of
+its table, which a snapshot with a sweep closes.
 
-The key of each captured table is stored in ``towpath.captured``, and compared with the
-catalog at each look, also at the first one after a restart. ``on_gap`` decides:
-``halt`` refuses the start, ``plan`` writes the statement that closes the gap, and
-``snapshot`` asks for it, in the transaction that stores the new key. A table that
-``key_columns`` gives a key is left out, and so is what another lineage has stored: the
-plan of that gap sweeps all tables.
+The key of each captured table is stored in ``towpath.captured`` and compared with the
+catalog at each turn, and at the first one after a restart. ``on_gap`` decides: ``halt``
+refuses the start, ``plan`` logs the statement that closes the gap, and ``snapshot``
+requests the snapshot, in the transaction that stores the new key. Tables with
+configured ``key_columns`` are skipped, and so are those that another lineage has
+stored: the plan of that gap sweeps all tables.
 """
 
 import json
@@ -31,20 +30,20 @@ from towpath.relay.postgres.known_tables import (
     KnownTables,
     unreadable_tables,
 )
-from towpath.relay.postgres.new_tables import LOOK_INTERVAL_S, is_id_used
+from towpath.relay.postgres.new_tables import CHECK_INTERVAL_S, is_id_used
 from towpath.relay.postgres.queries import query
 from towpath.relay.recovery.backfill import signal_statement, sweep_data
 from towpath.relay.snapshot.naming import Registration
 from towpath.settings import FirstStart, OnGap, Settings
 
-_LOG = structlog.get_logger("towpath.relay.guardian")
+_LOG = structlog.get_logger("towpath.relay.slot_monitor")
 
 KEY_CHANGED: Final = "KEY_CHANGED"
 _REQUESTED: Final = "none is needed: a snapshot with a sweep was asked for"
 
 
 class KeyChange(NamedTuple):
-    """A captured table with the key that is stored, and the one that it has."""
+    """A captured table with its stored key and its present one."""
 
     known: KnownTable
     now: TableKey
@@ -59,7 +58,7 @@ def require_same_keys(
     connection: Connection, settings: Settings, store: KnownTables
 ) -> None:
     """
-    Refuse a start with changed keys, if ``on_gap`` is halt.
+    Refuse a start with changed keys if ``on_gap`` is halt.
 
     Raises:
         KeyChangedError: The key of a captured table changed.
@@ -75,7 +74,7 @@ def require_same_keys(
 
 
 class KeyChanges:
-    """Compares the keys of captured tables with those of before; one per attempt."""
+    """The slot monitor's task that finds changed keys; one per session."""
 
     def __init__(
         self,
@@ -85,15 +84,15 @@ class KeyChanges:
         on_halt: Callable[[str], None],
     ) -> None:
         """
-        Prepare; nothing is asked yet.
+        Create the task.
 
         Args:
-            settings: Say what is captured, and what a gap does.
+            settings: The captured tables, and ``on_gap``.
             store: The captured tables as stored.
             relay: The relay that captures the tables.
-            on_halt: Begins a new attempt, which the changed key refuses.
+            on_halt: Ends the session; the changed key then refuses the next start.
         """
-        self.interval_s = min(LOOK_INTERVAL_S, settings.relay.heartbeat_interval_s)
+        self.interval_s = min(CHECK_INTERVAL_S, settings.relay.heartbeat_interval_s)
         self._settings = settings
         self._store = store
         self._relay = relay
@@ -101,7 +100,7 @@ class KeyChanges:
 
     def turn(self, connection: Connection) -> None:
         """
-        Look once, and act on each key that changed.
+        Check once, and handle each changed key.
 
         Raises:
             psycopg.Error: The connection is gone.
@@ -111,36 +110,36 @@ class KeyChanges:
             if self._settings.relay.on_gap is OnGap.HALT:
                 self._on_halt(f"the key of a captured table changed: {change}")
                 return
-            self._act(connection, change)
+            self._handle(connection, change)
 
-    def _act(self, connection: Connection, change: KeyChange) -> None:
-        """Publish a change, ask for the snapshot if that is wanted, store the key."""
+    def _handle(self, connection: Connection, change: KeyChange) -> None:
+        """Publish a change, request the snapshot if configured, store the key."""
         name, publication = change.known.name, self._settings.database.publication
         with connection.transaction():
             reason = unreadable_tables(connection, [name], publication).get(name)
             signal_id = self._unused_id(connection, change.now.oid)
             data = sweep_data([signal_entry(name)], self._relay)
             fill = signal_statement(signal_id, data)
-            is_asked = reason is None and self._asks
-            if is_asked:
-                whose = self._relay.name
+            is_requested = reason is None and self._requests_snapshot
+            if is_requested:
+                name_of_relay = self._relay.name
                 request_tables(
-                    connection, signal_id, [name], {}, relay=whose, sweeps=True
+                    connection, signal_id, [name], {}, relay=name_of_relay, sweeps=True
                 )
             more = {
                 "former_key": ", ".join(change.known.key or ()),
                 "key": ", ".join(change.now.key),
                 **({"fill": fill} if reason is None else {"reason": reason}),
             }
-            self._write(connection, change, more, is_swept=is_asked)
+            self._write(connection, change, more, is_swept=is_requested)
             self._store.store_changed_key(connection, change.known, change.now.key)
-        remedy = _REQUESTED if is_asked else fill
+        remedy = _REQUESTED if is_requested else fill
         if reason is not None:
             remedy = f"snapshots cannot read it: {reason}; change that, then: {fill}"
         _LOG.error("table key changed", table=name, **more, remedy=remedy)
 
     @property
-    def _asks(self) -> bool:
+    def _requests_snapshot(self) -> bool:
         relay = self._settings.relay
         is_needed = relay.snapshot.mode is FirstStart.WHEN_NEEDED
         return is_needed or relay.on_gap is OnGap.SNAPSHOT
@@ -159,7 +158,7 @@ class KeyChanges:
         *,
         is_swept: bool,
     ) -> None:
-        """Write the event into the database's log: it stands before the snapshot."""
+        """Write the event into the log, before the snapshot's signal."""
         content = {
             "relay": self._settings.database.slot,
             "event": KEY_CHANGED,
@@ -179,7 +178,7 @@ class KeyChanges:
 def _key_changes(
     connection: Connection, settings: Settings, store: KnownTables
 ) -> Iterator[KeyChange]:
-    """Return the tables whose stored key is another than the catalog's."""
+    """Yield the tables whose stored key differs from the catalog's."""
     fixed = settings.relay.rows.key_columns
     known = {
         each.oid: each
@@ -192,6 +191,6 @@ def _key_changes(
     }
     for now in read_table_keys(connection, list(known)):
         each = known[now.oid]
-        # A table of another name by now is read by that name.
+        # A renamed table is handled under its new name.
         if now.name == each.name and tuple(now.key) != tuple(each.key or ()):
             yield KeyChange(each, now)

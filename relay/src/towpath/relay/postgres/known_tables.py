@@ -1,9 +1,9 @@
 """
-Which table stood behind each captured name, stored in ``towpath.captured``.
+The table of each captured name, as stored in ``towpath.captured``.
 
 A dropped or renamed table leaves no trace in the log. The relay stores the oid of each
-captured name, and compares it with the catalog at each look; the stored rows survive a
-restart, so that a table that was made again while the relay was down is recognised.
+captured name and compares it with the catalog at each turn. The rows survive a restart,
+so a table that was recreated while the relay was down is recognised.
 
 ==============  ======================================================================
 ``DROPPED``     the name has no table any more
@@ -11,16 +11,14 @@ restart, so that a table that was made again while the relay was down is recogni
 ``RECREATED``   the name belongs to another table
 ==============  ======================================================================
 
-In a new lineage the oids may all be others, as in a restored dump. Then they are stored
-again and no table counts as made again: the plan of the gap reads all tables.
+In a new lineage all oids may differ, as in a restored dump. Then they are stored again
+and no table counts as recreated: the plan of the gap reads all tables.
 
 The columns of each table's key are stored too (``key_changes``).
 
-What status and doctor show of captured tables: dropped, or not readable by snapshots.
-
-A table counts as readable if ``tables.describe``, which every snapshot asks
-first, does not refuse it. Tables for which the answer is plain are left out by one
-query, so that the others alone are described.
+``status`` and ``doctor`` report captured tables that are dropped or that snapshots
+cannot read. A table is readable if ``tables.describe`` does not refuse it; one query
+filters the plainly readable tables, so that only the others are described.
 """
 
 import enum
@@ -41,7 +39,7 @@ from towpath.relay.postgres.tables import TableRefusedError, describe
 from towpath.schemas.table_name import TableName
 from towpath.settings import OnDrop, Settings
 
-_LOG = structlog.get_logger("towpath.relay.guardian")
+_LOG = structlog.get_logger("towpath.relay.slot_monitor")
 
 _KEPT: Final = (
     "topic and sinks keep the rows that were captured under this name; set on_drop = "
@@ -62,9 +60,9 @@ class TableEventKind(enum.StrEnum):
 
 class KnownTable(NamedTuple):
     """
-    A captured name, the table that had it last, and whether that is gone.
+    A captured name, its last table, and whether that table is gone.
 
-    ``key``: the columns of the keys of its rows; None: an older release stored it.
+    ``key`` holds the columns of its key; None: an older release stored the row.
     """
 
     schema: str
@@ -81,7 +79,7 @@ class KnownTable(NamedTuple):
 
 
 class CapturedNameChange(NamedTuple):
-    """The change of one captured name; ``now`` is the table that has it by now."""
+    """The change of one captured name; ``now`` is its present table, if any."""
 
     known: KnownTable
     event: TableEventKind
@@ -96,9 +94,9 @@ def captured_name_changes(
     on_drop: OnDrop = OnDrop.KEEP,
 ) -> list[CapturedNameChange]:
     """
-    Return which captured names do not have their table any more.
+    Return the captured names that do not have their table any more.
 
-    Names whose rows were kept until now are among them, if ``on_drop`` empties them.
+    If ``on_drop`` is truncate, they include names whose rows were kept until now.
     """
     by_name = {each.name: each for each in listed}
     by_oid = {each.oid: each.name for each in listed}
@@ -128,39 +126,39 @@ def _is_another(now: ListedTable, known: KnownTable, lineage: int) -> bool:
 
 
 class KnownTables:
-    """The stored rows of one relay."""
+    """The rows of ``towpath.captured`` of one relay."""
 
     def __init__(self, settings: Settings, lineage: int) -> None:
         """
-        Prepare; nothing is asked yet.
+        Create the store.
 
         Args:
             settings: Names the relay, by its slot.
-            lineage: The number of the lineage that is followed.
+            lineage: The number of the present lineage.
         """
         self.lineage = lineage
         self._relay = settings.database.slot
         self._on_drop = settings.database.on_drop
-        self._is_made = False
+        self._is_migrated = False
 
     def read(self, connection: Connection) -> dict[str, KnownTable]:
         """
-        Return what is stored, by name; what an older release lacks is added.
+        Return the rows by name; columns that an older release lacks are added.
 
         Raises:
-            psycopg.Error: The connection is gone, or the role may not create it.
+            psycopg.Error: The connection is gone, or the role may not create the table.
         """
-        if not self._is_made:
+        if not self._is_migrated:
             missing = connection.execute(query("read_whether_captured_is_outdated"))
             if missing.fetchone() == (True,):
                 connection.execute(query("create_captured_table"))
-            self._is_made = True
+            self._is_migrated = True
         rows = connection.execute(query("read_known_tables"), {"relay": self._relay})
         found = (KnownTable(*row) for row in rows)
         return {each.name: each for each in found}
 
     def store(self, connection: Connection, oids: Iterable[int]) -> None:
-        """Store tables under the names that they have now."""
+        """Store tables under their present names."""
         keys = read_table_keys(connection, list(oids))
         if not keys:
             return
@@ -173,7 +171,7 @@ class KnownTables:
         connection.execute(query("store_known_tables"), wanted)
 
     def store_first_keys(self, connection: Connection) -> None:
-        """Store the keys of tables that an older release has captured."""
+        """Store the keys of tables that an older release captured."""
         known = self.read(connection).values()
         unknown = [each.oid for each in known if each.key is None]
         keys = read_table_keys(connection, unknown)
@@ -188,19 +186,19 @@ class KnownTables:
     def store_changed_key(
         self, connection: Connection, known: KnownTable, key: Sequence[str]
     ) -> None:
-        """Store another key of a table, and which one it had."""
+        """Store a table's new key beside its former one."""
         names = self._names(known)
         changed = {**names, "oid": known.oid, "key": json.dumps(key)}
         connection.execute(query("store_changed_key"), changed)
 
     def forget(self, connection: Connection, known: KnownTable) -> None:
-        """Forget a name: it is not captured any more, or its rows are gone."""
-        connection.execute(query("forget_known_table"), self._names(known))
+        """Delete a name that is not captured any more, or whose rows are gone."""
+        connection.execute(query("delete_known_table"), self._names(known))
 
     def outdated(
         self, known: Iterable[KnownTable], listed: Sequence[ListedTable]
     ) -> list[int]:
-        """Return the tables of names that another lineage has stored."""
+        """Return the present oids of names that another lineage stored."""
         by_name = {each.name: each.oid for each in listed}
         old = [each.name for each in known if each.lineage != self.lineage]
         return [by_name[name] for name in old if name in by_name]
@@ -209,15 +207,15 @@ class KnownTables:
         self, connection: Connection, change: CapturedNameChange, *, is_filled: bool
     ) -> None:
         """
-        Store and publish what became of a name. Call it inside a transaction.
+        Store and publish the change of a name, inside the caller's transaction.
 
-        The event goes through the log, so that it stands behind every change of the
-        table that is gone.
+        The event goes through the log, so that it follows every change of the former
+        table.
 
         Args:
-            connection: Where to.
-            change: What became of the name.
-            is_filled: A snapshot reads the table that has the name now, and sweeps.
+            connection: A connection to the source.
+            change: The change of the name.
+            is_filled: Whether a snapshot with a sweep reads the name's present table.
         """
         known, empties = change.known, self._on_drop is OnDrop.TRUNCATE
         if empties:
@@ -232,7 +230,7 @@ class KnownTables:
     def empty(
         self, connection: Connection, known: KnownTable, now: ListedTable
     ) -> None:
-        """Publish that all former rows of a name are gone: no snapshot sweeps them."""
+        """Publish that all former rows of a name are gone; no snapshot sweeps them."""
         change = CapturedNameChange(known, TableEventKind.RECREATED, now)
         if self._on_drop is OnDrop.KEEP:
             self._write(connection, change, remedy=_EMPTIED)
@@ -240,7 +238,7 @@ class KnownTables:
     def _write(
         self, connection: Connection, change: CapturedNameChange, *, remedy: str
     ) -> None:
-        """Write an event into the database's log, and a record of it into our own."""
+        """Write an event into the WAL, and a log record."""
         known = change.known
         content = {
             "relay": self._relay,
@@ -273,12 +271,12 @@ class KnownTables:
 
 class TableReport(NamedTuple):
     """
-    Captured names that somebody should know of.
+    Captured names that need the operator's attention.
 
     Attributes:
         dropped: Names without a table, whose rows are kept in topic and sinks.
-        changed_keys: What is to be known of tables whose key changed, by name.
-        unreadable: Why snapshots cannot read each of the others.
+        unreadable: The reason why snapshots cannot read a table, by name.
+        changed_keys: The former and the present key of a table, by name.
     """
 
     dropped: tuple[str, ...]
@@ -311,7 +309,7 @@ class TableReport(NamedTuple):
 
 def report_tables(connection: Connection, settings: Settings) -> TableReport:
     """
-    Look at all captured tables.
+    Report all captured tables.
 
     Raises:
         SourceUnavailableError: The connection is gone.
@@ -319,7 +317,7 @@ def report_tables(connection: Connection, settings: Settings) -> TableReport:
     listed = list_tables(connection, settings)
     takes = settings.capture.takes
     captured = [each.name for each in listed if each.is_published and takes(each.name)]
-    with translated_errors("looking at captured tables"):
+    with translated_errors("checking captured tables"):
         return TableReport(
             dropped=_dropped(connection, settings),
             unreadable=unreadable_tables(
@@ -333,7 +331,7 @@ def unreadable_tables(
     connection: Connection, names: Sequence[str], publication: str
 ) -> dict[str, str]:
     """
-    Return why snapshots cannot read tables; those that they can read are left out.
+    Return the tables that snapshots cannot read, with the reason.
 
     Raises:
         psycopg.Error: The connection is gone.
@@ -350,7 +348,7 @@ def unreadable_tables(
 
 
 def _changed_keys(connection: Connection, settings: Settings) -> dict[str, str]:
-    """Return the former key and the key of tables that no sweep has read since."""
+    """Return the key changes of tables that no sweep has read since."""
     outdated = connection.execute(query("read_whether_captured_is_outdated")).fetchone()
     if outdated == (True,):
         return {}

@@ -1,26 +1,26 @@
 """
-Tables that are to be captured from now on are added to the publication, and filled.
+New tables: captured while the relay runs, by publication and snapshot.
 
-Every few seconds the catalog is held against ``[[source]] tables``. Each table that
+Every few seconds the catalog is compared with ``[[source]] tables``. Each table that
 should be captured and is not yet gets a transaction of its own::
 
-    lock it against writers -> add it to the publication -> ask for its rows
+    lock it against writers -> add it to the publication -> request its rows
 
-The lock is held until the commit, so every row is either visible to whoever reads the
-table for the signal, or streamed: of a transaction that wrote before and after, the
-first half would be neither. A writer is waited for only so long; then it is left alone
-until it has ended. The publication takes a table once, so it is filled once, however
-often this is tried and by however many. A table that was taken out of the publication
-by hand and is captured again is filled again, with a sweep: changes were missed.
+The lock lasts until the commit, so every row is either visible to the snapshot or
+streamed; the first half of a transaction that writes before and after would be neither.
+A writer is waited for only briefly, and again after it has ended. The publication takes
+a table once, so it is filled once, however many relays try. A table that was removed
+from the publication by hand and is captured again is filled with a sweep: changes were
+missed.
 
-A table that cannot be captured is refused with the reason, told once, and looked at
-again each time. Dropped tables leave the publication by themselves.
+A table that cannot be captured is refused; the reason is logged once and checked again
+each time. Dropped tables leave the publication by themselves.
 
-Before that, the captured names are compared with the tables that they had at the last
-look (``known_tables``), also of an earlier process. A name without a table gets what
-``on_drop`` says. A name that belongs to another table is filled with a sweep, since
-topic and sinks have the rows of the former one. A captured table that has another
-name by now is filled under that name.
+Before that, the captured names are compared with their tables at the last turn
+(``known_tables``), also of an earlier process. ``on_drop`` decides about a name without
+a table. A name that belongs to another table is filled with a sweep, since topic and
+sinks have the rows of the former one. A renamed captured table is filled under its new
+name.
 """
 
 import hashlib
@@ -53,21 +53,21 @@ from towpath.relay.stats import Stats
 from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
 
-_LOG = structlog.get_logger("towpath.relay.guardian")
+_LOG = structlog.get_logger("towpath.relay.slot_monitor")
 
 REFUSED: Final = "a table that is to be captured cannot be"
 
-# New tables are rarely waited for; the catalog of ten thousand takes some milliseconds.
-LOOK_INTERVAL_S: Final = 5.0
+# New tables are rarely urgent; the catalog of ten thousand takes some milliseconds.
+CHECK_INTERVAL_S: Final = 5.0
 
-# How long writers wait behind us while we wait for one that has not committed.
+# The time that writers wait behind us while we wait for an open transaction.
 _LOCK_TIMEOUT: Final = b"set local lock_timeout = '500ms'"
 _MAX_ID: Final = 64
 _HASH_CHARACTERS: Final = 32
 
 
 class NewTables:
-    """Keeps publication and captured tables in step; one per attempt."""
+    """The slot monitor's task that captures new tables; one per session."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class NewTables:
         relay: Registration,
     ) -> None:
         self._relay = relay
-        self.interval_s = min(LOOK_INTERVAL_S, settings.relay.heartbeat_interval_s)
+        self.interval_s = min(CHECK_INTERVAL_S, settings.relay.heartbeat_interval_s)
         self._settings = settings
         self._captured = captured
         self._stats = stats
@@ -86,11 +86,11 @@ class NewTables:
         self._writers: dict[str, frozenset[str]] = {}
         self._store = known
         self._known: Mapping[str, KnownTable] = {}
-        self._foreign: set[int] = set()
+        self._uncaptured: set[int] = set()
 
     def turn(self, connection: Connection) -> None:
         """
-        Look once, and capture what is new.
+        Check once, and capture new tables.
 
         Raises:
             psycopg.Error: The connection is gone.
@@ -100,10 +100,10 @@ class NewTables:
         capture = self._settings.capture
         taken = [each for each in listed if capture.takes(each.name)]
         published = [each.name for each in taken if each.is_published]
-        # Before a signal is left: the loop must find its table captured.
+        # Before a signal is inserted: the loop must find its table captured.
         self._captured.replace(capture.chosen(published))
         self._follow_names(connection, listed, taken)
-        self._warn_of_foreign(listed)
+        self._warn_of_uncaptured(listed)
         missing = [each for each in taken if not each.is_published]
         absent = set(capture.names).difference(each.name for each in listed)
         self._refused = {
@@ -135,7 +135,7 @@ class NewTables:
                 self._try(connection, table)
 
     def _is_written(self, connection: Connection, table: ListedTable) -> bool:
-        """Tell whether a writer that was waited for in vain is still at it."""
+        """Return whether a writer that blocked the capture is still open."""
         before = self._writers.pop(table.name, None)
         if before is None:
             return False
@@ -151,19 +151,19 @@ class NewTables:
             self._writers[table.name] = _writers(connection, table)
             self._refuse(table.name, "a transaction that wrote to it has not ended")
         except psycopg.errors.DuplicateObject:
-            # Somebody else has just added it.
+            # Another process has just added it.
             self._refused.pop(table.name, None)
         except psycopg.Error as error:
             if connection.broken:
                 raise
-            told = error.diag.message_primary or str(error).strip()
-            self._refuse(table.name, told)
+            reason = error.diag.message_primary or str(error).strip()
+            self._refuse(table.name, reason)
         else:
             if is_captured:
                 self._refused.pop(table.name, None)
 
     def _capture(self, connection: Connection, table: ListedTable) -> bool:
-        """Add a table to the publication and ask for its rows, at once."""
+        """Add a table to the publication and request its rows, in one transaction."""
         name = TableName.parse(table.name)
         publication = quoted(self._settings.database.publication)
         signal_id = None
@@ -178,16 +178,16 @@ class NewTables:
                 return False
             add = f"alter publication {publication} add table only {name.sql}"
             connection.execute(add.encode())
-            unread = self._why_unread(connection, table)
+            unread = self._unread_reason(connection, table)
             known = self._known.get(table.name)
             if self._fills:
-                # Whoever reads the topic has the rows that this name had before.
+                # The topic and its sinks have the rows of the name's former table.
                 sweeps = known is not None
                 signal_id = _request_rows(connection, table, self._relay, sweeps=sweeps)
             if unread is not None and known is not None and known.oid != table.oid:
                 self._store.empty(connection, known, table)
             self._store.store(connection, [table.oid])
-            # Before the signal can come round: it must find the table captured.
+            # Before the signal is streamed: it must find the table captured.
             self._captured.replace((*self._captured.names, table.name))
         _LOG.info("table captured", table=table.name, signal_id=signal_id)
         if unread is not None:
@@ -198,8 +198,8 @@ class NewTables:
             )
         return True
 
-    def _why_unread(self, connection: Connection, table: ListedTable) -> str | None:
-        """Return why the rows that a table has are not read; None: they are."""
+    def _unread_reason(self, connection: Connection, table: ListedTable) -> str | None:
+        """Return why a table's existing rows are not read; None: they are."""
         if not self._fills:
             return "fill_new_tables is false in [relay.snapshot]"
         publication = self._settings.database.publication
@@ -222,7 +222,7 @@ class NewTables:
         listed: list[ListedTable],
         taken: list[ListedTable],
     ) -> None:
-        """Compare captured names with the tables that they had; act on each change."""
+        """Compare captured names with their former tables, and handle each change."""
         store, takes = self._store, self._settings.capture.takes
         known = self._known = store.read(connection)
         former = {each.oid for each in known.values()}
@@ -239,12 +239,12 @@ class NewTables:
         on_drop = self._settings.database.on_drop
         found = captured_name_changes(followed, listed, store.lineage, on_drop)
         for change in found:
-            self._act(connection, change)
+            self._handle(connection, change)
         now = store.read(connection) if found else known
         self._stats.dropped_tables = [n for n, each in now.items() if each.is_gone]
 
-    def _act(self, connection: Connection, change: CapturedNameChange) -> None:
-        """Publish what became of a name, and fill it if another table has it."""
+    def _handle(self, connection: Connection, change: CapturedNameChange) -> None:
+        """Publish the change of a name, and fill it if another table has it."""
         now = change.now
         is_sent = now is not None and now.is_published
         with connection.transaction():
@@ -257,21 +257,21 @@ class NewTables:
             self._store.store(connection, [now.oid])
 
     def _fill(self, connection: Connection, table: ListedTable) -> None:
-        """Ask for the rows of a captured table that has another name by now."""
+        """Request the rows of a captured table under its new name."""
         with connection.transaction():
             signal_id = _request_rows(connection, table, self._relay)
             self._store.store(connection, [table.oid])
         _LOG.info("table filled by its new name", table=table.name, signal_id=signal_id)
 
-    def _warn_of_foreign(self, listed: list[ListedTable]) -> None:
-        """Log once each table that is sent and should not be."""
+    def _warn_of_uncaptured(self, listed: list[ListedTable]) -> None:
+        """Log each published table that is not captured, once."""
         capture = self._settings.capture
         for each in listed:
             is_ours = each.name in capture.apart or is_own(each.name)
             if not each.is_published or is_ours or capture.takes(each.name):
                 continue
-            if each.oid not in self._foreign:
-                self._foreign.add(each.oid)
+            if each.oid not in self._uncaptured:
+                self._uncaptured.add(each.oid)
                 _LOG.warning(
                     "publication sends a table that is not captured",
                     table=each.name,
@@ -280,7 +280,7 @@ class NewTables:
 
 
 def fill_id(table: ListedTable, times: int = 1, relay_suffix: str = "") -> str:
-    """Return the id of the signal that fills a table captured so many times."""
+    """Return the id of the signal that fills a table for the n-th time."""
     suffix = f"-{table.oid}" if times == 1 else f"-{table.oid}-{times}"
     suffix += relay_suffix
     whole = f"towpath-new-{table.name}{suffix}"
@@ -298,9 +298,9 @@ def _request_rows(
     sweeps: bool = False,
 ) -> str:
     """
-    Ask for a table's rows, under an id that was not used; return it.
+    Request a table's rows under an unused id; return the id.
 
-    A table that was filled before is swept in any case: changes were missed.
+    A table that was filled before is always swept: changes were missed.
     """
     times = 1
     while is_id_used(connection, fill_id(table, times, relay.suffix)):
@@ -314,11 +314,13 @@ def _request_rows(
 
 
 def is_id_used(connection: Connection, signal_id: str) -> bool:
-    """Tell whether a signal or a snapshot has an id."""
+    """Return whether a signal or a snapshot has an id."""
     known = {"id": signal_id}
-    asked = connection.execute(query("read_whether_signal_exists"), known).fetchone()
-    stored = connection.execute(query("read_whether_snapshot_exists"), known).fetchone()
-    return bool((asked and asked[0]) or (stored and stored[0]))
+    signal = connection.execute(query("read_whether_signal_exists"), known).fetchone()
+    snapshot = connection.execute(
+        query("read_whether_snapshot_exists"), known
+    ).fetchone()
+    return bool((signal and signal[0]) or (snapshot and snapshot[0]))
 
 
 def _writers(connection: Connection, table: ListedTable) -> frozenset[str]:

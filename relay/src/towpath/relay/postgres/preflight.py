@@ -1,10 +1,9 @@
 """
-Checks of the source, from facts alone: each finding says why it matters and its cure.
+Checks of the source, from facts alone: each finding has its effect and its cure.
 
-``capture_findings`` is what ``relay init`` asks before it does anything;
-``running_findings`` is what a relay needs on top, once the source is prepared.
-
-Which rights of docs/rights.md the relay's role lacks in the source, all at once.
+``capture_findings`` are the checks of ``relay init``; ``running_findings`` are those of
+a prepared source on top. ``rights_findings`` lists the rights of docs/rights.md that
+the relay's role lacks.
 """
 
 from collections.abc import Iterable, Iterator
@@ -36,12 +35,12 @@ _LETTERS: Final = MappingProxyType(
     {"insert": "c", "update": "u", "delete": "d", "truncate": "t"}
 )
 _SIGNAL_TABLE: Final = "towpath.signal"
-# A transaction of this age is not the traffic of an application any more.
+# A transaction of this age is no ordinary traffic of an application.
 _OLD_S: Final = 300.0
 
 
 def capture_findings(facts: SourceFacts, settings: Settings) -> list[Finding]:
-    """Return what stands in the way of capturing the configured tables, or may."""
+    """Return what prevents the capture of the configured tables, or may."""
     return [
         *_server_findings(facts),
         *capture_list_findings(facts, settings),
@@ -51,7 +50,7 @@ def capture_findings(facts: SourceFacts, settings: Settings) -> list[Finding]:
 
 
 def running_findings(facts: SourceFacts, settings: Settings) -> list[Finding]:
-    """Return what a relay lacks that ``relay init`` makes, and what endangers it."""
+    """Return the missing objects of ``relay init``, and risks for a running relay."""
     return [
         *_prepared_findings(facts, settings),
         *_slot_findings(facts, settings),
@@ -62,13 +61,13 @@ def running_findings(facts: SourceFacts, settings: Settings) -> list[Finding]:
 
 
 def leaves_slot(facts: SourceFacts, settings: Settings) -> bool:
-    """Tell whether the relay makes the slot, with the view that it reads first."""
+    """Return whether the relay creates the slot, for its first snapshot."""
     is_first = facts.slot is None and not facts.has_run
     return is_first and settings.relay.snapshot.mode in MAKES_SLOT
 
 
 def replication_findings(dsn: str) -> list[Finding]:
-    """Try a connection in replication mode; a pooler between does not know it."""
+    """Try a connection in replication mode, which a pooler does not support."""
     try:
         connection = connect(dsn, replication=True)
         with connection:
@@ -122,7 +121,7 @@ def _server_findings(facts: SourceFacts) -> Iterator[Finding]:
 
 
 def _publication_findings(facts: SourceFacts, settings: Settings) -> Iterator[Finding]:
-    """Tell what an existing publication, which is used as it is, leaves out."""
+    """Yield warnings of changes that an existing publication does not send."""
     name = settings.database.publication
     publication = facts.publications.get(name)
     if publication is None:
@@ -157,7 +156,7 @@ def _publication_findings(facts: SourceFacts, settings: Settings) -> Iterator[Fi
 
 
 def _prepared_findings(facts: SourceFacts, settings: Settings) -> Iterator[Finding]:
-    """Tell what towpath relay init has not made, or not for these tables."""
+    """Yield the missing objects of ``relay init``."""
     source, outbox = settings.database, settings.relay.outbox.table
     init = "run towpath relay init"
     for name in (source.publication, source.outbox_publication):
@@ -250,7 +249,7 @@ def _bound_findings(facts: SourceFacts) -> Iterator[Finding]:
 def _old_findings(facts: SourceFacts) -> Iterable[Finding]:
     for who, application, age_s in facts.old_transactions:
         is_prepared = who.startswith("prepared ")
-        # An age that may not be read is no ground for an alarm.
+        # A hidden age is no reason for an alarm.
         is_old = age_s is not None and age_s >= _OLD_S
         if is_old or (is_prepared and facts.slot is None):
             yield warning_finding(
@@ -263,7 +262,7 @@ def _old_findings(facts: SourceFacts) -> Iterable[Finding]:
 
 
 def age_text(age_s: float | None) -> str:
-    """Write an age; that of another role's session may not be read."""
+    """Return an age as text; that of another role's session may be hidden."""
     if age_s is None:
         return "a time that is hidden from this role (grant pg_read_all_stats)"
     return f"{age_s:.0f} s"
@@ -273,16 +272,16 @@ def _sql(name: str) -> str:
     return TableName.parse(name).sql
 
 
-# The relay reads the outbox in the log only.
+# The relay reads the outbox only from the log.
 _OUTBOX: Final = "towpath.outbox"
 _WRITE: Final = ("select", "insert", "update", "delete")
 
 
 def rights_findings(connection: Connection) -> Iterator[Finding]:
     """
-    Find each of the relay's own tables, and its schema, on which the role lacks rights.
+    Yield the relay's own tables, and its schema, on which the role lacks rights.
 
-    Of captured tables ``table_report`` tells which cannot be read.
+    ``report_tables`` covers captured tables.
 
     Raises:
         psycopg.Error: The connection is gone.

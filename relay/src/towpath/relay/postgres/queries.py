@@ -1,4 +1,4 @@
-"""SQL is named data: every statement stands in ``queries.sql``, by its name."""
+"""The named SQL statements of ``queries.sql``."""
 
 import functools
 import re
@@ -11,23 +11,13 @@ _NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
 def query(name: str) -> bytes:
-    """
-    Return the statement of this name.
-
-    Raises:
-        KeyError: There is none.
-    """
+    """Return the statement of this name; ``KeyError`` if there is none."""
     return _queries()[name]
 
 
 @functools.cache
 def together(*names: str) -> bytes:
-    """
-    Return one statement whose only row has the rows of each of these, as JSON.
-
-    Raises:
-        KeyError: There is no such statement.
-    """
+    """Return one statement whose only row has the rows of each of these, as JSON."""
     parts = (
         b"(select coalesce(json_agg(part), '[]') from (\n%s\n) part)" % query(name)
         for name in names

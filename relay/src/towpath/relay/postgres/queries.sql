@@ -1,9 +1,9 @@
 -- catalog and slot ------------------------------------------------------------------
 
 -- name: read_keys
--- Of each index that tells rows apart, its columns in key order: the primary key's
--- first, then the replica identity's, then the oldest. If the table is gone by now, of
--- the one that has its name.
+-- The columns of each index that identifies rows, in key order: the primary key's
+-- first, then the replica identity's, then the oldest. For a dropped table, those of
+-- the table that has its name now.
 select array_agg(a.attname::text order by k.place)
 from pg_catalog.pg_index i
 cross join lateral unnest(i.indkey::smallint[]) with ordinality as k (attnum, place)
@@ -21,8 +21,8 @@ having bool_and(a.attnotnull is true and k.attnum > 0)
 order by i.indisprimary desc, i.indisreplident desc, i.indexrelid
 
 -- name: read_types
--- Of types and of all inside them (elements, what domains are over, fields): oid, name,
--- full name without modifiers, typtype, typcategory; the array's element, the element's
+-- Types and all nested ones (elements, bases of domains, fields): oid, name, full name
+-- without modifiers, typtype, typcategory; the array's element, the element's
 -- delimiter; the domain's base and modifier; an enum's labels in order; a composite's
 -- fields in order.
 with recursive inside (oid) as (
@@ -65,8 +65,8 @@ from pg_catalog.pg_attribute
 where attrelid = %(oid)s::oid and attnum > 0 and attnotnull and not attisdropped
 
 -- name: read_slot
--- Whether it is active, for whom, its confirmed LSN as a number, the bytes of log that
--- it keeps, and whether that log is still there.
+-- Whether it is active, its process id, its confirmed LSN as a number, the bytes of log
+-- that it retains, and the status of that log.
 select active, active_pid,
     coalesce((confirmed_flush_lsn - '0/0'::pg_lsn)::bigint, 0),
     coalesce((pg_catalog.pg_current_wal_lsn() - restart_lsn)::bigint, 0),
@@ -79,8 +79,8 @@ where slot_name = %(slot)s and database = pg_catalog.current_database()
 select (pg_catalog.pg_current_wal_lsn() - '0/0'::pg_lsn)::bigint
 
 -- name: read_slot_holder
--- Process id, application, role, address and start of whoever holds the slot; the last
--- two are null where the session is another role's and may not be read.
+-- Process id, application, role, address and start of the session that holds the slot;
+-- the last two are null where the session is another role's and may not be read.
 select a.pid, a.application_name, a.usename, host(a.client_addr), a.backend_start
 from pg_catalog.pg_replication_slots s
 join pg_catalog.pg_stat_activity a on a.pid = s.active_pid
@@ -168,8 +168,8 @@ select current_setting('server_version_num')::int, current_setting('wal_level'),
     pg_catalog.clock_timestamp()
 
 -- name: list_tables
--- Every table that expressions may take (partitions come by their root), and what is
--- named, or in the publication, whatever it is: name, oid, whether it is published.
+-- Tables that expressions may match (partitions by their root), and relations of any
+-- kind that are named or published: name, oid, whether it is published.
 with published (oid) as (
     select r.prrelid
     from pg_catalog.pg_publication p
@@ -196,8 +196,8 @@ where relkind in ('r', 'p') and not relispartition and relpersistence <> 't'
         in (select * from unnest(%(schemas)s::text[], %(tables)s::text[]))
 order by 1, 2
 
--- name: read_beaten_numbers
--- The numbers of the relays that have ever beaten here.
+-- name: read_heartbeat_numbers
+-- The numbers of the relays that have written a heartbeat.
 select id from towpath.heartbeat where counter > 0
 
 -- name: list_relays
@@ -207,7 +207,7 @@ select name, number from towpath.relay order by number
 select pg_catalog.to_regclass(%(name)s) is not null
 
 -- name: read_whether_rows_are_unassigned
--- Whether snapshots, or answers, were stored before rows had a relay.
+-- Whether there are snapshots, or answered signals, without a relay.
 select exists (select from towpath.snapshot where relay is null)
     or exists (
         select from towpath.signal
@@ -225,9 +225,9 @@ where database = pg_catalog.current_database() and plugin = 'pgoutput'
     and slot_name <> %(slot)s
 
 -- name: read_tables
--- Of tables by schema and name, a row per table, or per leaf partition: kind, whether
--- rows are guarded, key columns, those whose collation is not deterministic, stored and
--- virtual generated columns; then of the leaf: name, persistence, replica identity and
+-- Tables by schema and name, one row per table or per leaf partition: kind, whether
+-- row security is on, key columns, those whose collation is not deterministic, stored and
+-- virtual generated columns; then the leaf's name, persistence, replica identity and
 -- its columns.
 select n.nspname, t.relname, t.relkind::text, t.relrowsecurity,
     k.names, k.unstable_names, g.stored_names, g.virtual_names,
@@ -267,8 +267,8 @@ where (n.nspname, t.relname)
     in (select * from unnest(%(schemas)s::text[], %(tables)s::text[]))
 
 -- name: read_publication
--- Whether it is for all tables, and what of insert, update, delete, truncate it sends,
--- whether partitions go under their root's name, and whether stored generated columns
+-- Whether it is for all tables; whether it sends inserts, updates, deletes, truncates;
+-- whether partitions are sent under their root's name, and whether stored generated columns
 -- are sent.
 select puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot,
     coalesce(pg_catalog.to_jsonb(p) ->> 'pubgencols' = 's', false)
@@ -276,8 +276,8 @@ from pg_catalog.pg_publication p
 where pubname = %(publication)s
 
 -- name: read_publication_age
--- Whether a publication and all that it names were made in transactions that the slot
--- has still to read of.
+-- Whether a publication and its tables were created in transactions that the slot has
+-- not streamed yet.
 select coalesce(
     pg_catalog.age(p.xmin) < pg_catalog.age(s.catalog_xmin)
         and not exists (
@@ -293,8 +293,7 @@ left join pg_catalog.pg_replication_slots s
 where p.pubname = %(publication)s
 
 -- name: read_publication_tables
--- What a publication names itself: tables, with the columns of their lists and their
--- filters; then its schemas.
+-- The tables that a publication names, with their column lists and row filters.
 select n.nspname, c.relname,
     (select array_agg(a.attname::text) from pg_catalog.pg_attribute a
         where a.attrelid = c.oid and a.attnum = any (r.prattrs::smallint[])),
@@ -331,7 +330,7 @@ where p.pubname = %(publication)s
             where s.pnpubid = p.oid and s.pnnspid = n.oid))
 
 -- name: read_existing_tables
--- Which of the relay's own tables exist, with the columns that they have today.
+-- The relay's own tables that exist with all columns of this release.
 select n.nspname, c.relname
 from pg_catalog.pg_class c
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
@@ -346,8 +345,8 @@ where (n.nspname, c.relname)
 
 
 -- name: missing_rights
--- Of the wanted rights on tables, as three lists: those that this role lacks, and for
--- each schema that it may not use, that. A table that is not there needs none.
+-- The wanted rights on tables, given as three lists, that this role lacks, and usage of
+-- each schema that it may not use. A missing table needs no right.
 with wanted as (
     select c.oid, n.oid as space, w.*
     from unnest(%(schemas)s::text[], %(tables)s::text[], %(rights)s::text[])
@@ -420,9 +419,9 @@ alter table towpath.snapshot
     add column if not exists undelivered_keys jsonb
 
 -- name: read_snapshots
--- Every table of one snapshot of a relay, ended or not; or, with no id, of each of its
--- snapshots that has not ended or whose signal was not told so, the first asked first.
--- Keys that were listed are read when it is their turn.
+-- All tables of one snapshot of a relay, ended or not; or, without an id, of each
+-- snapshot that has not ended or whose signal has no final answer, oldest first. Listed
+-- keys are read with their table's plan.
 select snapshot_id, collection, ordinal, state, table_oid::bigint, condition, target,
     max_rows_per_second, last_key, maximum_key,
     case when asked_keys is null then pending_keys end, rows, dropped, chunks,
@@ -441,7 +440,7 @@ where relay = %(relay)s and (
 order by queued_at, snapshot_id, ordinal
 
 -- name: read_asked_until
--- Up to which change of the stream the relay's own requests are stored.
+-- The position of the last change whose key request is stored.
 select max(asked_until collate "C") from towpath.snapshot where relay = %(relay)s
 
 -- name: read_pending_keys
@@ -449,8 +448,8 @@ select pending_keys from towpath.snapshot
 where snapshot_id = %(snapshot_id)s and collection = %(collection)s
 
 -- name: delete_old_requests
--- Of what the relay asked for by itself: what was completed an hour ago, or failed or
--- was incomplete a week ago. The newest stays, since it tells up to where everything was asked for.
+-- Key requests that were completed an hour ago, or failed or became incomplete a week
+-- ago. The newest stays: it has the position up to which all requests are stored.
 delete from towpath.snapshot
 where asked_until is not null and relay = %(relay)s
     and (state = 'completed' and completed_at < now() - interval '1 hour'
@@ -479,8 +478,8 @@ select type = %(type)s::text and data is not distinct from %(data)s::text
 from towpath.signal where id = %(id)s::text
 
 -- name: list_snapshots
--- A snapshot, or those that signals asked of a relay, as JSON, the newest first; listed
--- keys can be many, and are left out.
+-- The tables of a snapshot, or of all that signals requested of a relay, as JSON, the
+-- newest first; without listed keys, which can be many.
 select pg_catalog.to_jsonb(s) - 'pending_keys'
 from towpath.snapshot s
 where coalesce(
@@ -493,8 +492,8 @@ limit %(limit)s
 select pg_catalog.to_jsonb(s) from towpath.signal s where s.id = %(id)s::text
 
 -- name: store_first_answer
--- Nothing is returned if the signal has an answer already, or is gone. No relay: the
--- answer is none's.
+-- Nothing is returned if the signal has an answer already, or is gone. Without a relay
+-- the signal's own stays.
 update towpath.signal
 set status = %(status)s, detail = %(detail)s, updated_at = now(),
     relay = coalesce(%(relay)s::text, relay)
@@ -511,7 +510,7 @@ set status = %(status)s, detail = coalesce(detail, '{}') || %(detail)s,
 where id = %(id)s
 
 -- name: reopen_signal
--- A snapshot that had ended goes on: its signal has no final answer any more.
+-- A snapshot that had ended is resumed: its signal has no final answer any more.
 update towpath.signal set status = 'accepted', updated_at = now()
 where id = %(id)s and status in ('failed', 'incomplete')
 
@@ -528,8 +527,8 @@ insert into towpath.snapshot (
 )
 
 -- name: store_request
--- What a dead process left under the same name, too late for us to see it at start, may
--- list other keys: ours are all that are asked for from the same change on.
+-- A row that a dead process stored under the same name after our start may list other
+-- keys: ours include all requests from the same change on.
 insert into towpath.snapshot (
     snapshot_id, collection, ordinal, state, table_oid, pending_keys, estimated_rows,
     asked_keys, asked_until, relay, updated_at
@@ -545,11 +544,11 @@ set state = excluded.state, table_oid = excluded.table_oid,
     rows = 0, dropped = 0, chunks = 0, completed_at = null, updated_at = now()
 
 -- name: change_snapshot
--- What a signal stops, pauses or queues again; a table that has ended meanwhile is
--- neither stopped nor paused. One that is read by another key than its own, and had
--- ended, begins anew: nobody asked meanwhile for rows that left the unread part. Of an
--- incomplete one what was not delivered is read again: the keys, or, if not all of them
--- are listed, the table.
+-- A table that a signal stops, pauses or queues again; one that has ended meanwhile is
+-- neither stopped nor paused. A table that is read by a surrogate key, and had ended,
+-- starts from the beginning: meanwhile no key request covered rows that left the unread
+-- range. An incomplete table reads its undelivered keys again or, if not all of them
+-- are listed, the whole table.
 update towpath.snapshot s
 set state = %(state)s, error = %(error)s, updated_at = now(), completed_at = null,
     last_key = case when not b.begins_again then last_key end,
@@ -575,7 +574,7 @@ where s.snapshot_id = %(snapshot_id)s and s.collection = %(collection)s
         else s.state in ('queued', 'running', 'paused') end
 
 -- name: save_progress
--- What was stopped or paused meanwhile stays so, and nothing goes back.
+-- A table stopped or paused meanwhile stays so, and progress never goes back.
 update towpath.snapshot
 set state = case when state = 'stopped' or state = 'paused' and %(state)s = 'running'
         then state else %(state)s end,
@@ -595,16 +594,16 @@ where snapshot_id = %(snapshot_id)s and collection = %(collection)s
 select pg_catalog.pg_current_snapshot()::text
 
 -- name: write_watermark
--- From version 17 on. It is flushed, so that the stream brings it at once.
+-- From version 17 on: flushed, so that the stream brings it at once.
 select pg_catalog.pg_logical_emit_message(false, %(prefix)s, %(token)s::text, true)
 
 -- name: write_watermark_in_transaction
--- Before version 17: the commit flushes it, where a plain message would wait for the
--- log's writer.
+-- Before version 17: the commit flushes it; a plain message would wait for the WAL
+-- writer.
 select pg_catalog.pg_logical_emit_message(true, %(prefix)s, %(token)s::text)
 
 -- name: open_window
--- A watermark as a row; its id is unlike every other.
+-- A watermark as a row with a unique id.
 insert into towpath.signal (id, type, data)
 values (%(id)s, 'snapshot-window-open', %(token)s)
 
@@ -612,24 +611,24 @@ values (%(id)s, 'snapshot-window-open', %(token)s)
 insert into towpath.signal (id, type, data)
 values (%(id)s, 'snapshot-window-close', %(token)s)
 
--- name: forget_window
+-- name: delete_window
 delete from towpath.signal where id = %(id)s
 
 -- name: export_snapshot
 select pg_catalog.pg_export_snapshot()
 
 -- name: lift_session_limits
--- Nothing ends a session that does nothing but hold a view of the database open.
+-- The session stays idle for as long as it holds the exported snapshot.
 select pg_catalog.set_config(name, '0', false)
 from pg_catalog.pg_settings
 where name in ('statement_timeout', 'idle_in_transaction_session_timeout',
     'idle_session_timeout', 'transaction_timeout')
 
 -- name: read_altered_tables
--- Of each table that this transaction has locked, and of the partitions that it shows
--- below those: name, whether its storage is another than this transaction shows, or the
--- table is not locked or not shown; which transactions have written its description
--- anew after the version that is shown here.
+-- The tables that this transaction has locked, and the partitions that it shows below
+-- them: name; whether its storage differs from the one that this transaction shows, or
+-- the table is not locked or not shown; the transactions that have rewritten its
+-- description after the version that is shown here.
 with recursive locked (oid) as (
     select distinct l.relation from pg_catalog.pg_locks l
     where l.pid = pg_catalog.pg_backend_pid() and l.locktype = 'relation'
@@ -659,8 +658,8 @@ where coalesce(c.relkind, 'r') in ('r', 'p', 'v')
 order by 1
 
 -- name: read_load
--- How many sessions of others work in the server. Who may not see what others do sees
--- their open transactions.
+-- The number of other sessions at work in the server; for a role that may not read
+-- their state, those with an open transaction.
 select count(*)
 from pg_catalog.pg_stat_activity a
 where a.datid is not null and a.usesysid is not null
@@ -676,10 +675,10 @@ where a.datid is not null and a.usesysid is not null
 
 -- name: describe_table
 -- Oid, names, kind, the highest persistence in the family; a partition that is a foreign
--- table; the root of whose partitions it is one; whether this role may read it, and
--- whether policies stand in between; whether the publication sends it under its own
--- name, and its row filter. The server's own view of publications opens, and so locks,
--- every table of theirs.
+-- table; the root of the partition tree that it belongs to; whether this role may read
+-- it, and whether row policies apply; whether the publication sends it under its own
+-- name, and its row filter. The server's view pg_publication_tables is not used: it
+-- opens, and so locks, every table.
 with family as (
     select c.oid from pg_catalog.pg_class c
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace
@@ -725,8 +724,8 @@ join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where c.oid in (select oid from family)
 
 -- name: describe_identities
--- Of the table, and then of its partitions that hold rows: name, replica identity, and
--- the columns that are told of it in the stream.
+-- The table, and then its leaf partitions: name, replica identity, and the identity's
+-- columns in the stream.
 select m.oid::regclass::text as name, m.relreplident::text,
     (select array_agg(a.attname::text) from pg_catalog.pg_index i
         join pg_catalog.pg_attribute a on a.attrelid = i.indrelid
@@ -741,7 +740,7 @@ where m.oid = %(oid)s::oid or m.oid in (
 order by m.oid <> %(oid)s::oid, 1
 
 -- name: describe_indexes
--- Of each unique index: oid, name, columns in order (null for an expression), whether
+-- The unique indexes: oid, name, columns in order (null for an expression), whether
 -- it is the primary key's or the replica identity, immediate, valid, partial; its
 -- columns that may be null. The primary key's first, then the replica identity's, then
 -- the oldest.
@@ -762,8 +761,8 @@ group by i.indexrelid, c.relname, i.indisprimary, i.indisreplident, i.indimmedia
 order by i.indisprimary desc, i.indisreplident desc, i.indexrelid
 
 -- name: describe_columns
--- Of the columns that the publication sends: name, type and modifier, in the order of
--- the table. Before version 18 generated columns are never sent; from then on if they
+-- The columns that the publication sends: name, type and modifier, in the order of the
+-- table. Before version 18 generated columns are never sent; from then on if they
 -- are listed, or stored ones if the publication says so.
 select a.attname, a.atttypid::bigint, a.atttypmod
 from pg_catalog.pg_attribute a
@@ -780,9 +779,9 @@ where a.attrelid = %(oid)s::oid and a.attnum > 0 and not a.attisdropped
 order by a.attnum
 
 -- name: describe_keys
--- Of the columns of each unique index, in key order: index, name, type with modifiers,
--- whether its collation is deterministic, whether its order is what plain operators mean
--- here, its collation.
+-- The columns of each unique index, in key order: index, name, type with modifiers,
+-- whether its collation is deterministic, whether its order is that of the plain
+-- operators, its collation.
 select i.indexrelid::bigint, a.attname,
     pg_catalog.format_type(a.atttypid, a.atttypmod) as type_name,
     coalesce(l.collisdeterministic, true) as is_deterministic,
@@ -803,7 +802,7 @@ order by i.indexrelid, k.place
 -- first start -----------------------------------------------------------------------
 
 -- name: read_whether_untouched
--- Whether a snapshot of these ids is stored or asked for, and nothing of it has begun.
+-- Whether a snapshot of these ids is stored or requested, and has not begun.
 select (
         exists (select from towpath.snapshot where snapshot_id = any (%(ids)s::text[]))
         or exists (select from towpath.signal where id = any (%(ids)s::text[]))
@@ -818,8 +817,8 @@ select (
     )
 
 -- name: read_first_progress
--- What has not ended: tables, and signals without an answer; which of them are read in
--- the view of the slot's making; why tables, or a signal, failed.
+-- The number of open tables and unanswered signals; the number of open tables read in
+-- the slot's exported snapshot; the reasons of failed tables and rejected signals.
 select
     (select count(*) from towpath.snapshot
         where snapshot_id = any (%(ids)s::text[])
@@ -837,7 +836,7 @@ select
         where id = any (%(ids)s::text[]) and status = 'rejected'
     ) f)
 
--- name: forget_first_snapshot
+-- name: delete_first_snapshot
 with forgotten as (
     delete from towpath.snapshot where snapshot_id = any (%(ids)s::text[])
 )
@@ -852,7 +851,7 @@ insert into towpath.snapshot (
     %(condition)s, 'initial', %(relay)s, now()
 )
 
--- name: thaw_first_tables
+-- name: release_initial_tables
 update towpath.snapshot
 set kind = case when condition is null then 'incremental' else 'blocking' end,
     updated_at = now()
@@ -878,8 +877,8 @@ from (
 where s.snapshot_id = any (%(ids)s::text[]) and s.state in ('failed', 'incomplete')
     and b.snapshot_id = s.snapshot_id and b.collection = s.collection
 
--- name: read_whether_one_goes_on
--- Whether a relay's snapshot of these ids, or of any that begin so, has not ended.
+-- name: read_whether_one_is_open
+-- Whether a relay's snapshot with one of these ids, or with the prefix, has not ended.
 select exists (
         select from towpath.snapshot
         where relay = %(relay)s and (starts_with(snapshot_id, %(prefix)s)
@@ -904,7 +903,7 @@ where n.nspname = %(schema)s and c.relname = %(table)s
 
 -- name: describe_view_columns
 -- Name, type and modifier, the type as SQL spells it, whether its collation is
--- deterministic, whether its order is what plain operators mean here.
+-- deterministic, whether its order is that of the plain operators.
 select a.attname, a.atttypid::bigint, a.atttypmod,
     pg_catalog.format_type(a.atttypid, a.atttypmod),
     coalesce(l.collisdeterministic, true),
@@ -923,9 +922,10 @@ where a.attrelid = %(oid)s::oid and a.attnum > 0 and not a.attisdropped
 order by a.attnum
 
 -- name: read_below_view
--- The view itself and what its stored query names, down to tables and their children:
--- oid, names, kind and persistence. A name in a query cannot look like `:relid 1`, since
--- its space is escaped; what the server pins is in no other list.
+-- The view itself and the relations that its stored query names, down to tables and
+-- their children: oid, names, kind and persistence. A name in a query cannot look like
+-- `:relid 1`, since its space is escaped. The stored query is the only list that has
+-- the server's own relations.
 with recursive below (oid) as (
     select %(oid)s::oid
     union
@@ -949,8 +949,8 @@ join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 order by n.nspname, c.relname
 
 -- name: read_view_functions
--- What the queries of views call, operators and aggregates too: schema, name,
--- volatility, how many arguments, language.
+-- The functions that the queries of views call, operators and aggregates included:
+-- schema, name, volatility, argument count, language.
 select distinct n.nspname, p.proname, p.provolatile::text, p.pronargs::int, l.lanname
 from pg_catalog.pg_rewrite r
 cross join lateral pg_catalog.regexp_matches(
@@ -963,8 +963,8 @@ where r.ev_class = any (%(oids)s::oid[]) and r.ev_type = '1'
 order by 1, 2
 
 -- name: read_view_clauses
--- Whether the queries of views name the current date or time as SQL's own words do,
--- read a sample, lock rows.
+-- Whether the queries of views use the current date or time by an SQL keyword, read a
+-- sample, or lock rows.
 select coalesce(bool_or(r.ev_action::text ~ '{SQLVALUEFUNCTION :op [0-8] '), false),
     coalesce(bool_or(r.ev_action::text ~ '{TABLESAMPLECLAUSE '), false),
     coalesce(bool_or(r.ev_action::text ~ ':hasForUpdate true'), false)
@@ -982,14 +982,15 @@ select pg_catalog.pg_is_in_recovery(),
     coalesce((select counter from towpath.heartbeat where id = %(number)s), 0)
 
 -- name: read_heartbeat
--- It waits for a beat that is decoded already and not visible yet.
+-- Waits for a heartbeat that is decoded already and not visible yet.
 select coalesce(
     (select counter from towpath.heartbeat where id = %(number)s for share), 0
 )
 
 -- name: read_slot_details
--- Whatever carries the name, in whichever database: database, plugin, whether it is
--- temporary, confirmed LSN as a number, status, holder, and what newer servers tell.
+-- The slot of this name in any database: database, plugin, whether it is temporary,
+-- confirmed LSN as a number, status, process id of the holder, invalidation reason of
+-- newer servers, count of streamed transactions, this database.
 select s.database, s.plugin, s.temporary,
     coalesce((s.confirmed_flush_lsn - '0/0'::pg_lsn)::bigint, 0),
     s.wal_status, s.active_pid,
@@ -1000,9 +1001,9 @@ select s.database, s.plugin, s.temporary,
 from pg_catalog.pg_replication_slots s
 where s.slot_name = %(slot)s
 
--- name: watch_slot
--- Retained bytes, bytes behind the end, what may still be written, status, whether it
--- is followed, seconds since it was, why it was given up; and the outbox's updates.
+-- name: read_slot_values
+-- Retained bytes, lag in bytes, bytes that may still be written, status, whether it is
+-- active, seconds of inactivity, invalidation reason; and the outbox's updates.
 select coalesce((pg_catalog.pg_current_wal_lsn() - s.restart_lsn)::bigint, 0),
     coalesce((pg_catalog.pg_current_wal_lsn() - s.confirmed_flush_lsn)::bigint, 0),
     s.safe_wal_size, coalesce(s.wal_status, 'lost'), s.active,
@@ -1014,19 +1015,19 @@ select coalesce((pg_catalog.pg_current_wal_lsn() - s.restart_lsn)::bigint, 0),
 from pg_catalog.pg_replication_slots s
 where s.slot_name = %(slot)s
 
--- name: beat
+-- name: raise_heartbeat
 insert into towpath.heartbeat (id, counter, beat_at) values (%(number)s, 1, now())
 on conflict (id) do update set counter = heartbeat.counter + 1, beat_at = now()
 returning counter
 
--- name: tell_beat
+-- name: write_heartbeat
 select pg_catalog.pg_logical_emit_message(true, 'towpath.heartbeat', %(content)s::text)
 
 -- name: claim
 select pg_catalog.pg_try_advisory_lock(%(key)s)
 
 -- name: read_claim
--- Who has the lock, as read_slot_holder.
+-- The session that has the lock, as in read_slot_holder.
 select a.pid, a.application_name, a.usename, host(a.client_addr), a.backend_start
 from pg_catalog.pg_locks l
 join pg_catalog.pg_stat_activity a on a.pid = l.pid
@@ -1038,8 +1039,8 @@ where l.locktype = 'advisory' and l.granted and l.objsubid = 1
 -- name: drop_slot
 select pg_catalog.pg_drop_replication_slot(%(slot)s)
 
--- name: ask_for_snapshot
--- Safe to repeat, whatever the table's key.
+-- name: insert_snapshot_signal
+-- Safe to repeat, also if the table has no primary key.
 insert into towpath.signal (id, type, data, relay)
 select %(id)s::text, 'execute-snapshot', %(data)s::text, %(relay)s::text
 where not exists (select from towpath.signal where id = %(id)s::text)
@@ -1051,8 +1052,7 @@ join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where n.nspname = %(schema)s and c.relname = %(table)s
 
 -- name: read_tables_named
--- The tables, and what is like them, whose schema and name, with a dot between, are one
--- of these texts.
+-- The relations whose schema and name, joined by a dot, are one of these texts.
 select n.nspname, c.relname
 from pg_catalog.pg_class c
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
@@ -1060,8 +1060,8 @@ where c.relkind in ('r', 'p', 'v', 'm', 'f')
     and n.nspname || '.' || c.relname = any (%(names)s::text[])
 
 -- name: read_writers
--- Who has written to a table, or to a partition of it, and has not ended: prepared
--- transactions too.
+-- The open transactions, prepared ones included, that have written to a table or to one
+-- of its partitions.
 select distinct l.virtualtransaction
 from pg_catalog.pg_locks l
 where l.locktype = 'relation' and l.granted
@@ -1078,7 +1078,7 @@ where l.locktype = 'relation' and l.granted
 select pg_catalog.to_regclass('towpath.captured') is null
 
 -- name: read_whether_captured_is_outdated
--- Whether the table is missing, or has not the columns that it has today.
+-- Whether the table is missing, or lacks columns of this release.
 select not exists (
     select from pg_catalog.pg_attribute
     where attrelid = pg_catalog.to_regclass('towpath.captured')
@@ -1100,9 +1100,9 @@ where relay = %(relay)s and gone_at is not null
 order by 1, 2
 
 -- name: read_table_keys
--- Of tables: oid, schema, name, the columns that the replica identity tells (null for
--- FULL and NOTHING), and of each index that tells rows apart its columns in key order,
--- as read_keys has them.
+-- Tables: oid, schema, name, the columns of the replica identity (null for FULL and
+-- NOTHING), and the columns of each index that identifies rows, in the order of
+-- read_keys.
 select c.oid::bigint, n.nspname, c.relname, identity.names, keys.names
 from pg_catalog.pg_class c
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
@@ -1144,7 +1144,7 @@ where relay = %(relay)s and table_oid = %(oid)s and schema_name = %(schema_name)
     and table_name = %(table_name)s
 
 -- name: store_first_keys
--- The keys of tables that were captured before their keys were stored.
+-- The keys of tables that an earlier release captured.
 update towpath.captured c set key_columns = t.key::jsonb
 from unnest(%(oids)s::bigint[], %(keys)s::text[]) as t (oid, key)
 where c.relay = %(relay)s and c.table_oid = t.oid and c.key_columns is null
@@ -1164,8 +1164,9 @@ where c.relay = %(relay)s and c.key_changed_at is not null and c.gone_at is null
 order by 1, 2
 
 -- name: read_unclear_tables
--- Of captured tables those that are not plainly readable by snapshots: ordinary, sent
--- whole, with a primary key in the server's own order, and no rights in between.
+-- The captured tables that are not plainly readable by snapshots: a plainly readable one
+-- is ordinary, published without a column list, has a primary key in the server's own
+-- order, and may be read by this role.
 select n.nspname, c.relname
 from pg_catalog.pg_class c
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
@@ -1217,7 +1218,7 @@ update towpath.captured set gone_at = coalesce(gone_at, now())
 where relay = %(relay)s and schema_name = %(schema_name)s
     and table_name = %(table_name)s
 
--- name: forget_known_table
+-- name: delete_known_table
 delete from towpath.captured
 where relay = %(relay)s and schema_name = %(schema_name)s
     and table_name = %(table_name)s
@@ -1226,9 +1227,9 @@ where relay = %(relay)s and schema_name = %(schema_name)s
 select pg_catalog.pg_logical_emit_message(true, %(prefix)s::text, %(content)s::text)
 
 -- name: read_old_transactions
--- What making a slot waits for: transactions that are running or prepared, the oldest
--- first: process id or name, application, and for how many seconds; null where the
--- session is another role's and may not be read.
+-- The transactions that block a slot's creation, running or prepared, the oldest first:
+-- process id or name, application, age in seconds; null where the session is another
+-- role's and may not be read.
 select a.pid::text,
     coalesce(nullif(a.application_name, ''), a.backend_type, 'role ' || a.usename),
     extract(epoch from pg_catalog.clock_timestamp() - a.xact_start)::float8

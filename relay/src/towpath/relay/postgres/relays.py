@@ -1,10 +1,9 @@
 """
 The relays of a database: ``towpath.relay``, which ``relay init`` writes.
 
-What signals ask for, snapshots and heartbeats belong to one relay each. Rows that were
-stored before they had a relay are assigned by ``relay init`` to the relay that wrote
-them: the one that is registered first and whose slot was there already, or, without
-another slot, the only one.
+Signals, snapshots and heartbeats belong to one relay each. ``relay init`` assigns rows
+of releases without this column to the relay that wrote them: the first registered one
+whose slot existed already or, without another slot, the only one.
 """
 
 from collections.abc import Mapping
@@ -23,67 +22,72 @@ _FIRST: Final = 1
 @dataclass(frozen=True, slots=True)
 class RelayFacts:
     """
-    Which relays are known.
+    The registered relays of a database.
 
     Attributes:
-        numbers: The registered relays' numbers, by their names.
-        beaten: The numbers of the relays that have beaten.
-        has_unassigned: Whether rows were stored before rows had a relay.
-        other_slots: How many slots of our plugin other processes have here.
+        numbers: The numbers of registered relays, by name.
+        with_heartbeat: The numbers of relays that have written a heartbeat.
+        has_unassigned: Whether there are rows without a relay.
+        other_slots: The number of other slots of our plugin.
     """
 
     numbers: Mapping[str, int] = field(default_factory=dict)
-    beaten: frozenset[int] = frozenset()
+    with_heartbeat: frozenset[int] = frozenset()
     has_unassigned: bool = False
     other_slots: int = 0
 
     def takes_over(self, name: str, *, has_slot: bool) -> bool:
-        """Tell whether rows without a relay are this one's."""
+        """Return whether rows without a relay belong to this one."""
         if name in self.numbers:
             return self.numbers[name] == _FIRST or not self.other_slots
         return has_slot or not self.other_slots
 
     def number_of(self, name: str, *, has_slot: bool) -> int:
-        """Return a relay's number, or the one that it is to get."""
+        """Return a relay's number, or the one that its registration assigns."""
         known = self.numbers.get(name)
         if known is not None:
             return known
         taken = {*self.numbers.values()}
-        was_used = self.has_unassigned or _FIRST in self.beaten
+        was_used = self.has_unassigned or _FIRST in self.with_heartbeat
         is_heir = not was_used or self.takes_over(name, has_slot=has_slot)
         if _FIRST not in taken and is_heir:
             return _FIRST
-        # A number is used once: ids and heartbeats of a relay that is gone remain.
-        return max({_FIRST, *taken, *self.beaten}) + 1
+        # A number is used once: ids and heartbeats of a removed relay remain.
+        return max({_FIRST, *taken, *self.with_heartbeat}) + 1
 
     def has_run(self, name: str, *, has_slot: bool) -> bool:
-        """Tell whether this relay has followed the database before."""
-        return self.number_of(name, has_slot=has_slot) in self.beaten
+        """Return whether this relay has followed the database before."""
+        return self.number_of(name, has_slot=has_slot) in self.with_heartbeat
 
 
 def read_relays(connection: Connection, slot: str) -> RelayFacts:
     """
-    Read which relays are known, also from the tables of before.
+    Read the relays of a database, also from the tables of earlier releases.
 
     Raises:
         psycopg.Error: The connection is gone.
     """
     execute = connection.execute
     numbers: dict[str, int] = {}
-    beaten: frozenset[int] = frozenset()
+    with_heartbeat: frozenset[int] = frozenset()
     if _is_there(connection, RELAY_TABLE):
         numbers = _numbers(connection)
     if _is_there(connection, "towpath.heartbeat"):
-        beaten = frozenset(id_ for (id_,) in execute(query("read_beaten_numbers")))
+        with_heartbeat = frozenset(
+            id_ for (id_,) in execute(query("read_heartbeat_numbers"))
+        )
     others = execute(query("count_other_slots"), {"slot": slot}).fetchone()
     return RelayFacts(
-        numbers, beaten, _has_unassigned(connection), int(others[0]) if others else 0
+        numbers,
+        with_heartbeat,
+        _has_unassigned(connection),
+        int(others[0]) if others else 0,
     )
 
 
 def read_registration(connection: Connection, name: str) -> Registration:
     """
-    Return how this relay is registered.
+    Return this relay's registration.
 
     Raises:
         NotPreparedError: It is not.
@@ -108,7 +112,7 @@ def registration_statement(name: str, number: int, prefix: str) -> str:
 
 
 def assignment_statement(name: str) -> str:
-    """Return the statement that gives rows of before to a relay."""
+    """Return the statement that assigns rows without a relay."""
     return (
         f"update towpath.snapshot set relay = '{name}' "  # noqa: S608 - as above
         "where relay is null;\n"
@@ -118,7 +122,7 @@ def assignment_statement(name: str) -> str:
 
 
 def _has_unassigned(connection: Connection) -> bool:
-    """Tell whether rows have no relay; of tables of before, whether there are any."""
+    """Return whether rows have no relay, or whether an earlier release stored any."""
     names = ("towpath.snapshot", "towpath.signal")
     if not all(_is_there(connection, name) for name in names):
         return False

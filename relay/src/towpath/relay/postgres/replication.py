@@ -1,13 +1,12 @@
 """
 The stream of a slot, over psycopg's raw copy interface.
 
-One connection in replication mode: ``START_REPLICATION`` turns it into a two-way copy,
-from which frames are taken and into which status updates are put. Nothing here
-confirms anything by itself: the only LSN that the server is told comes by ``confirm``.
+``START_REPLICATION`` turns a connection in replication mode into a two-way copy, which
+brings frames and takes status updates. Nothing is confirmed implicitly: the server
+receives only the LSNs of ``confirm``.
 
-How the server's timeline came to be: the history file, over the replication protocol.
-
-A line per fork: the timeline that was left, where, and why.
+The history file of the server's timeline has a line per fork: the timeline that was
+left, its LSN, and the reason.
 """
 
 import os
@@ -41,11 +40,11 @@ def read_forks(connection: Connection, timeline: int) -> tuple[Fork, ...]:
     """
     Return the forks that led to a timeline, the oldest first.
 
-    A history file that is gone tells nothing: then no fork is known.
+    Without a history file no fork is known.
 
     Args:
-        connection: In replication mode.
-        timeline: The one that the server writes.
+        connection: A connection in replication mode.
+        timeline: The server's present timeline.
     """
     if timeline == 1:
         return ()
@@ -54,7 +53,9 @@ def read_forks(connection: Connection, timeline: int) -> tuple[Fork, ...]:
     except psycopg.DatabaseError as error:
         if connection.broken:
             raise
-        _LOG.warning("timeline history cannot be read", reason=str(error))
+        _LOG.warning(
+            "timeline history cannot be read: no fork is known", reason=str(error)
+        )
         return ()
     if row is None:
         return ()
@@ -64,21 +65,22 @@ def read_forks(connection: Connection, timeline: int) -> tuple[Fork, ...]:
 
 
 def _forks(text: str) -> Iterator[Fork]:
-    """Read a history file; comments begin with a number sign."""
+    """Parse a history file; comments begin with a number sign."""
     for line in text.splitlines():
         fields = line.partition("#")[0].split()
         if fields:
             yield Fork(int(fields[0]), parse_lsn(fields[1]))
 
 
-# How much one read hands over: small enough that feedback and acknowledgements are
-# looked after every hundredth of a second, large enough that a backlog's records reach
-# Kafka in few large batches: half of it costs the broker half as much again.
+# The bounds of one read: small enough that feedback and acknowledgements are processed
+# every hundredth of a second, large enough that a backlog's records reach Kafka in few
+# large batches. Half of it costs the broker half as much again.
 _MAX_BYTES: Final = 512 * 1024
 _MAX_FRAMES: Final = 6144
 
-# A publication that the log does not know at the place that is read: the server leaves
-# its changes out with this as a warning (18 and later), or ends the stream with that.
+# SQLSTATEs for a publication that does not exist at the place that is read: the server
+# skips its changes with the first as a warning (18 and later), or ends the stream with
+# the second.
 _LEFT_OUT: Final = "55000"
 _UNKNOWN: Final = "42704"
 
@@ -87,7 +89,7 @@ _COPY_ENDED: Final = -1
 
 
 class Wakeup:
-    """Lets another thread, or a signal handler, end the loop's wait."""
+    """An event by which another thread, or a signal handler, ends the loop's wait."""
 
     def __init__(self) -> None:
         self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -96,16 +98,16 @@ class Wakeup:
         return self._event_fd
 
     def wake(self) -> None:
-        """End the wait that is going on, or the next one."""
+        """End the present wait, or the next one."""
         os.eventfd_write(self._event_fd, 1)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until woken, or the time is over."""
+        """Wait until woken, or until the timeout."""
         if select.select([self._event_fd], [], [], timeout_s)[0]:
             self.clear()
 
     def clear(self) -> None:
-        """Take note of having been woken."""
+        """Reset the event."""
         os.eventfd_read(self._event_fd)
 
 
@@ -133,7 +135,7 @@ class SlotStream:
         self._wakeup = wakeup
         self._poll = select.poll()
         self._left_out: str | None = None
-        # The stream's end, told once the frames that came before it are handed over.
+        # The stream's error, raised once the frames before it are returned.
         self._end: TowpathError | None = None
         self._connection.add_notice_handler(self._take_notice)
 
@@ -144,7 +146,7 @@ class SlotStream:
 
     def identify(self) -> SystemIdentity:
         """
-        Return who the server is. Call order: before ``start``.
+        Return the server's identity. Call order: before ``start``.
 
         Raises:
             SourceUnavailableError: The connection is gone.
@@ -158,7 +160,7 @@ class SlotStream:
 
     def forks(self, timeline: int) -> tuple[Fork, ...]:
         """
-        Return how a timeline came to be. Call order: before ``start``.
+        Return the forks of a timeline. Call order: before ``start``.
 
         Raises:
             SourceUnavailableError: The connection is gone.
@@ -191,11 +193,11 @@ class SlotStream:
 
     def read(self, timeout_s: float) -> Sequence[bytes]:
         """
-        Return the frames that are there, waiting for the first.
+        Return the available frames; wait for the first.
 
         Raises:
-            PublicationYoungerError: Changes are left out; no frame behind them is
-                handed over.
+            PublicationYoungerError: Changes were skipped; no frame after them is
+                returned.
             SourceUnavailableError: The connection is gone.
         """
         frames: list[bytes] = []
@@ -213,7 +215,7 @@ class SlotStream:
 
     def confirm(self, lsn: int) -> None:
         """
-        Tell the server that everything below ``lsn`` may be forgotten.
+        Confirm to the server that it may drop the log below ``lsn``.
 
         Raises:
             PublicationYoungerError: As ``read`` does, if that ended the stream.
@@ -227,11 +229,11 @@ class SlotStream:
             self._pgconn.flush()
 
     def close(self) -> None:
-        """End the stream; what ``confirm`` has told is on its way already."""
+        """End the stream; confirmed LSNs are sent already."""
         self._connection.close()
 
     def _take(self, frames: list[bytes]) -> int:
-        """Take the frames that libpq holds; return how many bytes there were."""
+        """Append the frames that libpq holds; return their size in bytes."""
         get_copy_data = self._pgconn.get_copy_data
         taken = 0
         while taken < _MAX_BYTES and self._end is None:
@@ -247,7 +249,7 @@ class SlotStream:
         return taken
 
     def _take_notice(self, notice: Diagnostic) -> None:
-        """Note a warning of the server, as libpq comes upon it in the stream."""
+        """Record a warning of the server that libpq found in the stream."""
         if notice.sqlstate == _LEFT_OUT:
             self._left_out = notice.message_primary or "a publication is not known"
 
@@ -266,8 +268,10 @@ class SlotStream:
                 if result.error_field(pq.DiagnosticField.SQLSTATE) == _UNKNOWN.encode():
                     return _younger_publication(_server_reason(result))
                 return _refused_start(result, "reading the stream")
-        told = self._pgconn.get_error_message().strip()
-        return SourceUnavailableError(f"the stream ended: {told or 'server stopped'}")
+        message = self._pgconn.get_error_message().strip()
+        return SourceUnavailableError(
+            f"the stream ended: {message or 'server stopped'}"
+        )
 
 
 def _refused_start(result: pq.abc.PGresult, doing: str) -> TowpathError:
@@ -278,11 +282,11 @@ def _refused_start(result: pq.abc.PGresult, doing: str) -> TowpathError:
 
 
 def _server_reason(result: pq.abc.PGresult) -> str:
-    told = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"refused"
-    return told.decode(errors="replace")
+    message = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"refused"
+    return message.decode(errors="replace")
 
 
-def _younger_publication(told: str) -> PublicationYoungerError:
+def _younger_publication(reason: str) -> PublicationYoungerError:
     return PublicationYoungerError(
-        f"a publication is younger than the log that is to be read: {told}"
+        f"a publication is younger than the log that is to be read: {reason}"
     )

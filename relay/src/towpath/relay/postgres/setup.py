@@ -1,14 +1,14 @@
 """
-``relay init``: look, plan, then do; a second run finds nothing to do.
+``relay init``: read the facts, plan, run; a second run has an empty plan.
 
 The plan is pure: facts of the server in, statements out, so that ``--dry-run`` prints
-exactly what would be run. The slot comes last: publications that are committed before
-it are known at every position that it will ever stream. If the relay is to read its
-first snapshot in the view of the slot's making, it makes the slot itself.
+exactly the statements of a run. The slot comes last: publications committed before it
+exist at every position that it will ever stream. If the first snapshot is read in the
+slot's exported snapshot, the relay creates the slot itself.
 
-A publication that exists is brought in step with the configured tables and otherwise
-used as it is: column lists, row filters, schemas and what it sends of the tables are
-its owner's. The outbox's publication sends what ``on_update`` needs, no more.
+The tables of an existing publication are brought in step with the configuration. Its
+column lists, row filters, schemas and operations are its owner's. The outbox's
+publication sends only the operations that ``on_update`` needs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -50,14 +50,14 @@ _SIGNAL_TABLE: Final = "towpath.signal"
 
 
 class SetupStep(NamedTuple):
-    """One statement, and why it is run."""
+    """One statement and its purpose."""
 
     purpose: str
     statement: str
 
 
 class _SentOperations(NamedTuple):
-    """Which operations a publication sends."""
+    """The operations that a publication sends."""
 
     text: str
     operations: tuple[bool, bool, bool, bool]
@@ -72,10 +72,10 @@ _UPDATES: Final = _SentOperations("insert, update", (True, True, False, False))
 
 def check_source(facts: SourceFacts, settings: Settings) -> None:
     """
-    Make sure that the source can be captured.
+    Check that the source can be captured.
 
     Raises:
-        NotPreparedError: It cannot; every reason is listed with its cure.
+        NotPreparedError: It cannot; each reason is listed with its cure.
     """
     problems = blocking_findings(list(preflight.capture_findings(facts, settings)))
     if problems:
@@ -83,21 +83,21 @@ def check_source(facts: SourceFacts, settings: Settings) -> None:
 
 
 def source_warnings(facts: SourceFacts, settings: Settings) -> list[Finding]:
-    """Return what can be captured, but not as well as it might."""
+    """Return the warnings about the source."""
     findings = preflight.capture_findings(facts, settings)
     return [finding for finding in findings if finding.level is Level.WARNING]
 
 
 def plan_setup(facts: SourceFacts, settings: Settings) -> list[SetupStep]:
     """
-    Return what has to be done, in order; nothing if all is there.
+    Return the missing steps, in order; none if the source is prepared.
 
     Raises:
-        NotPreparedError: A publication is for all tables, or the slot not ours.
+        NotPreparedError: A publication is for all tables, or the slot is not ours.
     """
     source, outbox = settings.database, settings.relay.outbox
-    is_told = outbox.on_update is not OnUpdate.WARN
-    outbox_sending = _UPDATES if is_told else _INSERTS
+    sends_updates = outbox.on_update is not OnUpdate.WARN
+    outbox_sending = _UPDATES if sends_updates else _INSERTS
     tables = _published_tables(facts, settings)
     return [
         *_table_steps(facts, outbox),
@@ -112,7 +112,7 @@ def plan_setup(facts: SourceFacts, settings: Settings) -> list[SetupStep]:
 
 
 def setup_notes(facts: SourceFacts, settings: Settings) -> list[str]:
-    """Return what is left to the relay itself, in words for a person."""
+    """Return the steps that the relay itself does, as notes for people."""
     found = []
     if preflight.leaves_slot(facts, settings):
         found.append(
@@ -127,10 +127,10 @@ def setup_notes(facts: SourceFacts, settings: Settings) -> list[str]:
             "signals or snapshots have no relay yet: towpath relay init with the "
             "configuration of the relay that stored them assigns them"
         )
-    left = _left_to_the_relay(facts, settings)
-    if left:
+    by_relay = _captured_by_relay(facts, settings)
+    if by_relay:
         found.append(
-            f"{', '.join(left)}: captured by towpath relay run, which fills it too"
+            f"{', '.join(by_relay)}: captured by towpath relay run, which fills it too"
         )
     return found
 
@@ -140,8 +140,8 @@ def run_setup(connection: Connection, steps: Iterable[SetupStep]) -> None:
     Run each statement in a transaction of its own.
 
     Raises:
-        SourceRefusedError: The server refuses one; what was done stays.
-        NotPreparedError: Old transactions hold the slot up; they are named.
+        SourceRefusedError: The server refuses one; earlier steps stay.
+        NotPreparedError: Old transactions block the slot; they are named.
         SourceUnavailableError: The connection is gone.
     """
     with translated_errors("bounding the time of statements"):
@@ -159,7 +159,7 @@ def run_setup(connection: Connection, steps: Iterable[SetupStep]) -> None:
 
 
 def _blocked_by(connection: Connection, step: SetupStep) -> NotPreparedError:
-    """Name whoever a statement had to wait for."""
+    """Return the error that names the transactions which block a statement."""
     old = connection.execute(query("read_old_transactions")).fetchall()
     names = ", ".join(
         f"{who} ({application}, {preflight.age_text(age)})"
@@ -172,17 +172,19 @@ def _blocked_by(connection: Connection, step: SetupStep) -> NotPreparedError:
 
 
 def _published_tables(facts: SourceFacts, settings: Settings) -> tuple[str, ...]:
-    left = _left_to_the_relay(facts, settings)
-    captured = [each for each in tables_to_capture(facts, settings) if each not in left]
+    by_relay = _captured_by_relay(facts, settings)
+    captured = [
+        each for each in tables_to_capture(facts, settings) if each not in by_relay
+    ]
     signals = (_SIGNAL_TABLE, settings.relay.snapshot.signal_table)
     return tuple(dict.fromkeys([*captured, *filter(None, signals)]))
 
 
-def _left_to_the_relay(facts: SourceFacts, settings: Settings) -> list[str]:
+def _captured_by_relay(facts: SourceFacts, settings: Settings) -> list[str]:
     """
-    Return what expressions took after the beginning.
+    Return the tables that expressions match since the first start.
 
-    It has rows that nobody has been asked to read: the relay asks as it captures.
+    Their existing rows are in no topic; the relay requests them when it captures them.
     """
     publication = facts.publications.get(settings.database.publication)
     is_running = facts.has_run and settings.relay.snapshot.fill_new_tables
@@ -196,7 +198,7 @@ def _left_to_the_relay(facts: SourceFacts, settings: Settings) -> list[str]:
 
 
 def _table_steps(facts: SourceFacts, outbox: Outbox) -> Iterable[SetupStep]:
-    """Make what is missing; an outbox of another name is the services' own."""
+    """Yield the missing tables; an outbox of another name is the services' own."""
     missing = [
         name
         for name in OWN_TABLES
@@ -213,11 +215,11 @@ def _table_steps(facts: SourceFacts, outbox: Outbox) -> Iterable[SetupStep]:
 
 def outbox_statement(statement: str, columns: OutboxColumns) -> str:
     """
-    Return the statement that makes an outbox with the configured columns.
+    Return the statement that creates an outbox with the configured columns.
 
     Args:
-        statement: The one with the default names, a column a line.
-        columns: What they are called here; one without a name is left out.
+        statement: The statement with the default names, one column per line.
+        columns: The configured names; a column without a name is omitted.
     """
     head, *lines, tail = statement.strip().splitlines()
     defined = [line.strip().rstrip(",").split(" ", 1) for line in lines]
@@ -227,7 +229,7 @@ def outbox_statement(statement: str, columns: OutboxColumns) -> str:
 
 
 def _relay_steps(facts: SourceFacts, settings: Settings) -> Iterable[SetupStep]:
-    """Register the relay, and assign rows of before to the relay that wrote them."""
+    """Yield the relay's registration, and the assignment of rows without a relay."""
     source, relays, has_slot = settings.database, facts.relays, facts.slot is not None
     if source.slot not in relays.numbers:
         number = relays.number_of(source.slot, has_slot=has_slot)
@@ -245,7 +247,7 @@ def _relay_steps(facts: SourceFacts, settings: Settings) -> Iterable[SetupStep]:
 def _publication_steps(
     facts: SourceFacts, name: str, tables: Sequence[str], sending: _SentOperations
 ) -> Iterable[SetupStep]:
-    """Make a publication, or let it name what it lacks, and no more than it should."""
+    """Yield the creation of a publication, or the changes of its tables."""
     existing = facts.publications.get(name)
     if existing is None:
         options = f"publish = '{sending.text}', publish_via_partition_root = true"
@@ -275,7 +277,7 @@ def _publication_steps(
 
 
 def _generated(facts: SourceFacts) -> str:
-    """Let stored generated columns be sent where the server can."""
+    """Return the option that sends stored generated columns, if the server has it."""
     can_send = facts.server.version >= SENDING_VERSION
     return ", publish_generated_columns = stored" if can_send else ""
 
@@ -283,7 +285,7 @@ def _generated(facts: SourceFacts) -> str:
 def _sending_steps(
     facts: SourceFacts, name: str, sending: _SentOperations
 ) -> Iterable[SetupStep]:
-    """Let the outbox's publication send what is needed; a new one does already."""
+    """Yield the change of an existing outbox publication's operations."""
     existing: PublicationFacts | None = facts.publications.get(name)
     if existing is not None and existing.operations != sending.operations:
         yield SetupStep(

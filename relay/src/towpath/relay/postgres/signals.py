@@ -1,12 +1,12 @@
 """
-Signals from outside the log: inserted into ``towpath.signal``, and read for the port.
+Signals of external channels: inserted into ``towpath.signal``, and read for the port.
 
-From there they come back through the log and are answered like any other. The sender
-may forget a signal (commit an offset, let a transaction be confirmed) once it is
-durable here, so an insert is tried until it succeeds. A signal that comes twice,
-because a process died in between, passes; another signal with a used id is refused.
+They return through the log and are answered like any other. The sender may drop a
+signal (commit an offset, confirm a transaction) once it is durable here, so an insert
+is retried until it succeeds. A signal that arrives twice, because a process died in
+between, is accepted; another signal with a used id is refused.
 
-The admin port and the Kafka channel open a connection for each request, so that threads
+The admin port and the Kafka channel open a connection per request, so that threads
 share nothing and an unavailable source is noticed at once: these requests are few.
 """
 
@@ -41,19 +41,18 @@ _LOG = structlog.get_logger("towpath.relay")
 
 USED_ID: Final = "this id was used by an earlier signal; choose another"
 
-# As with everything that the relay stores in the source: a standby that is away must
-# not stop it.
+# As for all that the relay stores in the source: an absent standby must not stop it.
 _SESSION: Final = b"set synchronous_commit = local; set lock_timeout = '5s'"
 _CLOSE_TIMEOUT_S: Final = 2.0
 
 
 def insert_signal(connection: Connection, signal: ExternalSignal) -> bool:
     """
-    Insert a signal; tell whether it was not there before.
+    Insert a signal; return whether it was new.
 
     Raises:
         SignalRejectedError: Another signal has its id.
-        psycopg.Error: It could not be done.
+        psycopg.Error: The insert failed.
     """
     row = {
         "id": signal.signal_id,
@@ -71,7 +70,7 @@ def insert_signal(connection: Connection, signal: ExternalSignal) -> bool:
 
 class SignalInbox:
     """
-    Inserts in a thread of its own, in the order in which signals were put.
+    Inserts signals in a thread of its own, in order.
 
     ``put`` may be called from any thread.
     """
@@ -83,12 +82,12 @@ class SignalInbox:
         refuse: Callable[[SignalRefusal], None],
     ) -> None:
         """
-        Start the thread; the connection is made when it is needed.
+        Start the thread; it connects when it has work.
 
         Args:
             dsn: The source.
-            wake: Called, from that thread, when something is durable.
-            refuse: Told of signals that are refused, from any thread.
+            wake: Called, from that thread, when a signal is durable.
+            refuse: Called, from any thread, with each refused signal.
         """
         self._dsn = dsn
         self._wake = wake
@@ -97,7 +96,7 @@ class SignalInbox:
         self._numbers = iter(range(1 << 62))
         self._backoff = Backoff()
         self._stopping = threading.Event()
-        self._lane: ConnectionWorker[tuple[str, ExternalSignal]] = ConnectionWorker(
+        self._worker: ConnectionWorker[tuple[str, ExternalSignal]] = ConnectionWorker(
             "signal-inbox", self._connect, self._insert, self._fail
         )
 
@@ -105,31 +104,31 @@ class SignalInbox:
         self, signal_id: str | None, kind: str | None, data: str | None, source: str
     ) -> str | None:
         """
-        Take a signal; return the name under which ``durable`` will tell of it.
+        Queue a signal; return the name under which ``durable`` will report it.
 
-        None: it cannot be one, which was told to ``refuse``.
+        None: it was refused.
         """
         try:
             signal = external_signal(signal_id, kind, data, source)
         except SignalRejectedError as rejection:
             self._refuse(SignalRefusal(signal_id or "", str(rejection), source))
             return None
-        # No signal can have it for an id, and none is held by it.
+        # No signal's id has a zero byte, so the name matches no transaction's hold.
         name = f"\0{next(self._numbers)}"
-        self._lane.submit((name, signal))
+        self._worker.submit((name, signal))
         return name
 
     def durable(self) -> Sequence[str]:
-        """Hand over the names of what became durable, or was refused, since then."""
+        """Return the names of signals that became durable or were refused since."""
         names = []
         while self._durable:
             names.append(self._durable.popleft())
         return names
 
     def close(self) -> None:
-        """Insert what was put, as far as time allows, and end. Never raises."""
+        """Insert the queued signals, as far as time allows, and end. Never raises."""
         self._stopping.set()
-        self._lane.close(_CLOSE_TIMEOUT_S, is_urgent=False)
+        self._worker.close(_CLOSE_TIMEOUT_S, is_urgent=False)
 
     # In the thread ---------------------------------------------------------------
 
@@ -139,12 +138,12 @@ class SignalInbox:
     def _insert(
         self,
         put: tuple[str, ExternalSignal],
-        lane: ConnectionWorker[tuple[str, ExternalSignal]],
+        worker: ConnectionWorker[tuple[str, ExternalSignal]],
     ) -> None:
-        """Insert one signal, as often as it takes."""
+        """Insert one signal, retried until it succeeds."""
         name, signal = put
         attempt = 0
-        while not self._try(signal, lane):
+        while not self._try(signal, worker):
             if self._stopping.wait(self._backoff.delay_s(attempt)):
                 return
             attempt += 1
@@ -152,25 +151,29 @@ class SignalInbox:
         self._wake()
 
     def _try(
-        self, signal: ExternalSignal, lane: ConnectionWorker[tuple[str, ExternalSignal]]
+        self,
+        signal: ExternalSignal,
+        worker: ConnectionWorker[tuple[str, ExternalSignal]],
     ) -> bool:
         try:
-            is_new = insert_signal(lane.connection(), signal)
+            is_new = insert_signal(worker.connection(), signal)
         except SignalRejectedError as rejection:
             self._refuse(SignalRefusal(signal.signal_id, str(rejection), signal.source))
         except (TowpathError, psycopg.Error) as error:
             if isinstance(error, psycopg.Error):
-                error = failure(error, "leaving a signal")
-                lane.mend()
-            _LOG.warning("signal insert failed, retrying", reason=str(error))
+                error = failure(error, "inserting a signal")
+                worker.discard_broken()
+            _LOG.warning("signal insert failed: retrying", reason=str(error))
             return False
         else:
             _log_result(signal, is_new=is_new)
         return True
 
     def _fail(self, error: BaseException) -> None:
-        """Say that the thread is at its end; what it holds keeps the log back."""
-        _LOG.error("signal inbox failed", reason=repr(error))
+        """Log that the thread has failed; its queued signals hold the log back."""
+        _LOG.error(
+            "signal inbox failed: its signals hold the log back", reason=repr(error)
+        )
 
 
 def connect_to_insert(dsn: str) -> Connection:
@@ -189,40 +192,40 @@ def connect_to_insert(dsn: str) -> Connection:
 def _log_result(signal: ExternalSignal, *, is_new: bool) -> None:
     if is_new:
         _LOG.info(
-            "signal left",
+            "signal inserted",
             signal_id=signal.signal_id,
             type=signal.type,
-            at=signal.source,
+            source=signal.source,
         )
 
 
-# Tables of snapshots on one page: more than anybody reads, and no burden.
+# The tables of snapshots in one answer.
 MAX_LISTED: Final = 1_000
 
 
 class SourceSignalService:
-    """Leaves signals in the source, and tells what became of them."""
+    """Inserts signals into the source, and reads their answers and snapshots."""
 
     def __init__(self, dsn: str, relay: str) -> None:
         """
-        Describe the source; nothing is connected yet.
+        Create the service; each request connects.
 
         Args:
             dsn: The source.
-            relay: The relay that signals are for if they name none.
+            relay: The relay of signals that name none.
         """
         self._dsn = dsn
         self._relay = relay
 
     def leave(self, signal: ExternalSignal) -> None:
         """
-        Insert a signal; one that is there already is let be.
+        Insert a signal; the same signal is accepted again.
 
         Raises:
             SignalRejectedError: Another signal has its id.
             TowpathError: The source is away, or not prepared.
         """
-        with self._connected("leaving a signal") as connection:
+        with self._connected("inserting a signal") as connection:
             insert_signal(connection, signal._replace(relay=self._relay))
 
     def signal(self, signal_id: str) -> Any:  # noqa: ANN401 - JSON
@@ -238,7 +241,7 @@ class SourceSignalService:
 
     def snapshots(self, snapshot_id: str | None) -> list[Any]:
         """
-        Return the tables of one snapshot, or of all that signals asked of this relay.
+        Return the tables of one snapshot, or of all snapshots of this relay's signals.
 
         Raises:
             TowpathError: The source is away, or not prepared.

@@ -1,10 +1,9 @@
 """
-A slot: what the server tells of it, and what makes one.
+The replication slot: its state, its creation, and its ownership by one relay.
 
-One slot serves one relay: an advisory lock per slot, on a connection of its own.
-
-The slot itself admits one reader too, but only while it is read; the lock is taken
-before anything is decided, and lasts from then until the connection ends.
+One slot serves one relay: an advisory lock per slot, on a connection of its own. The
+slot itself admits one reader too, but only while it is read. The lock is taken before
+anything is decided, and lasts until its connection ends.
 """
 
 import hashlib
@@ -17,7 +16,7 @@ import structlog
 
 from towpath.relay.errors import NotPreparedError, SlotBusyError, SlotHeldError
 from towpath.relay.ports import InterruptibleWait
-from towpath.relay.postgres.catalog import described
+from towpath.relay.postgres.catalog import session_text
 from towpath.relay.postgres.connect import (
     Connection,
     connect,
@@ -33,12 +32,12 @@ from towpath.settings import Source
 _FAILOVER_VERSION: Final = 170000
 _PLUGIN: Final = "pgoutput"
 
-# Making a slot waits for every transaction that runs: for so long, then they are named.
+# Creating a slot waits for every running transaction: after this time they are named.
 SLOT_TIMEOUT: Final = b"set statement_timeout = '60s'"
 
 
 def slot_statement(slot: str, version: int) -> str:
-    """Return the statement that makes a slot; it survives a failover where it can."""
+    """Return the statement that creates a slot, with failover from version 17 on."""
     failover = ", false, false, true" if version >= _FAILOVER_VERSION else ""
     return (
         "select pg_catalog.pg_create_logical_replication_slot"
@@ -47,7 +46,7 @@ def slot_statement(slot: str, version: int) -> str:
 
 
 def exporting_command(slot: str, version: int) -> str:
-    """Return the protocol's command that makes a slot, and exports its view."""
+    """Return the replication command that creates a slot with an exported snapshot."""
     failover = ", FAILOVER true" if version >= _FAILOVER_VERSION else ""
     return (
         f"CREATE_REPLICATION_SLOT {quoted(slot)} LOGICAL {_PLUGIN} "
@@ -57,7 +56,7 @@ def exporting_command(slot: str, version: int) -> str:
 
 def require_publications(connection: Connection, source: Source) -> None:
     """
-    Make sure that the publications are there, as they must be before a slot.
+    Check that the publications exist, which must be older than the slot.
 
     Raises:
         NotPreparedError: One is missing.
@@ -73,7 +72,7 @@ def require_publications(connection: Connection, source: Source) -> None:
 
 
 def read_slot(connection: Connection, name: str) -> SlotHistory | None:
-    """Return what the server tells of a slot, whosever it is; None if there is none."""
+    """Return the state of the slot of this name; None if there is none."""
     row = connection.execute(query("read_slot_details"), {"slot": name}).fetchone()
     if row is None:
         return None
@@ -93,7 +92,7 @@ def read_slot(connection: Connection, name: str) -> SlotHistory | None:
 def _kind(
     database: str | None, plugin: str | None, here: str, *, is_temporary: bool
 ) -> str:
-    """Say what makes a slot somebody else's; empty if it is ours."""
+    """Describe a slot that this relay cannot use; empty if it can."""
     if database is None:
         return "a physical one"
     if database != here:
@@ -109,7 +108,7 @@ _RETRY_S: Final = 0.5
 
 
 class ClaimWait(NamedTuple):
-    """How long whoever holds a slot is waited for, and what ends the wait."""
+    """The bounds of the wait for a slot that another process holds."""
 
     clock: Clock
     sleeper: InterruptibleWait
@@ -118,7 +117,7 @@ class ClaimWait(NamedTuple):
 
 
 def lock_key(slot: str) -> int:
-    """Return the number that stands for a slot among advisory locks."""
+    """Return the key of a slot's advisory lock."""
     digest = hashlib.sha256(f"towpath slot {slot}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
@@ -127,37 +126,39 @@ def wait_for_slot(
     slot: str,
     attempt: Callable[[], bool],
     holder: Callable[[], str],
-    patience: ClaimWait,
+    wait: ClaimWait,
 ) -> None:
     """
-    Try until it succeeds; whoever has the slot is waited for, but not for ever.
+    Retry an attempt until it succeeds or the wait ends.
 
     Args:
-        slot: Its name.
-        attempt: Tells whether it succeeded; a slot that is busy may also raise.
-        holder: Describes who has it, for people.
-        patience: How long to wait.
+        slot: The slot's name.
+        attempt: Returns whether it succeeded; may also raise for a busy slot.
+        holder: Describes the process that has the slot.
+        wait: The bounds of the wait.
 
     Raises:
         SlotHeldError: Another process keeps it.
         SlotBusyError: Another process has it, and this one is to stop.
         SourceUnavailableError: The connection is gone.
     """
-    deadline = Deadline(patience.clock, patience.timeout_s)
-    is_told = False
+    deadline = Deadline(wait.clock, wait.timeout_s)
+    is_logged = False
     while True:
         with suppress(SlotBusyError):
             if attempt():
                 return
-        reason = f"slot {slot} is held by {(who := holder())}"
-        if patience.is_stopping():
+        reason = f"slot {slot} is held by {(process := holder())}"
+        if wait.is_stopping():
             raise SlotBusyError(reason)
-        if not is_told:
-            _LOG.warning("waiting for the slot", slot=slot, holder=who)
-            is_told = True
+        if not is_logged:
+            _LOG.warning(
+                "slot held by another process: waiting", slot=slot, holder=process
+            )
+            is_logged = True
         if deadline.passed():
             raise SlotHeldError(reason)
-        patience.sleeper.wait(min(_RETRY_S, deadline.remaining_s()))
+        wait.sleeper.wait(min(_RETRY_S, deadline.remaining_s()))
 
 
 class SlotOwnership:
@@ -165,7 +166,7 @@ class SlotOwnership:
 
     def __init__(self, dsn: str, slot: str) -> None:
         """
-        Connect; the claim is not made yet.
+        Connect; the slot is not claimed yet.
 
         Raises:
             SourceUnavailableError: The server cannot be reached.
@@ -183,19 +184,19 @@ class SlotOwnership:
         is_stopping: Callable[[], bool],
     ) -> None:
         """
-        Make the claim; whoever has it is waited for, but not for ever.
+        Claim the slot; wait for another process at most ``timeout_s``.
 
         Raises:
             SlotHeldError: Another process keeps it.
             SlotBusyError: Another process has it, and this one is to stop.
             SourceUnavailableError: The connection is gone.
         """
-        patience = ClaimWait(clock, sleeper, timeout_s, is_stopping)
-        wait_for_slot(self._slot, self._claim, self.holder, patience)
+        wait = ClaimWait(clock, sleeper, timeout_s, is_stopping)
+        wait_for_slot(self._slot, self._claim, self.holder, wait)
 
     def holder(self) -> str:
         """
-        Describe who has the claim, for people.
+        Describe the process that holds the claim, for people.
 
         Raises:
             SourceUnavailableError: The connection is gone.
@@ -206,11 +207,11 @@ class SlotOwnership:
             ).fetchone()
         if row is None:
             return "nobody, by now"
-        return described(*row)
+        return session_text(*row)
 
     def check(self) -> None:
         """
-        Make sure that the claim stands: it does as long as its connection.
+        Check that the claim still holds: it lasts as long as its connection.
 
         Raises:
             SourceUnavailableError: The connection is gone, and the claim with it.
@@ -219,7 +220,7 @@ class SlotOwnership:
             self._connection.execute(b"select 1")
 
     def close(self) -> None:
-        """Give the claim up. Never raises."""
+        """Release the claim. Never raises."""
         with suppress(psycopg.Error):
             self._connection.close()
 

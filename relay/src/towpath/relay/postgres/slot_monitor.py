@@ -1,19 +1,20 @@
 """
-The slot monitor: keeps a quiet database's log moving, and watches over the slot.
+The slot monitor: checks the slot and writes the heartbeat, in a thread of its own.
 
-A thread with a connection of its own. Each interval, and at once, it
+At start and at each interval it
 
-1. checks the claim and the slot, and reports bounds that are crossed, once when crossed
-   and once when the value is back below;
-2. beats: raises the counter and writes it into the log, in one transaction, which is
-   rolled back if the counter is not above the last one: then the database went back;
+1. checks the claim and the slot, and reports each bound once when it is crossed and
+   once when the value is below it again;
+2. writes a heartbeat: raises the counter and writes it into the log, in one
+   transaction. If the counter is not above the last one, the transaction is rolled
+   back: the database went back in time;
 3. runs the configured heartbeat query, whose failure stops nothing.
 
-Between heartbeats it runs its periodic tasks, each at the interval that it asks for.
+Between heartbeats it runs its periodic tasks, each at its own interval.
 
 It reconnects by itself, and its failure never stops the relay. If the relay follows the
-wrong history (slot lost, claim lost, history gone back), ``on_lost`` is called once and
-no heartbeat follows: the next session has a new monitor.
+wrong history (slot lost, claim lost, database back in time), ``on_lost`` is called once
+and no heartbeat follows: the next session has a new monitor.
 """
 
 import json
@@ -38,12 +39,12 @@ from towpath.settings import OnUpdate, Relay, Settings
 OUTBOX_UPDATED: Final = "an outbox row was updated"
 
 _LOST: Final = "lost"
-# What Postgres calls a slot whose log it may remove with its next checkpoint.
+# The status of a slot whose log the next checkpoint may remove.
 _ENDANGERED: Final = "unreserved"
 
 
-class SlotLook(NamedTuple):
-    """One look at the slot and the outbox, as the server tells it."""
+class SlotReading(NamedTuple):
+    """The server's values of the slot, and of updates of the outbox."""
 
     retained_bytes: int
     lag_bytes: int
@@ -55,16 +56,16 @@ class SlotLook(NamedTuple):
     outbox_updates: int | None
 
 
-class Crossing(NamedTuple):
-    """A bound that the slot has crossed, or is back below."""
+class BoundCrossing(NamedTuple):
+    """A bound that the slot has crossed, or is below again."""
 
-    what: str
+    bound: str
     level: str
     is_over: bool
 
 
-class SlotWatch:
-    """Remembers what was told, from look to look."""
+class SlotBounds:
+    """The bounds of the slot that are crossed, from reading to reading."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
@@ -72,72 +73,73 @@ class SlotWatch:
         self._outbox_updates: int | None = None
         self._inactive_since_s: float | None = None
 
-    def view(self, look: SlotLook, now_s: float) -> SlotStats:
-        """Return what the metrics show; older servers do not tell the inactive time."""
-        if look.is_active:
+    def stats(self, reading: SlotReading, now_s: float) -> SlotStats:
+        """Return the metrics; the inactive time is measured for older servers."""
+        if reading.is_active:
             self._inactive_since_s = None
         elif self._inactive_since_s is None:
             self._inactive_since_s = now_s
         measured = self._inactive_since_s
-        inactive_s = look.inactive_s
+        inactive_s = reading.inactive_s
         if inactive_s is None and measured is not None:
             inactive_s = now_s - measured
         return SlotStats(
-            retained_bytes=look.retained_bytes,
-            lag_bytes=look.lag_bytes,
-            safe_wal_bytes=look.safe_wal_bytes,
-            wal_status=look.wal_status,
-            is_active=look.is_active,
-            inactive_s=None if look.is_active else inactive_s,
+            retained_bytes=reading.retained_bytes,
+            lag_bytes=reading.lag_bytes,
+            safe_wal_bytes=reading.safe_wal_bytes,
+            wal_status=reading.wal_status,
+            is_active=reading.is_active,
+            inactive_s=None if reading.is_active else inactive_s,
         )
 
-    def crossings(self, view: SlotStats) -> list[Crossing]:
-        """Return the bounds that are newly crossed, or newly kept again."""
+    def crossings(self, stats: SlotStats) -> list[BoundCrossing]:
+        """Return the bounds that are crossed, or kept again, since the last reading."""
         relay = self._relay
         bounds = {
             "retained_warning_bytes": (
                 "warning",
-                view.retained_bytes > relay.retained_warning_bytes,
+                stats.retained_bytes > relay.retained_warning_bytes,
             ),
             "retained_critical_bytes": (
                 "error",
-                view.retained_bytes > relay.retained_critical_bytes,
+                stats.retained_bytes > relay.retained_critical_bytes,
             ),
             "inactive_critical_s": (
                 "error",
-                (view.inactive_s or 0.0) > relay.inactive_critical_s,
+                (stats.inactive_s or 0.0) > relay.inactive_critical_s,
             ),
-            "max_slot_wal_keep_size": ("error", view.wal_status == _ENDANGERED),
+            "max_slot_wal_keep_size": ("error", stats.wal_status == _ENDANGERED),
         }
         over = frozenset(name for name, (_, is_over) in bounds.items() if is_over)
         changed = over ^ self._over
         self._over = over
         return [
-            Crossing(name, bounds[name][0], name in over) for name in sorted(changed)
+            BoundCrossing(name, bounds[name][0], name in over)
+            for name in sorted(changed)
         ]
 
-    def new_outbox_updates(self, look: SlotLook) -> int:
-        """Return how many rows of the outbox were updated since the last look."""
-        before, self._outbox_updates = self._outbox_updates, look.outbox_updates
-        if before is None or look.outbox_updates is None:
+    def new_outbox_updates(self, reading: SlotReading) -> int:
+        """Return the number of outbox rows updated since the last reading."""
+        before, self._outbox_updates = self._outbox_updates, reading.outbox_updates
+        if before is None or reading.outbox_updates is None:
             return 0
-        return max(0, look.outbox_updates - before)
+        return max(0, reading.outbox_updates - before)
 
 
-def slot_loss(look: SlotLook | None, slot: str) -> str | None:
-    """Return why the slot serves no more; None if it does."""
-    if look is None:
+def slot_loss(reading: SlotReading | None, slot: str) -> str | None:
+    """Return why the slot cannot be used any more; None if it can."""
+    if reading is None:
         return f"slot {slot} is gone"
-    if look.wal_status == _LOST or look.invalidation_reason is not None:
-        cause = look.invalidation_reason or "max_slot_wal_keep_size"
+    if reading.wal_status == _LOST or reading.invalidation_reason is not None:
+        cause = reading.invalidation_reason or "max_slot_wal_keep_size"
         return f"slot {slot} has lost log that it still needed ({cause})"
     return None
 
 
-_LOG = structlog.get_logger("towpath.relay.guardian")
+_LOG = structlog.get_logger("towpath.relay.slot_monitor")
 
-# Bounds of what it asks: a lock on the heartbeat row, or a slow query, ends a turn. A
-# beat that waits for a standby that is away would be streamed and seen by nobody.
+# A lock on the heartbeat row, or a slow query, ends a turn. A heartbeat that waits for
+# an absent standby would be streamed but visible to no query.
 _BOUNDS: Final = (
     b"set statement_timeout = '20s'; set lock_timeout = '5s';"
     b"set synchronous_commit = local"
@@ -146,36 +148,36 @@ _CLOSE_TIMEOUT_S: Final = 5.0
 
 
 class SlotClaim(Protocol):
-    """The claim on the slot, which stands as long as its connection."""
+    """The claim on the slot, which lasts as long as its connection."""
 
     def check(self) -> None:
         """
-        Make sure that it stands.
+        Check that the claim still holds.
 
         Raises:
-            SourceUnavailableError: It does not any more.
+            SourceUnavailableError: It does not.
         """
 
 
 class PeriodicTask(Protocol):
-    """Something else to be looked after, over the guardian's connection."""
+    """A task that the slot monitor runs over its connection."""
 
     @property
     def interval_s(self) -> float:
-        """After how long the next turn is due; the first is at once."""
+        """The interval of turns; the first is at once."""
 
     def turn(self, connection: Connection) -> None:
         """
-        Do what there is to do, in a few milliseconds.
+        Run once, in a few milliseconds.
 
         Raises:
-            psycopg.Error: It could not; the next turn has a new connection.
+            psycopg.Error: The turn failed; the next one has a new connection.
             TowpathError: The same.
         """
 
 
 class SlotMonitor:
-    """Watches from ``start`` to ``close``; one per attempt."""
+    """The monitor of one session, from ``start`` to ``close``."""
 
     def __init__(  # noqa: PLR0913 - one place, and the last by their names
         self,
@@ -186,19 +188,20 @@ class SlotMonitor:
         on_lost: Callable[[str], None],
         *,
         relay: Registration,
-        chores: Sequence[PeriodicTask] = (),
+        tasks: Sequence[PeriodicTask] = (),
     ) -> None:
         """
-        Prepare; nothing is done yet.
+        Create a monitor that is not started.
 
         Args:
             settings: Source, intervals and bounds.
-            stats: Takes the view of the slot; its ``run_id`` goes into each beat.
+            stats: Receives the slot's metrics; its ``run_id`` goes into each heartbeat.
             clock: The time.
             claim: The claim on the slot.
-            on_lost: Is told, in the guardian's thread, why the relay must begin anew.
-            relay: The relay that beats.
-            chores: Periodic tasks run beside the heartbeat.
+            on_lost: Called, in the monitor's thread, with the reason why the session
+                must end.
+            relay: The relay of the heartbeat.
+            tasks: Periodic tasks run beside the heartbeat.
         """
         self._relay = relay
         self._settings = settings
@@ -206,21 +209,23 @@ class SlotMonitor:
         self._clock = clock
         self._claim = claim
         self._on_lost = on_lost
-        # When to beat next, and when each chore has its next turn.
-        self._beat_at_s = float("-inf")
-        self._chores = [(float("-inf"), chore) for chore in chores]
-        self._watch = SlotWatch(settings.relay)
+        # The time of the next heartbeat, and of each task's next turn.
+        self._heartbeat_at_s = float("-inf")
+        self._tasks = [(float("-inf"), task) for task in tasks]
+        self._bounds = SlotBounds(settings.relay)
         self._connection: Connection | None = None
         self._counter = 0
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="guardian", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name="slot-monitor", daemon=True
+        )
 
     def start(self) -> None:
-        """Begin, with a beat at once."""
+        """Start the thread, which writes a heartbeat at once."""
         self._thread.start()
 
     def close(self) -> None:
-        """End. Never raises."""
+        """Stop the thread. Never raises."""
         self._ending.set()
         connection = self._connection
         active = psycopg.pq.TransactionStatus.ACTIVE
@@ -237,56 +242,56 @@ class SlotMonitor:
                 if reason is not None:
                     self._on_lost(reason)
                     return
-                self._ending.wait(self._patience_s())
+                self._ending.wait(self._idle_s())
         finally:
             self._disconnect()
 
     def _turn(self) -> str | None:
-        """Do everything once; return why the relay must begin anew, if it must."""
+        """Do what is due; return why the session must end, if it must."""
         try:
             self._claim.check()
         except SourceUnavailableError as gone:
             return f"the claim on the slot is lost: {gone}"
         reason = None
         try:
-            if self._clock.monotonic_s() >= self._beat_at_s:
-                reason = self._look_and_beat()
+            if self._clock.monotonic_s() >= self._heartbeat_at_s:
+                reason = self._check_slot()
             if reason is None:
-                self._do_chores()
+                self._run_tasks()
         except TowpathError as failure:
             if not self._ending.is_set():
                 _LOG.warning(
-                    "slot monitor failed, next turn retries", reason=str(failure)
+                    "slot monitor failed: its next turn retries", reason=str(failure)
                 )
             self._disconnect()
         return reason
 
-    def _patience_s(self) -> float:
-        """Return how long there is nothing to do."""
-        next_s = min([self._beat_at_s, *(at_s for at_s, _ in self._chores)])
+    def _idle_s(self) -> float:
+        """Return the time until something is due."""
+        next_s = min([self._heartbeat_at_s, *(at_s for at_s, _ in self._tasks)])
         return max(0.0, next_s - self._clock.monotonic_s())
 
-    def _do_chores(self) -> None:
-        for place, (at_s, chore) in enumerate(self._chores):
+    def _run_tasks(self) -> None:
+        for place, (at_s, task) in enumerate(self._tasks):
             if self._clock.monotonic_s() < at_s or self._ending.is_set():
                 continue
-            # Also if it fails: the next turn is not sooner for that.
-            next_s = self._clock.monotonic_s() + chore.interval_s
-            self._chores[place] = (next_s, chore)
-            with translated_errors("looking after the source"):
-                chore.turn(self._connected())
+            # A failed turn is not repeated sooner.
+            next_s = self._clock.monotonic_s() + task.interval_s
+            self._tasks[place] = (next_s, task)
+            with translated_errors("checking the source"):
+                task.turn(self._connected())
 
-    def _look_and_beat(self) -> str | None:
-        self._beat_at_s = (
+    def _check_slot(self) -> str | None:
+        self._heartbeat_at_s = (
             self._clock.monotonic_s() + self._settings.relay.heartbeat_interval_s
         )
-        with translated_errors("watching over the slot"):
+        with translated_errors("checking the slot"):
             connection = self._connected()
-            look = self._look(connection)
-            reason = slot_loss(look, self._settings.database.slot)
-            if reason is None and look is not None:
-                self._note(look)
-                reason = self._beat(connection)
+            reading = self._read(connection)
+            reason = slot_loss(reading, self._settings.database.slot)
+            if reason is None and reading is not None:
+                self._report(reading)
+                reason = self._write_heartbeat(connection)
         return reason
 
     def _connected(self) -> Connection:
@@ -301,43 +306,47 @@ class SlotMonitor:
             with suppress(psycopg.Error):
                 connection.close()
 
-    def _look(self, connection: Connection) -> SlotLook | None:
+    def _read(self, connection: Connection) -> SlotReading | None:
         outbox = TableName.parse(self._settings.relay.outbox.table).sql
         parameters = {"slot": self._settings.database.slot, "outbox": outbox}
-        row = connection.execute(query("watch_slot"), parameters).fetchone()
-        return None if row is None else SlotLook(*row)
+        row = connection.execute(query("read_slot_values"), parameters).fetchone()
+        return None if row is None else SlotReading(*row)
 
-    def _note(self, look: SlotLook) -> None:
-        view = self._watch.view(look, self._clock.monotonic_s())
-        self._stats.slot = view
-        for crossing in self._watch.crossings(view):
-            _log_crossing(crossing, view)
+    def _report(self, reading: SlotReading) -> None:
+        stats = self._bounds.stats(reading, self._clock.monotonic_s())
+        self._stats.slot = stats
+        for crossing in self._bounds.crossings(stats):
+            _log_crossing(crossing, stats)
         if self._settings.relay.outbox.on_update is OnUpdate.WARN:
-            for _ in range(self._watch.new_outbox_updates(look)):
+            for _ in range(self._bounds.new_outbox_updates(reading)):
                 self._stats.skip(OUTBOX_UPDATED)
 
-    def _beat(self, connection: Connection) -> str | None:
-        """Beat, unless the counter is not above our own last one: return why not."""
+    def _write_heartbeat(self, connection: Connection) -> str | None:
+        """Write a heartbeat; return why not, if the counter is not above our last."""
         before, counter = self._counter, 0
         with connection.transaction():
             own = {"number": self._relay.number}
-            row = connection.execute(query("beat"), own).fetchone()
+            row = connection.execute(query("raise_heartbeat"), own).fetchone()
             counter = int(row[0]) if row else 0
             if before and counter <= before:
                 raise psycopg.Rollback
-            told = {"counter": counter, "run": self._stats.run_id}
-            content = json.dumps({**told, "relay": self._relay.name})
-            connection.execute(query("tell_beat"), {"content": content})
+            heartbeat = {
+                "counter": counter,
+                "run": self._stats.run_id,
+                "relay": self._relay.name,
+            }
+            content = json.dumps(heartbeat)
+            connection.execute(query("write_heartbeat"), {"content": content})
         if before and counter <= before:
             return (
                 "the database went back in time: its heartbeat was "
                 f"{counter - 1}, we had left it at {before}"
             )
         self._counter = counter
-        self._act(connection)
+        self._run_heartbeat_query(connection)
         return None
 
-    def _act(self, connection: Connection) -> None:
+    def _run_heartbeat_query(self, connection: Connection) -> None:
         """Run the configured heartbeat query; its failure stops nothing."""
         statement = self._settings.relay.heartbeat_query
         if not statement:
@@ -350,18 +359,18 @@ class SlotMonitor:
             _LOG.warning("heartbeat query failed", reason=str(error).strip())
 
 
-def _log_crossing(crossing: Crossing, view: SlotStats) -> None:
+def _log_crossing(crossing: BoundCrossing, stats: SlotStats) -> None:
     """Log a crossing at its level, and its end as information."""
-    what = {
-        "bound": crossing.what,
-        "retained_bytes": view.retained_bytes,
-        "safe_wal_bytes": view.safe_wal_bytes,
-        "wal_status": view.wal_status,
-        "inactive_s": view.inactive_s,
+    fields = {
+        "bound": crossing.bound,
+        "retained_bytes": stats.retained_bytes,
+        "safe_wal_bytes": stats.safe_wal_bytes,
+        "wal_status": stats.wal_status,
+        "inactive_s": stats.inactive_s,
     }
     if not crossing.is_over:
-        _LOG.info("slot is back within its bound", **what)
+        _LOG.info("slot is within its bound again", **fields)
     elif crossing.level == "error":
-        _LOG.error("slot is beyond its bound", **what)
+        _LOG.error("slot is beyond its bound", **fields)
     else:
-        _LOG.warning("slot is beyond its bound", **what)
+        _LOG.warning("slot is beyond its bound", **fields)

@@ -1,11 +1,11 @@
 """
-What the source's owner can change under a running relay, looked at while it runs.
+Periodic checks of what the source's owner can change under a running relay.
 
-Every few seconds, and at the start: publications, the signal tables in them, the
-columns of the outbox, and whether the slot is older than a publication. A problem is
-logged once when it appears, and once when it is solved; it is a metric, and a line of
-``status`` and ``doctor``. A relay whose outbox lacks a column goes on with everything
-else, and halts at the next event: whoever has no events is not stopped.
+At start and every few seconds: publications, the signal tables in them, the columns of
+the outbox, and whether the slot is older than a publication. A problem is logged once
+when it appears and once when it is solved; it is a metric, and a line of ``status`` and
+``doctor``. A relay whose outbox lacks a column halts only at the next event, so that a
+source without events is not stopped.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from towpath.relay.wal.messages import Column, Relation
 from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
 
-_LOG = structlog.get_logger("towpath.relay.guardian")
+_LOG = structlog.get_logger("towpath.relay.slot_monitor")
 
 INTERVAL_S: Final = 5.0
 _SIGNAL_TABLE: Final = "towpath.signal"
@@ -38,7 +38,7 @@ _INIT: Final = "run towpath relay init"
 
 def source_problems(connection: Connection, settings: Settings) -> list[Finding]:
     """
-    Return what is wrong with publications and outbox by now.
+    Return the present problems of publications and outbox.
 
     Raises:
         SourceUnavailableError: The connection is gone.
@@ -51,7 +51,7 @@ def source_problems(connection: Connection, settings: Settings) -> list[Finding]
 
 
 class SourceChecks:
-    """The guardian's chore."""
+    """The slot monitor's task that logs problems of the source."""
 
     def __init__(self, settings: Settings, stats: Stats) -> None:
         self.interval_s = min(INTERVAL_S, settings.relay.heartbeat_interval_s)
@@ -60,7 +60,7 @@ class SourceChecks:
 
     def turn(self, connection: Connection) -> None:
         """
-        Look once.
+        Check once.
 
         Raises:
             SourceUnavailableError: The connection is gone.
@@ -121,7 +121,7 @@ def _publication_problems(
 
 
 def _outbox_problems(connection: Connection, settings: Settings) -> Iterator[Finding]:
-    """Make the writer of events for the table of now, as the stream does."""
+    """Create an event writer for the present table, as the stream does."""
     name = settings.relay.outbox.table
     full_name = TableName.parse(name)
     asked = {"schema": full_name.schema, "table": full_name.table}
@@ -135,7 +135,7 @@ def _outbox_problems(connection: Connection, settings: Settings) -> Iterator[Fin
         for column in connection.execute(query("describe_columns"), asked)
     )
     if not columns:
-        # It is in no publication, which is said apart.
+        # It is in no publication, which is a finding of its own.
         return
     relation = Relation(row[0], full_name.schema, full_name.table, columns, (), "d")
     try:

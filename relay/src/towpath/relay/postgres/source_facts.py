@@ -1,4 +1,4 @@
-"""What the source's catalog tells before anything is done, as plain values."""
+"""The source's facts in the catalog, as plain values."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ OWN_TABLES: Final[Mapping[str, str]] = {
 
 class MemberFacts(NamedTuple):
     """
-    What keeps rows: a table itself, or a leaf of a partitioned one.
+    A relation with rows: a table itself, or a leaf of a partitioned one.
 
     ``identity_columns`` are those of its replica identity; empty for FULL and NOTHING.
     """
@@ -40,7 +40,7 @@ class MemberFacts(NamedTuple):
 
 
 class TableFacts(NamedTuple):
-    """What decides whether a table can be captured; the last two are generated."""
+    """A table's facts for capture; ``stored`` and ``virtual`` columns are generated."""
 
     kind: str
     has_row_security: bool
@@ -52,7 +52,7 @@ class TableFacts(NamedTuple):
 
 
 class PublishedTable(NamedTuple):
-    """How a publication names a table: its column list and its row filter, if any."""
+    """A table in a publication: its column list and its row filter, if any."""
 
     columns: frozenset[str] | None = None
     row_filter: str | None = None
@@ -74,7 +74,7 @@ class PublicationFacts(NamedTuple):
         return self.operations[1] or self.operations[2]
 
     def covers(self, table: str) -> bool:
-        """Tell whether the table is sent, by its name or its schema's."""
+        """Return whether the table is sent, by its name or its schema's."""
         return (
             self.is_for_all
             or table in self.tables
@@ -83,7 +83,7 @@ class PublicationFacts(NamedTuple):
 
 
 class ListedTable(NamedTuple):
-    """A table's name, who it is, and whether the publication sends it."""
+    """A table's name and oid, and whether the publication sends it."""
 
     name: str
     oid: int
@@ -91,7 +91,7 @@ class ListedTable(NamedTuple):
 
 
 class ServerFacts(NamedTuple):
-    """The server, its settings and what is in use of them."""
+    """The server, its settings, and its slots and senders in use."""
 
     version: int
     wal_level: str
@@ -108,7 +108,7 @@ class ServerFacts(NamedTuple):
 
 
 class OldTransaction(NamedTuple):
-    """A transaction that making a slot would wait for; another role's hides its age."""
+    """A transaction that blocks a slot's creation; another role's has no age."""
 
     who: str
     application: str
@@ -120,9 +120,9 @@ class SourceFacts:
     """
     The source's facts before the first statement.
 
-    ``tables`` are those that the file names, and those that its expressions take.
-    ``has_run`` tells that this relay has followed this database before; ``relays`` are
-    those that are registered.
+    ``tables`` are those that the configuration names or its expressions match.
+    ``has_run`` is true if this relay has followed this database before; ``relays`` are
+    the registered ones.
     """
 
     server: ServerFacts
@@ -137,7 +137,7 @@ class SourceFacts:
 
 def list_tables(connection: Connection, settings: Settings) -> list[ListedTable]:
     """
-    Return every table that may be captured, and each that is named or published.
+    Return all tables that may be captured, are named, or are published.
 
     Raises:
         SourceUnavailableError: The connection is gone.
@@ -156,7 +156,7 @@ def list_tables(connection: Connection, settings: Settings) -> list[ListedTable]
 
 def read_captured(connection: Connection, settings: Settings) -> tuple[str, ...]:
     """
-    Return what is captured: what is named, and what expressions take if it is sent.
+    Return the captured tables: named ones, and published ones that expressions match.
 
     Raises:
         SourceUnavailableError: The connection is gone.
@@ -167,7 +167,7 @@ def read_captured(connection: Connection, settings: Settings) -> tuple[str, ...]
 
 def read_streamed(connection: Connection, settings: Settings) -> tuple[str, ...]:
     """
-    Return what has a topic: what is captured, and what else the publication sends.
+    Return the tables with a topic: captured ones, and all others that are published.
 
     Raises:
         SourceUnavailableError: The connection is gone.
@@ -180,7 +180,7 @@ def read_streamed(connection: Connection, settings: Settings) -> tuple[str, ...]
 
 
 def is_own(table: str) -> bool:
-    """Tell whether a table is the relay's own."""
+    """Return whether a table is the relay's own."""
     return TableName.parse(table).schema == _OWN_SCHEMA
 
 
@@ -188,12 +188,12 @@ def read_source_facts(
     connection: Connection, settings: Settings, only: Sequence[str] | None = None
 ) -> SourceFacts:
     """
-    Read what there is.
+    Read the source's facts.
 
     Args:
-        connection: Where to ask.
+        connection: A connection to the source.
         settings: The configuration.
-        only: Of these captured tables only; of all, if left out.
+        only: The captured tables to read; None: all.
 
     Raises:
         SourceUnavailableError: The connection is gone.
@@ -243,7 +243,7 @@ def name_lists(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _tables(rows: Iterable[Sequence[Any]]) -> dict[str, TableFacts]:
-    """Gather a table's rows, one for each of its leaves."""
+    """Return the tables of rows, each of which has one leaf."""
     tables: dict[str, TableFacts] = {}
     for schema, table, kind, is_guarded, key, unstable, stored, virtual, *leaf in rows:
         name = TableName(schema, table).text

@@ -1,7 +1,7 @@
 """
-Signals and progress in the source database: ``towpath.signal``, ``towpath.snapshot``.
+The store of signals and progress: ``towpath.signal`` and ``towpath.snapshot``.
 
-Keys are stored as JSON lists of their text, so that a person can read them.
+Keys are stored as JSON lists of their text, so that people can read them.
 """
 
 from collections.abc import Iterable
@@ -34,22 +34,16 @@ class SnapshotStore:
     """Writes and reads the signals and snapshots of one relay."""
 
     def __init__(self, connection: Connection, relay: str) -> None:
-        """
-        Take what is needed.
-
-        Args:
-            connection: Nobody else uses it meanwhile.
-            relay: The relay whose snapshots are stored.
-        """
+        """Create a store of ``relay`` over a connection that nobody else uses."""
         self._connection = connection
         self._relay = relay
 
     def read_unfinished(self) -> UnfinishedRead:
-        """Return the snapshots that have not ended, the first asked first."""
+        """Return the snapshots that have not ended, the oldest first."""
         tables = self._read(None)
         own = {"relay": self._relay}
-        place = self._connection.execute(query("read_asked_until"), own).fetchone()
-        asked_until = place[0] if place else None
+        row = self._connection.execute(query("read_asked_until"), own).fetchone()
+        asked_until = row[0] if row else None
         return UnfinishedRead(tables, asked_until)
 
     def read_ended(self, effect: ReadSnapshotTables) -> SnapshotTablesRead:
@@ -57,7 +51,7 @@ class SnapshotStore:
         return SnapshotTablesRead(effect.signal_id, self._read(effect.snapshot_id))
 
     def claim(self, effect: ClaimSignal) -> SignalClaimed | SignalStored:
-        """Look up whose a signal is; another relay's counts as answered."""
+        """Look up the relay of a signal; another relay's signal counts as answered."""
         execute = self._connection.execute
         row = execute(query("read_signal_relay"), {"id": effect.signal_id}).fetchone()
         names = [name for name, _ in execute(query("list_relays"))]
@@ -89,7 +83,7 @@ class SnapshotStore:
         return SignalStored(effect.signal_id, is_new)
 
     def store_keys(self, effect: StoreKeys) -> KeysStored:
-        """Store what the relay asks for; forget what it has got long ago."""
+        """Store a batch of key requests; delete batches that ended long ago."""
         with self._connection.transaction():
             self._insert(effect.tables, "store_request")
             self._connection.execute(
@@ -112,15 +106,15 @@ class SnapshotStore:
             }
             for table in tables
         ]
-        # In one round trip, however many there are.
+        # One round trip for all rows.
         self._connection.cursor().executemany(query(statement), fields)
 
     def answer_signal(self, effect: AnswerSignal) -> None:
-        """Write how a signal's run goes, beside what was written before."""
+        """Add the state of a signal's run to its answer."""
         self._connection.execute(query("store_answer"), _answer(effect))
 
     def save_progress(self, effect: SaveProgress) -> ProgressSaved:
-        """Store how far a table is."""
+        """Store a table's progress."""
         table = effect.table
         fields = table._asdict() | {
             "last_key": _key_json(table.last_key),
@@ -136,7 +130,7 @@ class SnapshotStore:
         return ProgressSaved(effect.request_id)
 
     def _is_new(self, effect: StoreSignal) -> bool:
-        """Write the first answer; tell whether nothing was known of this signal."""
+        """Write the first answer; return whether the signal had none."""
         execute = self._connection.execute
         signal = {"id": effect.signal_id}
         owner = {"relay": self._relay if effect.is_ours else None}
@@ -190,7 +184,7 @@ def _ranges(stored: Any) -> tuple[KeyRange, ...]:  # noqa: ANN401 - what JSON ho
 
 
 def _ranges_json(ranges: tuple[KeyRange, ...]) -> Jsonb | None:
-    """Write how far each range is; without any, the last key tells."""
+    """Return the ranges as JSON; without ranges the last key is the progress."""
     if not ranges:
         return None
     return Jsonb(
@@ -215,7 +209,7 @@ def _keys_json(table: StoredTable) -> Jsonb | None:
 
 
 def _undelivered_json(table: StoredTable) -> Jsonb | None:
-    """Write the keys of dead letters; most tables have none."""
+    """Return the keys of dead letters as JSON; most tables have none."""
     keys = table.undelivered_keys
     return Jsonb([_texts(key) for key in keys]) if keys else None
 

@@ -1,13 +1,13 @@
 """
-The keys of a table: by which the stream tells its rows apart, and by which it is read.
+The keys of a table: the key that identifies its rows, and the key to read it by.
 
-The first must be what the stream says a change is about, or no change would be known to
-touch a row: the primary key, or the replica identity's index; where the stream does not
-tell (FULL, or no identity at all), the catalog's first unique index, in the same order
-as ``routing.relations.bind`` looks for it. The second is the same unless a signal
-chooses another. Either has to be unique, and complete in every row.
+The identifying key must be the one by which the stream identifies changed rows: the
+primary key, or the replica identity's index. Where the stream has none (FULL, or no
+identity at all) it is the catalog's first unique index, in the order in which
+``encode.relations`` selects it. The table is read by the same key unless a signal names
+a surrogate key. Both must be unique and complete in every row.
 
-A table's columns, indexes, identities and keys, read in one statement.
+One statement reads a table's columns, indexes, identities and keys.
 """
 
 from collections import defaultdict
@@ -22,7 +22,7 @@ _DEFAULT: Final = "d"
 
 
 class UniqueIndex(NamedTuple):
-    """A unique index, as the catalog tells it; an expression has no name."""
+    """A unique index of the catalog; an expression has no column name."""
 
     oid: int
     name: str
@@ -36,7 +36,7 @@ class UniqueIndex(NamedTuple):
 
     @property
     def flaw(self) -> str:
-        """Why its columns do not tell all rows apart; nothing if they do."""
+        """Why its columns do not identify all rows; empty if they do."""
         nullable = ", ".join(self.nullable)
         flaws = {
             "it is deferrable": not self.is_immediate,
@@ -54,7 +54,7 @@ class UniqueIndex(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """What the stream tells of a row: of the table, or of one of its partitions."""
+    """The replica identity of the table, or of one of its partitions."""
 
     table: str
     kind: str
@@ -62,7 +62,7 @@ class Identity(NamedTuple):
 
     @property
     def names(self) -> set[str | None]:
-        """The columns that are told, in no order."""
+        """Its columns, in no order."""
         return set(self.columns or ())
 
 
@@ -70,16 +70,16 @@ def identity_key(
     indexes: Sequence[UniqueIndex], identities: Sequence[Identity]
 ) -> UniqueIndex | str:
     """
-    Return the key that tells rows apart in the stream, or why there is none.
+    Return the key that identifies rows in the stream, or why there is none.
 
     Args:
         indexes: The table's unique indexes: the primary key's, the replica identity's,
             and the others from the oldest on.
-        identities: The table's own, and those of its partitions.
+        identities: The identities of the table and of its partitions.
     """
-    told = identities[0].names
+    streamed = identities[0].names
     found = (index for index in indexes if not index.flaw)
-    key = next((one for one in found if not told or one.names == told), None)
+    key = next((one for one in found if not streamed or one.names == streamed), None)
     if key is None:
         return _no_key(indexes)
     flaws = (_identity_flaw(identity, indexes, key) for identity in identities)
@@ -89,7 +89,7 @@ def identity_key(
 def chosen_key(
     indexes: Sequence[UniqueIndex], names: Sequence[str]
 ) -> UniqueIndex | str:
-    """Return the index whose columns a signal has chosen, or why none will do."""
+    """Return the index of a surrogate key's columns, or why there is none."""
     listed = ", ".join(names)
     matching = [index for index in indexes if index.names == set(names)]
     for index in matching:
@@ -118,15 +118,15 @@ def _flaws(indexes: Iterable[UniqueIndex]) -> str:
 def _identity_flaw(
     identity: Identity, indexes: Sequence[UniqueIndex], key: UniqueIndex
 ) -> str:
-    """Say why the stream does not tell the key of this table's rows."""
+    """Return why the stream does not carry the key of this table's rows."""
     table, kind = identity.table, identity.kind
     cure = f"alter table {table} replica identity default"
     if kind == _NOTHING:
         return f"the replica identity of {table} is nothing: {cure}"
     primary = next((each for each in indexes if each.is_primary and not each.flaw), key)
-    # Without an identity the server refuses updates and deletes: nothing is untold.
-    is_told = kind == _FULL or (kind == _DEFAULT and not identity.columns)
-    if (is_told or identity.names == key.names) and primary.names == key.names:
+    # Without an identity the server refuses updates and deletes.
+    has_no_columns = kind == _FULL or (kind == _DEFAULT and not identity.columns)
+    if (has_no_columns or identity.names == key.names) and primary.names == key.names:
         return ""
     return f"the replica identity of {table} is not its primary key: {cure}"
 
@@ -159,10 +159,10 @@ class TableParts(NamedTuple):
     keys: Mapping[int, list[KeyColumn]]
 
 
-def table_parts(told: Sequence[Sequence[Mapping[str, Any]]]) -> TableParts:
-    """Return a table's parts: of each query its rows, whose fields are in order."""
+def table_parts(rows: Sequence[Sequence[Mapping[str, Any]]]) -> TableParts:
+    """Return a table's parts from the rows of each query."""
     columns, indexes, identities, keys = (
-        [tuple(row.values()) for row in part] for part in told
+        [tuple(row.values()) for row in part] for part in rows
     )
     of_index: dict[int, list[KeyColumn]] = defaultdict(list)
     for index, *column in keys:

@@ -1,7 +1,7 @@
 """
-What the catalog says of a table that is to be read, and whether it can be.
+The shape of a table in the catalog, and the reasons why snapshots cannot read it.
 
-Asked again under each chunk's lock: the chunk brings the columns of its own moment.
+It is read again under each chunk's lock, since a chunk has the columns of its moment.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -40,19 +40,19 @@ _OTHERS: Final = MappingProxyType(
 )
 _PERMANENT: Final = "p"
 _KEYS_PER_QUERY: Final = 500
-# Data exceptions, a domain's constraints, a type that is no more.
+# Data exceptions, a domain's constraints, a dropped type.
 WRONG_VALUE: Final = ("22", "23", "42")
-# What the server answers about an object that was dropped while the query ran.
+# The SQLSTATE for an object that was dropped while the query ran.
 CATALOG_CHANGED: Final = "XX000"
 _ALTERED: Final = "it was dropped or altered while it was described: send a new signal"
 
 
-# The names of catalog queries that are asked together, what they are asked with, and
-# what the statement answers.
+# The names of catalog queries that run in one statement, with their parameters; and the
+# statement's rows.
 _Question = tuple[tuple[str, ...], Mapping[str, object]]
 _Rows = list[tuple[Any, ...]]
 _Describing = Generator[_Question, _Rows, TableShape]
-# About how many tables one round trip asks: some megabytes of questions and answers.
+# The tables described in one round trip: some megabytes of statements and rows.
 _TABLES_AT_ONCE: Final = 500
 
 
@@ -86,13 +86,13 @@ def describe(
     Return a table's shape.
 
     Args:
-        connection: Where to ask.
+        connection: A connection to the source.
         collection: The table, as ``schema.table``.
         publication: The publication that streams its changes.
-        order_by: The columns of a chosen key by which it is to be read.
+        order_by: The columns of a surrogate key by which it is to be read.
 
     Raises:
-        TableRefusedError: There is none, it cannot be read, or it changed meanwhile.
+        TableRefusedError: It is missing, cannot be read, or changed meanwhile.
     """
     with _unaltered():
         return _describe(connection, _describing(collection, publication, order_by))
@@ -100,13 +100,13 @@ def describe(
 
 def locate(connection: Connection, collection: str, publication: str) -> TableShape:
     """
-    Return a table's shape without columns and key: what a lock takes.
+    Return a table's shape without columns and key, for its lock.
 
     Raises:
-        TableRefusedError: There is none, it cannot be read, or it changed meanwhile.
+        TableRefusedError: It is missing, cannot be read, or changed meanwhile.
     """
     with _unaltered():
-        statement, fields = _asking(_finding(collection, publication))
+        statement, fields = _statement(_find_question(collection, publication))
         table = _located_table(
             connection.execute(statement, fields).fetchall(), publication
         )
@@ -119,23 +119,23 @@ def locate(connection: Connection, collection: str, publication: str) -> TableSh
 
 @contextmanager
 def _unaltered() -> Iterator[None]:
-    """Refuse a table that was dropped while it was looked at."""
+    """Refuse a table that was dropped while it was described."""
     try:
         yield
     except psycopg.errors.InternalError_ as error:
         raise TableRefusedError(_ALTERED) from error
 
 
-def _asking(question: _Question) -> tuple[bytes, Mapping[str, object]]:
+def _statement(question: _Question) -> tuple[bytes, Mapping[str, object]]:
     names, fields = question
     return (query(*names) if len(names) == 1 else together(*names)), fields
 
 
 def _describe(connection: Connection, describing: _Describing) -> TableShape:
-    """Ask the catalog; each question may find another state than the one before."""
+    """Run the steps of a description; each may see a newer catalog than the last."""
     question = next(describing)
     while True:
-        answer = connection.execute(*_asking(question)).fetchall()
+        answer = connection.execute(*_statement(question)).fetchall()
         try:
             question = describing.send(answer)
         except StopIteration as described:
@@ -152,10 +152,10 @@ def describe_all(
     """
     Return the shape of each table, or why it cannot be read.
 
-    The catalog is asked about hundreds of tables in one round trip.
+    One round trip describes hundreds of tables.
 
     Raises:
-        psycopg.Error: The catalog changed, or the connection is gone: ask about each.
+        psycopg.Error: The catalog changed, or the connection is gone.
     """
     found: dict[str, TableShape | TableRefusedError] = {}
     for place in range(0, len(collections), _TABLES_AT_ONCE):
@@ -175,8 +175,8 @@ def _describe_some(
     while questions:
         with connection.pipeline():
             cursors = {
-                name: connection.execute(*_asking(asked))
-                for name, asked in questions.items()
+                name: connection.execute(*_statement(question))
+                for name, question in questions.items()
             }
             answers = {name: cursor.fetchall() for name, cursor in cursors.items()}
         questions = {}
@@ -193,10 +193,10 @@ def _describe_some(
 def _describing(
     collection: str, publication: str, order_by: Sequence[str]
 ) -> _Describing:
-    """Ask about one table, in steps; each takes the answers to its questions."""
-    table = _located_table((yield _finding(collection, publication)), publication)
-    told = yield TABLE_PARTS, {"oid": table.oid, "publication": publication}
-    columns, indexes, identities, keys = table_parts(told[0])
+    """Describe one table, in steps: each yields queries and receives their rows."""
+    table = _located_table((yield _find_question(collection, publication)), publication)
+    parts = yield TABLE_PARTS, {"oid": table.oid, "publication": publication}
+    columns, indexes, identities, keys = table_parts(parts[0])
     places = {column.name: place for place, column in enumerate(columns)}
     if not identities:
         raise TableRefusedError(_ALTERED)
@@ -226,15 +226,15 @@ def _describing(
 
 
 def order_names(shape: TableShape) -> tuple[str, ...]:
-    """Return the columns of the chosen key; none: it is read by its own."""
+    """Return the columns of the surrogate key; none: it is read by its own."""
     return tuple(shape.relation.columns[place].name for place in shape.order)
 
 
-def spell(
+def canonical_keys(
     connection: Connection, shape: TableShape, keys: Sequence[Key]
 ) -> tuple[Key, ...]:
     """
-    Return listed keys as the server writes them, each once: ``007`` is ``7``.
+    Return listed keys in the server's spelling, each once: ``007`` is ``7``.
 
     Raises:
         TableRefusedError: One of them is no key of this table.
@@ -242,8 +242,8 @@ def spell(
     check_width(shape, keys)
     spelt: dict[Key, None] = {}
     for place in range(0, len(keys), _KEYS_PER_QUERY):
-        asked = keys[place : place + _KEYS_PER_QUERY]
-        statement = sql.spelling_query(asked, shape).encode()
+        some = keys[place : place + _KEYS_PER_QUERY]
+        statement = sql.spelling_query(some, shape).encode()
         try:
             with connection.cursor().copy(statement) as copy:
                 rows = decode_lines(bytes(line) for line in copy)
@@ -258,10 +258,10 @@ def spell(
 
 def check_width(shape: TableShape, keys: Sequence[Key]) -> None:
     """
-    Make sure that keys have as many parts as the table's.
+    Check that keys have as many columns as the table's.
 
     Raises:
-        TableRefusedError: One has not.
+        TableRefusedError: One of them has not.
     """
     names = shape.relation.key_names
     for key in keys:
@@ -271,7 +271,7 @@ def check_width(shape: TableShape, keys: Sequence[Key]) -> None:
             raise TableRefusedError(reason)
 
 
-def _finding(collection: str, publication: str) -> _Question:
+def _find_question(collection: str, publication: str) -> _Question:
     name = TableName.parse(collection)
     return ("describe_table",), {
         "schema": name.schema,
@@ -294,7 +294,7 @@ def _key_columns(
     keys: Mapping[int, list[KeyColumn]],
     places: dict[str, int],
 ) -> list[KeyColumn]:
-    """Return the columns of a key, if they can be compared and are published."""
+    """Return a key's columns; refuse one that cannot be compared or is not sent."""
     if isinstance(index, str):
         raise TableRefusedError(index)
     columns = keys.get(index.oid, [])
@@ -316,7 +316,7 @@ def _key_columns(
 
 
 def _refusals(table: _Table, publication: str) -> dict[str, bool]:
-    """Say why a table cannot be read, whatever its key."""
+    """Return the reasons why a table cannot be read, and whether each holds."""
     name = TableName(table.schema, table.name).sql
     return {
         _OTHERS.get(table.kind, "it is not a table"): table.kind not in _TABLES,

@@ -1,15 +1,15 @@
 """
-What the catalog says of an aggregate view, and whether it can be read.
+Aggregate views: their shape, and the checks whether snapshots can read them.
 
-A view has no key, no identity and no changes in the log: an event tells what changes
-an aggregate. So what is below the view must change by transactions alone, and the view
-must say the same as long as nothing below it changes.
+A view has no key, no identity and no changes in the log; events announce the changes of
+an aggregate. So the relations below the view must change only by transactions, and the
+view's rows only with them.
 
-The view's own stored queries are looked at, and those of views below it: which
-relations they name, which functions they call. What a function reads inside is not
-known, nor locked with the view; ``view_findings`` warns of that.
+The checks read the stored queries of the view and of views below it: the relations that
+they name and the functions that they call. The tables that a function reads are unknown
+and not locked with the view; ``view_findings`` warns of that.
 
-What can be read: tables of a publication, and the declared views of aggregates.
+``CollectionCatalog`` finds all collections: tables of a publication and declared views.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ _TEXTS: Final = frozenset({25, 1043})
 _BYTEA: Final = 17
 _JSON: Final = frozenset({114, 3802})
 
-# What COPY writes of these is what the form asks for.
+# COPY writes these types in the form of the ids.
 _ID_TYPES: Final = MappingProxyType(
     {
         IdForm.INTEGER: _INTEGERS,
@@ -62,7 +62,7 @@ _KINDS: Final = MappingProxyType(
 _PERSISTENCES: Final = MappingProxyType({"u": "unlogged", "t": "temporary"})
 _VOLATILE: Final = "v"
 _COMPILED: Final = frozenset({"internal", "c"})
-# Stable within a transaction, and yet another result later, with no event between.
+# Stable within a transaction, but with another result later and no event between.
 _TIME: Final = frozenset({"now", "transaction_timestamp", "statement_timestamp"})
 _AGE: Final = ("age", 1)
 
@@ -104,13 +104,13 @@ class _Function(NamedTuple):
 
     @property
     def may_read(self) -> bool:
-        """Whether it may read tables that nobody knows of."""
+        """Whether it may read unknown tables."""
         return self.is_own and self.language not in _COMPILED
 
     @property
     def tells_time(self) -> bool:
-        told = (self.name, self.argument_count)
-        return not self.is_own and (self.name in _TIME or told == _AGE)
+        signature = (self.name, self.argument_count)
+        return not self.is_own and (self.name in _TIME or signature == _AGE)
 
 
 class _Clauses(NamedTuple):
@@ -123,10 +123,10 @@ class _Clauses(NamedTuple):
 
 def describe_view(connection: Connection, view: AggregateView) -> TableShape:
     """
-    Return the shape of a declared view, as that of a collection of its own.
+    Return the shape of a declared view.
 
     Raises:
-        TableRefusedError: There is none, or it cannot be read.
+        TableRefusedError: It is missing or cannot be read.
     """
     shape, _ = _inspect(connection, view)
     return shape
@@ -136,7 +136,7 @@ def view_findings(
     connection: Connection, views: Sequence[AggregateView]
 ) -> list[Finding]:
     """
-    Return what stands in the way of reading the declared views, or may.
+    Return what prevents reading the declared views, or may.
 
     Raises:
         SourceUnavailableError: The source does not answer.
@@ -169,7 +169,7 @@ def _findings_of(connection: Connection, view: AggregateView) -> list[Finding]:
 def _inspect(
     connection: Connection, view: AggregateView
 ) -> tuple[TableShape, list[str]]:
-    """Return the view's shape, and which functions it calls that may read tables."""
+    """Return the view's shape, and the functions that may read unknown tables."""
     execute = connection.execute
     oid = _find(connection, view.view)
     columns = {
@@ -233,7 +233,7 @@ def _shape(oid: int, view: AggregateView, columns: Sequence[_ViewColumn]) -> Tab
 
 
 def _columns_refusal(columns: dict[str, _ViewColumn], form: IdForm) -> str:
-    """Say what is wrong with the columns; nothing if they are right."""
+    """Return why the columns are wrong; empty if they are right."""
     if set(columns) != set(COLUMNS):
         found = ", ".join(columns)
         return f"its columns must be {', '.join(COLUMNS)}, and are {found}"
@@ -255,7 +255,7 @@ def _columns_refusal(columns: dict[str, _ViewColumn], form: IdForm) -> str:
 
 
 def _below_refusal(below: Sequence[_ReadRelation]) -> str:
-    """Say what the view must not read; nothing if it may read all of it."""
+    """Return why a relation below the view cannot be read; empty if all can."""
     for each in below:
         name = TableName(each.schema, each.name).text
         if each.kind in _KINDS:
@@ -271,7 +271,7 @@ def _below_refusal(below: Sequence[_ReadRelation]) -> str:
 
 
 def _functions_refusal(functions: Sequence[_Function], clauses: _Clauses) -> str:
-    """Say which call gives another result without any change; nothing if none."""
+    """Return the call that changes without an event; empty if there is none."""
     for each in functions:
         if each.volatility == _VOLATILE:
             cure = ": alter function ... stable, if that is true" if each.is_own else ""
@@ -312,7 +312,7 @@ class CollectionCatalog(NamedTuple):
         Return a collection's shape.
 
         Raises:
-            TableRefusedError: There is none, or it cannot be read.
+            TableRefusedError: It is missing or cannot be read.
         """
         view = self.views.get(collection)
         if view is None:
@@ -326,10 +326,10 @@ class CollectionCatalog(NamedTuple):
         self, connection: Connection, collection: str, order_by: Sequence[str]
     ) -> TableShape:
         """
-        Return what a lock takes: of a table, its shape without columns and key.
+        Return the shape for a lock: a table's has no columns and no key.
 
         Raises:
-            TableRefusedError: There is none, or it cannot be read.
+            TableRefusedError: It is missing or cannot be read.
         """
         if collection in self.views:
             return self.describe(connection, collection, order_by)
@@ -341,16 +341,16 @@ class CollectionCatalog(NamedTuple):
         collections: Sequence[str],
         order_by: Sequence[str],
     ) -> Mapping[str, TableShape | tables.TableRefusedError]:
-        """Return the shapes of tables, asked for together; views are left out."""
+        """Return the shapes of tables, described together; views are omitted."""
         wanted = [each for each in collections if each not in self.views]
         return tables.describe_all(connection, wanted, self.publication, order_by)
 
     def describe_again(self, connection: Connection, planned: TableShape) -> TableShape:
         """
-        Return the shape of now of what was planned, under a lock.
+        Return the present shape of a planned collection, under its lock.
 
         Raises:
-            TableRefusedError: It cannot be read any more, or not by the same keys.
+            TableRefusedError: It cannot be read any more, or its keys changed.
         """
         name, order_by = planned.collection, tables.order_names(planned)
         shape = self.describe(connection, name, order_by)

@@ -1,13 +1,12 @@
 """
-The worker: performs the snapshot driver's effects in the database.
+The snapshot worker: performs the snapshot driver's effects in the database.
 
-Its workers are threads with a connection each, so that the loop never blocks and an
-answer never waits for a chunk. The *readers* write watermarks, read plans and read
-chunks, always the next request; a failure is a fact, and the driver decides when to try
-again. The *commands* store and look up: each is tried until it succeeds, in order,
-since later ones depend on it.
+Its threads have a connection each, so that the loop never blocks and an answer never
+waits for a chunk. The *readers* write watermarks, read plans and read chunks; a failure
+is a fact, and the driver decides about the retry. The *commands* store and look up, in
+order, since later ones depend on earlier ones: each is retried until it succeeds.
 
-Tried again are, by SQLSTATE: 08 (connection), 40 (deadlock), 53 (resources), 57
+Retried are these SQLSTATEs: 08 (connection), 40 (deadlock), 53 (resources), 57
 (cancelled, shut down), 58 (system), 25P0 (a session's timeouts), 25006 (a standby,
 while another server takes over), 55P03 (lock timeout), and errors without one, because
 the connection broke.
@@ -22,7 +21,7 @@ from typing import Final
 import psycopg
 import structlog
 
-from towpath.relay.postgres.chunk_reader import ChunkReader, Terms
+from towpath.relay.postgres.chunk_reader import ChunkReader, ReadOptions
 from towpath.relay.postgres.connect import (
     Connection,
     ConnectionWorker,
@@ -38,7 +37,7 @@ from towpath.relay.postgres.tables import (
     CATALOG_CHANGED,
     WRONG_VALUE,
     TableRefusedError,
-    spell,
+    canonical_keys,
 )
 from towpath.relay.postgres.views import CollectionCatalog
 from towpath.relay.snapshot.protocol import (
@@ -72,7 +71,7 @@ from towpath.schemas.table_name import TableName
 from towpath.settings.outbox import AggregateView
 from towpath.settings.relay import Watermarks
 
-_OF_COLLECTION = (*WRONG_VALUE, CATALOG_CHANGED)
+_COLLECTION_ERRORS = (*WRONG_VALUE, CATALOG_CHANGED)
 
 _LOG = structlog.get_logger("towpath.relay")
 
@@ -84,41 +83,41 @@ CommandEffect = LookupEffect | StoreEffect | ReleaseSnapshot
 
 
 class SnapshotCommands:
-    """Does one thing after another, over whichever connection it is given."""
+    """Stores and looks up, one effect after another, over the given connection."""
 
     def __init__(
         self,
-        readable: CollectionCatalog,
-        frozen: ExportedSnapshots,
+        catalog: CollectionCatalog,
+        exported: ExportedSnapshots,
         own_pids: Callable[[], Sequence[int]],
         relay: str,
     ) -> None:
         """
-        Take what is needed.
+        Create the commands of a relay.
 
         Args:
-            readable: Where collections are looked for.
-            frozen: The views of the database that are let go of.
-            own_pids: The server's processes that work for us.
+            catalog: The tables and views that can be read.
+            exported: The exported snapshots.
+            own_pids: Returns the server processes of the relay's readers.
             relay: The relay whose signals and snapshots are stored.
         """
         self._relay = relay
-        self._readable = readable
-        self._frozen = frozen
+        self._catalog = catalog
+        self._exported = exported
         self._own_pids = own_pids
 
     def perform(
         self, connection: Connection, effect: CommandEffect
     ) -> WorkerFact | None:
         """
-        Do one thing; safe to repeat. None: nothing is to be told.
+        Perform an effect and return its fact, if it has one; safe to repeat.
 
         Raises:
             psycopg.Error: The server refuses, or is gone.
         """
         match effect:
             case ReleaseSnapshot():
-                self._frozen.thaw(effect.view)
+                self._exported.release(effect.view)
                 return None
             case StoreSignal() | StoreKeys() | AnswerSignal() | SaveProgress():
                 return _store(SnapshotStore(connection, self._relay), effect)
@@ -146,26 +145,26 @@ class SnapshotCommands:
     ) -> TablesInspected:
         shapes: dict[str, TableShape] = {}
         keys: tuple[Key, ...] = ()
-        others = _exact_names(connection, effect)
-        if others:
-            return TablesInspected(effect.signal_id, {}, others)
+        name_refusals = _exact_names(connection, effect)
+        if name_refusals:
+            return TablesInspected(effect.signal_id, {}, name_refusals)
         known, refusals = self._describe_all(connection, effect)
         for collection in effect.collections:
             if collection in refusals:
                 continue
             try:
-                shape = known.get(collection) or self._readable.describe(
+                shape = known.get(collection) or self._catalog.describe(
                     connection, collection, effect.order_by
                 )
                 if effect.keys:
-                    keys = spell(connection, shape, effect.keys)
+                    keys = canonical_keys(connection, shape, effect.keys)
                 shapes[collection] = shape
             except TableRefusedError as refusal:
                 refusals[collection] = str(refusal)
             except psycopg.Error as error:
-                # What a view does when it is looked at is its author's; whoever drops
-                # a collection that is looked at fails that collection alone.
-                if not (error.sqlstate or "").startswith(_OF_COLLECTION):
+                # An error of a view's own query, or a collection that is dropped
+                # meanwhile, fails that collection alone.
+                if not (error.sqlstate or "").startswith(_COLLECTION_ERRORS):
                     raise
                 refusals[collection] = str(error.diag.message_primary)
         return TablesInspected(effect.signal_id, shapes, refusals, keys)
@@ -173,18 +172,18 @@ class SnapshotCommands:
     def _describe_all(
         self, connection: Connection, effect: InspectTables
     ) -> tuple[dict[str, TableShape], dict[str, str]]:
-        """Describe many tables at once; none if one of them is in the way."""
+        """Describe many tables at once; none of them if one fails."""
         if len(effect.collections) == 1:
             return {}, {}
         try:
-            found = self._readable.describe_all(
+            found = self._catalog.describe_all(
                 connection, effect.collections, effect.order_by
             )
         except psycopg.errors.OperationalError:
             raise
         except psycopg.Error as error:
-            # A table that changes while it is looked at fails by itself, and alone.
-            _LOG.debug("snapshot tables are described one by one", reason=str(error))
+            # A table that changes meanwhile fails alone when it is described alone.
+            _LOG.debug("snapshot tables described one by one", reason=str(error))
             return {}, {}
         shapes = {n: one for n, one in found.items() if isinstance(one, TableShape)}
         refused = {n: str(one) for n, one in found.items() if n not in shapes}
@@ -192,7 +191,7 @@ class SnapshotCommands:
 
 
 def _exact_names(connection: Connection, effect: InspectTables) -> dict[str, str]:
-    """Refuse expressions that are the names of tables which they were not read as."""
+    """Return the refusals of expressions that are the exact name of another table."""
     if not effect.expressions:
         return {}
     names = {"names": list(effect.expressions)}
@@ -210,7 +209,7 @@ def _store(store: SnapshotStore, effect: StoreEffect) -> WorkerFact | None:
     match effect:
         case StoreSignal():
             _LOG.info(
-                "signal",
+                "signal answered",
                 signal_id=effect.signal_id,
                 status=effect.status,
                 detail=effect.detail,
@@ -218,7 +217,7 @@ def _store(store: SnapshotStore, effect: StoreEffect) -> WorkerFact | None:
             return store.store_signal(effect)
         case StoreKeys():
             _LOG.info(
-                "rows are read by their new key",
+                "snapshot of moved rows stored",
                 snapshot_id=effect.snapshot_id,
                 keys={t.collection: t.asked_keys for t in effect.tables},
             )
@@ -230,13 +229,13 @@ def _store(store: SnapshotStore, effect: StoreEffect) -> WorkerFact | None:
             return None
 
 
-# What one chunk may hold as COPY text. Rows take about twice as much in memory, and
-# three chunks are in flight at most.
+# The bound of one chunk as COPY text. Rows take about twice as much in memory, and at
+# most three chunks are in flight.
 MAX_CHUNK_BYTES: Final = 8 * 1024 * 1024
 
-# ``lock_timeout``: a chunk's wish for a lock must not stop others behind it for long.
-# ``row_security``: a policy is an error, not fewer rows. ``synchronous_commit``: a
-# standby that is away must not stop a snapshot.
+# ``lock_timeout``: a chunk that waits for a lock must not block others for long.
+# ``row_security``: a policy is an error, not fewer rows. ``synchronous_commit``: an
+# absent standby must not stop a snapshot.
 _SESSION: Final = (
     b"set lock_timeout = '2s'",
     b"set row_security = off",
@@ -245,17 +244,17 @@ _SESSION: Final = (
 )
 _RECOVERABLE: Final = ("08", "40", "53", "57", "58", "25P0", "25006", "55P03")
 
-# What a statement's time-out ends with.
+# The SQLSTATE of a statement timeout.
 _CANCELLED: Final = "57014"
 
-# Shutdown waits so long for what is being stored, and then leaves the threads.
+# Shutdown waits this long for stores in progress, and then abandons the threads.
 _CLOSE_TIMEOUT_S: Final = 2.0
 
-_Reading = WriteWatermark | ReadPlan | ReadChunk
+_ReadEffect = WriteWatermark | ReadPlan | ReadChunk
 
 
 class SnapshotWorker:
-    """Takes effects, gives facts; safe to call from the loop's thread."""
+    """Performs submitted effects in threads and collects their facts for the loop."""
 
     def __init__(  # noqa: PLR0913 - one place, and all by their names
         self,
@@ -270,65 +269,65 @@ class SnapshotWorker:
         views: Sequence[AggregateView] = (),
     ) -> None:
         """
-        Start the lanes; connections are made when they are needed.
+        Start the threads; they connect when they have work.
 
         Args:
             dsn: The source.
             wake: Called, from another thread, when there are new facts.
             publication: The publication that streams the tables' changes.
-            relay: The relay's name: whose signals and snapshots are stored.
-            readers: How many chunks are read at a time.
-            watermarks: How watermarks get into the log.
+            relay: The relay whose signals and snapshots are stored.
+            readers: The number of chunks that are read at the same time.
+            watermarks: The form of watermarks in the log.
             max_chunk_bytes: Bound of a chunk's size as COPY text.
             views: The declared views of aggregates.
         """
         self._dsn = dsn
         self._wake = wake
-        readable = CollectionCatalog(
+        catalog = CollectionCatalog(
             publication, {view.collection: view for view in views}
         )
-        self._terms = Terms(readable, watermarks, max_chunk_bytes, SystemClock())
+        self._options = ReadOptions(catalog, watermarks, max_chunk_bytes, SystemClock())
         self._facts: deque[WorkerFact] = deque()
         self._failure: TowpathError | None = None
         self._backoff = Backoff()
         self._stopping = threading.Event()
-        self._frozen = ExportedSnapshots(self._connect)
-        self._readings: Effects[_Reading] = SimpleQueue()
+        self._exported = ExportedSnapshots(self._connect)
+        self._read_effects: Effects[_ReadEffect] = SimpleQueue()
         self._readers = [self._make_reader(number) for number in range(readers)]
         self._relay = relay
         self._commands = SnapshotCommands(
-            readable, self._frozen, self._reading_pids, relay
+            catalog, self._exported, self._reading_pids, relay
         )
-        self._storing: ConnectionWorker[CommandEffect] = ConnectionWorker(
-            "snapshot-clerk", self._connect, self._store, self._fail
+        self._command_worker: ConnectionWorker[CommandEffect] = ConnectionWorker(
+            "snapshot-commands", self._connect, self._store, self._fail
         )
 
-    def _make_reader(self, number: int) -> ConnectionWorker[_Reading]:
+    def _make_reader(self, number: int) -> ConnectionWorker[_ReadEffect]:
         return ConnectionWorker(
             f"snapshot-reader-{number}",
             self._connect,
             self._read,
             self._fail,
-            self._readings,
+            self._read_effects,
         )
 
-    def lend(self, view: str, exported_name: str) -> None:
+    def adopt(self, view: str, exported_name: str) -> None:
         """
-        Take in a view of the database, before anything is read in it.
+        Add a snapshot that another session has exported, before its first use.
 
         Args:
-            view: What ``view`` calls it.
-            exported_name: What the server calls it. Whoever lends it keeps its session
-                open until it is let go of.
+            view: Its name in effects.
+            exported_name: Its name in the server. The caller keeps the session open
+                until the snapshot is released.
         """
-        self._frozen.lend(view, exported_name)
+        self._exported.adopt(view, exported_name)
 
     def read_stored(self) -> UnfinishedRead:
         """
-        Return the snapshots that have not ended. Blocks; once, at start.
+        Return the snapshots that have not ended. Blocks; called once, at start.
 
         Raises:
-            TowpathError: The source cannot be asked.
+            TowpathError: The source cannot be read.
         """
         with (
             self._connect() as connection,
@@ -337,18 +336,18 @@ class SnapshotWorker:
             return SnapshotStore(connection, self._relay).read_unfinished()
 
     def submit(self, effect: WorkerEffect) -> None:
-        """Take an effect; its answer comes back as a fact, after a wake-up."""
-        if isinstance(effect, _Reading):
-            self._readings.put(effect)
+        """Queue an effect; ``wake`` is called when its fact is there."""
+        if isinstance(effect, _ReadEffect):
+            self._read_effects.put(effect)
         else:
-            self._storing.submit(effect)
+            self._command_worker.submit(effect)
 
     def facts(self) -> Sequence[WorkerFact]:
         """
-        Hand over the facts since the last call.
+        Return the facts since the last call.
 
         Raises:
-            TowpathError: The worker cannot go on.
+            TowpathError: The worker has failed.
         """
         if self._failure is not None:
             raise self._failure
@@ -358,18 +357,18 @@ class SnapshotWorker:
         return facts
 
     def close(self) -> None:
-        """Stop reading, store what was submitted, close. Never raises."""
+        """Stop reading, store the submitted effects, close. Never raises."""
         self._stopping.set()
         for reader in self._readers:
             reader.end(_CLOSE_TIMEOUT_S, is_urgent=True)
-        self._storing.end(_CLOSE_TIMEOUT_S, is_urgent=False)
+        self._command_worker.end(_CLOSE_TIMEOUT_S, is_urgent=False)
         deadline = Deadline(SystemClock(), _CLOSE_TIMEOUT_S)
         for reader in self._readers:
             reader.join(deadline.remaining_s())
-        self._storing.join(deadline.remaining_s())
-        self._frozen.close()
+        self._command_worker.join(deadline.remaining_s())
+        self._exported.close()
 
-    # In the lanes' threads -----------------------------------------------------
+    # In the threads ------------------------------------------------------------
 
     def _connect(self) -> Connection:
         connection = connect(self._dsn)
@@ -387,25 +386,25 @@ class SnapshotWorker:
         self._wake()
 
     def _fail(self, error: BaseException) -> None:
-        """Let the loop know that a lane is at its end."""
+        """Report to the loop that a thread has failed."""
         if isinstance(error, psycopg.Error):
             error = failure(error, "storing snapshots")
         if not isinstance(error, TowpathError):
-            told = HaltError(f"the snapshot worker failed: {error!r}")
-            told.__cause__ = error
-            error = told
+            halt = HaltError(f"the snapshot worker failed: {error!r}")
+            halt.__cause__ = error
+            error = halt
         self._failure = error
         self._wake()
 
-    def _read(self, effect: _Reading, lane: ConnectionWorker[_Reading]) -> None:
-        """Do one thing in the reader's lane; whatever comes of it is told."""
+    def _read(self, effect: _ReadEffect, worker: ConnectionWorker[_ReadEffect]) -> None:
+        """Perform one effect in a reader's thread; its result or failure is a fact."""
         if self._stopping.is_set():
             return
         request_id = (
             effect.chunk_id if isinstance(effect, ReadChunk) else effect.request_id
         )
         try:
-            fact = self._read_with(lane.connection(), effect)
+            fact = self._read_with(worker.connection(), effect)
         except TableRefusedError as refusal:
             fact = ReadFailed(request_id, str(refusal), may_recover=False)
         except ViewLostError as error:
@@ -413,7 +412,7 @@ class SnapshotWorker:
                 request_id, str(error), may_recover=True, has_lost_view=True
             )
         except TowpathError as error:
-            # Connecting failed, which is not the table's fault.
+            # Connecting failed, which a retry may cure.
             fact = ReadFailed(request_id, str(error), may_recover=True)
         except psycopg.Error as error:
             reason = str(failure(error, "reading"))
@@ -423,17 +422,17 @@ class SnapshotWorker:
                 may_recover=_may_recover(error),
                 has_timed_out=error.sqlstate == _CANCELLED,
             )
-            lane.mend()
+            worker.discard_broken()
         if isinstance(fact, ReadFailed):
             _LOG.warning(
-                "snapshot attempt failed",
+                "snapshot read failed",
                 reason=fact.reason,
                 may_recover=fact.may_recover,
             )
         self._add_fact(fact)
 
-    def _read_with(self, connection: Connection, effect: _Reading) -> WorkerFact:
-        reader = ChunkReader(connection, self._terms, self._frozen)
+    def _read_with(self, connection: Connection, effect: _ReadEffect) -> WorkerFact:
+        reader = ChunkReader(connection, self._options, self._exported)
         match effect:
             case WriteWatermark():
                 reader.write_watermark(effect.token)
@@ -444,13 +443,13 @@ class SnapshotWorker:
                 return reader.read_chunk(effect)
 
     def _store(
-        self, effect: CommandEffect, lane: ConnectionWorker[CommandEffect]
+        self, effect: CommandEffect, worker: ConnectionWorker[CommandEffect]
     ) -> None:
-        """Do one thing in the clerk's lane, as often as it takes."""
+        """Perform one effect in the commands' thread, retried until it succeeds."""
         attempt = 0
         while True:
             try:
-                fact = self._commands.perform(lane.connection(), effect)
+                fact = self._commands.perform(worker.connection(), effect)
             except TowpathError as error:
                 reason, is_lost = str(error), error.disposition is Disposition.HALT
                 problem: Exception = error
@@ -460,14 +459,14 @@ class SnapshotWorker:
                     not _may_recover(error),
                 )
                 problem = error
-                lane.mend()
+                worker.discard_broken()
             else:
                 if fact is not None:
                     self._add_fact(fact)
                 return
             if is_lost:
                 raise problem
-            _LOG.warning("snapshot store failed, retrying", reason=reason)
+            _LOG.warning("snapshot store failed: retrying", reason=reason)
             if self._stopping.wait(self._backoff.delay_s(attempt)):
                 return
             attempt += 1

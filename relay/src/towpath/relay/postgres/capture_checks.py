@@ -17,12 +17,7 @@ from typing import Final
 import structlog
 
 from towpath.relay.encode.captured_tables import topic_findings
-from towpath.relay.errors import (
-    Finding,
-    Level,
-    error_finding,
-    warning_finding,
-)
+from towpath.relay.errors import Finding, Level, error_finding, warning_finding
 from towpath.relay.postgres.connect import Connection, quoted
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.source_facts import (

@@ -76,9 +76,8 @@ class PostgresCatalog:
             SourceUnavailableError: The connection is gone.
         """
         with translated_errors("reading the slot"):
-            row = self._connection.execute(
-                query("read_slot"), {"slot": name}
-            ).fetchone()
+            execute = self._connection.execute
+            row = execute(query("read_slot"), {"slot": name}).fetchone()
         return None if row is None else SlotFacts(*row)
 
     def holder(self, slot: str) -> str:
@@ -89,12 +88,9 @@ class PostgresCatalog:
             SourceUnavailableError: The connection is gone.
         """
         with translated_errors("reading who holds the slot"):
-            row = self._connection.execute(
-                query("read_slot_holder"), {"slot": slot}
-            ).fetchone()
-        if row is None:
-            return "nobody, by now"
-        return session_text(*row)
+            execute = self._connection.execute
+            row = execute(query("read_slot_holder"), {"slot": slot}).fetchone()
+        return "nobody, by now" if row is None else session_text(*row)
 
 
 def session_text(

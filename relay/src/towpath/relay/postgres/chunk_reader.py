@@ -41,12 +41,7 @@ from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.store import read_keys
 from towpath.relay.postgres.views import CollectionCatalog
 from towpath.relay.snapshot import sql
-from towpath.relay.snapshot.protocol import (
-    ChunkRead,
-    PlanRead,
-    ReadChunk,
-    ReadPlan,
-)
+from towpath.relay.snapshot.protocol import ChunkRead, PlanRead, ReadChunk, ReadPlan
 from towpath.relay.snapshot.scan_context import WATERMARK_PREFIX
 from towpath.relay.snapshot.shape import (
     Chunk,
@@ -298,9 +293,8 @@ class ChunkReader:
             self.write_watermark(request.low_token)
         with self._snapshot(request.shape, request):
             visible = self._connection.execute(query("read_visibility")).fetchone()
-            shape = self._options.catalog.describe_again(
-                self._connection, request.shape
-            )
+            catalog = self._options.catalog
+            shape = catalog.describe_again(self._connection, request.shape)
             spare_rows = sql.spare_rows(request)
             copied = self._copy(sql.chunk_query(request, shape), spare_rows)
         if has_marks:
@@ -311,9 +305,8 @@ class ChunkReader:
         )
         if spare_rows:
             _refuse_duplicates(rows, shape)
-            rows = rows[
-                : len(rows) - copied.spare if copied.is_cut else request.max_rows
-            ]
+            count = len(rows) - copied.spare if copied.is_cut else request.max_rows
+            rows = rows[:count]
         snapshot = XidSnapshot.parse(str(visible[0] if visible else ""))
         chunk = Chunk(
             shape,

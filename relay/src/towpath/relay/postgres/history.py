@@ -23,11 +23,7 @@ from towpath.relay.postgres import setup
 from towpath.relay.postgres.connect import Connection, translated_errors
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.replication import SlotStream
-from towpath.relay.postgres.slot import (
-    read_slot,
-    require_publications,
-    slot_statement,
-)
+from towpath.relay.postgres.slot import read_slot, require_publications, slot_statement
 from towpath.relay.postgres.source_facts import read_captured
 from towpath.relay.recovery import backfill as gaps
 from towpath.relay.recovery.lineage import (

@@ -106,11 +106,8 @@ def captured_name_changes(
         if now is None:
             if not each.is_gone or on_drop is OnDrop.TRUNCATE:
                 renamed_to = by_oid.get(each.oid)
-                event = (
-                    TableEventKind.DROPPED
-                    if renamed_to is None
-                    else TableEventKind.RENAMED
-                )
+                is_dropped = renamed_to is None
+                event = TableEventKind.DROPPED if is_dropped else TableEventKind.RENAMED
                 found.append(CapturedNameChange(each, event, None, renamed_to))
         elif now.is_published if each.is_gone else _is_another(now, each, lineage):
             found.append(
@@ -262,11 +259,8 @@ class KnownTables:
         )
 
     def _names(self, known: KnownTable) -> Mapping[str, str]:
-        return {
-            "relay": self._relay,
-            "schema_name": known.schema,
-            "table_name": known.table,
-        }
+        names = {"schema_name": known.schema, "table_name": known.table}
+        return {"relay": self._relay, **names}
 
 
 class TableReport(NamedTuple):

@@ -317,10 +317,8 @@ def is_id_used(connection: Connection, signal_id: str) -> bool:
     """Return whether a signal or a snapshot has an id."""
     known = {"id": signal_id}
     signal = connection.execute(query("read_whether_signal_exists"), known).fetchone()
-    snapshot = connection.execute(
-        query("read_whether_snapshot_exists"), known
-    ).fetchone()
-    return bool((signal and signal[0]) or (snapshot and snapshot[0]))
+    stored = connection.execute(query("read_whether_snapshot_exists"), known).fetchone()
+    return bool((signal and signal[0]) or (stored and stored[0]))
 
 
 def _writers(connection: Connection, table: ListedTable) -> frozenset[str]:

@@ -73,9 +73,8 @@ def read_relays(connection: Connection, slot: str) -> RelayFacts:
     if _is_there(connection, RELAY_TABLE):
         numbers = _numbers(connection)
     if _is_there(connection, "towpath.heartbeat"):
-        with_heartbeat = frozenset(
-            id_ for (id_,) in execute(query("read_heartbeat_numbers"))
-        )
+        found = execute(query("read_heartbeat_numbers"))
+        with_heartbeat = frozenset(number for (number,) in found)
     others = execute(query("count_other_slots"), {"slot": slot}).fetchone()
     return RelayFacts(
         numbers,

@@ -268,10 +268,8 @@ class SlotStream:
                 if result.error_field(pq.DiagnosticField.SQLSTATE) == _UNKNOWN.encode():
                     return _younger_publication(_server_reason(result))
                 return _refused_start(result, "reading the stream")
-        message = self._pgconn.get_error_message().strip()
-        return SourceUnavailableError(
-            f"the stream ended: {message or 'server stopped'}"
-        )
+        reason = self._pgconn.get_error_message().strip()
+        return SourceUnavailableError(f"the stream ended: {reason or 'server stopped'}")
 
 
 def _refused_start(result: pq.abc.PGresult, doing: str) -> TowpathError:

@@ -21,10 +21,7 @@ from towpath.relay.postgres import preflight
 from towpath.relay.postgres.capture_checks import SENDING_VERSION, tables_to_capture
 from towpath.relay.postgres.connect import Connection, quoted, translated_errors
 from towpath.relay.postgres.queries import query
-from towpath.relay.postgres.relays import (
-    assignment_statement,
-    registration_statement,
-)
+from towpath.relay.postgres.relays import assignment_statement, registration_statement
 from towpath.relay.postgres.slot import SLOT_TIMEOUT, slot_statement
 from towpath.relay.postgres.source_facts import (
     OWN_TABLES,
@@ -63,9 +60,7 @@ class _SentOperations(NamedTuple):
     operations: tuple[bool, bool, bool, bool]
 
 
-_ALL: Final = _SentOperations(
-    "insert, update, delete, truncate", (True, True, True, True)
-)
+_ALL: Final = _SentOperations("insert, update, delete, truncate", (True,) * 4)
 _INSERTS: Final = _SentOperations("insert", (True, False, False, False))
 _UPDATES: Final = _SentOperations("insert, update", (True, True, False, False))
 
@@ -173,9 +168,8 @@ def _blocked_by(connection: Connection, step: SetupStep) -> NotPreparedError:
 
 def _published_tables(facts: SourceFacts, settings: Settings) -> tuple[str, ...]:
     by_relay = _captured_by_relay(facts, settings)
-    captured = [
-        each for each in tables_to_capture(facts, settings) if each not in by_relay
-    ]
+    wanted = tables_to_capture(facts, settings)
+    captured = [each for each in wanted if each not in by_relay]
     signals = (_SIGNAL_TABLE, settings.relay.snapshot.signal_table)
     return tuple(dict.fromkeys([*captured, *filter(None, signals)]))
 

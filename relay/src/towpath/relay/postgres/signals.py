@@ -171,9 +171,7 @@ class SignalInbox:
 
     def _fail(self, error: BaseException) -> None:
         """Log that the thread has failed; its queued signals hold the log back."""
-        _LOG.error(
-            "signal inbox failed: its signals hold the log back", reason=repr(error)
-        )
+        _LOG.error("signal inbox failed: it holds the log back", reason=repr(error))
 
 
 def connect_to_insert(dsn: str) -> Connection:
@@ -248,9 +246,8 @@ class SourceSignalService:
         """
         names = {"id": snapshot_id, "limit": MAX_LISTED, "relay": self._relay}
         with self._connected("reading snapshots") as connection:
-            return [
-                row[0] for row in connection.execute(query("list_snapshots"), names)
-            ]
+            rows = connection.execute(query("list_snapshots"), names)
+            return [row[0] for row in rows]
 
     @contextmanager
     def _connected(self, doing: str) -> Iterator[Connection]:

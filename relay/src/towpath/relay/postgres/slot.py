@@ -148,13 +148,11 @@ def wait_for_slot(
         with suppress(SlotBusyError):
             if attempt():
                 return
-        reason = f"slot {slot} is held by {(process := holder())}"
+        reason = f"slot {slot} is held by {(who := holder())}"
         if wait.is_stopping():
             raise SlotBusyError(reason)
         if not is_logged:
-            _LOG.warning(
-                "slot held by another process: waiting", slot=slot, holder=process
-            )
+            _LOG.warning("slot held by another process: waiting", slot=slot, holder=who)
             is_logged = True
         if deadline.passed():
             raise SlotHeldError(reason)
@@ -202,12 +200,9 @@ class SlotOwnership:
             SourceUnavailableError: The connection is gone.
         """
         with translated_errors("reading who holds the slot"):
-            row = self._connection.execute(
-                query("read_claim"), {"key": self._key}
-            ).fetchone()
-        if row is None:
-            return "nobody, by now"
-        return session_text(*row)
+            execute = self._connection.execute
+            row = execute(query("read_claim"), {"key": self._key}).fetchone()
+        return "nobody, by now" if row is None else session_text(*row)
 
     def check(self) -> None:
         """
@@ -226,7 +221,6 @@ class SlotOwnership:
 
     def _claim(self) -> bool:
         with translated_errors("claiming the slot"):
-            row = self._connection.execute(
-                query("claim"), {"key": self._key}
-            ).fetchone()
+            execute = self._connection.execute
+            row = execute(query("claim"), {"key": self._key}).fetchone()
         return row is not None and bool(row[0])

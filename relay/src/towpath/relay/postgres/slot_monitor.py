@@ -94,29 +94,18 @@ class SlotBounds:
 
     def crossings(self, stats: SlotStats) -> list[BoundCrossing]:
         """Return the bounds that are crossed, or kept again, since the last reading."""
-        relay = self._relay
+        relay, size = self._relay, stats.retained_bytes
+        inactive_s = stats.inactive_s or 0.0
         bounds = {
-            "retained_warning_bytes": (
-                "warning",
-                stats.retained_bytes > relay.retained_warning_bytes,
-            ),
-            "retained_critical_bytes": (
-                "error",
-                stats.retained_bytes > relay.retained_critical_bytes,
-            ),
-            "inactive_critical_s": (
-                "error",
-                (stats.inactive_s or 0.0) > relay.inactive_critical_s,
-            ),
+            "retained_warning_bytes": ("warning", size > relay.retained_warning_bytes),
+            "retained_critical_bytes": ("error", size > relay.retained_critical_bytes),
+            "inactive_critical_s": ("error", inactive_s > relay.inactive_critical_s),
             "max_slot_wal_keep_size": ("error", stats.wal_status == _ENDANGERED),
         }
         over = frozenset(name for name, (_, is_over) in bounds.items() if is_over)
         changed = over ^ self._over
         self._over = over
-        return [
-            BoundCrossing(name, bounds[name][0], name in over)
-            for name in sorted(changed)
-        ]
+        return [BoundCrossing(n, bounds[n][0], n in over) for n in sorted(changed)]
 
     def new_outbox_updates(self, reading: SlotReading) -> int:
         """Return the number of outbox rows updated since the last reading."""
@@ -216,9 +205,8 @@ class SlotMonitor:
         self._connection: Connection | None = None
         self._counter = 0
         self._ending = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, name="slot-monitor", daemon=True
-        )
+        name = "slot-monitor"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         """Start the thread, which writes a heartbeat at once."""
@@ -260,9 +248,7 @@ class SlotMonitor:
                 self._run_tasks()
         except TowpathError as failure:
             if not self._ending.is_set():
-                _LOG.warning(
-                    "slot monitor failed: its next turn retries", reason=str(failure)
-                )
+                _LOG.warning("slot monitor failed: retrying", reason=str(failure))
             self._disconnect()
         return reason
 
@@ -330,12 +316,8 @@ class SlotMonitor:
             counter = int(row[0]) if row else 0
             if before and counter <= before:
                 raise psycopg.Rollback
-            heartbeat = {
-                "counter": counter,
-                "run": self._stats.run_id,
-                "relay": self._relay.name,
-            }
-            content = json.dumps(heartbeat)
+            names = {"run": self._stats.run_id, "relay": self._relay.name}
+            content = json.dumps({"counter": counter, **names})
             connection.execute(query("write_heartbeat"), {"content": content})
         if before and counter <= before:
             return (

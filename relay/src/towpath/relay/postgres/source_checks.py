@@ -65,9 +65,8 @@ class SourceChecks:
         Raises:
             SourceUnavailableError: The connection is gone.
         """
-        found = {
-            each.what: each for each in source_problems(connection, self._settings)
-        }
+        problems = source_problems(connection, self._settings)
+        found = {each.what: each for each in problems}
         known = self._stats.source_problems
         for what, finding in found.items():
             if what not in known:
@@ -108,11 +107,7 @@ def _publication_problems(
             )
         names = {"publication": publication, **name_lists(tables)}
         rows = connection.execute(query("list_tables"), names).fetchall()
-        sent = {
-            TableName(schema, table).text
-            for schema, table, _, is_sent in rows
-            if is_sent
-        }
+        sent = {TableName(*row[:2]).text for row in rows if row[3]}
         for table in tables:
             if table not in sent:
                 yield error_finding(

@@ -148,10 +148,7 @@ def list_tables(connection: Connection, settings: Settings) -> list[ListedTable]
     }
     with translated_errors("listing the tables"):
         rows = connection.execute(query("list_tables"), parameters).fetchall()
-    return [
-        ListedTable(TableName(schema, table).text, *more)
-        for schema, table, *more in rows
-    ]
+    return [ListedTable(TableName(s, t).text, *more) for s, t, *more in rows]
 
 
 def read_captured(connection: Connection, settings: Settings) -> tuple[str, ...]:
@@ -213,10 +210,8 @@ def read_source_facts(
             chosen = settings.capture.chosen(each.name for each in listed)
         rows = execute(query("read_tables"), name_lists(chosen)).fetchall()
         old = execute(query("read_old_transactions")).fetchall()
-        slot, relays = (
-            read_slot(connection, source.slot),
-            read_relays(connection, source.slot),
-        )
+        slot = read_slot(connection, source.slot)
+        relays = read_relays(connection, source.slot)
         return SourceFacts(
             server=ServerFacts(*server),
             own_tables=frozenset(own),

@@ -86,9 +86,8 @@ class SnapshotStore:
         """Store a batch of key requests; delete batches that ended long ago."""
         with self._connection.transaction():
             self._insert(effect.tables, "store_request")
-            self._connection.execute(
-                query("delete_old_requests"), {"relay": self._relay}
-            )
+            own = {"relay": self._relay}
+            self._connection.execute(query("delete_old_requests"), own)
         return KeysStored(effect.snapshot_id)
 
     def _read(self, snapshot_id: str | None) -> tuple[StoredTable, ...]:

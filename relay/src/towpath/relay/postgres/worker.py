@@ -408,9 +408,8 @@ class SnapshotWorker:
         except TableRefusedError as refusal:
             fact = ReadFailed(request_id, str(refusal), may_recover=False)
         except ViewLostError as error:
-            fact = ReadFailed(
-                request_id, str(error), may_recover=True, has_lost_view=True
-            )
+            reason = str(error)
+            fact = ReadFailed(request_id, reason, may_recover=True, has_lost_view=True)
         except TowpathError as error:
             # Connecting failed, which a retry may cure.
             fact = ReadFailed(request_id, str(error), may_recover=True)
@@ -454,10 +453,8 @@ class SnapshotWorker:
                 reason, is_lost = str(error), error.disposition is Disposition.HALT
                 problem: Exception = error
             except psycopg.Error as error:
-                reason, is_lost = (
-                    str(failure(error, "storing")),
-                    not _may_recover(error),
-                )
+                reason = str(failure(error, "storing"))
+                is_lost = not _may_recover(error)
                 problem = error
                 worker.discard_broken()
             else:

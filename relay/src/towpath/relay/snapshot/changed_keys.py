@@ -25,7 +25,8 @@ one table record separately, since each starts and restarts by itself.
 
 import enum
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final
+from operator import itemgetter
+from typing import Any, Final
 
 from towpath.relay.snapshot.shape import Key
 from towpath.relay.snapshot.stored import StoredTable
@@ -113,9 +114,7 @@ class ChangedKeys:
         """
         changes = self._by_key.get(key, ())
         if self._of_all_keys:
-            changes = sorted(
-                (*changes, *self._of_all_keys), key=lambda change: change[1]
-            )
+            changes = sorted((*changes, *self._of_all_keys), key=itemgetter(1))
         outcome: ChangeOutcome | None = None
         for xid, sequence, newer in changes:
             if sequence > low or not snapshot.sees_streamed(xid):
@@ -257,24 +256,19 @@ class ChangedKeyFeeds:
 
     def start(self, table: StoredTable, changed_keys: ChangedKeys) -> None:
         """Feed a scan with the changes of its table from here on."""
-        aggregate_type = self._views.get(table.collection)
-        if aggregate_type is None:
-            feed = self.tables.setdefault(table.table_oid, ChangedKeyFeed())
-        else:
-            feed = self.aggregates.setdefault(aggregate_type, ChangedKeyFeed())
-        feed.recordings.append(changed_keys)
+        feeds, key = self._place(table)
+        feeds.setdefault(key, ChangedKeyFeed()).recordings.append(changed_keys)
 
     def stop(self, table: StoredTable, changed_keys: ChangedKeys) -> None:
         """Feed a scan no more."""
+        feeds, key = self._place(table)
+        feeds[key].recordings.remove(changed_keys)
+        if not feeds[key].recordings:
+            del feeds[key]
+
+    def _place(self, table: StoredTable) -> tuple[dict[Any, ChangedKeyFeed], str | int]:
+        """Return the feeds of a table's kind, and its key there."""
         aggregate_type = self._views.get(table.collection)
         if aggregate_type is None:
-            feed = self.tables[table.table_oid]
-        else:
-            feed = self.aggregates[aggregate_type]
-        feed.recordings.remove(changed_keys)
-        if feed.recordings:
-            return
-        if aggregate_type is None:
-            del self.tables[table.table_oid]
-        else:
-            del self.aggregates[aggregate_type]
+            return self.tables, table.table_oid
+        return self.aggregates, aggregate_type

@@ -127,9 +127,8 @@ class SnapshotDriver:
 
         self._key_requests = queue(QueuePolicy(1, None, self._end_batch))
         self._listed_keys = queue(QueuePolicy(1, None, _ignored))
-        self._whole_tables = queue(
-            QueuePolicy(limits.readers, throttle, _ignored, TINY_AHEAD)
-        )
+        policy = QueuePolicy(limits.readers, throttle, _ignored, TINY_AHEAD)
+        self._whole_tables = queue(policy)
         # Whole tables come last: they may end once the key requests have.
         self._queues = (self._key_requests, self._listed_keys, self._whole_tables)
         self._storing: dict[str, tuple[StoredTable, ...]] = {}
@@ -142,10 +141,9 @@ class SnapshotDriver:
     @property
     def is_busy(self) -> bool:
         """Whether ticks are needed."""
-        is_running = any(queue.is_busy for queue in self._queues)
-        return is_running or not (
-            self._signal_processor.is_empty and self.requests.is_empty
-        )
+        if not (self._signal_processor.is_empty and self.requests.is_empty):
+            return True
+        return any(queue.is_busy for queue in self._queues)
 
     @property
     def has_ready(self) -> bool:

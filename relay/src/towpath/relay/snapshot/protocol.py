@@ -10,13 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from towpath.relay.snapshot.shape import (
-    Chunk,
-    Key,
-    RowValues,
-    ScanPlan,
-    TableShape,
-)
+from towpath.relay.snapshot.shape import Chunk, Key, RowValues, ScanPlan, TableShape
 from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.snapshot.visibility import XidSnapshot
 from towpath.relay.wal.messages import Relation

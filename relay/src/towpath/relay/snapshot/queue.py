@@ -255,9 +255,8 @@ class SnapshotQueue:
             effects += run.answer("running", {})
             notice = notifications.started(run.snapshot_id, run.collections, run.kind)
             effects.append(notice)
-        changed_keys = ChangedKeys(
-            max_changed_keys=self._max_changed_keys(len(self._scans))
-        )
+        limit = self._max_changed_keys(len(self._scans))
+        changed_keys = ChangedKeys(max_changed_keys=limit)
         pace = ScanPace(
             self._limits.chunk, table.max_rows_per_second, self._policy.throttle
         )
@@ -333,10 +332,9 @@ class SnapshotQueue:
         notice = notifications.ended(run.snapshot_id, run.collections, status, run.kind)
         detail = run.detail()
         answers = run.answer(status, detail)
-        answered = [
-            notifications.answered(each.signal_id, status, detail) for each in answers
-        ]
-        return [*answers, notice, *answered]
+        answered = notifications.answered
+        notices = [answered(each.signal_id, status, detail) for each in answers]
+        return [*answers, notice, *notices]
 
     def _update_reordered(self) -> None:
         self._feeds.reordered.clear()

@@ -65,9 +65,8 @@ class SnapshotRun:
             self._open[table.collection] = table
         else:
             # It resumes after its end: at its place in the order.
-            self._open = {
-                t.collection: t for t in self._tables.values() if not t.has_ended
-            }
+            every = self._tables.values()
+            self._open = {t.collection: t for t in every if not t.has_ended}
 
     def status(self) -> str:
         """Return the signal's final status: one table that failed fails it."""

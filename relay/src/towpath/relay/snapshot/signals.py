@@ -158,7 +158,9 @@ def parse_signal(signal_type: str, data: str | None) -> Request:
     if signal_type not in {"execute-snapshot", "log", *_SELECTIONS}:
         known = ", ".join(["execute-snapshot", *_SELECTIONS, "log"])
         _reject(f"unknown signal type {signal_type!r}; there are {known}")
-    fields = _object(data)
+    not_json = "the signal's data are not JSON"
+    no_object = "the signal's data must be a JSON object"
+    fields = _json_object(data or "{}", not_json, no_object)
     _text(fields, "relay")
     if signal_type == "execute-snapshot":
         return _execute(fields)
@@ -295,13 +297,13 @@ def _shown(value: object) -> str:
     return json.dumps(value, default=str)[:100]
 
 
-def _object(data: str | None) -> Mapping[str, Any]:
+def _json_object(text: str | bytes, not_json: str, no_object: str) -> Mapping[str, Any]:
     try:
-        fields = json.loads(data or "{}", parse_float=Decimal)
+        fields = json.loads(text, parse_float=Decimal)
     except (ValueError, RecursionError) as error:
-        _reject(f"the signal's data are not JSON: {error}")
+        _reject(f"{not_json}: {error}")
     if not isinstance(fields, dict):
-        _reject("the signal's data must be a JSON object")
+        _reject(no_object)
     return fields
 
 
@@ -404,20 +406,15 @@ def external_signal(
         SignalRejectedError: It does not fit.
     """
     if not signal_id:
-        reason = "the signal has no id"
-        raise SignalRejectedError(reason)
+        _reject("the signal has no id")
     if len(signal_id) > MAX_ID_LENGTH:
-        reason = f"the id has {len(signal_id)} characters; at most {MAX_ID_LENGTH} fit"
-        raise SignalRejectedError(reason)
+        _reject(f"the id has {len(signal_id)} characters; at most {MAX_ID_LENGTH} fit")
     if not kind:
-        reason = "the signal has no type"
-        raise SignalRejectedError(reason)
+        _reject("the signal has no type")
     if len(kind) > MAX_TYPE_LENGTH or kind in WINDOW_TYPES:
-        reason = f"unknown signal type {kind[:MAX_TYPE_LENGTH]!r}"
-        raise SignalRejectedError(reason)
+        _reject(f"unknown signal type {kind[:MAX_TYPE_LENGTH]!r}")
     if not all(map(is_storable, (signal_id, kind, data or ""))):
-        reason = "the signal holds what is not a text that Postgres holds"
-        raise SignalRejectedError(reason)
+        _reject("the signal holds what is not a text that Postgres holds")
     return ExternalSignal(signal_id, kind, data, source)
 
 
@@ -431,11 +428,11 @@ def read_document(document: bytes, fallback_id: str, source: str) -> ExternalSig
     Raises:
         SignalRejectedError: It is no signal.
     """
-    fields = _document_object(document)
+    no_object = "the signal must be a JSON object of type, data and perhaps id"
+    fields = _json_object(document, "the signal is not JSON", no_object)
     unknown = sorted(set(fields) - _FIELDS)
     if unknown:
-        reason = f"unknown field {unknown[0]!r} beside id, type and data"
-        raise SignalRejectedError(reason)
+        _reject(f"unknown field {unknown[0]!r} beside id, type and data")
     return external_signal(
         _document_text(fields, "id") or fallback_id,
         _document_text(fields, "type"),
@@ -444,23 +441,10 @@ def read_document(document: bytes, fallback_id: str, source: str) -> ExternalSig
     )
 
 
-def _document_object(document: bytes) -> Mapping[str, Any]:
-    try:
-        fields = json.loads(document, parse_float=Decimal)
-    except (ValueError, RecursionError) as error:
-        reason = f"the signal is not JSON: {error}"
-        raise SignalRejectedError(reason) from error
-    if not isinstance(fields, dict):
-        reason = "the signal must be a JSON object of type, data and perhaps id"
-        raise SignalRejectedError(reason)
-    return fields
-
-
 def _document_text(fields: Mapping[str, Any], name: str) -> str | None:
     value = fields.get(name)
     if value is not None and not isinstance(value, str):
-        reason = f"the signal's {name} must be a text"
-        raise SignalRejectedError(reason)
+        _reject(f"the signal's {name} must be a text")
     return value
 
 

@@ -183,9 +183,8 @@ class TableScan:
                 effects += self._handle_failure(fact)
             case _:
                 pass
-        return effects + self._advance(
-            fact.max_rows if isinstance(fact, EmitAllowed) else 0
-        )
+        max_rows = fact.max_rows if isinstance(fact, EmitAllowed) else 0
+        return effects + self._advance(max_rows)
 
     @property
     def delivered(self) -> int:
@@ -312,11 +311,8 @@ class TableScan:
 
     def _advance(self, max_rows: int) -> list[Effect]:
         if self.stage in {ScanStage.COMPLETING, ScanStage.ENDED, ScanStage.FAILING}:
-            return (
-                self._end_failed()
-                if self.stage is ScanStage.FAILING
-                else self._complete()
-            )
+            has_failed = self.stage is ScanStage.FAILING
+            return self._end_failed() if has_failed else self._complete()
         effects: list[Effect] = []
         if self.changed_keys.has_overflowed and self.stage is not ScanStage.MARKING:
             effects += self._restart_recording()

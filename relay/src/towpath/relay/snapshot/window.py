@@ -183,9 +183,8 @@ def _deduplicate_range(
     indexes = result.relation.key
     columns = [map(itemgetter(index), rows) for index in indexes]
     # Rows of a table without a key share the empty one.
-    changed = changed_keys.changed_among(
-        zip(*columns, strict=True) if columns else ((),)
-    )
+    keys = zip(*columns, strict=True) if columns else ((),)
+    changed = changed_keys.changed_among(keys)
     if not changed:
         result.rows = list(rows)
         return

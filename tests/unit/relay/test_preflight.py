@@ -1,5 +1,7 @@
 """Findings of the checks before a start, from facts alone."""
 
+from types import SimpleNamespace
+
 import orjson
 import pytest
 
@@ -8,7 +10,7 @@ from towpath.relay.errors import Level
 from towpath.relay.kafka.preflight import ClusterFacts, TopicSettings, kafka_findings
 from towpath.relay.postgres.preflight import running_findings
 from towpath.relay.postgres.relays import RelayFacts
-from towpath.relay.postgres.replication import _forks
+from towpath.relay.postgres.replication import read_forks
 from towpath.relay.postgres.source_facts import (
     OWN_TABLES,
     OldTransaction,
@@ -271,8 +273,12 @@ def test_a_timelines_history_is_parsed_line_by_line():
     Each line of a history file is a fork; comments and empty lines are skipped.
     """
     text = "1\t0/3000148\tno recovery target specified\n\n# x\n2\t1/A0\tbefore X\n"
+    answer = SimpleNamespace(fetchone=lambda: ("00000003.history", text.encode()))
+    connection = SimpleNamespace(execute=lambda _question: answer)
+    forks = read_forks(connection, 3)
 
-    assert [(1, 0x3000148), (2, 0x1_000000A0)] == [tuple(f) for f in _forks(text)]
+    assert [(1, 0x3000148), (2, 0x1_000000A0)] == [tuple(fork) for fork in forks]
+    assert () == read_forks(connection, 1)
 
 
 def test_a_gap_notification_has_the_statement_that_fills_it():

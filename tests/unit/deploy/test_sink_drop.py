@@ -151,7 +151,7 @@ def test_an_ambiguous_block_is_left():
     A list in one line, or a text that looks like a header.
     """
     inline = 'sink = [{name = "a"}, {name = "b"}]\n'
-    with pytest.raises(UsageError, match="cannot be told from the rest"):
+    with pytest.raises(UsageError, match="cannot be separated from the rest"):
         without_sink(inline, "a")
 
 

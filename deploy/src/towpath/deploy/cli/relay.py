@@ -230,7 +230,7 @@ def repair(
 
 
 def _confirmed(word: str) -> bool:
-    """Have a word typed as a confirmation; a closed input is a no."""
+    """Read a typed word as a confirmation; a closed input is a no."""
     try:
         return input(f"Type {word} to go on: ").strip() == word
     except EOFError:

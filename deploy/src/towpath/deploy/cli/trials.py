@@ -285,7 +285,7 @@ def chaos_snapshot(  # noqa: PLR0913 - each is an option of the command
     keep: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """
-    Take snapshots while everything goes wrong that may, and verify every row.
+    Run snapshots under random faults, and verify every row.
 
     Sessions write every kind of change, some of which are in the log long before any
     query sees them; another alters and rewrites the tables; snapshots are requested,

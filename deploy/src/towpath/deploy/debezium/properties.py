@@ -197,9 +197,7 @@ _RUNNING: Final = (
     Property("max.queue.size.in.bytes", running.in_flight),
     Property("max.batch.size", _OWN_BACKPRESSURE),
     Property("poll.interval.ms", needless("nothing polls: the stream is followed")),
-    Property(
-        "status.update.interval.ms", always("progress is told within 10 s, and at once")
-    ),
+    Property("status.update.interval.ms", always("progress is confirmed within 10 s")),
     Property("lsn.flush.mode", only("connector", "", "the relay itself confirms")),
     Property("lsn.flush.timeout.*", needless("confirming never waits")),
     Property("flush.lsn.source", only("true", "", "the relay itself confirms")),

@@ -64,7 +64,7 @@ def transforms(given: PropertyValue, connector: Connector) -> Outcome:
     table = outbox_table(connector)
     if table is None:
         return not_supported(
-            "which table the event router reads cannot be told: "
+            "which table the event router reads is unknown: "
             "write it to relay.outbox.table, and leave it out of source.tables"
         )
     return taken({_TABLE: table}, gone)

@@ -39,7 +39,7 @@ bootstrap_servers = "{kafka}"
 [registry]
 url = "{registry}"
 
-# What an order is when its events are gone: read by a snapshot of outbox.order.
+# The documents of orders whose events are gone: read by a snapshot of outbox.order.
 [[relay.outbox.view]]
 aggregate_type = "order"
 view = "shop.order_documents"

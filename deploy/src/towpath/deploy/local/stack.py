@@ -228,7 +228,7 @@ class Stack:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Let one ``up`` or ``down`` at a time work on this state folder."""
+        """Hold the lock of the state folder."""
         with (self.state.stack / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

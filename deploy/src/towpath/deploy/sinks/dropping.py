@@ -143,7 +143,7 @@ def without_sink(text: str, name: str) -> str:
     if not document[_SINK]:
         del document[_SINK]
     if not _parses_as(kept, document):
-        message = f"the block of {name} cannot be told from the rest of the file"
+        message = f"the block of {name} cannot be separated from the rest of the file"
         raise UsageError(message)
     return re.sub(r"\n{3,}", "\n\n", kept)
 

@@ -27,7 +27,7 @@ from towpath.sinks.targets.warehouse.sink import WarehouseSink
 from towpath.sinks.verify import __main__ as judge
 from towpath.sinks.verify import source
 from towpath.sinks.verify.__main__ import VerifyOptions
-from towpath.sinks.verify.progress import SourceLog, Unread
+from towpath.sinks.verify.progress import PendingSnapshots, SourceLog
 
 CACHE = pytest.param("cache", marks=pytest.mark.timeout(90))
 SEARCH = pytest.param("search", marks=pytest.mark.timeout(90))
@@ -213,7 +213,7 @@ class AtRest:
     def __init__(self, *_):
         """Look at nothing."""
 
-    def wait(self, looking=None):
+    def wait(self, poll=None):
         """The sink has everything."""
 
     def wait_until_seen(self):
@@ -773,7 +773,7 @@ def test_the_slot_confirms_the_mark_only_after_what_was_committed(database, uniq
 def test_what_snapshots_have_still_to_read_is_counted(database):
     """Those for the sink or for all; what gets on is any of them, row by row."""
     log = SourceLog(database, "towpath")
-    nothing = log.unread("it")
+    nothing = log.pending_snapshots("it")
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(
             "create schema towpath; create table towpath.snapshot ("
@@ -785,7 +785,11 @@ def test_what_snapshots_have_still_to_read_is_counted(database):
             " ('paused', null, 10, 0, 0), ('paused', 'it', 20, 0, 0),"
             " ('running', 'other', 1000, 0, 0)"
         )
-        found = log.unread("it"), log.unread("nobody")
+        found = log.pending_snapshots("it"), log.pending_snapshots("nobody")
     log.close()
 
-    assert (Unread(0), Unread(3, 1, 1135), Unread(1, 0, 1135)) == (nothing, *found)
+    assert (
+        PendingSnapshots(0),
+        PendingSnapshots(3, 1, 1135),
+        PendingSnapshots(1, 0, 1135),
+    ) == (nothing, *found)

@@ -93,7 +93,7 @@ class AtRest:
     def __init__(self, *_):
         """Look at nothing."""
 
-    def wait(self, looking=None):
+    def wait(self, poll=None):
         """The sink has everything."""
 
     def wait_until_seen(self):

@@ -6,7 +6,7 @@ import pytest
 
 from towpath.deploy.demo.command import CommandOutcome
 from towpath.deploy.demo.compare import read_findings
-from towpath.sinks.verify.compare import Difference, Kind
+from towpath.sinks.verify.compare import Difference, DifferenceKind
 from towpath.sinks.verify.report import RouteReport, Verification, as_json
 
 WHOLE = RouteReport("orders", "shop.orders", 5, 5)
@@ -15,7 +15,7 @@ BROKEN = RouteReport("lines", "shop.lines", 3, error="the cache went away")
 DIFFERENT = RouteReport(
     *("lines", "shop.lines", 7, 7),
     differences=1,
-    first=(Difference(Kind.MISSING, "9"),),
+    first=(Difference(DifferenceKind.MISSING, "9"),),
 )
 MOVED = "lines: 2 keys changed at every comparison"
 GONE = "lines: the cache went away"

@@ -13,7 +13,7 @@ from towpath.sinks.state.progress import (
     write_progress,
 )
 from towpath.sinks.verify.errors import NotAtRestError
-from towpath.sinks.verify.progress import CatchUpWaiter, Unread, records_to_go
+from towpath.sinks.verify.progress import CatchUpWaiter, PendingSnapshots, records_to_go
 
 TOPIC = "towpath.shop.orders"
 
@@ -57,8 +57,8 @@ class FakeLog:
     def confirmed(self, _slot):
         return self.confirmed_lsn
 
-    def unread(self, _sink):
-        return Unread(self.tables, self.paused, self.moved)
+    def pending_snapshots(self, _sink):
+        return PendingSnapshots(self.tables, self.paused, self.moved)
 
     def answered(self, _signals):
         return self.answers

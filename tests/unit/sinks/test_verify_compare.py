@@ -7,14 +7,14 @@ import pytest
 from support.copying import replace
 from towpath.sinks.verify.compare import (
     Difference,
-    Held,
-    Kind,
+    DifferenceKind,
+    SinkRow,
     SourceRow,
-    Standing,
     Suspect,
+    SuspectState,
     differences,
     pack,
-    standing_of,
+    state_of,
     suspects,
 )
 from towpath.sinks.verify.suspects import DigestTable
@@ -29,20 +29,20 @@ def row(key, *texts):
 
 def held(key, *texts, position=""):
     """Make a live row of the sink."""
-    return Held(key, is_deleted=False, packed=pack(texts), position=position)
+    return SinkRow(key, is_deleted=False, packed=pack(texts), position=position)
 
 
 def gone(key):
     """Make a tombstone."""
-    return Held(key, is_deleted=True, packed=b"")
+    return SinkRow(key, is_deleted=True, packed=b"")
 
 
 def found(source, sink):
     """Compare rows of the source, two at a time, with the sink's."""
-    with DigestTable() as shelf:
-        shelf.put(sink)
+    with DigestTable() as digests:
+        digests.put(sink)
         pairs = [source[n : n + 2] for n in range(0, len(source), 2)]
-        suspected = list(suspects(pairs, shelf))
+        suspected = list(suspects(pairs, digests))
     copies = Counter(each.key for each in sink)
     held_of = {each.key: each for each in sink}
     seen = [
@@ -73,36 +73,36 @@ def test_equal_rows_are_equal_in_any_order():
 @pytest.mark.parametrize(
     ("sink", "expected"),
     [
-        ([], Difference(Kind.MISSING, "1")),
-        ([gone("1")], Difference(Kind.DELETED, "1")),
+        ([], Difference(DifferenceKind.MISSING, "1")),
+        ([gone("1")], Difference(DifferenceKind.DELETED, "1")),
         (
             [held("1", "1", "9.99", None)],
-            Difference(Kind.CHANGED, "1", "total", "5.00", "9.99"),
+            Difference(DifferenceKind.CHANGED, "1", "total", "5.00", "9.99"),
         ),
         (
             [held("1", "1", "5.00", "")],
-            Difference(Kind.CHANGED, "1", "note", None, ""),
+            Difference(DifferenceKind.CHANGED, "1", "note", None, ""),
         ),
         (
             [held("1", "1", None, None)],
-            Difference(Kind.CHANGED, "1", "total", "5.00", None),
+            Difference(DifferenceKind.CHANGED, "1", "total", "5.00", None),
         ),
         (
             [held("1", "1", "5.00", None), held("2", "2", None, None)],
-            Difference(Kind.EXTRA, "2"),
+            Difference(DifferenceKind.EXTRA, "2"),
         ),
         (
             [held("1", "1", "5.00", None), held("1", "1", "5.00", None)],
-            Difference(Kind.TWICE, "1"),
+            Difference(DifferenceKind.TWICE, "1"),
         ),
         (
             [held("1", "1", "5.00", None), gone("1")],
-            Difference(Kind.TWICE, "1"),
+            Difference(DifferenceKind.TWICE, "1"),
         ),
         (
             # The texts of the columns are followed by the names of other fields.
             [held("1", "1", "5.00", None, "stray")],
-            Difference(Kind.SURPLUS, "1", "stray"),
+            Difference(DifferenceKind.SURPLUS, "1", "stray"),
         ),
     ],
 )
@@ -129,14 +129,14 @@ def test_a_duplicate_row_across_batches_is_found():
     sink = [held(str(n), str(n), None, None) for n in [*range(2500), 3]]
     source = [row(str(n), str(n), None, None) for n in range(2500)]
 
-    assert [Difference(Kind.TWICE, "3")] == found(source, sink)
+    assert [Difference(DifferenceKind.TWICE, "3")] == found(source, sink)
 
 
 def test_a_difference_is_one_sentence():
     """
     Key, column and both values; long ones by their beginning and length.
     """
-    long = Difference(Kind.CHANGED, "1:2", "note", "x" * 200, None)
+    long = Difference(DifferenceKind.CHANGED, "1:2", "note", "x" * 200, None)
 
     assert str(long) == (
         f"1:2: note is '{'x' * 80}'... (200 characters) in the source"
@@ -148,15 +148,15 @@ def test_the_digest_table_counts_its_rows():
     """
     Live rows and tombstones are counted separately; keys without a row are left out.
     """
-    with DigestTable() as shelf:
-        shelf.put([held("1", "a"), gone("2"), held("3", "b")])
-        taken = shelf.take(["1", "2", "4"])
+    with DigestTable() as digests:
+        digests.put([held("1", "a"), gone("2"), held("3", "b")])
+        taken = digests.take(["1", "2", "4"])
 
         assert (2, 1, {"1", "2"}, ["3"]) == (
-            shelf.live_rows,
-            shelf.tombstones,
+            digests.live_rows,
+            digests.tombstones,
             set(taken),
-            [left.key for left in shelf.rest()],
+            [left.key for left in digests.rest()],
         )
 
 
@@ -168,20 +168,20 @@ A, B = pack(["a"]), pack(["b"])
 @pytest.mark.parametrize(
     ("source", "before", "after", "copies", "expected"),
     [
-        (A, OLD, OLD, 1, Standing.EQUAL),
-        (B, OLD, NEW, 1, Standing.EQUAL),
-        (None, OLD, None, 0, Standing.EQUAL),
-        (None, OLD, gone("1"), 1, Standing.EQUAL),
-        (A, OLD, NEW, 1, Standing.EQUAL),
-        (B, OLD, OLD, 1, Standing.WRONG),
-        (A, None, None, 0, Standing.WRONG),
-        (None, OLD, OLD, 1, Standing.WRONG),
-        (A, gone("1"), gone("1"), 1, Standing.WRONG),
-        (A, OLD, OLD, 2, Standing.WRONG),
-        (pack(["c"]), OLD, NEW, 1, Standing.MOVING),
-        (A, None, NEW, 1, Standing.MOVING),
-        (None, OLD, NEW, 1, Standing.MOVING),
-        (A, OLD, NEW, 2, Standing.MOVING),
+        (A, OLD, OLD, 1, SuspectState.EQUAL),
+        (B, OLD, NEW, 1, SuspectState.EQUAL),
+        (None, OLD, None, 0, SuspectState.EQUAL),
+        (None, OLD, gone("1"), 1, SuspectState.EQUAL),
+        (A, OLD, NEW, 1, SuspectState.EQUAL),
+        (B, OLD, OLD, 1, SuspectState.WRONG),
+        (A, None, None, 0, SuspectState.WRONG),
+        (None, OLD, OLD, 1, SuspectState.WRONG),
+        (A, gone("1"), gone("1"), 1, SuspectState.WRONG),
+        (A, OLD, OLD, 2, SuspectState.WRONG),
+        (pack(["c"]), OLD, NEW, 1, SuspectState.MOVING),
+        (A, None, NEW, 1, SuspectState.MOVING),
+        (None, OLD, NEW, 1, SuspectState.MOVING),
+        (A, OLD, NEW, 2, SuspectState.MOVING),
     ],
 )
 def test_two_passes_separate_moving_rows_from_wrong_ones(
@@ -190,7 +190,7 @@ def test_two_passes_separate_moving_rows_from_wrong_ones(
     """
     Only a row that did not move, and differs from the source, is wrong.
     """
-    assert expected is standing_of(Suspect("1", source, before, after, copies))
+    assert expected is state_of(Suspect("1", source, before, after, copies))
 
 
 def test_a_row_that_moved_back_to_its_content_is_no_proof():
@@ -199,16 +199,18 @@ def test_a_row_that_moved_back_to_its_content_is_no_proof():
     """
     again = held("1", "a", position="9")
 
-    assert Standing.MOVING is standing_of(Suspect("1", B, OLD, again, 1))
+    assert SuspectState.MOVING is state_of(Suspect("1", B, OLD, again, 1))
 
 
 def test_extra_rows_of_a_pruned_source_are_no_differences():
     """
     However many there are, they are no suspects, unless they come twice.
     """
-    with DigestTable() as shelf:
-        shelf.put([held("1", "1"), held("2", "2"), held("3", "3"), held("3", "3")])
-        found = [one.key for one in suspects([[row("1", "x")]], shelf, is_pruned=True)]
+    with DigestTable() as digests:
+        digests.put([held("1", "1"), held("2", "2"), held("3", "3"), held("3", "3")])
+        found = [
+            one.key for one in suspects([[row("1", "x")]], digests, is_pruned=True)
+        ]
 
     assert ["1", "3"] == found
 
@@ -216,9 +218,9 @@ def test_extra_rows_of_a_pruned_source_are_no_differences():
 @pytest.mark.parametrize(
     ("source", "copies", "expected"),
     [
-        (None, 1, Standing.EQUAL),
-        (None, 2, Standing.WRONG),
-        (pack(["2"]), 1, Standing.WRONG),
+        (None, 1, SuspectState.EQUAL),
+        (None, 2, SuspectState.WRONG),
+        (pack(["2"]), 1, SuspectState.WRONG),
     ],
 )
 def test_a_row_deleted_from_a_pruned_source_is_not_wrong(source, copies, expected):
@@ -228,4 +230,4 @@ def test_a_row_deleted_from_a_pruned_source_is_not_wrong(source, copies, expecte
     same = held("1", "1")
     suspect = Suspect("1", source, same, same, copies)
 
-    assert expected is standing_of(suspect, is_pruned=True)
+    assert expected is state_of(suspect, is_pruned=True)

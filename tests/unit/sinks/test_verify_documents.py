@@ -7,7 +7,12 @@ import pytest
 
 from support.copying import replace
 from towpath.sinks.ports import StoredRow
-from towpath.sinks.verify.compare import Difference, Kind, differences, suspects
+from towpath.sinks.verify.compare import (
+    Difference,
+    DifferenceKind,
+    differences,
+    suspects,
+)
 from towpath.sinks.verify.errors import UnfitViewError
 from towpath.sinks.verify.forms import DocumentForm, canonical_document, parsed
 from towpath.sinks.verify.suspects import DigestTable
@@ -18,9 +23,9 @@ POSITION = "0000000000000008.0000000000"
 def told(form, rows, *sink):
     """Return the differences of unchanging rows of the sink."""
     held = {row.key: form.held(row) for row in sink}
-    with DigestTable() as shelf:
-        shelf.put(held.values())
-        suspected = list(suspects(rows, shelf))
+    with DigestTable() as digests:
+        digests.put(held.values())
+        suspected = list(suspects(rows, digests))
     found = (replace(s, after=held.get(s.key), copies=1) for s in suspected)
     each = (differences(form.columns, suspect) for suspect in found)
     return list(form.told(chain.from_iterable(each)))
@@ -84,7 +89,7 @@ def test_a_differing_value_is_named_by_its_path(source, sink, found):
     """
     Only differing values are reported, with both values and every digit.
     """
-    assert [Difference(Kind.CHANGED, "7", *found)] == compared(source, sink)
+    assert [Difference(DifferenceKind.CHANGED, "7", *found)] == compared(source, sink)
 
 
 def test_several_differences_of_a_document_are_each_reported():
@@ -104,7 +109,10 @@ def test_missing_and_extra_documents_are_reported():
     rows = [form.source_rows([["7", '{"a": 1}'], ["9", None]])]
     found = told(form, rows, StoredRow("8", {"a": 1}, POSITION, is_deleted=False))
 
-    assert [Difference(Kind.MISSING, "7"), Difference(Kind.EXTRA, "8")] == found
+    assert [
+        Difference(DifferenceKind.MISSING, "7"),
+        Difference(DifferenceKind.EXTRA, "8"),
+    ] == found
 
 
 @pytest.mark.parametrize(

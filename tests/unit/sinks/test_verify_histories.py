@@ -13,10 +13,10 @@ from support.copying import replace
 from towpath.sinks.ports import StoredRow
 from towpath.sinks.verify import settle as rule
 from towpath.sinks.verify.compare import (
-    Held,
-    Standing,
+    SinkRow,
     Suspect,
-    standing_of,
+    SuspectState,
+    state_of,
     suspects,
 )
 from towpath.sinks.verify.forms import RowForm
@@ -121,12 +121,12 @@ class Model:
 
     # Waiting ----------------------------------------------------------------------
 
-    def wait(self, looking=None):
+    def wait(self, poll=None):
         end = len(self.log) - len(self.pending)
         for _ in range(3):
             self.step()
-            if looking is not None:
-                looking()
+            if poll is not None:
+                poll()
         self.carry(end)
 
     def wait_until_seen(self):
@@ -146,11 +146,11 @@ def judged(world, plant=lambda _: None, reader=lambda world: world):
     """
     plant(world.sink)
     seen_by = reader(world)
-    bench = RouteComparison("t", TABLE, FORM, world, seen_by, world, world)
-    with DigestTable() as shelf, Suspects() as found:
-        shelf.put(FORM.held(row) for row in world.stored())
-        found.add(suspects(world.rows(), shelf))
-        settle(bench, found)
+    comparison = RouteComparison("t", TABLE, FORM, world, seen_by, world, world)
+    with DigestTable() as digests, Suspects() as found:
+        digests.put(FORM.held(row) for row in world.stored())
+        found.add(suspects(world.rows(), digests))
+        settle(comparison, found)
         wrong = [one.key for some in found.wrong() for one in some]
         return wrong, found.open_count
 
@@ -200,11 +200,13 @@ def test_the_first_pass_proves_nothing(monkeypatch):
     """
     judge = rule._judge
 
-    def hasty(bench, found, had, *, is_first):
+    def hasty(comparison, found, had, *, is_first):
         for some in found.open() if is_first else ():
             stood = [replace(one, before=one.after) for one in some]
-            found.convict([s.key for s in stood if standing_of(s) is Standing.WRONG])
-        judge(bench, found, had, is_first=is_first)
+            found.mark_wrong(
+                [s.key for s in stood if state_of(s) is SuspectState.WRONG]
+            )
+        judge(comparison, found, had, is_first=is_first)
 
     monkeypatch.setattr(rule, "_judge", hasty)
 
@@ -269,8 +271,10 @@ def test_suspects_beyond_one_look_up_are_all_judged():
         for some in found.open():
             found.drop([each.key for each in some if int(each.key) % 2])
         for some in found.open():
-            found.convict([each.key for each in some if int(each.key) % 4])
-        found.saw([Held(keys[4], is_deleted=False, packed=b"c"), held_of(keys[1])])
+            found.mark_wrong([each.key for each in some if int(each.key) % 4])
+        found.record_sink_rows(
+            [SinkRow(keys[4], is_deleted=False, packed=b"c"), held_of(keys[1])]
+        )
         left = [each for some in found.open() for each in some]
 
         assert (625, 625, keys[::4], keys[2::4]) == (
@@ -287,4 +291,4 @@ def test_suspects_beyond_one_look_up_are_all_judged():
 
 def held_of(key):
     """Make a row of the sink that is no suspect."""
-    return Held(key, is_deleted=False, packed=b"x")
+    return SinkRow(key, is_deleted=False, packed=b"x")

@@ -6,10 +6,10 @@ import pytest
 from towpath.schemas.failure import UsageError
 from towpath.settings import Kafka, Registry, Route, Settings, Sink, SinkKind, Source
 from towpath.sinks.verify.__main__ import (
-    Judge,
+    SinkVerifier,
     VerifyOptions,
-    on_and_on,
     verify,
+    verify_repeatedly,
 )
 from towpath.sinks.verify.errors import NotAtRestError, SourceUnavailableError
 from towpath.sinks.verify.report import Verdict, sample_size
@@ -126,12 +126,12 @@ def test_an_outage_does_not_end_the_passes(others, worst):
     failure = NotAtRestError("not at rest: the relay is gone")
     told = []
 
-    def gave_up(why):
+    def report_failure(why):
         told.append(str(why))
         return Verdict.UNVERIFIED
 
     once = passes(others[0], failure, others[1])
-    found = on_and_on(once, gave_up, 5.0, Clock())
+    found = verify_repeatedly(once, report_failure, 5.0, Clock())
 
     assert (worst, ["not at rest: the relay is gone"]) == (found, told)
 
@@ -143,19 +143,23 @@ def test_a_configuration_error_ends_the_passes():
     once = passes(Verdict.EQUAL, UsageError("no such route"))
 
     with pytest.raises(UsageError, match="no such route"):
-        on_and_on(once, never, 5.0, Clock())
+        verify_repeatedly(once, never, 5.0, Clock())
 
 
 def judge(every_s=None, sample="", *, as_json=True):
     """Make the judge of the sink, without a pass."""
-    return Judge(SETTINGS, SINK, VerifyOptions(as_json, sample=sample, every_s=every_s))
+    return SinkVerifier(
+        SETTINGS, SINK, VerifyOptions(as_json, sample=sample, every_s=every_s)
+    )
 
 
 def test_a_script_gets_an_outage_as_a_line(capsys):
     """
     The pass is there, unverified, with the reason.
     """
-    verdict = judge(5.0, "5%").gave_up(NotAtRestError("not at rest: nobody reads"))
+    verdict = judge(5.0, "5%").report_failure(
+        NotAtRestError("not at rest: nobody reads")
+    )
     (line,) = capsys.readouterr().out.splitlines()
     document = orjson.loads(line)
 
@@ -169,7 +173,9 @@ def test_a_person_gets_an_outage_as_a_sentence(capsys):
     """
     There is no table without rows above it.
     """
-    judge(5.0, as_json=False).gave_up(NotAtRestError("not at rest: nobody reads"))
+    judge(5.0, as_json=False).report_failure(
+        NotAtRestError("not at rest: nobody reads")
+    )
 
     assert capsys.readouterr().out == (
         "it could not be verified: not at rest: nobody reads\n"
@@ -184,7 +190,7 @@ def test_an_interrupted_first_pass_proves_nothing():
     def interrupted():
         raise KeyboardInterrupt
 
-    assert Verdict.UNVERIFIED is on_and_on(interrupted, never, 5.0, Clock())
+    assert Verdict.UNVERIFIED is verify_repeatedly(interrupted, never, 5.0, Clock())
 
 
 @pytest.fixture
@@ -233,7 +239,7 @@ def test_the_worst_pass_counts_in_repeated_passes():
     clock = Clock()
 
     assert (Verdict.DIFFERENT, [3.0, 3.0, 3.0]) == (
-        on_and_on(lambda: next(verdicts), never, 5.0, clock),
+        verify_repeatedly(lambda: next(verdicts), never, 5.0, clock),
         clock.waits_s,
     )
 
@@ -243,6 +249,6 @@ def test_a_long_pass_is_followed_at_once():
     There is no wait for an interval that is over.
     """
     clock = Clock()
-    on_and_on(lambda: Verdict.EQUAL, never, 1.0, clock)
+    verify_repeatedly(lambda: Verdict.EQUAL, never, 1.0, clock)
 
     assert clock.waits_s == [0.0, 0.0, 0.0]

@@ -7,11 +7,11 @@ from towpath.sinks.verify.compare import Suspect, pack
 from towpath.sinks.verify.forms import RowForm
 from towpath.sinks.verify.repair import (
     ABOVE,
-    NOT_ASKED,
     NOT_ERASED,
+    NOT_REQUESTED,
     STILL_WRONG,
     TWICE,
-    Left,
+    UnrepairedKeys,
     repair,
 )
 from towpath.sinks.verify.settle import RouteComparison
@@ -50,7 +50,7 @@ class VerifyBench:
     def close(self):
         """Do nothing."""
 
-    def wait(self, looking=None):
+    def wait(self, poll=None):
         """Return at once: the sink has everything."""
 
     def wait_until_seen(self):
@@ -96,13 +96,13 @@ def test_the_reason_names_the_remedy(held, reason):
     A second copy is replaced with the first, so no refetch ends it.
     """
     world = VerifyBench(*held)
-    bench = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
+    comparison = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
     with Suspects() as found:
         found.add([Suspect("7", pack(("7", "right")), None)])
-        found.convict(["7"])
-        repaired = repair(bench, found, world)
+        found.mark_wrong(["7"])
+        repaired = repair(comparison, found, world)
 
-    assert (0, (Left(reason, 1),)) == repaired
+    assert (0, (UnrepairedKeys(reason, 1),)) == repaired
 
 
 def test_a_copy_that_is_gone_is_repaired():
@@ -110,12 +110,12 @@ def test_a_copy_that_is_gone_is_repaired():
     A row that the source has once needs no report.
     """
     world = VerifyBench(row("right"))
-    bench = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
+    comparison = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
     with Suspects() as found:
         found.add([Suspect("7", pack(("7", "right")), None)])
-        found.convict(["7"])
+        found.mark_wrong(["7"])
 
-        assert (1, ()) == repair(bench, found, world)
+        assert (1, ()) == repair(comparison, found, world)
 
 
 def test_a_key_found_wrong_later_keeps_its_repair():
@@ -124,12 +124,12 @@ def test_a_key_found_wrong_later_keeps_its_repair():
     """
     mended = StoredRow("8", {"id": 8, "v": "right"}, LOW, False)
     world = VerifyBench(row("wrong", ABOVE_HIGH), mended)
-    bench = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
+    comparison = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
     with Suspects() as found:
         found.add(Suspect(key, pack((key, "right")), None) for key in ("7", "8"))
-        found.convict(["8"])
+        found.mark_wrong(["8"])
 
-        assert (1, (Left(ABOVE, 1),)) == repair(bench, found, world)
+        assert (1, (UnrepairedKeys(ABOVE, 1),)) == repair(comparison, found, world)
 
 
 ABOVE_HIGH = "f" + HIGH[1:]
@@ -140,12 +140,12 @@ ABOVE_HIGH = "f" + HIGH[1:]
     [
         ([row("wrong", ABOVE_HIGH)], "", [(["7"], True)], (1, ())),
         ([row("right"), row("right")], "", [(["7"], True)], (1, ())),
-        ([row("wrong")], "", [], (0, (Left(STILL_WRONG, 1),))),
+        ([row("wrong")], "", [], (0, (UnrepairedKeys(STILL_WRONG, 1),))),
         (
             [row("wrong", ABOVE_HIGH)],
             "no",
             [(["7"], True)],
-            (0, (Left(f"{NOT_ERASED}: no", 1),)),
+            (0, (UnrepairedKeys(f"{NOT_ERASED}: no", 1),)),
         ),
     ],
 )
@@ -155,11 +155,11 @@ def test_only_rows_without_a_replacement_are_erased(held, refusal, erased, expec
     """
     world = VerifyBench(*held)
     world.refusal = refusal
-    bench = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
+    comparison = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
     with Suspects() as found:
         found.add([Suspect("7", pack(("7", "right")), None)])
-        found.convict(["7"])
-        repaired = repair(bench, found, world, world)
+        found.mark_wrong(["7"])
+        repaired = repair(comparison, found, world, world)
 
     assert (erased, expected) == (world.erased, repaired)
 
@@ -177,11 +177,11 @@ def test_a_row_that_cannot_be_refetched_is_not_erased(unread, is_possible, erase
     """
     world = VerifyBench(row("wrong", ABOVE_HIGH))
     world.unread, world.is_possible, world.refusal = unread, is_possible, "no"
-    bench = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
+    comparison = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
     with Suspects() as found:
         found.add([Suspect("7", pack(("7", "right")), None)])
-        found.convict(["7"])
-        (left,) = repair(bench, found, world, world).left
+        found.mark_wrong(["7"])
+        (left,) = repair(comparison, found, world, world).left
 
     assert erased == world.erased
     assert f"{NOT_ERASED}: {unread[0] if unread else 'no'}" == left.reason
@@ -194,10 +194,10 @@ def test_a_route_without_refetches_is_not_erased():
     world = VerifyBench(row("wrong"))
     world.is_possible = False
     world.request_source_keys = lambda _route, _keys: None
-    bench = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
+    comparison = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
     with Suspects() as found:
         found.add([Suspect("7", pack(("7", "right")), None)])
-        found.convict(["7"])
-        repaired = repair(bench, found, world, world)
+        found.mark_wrong(["7"])
+        repaired = repair(comparison, found, world, world)
 
-    assert ([], (0, (Left(NOT_ASKED, 1),))) == (world.erased, repaired)
+    assert ([], (0, (UnrepairedKeys(NOT_REQUESTED, 1),))) == (world.erased, repaired)

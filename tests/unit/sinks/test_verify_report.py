@@ -6,7 +6,7 @@ import orjson
 import pytest
 from rich.console import Console
 
-from towpath.sinks.verify.compare import Difference, Kind
+from towpath.sinks.verify.compare import Difference, DifferenceKind
 from towpath.sinks.verify.report import (
     FIRST_SHOWN,
     RouteReport,
@@ -26,7 +26,7 @@ DIFFERENT = RouteReport(
     10,
     10,
     differences=1,
-    first=(Difference(Kind.CHANGED, "7", "name", "[bold]A", "B"),),
+    first=(Difference(DifferenceKind.CHANGED, "7", "name", "[bold]A", "B"),),
 )
 
 
@@ -69,7 +69,9 @@ def test_differences_and_gaps_are_printed_whole():
 
 def test_only_the_first_differences_are_printed():
     """The rest is counted."""
-    first = tuple(Difference(Kind.MISSING, str(n)) for n in range(FIRST_SHOWN))
+    first = tuple(
+        Difference(DifferenceKind.MISSING, str(n)) for n in range(FIRST_SHOWN)
+    )
     lines = printed(RouteReport("a", "s.a", differences=500, first=first))
 
     assert (FIRST_SHOWN, "... and 480 more") == (

@@ -40,7 +40,7 @@ class SampleBench:
     def close(self):
         """Do nothing."""
 
-    def wait(self, looking=None):
+    def wait(self, poll=None):
         """Return at once: the sink has everything."""
 
     def wait_until_seen(self):
@@ -68,7 +68,7 @@ def test_a_part_that_was_not_compared_is_not_equal(table, source, sink, expected
     Neither an empty fraction, nor rows that only a log has, prove anything.
     """
     world = SampleBench(source, sink)
-    bench = RouteComparison("t", table, RowForm(table), world, world, world, world)
-    route = verify_route(bench, 0.01, None, lambda *_: None)
+    comparison = RouteComparison("t", table, RowForm(table), world, world, world, world)
+    route = verify_route(comparison, 0.01, None, lambda *_: None)
 
     assert expected is Verification("it", [route], "1%").verdict

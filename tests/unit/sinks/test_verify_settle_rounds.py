@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from towpath.sinks.ports import StoredRow
-from towpath.sinks.verify.compare import Held, Suspect, pack
+from towpath.sinks.verify.compare import SinkRow, Suspect, pack
 from towpath.sinks.verify.forms import RowForm
 from towpath.sinks.verify.settle import RouteComparison, settle
 from towpath.sinks.verify.suspects import Suspects
@@ -48,11 +48,11 @@ class Sides:
                 fields = {"id": int(key), "v": text}
                 yield StoredRow(key, fields, f"{position:09}", False)
 
-    def wait(self, looking=None):
+    def wait(self, poll=None):
         """Wait for the sink."""
-        self.looks.append(looking is not None)
+        self.looks.append(poll is not None)
         assert len(self.looks) < MOST_ROUNDS
-        self.while_waiting(looking)
+        self.while_waiting(poll)
 
     def wait_until_seen(self):
         """Wait for those who write."""
@@ -65,17 +65,17 @@ class Sides:
 
     def settle(self, *suspects, table=TABLE):
         """Settle suspects; return what is wrong, and how many stay open."""
-        bench = RouteComparison("t", table, FORM, self, self, self, self)
+        comparison = RouteComparison("t", table, FORM, self, self, self, self)
         with Suspects() as found:
             found.add(suspects)
-            settle(bench, found)
+            settle(comparison, found)
             return [one.key for some in found.wrong() for one in some], found.open_count
 
 
 def suspect(key, text=None):
     """Suspect a key; without a text only the sink had a row of it."""
     if text is None:
-        return Suspect(key, None, Held(key, is_deleted=False, packed=b"a digest"))
+        return Suspect(key, None, SinkRow(key, is_deleted=False, packed=b"a digest"))
     return Suspect(key, pack([key, text]), None)
 
 

@@ -25,7 +25,7 @@ from towpath.sinks.state.refetches import (
 )
 from towpath.sinks.wait.errors import NotAppliedError, UnknownLsnError
 from towpath.sinks.wait.rule import NUDGE_AFTER_S, Wait
-from towpath.sinks.wait.source import SlotSight
+from towpath.sinks.wait.source import SlotStatus
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 TOPIC = "towpath.shop.orders"
@@ -59,10 +59,10 @@ class Slot:
     """A slot as the source shows it."""
 
     def __init__(self):
-        self.sight = SlotSight(LSN, True, LSN)
+        self.sight = SlotStatus(LSN, True, LSN)
         self.nudged = 0
 
-    def see(self):
+    def status(self):
         """Return the set facts."""
         return self.sight
 
@@ -253,11 +253,11 @@ def test_topic_ends_are_taken_after_the_relay_has_confirmed(place):
     """
     Records that come while the relay is waited for are waited for, too.
     """
-    place.slot.sight = SlotSight(LSN - 8, True, LSN)
+    place.slot.sight = SlotStatus(LSN - 8, True, LSN)
 
     def confirm():
         place.cluster.ends = {TOPIC: {"0": 12}}
-        place.slot.sight = SlotSight(LSN, True, LSN)
+        place.slot.sight = SlotStatus(LSN, True, LSN)
 
     place.clock.plan = {0.2: confirm, 0.6: lambda: place.applied({TOPIC: {"0": 12}})}
     told = place.wait()
@@ -388,11 +388,11 @@ def test_the_lineage_is_read_after_the_slot_has_confirmed(place):
     """
     A slot that is replaced during the wait is noticed.
     """
-    place.slot.sight = SlotSight(LSN - 8, True, LSN)
+    place.slot.sight = SlotStatus(LSN - 8, True, LSN)
 
     def replace():
         place.history.start = LSN + 8
-        place.slot.sight = SlotSight(LSN + 8, True, LSN + 8)
+        place.slot.sight = SlotStatus(LSN + 8, True, LSN + 8)
 
     place.clock.plan = {0.1: replace}
 
@@ -414,8 +414,8 @@ def test_an_lsn_beyond_the_end_of_the_log_is_refused(place):
     ("sight", "told"),
     [
         (None, "the slot towpath does not exist"),
-        (SlotSight(LSN - 8, False, LSN), "nobody follows the slot"),
-        (SlotSight(LSN - 8, True, LSN), "the relay has confirmed 0/3E0 of 0/3E8"),
+        (SlotStatus(LSN - 8, False, LSN), "nobody follows the slot"),
+        (SlotStatus(LSN - 8, True, LSN), "the relay has confirmed 0/3E0 of 0/3E8"),
     ],
 )
 def test_a_relay_that_does_not_confirm_is_reported(place, sight, told):
@@ -431,7 +431,7 @@ def test_an_idle_log_is_advanced_once(place):
     """
     A flushed but not yet streamed commit is streamed, soon and only once.
     """
-    place.slot.sight = SlotSight(LSN - 8, True, LSN)
+    place.slot.sight = SlotStatus(LSN - 8, True, LSN)
     place.missing(timeout_s=NUDGE_AFTER_S / 2)
     before = place.slot.nudged
     place.missing(timeout_s=NUDGE_AFTER_S * 5)

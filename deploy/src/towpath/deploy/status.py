@@ -90,7 +90,7 @@ def _relay(settings: Settings) -> Document:
     try:
         slot = PostgresSlot(source.dsn, source.slot)
         try:
-            position = slot.see()
+            position = slot.status()
         finally:
             slot.close()
     except TowpathError as failure:

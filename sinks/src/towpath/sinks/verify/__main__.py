@@ -70,7 +70,7 @@ class VerifyOptions:
     erases: bool = False
 
 
-def verify(config: Path, sink: str, wishes: VerifyOptions) -> int:
+def verify(config: Path, sink: str, options: VerifyOptions) -> int:
     """
     Compare a sink with the source, while both may change, and print the result.
 
@@ -92,22 +92,24 @@ def verify(config: Path, sink: str, wishes: VerifyOptions) -> int:
     if declared is None:
         message = f"no sink is named {sink}"
         raise UnknownSinkError(message)
-    judge = Judge(settings, declared, wishes)
-    if wishes.every_s is not None:
-        worst = on_and_on(judge.once, judge.gave_up, wishes.every_s, SystemClock())
+    judge = SinkVerifier(settings, declared, options)
+    if options.every_s is not None:
+        worst = verify_repeatedly(
+            judge.once, judge.report_failure, options.every_s, SystemClock()
+        )
         return _EXIT_CODES[worst]
     try:
         return _EXIT_CODES[judge.once()]
     except UnavailableError as failure:
         # Who reads documents gets one, whatever is the matter.
-        if not wishes.as_json:
+        if not options.as_json:
             raise
-        return _EXIT_CODES[judge.gave_up(failure)]
+        return _EXIT_CODES[judge.report_failure(failure)]
 
 
-def on_and_on(
+def verify_repeatedly(
     once: Callable[[], Verdict],
-    gave_up: Callable[[UnavailableError], Verdict],
+    report_failure: Callable[[UnavailableError], Verdict],
     every_s: float,
     clock: Clock,
 ) -> Verdict:
@@ -127,41 +129,41 @@ def on_and_on(
             try:
                 found = once()
             except UnavailableError as failure:
-                found = gave_up(failure)
+                found = report_failure(failure)
             worst = report.worse(worst or found, found)
             clock.wait(max(0.0, began_s + every_s - clock.monotonic_s()))
     return worst or Verdict.UNVERIFIED
 
 
-class Judge:
+class SinkVerifier:
     """Verifies one sink."""
 
-    def __init__(self, settings: Settings, sink: Sink, wishes: VerifyOptions) -> None:
+    def __init__(self, settings: Settings, sink: Sink, options: VerifyOptions) -> None:
         self._settings = settings
         self._sink = sink
-        self._wishes = wishes
+        self._options = options
         self._clock = SystemClock()
-        self._routes = chosen_routes(settings, sink, wishes.names)
-        self._sample = sample_size(wishes.sample)
+        self._routes = chosen_routes(settings, sink, options.names)
+        self._sample = sample_size(options.sample)
         # All of them is no sample.
-        self._sample_text = "" if self._sample is None else wishes.sample
+        self._sample_text = "" if self._sample is None else options.sample
 
     def once(self) -> Verdict:
         """Verify, print, and return what it comes to."""
-        return self._told(
+        return self._report(
             Verification(self._sink.name, self._compare(), self._sample_text)
         )
 
-    def gave_up(self, failure: UnavailableError) -> Verdict:
+    def report_failure(self, failure: UnavailableError) -> Verdict:
         """Print why a pass was not made."""
         found = Verification(
             self._sink.name, sample=self._sample_text, error=str(failure)
         )
-        return self._told(found)
+        return self._report(found)
 
-    def _told(self, found: Verification) -> Verdict:
-        if self._wishes.as_json:
-            is_line = self._wishes.every_s is not None
+    def _report(self, found: Verification) -> Verdict:
+        if self._options.as_json:
+            is_line = self._options.every_s is not None
             sys.stdout.write(report.as_json(found, is_line=is_line) + "\n")
             sys.stdout.flush()
         else:
@@ -169,20 +171,20 @@ class Judge:
         return found.verdict
 
     def _compare(self) -> list[RouteReport]:
-        with self._passing() as passing, self._tables() as tables:
-            passing.wait()
+        with self._catch_up() as catch_up, self._tables() as tables:
+            catch_up.wait()
             reader = reader_of(self._sink, self._settings)
             try:
                 with ProgressBars(Console(stderr=True)) as bars:
                     return [
-                        self._judged(route, tables, reader, passing, bars)
+                        self._route_report(route, tables, reader, catch_up, bars)
                         for route in self._routes
                     ]
             finally:
                 reader.close()
 
-    def _bench(
-        self, route: Route, tables: Tables, reader: SinkReader, passing: CatchUpWaiter
+    def _comparison(
+        self, route: Route, tables: Tables, reader: SinkReader, catch_up: CatchUpWaiter
     ) -> RouteComparison:
         table = tables.of(route)
         return RouteComparison(
@@ -191,33 +193,33 @@ class Judge:
             form=form_of(route, table, self._sink),
             source=tables.source,
             reader=reader,
-            waits=passing,
+            catch_up=catch_up,
             clock=self._clock,
         )
 
-    def _judged(
+    def _route_report(
         self,
         route: Route,
         tables: Tables,
         reader: SinkReader,
-        passing: CatchUpWaiter,
+        catch_up: CatchUpWaiter,
         bars: ProgressBars,
     ) -> RouteReport:
         """Compare a route; of one that cannot be, the report says why."""
         try:
-            bench = self._bench(route, tables, reader, passing)
+            comparison = self._comparison(route, tables, reader, catch_up)
         except (UnavailableError, UnroutedTableError) as failure:
             return RouteReport(route.name, route.topic, error=str(failure))
         repairs, eraser = None, None
-        if self._wishes.repairs:
+        if self._options.repairs:
             repairs = KafkaRepairs(self._settings, self._sink)
-        if self._wishes.erases:
+        if self._options.erases:
             eraser = OrderedEraser(self._settings, self._sink, self._clock)
 
         def tell(what: str, rows: int, estimate: int) -> None:
-            bars.advance(f"{bench.route}: {what}", rows, estimate)
+            bars.advance(f"{comparison.route}: {what}", rows, estimate)
 
-        return verify_route(bench, self._sample, repairs, tell, eraser)
+        return verify_route(comparison, self._sample, repairs, tell, eraser)
 
     @contextmanager
     def _tables(self) -> Iterator[Tables]:
@@ -230,7 +232,7 @@ class Judge:
             yield Tables(self._sink, settings, source, relations)
 
     @contextmanager
-    def _passing(self) -> Iterator[CatchUpWaiter]:
+    def _catch_up(self) -> Iterator[CatchUpWaiter]:
         settings = self._settings
         log = SourceLog(settings.database.dsn, settings.database.slot)
         try:

@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 import orjson
 
 
-class Kind(enum.StrEnum):
+class DifferenceKind(enum.StrEnum):
     """What is wrong with a row of the sink."""
 
     MISSING = "missing"
@@ -33,7 +33,7 @@ class Kind(enum.StrEnum):
     SURPLUS = "surplus"
 
 
-class Held(NamedTuple):
+class SinkRow(NamedTuple):
     """A row that the sink holds, or the tombstone of one."""
 
     key: str
@@ -63,12 +63,12 @@ class Suspect(NamedTuple):
 
     key: str
     source: bytes | None
-    before: Held | None
-    after: Held | None = None
+    before: SinkRow | None
+    after: SinkRow | None = None
     copies: int = 0
 
 
-class Standing(enum.Enum):
+class SuspectState(enum.Enum):
     """What two looks at a suspect come to."""
 
     EQUAL = "equal"
@@ -90,7 +90,7 @@ class Difference(NamedTuple):
         sink: Its text in the sink.
     """
 
-    kind: Kind
+    kind: DifferenceKind
     key: str
     column: str | None = None
     source: str | None = None
@@ -105,7 +105,7 @@ class Difference(NamedTuple):
         )
 
 
-class Shelved(Protocol):
+class SinkDigests(Protocol):
     """What the comparison needs of the sink's rows: found by key, each taken once."""
 
     @property
@@ -115,7 +115,7 @@ class Shelved(Protocol):
     def take(self, keys: Sequence[str]) -> dict[str, bytes]:
         """Take rows off, as digests; keys that are not there are left out."""
 
-    def rest(self) -> Iterator[Held]:
+    def rest(self) -> Iterator[SinkRow]:
         """Go through what was never taken; what is packed is a digest."""
 
 
@@ -130,7 +130,7 @@ def digest_of(packed: bytes) -> bytes:
 
 
 def suspects(
-    source: Iterable[Sequence[SourceRow]], sink: Shelved, *, is_pruned: bool = False
+    source: Iterable[Sequence[SourceRow]], sink: SinkDigests, *, is_pruned: bool = False
 ) -> Iterator[Suspect]:
     """
     Compare all rows, and tell which are not the same; a key may come again.
@@ -153,25 +153,25 @@ def suspects(
             yield Suspect(held.key, None, held)
 
 
-def is_same(source: bytes | None, held: Held | None) -> bool:
+def is_same(source: bytes | None, held: SinkRow | None) -> bool:
     """Tell whether a sink holds what the source has."""
     if held is None or held.is_deleted:
         return source is None
     return held.packed == source
 
 
-def standing_of(suspect: Suspect, *, is_pruned: bool = False) -> Standing:
+def state_of(suspect: Suspect, *, is_pruned: bool = False) -> SuspectState:
     """Judge a suspect by both looks; of a pruned source no row is no word."""
     if suspect.copies <= 1 and suspect.source is None and is_pruned:
-        return Standing.EQUAL
+        return SuspectState.EQUAL
     if suspect.copies <= 1 and is_same(suspect.source, suspect.after):
-        return Standing.EQUAL
+        return SuspectState.EQUAL
     if suspect.before == suspect.after:
-        return Standing.WRONG
+        return SuspectState.WRONG
     # It was what the source had, and moved on: the next look is the next look's.
     if suspect.copies <= 1 and is_same(suspect.source, suspect.before):
-        return Standing.EQUAL
-    return Standing.MOVING
+        return SuspectState.EQUAL
+    return SuspectState.MOVING
 
 
 def differences(columns: Sequence[str], suspect: Suspect) -> Iterator[Difference]:
@@ -184,32 +184,34 @@ def differences(columns: Sequence[str], suspect: Suspect) -> Iterator[Difference
     """
     held = suspect.after
     if suspect.copies > 1:
-        yield Difference(Kind.TWICE, suspect.key)
+        yield Difference(DifferenceKind.TWICE, suspect.key)
     elif suspect.source is None:
-        yield Difference(Kind.EXTRA, suspect.key)
+        yield Difference(DifferenceKind.EXTRA, suspect.key)
     elif held is None:
-        yield Difference(Kind.MISSING, suspect.key)
+        yield Difference(DifferenceKind.MISSING, suspect.key)
     elif held.is_deleted:
-        yield Difference(Kind.DELETED, suspect.key)
+        yield Difference(DifferenceKind.DELETED, suspect.key)
     else:
         told, texts = orjson.loads(suspect.source), orjson.loads(held.packed)
         own, surplus = texts[: len(columns)], texts[len(columns) :]
         for column, source, sink in zip(columns, told, own, strict=True):
             if source != sink:
-                yield Difference(Kind.CHANGED, suspect.key, column, source, sink)
+                yield Difference(
+                    DifferenceKind.CHANGED, suspect.key, column, source, sink
+                )
         for name in surplus:
-            yield Difference(Kind.SURPLUS, suspect.key, name)
+            yield Difference(DifferenceKind.SURPLUS, suspect.key, name)
 
 
 _LONGEST_SHOWN = 80
 
 _SENTENCES = {
-    Kind.MISSING: "{key}: the sink does not have it",
-    Kind.DELETED: "{key}: the sink holds it as deleted, the source has it",
-    Kind.EXTRA: "{key}: the sink has it, the source does not",
-    Kind.CHANGED: "{key}: {column} is {source} in the source and {sink} in the sink",
-    Kind.TWICE: "{key}: the sink has it more than once",
-    Kind.SURPLUS: "{key}: the sink has a field {column} that the source has not",
+    DifferenceKind.MISSING: "{key}: the sink does not have it",
+    DifferenceKind.DELETED: "{key}: the sink holds it as deleted, the source has it",
+    DifferenceKind.EXTRA: "{key}: the sink has it, the source does not",
+    DifferenceKind.CHANGED: "{key}: {column} is {source} in the source and {sink} in the sink",
+    DifferenceKind.TWICE: "{key}: the sink has it more than once",
+    DifferenceKind.SURPLUS: "{key}: the sink has a field {column} that the source has not",
 }
 
 

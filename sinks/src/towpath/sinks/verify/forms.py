@@ -31,7 +31,13 @@ from towpath.sinks.change import Value, is_no_instant, is_no_number
 from towpath.sinks.changes.routing import Routing, routing_of
 from towpath.sinks.key_text import key_parts, key_text, text_of
 from towpath.sinks.ports import StoredRow
-from towpath.sinks.verify.compare import Difference, Held, Kind, SourceRow, pack
+from towpath.sinks.verify.compare import (
+    Difference,
+    DifferenceKind,
+    SinkRow,
+    SourceRow,
+    pack,
+)
 from towpath.sinks.verify.errors import UnfitViewError
 from towpath.sinks.verify.table import UTC_TIMESTAMP, SourceColumn, SourceTable
 from towpath.sinks.verify.types import nested_text, text_of_nested
@@ -147,7 +153,7 @@ def parsed(text: str) -> Json:
 
 def taken_apart(difference: Difference) -> Iterator[Difference]:
     """Tell which values of two documents differ; any other difference is kept."""
-    if difference.kind is not Kind.CHANGED:
+    if difference.kind is not DifferenceKind.CHANGED:
         yield difference
         return
     source, sink = (
@@ -157,7 +163,7 @@ def taken_apart(difference: Difference) -> Iterator[Difference]:
     for path in sorted(source.keys() | sink.keys()):
         values = source.get(path), sink.get(path)
         if values[0] != values[1]:
-            yield Difference(Kind.CHANGED, difference.key, path, *values)
+            yield Difference(DifferenceKind.CHANGED, difference.key, path, *values)
 
 
 def _leaves(value: Json, path: str) -> Iterator[tuple[str, str]]:
@@ -204,7 +210,7 @@ class Form(Protocol):
             UnfitViewError: A view gives what is no document.
         """
 
-    def held(self, row: StoredRow) -> Held:
+    def held(self, row: StoredRow) -> SinkRow:
         """Write what the sink holds of a key."""
 
     def told(self, found: Iterable[Difference]) -> Iterator[Difference]:
@@ -281,9 +287,9 @@ class RowForm:
                 written[place] = form(written[place])
         return written + self._constants
 
-    def held(self, row: StoredRow) -> Held:
+    def held(self, row: StoredRow) -> SinkRow:
         if row.is_deleted:
-            return Held(row.key, is_deleted=True, packed=b"", position=row.position)
+            return SinkRow(row.key, is_deleted=True, packed=b"", position=row.position)
         fields = row.fields
         values = [fields.get(name) for name in self.columns]
         for place, form in self._floats:
@@ -296,7 +302,7 @@ class RowForm:
             # Behind all columns: the source's texts end before.
             texts += sorted(surplus)
         packed = pack(texts)
-        return Held(row.key, is_deleted=False, packed=packed, position=row.position)
+        return SinkRow(row.key, is_deleted=False, packed=packed, position=row.position)
 
     def told(self, found: Iterable[Difference]) -> Iterator[Difference]:
         yield from found
@@ -332,11 +338,11 @@ class DocumentForm:
             )
             raise UnfitViewError(message) from error
 
-    def held(self, row: StoredRow) -> Held:
+    def held(self, row: StoredRow) -> SinkRow:
         if row.is_deleted:
-            return Held(row.key, is_deleted=True, packed=b"", position=row.position)
+            return SinkRow(row.key, is_deleted=True, packed=b"", position=row.position)
         packed = pack([canonical_document(dict(row.fields))])
-        return Held(row.key, is_deleted=False, packed=packed, position=row.position)
+        return SinkRow(row.key, is_deleted=False, packed=packed, position=row.position)
 
     def told(self, found: Iterable[Difference]) -> Iterator[Difference]:
         for difference in found:

@@ -40,7 +40,7 @@ LOOK_EVERY_S: Final = 0.1
 _SEEN_WITHIN_S: Final = 10.0
 
 
-class Unread(NamedTuple):
+class PendingSnapshots(NamedTuple):
     """
     What snapshots have still to read for a sink.
 
@@ -82,7 +82,7 @@ class Log(Protocol):
     def confirmed(self, slot: str) -> int | None:
         """Return what a slot has confirmed; a slot that is not there has nothing."""
 
-    def unread(self, sink: str) -> Unread:
+    def pending_snapshots(self, sink: str) -> PendingSnapshots:
         """Tell what snapshots have still to read for a sink."""
 
     def answered(self, signals: Sequence[str]) -> int:
@@ -110,7 +110,7 @@ class CatchUpWaiter:
         self._cluster = cluster
         self._clock = clock
 
-    def wait(self, looking: Callable[[], None] | None = None) -> None:
+    def wait(self, poll: Callable[[], None] | None = None) -> None:
         """
         Return when everything committed before the call has reached the sink.
 
@@ -123,13 +123,13 @@ class CatchUpWaiter:
             NotAtRestError: It does not get on, and what is missing.
             UnavailableError: The database or the broker does not answer.
         """
-        self._wait(self._unread, looking)
+        self._wait(self._snapshot_distance, poll)
         mark = self._log.mark()
-        self._wait(lambda: self._unconfirmed(mark), looking)
+        self._wait(lambda: self._slot_distance(mark), poll)
         # What the slot confirmed is in the topics.
         topics = Routes(self._sink).matching(self._cluster.names())
         ends = self._cluster.end_offsets(topics)
-        self._wait(lambda: self._unapplied(ends), looking)
+        self._wait(lambda: self._sink_distance(ends), poll)
 
     def wait_until_seen(self) -> None:
         """
@@ -159,7 +159,7 @@ class CatchUpWaiter:
             NotAtRestError: The relay does not answer.
             UnavailableError: The database does not answer.
         """
-        self._wait(lambda: self._unanswered(signals), None)
+        self._wait(lambda: self._signal_distance(signals), None)
         return self._log.refusals(signals)
 
     def highest(self) -> str:
@@ -169,12 +169,12 @@ class CatchUpWaiter:
     def _wait(
         self,
         distance: Callable[[], Distance],
-        looking: Callable[[], None] | None,
+        poll: Callable[[], None] | None,
     ) -> None:
         stall, moved = StallTimeout(self._clock, STUCK_AFTER_S), 0
         while True:
-            if looking is not None:
-                looking()
+            if poll is not None:
+                poll()
             left = distance()
             if left.to_go <= 0:
                 return
@@ -185,19 +185,23 @@ class CatchUpWaiter:
                 raise NotAtRestError(message)
             self._clock.wait(LOOK_EVERY_S)
 
-    def _unread(self) -> Distance:
-        unread = self._log.unread(self._sink.name)
-        paused = f", {unread.paused} of them paused" if unread.paused else ""
-        missing = f"a snapshot has {unread.tables} tables to read{paused}"
-        return Distance(unread.tables, missing, unread.moved)
+    def _snapshot_distance(self) -> Distance:
+        pending_snapshots = self._log.pending_snapshots(self._sink.name)
+        paused = (
+            f", {pending_snapshots.paused} of them paused"
+            if pending_snapshots.paused
+            else ""
+        )
+        missing = f"a snapshot has {pending_snapshots.tables} tables to read{paused}"
+        return Distance(pending_snapshots.tables, missing, pending_snapshots.moved)
 
-    def _unanswered(self, signals: Sequence[str]) -> Distance:
+    def _signal_distance(self, signals: Sequence[str]) -> Distance:
         count = len(signals) - self._log.answered(signals)
         # They may wait behind a snapshot, of whichever sink.
-        moved = self._log.unread(self._sink.name).moved
+        moved = self._log.pending_snapshots(self._sink.name).moved
         return Distance(count, f"the relay has not answered {count} signals", moved)
 
-    def _unconfirmed(self, mark: int) -> Distance:
+    def _slot_distance(self, mark: int) -> Distance:
         slot = self._settings.database.slot
         confirmed = self._log.confirmed(slot)
         if confirmed is None:
@@ -212,7 +216,7 @@ class CatchUpWaiter:
             f"{left:,} bytes to go",
         )
 
-    def _unapplied(self, ends: Mapping[str, Mapping[str, int]]) -> Distance:
+    def _sink_distance(self, ends: Mapping[str, Mapping[str, int]]) -> Distance:
         progress = self._progress()
         count = records_to_go(ends, progress.applied)
         why = f" ({progress.error})" if progress.error else ""
@@ -309,14 +313,14 @@ class SourceLog:
             row = self._connection.execute(_CONFIRMED, [slot]).fetchone()
         return None if row is None or row[0] is None else parse_lsn(row[0])
 
-    def unread(self, sink: str) -> Unread:
+    def pending_snapshots(self, sink: str) -> PendingSnapshots:
         """Tell what snapshots have still to read for a sink."""
         with translated():
             if self._connection.execute(_HAS_SNAPSHOTS).fetchone() == (None,):
-                return Unread(0)
+                return PendingSnapshots(0)
             names = {"sink": sink, "relay": self._relay}
             row = self._connection.execute(_UNREAD, names).fetchone()
-        return Unread(0) if row is None else Unread(*row)
+        return PendingSnapshots(0) if row is None else PendingSnapshots(*row)
 
     def answered(self, signals: Sequence[str]) -> int:
         """Count the signals that are carried out or refused."""

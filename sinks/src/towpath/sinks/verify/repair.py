@@ -33,7 +33,7 @@ from towpath.sinks.verify.forms import Key
 from towpath.sinks.verify.settle import RouteComparison, settle_further
 from towpath.sinks.verify.suspects import Suspects
 
-NOT_ASKED: Final = (
+NOT_REQUESTED: Final = (
     "nothing reads these rows anew: an event log keeps what it has; of a document, "
     "declare its view in relay.outbox.view; of a table with relay.rows.key_columns, "
     "have all rows read: towpath sink refill SINK --route ROUTE; "
@@ -92,7 +92,7 @@ class Eraser(Protocol):
         """
 
 
-class Left(NamedTuple):
+class UnrepairedKeys(NamedTuple):
     """Keys that a repair did not make equal, and why not."""
 
     reason: str
@@ -103,14 +103,14 @@ class Repaired(NamedTuple):
     """How many keys are equal since they were asked for, and what is left."""
 
     equal: int
-    left: tuple[Left, ...] = ()
+    left: tuple[UnrepairedKeys, ...] = ()
 
 
-NOTHING_ASKED: Final = Repaired(0)
+NOTHING_REPAIRED: Final = Repaired(0)
 
 
 def repair(
-    bench: RouteComparison,
+    comparison: RouteComparison,
     suspects: Suspects,
     repairs: SourceRepairs,
     eraser: Eraser | None = None,
@@ -130,57 +130,59 @@ def repair(
     """
     wrong_before = suspects.wrong_count
     if not wrong_before:
-        return NOTHING_ASKED
+        return NOTHING_REPAIRED
     # Keys that did not stand still are compared again too, and may turn out wrong.
     differed = wrong_before + suspects.open_count
-    refusals = _read_again(bench, suspects, repairs)
+    refusals = _read_again(comparison, suspects, repairs)
     if refusals is None:
-        return Repaired(0, (Left(NOT_ASKED, wrong_before),))
+        return Repaired(0, (UnrepairedKeys(NOT_REQUESTED, wrong_before),))
     kept = ""
     if eraser is not None:
         # What the relay refuses to read would be missing once it is erased.
-        kept = "; ".join(refusals) or _erase(bench, eraser, suspects)
-        refusals = _read_again(bench, suspects, repairs) or ()
-    reasons = (why for _, why in _reasons(bench, suspects, refusals))
+        kept = "; ".join(refusals) or _erase(comparison, eraser, suspects)
+        refusals = _read_again(comparison, suspects, repairs) or ()
+    reasons = (why for _, why in _reasons(comparison, suspects, refusals))
     left = Counter(
         f"{NOT_ERASED}: {kept}" if kept and why in _ERASED else why for why in reasons
     )
     equal = differed - suspects.wrong_count - suspects.open_count
-    return Repaired(equal, tuple(Left(*each) for each in sorted(left.items())))
+    return Repaired(
+        equal, tuple(UnrepairedKeys(*each) for each in sorted(left.items()))
+    )
 
 
 def _read_again(
-    bench: RouteComparison, suspects: Suspects, repairs: SourceRepairs
+    comparison: RouteComparison, suspects: Suspects, repairs: SourceRepairs
 ) -> tuple[str, ...] | None:
     """Have what is wrong read, and compare it; return why some was not read."""
     if not suspects.wrong_count:
         return ()
-    signals = _ask(bench, suspects, repairs)
+    signals = _ask(comparison, suspects, repairs)
     if signals is None:
         return None
-    refusals = bench.waits.wait_for_answers(signals)
+    refusals = comparison.catch_up.wait_for_answers(signals)
     suspects.reopen()
-    settle_further(bench, suspects)
+    settle_further(comparison, suspects)
     return refusals
 
 
 def _reasons(
-    bench: RouteComparison, suspects: Suspects, refusals: Sequence[str]
+    comparison: RouteComparison, suspects: Suspects, refusals: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
     """Return of each key that is wrong all the same why it is."""
     for some in suspects.wrong():
         for one in some:
-            yield one.key, _reason(bench, one, refusals)
+            yield one.key, _reason(comparison, one, refusals)
 
 
-def _erase(bench: RouteComparison, eraser: Eraser, suspects: Suspects) -> str:
+def _erase(comparison: RouteComparison, eraser: Eraser, suspects: Suspects) -> str:
     """Have erased what can be cured by nothing else; return why it was not."""
     found: dict[bool, list[str]] = {True: [], False: []}
-    for key, why in _reasons(bench, suspects, ()):
+    for key, why in _reasons(comparison, suspects, ()):
         if why in _ERASED:
             found[why != NO_KEY].append(key)
     said = [
-        eraser.erase(bench.route, keys, is_read_again=can_be)
+        eraser.erase(comparison.route, keys, is_read_again=can_be)
         for can_be, keys in found.items()
         if keys
     ]
@@ -188,33 +190,35 @@ def _erase(bench: RouteComparison, eraser: Eraser, suspects: Suspects) -> str:
 
 
 def _ask(
-    bench: RouteComparison, suspects: Suspects, repairs: SourceRepairs
+    comparison: RouteComparison, suspects: Suspects, repairs: SourceRepairs
 ) -> list[str] | None:
     """Ask for all that is wrong and can be a key of the source."""
     signals: list[str] = []
     for some in suspects.wrong():
-        keys = _possible(bench, [one.key for one in some])
+        keys = _possible(comparison, [one.key for one in some])
         # Without a key to ask for it tells all the same whether any can be.
-        asked = repairs.request_source_keys(bench.route, keys)
+        asked = repairs.request_source_keys(comparison.route, keys)
         if asked is None:
             return None
         signals += asked
     return signals
 
 
-def _possible(bench: RouteComparison, names: Sequence[str]) -> list[Key]:
+def _possible(comparison: RouteComparison, names: Sequence[str]) -> list[Key]:
     """Return the source's keys that names tell, if it can have them."""
-    keys = [key for name in names if (key := bench.form.key(name)) is not None]
-    return bench.source.possible(bench.table, keys)
+    keys = [key for name in names if (key := comparison.form.key(name)) is not None]
+    return comparison.source.possible(comparison.table, keys)
 
 
-def _reason(bench: RouteComparison, suspect: Suspect, refusals: Sequence[str]) -> str:
+def _reason(
+    comparison: RouteComparison, suspect: Suspect, refusals: Sequence[str]
+) -> str:
     """Tell why a key is wrong that was asked for, if it was."""
-    if not _possible(bench, [suspect.key]):
+    if not _possible(comparison, [suspect.key]):
         return NO_KEY
     if suspect.copies > 1:
         return TWICE
-    highest = bench.waits.highest()
+    highest = comparison.catch_up.highest()
     if highest and suspect.after and suspect.after.position > highest:
         return ABOVE
     return "; ".join(refusals) or STILL_WRONG
@@ -223,7 +227,7 @@ def _reason(bench: RouteComparison, suspect: Suspect, refusals: Sequence[str]) -
 # A record of Kafka takes them, and a statement of the warehouse.
 KEYS_AT_ONCE: Final = 100
 # A warehouse may be in the middle of a batch.
-_WITHIN_S: Final = 120.0
+_ANSWER_WITHIN_S: Final = 120.0
 
 _WITHDRAWN: Final = (
     "the sink did not answer, and the order was withdrawn: start the sink"
@@ -261,7 +265,7 @@ class OrderedEraser:
             if (some := keys[first : first + KEYS_AT_ONCE])
         ]
         with closing(DeadLetterTopic(self._settings, self._sink.name)) as dead_letters:
-            said = send_requests(dead_letters, orders, self._clock, _WITHIN_S)
+            said = send_requests(dead_letters, orders, self._clock, _ANSWER_WITHIN_S)
             for order, answer in said.items():
                 if answer is None:
                     dead_letters.reply(DeadLetterReply(order, _WITHDRAWN, subject))

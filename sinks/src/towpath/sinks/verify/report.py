@@ -33,7 +33,7 @@ from rich.text import Text
 
 from towpath.schemas.failure import UsageError
 from towpath.sinks.verify.compare import Difference
-from towpath.sinks.verify.repair import Left
+from towpath.sinks.verify.repair import UnrepairedKeys
 
 FIRST_SHOWN = 20
 
@@ -75,7 +75,7 @@ class RouteReport:
     first: tuple[Difference, ...] = ()
     restless: int = 0
     repaired: int = 0
-    left: tuple[Left, ...] = ()
+    left: tuple[UnrepairedKeys, ...] = ()
     elapsed_s: float = 0.0
     error: str | None = None
     notes: tuple[str, ...] = ()
@@ -199,11 +199,11 @@ def _lines(found: Verification) -> list[str]:
         if r.unmatched
     ]
     lines += [f"{r.route} could not be compared: {r.error}" for r in routes if r.error]
-    lines.append(_sum(found))
+    lines.append(_count_differences(found))
     return lines
 
 
-def _sum(found: Verification) -> str:
+def _count_differences(found: Verification) -> str:
     verdict = found.verdict
     if verdict is Verdict.DIFFERENT:
         count = f"{found.differences:,}"

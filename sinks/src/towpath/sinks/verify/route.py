@@ -16,7 +16,7 @@ from towpath.sinks.verify.compare import (
     suspects,
 )
 from towpath.sinks.verify.repair import (
-    NOTHING_ASKED,
+    NOTHING_REPAIRED,
     Eraser,
     Repaired,
     SourceRepairs,
@@ -28,30 +28,30 @@ from towpath.sinks.verify.source import Texts
 from towpath.sinks.verify.suspects import DigestTable, Suspects
 
 # What is told of progress: what is read, how many rows more, and of about how many.
-Told = Callable[[str, int, int], None]
+ProgressCallback = Callable[[str, int, int], None]
 
-_TELL_EVERY: Final = 1000
+_REPORT_EVERY: Final = 1000
 # However small a part is asked for: what only the sink has may be all there is.
 _LEAST: Final = 100
 
 
 @dataclass(slots=True)
-class _Counts:
+class _RowCounts:
     """What was read, also if reading fails half way."""
 
     source_rows: int = 0
     sink_rows: int = 0
     tombstones: int = 0
     unmatched: int = 0
-    repaired: Repaired = NOTHING_ASKED
+    repaired: Repaired = NOTHING_REPAIRED
     error: str | None = None
 
 
 def verify_route(
-    bench: RouteComparison,
+    comparison: RouteComparison,
     sample: float | None,
     repairs: SourceRepairs | None,
-    told: Told,
+    told: ProgressCallback,
     eraser: Eraser | None = None,
 ) -> RouteReport:
     """
@@ -64,108 +64,119 @@ def verify_route(
         told: Hears of progress.
         eraser: Erases keys that no row replaces; none: they are left as they are.
     """
-    counts = _Counts()
-    began_s = bench.clock.monotonic_s()
-    with Suspects() as open_ones:
+    counts = _RowCounts()
+    began_s = comparison.clock.monotonic_s()
+    with Suspects() as suspects_found:
         try:
             if sample is None:
-                _read_all(bench, open_ones, counts, told)
+                _read_all(comparison, suspects_found, counts, told)
             else:
-                _read_some(bench, sample, open_ones, counts)
-            settle(bench, open_ones)
+                _read_some(comparison, sample, suspects_found, counts)
+            settle(comparison, suspects_found)
             if repairs is not None:
-                counts.repaired = repair(bench, open_ones, repairs, eraser)
+                counts.repaired = repair(comparison, suspects_found, repairs, eraser)
         except UnavailableError as failure:
             counts.error = str(failure)
-        count, first = _sum(bench, open_ones)
+        count, first = _count_differences(comparison, suspects_found)
         return RouteReport(
-            route=bench.route,
-            table=bench.table.full_name.text,
+            route=comparison.route,
+            table=comparison.table.full_name.text,
             source_rows=counts.source_rows,
             sink_rows=counts.sink_rows,
             tombstones=counts.tombstones,
             differences=count,
             first=tuple(first),
-            restless=0 if counts.error else open_ones.open_count,
+            restless=0 if counts.error else suspects_found.open_count,
             repaired=counts.repaired.equal,
             left=counts.repaired.left,
-            elapsed_s=round(bench.clock.monotonic_s() - began_s, 3),
+            elapsed_s=round(comparison.clock.monotonic_s() - began_s, 3),
             error=counts.error,
-            notes=bench.table.notes,
+            notes=comparison.table.notes,
             unmatched=counts.unmatched,
         )
 
 
 def _read_all(
-    bench: RouteComparison, open_ones: Suspects, counts: _Counts, told: Told
+    comparison: RouteComparison,
+    suspects_found: Suspects,
+    counts: _RowCounts,
+    told: ProgressCallback,
 ) -> None:
     """Read the sink onto a shelf, then the source; suspect what is not the same."""
-    estimate = bench.source.estimate(bench.table)
+    estimate = comparison.source.estimate(comparison.table)
 
     def stored() -> Iterator[StoredRow]:
-        for number, row in enumerate(bench.reader.rows(bench.route), 1):
+        for number, row in enumerate(comparison.reader.rows(comparison.route), 1):
             yield row
-            if not number % _TELL_EVERY:
-                told("read the sink", _TELL_EVERY, estimate)
+            if not number % _REPORT_EVERY:
+                told("read the sink", _REPORT_EVERY, estimate)
 
     def source_rows() -> Iterator[Sequence[SourceRow]]:
-        for rows in bench.source.rows(bench.table):
-            written = bench.form.source_rows(rows)
+        for rows in comparison.source.rows(comparison.table):
+            written = comparison.form.source_rows(rows)
             counts.source_rows += len(written)
             told("compare with the source", len(written), estimate)
             yield written
 
-    with DigestTable() as shelf:
+    with DigestTable() as digests:
         try:
-            shelf.put(bench.form.held(row) for row in stored())
-            is_pruned = bench.table.is_pruned
-            open_ones.add(suspects(source_rows(), shelf, is_pruned=is_pruned))
+            digests.put(comparison.form.held(row) for row in stored())
+            is_pruned = comparison.table.is_pruned
+            suspects_found.add(suspects(source_rows(), digests, is_pruned=is_pruned))
             if is_pruned:
-                counts.unmatched = sum(not held.is_deleted for held in shelf.rest())
+                counts.unmatched = sum(not held.is_deleted for held in digests.rest())
         finally:
-            counts.sink_rows = shelf.live_rows
-            counts.tombstones = shelf.tombstones
+            counts.sink_rows = digests.live_rows
+            counts.tombstones = digests.tombstones
 
 
 def _read_some(
-    bench: RouteComparison, sample: float, open_ones: Suspects, counts: _Counts
+    comparison: RouteComparison,
+    sample: float,
+    suspects_found: Suspects,
+    counts: _RowCounts,
 ) -> None:
     """Suspect what chance picks, of the source's rows and of the sink's."""
-    _pick(bench, sample, open_ones, counts)
+    _pick(comparison, sample, suspects_found, counts)
     if not counts.source_rows:
         # A small part of few rows may be none: of an emptied sink all would be equal.
-        _pick(bench, _LEAST, open_ones, counts)
+        _pick(comparison, _LEAST, suspects_found, counts)
     # What only a log still has proves nothing.
-    if bench.table.is_pruned or not isinstance(bench.reader, SampleReader):
+    if comparison.table.is_pruned or not isinstance(comparison.reader, SampleReader):
         return
     as_many = max(counts.source_rows, int(sample), _LEAST)
-    for stored in bench.reader.sample(bench.route, as_many):
-        held = bench.form.held(stored)
+    for stored in comparison.reader.sample(comparison.route, as_many):
+        held = comparison.form.held(stored)
         counts.tombstones += held.is_deleted
         if not held.is_deleted:
-            open_ones.add([Suspect(held.key, None, held)])
+            suspects_found.add([Suspect(held.key, None, held)])
             counts.sink_rows += 1
 
 
 def _pick(
-    bench: RouteComparison, sample: float, open_ones: Suspects, counts: _Counts
+    comparison: RouteComparison,
+    sample: float,
+    suspects_found: Suspects,
+    counts: _RowCounts,
 ) -> None:
     """Suspect what chance picks of the source's rows."""
     rows: Iterable[Texts] = chain.from_iterable(
-        bench.source.sample(bench.table, sample)
+        comparison.source.sample(comparison.table, sample)
     )
-    for row in bench.form.source_rows(rows):
-        open_ones.add([Suspect(row.key, pack(row.texts), None)])
+    for row in comparison.form.source_rows(rows):
+        suspects_found.add([Suspect(row.key, pack(row.texts), None)])
         counts.source_rows += 1
 
 
-def _sum(bench: RouteComparison, found: Suspects) -> tuple[int, list[Difference]]:
+def _count_differences(
+    comparison: RouteComparison, found: Suspects
+) -> tuple[int, list[Difference]]:
     """Return how many differences there are, and the first."""
     count = 0
     first: list[Difference] = []
     for some in found.wrong():
         for suspect in some:
-            each = bench.form.told(differences(bench.form.columns, suspect))
+            each = comparison.form.told(differences(comparison.form.columns, suspect))
             for difference in each:
                 count += 1
                 if count <= FIRST_SHOWN:

@@ -20,7 +20,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from towpath.schemas.clock import Clock, StallTimeout
 from towpath.sinks.ports import SinkReader, StoredRow
-from towpath.sinks.verify.compare import Standing, Suspect, is_same, pack, standing_of
+from towpath.sinks.verify.compare import Suspect, SuspectState, is_same, pack, state_of
 from towpath.sinks.verify.forms import Form
 from towpath.sinks.verify.source import Source
 from towpath.sinks.verify.suspects import Suspects
@@ -53,7 +53,7 @@ class SampleReader(Protocol):
         """
 
 
-def look(reader: SinkReader, route: str, form: Form, suspects: Suspects) -> None:
+def read_sink(reader: SinkReader, route: str, form: Form, suspects: Suspects) -> None:
     """
     See what a sink holds of the open suspects.
 
@@ -61,10 +61,10 @@ def look(reader: SinkReader, route: str, form: Form, suspects: Suspects) -> None
         UnavailableError: The target cannot be reached.
     """
     if not isinstance(reader, KeyReader):
-        suspects.saw(form.held(row) for row in reader.rows(route))
+        suspects.record_sink_rows(form.held(row) for row in reader.rows(route))
         return
     keys = (suspect.key for some in suspects.open() for suspect in some)
-    suspects.saw(form.held(row) for row in reader.at(route, keys))
+    suspects.record_sink_rows(form.held(row) for row in reader.at(route, keys))
 
 
 # A row that never stood still for so long, while others came to rest or not.
@@ -74,10 +74,10 @@ _FEW: Final = 200
 Contents = defaultdict[str, set[bytes | None]]
 
 
-class Waits(Protocol):
+class CatchUp(Protocol):
     """What must have happened before a look counts."""
 
-    def wait(self, looking: Callable[[], None] | None = None) -> None:
+    def wait(self, poll: Callable[[], None] | None = None) -> None:
         """Return when the sink has what is committed now; look meanwhile, if asked."""
 
     def wait_until_seen(self) -> None:
@@ -99,11 +99,11 @@ class RouteComparison:
     form: Form
     source: Source
     reader: SinkReader
-    waits: Waits
+    catch_up: CatchUp
     clock: Clock
 
 
-def settle(bench: RouteComparison, suspects: Suspects) -> None:
+def settle(comparison: RouteComparison, suspects: Suspects) -> None:
     """
     Settle suspects of which both sides were read once, the source last.
 
@@ -114,62 +114,62 @@ def settle(bench: RouteComparison, suspects: Suspects) -> None:
     """
     if not suspects.open_count:
         return
-    bench.waits.wait()
-    look(bench.reader, bench.route, bench.form, suspects)
-    _judge(bench, suspects, {}, is_first=True)
-    settle_further(bench, suspects)
+    comparison.catch_up.wait()
+    read_sink(comparison.reader, comparison.route, comparison.form, suspects)
+    _judge(comparison, suspects, {}, is_first=True)
+    settle_further(comparison, suspects)
 
 
-def settle_further(bench: RouteComparison, suspects: Suspects) -> None:
+def settle_further(comparison: RouteComparison, suspects: Suspects) -> None:
     """
     Settle suspects that were looked at before.
 
     Raises:
         UnavailableError: A part does not answer, or the sink does not get on.
     """
-    stall = StallTimeout(bench.clock, RESTLESS_AFTER_S)
+    stall = StallTimeout(comparison.clock, RESTLESS_AFTER_S)
     while (left := suspects.open_count) and not stall.is_over(left):
-        _round(bench, suspects)
+        _round(comparison, suspects)
 
 
-def _round(bench: RouteComparison, suspects: Suspects) -> None:
-    suspects.look_again()
-    bench.waits.wait_until_seen()
+def _round(comparison: RouteComparison, suspects: Suspects) -> None:
+    suspects.start_round()
+    comparison.catch_up.wait_until_seen()
     for some in suspects.open():
-        suspects.told(_contents(bench, some))
+        suspects.told(_contents(comparison, some))
     had: Contents = defaultdict(set)
     is_few = suspects.open_count <= _FEW
     few = [one for some in suspects.open() for one in some] if is_few else []
 
     def note() -> None:
-        rows = _contents(bench, few)
+        rows = _contents(comparison, few)
         for suspect in few:
             had[suspect.key].add(rows.get(suspect.key))
 
-    bench.waits.wait(note if few else None)
-    look(bench.reader, bench.route, bench.form, suspects)
-    _judge(bench, suspects, had, is_first=False)
+    comparison.catch_up.wait(note if few else None)
+    read_sink(comparison.reader, comparison.route, comparison.form, suspects)
+    _judge(comparison, suspects, had, is_first=False)
 
 
 def _judge(
-    bench: RouteComparison,
+    comparison: RouteComparison,
     suspects: Suspects,
     had: dict[str, set[bytes | None]],
     *,
     is_first: bool,
 ) -> None:
-    is_pruned = bench.table.is_pruned
+    is_pruned = comparison.table.is_pruned
     for some in suspects.open():
-        standings = {
-            suspect.key: standing_of(suspect, is_pruned=is_pruned) for suspect in some
+        states = {
+            suspect.key: state_of(suspect, is_pruned=is_pruned) for suspect in some
         }
         for suspect in some:
-            if standings[suspect.key] is Standing.MOVING and _followed(suspect, had):
-                standings[suspect.key] = Standing.EQUAL
-        suspects.drop([k for k, found in standings.items() if found is Standing.EQUAL])
+            if states[suspect.key] is SuspectState.MOVING and _followed(suspect, had):
+                states[suspect.key] = SuspectState.EQUAL
+        suspects.drop([k for k, found in states.items() if found is SuspectState.EQUAL])
         if not is_first:
-            wrong = [k for k, found in standings.items() if found is Standing.WRONG]
-            suspects.convict(wrong)
+            wrong = [k for k, found in states.items() if found is SuspectState.WRONG]
+            suspects.mark_wrong(wrong)
 
 
 def _followed(suspect: Suspect, had: dict[str, set[bytes | None]]) -> bool:
@@ -180,8 +180,8 @@ def _followed(suspect: Suspect, had: dict[str, set[bytes | None]]) -> bool:
     )
 
 
-def _contents(bench: RouteComparison, some: list[Suspect]) -> dict[str, bytes]:
+def _contents(comparison: RouteComparison, some: list[Suspect]) -> dict[str, bytes]:
     """Read what the source has of suspects; a name that tells no key has no row."""
-    keys = [key for one in some if (key := bench.form.key(one.key)) is not None]
-    rows = bench.source.listed(bench.table, keys) if keys else ()
-    return {row.key: pack(row.texts) for row in bench.form.source_rows(rows)}
+    keys = [key for one in some if (key := comparison.form.key(one.key)) is not None]
+    rows = comparison.source.listed(comparison.table, keys) if keys else ()
+    return {row.key: pack(row.texts) for row in comparison.form.source_rows(rows)}

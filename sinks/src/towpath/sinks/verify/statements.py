@@ -94,10 +94,10 @@ def part(table: SourceTable, after: Sequence[str] | None, rows: int) -> Statemen
 
 def listed(table: SourceTable, keys: Sequence[Sequence[str]]) -> Statement:
     """Read the rows of some keys."""
-    names = _asked_names(table)
+    names = _key_names(table)
     values = map(_typed, table.key_types, names)
     asked = sql.SQL("({}) in (select {} from {})").format(
-        _key(table), sql.SQL(", ").join(values), _asked(table)
+        _key(table), sql.SQL(", ").join(values), _listed_keys(table)
     )
     return _select(table, [(asked, _columns(keys))], sql.SQL(""))
 
@@ -106,10 +106,10 @@ def spelt(table: SourceTable, keys: Sequence[Sequence[str]]) -> Statement:
     """Write some keys as their columns would have them; fails for what is no key."""
     values = [
         _written(type_, _typed(type_, name))
-        for type_, name in zip(table.key_types, _asked_names(table), strict=True)
+        for type_, name in zip(table.key_types, _key_names(table), strict=True)
     ]
     text = sql.SQL("select {} from {} order by place").format(
-        sql.SQL(", ").join(values), _asked(table)
+        sql.SQL(", ").join(values), _listed_keys(table)
     )
     return Statement(text, _columns(keys))
 
@@ -152,16 +152,16 @@ def _limited(only: Limit) -> tuple[sql.Composable, list[object]]:
     return is_one, [list(only.values)]
 
 
-def _asked(table: SourceTable) -> sql.Composed:
+def _listed_keys(table: SourceTable) -> sql.Composed:
     """Make rows of listed keys, a text each; ``place`` is where it was listed."""
-    names = _asked_names(table)
+    names = _key_names(table)
     return sql.SQL("unnest({}) with ordinality as asked ({}, place)").format(
         sql.SQL(", ").join([sql.SQL("%s::text[]")] * len(names)),
         sql.SQL(", ").join(names),
     )
 
 
-def _asked_names(table: SourceTable) -> list[sql.Identifier]:
+def _key_names(table: SourceTable) -> list[sql.Identifier]:
     return [sql.Identifier(f"k{place}") for place in range(len(table.key))]
 
 

@@ -20,7 +20,7 @@ from itertools import islice
 from types import TracebackType
 from typing import Final, Self
 
-from towpath.sinks.verify.compare import Held, Suspect, digest_of
+from towpath.sinks.verify.compare import SinkRow, Suspect, digest_of
 
 
 class Scratch:
@@ -87,8 +87,8 @@ class Suspects(Scratch):
     """
     Keys that may differ, then are wrong or go.
 
-    Call order: ``with``; ``add``; then rounds of ``told``, ``saw`` and a judgement,
-    each begun by ``look_again``.
+    Call order: ``with``; ``add``; then rounds of ``told``, ``record_sink_rows`` and a judgement,
+    each begun by ``start_round``.
     """
 
     statements = (_TABLE,)
@@ -109,13 +109,13 @@ class Suspects(Scratch):
             [(packed, key) for key, packed in rows.items()],
         )
 
-    def saw(self, rows: Iterable[Held]) -> None:
+    def record_sink_rows(self, rows: Iterable[SinkRow]) -> None:
         """Take what the sink holds of keys; those that are no open suspects go by."""
         waiting = iter(rows)
         while some := list(islice(waiting, AT_ONCE)):
             self._file.executemany(_SAW, ((*_columns(one), one.key) for one in some))
 
-    def look_again(self) -> None:
+    def start_round(self) -> None:
         """Let what was seen last be what was there before."""
         self._file.execute(_AGAIN)
 
@@ -132,7 +132,7 @@ class Suspects(Scratch):
         self._file.executemany("delete from suspect where key = ?", zip(keys))
         self.open_count -= len(keys)
 
-    def convict(self, keys: Sequence[str]) -> None:
+    def mark_wrong(self, keys: Sequence[str]) -> None:
         """Take open suspects for wrong."""
         self._file.executemany(
             "update suspect set is_wrong = 1 where key = ?",
@@ -154,7 +154,7 @@ class Suspects(Scratch):
             yield [_suspect(row) for row in rows]
 
 
-def _columns(held: Held | None) -> tuple[int | None, bytes | None, str | None]:
+def _columns(held: SinkRow | None) -> tuple[int | None, bytes | None, str | None]:
     if held is None:
         return None, None, None
     return held.is_deleted, held.packed, held.position
@@ -166,11 +166,11 @@ def _suspect(row: _Row) -> Suspect:
     return Suspect(key, source, before, after, copies)
 
 
-def _held(key: str, *columns: object) -> Held | None:
+def _held(key: str, *columns: object) -> SinkRow | None:
     is_deleted, packed, position = columns
     if position is None or not isinstance(packed, bytes):
         return None
-    return Held(key, bool(is_deleted), packed, str(position))
+    return SinkRow(key, bool(is_deleted), packed, str(position))
 
 
 # Keys of one statement. SQLite takes at most 32,766; more than this gains nothing.
@@ -200,7 +200,7 @@ class DigestTable(Scratch):
         self.live_rows = 0
         self.tombstones = 0
 
-    def put(self, rows: Iterable[Held]) -> None:
+    def put(self, rows: Iterable[SinkRow]) -> None:
         """Lay rows on the shelf; of a key that comes twice the first stays."""
         waiting = iter(rows)
         while some := [
@@ -235,9 +235,9 @@ class DigestTable(Scratch):
             taken.update(found)
         return taken
 
-    def rest(self) -> Iterator[Held]:
+    def rest(self) -> Iterator[SinkRow]:
         """Go through what is still there, by key."""
         for key, digest in self._file.execute(
             "select key, digest from row order by key"
         ):
-            yield Held(key, is_deleted=digest == _DELETED, packed=digest)
+            yield SinkRow(key, is_deleted=digest == _DELETED, packed=digest)

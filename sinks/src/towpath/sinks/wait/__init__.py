@@ -1,9 +1,9 @@
 """
-Reading one's own writes: wait until a sink has applied a commit.
+Read-your-writes: wait until a sink has applied a commit.
 
-``wait_for`` for one wait; a ``Waiter`` keeps its connections for many. The LSN is one
-at or behind the end of the commit, such as a service's header ``Towpath-Lsn`` tells.
-Nothing here needs the engine that runs the sinks.
+``wait_for`` waits once; a ``Waiter`` keeps its connections for many waits. The LSN is
+one at or behind the end of the commit, such as a service's header ``Towpath-Lsn``
+returns. Nothing here needs the engine that runs the sinks.
 """
 
 import os
@@ -25,15 +25,15 @@ from towpath.sinks.wait.source import PostgresSlot
 
 __all__ = ["Applied", "Waiter", "wait_for"]
 
-# The largest budget but a warehouse's; whoever waits for that one says how long.
+# The largest budget except a warehouse's; its callers pass their own.
 DEFAULT_TIMEOUT_S: Final = 60.0
 
 
 class Waiter:
     """
-    Waits for sinks, any number of times; belongs to one thread at a time.
+    A waiter for any sinks, any number of times; for one thread at a time.
 
-    The first wait connects. After a failure the next wait connects anew.
+    The first wait connects, and so does the next one after a failure.
     """
 
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
@@ -61,9 +61,8 @@ class Waiter:
         Return when the sink has applied everything that was committed by ``lsn``.
 
         Raises:
-            NotAppliedError: It has not in time; what is missing.
-            UsageError: There is no such sink, or the LSN is none of the history that
-                is followed.
+            NotAppliedError: It has not in time; the message says what is missing.
+            UsageError: The sink does not exist, or the LSN is outside of the history.
             UnavailableError: The database or the broker does not answer.
         """
         wanted = _parsed(lsn)
@@ -78,7 +77,7 @@ class Waiter:
             raise
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         slot, self._slot = self._slot, None
         history, self._history = self._history, None
         with suppress(Exception):
@@ -110,12 +109,12 @@ def wait_for(
         config: The configuration file.
         lsn: As Postgres writes it, such as ``0/16B3748``.
         sink: The sink's name.
-        timeout_s: How long to wait at most.
-        environ: What overrides the file; left out, the environment.
+        timeout_s: The longest time to wait.
+        environ: Overrides of the file; the environment by default.
 
     Raises:
-        NotAppliedError: It has not in time; what is missing.
-        UsageError: There is no such sink, or no such LSN.
+        NotAppliedError: It has not in time; the message says what is missing.
+        UsageError: The sink does not exist, or the LSN is invalid.
         UnavailableError: The database or the broker does not answer.
     """
     variables = os.environ if environ is None else environ  # noqa: TID251 - the caller's

@@ -1,5 +1,5 @@
 """
-Why it is not known that a sink has applied a commit.
+Errors of waiting for a sink to apply a commit.
 
 ::
 
@@ -8,7 +8,7 @@ Why it is not known that a sink has applied a commit.
     │   ├── SourceUnavailableError   the database does not answer
     │   └── NotAppliedError          the sink has not applied it in time
     └── UsageError
-        └── UnknownLsnError          the LSN is none of the history that is followed
+        └── UnknownLsnError          the LSN is outside of the followed history
 """
 
 from typing import ClassVar
@@ -23,7 +23,7 @@ class SourceUnavailableError(UnavailableError):
 
 
 class NotAppliedError(UnavailableError):
-    """A sink has not applied a commit in the time that was given to it."""
+    """A sink has not applied a commit in the given time."""
 
     remedy = "Wait for longer, or see what is behind: towpath status."
     exit_code: ClassVar[int] = 1

@@ -1,9 +1,8 @@
 """
-Where the history that the relay follows began, as the relay stored it in Kafka.
+The start of the history that the relay follows, as the relay stored it in Kafka.
 
-What was committed before is not known to have been published: the slot that stands
-behind it now may have been made anew. Only the newest record of one key counts; what
-was read once is not read again.
+Earlier commits are not known to be published: the slot may have been created again
+behind them. Only the newest record of one key counts; each record is read once.
 """
 
 from typing import Final
@@ -27,7 +26,7 @@ _LINEAGE_KEY: Final = b"lineage"
 
 
 class KafkaHistory:
-    """The relay's lineages, as far as a wait needs them; its calls must not overlap."""
+    """The relay's lineages; its calls must not overlap."""
 
     def __init__(self, kafka: Kafka, prefix: str) -> None:
         self._topic = state_topic(prefix)
@@ -51,7 +50,8 @@ class KafkaHistory:
         Return the LSN from which on everything committed is published.
 
         Returns:
-            The LSN; None if the relay has not begun, or is about to begin anew.
+            The LSN; ``None`` if the relay has not begun, or is about to begin a new
+            history.
 
         Raises:
             BrokerUnavailableError: The broker does not answer.
@@ -64,7 +64,7 @@ class KafkaHistory:
         return self._start_lsn
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._consumer.close()
 
     def _read_on(self) -> None:
@@ -85,7 +85,7 @@ class KafkaHistory:
             self._next_offset = self._take(message)
 
     def _take(self, message: Message) -> int:
-        """Take a record in; return the offset behind it."""
+        """Read a record; return the next offset."""
         offset, error = message.offset() or 0, message.error()
         if error is not None:
             if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own name

@@ -1,21 +1,20 @@
 """
-When a sink is known to have applied a commit: the rule, without I/O of its own.
+The rule by which a sink is known to have applied a commit, without I/O of its own.
 
 ::
 
     1  the slot has confirmed the LSN         all that ended below is in Kafka
-    2  the LSN lies in the present history    the slot itself has passed it, not a
-                                              slot that was made anew behind it
-    3  now the ends of the sink's topics      nothing of it can lie behind them, new
-       are taken                              topics and partitions included
-    4  the sink has applied all below them,   and has been filled, if it began late
-       and never more than there is           (a topic made anew begins at 0 again),
-                                              or lost rows that are read anew
-    5  the rows that it was owed then have    a partial change found no row, or one
-       come                                   too old: it is nowhere until they do
+    2  the LSN lies in the present history    the slot itself has passed it, not one
+                                              that was created again behind it
+    3  the ends of the sink's topics are      none of its records can lie behind
+       read                                   them, new topics and partitions included
+    4  the sink has applied all below them,   and is filled, if it began late or lost
+       and never more than exists             rows (a topic created again begins at 0)
+    5  its refetches of that time have ended  a partial change found no row, or one
+                                              too old: it is nowhere until they end
 
-The order decides: what is asked later can only be further. A progress file that was
-lost says nothing, so the answer is "not yet".
+The order decides: a later step can only be further. A lost progress file says nothing,
+so the answer is "not yet".
 """
 
 from collections.abc import Callable
@@ -42,45 +41,45 @@ from towpath.sinks.state.progress import (
 )
 from towpath.sinks.state.refetches import refetch_ids
 from towpath.sinks.wait.errors import NotAppliedError, UnknownLsnError
-from towpath.sinks.wait.source import SlotSight
+from towpath.sinks.wait.source import SlotStatus
 
-# A look is a round trip to the database, or a small file: a fraction of a millisecond.
+# A check is a round trip to the database, or a small file: a fraction of a millisecond.
 LOOK_EVERY_S: Final = 0.01
 
-# The relay stores its marks ten times a second and looks as often at what is visible.
-# An LSN that is not confirmed by then may lie behind the last flushed commit.
+# The relay stores its marks ten times a second, and checks what is visible as often. An
+# LSN that is not confirmed by then may lie behind the last flushed commit.
 NUDGE_AFTER_S: Final = 0.4
 
 
 class Slot(Protocol):
-    """What the wait needs of the database."""
+    """The slot, as a wait needs it."""
 
-    def see(self) -> SlotSight | None:
-        """Return what is seen of the slot now; None if there is none."""
+    def status(self) -> SlotStatus | None:
+        """Return the present state of the slot; ``None`` if it does not exist."""
 
     def nudge(self) -> None:
-        """Make the log go on, if that is allowed."""
+        """Advance the log, if the user may."""
 
 
 class History(Protocol):
-    """What the wait needs of the relay's memory."""
+    """The relay's history, as a wait needs it."""
 
     def start_lsn(self) -> int | None:
-        """Return where the present history begins; None before it has begun."""
+        """Return the start of the present history; ``None`` before it has begun."""
 
 
 class Applied(NamedTuple):
     """
-    That a sink has applied everything below an LSN.
+    The result of a wait: a sink has applied everything below an LSN.
 
     Attributes:
-        waited_s: How long that took.
-        confirmed_s: How much of it the relay took.
-        dead_letters: Records of the sink that were set aside, ever: the one that is
-            waited for may be one of them.
+        waited_s: The duration of the wait.
+        confirmed_s: The part of it that the relay took.
+        dead_letters: All dead letters of the sink, ever: the commit's may be among
+            them.
         parked: Keys whose changes wait behind a dead letter.
-        asked: Rows that were asked for, ever, because the sink lacked them: those that
-            were owed have come.
+        asked: Rows that the sink has refetched, ever; those that were pending have
+            come.
     """
 
     sink: str
@@ -93,7 +92,7 @@ class Applied(NamedTuple):
 
 
 class Wait:
-    """One wait, with one bound for all of its steps."""
+    """One wait, with one timeout for all of its steps."""
 
     def __init__(
         self,
@@ -116,12 +115,12 @@ class Wait:
         Return when the sink has applied every change of commits that ended by ``lsn``.
 
         Raises:
-            NotAppliedError: It has not in time; what is missing.
-            UnknownLsnError: The LSN is none of the history that is followed.
+            NotAppliedError: It has not in time; the message says what is missing.
+            UnknownLsnError: The LSN is outside of the followed history.
             UnavailableError: The database or the broker does not answer.
         """
         began_s = self._clock.monotonic_s()
-        # What there is already is read while the relay still works.
+        # Existing records are read while the relay still works.
         history.start_lsn()
         self._until_confirmed(lsn, slot)
         self._until(lambda: _outside(lsn, history.start_lsn()))
@@ -145,18 +144,18 @@ class Wait:
 
         def missing() -> str | None:
             nonlocal is_nudged
-            sight = slot.see()
-            if sight is None:
+            status = slot.status()
+            if status is None:
                 return f"the slot {self._slot_name} does not exist: no relay is at work"
-            _check_end(lsn, sight)
-            if sight.confirmed_lsn >= lsn:
+            _check_end(lsn, status)
+            if status.confirmed_lsn >= lsn:
                 return None
             if nudging.passed() and not is_nudged:
                 is_nudged = True
                 slot.nudge()
-            follows = "" if sight.is_active else "; nobody follows the slot"
+            follows = "" if status.is_active else "; nobody follows the slot"
             return (
-                f"the relay has confirmed {format_lsn(sight.confirmed_lsn)} of "
+                f"the relay has confirmed {format_lsn(status.confirmed_lsn)} of "
                 f"{format_lsn(lsn)}{follows}"
             )
 
@@ -164,10 +163,10 @@ class Wait:
 
     def _ends(self, cluster: Cluster) -> Offsets:
         """
-        Take the ends of the sink's topics.
+        Return the ends of the sink's topics.
 
         Raises:
-            NotAppliedError: The sink has applied more than there is.
+            NotAppliedError: The sink has applied more than exists.
         """
         before = self._progress()
         topics = Routes(self._sink).matching(cluster.names())
@@ -184,10 +183,10 @@ class Wait:
 
     def _until_passed(self, ends: Offsets) -> Progress:
         progress = self._progress()
-        owed: frozenset[bytes] | None = None
+        pending: frozenset[bytes] | None = None
 
         def missing() -> str | None:
-            nonlocal progress, owed
+            nonlocal progress, pending
             progress = self._progress()
             left = records_between(progress.applied, ends)
             why = f": {progress.error}" if progress.error else ""
@@ -195,15 +194,15 @@ class Wait:
                 return f"the sink {self._sink.name} has {left:,} records to go{why}"
             if self._is_being_filled():
                 return f"the sink {self._sink.name} is still being filled{why}"
-            # What is owed for a later change is not waited for: it would have no end.
+            # Refetches of later changes are not waited for: that would have no end.
             now = refetch_ids(self._folder, self._sink.name)
-            owed = now if owed is None else owed & now
-            if owed:
+            pending = now if pending is None else pending & now
+            if pending:
                 return (
-                    f"the sink {self._sink.name} has asked for {len(owed):,} rows "
+                    f"the sink {self._sink.name} has asked for {len(pending):,} rows "
                     f"that have not come yet{why}"
                 )
-            # Only now: a route that was put off is noted before it is struck off.
+            # Last: a deferred route is noted before its refetches end.
             if routes := incomplete.routes(self._folder, self._sink.name):
                 return (
                     f"the sink {self._sink.name} lost rows of {', '.join(routes)}, "
@@ -215,7 +214,7 @@ class Wait:
         return progress
 
     def _until(self, missing: Callable[[], str | None]) -> None:
-        """Wait until nothing is missing."""
+        """Wait until ``missing`` returns nothing."""
         while (what := missing()) is not None:
             if self._deadline.passed():
                 message = f"not applied within {self._timeout_s:g} s: {what}"
@@ -227,24 +226,24 @@ class Wait:
         return read_progress(progress_path(self._folder, name), name)
 
     def _is_being_filled(self) -> bool:
-        """Whether the sink began late and does not have what was there before."""
+        """Return whether the sink began late and is not filled yet."""
         folder = sink_folder(self._folder, self._sink.name)
         began_late = (folder / STARTING_OFFSETS_FILE).exists()
         return began_late and not (folder / READY_FILE).exists()
 
 
-def _check_end(lsn: int, sight: SlotSight) -> None:
-    if lsn > sight.log_end_lsn:
+def _check_end(lsn: int, status: SlotStatus) -> None:
+    if lsn > status.log_end_lsn:
         message = (
             f"{format_lsn(lsn)} lies behind the end of the source's log, "
-            f"{format_lsn(sight.log_end_lsn)}: it is none of this server's"
+            f"{format_lsn(status.log_end_lsn)}: it is none of this server's"
         )
         raise UnknownLsnError(message)
 
 
 def _outside(lsn: int, start_lsn: int | None) -> str | None:
     """
-    Tell why it is not known that the relay has published what it confirmed.
+    Return why the relay is not known to have published what it confirmed.
 
     Raises:
         UnknownLsnError: It never will be known.

@@ -1,7 +1,7 @@
 """
-What a wait asks the source's database: how far the slot is, and where the log ends.
+The slot and the end of the log, read from the source's database.
 
-The connection is kept: each question is a round trip and a look into shared memory.
+The connection is kept: each query is a round trip and a look into shared memory.
 """
 
 from typing import Final, LiteralString, NamedTuple
@@ -23,14 +23,14 @@ _NUDGE: Final[LiteralString] = (
 )
 
 
-class SlotSight(NamedTuple):
+class SlotStatus(NamedTuple):
     """
-    What is seen of the slot.
+    The state of the slot.
 
     Attributes:
-        confirmed_lsn: Every transaction that ended below is in Kafka.
-        is_active: Whether a relay follows it.
-        log_end_lsn: Nothing was ever written behind this.
+        confirmed_lsn: Every transaction that ended below it is in Kafka.
+        is_active: Whether a relay follows the slot.
+        log_end_lsn: Nothing was ever written behind it.
     """
 
     confirmed_lsn: int
@@ -39,7 +39,7 @@ class SlotSight(NamedTuple):
 
 
 class PostgresSlot:
-    """One slot, seen through one connection."""
+    """One slot, queried through one connection."""
 
     def __init__(self, dsn: str, slot: str) -> None:
         """
@@ -55,12 +55,12 @@ class PostgresSlot:
             raise _unavailable(error) from error
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._connection.close()
 
-    def see(self) -> SlotSight | None:
+    def status(self) -> SlotStatus | None:
         """
-        Return what is seen now; None if there is no such slot.
+        Return the present state; ``None`` if the slot does not exist.
 
         Raises:
             SourceUnavailableError: The database does not answer.
@@ -69,11 +69,11 @@ class PostgresSlot:
             row = self._connection.execute(_SLOT, (self._slot,)).fetchone()
         except psycopg.Error as error:
             raise _unavailable(error) from error
-        return None if row is None else SlotSight(row[0] or 0, row[1], row[2])
+        return None if row is None else SlotStatus(row[0] or 0, row[1], row[2])
 
     def nudge(self) -> None:
         """
-        Write a small message, so that the log goes on; nothing, if that is forbidden.
+        Write a small message to the log, if the user may.
 
         Raises:
             SourceUnavailableError: The database does not answer.
@@ -84,7 +84,7 @@ class PostgresSlot:
             psycopg.errors.InsufficientPrivilege,
             psycopg.errors.ReadOnlySqlTransaction,
         ):
-            # The next commit of anybody, or the relay's heartbeat, does the same.
+            # The next commit, or the relay's heartbeat, has the same effect.
             return
         except psycopg.Error as error:
             raise _unavailable(error) from error

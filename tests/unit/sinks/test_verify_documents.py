@@ -28,7 +28,7 @@ def told(form, rows, *sink):
         suspected = list(suspects(rows, digests))
     found = (replace(s, after=held.get(s.key), copies=1) for s in suspected)
     each = (differences(form.columns, suspect) for suspect in found)
-    return list(form.told(chain.from_iterable(each)))
+    return list(form.refined(chain.from_iterable(each)))
 
 
 def compared(source, sink):

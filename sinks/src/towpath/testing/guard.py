@@ -79,7 +79,7 @@ class GuardCases:
         assert {"7": gone(7, at(2))} == target.contents(target.orders)
 
     def test_a_delete_is_remembered_over_a_restart(self, target: SinkTarget) -> None:
-        """Another client, opened anew, refuses the older insert too."""
+        """Another client, opened later, refuses the older insert too."""
         first = target.connect()
         apply(first, order(target, at(1), {"status": "placed"}))
         apply(first, order(target, at(2), None))
@@ -126,7 +126,7 @@ class GuardCases:
         assert expected == target.contents(target.orders)
 
     def test_positions_compare_exactly_at_any_height(self, target: SinkTarget) -> None:
-        """Positions that differ in one bit far above 2^53 are told apart."""
+        """Positions that differ in one bit far above 2^53 differ."""
         sink = target.connect()
         high = 2**47 + 1
         apply(sink, order(target, at(high, 1), {"status": "paid"}))
@@ -274,7 +274,7 @@ class FloorCases:
         )
 
     def test_a_floor_is_remembered_over_a_restart(self, target: SinkTarget) -> None:
-        """Another client, opened anew, refuses what is below it, too."""
+        """Another client, opened later, refuses what is below it, too."""
         first = target.connect()
         sweep(first, floor(target, at(5)), order(target, at(6), {"status": "paid"}))
         first.close()

@@ -1,8 +1,8 @@
 """
-The kinds of sink that come with the platform, made as any other package makes its own.
+The kinds of sink that come with the platform, built like those of other packages.
 
 A target's driver is imported when its first sink is made: a process that only checks a
-configuration, or verifies one sink, carries no others.
+configuration, or verifies one sink, imports no others.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ def _cache(sink: SinkSettings, parts: SinkParts) -> Sink:
 def _cache_on_executor(sink: SinkSettings, parts: ExecutorParts) -> Sink:
     from towpath.sinks.targets.cache.sink import CacheSink  # noqa: PLC0415 - see above
 
-    # The driver's sink notices losses, which it can only after all have written.
+    # The driver's sink notices losses, after all executors have written.
     return CacheSink(sink.url, parts.prefix, parts.replay_window_s)
 
 

@@ -1,8 +1,8 @@
 """
-A sink held against the tables that it reads and the target that it writes.
+Checks of a sink against the tables that it reads and the target that it writes.
 
-Before it is added, before a running sink takes a changed block, and whenever somebody
-asks. Nothing is written: what only an attempt to write can tell is told by the sink
+They run before a sink is added, before a running sink adopts a changed block, and on
+demand. Nothing is written: a refusal that only a write can show is reported by the sink
 itself when it starts.
 """
 
@@ -18,7 +18,7 @@ from towpath.sinks.ports import RelationSource
 
 
 class Finding(NamedTuple):
-    """Something to be told of a sink; not everything is a mistake."""
+    """A result of a check; not every one is a mistake."""
 
     text: str
     is_mistake: bool = True
@@ -26,28 +26,28 @@ class Finding(NamedTuple):
 
 def check_block(settings: Settings, sink: Sink, relations: RelationSource) -> None:
     """
-    See that a sink can begin, or go on, as its block says.
+    Check that a sink can start, or continue, with its block.
 
     Args:
         settings: The configuration with the block.
-        sink: What the block says.
+        sink: The block.
         relations: The shapes of tables.
 
     Raises:
-        ConfigurationError: What its kind itself checks is wrong.
-        SinkUnfitError: Tables or target do not fit; everything is told.
+        ConfigurationError: The block breaks a rule of its kind.
+        SinkUnfitError: Tables or target do not fit; the message has every mistake.
         UnavailableError: The broker does not answer.
     """
     check_kinds([sink])
     found = [*check_sink(sink, relations), *check_target(sink, settings)]
-    told = [finding.text for finding in found if finding.is_mistake]
-    if told:
-        raise SinkUnfitError("\n".join(told))
+    mistakes = [finding.text for finding in found if finding.is_mistake]
+    if mistakes:
+        raise SinkUnfitError("\n".join(mistakes))
 
 
 def check_sink(sink: Sink, relations: RelationSource) -> Iterator[Finding]:
     """
-    List what does not fit between a sink's routes and the tables that they read.
+    Yield mismatches between a sink's routes and the tables that they read.
 
     Raises:
         UnavailableError: The broker does not answer.
@@ -66,7 +66,7 @@ def check_sink(sink: Sink, relations: RelationSource) -> Iterator[Finding]:
 
 def check_topics(sink: Sink, settings: Settings) -> Iterator[Finding]:
     """
-    List what the user of ``[kafka.client]`` may not do, if he is to run the sink.
+    Yield the rights that the user of ``[kafka.client]`` lacks to run the sink.
 
     Raises:
         UnavailableError: The broker does not answer.
@@ -77,7 +77,7 @@ def check_topics(sink: Sink, settings: Settings) -> Iterator[Finding]:
 
 
 def check_target(sink: Sink, settings: Settings) -> Iterator[Finding]:
-    """List what the target refuses to the sink's user; or that it does not answer."""
+    """Yield refusals of the target, or that it does not answer."""
     kind = kind_of(sink)
     try:
         if kind.rights is not None:

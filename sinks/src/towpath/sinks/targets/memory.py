@@ -1,9 +1,9 @@
 """
-The reference sink: what every target must equal, in a dictionary.
+The reference sink: a dictionary that every target must equal.
 
-Where a real sink asks a server to compare and write in one step, this one compares and
-writes. It keeps tombstones, as they must: without one, a replayed older change would
-bring a deleted row back.
+A real sink lets a server compare and write in one step; this one compares and writes.
+It keeps tombstones, as they must: without one, a replayed older change would restore a
+deleted row.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from towpath.sinks.tally import Floors, Tally
 
 
 class Stored(NamedTuple):
-    """What a key holds; ``row`` is ``None`` in a tombstone."""
+    """The stored row of a key; ``row`` is ``None`` in a tombstone."""
 
     position: str
     row: Row | None
@@ -32,7 +32,7 @@ class MemorySink:
         self._tally = Tally()
 
     def open(self) -> None:
-        """Nothing to create."""
+        """Do nothing: there is nothing to create."""
 
     def apply(self, batch: Batch) -> None:
         for route, floor in self._floors.due(batch.floors):
@@ -51,7 +51,7 @@ class MemorySink:
         return self._tally.take()
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is no connection."""
 
     def _put(self, change: Change) -> None:
         rows = self.rows.setdefault(change.route, {})

@@ -1,9 +1,9 @@
 """
 The root of ``towpath verify``: wires source, reader, repairs and report.
 
-Exit codes: 0 equal, 1 differences, 3 a part unavailable or changes still on their way.
-A difference is told even if another route could not be compared, and passes without end
-outlast whatever does not answer for a while.
+Exit codes: 0 equal, 1 differences, 3 a part unavailable or changes still in flight. A
+difference is reported even if another route could not be compared, and repeated
+verification continues after a failure.
 """
 
 import os
@@ -51,15 +51,15 @@ _EXIT_CODES: Final = {
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
     """
-    How to verify.
+    The options of a verification.
 
     Attributes:
-        as_json: Print one JSON document; of several passes, one on each line.
-        names: The routes, or their tables; none: all.
-        sample: How many rows of each, or a percentage; empty: all.
-        repairs: Whether to ask for what differs, and to look again.
-        every_s: Begin anew so often, until interrupted; none: verify once.
-        erases: Whether a repair erases keys that no row read anew replaces.
+        as_json: Print one JSON document; one line each if repeated.
+        names: The routes, or their tables; empty for all.
+        sample: The rows of each, or a percentage; empty for all.
+        repairs: Whether to request differing rows, and to compare again.
+        every_s: The period of repeated verification; ``None`` verifies once.
+        erases: Whether a repair erases keys that no row replaces.
     """
 
     as_json: bool = False
@@ -77,15 +77,15 @@ def verify(config: Path, sink: str, options: VerifyOptions) -> int:
     Args:
         config: The configuration file.
         sink: The sink's name.
-        wishes: How to verify.
+        options: The options.
 
     Raises:
         ConfigurationError: The configuration has mistakes.
         UnknownSinkError: No sink of that name is declared.
-        UsageError: The wishes name a route that is not there, or no sample.
-        NotAtRestError: What was committed before does not reach the sink.
-        UnavailableError: Source or broker do not answer. Of passes without end, and of
-            what is told in JSON, neither is raised: it proves nothing, and says why.
+        UsageError: The options name an unknown route, or no sample.
+        NotAtRestError: Earlier commits do not reach the sink.
+        UnavailableError: Source or broker do not answer. With JSON output or repeated
+            verification it is reported as unverified instead.
     """
     settings = load(config, os.environ)  # noqa: TID251 - a root
     declared = settings.sink_named(sink)
@@ -101,7 +101,7 @@ def verify(config: Path, sink: str, options: VerifyOptions) -> int:
     try:
         return _EXIT_CODES[judge.once()]
     except UnavailableError as failure:
-        # Who reads documents gets one, whatever is the matter.
+        # A reader of JSON always gets a document.
         if not options.as_json:
             raise
         return _EXIT_CODES[judge.report_failure(failure)]
@@ -114,12 +114,12 @@ def verify_repeatedly(
     clock: Clock,
 ) -> Verdict:
     """
-    Verify until interrupted; return the worst of all passes that came to an end.
+    Verify until interrupted; return the worst verdict.
 
     Args:
-        once: Makes one pass.
-        gave_up: Hears why a pass could not be made, and says what it comes to.
-        every_s: From one beginning to the next.
+        once: Verifies once.
+        report_failure: Reports why a verification failed, and returns its verdict.
+        every_s: From one start to the next.
         clock: Waits.
     """
     worst: Verdict | None = None
@@ -145,17 +145,17 @@ class SinkVerifier:
         self._clock = SystemClock()
         self._routes = chosen_routes(settings, sink, options.names)
         self._sample = sample_size(options.sample)
-        # All of them is no sample.
+        # All rows are no sample.
         self._sample_text = "" if self._sample is None else options.sample
 
     def once(self) -> Verdict:
-        """Verify, print, and return what it comes to."""
+        """Verify, print, and return the verdict."""
         return self._report(
             Verification(self._sink.name, self._compare(), self._sample_text)
         )
 
     def report_failure(self, failure: UnavailableError) -> Verdict:
-        """Print why a pass was not made."""
+        """Print why a verification failed."""
         found = Verification(
             self._sink.name, sample=self._sample_text, error=str(failure)
         )
@@ -205,7 +205,7 @@ class SinkVerifier:
         catch_up: CatchUpWaiter,
         bars: ProgressBars,
     ) -> RouteReport:
-        """Compare a route; of one that cannot be, the report says why."""
+        """Compare a route; a failure is in the report."""
         try:
             comparison = self._comparison(route, tables, reader, catch_up)
         except (UnavailableError, UnroutedTableError) as failure:

@@ -1,17 +1,17 @@
 """
-Tell the differences between source and sink: every key, every column. Pure.
+The differences between source and sink, by key and column. Pure.
 
-Rows come as texts packed into one, so that equal rows cost one comparison; only those
-that differ are taken apart.
+Rows are texts packed into one, so that equal rows cost one comparison; only differing
+rows are unpacked.
 
-Both sides may change while they are compared, so what differs is a suspect at first. It
-is judged by two looks at the sink with the source in between::
+Both sides may change while they are compared, so a difference is a suspect at first. It
+is judged by two reads of the sink with the source in between::
 
     the sink before  <  the source  <  the sink after, which has passed the source
 
-A row that the sink holds at the same position before and after did not change between:
-if the source has another content, the sink is wrong. A row that moved on explains
-itself, and is looked at again, unless it came to what the source had.
+A row with the same position before and after did not change between: if the source has
+other content, the sink is wrong. A row that moved on is read again, unless it came to
+the source's content.
 """
 
 import enum
@@ -23,7 +23,7 @@ import orjson
 
 
 class DifferenceKind(enum.StrEnum):
-    """What is wrong with a row of the sink."""
+    """The kind of a difference."""
 
     MISSING = "missing"
     DELETED = "deleted"
@@ -34,7 +34,7 @@ class DifferenceKind(enum.StrEnum):
 
 
 class SinkRow(NamedTuple):
-    """A row that the sink holds, or the tombstone of one."""
+    """A row or a tombstone of the sink."""
 
     key: str
     is_deleted: bool
@@ -54,11 +54,11 @@ class Suspect(NamedTuple):
     A key whose row may differ.
 
     Attributes:
-        source: The source's texts, packed; none: it has no row.
-        before: What the sink held before the source was read. At first that something
-            was there is enough: the first look convicts nobody.
-        after: What it holds since it passed what the source had.
-        copies: How many rows of the key the sink held then.
+        source: The source's texts, packed; ``None`` if it has no row.
+        before: The sink's row before the source was read. In the first round its
+            existence is enough: that round marks no key wrong.
+        after: The sink's row once the sink has passed the source.
+        copies: The number of rows of the key in the sink then.
     """
 
     key: str
@@ -69,7 +69,7 @@ class Suspect(NamedTuple):
 
 
 class SuspectState(enum.Enum):
-    """What two looks at a suspect come to."""
+    """The state of a suspect after two reads."""
 
     EQUAL = "equal"
     WRONG = "wrong"
@@ -81,11 +81,10 @@ class Difference(NamedTuple):
     One difference.
 
     Attributes:
-        kind: Missing or deleted: the source has the row. Extra: it has not, because it
-            never had or because the row was deleted and came back. Changed: a column
-            has another value. Twice: the sink holds the key more than once. Surplus: it
-            holds a field that no column of the route has.
-        column: The column that is changed, or the field that no column has.
+        kind: Missing or deleted: the source has the row. Extra: it has not. Changed: a
+            column has another value. Twice: the sink has the key more than once.
+            Surplus: the sink has a field that no column of the route has.
+        column: The changed column, or the surplus field.
         source: Its text in the source; null has none.
         sink: Its text in the sink.
     """
@@ -106,26 +105,26 @@ class Difference(NamedTuple):
 
 
 class SinkDigests(Protocol):
-    """What the comparison needs of the sink's rows: found by key, each taken once."""
+    """The sink's rows by key, each removed as it is compared."""
 
     @property
     def twice(self) -> Sequence[str]:
-        """Keys that were there more than once."""
+        """Keys with more than one row."""
 
     def take(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """Take rows off, as digests; keys that are not there are left out."""
+        """Remove rows and return their digests; missing keys are left out."""
 
     def rest(self) -> Iterator[SinkRow]:
-        """Go through what was never taken; what is packed is a digest."""
+        """Go through the rows that were never removed, packed as digests."""
 
 
 def pack(texts: Sequence[str | None]) -> bytes:
-    """Write a row's texts as one, so that no two rows have the same."""
+    """Pack a row's texts, so that no two rows have the same."""
     return orjson.dumps(texts)
 
 
 def digest_of(packed: bytes) -> bytes:
-    """Return what stands for a row's texts; another row has another."""
+    """Return a digest of packed texts."""
     return blake2b(packed, digest_size=16).digest()
 
 
@@ -133,12 +132,12 @@ def suspects(
     source: Iterable[Sequence[SourceRow]], sink: SinkDigests, *, is_pruned: bool = False
 ) -> Iterator[Suspect]:
     """
-    Compare all rows, and tell which are not the same; a key may come again.
+    Compare all rows, and yield those that differ; a key may be repeated.
 
     Args:
-        source: Rows of the source, some at a time.
-        sink: The sink's rows. It is empty of what the source has afterwards.
-        is_pruned: Whether what only the sink has tells nothing, unless it comes twice.
+        source: Rows of the source, in batches.
+        sink: The sink's rows; rows that the source has are removed.
+        is_pruned: Whether rows that only the sink has are ignored, unless repeated.
     """
     twice = set(sink.twice)
     for rows in source:
@@ -154,21 +153,22 @@ def suspects(
 
 
 def is_same(source: bytes | None, held: SinkRow | None) -> bool:
-    """Tell whether a sink holds what the source has."""
+    """Return whether a sink's row is equal to the source's."""
     if held is None or held.is_deleted:
         return source is None
     return held.packed == source
 
 
 def state_of(suspect: Suspect, *, is_pruned: bool = False) -> SuspectState:
-    """Judge a suspect by both looks; of a pruned source no row is no word."""
+    """Judge a suspect by both reads."""
+    # A pruned source may have deleted a row that the sink keeps.
     if suspect.copies <= 1 and suspect.source is None and is_pruned:
         return SuspectState.EQUAL
     if suspect.copies <= 1 and is_same(suspect.source, suspect.after):
         return SuspectState.EQUAL
     if suspect.before == suspect.after:
         return SuspectState.WRONG
-    # It was what the source had, and moved on: the next look is the next look's.
+    # It was equal and moved on: its next content is for the next verification.
     if suspect.copies <= 1 and is_same(suspect.source, suspect.before):
         return SuspectState.EQUAL
     return SuspectState.MOVING
@@ -176,11 +176,11 @@ def state_of(suspect: Suspect, *, is_pruned: bool = False) -> SuspectState:
 
 def differences(columns: Sequence[str], suspect: Suspect) -> Iterator[Difference]:
     """
-    Tell how a row differs.
+    Yield the differences of a row.
 
     Args:
         columns: Names of the columns, in the order of the texts.
-        suspect: What both sides have of it.
+        suspect: Both sides of it.
     """
     held = suspect.after
     if suspect.copies > 1:
@@ -192,9 +192,9 @@ def differences(columns: Sequence[str], suspect: Suspect) -> Iterator[Difference
     elif held.is_deleted:
         yield Difference(DifferenceKind.DELETED, suspect.key)
     else:
-        told, texts = orjson.loads(suspect.source), orjson.loads(held.packed)
+        expected, texts = orjson.loads(suspect.source), orjson.loads(held.packed)
         own, surplus = texts[: len(columns)], texts[len(columns) :]
-        for column, source, sink in zip(columns, told, own, strict=True):
+        for column, source, sink in zip(columns, expected, own, strict=True):
             if source != sink:
                 yield Difference(
                     DifferenceKind.CHANGED, suspect.key, column, source, sink
@@ -209,9 +209,13 @@ _SENTENCES = {
     DifferenceKind.MISSING: "{key}: the sink does not have it",
     DifferenceKind.DELETED: "{key}: the sink holds it as deleted, the source has it",
     DifferenceKind.EXTRA: "{key}: the sink has it, the source does not",
-    DifferenceKind.CHANGED: "{key}: {column} is {source} in the source and {sink} in the sink",
+    DifferenceKind.CHANGED: (
+        "{key}: {column} is {source} in the source and {sink} in the sink"
+    ),
     DifferenceKind.TWICE: "{key}: the sink has it more than once",
-    DifferenceKind.SURPLUS: "{key}: the sink has a field {column} that the source has not",
+    DifferenceKind.SURPLUS: (
+        "{key}: the sink has a field {column} that the source has not"
+    ),
 }
 
 

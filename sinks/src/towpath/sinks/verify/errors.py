@@ -1,17 +1,17 @@
 """
-Why a sink cannot be verified.
+Errors of verifying a sink.
 
 ::
 
     TowpathError
     ├── UnavailableError
     │   ├── SourceUnavailableError   the database cannot be read
-    │   ├── IncomparableError        the rows of a table cannot be told apart
-    │   ├── NoOutboxError            there is no outbox to compare a log of events with
-    │   ├── UnfitViewError           a view does not give what documents are made of
-    │   └── NotAtRestError           changes are still on their way
+    │   ├── IncomparableError        the rows of a table cannot be distinguished
+    │   ├── NoOutboxError            no outbox exists to compare an event log with
+    │   ├── UnfitViewError           a view lacks the contents of documents
+    │   └── NotAtRestError           changes are still in flight
     └── UsageError
-        └── UnroutedTableError       a route reads no table or view that is declared
+        └── UnroutedTableError       a route reads no declared table or view
 """
 
 from towpath.schemas.failure import UnavailableError, UsageError
@@ -24,7 +24,7 @@ class SourceUnavailableError(UnavailableError):
 
 
 class IncomparableError(UnavailableError):
-    """The rows of a table cannot be told apart by what is published of them."""
+    """The rows of a table cannot be distinguished by their published columns."""
 
     remedy = (
         "Give the table a primary key of single values, or name in "
@@ -42,7 +42,7 @@ class NoOutboxError(UnavailableError):
 
 
 class UnfitViewError(UnavailableError):
-    """A view gives no aggregates that documents could be compared with."""
+    """A view returns no aggregates to compare documents with."""
 
     remedy = (
         "Have the view give the columns aggregate_id, type and payload, and each "
@@ -51,12 +51,12 @@ class UnfitViewError(UnavailableError):
 
 
 class NotAtRestError(UnavailableError):
-    """What was committed does not reach the sink: a comparison would prove nothing."""
+    """Commits do not reach the sink: a comparison would prove nothing."""
 
     remedy = "See that relay and sink run and get on, and verify again."
 
 
 class UnroutedTableError(UsageError):
-    """A route reads a topic that no listed table and no declared view has."""
+    """A route reads a topic of no listed table and no declared view."""
 
     remedy = "List the table in source.tables, or the view in relay.outbox.view."

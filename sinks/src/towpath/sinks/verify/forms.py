@@ -1,23 +1,17 @@
 """
-How rows become comparable: as the columns of a table, or as documents.
+Comparable forms of rows: columns of a table, or documents. Pure.
 
-How a sink's row is named by its key, and what key in the source a name tells. Pure.
-
-A name is a key's parts in one text (see ``key_text``), and a template may have made the
-parts: both can be taken back. What nobody could have named so, as a row that a stranger
-wrote, tells no key.
-
-One text per value, whatever held it. Pure.
+A row's name is its key's parts in one text (see ``key_text``), and a template may have
+made the parts: both can be reversed. A name that no key has, as of a foreign row, has
+no key.
 
 Both sides are brought to the text that a record carries. The source does it in SQL, the
-sinks' readers give values as records do; what is left is to write numbers and booleans
-as text, and floats, which have many texts, as the shortest that means the same.
+sinks' readers return values as records do; the rest is to write numbers and booleans as
+text, and floats, which have many texts, as the shortest equal one.
 
-Documents compared as JSON values: names in any order, every digit. Pure.
-
-A document is compared as one canonical text; only where two differ are they taken
-apart, down to the values that do. Numbers are equal if they are the same number,
-however it is written; none of their digits is lost on the way.
+A document is compared as one canonical text, with names in order; only differing
+documents are compared by their values. Numbers are equal if they are the same number,
+however written; no digit is lost.
 """
 
 import json
@@ -53,7 +47,7 @@ class KeyNames:
         self._routing = routing
 
     def name(self, values: Sequence[str | None]) -> str:
-        """Name the row of a key of the source."""
+        """Return the name of the row of a source's key."""
         if self._routing is None:
             (first, *others) = values
             is_plain = first and not others and ":" not in first and "%" not in first
@@ -61,7 +55,7 @@ class KeyNames:
         return key_text(self._routing.key(self._columns, tuple(values))[1])
 
     def key(self, name: str) -> Key | None:
-        """Return the source's key that a name tells; none: it tells none."""
+        """Return the source's key of a name; ``None`` if it has none."""
         parts = key_parts(name)
         try:
             values = self._routing.source_key(parts) if self._routing else parts
@@ -97,7 +91,7 @@ _BY_TYPE: Final[dict[str, Canonical]] = {
     "double precision": canonical_double,
 }
 
-# What a warehouse may hold null for.
+# Values that a warehouse may hold as null.
 _UNFIT: Final[dict[str, Callable[[Value], bool]]] = {
     "numeric": is_no_number,
     "date": is_no_instant,
@@ -109,11 +103,11 @@ _UNFIT: Final[dict[str, Callable[[Value], bool]]] = {
 
 def canonical_of(type_name: str, *, nulls_unfit: bool = False) -> Canonical:
     """
-    Return how values of a Postgres type are written.
+    Return the writer of values of a Postgres type.
 
     Args:
-        type_name: Postgres's own name of it.
-        nulls_unfit: Whether what no warehouse has room for is null, on both sides.
+        type_name: Postgres' own name of it.
+        nulls_unfit: Whether unrepresentable values are null, on both sides.
     """
     is_unfit = _UNFIT.get(type_name) if nulls_unfit else None
     if is_unfit is None:
@@ -123,7 +117,7 @@ def canonical_of(type_name: str, *, nulls_unfit: bool = False) -> Canonical:
 
 DOCUMENT: Final = "document"
 
-# A number of more zeros is written with an exponent.
+# A number with more zeros is written with an exponent.
 _MOST_ZEROS: Final = 40
 
 Json: TypeAlias = Any
@@ -152,7 +146,7 @@ def parsed(text: str) -> Json:
 
 
 def taken_apart(difference: Difference) -> Iterator[Difference]:
-    """Tell which values of two documents differ; any other difference is kept."""
+    """Yield the differing values of two documents; other differences stay."""
     if difference.kind is not DifferenceKind.CHANGED:
         yield difference
         return
@@ -182,7 +176,7 @@ def _text(value: str | bool | None) -> str:  # noqa: FBT001 - a JSON value
 
 
 def _number(number: Decimal) -> str:
-    """Write a number without the zeros at its end, which say nothing."""
+    """Write a number without insignificant zeros."""
     sign, digits, exponent = number.as_tuple()
     if not isinstance(exponent, int) or not number:
         return "0" if not number else str(number)
@@ -196,38 +190,38 @@ Rows: TypeAlias = Iterable[Sequence[str | None]]
 
 
 class Form(Protocol):
-    """What is compared of the rows of one route."""
+    """The comparable form of the rows of one route."""
 
     @property
     def columns(self) -> Sequence[str]:
-        """Names of what is compared, in the order of the texts."""
+        """Names of the compared columns, in the order of the texts."""
 
     def source_rows(self, rows: Rows) -> list[SourceRow]:
         """
         Write rows of the source, as far as the sink should hold them.
 
         Raises:
-            UnfitViewError: A view gives what is no document.
+            UnfitViewError: A view returns an invalid document.
         """
 
     def held(self, row: StoredRow) -> SinkRow:
-        """Write what the sink holds of a key."""
+        """Write a row of the sink."""
 
-    def told(self, found: Iterable[Difference]) -> Iterator[Difference]:
-        """Tell differences as finely as a reader needs them."""
+    def refined(self, found: Iterable[Difference]) -> Iterator[Difference]:
+        """Refine differences for a reader of the report."""
 
     def key(self, name: str) -> Key | None:
-        """Return the source's key of a row of the sink; none: it can have none."""
+        """Return the source's key of a sink's row; ``None`` if it has none."""
 
 
 class RowForm:
     """
     Rows, column by column, as the route leaves them.
 
-    A row that is named otherwise than by its key's columns has a name for its key. With
-    ``nulls_unfit`` what no warehouse has room for is null on both sides. With
-    ``sees_surplus`` a field that no column of the route has is a difference; a
-    warehouse keeps columns that the source has no more.
+    A row that is not named by its key's columns has a name for its key. With
+    ``nulls_unfit`` unrepresentable values are null on both sides. With ``sees_surplus``
+    a field that no column of the route has is a difference; a warehouse keeps columns
+    that the source has dropped.
     """
 
     def __init__(
@@ -258,7 +252,7 @@ class RowForm:
         self._known = frozenset(known) if sees_surplus else None
         forms = [*(_form(c, nulls_unfit=nulls_unfit) for *_, c in kept)]
         forms += map(_of, constants.values())
-        # Of the others a text is what it is: a whole table is gone through by this.
+        # Other texts are compared unchanged: a whole table passes through here.
         self._floats = [
             (place, form) for place, form in enumerate(forms) if form is not canonical
         ]
@@ -299,12 +293,12 @@ class RowForm:
             for value in values
         ]
         if self._known is not None and (surplus := fields.keys() - self._known):
-            # Behind all columns: the source's texts end before.
+            # After all columns: the source's texts end before.
             texts += sorted(surplus)
         packed = pack(texts)
         return SinkRow(row.key, is_deleted=False, packed=packed, position=row.position)
 
-    def told(self, found: Iterable[Difference]) -> Iterator[Difference]:
+    def refined(self, found: Iterable[Difference]) -> Iterator[Difference]:
         yield from found
 
     def key(self, name: str) -> Key | None:
@@ -312,7 +306,7 @@ class RowForm:
 
 
 class DocumentForm:
-    """Aggregates, as JSON values: of the source's view their id and their document."""
+    """Aggregates as JSON documents: their id and document in the source's view."""
 
     columns = (DOCUMENT,)
     _names = KeyNames((DOCUMENT,), None)
@@ -321,7 +315,7 @@ class DocumentForm:
         self._view = view
 
     def source_rows(self, rows: Rows) -> list[SourceRow]:
-        # An event without a payload deletes the document: there is none.
+        # An event without a payload deletes the document.
         return [
             SourceRow(self._names.name([key]), [self._written(key, text)])
             for key, text in rows
@@ -344,7 +338,7 @@ class DocumentForm:
         packed = pack([canonical_document(dict(row.fields))])
         return SinkRow(row.key, is_deleted=False, packed=packed, position=row.position)
 
-    def told(self, found: Iterable[Difference]) -> Iterator[Difference]:
+    def refined(self, found: Iterable[Difference]) -> Iterator[Difference]:
         for difference in found:
             yield from taken_apart(difference)
 
@@ -353,7 +347,7 @@ class DocumentForm:
 
 
 def form_of(route: Route, table: SourceTable, sink: Sink) -> Form:
-    """Return what is compared of a route's rows."""
+    """Return the comparable form of a route's rows."""
     if route.kind is RouteKind.AGGREGATE:
         return DocumentForm(table.full_name.text)
     return RowForm(
@@ -365,7 +359,7 @@ def form_of(route: Route, table: SourceTable, sink: Sink) -> Form:
 
 
 def _nulls_unfit(route: Route, sink: Sink) -> bool:
-    """Tell whether the sink has null for what it has no room for; a log always has."""
+    """Return whether the sink has null for unrepresentable values; a log always has."""
     if route.kind is RouteKind.EVENT_LOG:
         return True
     return sink.kind == SinkKind.WAREHOUSE and sink.warehouse.unfit is Unfit.NULL
@@ -383,5 +377,5 @@ def _form(column: SourceColumn, *, nulls_unfit: bool) -> Canonical:
 
 
 def _of(constant: Value) -> Canonical:
-    """Return how a constant is written."""
+    """Return the writer of a constant."""
     return canonical_of("double precision") if type(constant) is float else canonical

@@ -1,12 +1,10 @@
 """
-Wait until a sink has passed a moment of the source, also while others write on.
+Waiting until a sink has passed a moment of the source, while others write on.
 
-Three distances must be gone: no snapshot reads for the sink, the slot has confirmed all
-that was committed by then, and the sink has applied every record that its topics held
-when the slot had. The ends are fixed, so that what is written meanwhile is not waited
-for. Whatever gets on is waited for, however long it takes.
-
-How far the database's log is read, and whether those who write are done.
+Three distances must be zero: snapshots have no table left to read for the sink, the
+slot has confirmed every commit until then, and the sink has applied every record that
+its topics had when the slot had confirmed. The ends are fixed, so that later writes are not waited for.
+Progress is waited for, however long it takes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,25 +28,25 @@ from towpath.sinks.state.progress import (
 from towpath.sinks.verify.errors import NotAtRestError
 from towpath.sinks.verify.source import translated
 
-# A relay that has nothing to do confirms at its timer, every 10 s; a warehouse commits
-# every 10 s or so, and compacts for some seconds now and then.
+# An idle relay confirms at its timer, every 10 s; a warehouse commits every 10 s or so,
+# and compacts for some seconds now and then.
 STUCK_AFTER_S: Final = 60.0
 LOOK_EVERY_S: Final = 0.1
 
-# A commit is seen some milliseconds after it can be read from the log; later only if
+# A commit is visible some milliseconds after it can be read from the log; later only if
 # it waits for a standby.
 _SEEN_WITHIN_S: Final = 10.0
 
 
 class PendingSnapshots(NamedTuple):
     """
-    What snapshots have still to read for a sink.
+    The tables that snapshots have still to read for a sink.
 
     Attributes:
-        tables: Those that are not read to their end. What is paused for all sinks is
-            not among them: nothing of it is on its way until somebody resumes it.
-        paused: How many of them are paused.
-        moved: Changes whenever any snapshot gets on, also within a table.
+        tables: Tables not read to their end, without snapshots for all sinks that are
+            paused: they have no rows in flight until they are resumed.
+        paused: The number of them that are paused.
+        moved: Changes whenever any snapshot makes progress, also within a table.
     """
 
     tables: int
@@ -58,13 +56,13 @@ class PendingSnapshots(NamedTuple):
 
 class Distance(NamedTuple):
     """
-    How far it is yet.
+    A remaining distance.
 
     Attributes:
-        to_go: What is left to do.
+        to_go: The remaining amount.
         missing: The same in words.
-        moved: Changes whenever it gets on, also if as much is left.
-        is_working: Whether it is known to get on, though nothing shows it.
+        moved: Changes with progress, also if as much is left.
+        is_working: Whether progress is known without being visible.
     """
 
     to_go: int
@@ -74,32 +72,32 @@ class Distance(NamedTuple):
 
 
 class Log(Protocol):
-    """What the wait needs of the database's log."""
+    """The database's log, as the wait needs it."""
 
     def mark(self) -> int:
-        """Return an LSN that a slot confirms only after all that is committed now."""
+        """Return an LSN that a slot confirms only after all present commits."""
 
     def confirmed(self, slot: str) -> int | None:
-        """Return what a slot has confirmed; a slot that is not there has nothing."""
+        """Return a slot's confirmed LSN; ``None`` without a slot."""
 
     def pending_snapshots(self, sink: str) -> PendingSnapshots:
-        """Tell what snapshots have still to read for a sink."""
+        """Return what snapshots have still to read for a sink."""
 
     def answered(self, signals: Sequence[str]) -> int:
-        """Count the signals that are carried out or refused."""
+        """Count the signals that are completed or refused."""
 
     def refusals(self, signals: Sequence[str]) -> tuple[str, ...]:
-        """Return why signals were refused, those that were."""
+        """Return the reasons of refused signals."""
 
     def next_transaction(self) -> int:
-        """Return the id above those of all transactions that write now."""
+        """Return an id above those of all running transactions."""
 
     def oldest_transaction(self) -> int:
-        """Return the lowest id of a transaction whose end is not seen yet."""
+        """Return the lowest id of a transaction whose end is not visible yet."""
 
 
 class CatchUpWaiter:
-    """Waits for one sink; each wait is for what is there when it begins."""
+    """Waits for one sink; each wait is for what exists when it begins."""
 
     def __init__(
         self, settings: Settings, sink: Sink, log: Log, cluster: Cluster, clock: Clock
@@ -114,26 +112,27 @@ class CatchUpWaiter:
         """
         Return when everything committed before the call has reached the sink.
 
-        What a snapshot still reads for it has not.
+        This includes the rows of its running snapshots.
 
         Args:
-            looking: Called now and then meanwhile, and at the beginning.
+            poll: Called at the beginning, and now and then meanwhile.
 
         Raises:
-            NotAtRestError: It does not get on, and what is missing.
+            NotAtRestError: The sink makes no progress; the message says what is
+                missing.
             UnavailableError: The database or the broker does not answer.
         """
         self._wait(self._snapshot_distance, poll)
         mark = self._log.mark()
         self._wait(lambda: self._slot_distance(mark), poll)
-        # What the slot confirmed is in the topics.
+        # Confirmed changes are in the topics.
         topics = Routes(self._sink).matching(self._cluster.names())
         ends = self._cluster.end_offsets(topics)
         self._wait(lambda: self._sink_distance(ends), poll)
 
     def wait_until_seen(self) -> None:
         """
-        Return when whoever writes now is done, so that all it did is seen.
+        Return when running transactions have ended and are visible.
 
         A commit can be in the log, and in a sink, before others see it. A transaction
         that stays open for long has no commit in the log: it is not waited for further.
@@ -150,10 +149,10 @@ class CatchUpWaiter:
 
     def wait_for_answers(self, signals: Sequence[str]) -> tuple[str, ...]:
         """
-        Return when signals have been carried out, or refused.
+        Return when signals have been completed or refused.
 
         Returns:
-            Why rows were not read, if some were not.
+            The reasons of refusals.
 
         Raises:
             NotAtRestError: The relay does not answer.
@@ -163,7 +162,7 @@ class CatchUpWaiter:
         return self._log.refusals(signals)
 
     def highest(self) -> str:
-        """Return the highest position that the sink applied; empty: nobody knows."""
+        """Return the highest position that the sink applied; empty if unknown."""
         return self._progress().position
 
     def _wait(
@@ -221,7 +220,7 @@ class CatchUpWaiter:
         count = records_to_go(ends, progress.applied)
         why = f" ({progress.error})" if progress.error else ""
         missing = f"the sink {self._sink.name} has {count:,} records to go{why}"
-        # What a batch has written counts only once all of it is durable.
+        # A batch counts only once all of it is durable.
         folder, now = self._settings.state_folder, self._clock.now()
         working = is_writing(folder, self._sink.name, now)
         return Distance(count, missing, is_working=working)
@@ -276,7 +275,7 @@ _NEXT: Final[LiteralString] = (
 
 
 class SourceLog:
-    """How far the database's log is read; sees what happens as it happens."""
+    """The progress of the database's log, always as of now."""
 
     def __init__(self, dsn: str, relay: str) -> None:
         """
@@ -295,10 +294,10 @@ class SourceLog:
 
     def mark(self) -> int:
         """
-        Return an LSN that a slot confirms only after all that is committed now.
+        Return an LSN that a slot confirms only after all present commits.
 
-        Where it may, it writes one itself, a transaction without rows: a slot of a
-        quiet database would otherwise have nothing to confirm.
+        If the user may, it is written here, as a transaction without rows: a slot of an
+        idle database would otherwise have nothing to confirm.
         """
         with translated():
             try:
@@ -308,13 +307,13 @@ class SourceLog:
         return parse_lsn("" if row is None else row[0])
 
     def confirmed(self, slot: str) -> int | None:
-        """Return what a slot has confirmed; a slot that is not there has nothing."""
+        """Return a slot's confirmed LSN; ``None`` without a slot."""
         with translated():
             row = self._connection.execute(_CONFIRMED, [slot]).fetchone()
         return None if row is None or row[0] is None else parse_lsn(row[0])
 
     def pending_snapshots(self, sink: str) -> PendingSnapshots:
-        """Tell what snapshots have still to read for a sink."""
+        """Return what snapshots have still to read for a sink."""
         with translated():
             if self._connection.execute(_HAS_SNAPSHOTS).fetchone() == (None,):
                 return PendingSnapshots(0)
@@ -323,27 +322,27 @@ class SourceLog:
         return PendingSnapshots(0) if row is None else PendingSnapshots(*row)
 
     def answered(self, signals: Sequence[str]) -> int:
-        """Count the signals that are carried out or refused."""
+        """Count the signals that are completed or refused."""
         with translated():
             row = self._connection.execute(_ANSWERED, [list(signals)]).fetchone()
         return 0 if row is None else int(row[0])
 
     def refusals(self, signals: Sequence[str]) -> tuple[str, ...]:
-        """Return why signals were refused, those that were."""
+        """Return the reasons of refused signals."""
         with translated():
             rows = self._connection.execute(_REFUSALS, [list(signals)]).fetchall()
         return tuple(str(reason) for (reason,) in rows)
 
     def next_transaction(self) -> int:
-        """Return the id above those of all transactions that write now."""
+        """Return an id above those of all running transactions."""
         return self._number(_NEXT)
 
     def oldest_transaction(self) -> int:
-        """Return the lowest id of a transaction whose end is not seen yet."""
+        """Return the lowest id of a transaction whose end is not visible yet."""
         return self._number(_OLDEST)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._connection.close()
 
     def _number(self, query: LiteralString) -> int:

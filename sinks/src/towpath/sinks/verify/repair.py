@@ -1,15 +1,14 @@
 """
-Have what is wrong read anew, and see whether it is equal then.
+Repairing differences: refetch wrong rows, or let the sink erase single keys.
 
-What differs is asked for by key, for this sink only; the relay reads those rows, and
-tells of those that are gone. When it has answered and the sink has passed that, the
-keys are compared once more. What is wrong even then is told with the reason: no further
-asking would change it.
+Wrong keys are requested for this sink only; the relay reads their rows, and publishes
+deletes for missing ones. When it has answered and the sink has passed that, the keys
+are compared once more. Keys that are wrong even then are reported with the reason:
+another request would change nothing.
 
-Has single keys erased by the sink itself: an order in its dead-letter topic.
-
-So nobody but the sink writes to its target, and no batch is under way meanwhile. An
-order that is not answered in time is withdrawn: nothing is erased later, unseen.
+Keys are erased by the sink itself, by an order in its dead-letter topic: only the sink
+writes to its target, and no batch is running meanwhile. An order that is not answered
+in time is withdrawn: no key is erased later, unnoticed.
 """
 
 import uuid
@@ -59,48 +58,48 @@ STILL_WRONG: Final = (
 )
 
 
-# What is erased if that is asked for; nothing else ever is.
+# The reasons that allow erasing; no other key is ever erased.
 _ERASED: Final = frozenset({ABOVE, TWICE, NO_KEY})
 
 
 class SourceRepairs(Protocol):
-    """Has rows of one sink's routes read anew."""
+    """Requests rows of one sink's routes from the relay."""
 
     def request_source_keys(self, route: str, keys: Iterable[Key]) -> list[str] | None:
         """
-        Have the rows of these keys read, and deletes told for those that are gone.
+        Request the rows of these keys, and deletes of missing ones.
 
         Returns:
-            The ids of the signals; ``None``: the keys cannot be asked for.
+            The ids of the signals; ``None`` if the keys cannot be requested.
 
         Raises:
-            UnavailableError: It is not known to be asked for.
+            UnavailableError: The request may not have been sent.
         """
 
 
 class Eraser(Protocol):
-    """Has single keys taken out of the sink's target, by the sink itself."""
+    """Erases single keys of the target, through the sink itself."""
 
     def erase(self, route: str, keys: Sequence[str], *, is_read_again: bool) -> str:
         """
-        Have keys erased; return why that was not done, or nothing.
+        Have keys erased; return why it failed, or nothing.
 
-        Rows of the source that are to be read again are asked for before that.
+        Rows of the source that are to be read again are requested before that.
 
         Raises:
-            UnavailableError: It is not known to be asked for.
+            UnavailableError: The order may not have been sent.
         """
 
 
 class UnrepairedKeys(NamedTuple):
-    """Keys that a repair did not make equal, and why not."""
+    """The number of keys that a repair did not make equal, and why."""
 
     reason: str
     keys: int
 
 
 class Repaired(NamedTuple):
-    """How many keys are equal since they were asked for, and what is left."""
+    """The number of keys equal since their refetch, and the keys left."""
 
     equal: int
     left: tuple[UnrepairedKeys, ...] = ()
@@ -116,29 +115,29 @@ def repair(
     eraser: Eraser | None = None,
 ) -> Repaired:
     """
-    Ask for what is wrong, and compare it again when it has come.
+    Request wrong rows, and compare them again when they have come.
 
     Args:
-        bench: Both sides.
-        suspects: What is wrong.
-        repairs: Where to ask for rows.
-        eraser: Erases what no row that is read anew replaces; then these are asked for
-            once more. Without it they are left as they are.
+        comparison: Both sides.
+        suspects: The wrong keys.
+        repairs: Requests rows.
+        eraser: Erases keys that no row replaces, which are then requested again;
+            ``None`` leaves them.
 
     Raises:
-        UnavailableError: A part does not answer, or the sink does not get on.
+        UnavailableError: A part does not answer, or the sink makes no progress.
     """
     wrong_before = suspects.wrong_count
     if not wrong_before:
         return NOTHING_REPAIRED
-    # Keys that did not stand still are compared again too, and may turn out wrong.
+    # Restless keys are compared again too, and may turn out wrong.
     differed = wrong_before + suspects.open_count
     refusals = _read_again(comparison, suspects, repairs)
     if refusals is None:
         return Repaired(0, (UnrepairedKeys(NOT_REQUESTED, wrong_before),))
     kept = ""
     if eraser is not None:
-        # What the relay refuses to read would be missing once it is erased.
+        # A row that the relay refuses to read would be missing once it is erased.
         kept = "; ".join(refusals) or _erase(comparison, eraser, suspects)
         refusals = _read_again(comparison, suspects, repairs) or ()
     reasons = (why for _, why in _reasons(comparison, suspects, refusals))
@@ -154,10 +153,10 @@ def repair(
 def _read_again(
     comparison: RouteComparison, suspects: Suspects, repairs: SourceRepairs
 ) -> tuple[str, ...] | None:
-    """Have what is wrong read, and compare it; return why some was not read."""
+    """Refetch and compare the wrong rows; return why some were not read."""
     if not suspects.wrong_count:
         return ()
-    signals = _ask(comparison, suspects, repairs)
+    signals = _request(comparison, suspects, repairs)
     if signals is None:
         return None
     refusals = comparison.catch_up.wait_for_answers(signals)
@@ -169,34 +168,34 @@ def _read_again(
 def _reasons(
     comparison: RouteComparison, suspects: Suspects, refusals: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
-    """Return of each key that is wrong all the same why it is."""
+    """Yield the reason of each key that is still wrong."""
     for some in suspects.wrong():
         for one in some:
             yield one.key, _reason(comparison, one, refusals)
 
 
 def _erase(comparison: RouteComparison, eraser: Eraser, suspects: Suspects) -> str:
-    """Have erased what can be cured by nothing else; return why it was not."""
+    """Erase keys that nothing else repairs; return why it failed."""
     found: dict[bool, list[str]] = {True: [], False: []}
     for key, why in _reasons(comparison, suspects, ()):
         if why in _ERASED:
             found[why != NO_KEY].append(key)
-    said = [
+    failures = [
         eraser.erase(comparison.route, keys, is_read_again=can_be)
         for can_be, keys in found.items()
         if keys
     ]
-    return "; ".join(filter(None, said))
+    return "; ".join(filter(None, failures))
 
 
-def _ask(
+def _request(
     comparison: RouteComparison, suspects: Suspects, repairs: SourceRepairs
 ) -> list[str] | None:
-    """Ask for all that is wrong and can be a key of the source."""
+    """Request all wrong rows whose key the source can have."""
     signals: list[str] = []
     for some in suspects.wrong():
         keys = _possible(comparison, [one.key for one in some])
-        # Without a key to ask for it tells all the same whether any can be.
+        # Even without a key it returns whether keys can be requested.
         asked = repairs.request_source_keys(comparison.route, keys)
         if asked is None:
             return None
@@ -205,7 +204,7 @@ def _ask(
 
 
 def _possible(comparison: RouteComparison, names: Sequence[str]) -> list[Key]:
-    """Return the source's keys that names tell, if it can have them."""
+    """Return the source's keys of these names, as far as it can have them."""
     keys = [key for name in names if (key := comparison.form.key(name)) is not None]
     return comparison.source.possible(comparison.table, keys)
 
@@ -213,7 +212,7 @@ def _possible(comparison: RouteComparison, names: Sequence[str]) -> list[Key]:
 def _reason(
     comparison: RouteComparison, suspect: Suspect, refusals: Sequence[str]
 ) -> str:
-    """Tell why a key is wrong that was asked for, if it was."""
+    """Return why a key is still wrong after its refetch."""
     if not _possible(comparison, [suspect.key]):
         return NO_KEY
     if suspect.copies > 1:
@@ -224,7 +223,7 @@ def _reason(
     return "; ".join(refusals) or STILL_WRONG
 
 
-# A record of Kafka takes them, and a statement of the warehouse.
+# This many fit a Kafka record, and a statement of the warehouse.
 KEYS_AT_ONCE: Final = 100
 # A warehouse may be in the middle of a batch.
 _ANSWER_WITHIN_S: Final = 120.0
@@ -244,13 +243,13 @@ class OrderedEraser:
 
     def erase(self, route: str, keys: Sequence[str], *, is_read_again: bool) -> str:
         """
-        Have keys erased; return why that was not done, or nothing.
+        Have keys erased; return why it failed, or nothing.
 
         Args:
-            route: Whose they are.
+            route: Their route.
             keys: As the target has them.
-            is_read_again: Whether the source's table can have them: then the sink asks
-                for their rows.
+            is_read_again: Whether the source's table can have them: then the sink
+                requests their rows.
 
         Raises:
             UnavailableError: The broker does not answer.
@@ -265,13 +264,13 @@ class OrderedEraser:
             if (some := keys[first : first + KEYS_AT_ONCE])
         ]
         with closing(DeadLetterTopic(self._settings, self._sink.name)) as dead_letters:
-            said = send_requests(dead_letters, orders, self._clock, _ANSWER_WITHIN_S)
-            for order, answer in said.items():
+            replies = send_requests(dead_letters, orders, self._clock, _ANSWER_WITHIN_S)
+            for order, answer in replies.items():
                 if answer is None:
                     dead_letters.reply(DeadLetterReply(order, _WITHDRAWN, subject))
-        if None in said.values():
+        if None in replies.values():
             return _WITHDRAWN
         refused = (
-            one.text for one in said.values() if isinstance(one, DeadLetterReply)
+            one.text for one in replies.values() if isinstance(one, DeadLetterReply)
         )
         return next(refused, "")

@@ -1,13 +1,9 @@
 """
-What a verification found, for people and for scripts.
+The report of a verification, for people and for scripts.
 
-Every difference is counted; the first of them are shown with both values. A route that
-could not be compared says why, beside what the others showed. A sample claims no more
-than the rows that were picked, and nothing if there were none.
-
-Progress while a sink is compared: how far, how quickly, how long it takes yet.
-
-How large a sample is: so many rows, or a percentage of them.
+Every difference is counted; the first are shown with both values. A route that could
+not be compared has its error, beside the results of the others. A sample claims no more
+than its rows, and nothing if there were none.
 """
 
 import enum
@@ -39,7 +35,7 @@ FIRST_SHOWN = 20
 
 
 class Verdict(enum.StrEnum):
-    """What a verification comes to; a difference weighs more than a gap."""
+    """The result of a verification; a difference outweighs an error."""
 
     EQUAL = "equal"
     DIFFERENT = "different"
@@ -49,21 +45,21 @@ class Verdict(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class RouteReport:
     """
-    What became of one route.
+    The result of one route.
 
     Attributes:
         table: The source's table, with its schema.
         source_rows: Rows of the source that were compared.
-        sink_rows: Live rows of the sink; of a sample, those that were picked there.
-        tombstones: Deleted rows that the sink remembers.
-        differences: How many there are.
-        restless: Keys that changed whenever they were looked at: neither equal nor not.
-        repaired: Keys that differed, and are equal since they were asked for.
-        left: Keys that were to be repaired and differ yet, by why they do.
+        sink_rows: Live rows of the sink; of a sample, those picked there.
+        tombstones: Tombstones of the sink.
+        differences: The number of differences.
+        restless: Keys that changed in every round: neither equal nor wrong.
+        repaired: Keys that differed, and are equal since their refetch.
+        left: Keys that a repair did not make equal, by reason.
         first: The first differences.
-        error: Why the route could not be compared to its end, if it could not.
-        notes: What of it is not compared, and why.
-        unmatched: Rows of the sink that the source no longer has, and need not have.
+        error: Why the comparison ended early, if it did.
+        notes: Parts that are not compared, and why.
+        unmatched: Rows of the sink that the source has deleted and may delete.
     """
 
     route: str
@@ -85,10 +81,10 @@ class RouteReport:
 @dataclass(frozen=True, slots=True)
 class Verification:
     """
-    What became of one sink.
+    The result of one sink.
 
     Attributes:
-        sample: How many rows were to be picked by chance; empty: all were compared.
+        sample: The requested sample; empty if all rows were compared.
         error: Why no route was compared, if none was.
     """
 
@@ -99,17 +95,17 @@ class Verification:
 
     @property
     def differences(self) -> int:
-        """How many there are, over all routes."""
+        """The number of differences of all routes."""
         return sum(route.differences for route in self.routes)
 
     @property
     def rows(self) -> int:
-        """How many rows of the source were compared."""
+        """The number of compared rows of the source."""
         return sum(route.source_rows for route in self.routes)
 
     @property
     def verdict(self) -> Verdict:
-        """What it comes to."""
+        """The verdict."""
         if self.differences:
             return Verdict.DIFFERENT
         if self.reason or any(route.error or route.restless for route in self.routes):
@@ -118,7 +114,7 @@ class Verification:
 
     @property
     def reason(self) -> str | None:
-        """Why the whole proves nothing, if so."""
+        """The reason why the result proves nothing, if so."""
         picked = sum(route.source_rows + route.sink_rows for route in self.routes)
         if self.sample and not self.error and not picked:
             return f"chance picked no row for a sample of {self.sample}"
@@ -173,8 +169,8 @@ def _table(found: Verification) -> Table:
 
 def _lines(found: Verification) -> list[str]:
     routes = found.routes
-    told = [(route, difference) for route in routes for difference in route.first]
-    lines = [f"{route.route} {difference}" for route, difference in told[:FIRST_SHOWN]]
+    first = [(route, difference) for route in routes for difference in route.first]
+    lines = [f"{route.route} {difference}" for route, difference in first[:FIRST_SHOWN]]
     if found.differences > len(lines):
         lines.append(f"... and {found.differences - len(lines):,} more")
     lines += [
@@ -231,7 +227,7 @@ class _Rate(ProgressColumn):
 
 
 class ProgressBars:
-    """A bar for each step of each route, where somebody watches."""
+    """A bar for each step of each route, on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._bars = Progress(
@@ -259,7 +255,7 @@ class ProgressBars:
         self._bars.stop()
 
     def advance(self, what: str, rows: int, estimate: int) -> None:
-        """Tell of so many rows more; an estimate of zero is none."""
+        """Add rows to a bar; an estimate of zero is none."""
         task = self._tasks.get(what)
         if task is None:
             task = self._bars.add_task(what, total=estimate or None)
@@ -272,10 +268,10 @@ _WHOLE_PERCENT: Final = 100
 
 def sample_size(text: str) -> float | None:
     """
-    Read ``1000`` or ``5%``; below one it is a part of the rows, none means all.
+    Read ``1000`` or ``5%``; below one it is a share, ``None`` means all.
 
     Raises:
-        UsageError: It is neither, or nothing.
+        UsageError: It is neither, or zero.
     """
     if not text:
         return None
@@ -287,5 +283,5 @@ def sample_size(text: str) -> float | None:
     if rest or size <= 0 or (percent and size > 1):
         message = f"a sample is a number of rows or a percentage, not {text!r}"
         raise UsageError(message)
-    # All of them is no sample: then rows that only the sink has are found too.
+    # All rows are no sample: then rows that only the sink has are found too.
     return None if percent and size == 1 else size

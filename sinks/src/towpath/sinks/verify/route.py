@@ -1,4 +1,4 @@
-"""One route, verified: both sides read, what differs settled, and what it comes to."""
+"""Verifying one route: reading both sides, settling suspects, and the report."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,17 +27,17 @@ from towpath.sinks.verify.settle import RouteComparison, SampleReader, settle
 from towpath.sinks.verify.source import Texts
 from towpath.sinks.verify.suspects import DigestTable, Suspects
 
-# What is told of progress: what is read, how many rows more, and of about how many.
+# A step, the number of further rows, and their estimated total.
 ProgressCallback = Callable[[str, int, int], None]
 
 _REPORT_EVERY: Final = 1000
-# However small a part is asked for: what only the sink has may be all there is.
+# The smallest sample: all rows may be in the sink alone.
 _LEAST: Final = 100
 
 
 @dataclass(slots=True)
 class _RowCounts:
-    """What was read, also if reading fails half way."""
+    """The counts of a comparison, also if it ends early."""
 
     source_rows: int = 0
     sink_rows: int = 0
@@ -51,25 +51,25 @@ def verify_route(
     comparison: RouteComparison,
     sample: float | None,
     repairs: SourceRepairs | None,
-    told: ProgressCallback,
+    report_progress: ProgressCallback,
     eraser: Eraser | None = None,
 ) -> RouteReport:
     """
-    Compare a route; what cannot be read is told in the report, not raised.
+    Compare a route; a failure is in the report, not raised.
 
     Args:
-        bench: Both sides.
-        sample: Of how many rows, or of how large a part; none: of all.
-        repairs: Where to ask for what is wrong; none: it is left as it is.
-        told: Hears of progress.
-        eraser: Erases keys that no row replaces; none: they are left as they are.
+        comparison: Both sides.
+        sample: The number of rows, or below one their share; ``None`` for all.
+        repairs: Requests wrong rows; ``None`` leaves them.
+        report_progress: Called with progress.
+        eraser: Erases keys that no row replaces; ``None`` leaves them.
     """
     counts = _RowCounts()
     began_s = comparison.clock.monotonic_s()
     with Suspects() as suspects_found:
         try:
             if sample is None:
-                _read_all(comparison, suspects_found, counts, told)
+                _read_all(comparison, suspects_found, counts, report_progress)
             else:
                 _read_some(comparison, sample, suspects_found, counts)
             settle(comparison, suspects_found)
@@ -100,22 +100,22 @@ def _read_all(
     comparison: RouteComparison,
     suspects_found: Suspects,
     counts: _RowCounts,
-    told: ProgressCallback,
+    report_progress: ProgressCallback,
 ) -> None:
-    """Read the sink onto a shelf, then the source; suspect what is not the same."""
+    """Read the sink's digests, then the source; suspect rows that differ."""
     estimate = comparison.source.estimate(comparison.table)
 
     def stored() -> Iterator[StoredRow]:
         for number, row in enumerate(comparison.reader.rows(comparison.route), 1):
             yield row
             if not number % _REPORT_EVERY:
-                told("read the sink", _REPORT_EVERY, estimate)
+                report_progress("read the sink", _REPORT_EVERY, estimate)
 
     def source_rows() -> Iterator[Sequence[SourceRow]]:
         for rows in comparison.source.rows(comparison.table):
             written = comparison.form.source_rows(rows)
             counts.source_rows += len(written)
-            told("compare with the source", len(written), estimate)
+            report_progress("compare with the source", len(written), estimate)
             yield written
 
     with DigestTable() as digests:
@@ -136,12 +136,12 @@ def _read_some(
     suspects_found: Suspects,
     counts: _RowCounts,
 ) -> None:
-    """Suspect what chance picks, of the source's rows and of the sink's."""
+    """Suspect random rows of the source and of the sink."""
     _pick(comparison, sample, suspects_found, counts)
     if not counts.source_rows:
-        # A small part of few rows may be none: of an emptied sink all would be equal.
+        # A small share of few rows may be none: an emptied sink would look equal.
         _pick(comparison, _LEAST, suspects_found, counts)
-    # What only a log still has proves nothing.
+    # A row that only a log has proves nothing.
     if comparison.table.is_pruned or not isinstance(comparison.reader, SampleReader):
         return
     as_many = max(counts.source_rows, int(sample), _LEAST)
@@ -159,7 +159,7 @@ def _pick(
     suspects_found: Suspects,
     counts: _RowCounts,
 ) -> None:
-    """Suspect what chance picks of the source's rows."""
+    """Suspect random rows of the source."""
     rows: Iterable[Texts] = chain.from_iterable(
         comparison.source.sample(comparison.table, sample)
     )
@@ -171,12 +171,14 @@ def _pick(
 def _count_differences(
     comparison: RouteComparison, found: Suspects
 ) -> tuple[int, list[Difference]]:
-    """Return how many differences there are, and the first."""
+    """Return the number of differences, and the first ones."""
     count = 0
     first: list[Difference] = []
     for some in found.wrong():
         for suspect in some:
-            each = comparison.form.told(differences(comparison.form.columns, suspect))
+            each = comparison.form.refined(
+                differences(comparison.form.columns, suspect)
+            )
             for difference in each:
                 count += 1
                 if count <= FIRST_SHOWN:

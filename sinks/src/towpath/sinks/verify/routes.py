@@ -1,11 +1,9 @@
 """
-What each route should hold: the table, the events or the view of the source.
-
-What an event log should hold: the events whose rows the outbox still has.
+The expected contents of each route: a table, outbox events or a view.
 
 Rows of an outbox are deleted, often by the transaction that inserted them, and some
-events never had one. So an event that only the log has tells nothing; one that only the
-outbox has is missing.
+events never had one. So an event that only the log has proves nothing; one that only
+the outbox has is missing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +38,7 @@ from towpath.sinks.verify.table import (
     published,
 )
 
-# What an event log keeps of an outbox row.
+# The columns of an outbox row that an event log keeps.
 _PARTS: Final = (
     "id",
     "aggregate_type",
@@ -72,7 +70,7 @@ def outbox_table(
 
     Raises:
         NoOutboxError: The outbox is not there, or lacks a column.
-        IncomparableError: The ids of its events cannot be told apart.
+        IncomparableError: The ids of its events cannot be distinguished.
         SourceUnavailableError: The database cannot be read.
     """
     outbox = settings.relay.outbox
@@ -122,7 +120,7 @@ def _is_enveloped(outbox: Outbox) -> bool:
 
 
 def _read(route: Route, sink: Sink, outbox: Outbox, values: list[str]) -> Iterator[str]:
-    """List the values that make the name of a topic which the route reads."""
+    """Yield the values that route an event to the route's topics."""
     routes = Routes(sink)
     for value in values:
         reading = routes.reading(outbox.topic_of(value))
@@ -130,13 +128,13 @@ def _read(route: Route, sink: Sink, outbox: Outbox, values: list[str]) -> Iterat
             yield value
 
 
-# What an event is made of that a view gives.
+# The columns of an event that a view must have.
 _OF_VIEW: Final = ("aggregate_id", "type", "payload")
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What the routes of one sink should hold."""
+    """The expected contents of one sink's routes."""
 
     sink: Sink
     settings: Settings
@@ -145,11 +143,11 @@ class Tables:
 
     def of(self, route: Route) -> SourceTable:
         """
-        Find what a route should hold.
+        Describe the expected contents of a route.
 
         Raises:
             UnroutedTableError: No listed table, or no declared view, has its topic.
-            IncomparableError: Its rows cannot be told apart.
+            IncomparableError: Its rows cannot be distinguished.
             UnfitViewError: Its view lacks a column.
             UnavailableError: The source or the broker does not answer.
         """
@@ -162,7 +160,7 @@ class Tables:
                 return self._table(route)
 
     def _table(self, route: Route) -> SourceTable:
-        """Describe a table as far as it is published."""
+        """Describe the published part of a table."""
         name = table_behind(self.settings, route.topic, self._announced(route.topic))
         if name is None:
             message = (
@@ -174,7 +172,7 @@ class Tables:
         try:
             shape = self.relations.shape(route.topic)
         except ShapeUnknownError:
-            # Nothing of it was published yet: what it has is missing in the sink.
+            # No record was published yet: all of its rows are missing in the sink.
             if not table.key:
                 raise
             return comparable(as_written(table, rows))
@@ -221,10 +219,10 @@ class Tables:
 
 def chosen_routes(settings: Settings, sink: Sink, names: Sequence[str]) -> list[Route]:
     """
-    Return the routes of these names, or of these tables; no names: all.
+    Return the routes of these names, or of these tables; all without names.
 
     Raises:
-        UsageError: A name is that of no route.
+        UsageError: No route has a name.
     """
     known = {
         route.name: (route.name, table_behind(settings, route.topic))
@@ -242,18 +240,18 @@ def chosen_routes(settings: Settings, sink: Sink, names: Sequence[str]) -> list[
 
 
 def _names(text: str) -> set[str]:
-    """Return a route's name, and a table's as it is written by itself."""
+    """Return a text as a route's name, and as a table's."""
     return {text, TableName.parse(text).text} if "." in text.strip(".") else {text}
 
 
 def _document(types: Mapping[str, str]) -> tuple[SourceColumn, ...]:
-    """Return what of an aggregate's row in its view a document is compared with."""
+    """Return the columns of a view that a document is compared with."""
     payload = TEXT_IN_BYTES if types.get("payload") == "bytea" else "json"
     return SourceColumn("aggregate_id", "text"), SourceColumn("payload", payload)
 
 
 def _of_state(route: Route) -> Limit:
-    """Limit a view to the aggregates whose type, null too, carries a state."""
+    """Limit a view to aggregates of a type that carries a state, null included."""
     if route.state_types:
         return Limit("type", route.state_types)
     return Limit("type", route.delete_types, is_of_others=True)

@@ -1,16 +1,16 @@
 """
-Settle suspects: look at both sides again until each is equal or proven wrong.
+Settling suspects: reading both sides again until each is equal or wrong.
 
-Each round reads, in this order: the source, then, once the sink has passed that, the
-sink. What the sink held before is the look of the round before. Nobody is proven wrong
-by the first round, because what stood in the sink then may not have been visible in the
-source yet: before the source is read again, whoever wrote meanwhile is waited for.
+Each round reads the source, then, once the sink has passed it, the sink. The sink's row
+before is that of the previous round. The first round marks no key wrong, because a row
+of the sink may not have been visible in the source yet: before the source is read
+again, running transactions are waited for.
 
-A row that changes in every round proves nothing. While few are left, the source is
-looked at often while the sink is waited for: if it ever had what the sink then came to,
+A row that changes in every round proves nothing. While few are left, the source is read
+often during the wait for the sink: if it ever had the content that the sink came to,
 the sink follows it.
 
-How a sink is looked at again: by key where its reader can, else as a whole.
+A sink is read again by key where its reader can, else as a whole.
 """
 
 from collections import defaultdict
@@ -29,11 +29,11 @@ from towpath.sinks.verify.table import SourceTable
 
 @runtime_checkable
 class KeyReader(Protocol):
-    """A reader that need not go through all keys to find a few."""
+    """A reader that can find a few keys without reading all."""
 
     def at(self, route: str, keys: Iterable[str]) -> Iterator[StoredRow]:
         """
-        Read the rows of any number of keys, as ``rows`` gives them.
+        Read the rows of any number of keys, in the form of ``rows``.
 
         Raises:
             UnavailableError: The target cannot be reached.
@@ -42,11 +42,11 @@ class KeyReader(Protocol):
 
 @runtime_checkable
 class SampleReader(Protocol):
-    """A reader that need not go through all keys to pick a few by chance."""
+    """A reader that can pick a few random keys without reading all."""
 
     def sample(self, route: str, count: int) -> Iterator[StoredRow]:
         """
-        Read about so many rows, tombstones among them, as ``rows`` gives them.
+        Read about ``count`` rows, tombstones among them, in the form of ``rows``.
 
         Raises:
             UnavailableError: The target cannot be reached.
@@ -55,7 +55,7 @@ class SampleReader(Protocol):
 
 def read_sink(reader: SinkReader, route: str, form: Form, suspects: Suspects) -> None:
     """
-    See what a sink holds of the open suspects.
+    Record the sink's rows of the open suspects.
 
     Raises:
         UnavailableError: The target cannot be reached.
@@ -67,7 +67,7 @@ def read_sink(reader: SinkReader, route: str, form: Form, suspects: Suspects) ->
     suspects.record_sink_rows(form.held(row) for row in reader.at(route, keys))
 
 
-# A row that never stood still for so long, while others came to rest or not.
+# The time without a settled row after which the others are restless.
 RESTLESS_AFTER_S: Final = 30.0
 _FEW: Final = 200
 
@@ -75,24 +75,24 @@ Contents = defaultdict[str, set[bytes | None]]
 
 
 class CatchUp(Protocol):
-    """What must have happened before a look counts."""
+    """The waits before a read counts."""
 
     def wait(self, poll: Callable[[], None] | None = None) -> None:
-        """Return when the sink has what is committed now; look meanwhile, if asked."""
+        """Return when the sink has all present commits; call ``poll`` meanwhile."""
 
     def wait_until_seen(self) -> None:
-        """Return when whoever writes now is done, so that all it did is seen."""
+        """Return when running transactions have ended and are visible."""
 
     def wait_for_answers(self, signals: Sequence[str]) -> tuple[str, ...]:
-        """Return when the relay has read what it was asked; why some was not read."""
+        """Return when the relay has handled the signals; and why some were refused."""
 
     def highest(self) -> str:
-        """Return the highest position that the sink applied; empty: nobody knows."""
+        """Return the highest position that the sink applied; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouteComparison:
-    """Both sides of one route, and what is needed to compare them."""
+    """Both sides of one route, and the dependencies of comparing them."""
 
     route: str
     table: SourceTable
@@ -105,12 +105,12 @@ class RouteComparison:
 
 def settle(comparison: RouteComparison, suspects: Suspects) -> None:
     """
-    Settle suspects of which both sides were read once, the source last.
+    Settle suspects after one read of both sides, the source last.
 
-    Those that stay open never stood still.
+    Suspects that stay open changed in every round.
 
     Raises:
-        UnavailableError: A part does not answer, or the sink does not get on.
+        UnavailableError: A part does not answer, or the sink makes no progress.
     """
     if not suspects.open_count:
         return
@@ -122,10 +122,10 @@ def settle(comparison: RouteComparison, suspects: Suspects) -> None:
 
 def settle_further(comparison: RouteComparison, suspects: Suspects) -> None:
     """
-    Settle suspects that were looked at before.
+    Settle suspects that were read before.
 
     Raises:
-        UnavailableError: A part does not answer, or the sink does not get on.
+        UnavailableError: A part does not answer, or the sink makes no progress.
     """
     stall = StallTimeout(comparison.clock, RESTLESS_AFTER_S)
     while (left := suspects.open_count) and not stall.is_over(left):
@@ -136,17 +136,17 @@ def _round(comparison: RouteComparison, suspects: Suspects) -> None:
     suspects.start_round()
     comparison.catch_up.wait_until_seen()
     for some in suspects.open():
-        suspects.told(_contents(comparison, some))
+        suspects.record_source_rows(_contents(comparison, some))
     had: Contents = defaultdict(set)
     is_few = suspects.open_count <= _FEW
     few = [one for some in suspects.open() for one in some] if is_few else []
 
-    def note() -> None:
+    def read_source() -> None:
         rows = _contents(comparison, few)
         for suspect in few:
             had[suspect.key].add(rows.get(suspect.key))
 
-    comparison.catch_up.wait(note if few else None)
+    comparison.catch_up.wait(read_source if few else None)
     read_sink(comparison.reader, comparison.route, comparison.form, suspects)
     _judge(comparison, suspects, had, is_first=False)
 
@@ -173,7 +173,7 @@ def _judge(
 
 
 def _followed(suspect: Suspect, had: dict[str, set[bytes | None]]) -> bool:
-    """Tell whether the source had what the sink came to while it was waited for."""
+    """Return whether the source had the sink's content during the wait."""
     contents = had.get(suspect.key, ())
     return suspect.copies <= 1 and any(
         is_same(content, suspect.after) for content in contents
@@ -181,7 +181,7 @@ def _followed(suspect: Suspect, had: dict[str, set[bytes | None]]) -> bool:
 
 
 def _contents(comparison: RouteComparison, some: list[Suspect]) -> dict[str, bytes]:
-    """Read what the source has of suspects; a name that tells no key has no row."""
+    """Read the source's rows of suspects; a name without a key has no row."""
     keys = [key for one in some if (key := comparison.form.key(one.key)) is not None]
     rows = comparison.source.listed(comparison.table, keys) if keys else ()
     return {row.key: pack(row.texts) for row in comparison.form.source_rows(rows)}

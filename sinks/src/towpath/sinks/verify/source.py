@@ -1,14 +1,12 @@
 """
-Reads tables of the source chunk by chunk, every value as text that SQL writes.
+Reading tables of the source chunk by chunk, every value as text from SQL.
 
 The forms are those of records, arrived at independently of the relay: the database
-formats times, booleans and bytes itself. A chunk is a statement of its own: no view of
-the database is held for longer, which would keep the server from cleaning up.
+formats times, booleans and bytes itself. A chunk is a statement of its own: no snapshot
+of the database is held longer, which would prevent cleanup on the server.
 
-What the source's catalog says of a table: its columns, what is in them, and its keys.
-
-A domain is what it is over, through every level; an array, a composite and an hstore
-are told with all that is inside them.
+Column types come from the catalog. A domain is resolved to its base type; an array, a
+composite and an hstore include the types inside them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,8 +40,8 @@ _COLUMNS: Final[LiteralString] = """
                  and attgenerated = 's' and to_jsonb(p) ->> 'pubgencols' = 's')))
     order by attnum
 """
-# Of an extension's type the operators are not found by their plain names, and those of
-# what it can be cast to would be taken for them.
+# Operators of an extension's type are not found by their plain names, and those of a
+# type it can be cast to would be taken instead.
 _TYPE: Final[LiteralString] = """
     select oid::regtype::text, typname::text, typdelim::text, typbasetype::bigint,
            (select e.oid::bigint from pg_type e where e.typarray = t.oid),
@@ -86,7 +84,7 @@ _IS_PARTITIONED: Final[LiteralString] = (
     "select relkind = 'p' from pg_class where oid = %s::regclass"
 )
 
-# Of the widest decimal that a warehouse has.
+# The digits of a warehouse's widest decimal.
 _MOST_DIGITS: Final = 38
 
 
@@ -116,18 +114,18 @@ def primary_key_of(connection: Connection, table: str) -> tuple[str, ...]:
 
 
 def is_unique(connection: Connection, table: str, names: tuple[str, ...]) -> bool:
-    """Tell whether a table has at most one row with these values, none of them null."""
+    """Return whether the values of these columns are unique and never null."""
     asked = {"table": table, "names": list(names)}
     return connection.execute(_IS_UNIQUE, asked).fetchone() == (True,)
 
 
 def is_partitioned(connection: Connection, table: str) -> bool:
-    """Tell whether a table's rows are those of its partitions."""
+    """Return whether a table's rows are those of its partitions."""
     return connection.execute(_IS_PARTITIONED, [table]).fetchone() == (True,)
 
 
 def _is_too_wide(kind: SourceType, typmod: int) -> bool:
-    """Tell whether it is a numeric for which no decimal of a warehouse is enough."""
+    """Return whether a type is a numeric too wide for a warehouse's decimal."""
     if kind.name != "numeric":
         return False
     digits = Column("", kind.name, typmod).precision_and_scale
@@ -194,12 +192,12 @@ class Source:
 
     def table(self, name: TableName) -> SourceTable:
         """
-        Look a table up; its key is the primary key, if it has one.
+        Describe a table; its key is the primary key, if it has one.
 
         Raises:
-            SourceUnavailableError: It is not there or cannot be read.
+            SourceUnavailableError: It does not exist or cannot be read.
         """
-        # In one view of the catalog, so that columns and key belong together.
+        # In one transaction, so that columns and key are consistent.
         with translated(), self._connection.transaction():
             self._connection.execute(_ONE_VIEW)
             return SourceTable(
@@ -212,7 +210,7 @@ class Source:
 
     def has_table(self, name: TableName) -> bool:
         """
-        Tell whether there is such a table.
+        Return whether a table exists.
 
         Raises:
             SourceUnavailableError: The database cannot be read.
@@ -223,7 +221,7 @@ class Source:
 
     def has_key(self, table: SourceTable) -> bool:
         """
-        Tell whether the rows of a table can be told apart by its key.
+        Return whether a table's key identifies its rows.
 
         Raises:
             SourceUnavailableError: The database cannot be read.
@@ -272,11 +270,11 @@ class Source:
 
     def sample(self, table: SourceTable, size: float) -> Iterator[list[Texts]]:
         """
-        Go through rows that chance picks.
+        Go through random rows.
 
         Args:
-            table: Where to read.
-            size: How many rows; below one, how large a part of them.
+            table: The table.
+            size: The number of rows; below one, their share.
 
         Raises:
             SourceUnavailableError: The database cannot be read.
@@ -292,7 +290,7 @@ class Source:
         self, table: SourceTable, keys: Sequence[Sequence[str]]
     ) -> Iterator[Texts]:
         """
-        Read the rows of some keys; what cannot be a key of the table has none.
+        Read the rows of some keys; an impossible key has none.
 
         Raises:
             SourceUnavailableError: The database cannot be read.
@@ -310,7 +308,7 @@ class Source:
         self, table: SourceTable, keys: Sequence[tuple[str, ...]]
     ) -> list[tuple[str, ...]]:
         """
-        Return those keys that rows of the table can have, spelt as theirs are.
+        Return the keys that rows of the table can have, in the table's spelling.
 
         Raises:
             SourceUnavailableError: The database cannot be read.
@@ -357,5 +355,5 @@ def translated() -> Iterator[None]:
 
 
 def _unavailable(error: psycopg.Error) -> SourceUnavailableError:
-    told = error.diag.message_primary or str(error).strip().partition("\n")[0]
-    return SourceUnavailableError(f"the source cannot be read: {told}")
+    message = error.diag.message_primary or str(error).strip().partition("\n")[0]
+    return SourceUnavailableError(f"the source cannot be read: {message}")

@@ -40,7 +40,7 @@ _INTERVAL: Final[LiteralString] = """
 _AS_PRINTED: Final[LiteralString] = (
     "case when {value} is not null then concat({value}) end"
 )
-# What has other texts in records than Postgres's own.
+# Types with other texts in records than Postgres' own.
 _FORMS: Final[Mapping[str, LiteralString]] = MappingProxyType(
     {
         "timestamp with time zone": _TIMES.replace("{moment}", _IN_UTC).replace(
@@ -103,7 +103,7 @@ def listed(table: SourceTable, keys: Sequence[Sequence[str]]) -> Statement:
 
 
 def spelt(table: SourceTable, keys: Sequence[Sequence[str]]) -> Statement:
-    """Write some keys as their columns would have them; fails for what is no key."""
+    """Write some keys as their columns would; fails for an impossible key."""
     values = [
         _written(type_, _typed(type_, name))
         for type_, name in zip(table.key_types, _key_names(table), strict=True)
@@ -115,12 +115,12 @@ def spelt(table: SourceTable, keys: Sequence[Sequence[str]]) -> Statement:
 
 
 def share(table: SourceTable, share: float) -> Statement:
-    """Read about so large a part of the rows, by chance."""
+    """Read a random share of the rows."""
     return _select(table, [(sql.SQL("random() < %s"), [share])], sql.SQL(""))
 
 
 def some(table: SourceTable, rows: int) -> Statement:
-    """Read so many rows, by chance."""
+    """Read a number of random rows."""
     tail = sql.SQL(" order by random() limit {}").format(sql.Literal(rows))
     return _select(table, [], tail)
 

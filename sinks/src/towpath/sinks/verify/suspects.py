@@ -1,15 +1,10 @@
 """
-The keys that may differ, kept on disk until each is settled.
+Temporary databases on disk: the sink's rows by key, and the suspects.
 
-However many there are, memory stays small: of a sink that was lost, every key is one.
-
-A temporary database of one comparison: it goes with its connection.
-
-What a sink holds, kept by key on disk while it is compared.
-
-A sink gives its rows in any order, the source gives them by key. Laid on a shelf in a
-temporary file, they are found by key whatever their number, and memory stays small. Of
-each row a digest is kept: whatever differs is looked at again anyway.
+Memory stays small however many rows there are: of a lost sink, every key is a suspect.
+A sink returns its rows in any order, the source returns them by key; a digest of each
+row is kept, because differing rows are read again anyway. A database ends with its
+connection.
 
 Hot path, once per row of both sides.
 """
@@ -24,12 +19,12 @@ from towpath.sinks.verify.compare import SinkRow, Suspect, digest_of
 
 
 class Scratch:
-    """Rows on disk while a block runs; ``statements`` make their place."""
+    """A temporary database, created by ``statements``."""
 
     statements: tuple[str, ...]
 
     def __enter__(self) -> Self:
-        # An empty name is a temporary file that goes with the connection.
+        # An empty name is a temporary file that ends with the connection.
         self._file = sqlite3.connect("", isolation_level=None)
         self._file.execute("pragma journal_mode = off")
         for statement in self.statements:
@@ -85,10 +80,10 @@ _Row = tuple[
 
 class Suspects(Scratch):
     """
-    Keys that may differ, then are wrong or go.
+    Keys that may differ, until they are marked wrong or dropped.
 
-    Call order: ``with``; ``add``; then rounds of ``told``, ``record_sink_rows`` and a judgement,
-    each begun by ``start_round``.
+    Call order: ``with``; ``add``; then rounds of ``record_source_rows``,
+    ``record_sink_rows`` and a judgement, each begun by ``start_round``.
     """
 
     statements = (_TABLE,)
@@ -98,42 +93,42 @@ class Suspects(Scratch):
         self.wrong_count = 0
 
     def add(self, found: Iterable[Suspect]) -> None:
-        """Take suspects; one that is there already stays as it is."""
+        """Add suspects; an existing one stays as it is."""
         rows = ((each.key, each.source, *_columns(each.before)) for each in found)
         self.open_count += max(0, self._file.executemany(_ADD, rows).rowcount)
 
-    def told(self, rows: Mapping[str, bytes]) -> None:
-        """Take what the source has of open suspects, packed."""
+    def record_source_rows(self, rows: Mapping[str, bytes]) -> None:
+        """Store the source's packed rows of open suspects."""
         self._file.executemany(
             "update suspect set source = ? where key = ? and not is_wrong",
             [(packed, key) for key, packed in rows.items()],
         )
 
     def record_sink_rows(self, rows: Iterable[SinkRow]) -> None:
-        """Take what the sink holds of keys; those that are no open suspects go by."""
+        """Store the sink's rows of open suspects; other keys are ignored."""
         waiting = iter(rows)
         while some := list(islice(waiting, AT_ONCE)):
             self._file.executemany(_SAW, ((*_columns(one), one.key) for one in some))
 
     def start_round(self) -> None:
-        """Let what was seen last be what was there before."""
+        """Start a round: the rows read last become those before."""
         self._file.execute(_AGAIN)
 
     def open(self) -> Iterator[list[Suspect]]:
-        """Go through the suspects that are not settled, some at a time."""
+        """Go through the unsettled suspects, in batches."""
         return self._some(is_wrong=False)
 
     def wrong(self) -> Iterator[list[Suspect]]:
-        """Go through those that are wrong, some at a time."""
+        """Go through the wrong suspects, in batches."""
         return self._some(is_wrong=True)
 
     def drop(self, keys: Sequence[str]) -> None:
-        """Forget open suspects that turned out to be equal."""
+        """Remove open suspects that are equal."""
         self._file.executemany("delete from suspect where key = ?", zip(keys))
         self.open_count -= len(keys)
 
     def mark_wrong(self, keys: Sequence[str]) -> None:
-        """Take open suspects for wrong."""
+        """Mark open suspects as wrong."""
         self._file.executemany(
             "update suspect set is_wrong = 1 where key = ?",
             zip(keys),
@@ -142,7 +137,7 @@ class Suspects(Scratch):
         self.wrong_count += len(keys)
 
     def reopen(self) -> None:
-        """Suspect what was wrong anew: it is being repaired."""
+        """Open the wrong suspects again: they are being repaired."""
         self._file.execute("update suspect set is_wrong = 0")
         self.open_count += self.wrong_count
         self.wrong_count = 0
@@ -176,8 +171,8 @@ def _held(key: str, *columns: object) -> SinkRow | None:
 # Keys of one statement. SQLite takes at most 32,766; more than this gains nothing.
 _AT_ONCE: Final = 1000
 
-# Rows come in no order, so most of the table is touched all the time: with two million
-# rows on it the shelf takes about 120 MB, and half as much time as with SQLite's 2 MB.
+# Rows are in no order, so most of the table is touched all the time: with two million
+# rows, it takes about 120 MB, and half the time of SQLite's default of 2 MB.
 _KEPT_IN_MEMORY: Final = "pragma cache_size = -65536"
 
 _PUT: Final = """
@@ -192,7 +187,7 @@ _DIGEST_TABLE: Final = (
 
 
 class DigestTable(Scratch):
-    """Rows by key; a key that comes twice is noticed."""
+    """The digests of a sink's rows by key, with repeated keys counted."""
 
     statements = (_KEPT_IN_MEMORY, _DIGEST_TABLE)
 
@@ -201,7 +196,7 @@ class DigestTable(Scratch):
         self.tombstones = 0
 
     def put(self, rows: Iterable[SinkRow]) -> None:
-        """Lay rows on the shelf; of a key that comes twice the first stays."""
+        """Add rows; of a repeated key the first stays."""
         waiting = iter(rows)
         while some := [
             (key, _DELETED if is_deleted else digest_of(packed))
@@ -214,15 +209,15 @@ class DigestTable(Scratch):
 
     @property
     def twice(self) -> Sequence[str]:
-        """Keys that were put there more than once."""
+        """Keys that were added more than once."""
         found = self._file.execute("select key from row where copies > 1 order by key")
         return [key for (key,) in found]
 
     def take(self, keys: Sequence[str]) -> dict[str, bytes]:
         """
-        Take rows off the shelf, as the digests of their texts; a tombstone has none.
+        Remove rows and return the digests of their texts; a tombstone has none.
 
-        Keys that are not there are left out.
+        Missing keys are left out.
         """
         taken: dict[str, bytes] = {}
         for first in range(0, len(keys), _AT_ONCE):
@@ -236,7 +231,7 @@ class DigestTable(Scratch):
         return taken
 
     def rest(self) -> Iterator[SinkRow]:
-        """Go through what is still there, by key."""
+        """Go through the remaining rows, by key."""
         for key, digest in self._file.execute(
             "select key, digest from row order by key"
         ):

@@ -1,11 +1,9 @@
 """
-What of the source a route is compared with: a table, a part of one, or a view.
+The source side of a route: a table, a part of one, or a view. Pure.
 
-What of a table is published, and so can be compared. Pure.
-
-Names and key are those that the relay announced; the rest is the table's own. A column
-that is masked is read only if it is of the key, and compared in no case; a beginning is
-taken of characters alone, so that any other column under such a rule is as it is.
+Names and key are the announced ones; the rest is the table's own. A masked column is
+read only if it is in the key, and never compared; a truncating rule masks only columns
+of characters.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,7 +17,7 @@ from towpath.sinks.changes.relations import RelationShape
 from towpath.sinks.verify.errors import IncomparableError
 from towpath.sinks.verify.types import HSTORE, HSTORE_MAP, SourceType
 
-# What columns of an outbox become in an event, whatever they are in the table.
+# The forms of outbox columns in an event, whatever their type in the table.
 TEXT_IN_BYTES = "the text that a bytea holds"
 UTC_TIMESTAMP = "the instant that a timestamp is in UTC"
 
@@ -31,14 +29,15 @@ class SourceColumn:
 
     Attributes:
         name: Its name in the source.
-        type: Postgres's own name of its type; of a domain, of what that is over.
+        type: Postgres' own name of its type; of a domain, its base type.
         kept_as: Its name in records, if that is another.
-        inside: What its values are made of, if they are no single ones.
+        inside: The type of nested values, if it has any.
         is_compared: Whether it is read for more than for the key.
-        is_blank_null: Whether a blank text stands for none.
-        has_plain_order: Whether its order is what plain operators mean, so that it can
-            be gone through part by part.
-        is_kept_as_text: Whether a warehouse keeps it as text, which has room for all.
+        is_blank_null: Whether a blank text stands for null.
+        has_plain_order: Whether plain operators order it, so that it can be read in
+            chunks.
+        is_kept_as_text: Whether a warehouse keeps it as text, which represents all
+            values.
     """
 
     name: str
@@ -59,12 +58,12 @@ class SourceColumn:
 @dataclass(frozen=True, slots=True)
 class Limit:
     """
-    Which rows of a table count.
+    The rows of a table that count.
 
     Attributes:
         column: A column of texts.
-        values: What stands in it.
-        is_of_others: Whether it is the rows with anything else that count, null too.
+        values: Its values.
+        is_of_others: Whether instead rows with any other value count, null too.
     """
 
     column: str
@@ -78,16 +77,16 @@ class SourceTable:
     A table, or a part of one.
 
     Attributes:
-        columns: What is read, the key's columns among them.
-        key: Columns of the key that is published, in key order.
+        columns: The columns to read, with those of the key.
+        key: The columns of the published key, in key order.
         is_partitioned: Whether its rows are those of its partitions.
         is_view: Whether it has no index, so that it is read at once.
-        only: What its rows are limited to, if they are.
-        key_type: The type of a view's key, which it may give in another form.
-        is_pruned: Whether it loses rows that the sink keeps, so that what only the sink
-            has tells nothing.
-        unread: Columns that records have and nothing is compared with.
-        notes: What is not compared, and why, in sentences.
+        only: The limit of its rows, if there is one.
+        key_type: The type of a view's key, which it may return in another form.
+        is_pruned: Whether it loses rows that the sink keeps, so that rows of only the
+            sink prove nothing.
+        unread: Columns of records that are not compared.
+        notes: Sentences on what is not compared, and why.
     """
 
     schema: str
@@ -109,7 +108,7 @@ class SourceTable:
 
     @property
     def key_places(self) -> tuple[int, ...]:
-        """Where among the columns the key's are, in key order."""
+        """The indexes of the key's columns, in key order."""
         names = [column.name for column in self.columns]
         return tuple(names.index(name) for name in self.key)
 
@@ -129,18 +128,18 @@ _FLOATS: Final = frozenset({"real", "double precision"})
 
 def published(table: SourceTable, shape: RelationShape, rows: Rows) -> SourceTable:
     """
-    Return the part of a table that its records tell.
+    Return the published part of a table.
 
     Args:
-        table: All of it.
-        shape: What the relay announced of it.
-        rows: How row changes are written.
+        table: The whole table.
+        shape: Its announced shape.
+        rows: The configuration of row changes.
 
     Raises:
-        IncomparableError: Its rows cannot be told apart by what is published.
+        IncomparableError: The published columns do not distinguish its rows.
     """
     own = {column.name: column for column in table.columns}
-    told = [column.name for column in shape.columns]
+    announced = [column.name for column in shape.columns]
     if not shape.key:
         message = f"{table.full_name} is published without a key to compare by"
         raise IncomparableError(message)
@@ -149,20 +148,20 @@ def published(table: SourceTable, shape: RelationShape, rows: Rows) -> SourceTab
         message = f"{table.full_name} has not all columns of its published key {listed}"
         raise IncomparableError(message)
     masked = {
-        name for name in told if name in own and _is_masked(table, own[name], rows)
+        name for name in announced if name in own and _is_masked(table, own[name], rows)
     }
-    hidden = masked | {name for name in told if not _is_shown(table, name, rows)}
+    hidden = masked | {name for name in announced if not _is_shown(table, name, rows)}
     columns = tuple(
         replace(own[name], is_compared=name not in hidden)
-        for name in told
+        for name in announced
         if name in own and (name not in hidden or name in shape.key)
     )
     notes = (
-        _note("masked columns", (name for name in told if name in masked)),
+        _note("masked columns", (name for name in announced if name in masked)),
         _note(
             "columns that the table has no more, or generates, or that have another "
             "name in records",
-            (name for name in told if name not in own),
+            (name for name in announced if name not in own),
         ),
     )
     read = {column.name for column in columns}
@@ -170,14 +169,14 @@ def published(table: SourceTable, shape: RelationShape, rows: Rows) -> SourceTab
         table,
         columns=columns,
         key=shape.key,
-        unread=tuple(name for name in told if name not in read),
+        unread=tuple(name for name in announced if name not in read),
         notes=tuple(filter(None, notes)),
     )
     return comparable(as_written(part, rows))
 
 
 def as_written(table: SourceTable, rows: Rows) -> SourceTable:
-    """Return a table with its values in the forms that are asked for."""
+    """Return a table with its values in the configured forms."""
     if rows.hstore is HstoreForm.JSON:
         return table
     columns = tuple(
@@ -204,7 +203,7 @@ def _is_shown(table: SourceTable, column: str, rows: Rows) -> bool:
 
 
 def _is_masked(table: SourceTable, column: SourceColumn, rows: Rows) -> bool:
-    """Tell whether the first rule that names a column makes another value of it."""
+    """Return whether the first rule that matches a column changes its value."""
     name = f"{table.full_name.joined}.{column.name}"
     for rule in rows.mask:
         if _matches(rule.columns, name):
@@ -231,8 +230,8 @@ def comparable(table: SourceTable) -> SourceTable:
     Return the table, if keys can be read back from their texts.
 
     Raises:
-        IncomparableError: A column of the key is of a type whose text tells less, or
-            that has several texts for a value, or an order of its own.
+        IncomparableError: A key column's type has ambiguous texts, or an order of its
+            own.
     """
     for column in (table.columns[place] for place in table.key_places):
         if flaw := _flaw(column):

@@ -1,17 +1,16 @@
 r"""
 Values inside values, as records carry them: arrays, composites and hstore. Pure.
 
-SQL gives such a value as one text, in which every value has its own text; so here, and
-only here, are they taken apart. The forms are those that the records' documentation
-names, arrived at independently of the relay::
+SQL writes such a value as one text, in which every value has its own text; so only here
+are they taken apart. The forms are those of the records' documentation, arrived at
+independently of the relay::
 
-    {1,NULL,"a\"b",{..}}    a list; bounds before the braces say nothing of the values
-    (1,"a b",)              an object of its type's fields; nothing at all is null
+    {1,NULL,"a\"b",{..}}    a list; bounds before the braces are ignored
+    (1,"a b",)              an object of its type's fields; an empty one is null
     "a"=>"1", "b"=>NULL     a text that holds JSON, or an object
 
-Single values inside others, from Postgres's text to what records carry. Pure.
-
-What is not among them is its text.
+``SINGLES`` converts single values inside others from Postgres' text; other types stay
+texts.
 """
 
 import base64
@@ -129,14 +128,14 @@ _PAIR: Final = re.compile(
 @dataclass(frozen=True, slots=True)
 class SourceType:
     """
-    A type of the source, domains taken off.
+    A type of the source, with domains resolved.
 
     Attributes:
-        name: Postgres's own name of it; an extension's without its schema.
-        element: Of what it is an array.
-        delimiter: What stands between the elements of such an array.
-        fields: The names and types of a composite's fields, in their order.
-        has_plain_order: Whether its order is what plain operators mean.
+        name: Postgres' own name of it; an extension's without its schema.
+        element: The type of its elements, if it is an array.
+        delimiter: The separator of its elements.
+        fields: The names and types of a composite's fields, in order.
+        has_plain_order: Whether plain operators order it.
     """
 
     name: str
@@ -154,19 +153,19 @@ class SourceType:
 
 def nested_text(kind: SourceType, text: str | None) -> str | None:
     """
-    Write a value as the text of what a record carries.
+    Write a value as the text in a record.
 
     Raises:
-        ValueError: The text is none of its type.
+        ValueError: The text is not of its type.
     """
     return None if text is None else text_of_nested(_value(kind, text))
 
 
 def text_of_nested(value: Json) -> str | None:
-    """Write what a sink holds in the same way; text is taken for written already."""
+    """Write a sink's value in the same form; text is written already."""
     if value is None or isinstance(value, str):
         return value
-    # Who must not lose a digit of a document reads the floats of all as decimals.
+    # A reader that keeps all digits returns all floats as decimals.
     return orjson.dumps(value, default=float).decode()
 
 

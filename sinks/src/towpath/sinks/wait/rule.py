@@ -153,7 +153,7 @@ class Wait:
             if nudging.passed() and not is_nudged:
                 is_nudged = True
                 slot.nudge()
-            follows = "" if status.is_active else "; nobody follows the slot"
+            follows = "" if status.is_active else "; no relay follows the slot"
             return (
                 f"the relay has confirmed {format_lsn(status.confirmed_lsn)} of "
                 f"{format_lsn(lsn)}{follows}"
@@ -175,7 +175,7 @@ class Wait:
             for partition, end in partitions.items():
                 if before.applied.get(topic, {}).get(partition, 0) > end:
                     message = (
-                        f"the topic {topic} was made anew since the sink "
+                        f"the topic {topic} was created again since the sink "
                         f"{self._sink.name} has read it"
                     )
                     raise NotAppliedError(message)

@@ -22,8 +22,6 @@ from support.pages import name_of, pages, plain
 STILL_IN_USE: Final[dict[str, int]] = {
     "owed": 6,
     "poison": 2,
-    "shelf": 2,
-    "sight": 3,
     "tally": 3,
     "told": 15,
     "wishes": 4,

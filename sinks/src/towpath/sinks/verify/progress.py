@@ -3,8 +3,8 @@ Waiting until a sink has passed a moment of the source, while others write on.
 
 Three distances must be zero: snapshots have no table left to read for the sink, the
 slot has confirmed every commit until then, and the sink has applied every record that
-its topics had when the slot had confirmed. The ends are fixed, so that later writes are not waited for.
-Progress is waited for, however long it takes.
+its topics had when the slot had confirmed. The ends are fixed, so that later writes are
+not waited for. Progress is waited for, however long it takes.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -298,7 +298,7 @@ def test_a_recreated_topic_is_not_applied(place):
     """
     place.cluster.ends = {TOPIC: {"0": 2}}
 
-    assert "was made anew" in place.missing()
+    assert "was created again" in place.missing()
 
 
 def test_a_sink_faster_than_the_look_has_applied_the_topic(place):
@@ -330,7 +330,7 @@ def test_one_record_more_than_the_topic_has_is_a_topic_made_again(place):
     """
     place.cluster.ends = {TOPIC: {"0": 9}}
 
-    assert "was made anew" in place.missing()
+    assert "was created again" in place.missing()
 
 
 def test_an_lsn_at_which_the_present_history_begins_is_in_it(place):

@@ -23,12 +23,12 @@ FIRST = (FirstStart.INITIAL, FirstStart.INITIAL_ONLY, FirstStart.WHEN_NEEDED)
     [
         (NEW, StartAction.MAKE_SLOT),
         (replace(NEW, is_untouched=True), StartAction.MAKE_SLOT),
-        (replace(NEW, has_slot=True), StartAction.ASK),
-        (replace(NEW, has_slot=True, is_untouched=True), StartAction.GO_ON),
-        (replace(NEW, has_run=True), StartAction.GO_ON),
-        (replace(NEW, has_run=True, has_slot=True), StartAction.GO_ON),
-        (replace(NEW, has_records=True), StartAction.GO_ON),
-        (replace(NEW, has_records=True, has_slot=True), StartAction.GO_ON),
+        (replace(NEW, has_slot=True), StartAction.REQUEST),
+        (replace(NEW, has_slot=True, is_untouched=True), StartAction.CONTINUE),
+        (replace(NEW, has_run=True), StartAction.CONTINUE),
+        (replace(NEW, has_run=True, has_slot=True), StartAction.CONTINUE),
+        (replace(NEW, has_records=True), StartAction.CONTINUE),
+        (replace(NEW, has_records=True, has_slot=True), StartAction.CONTINUE),
     ],
 )
 def test_durable_state_decides_the_initial_snapshot(
@@ -46,7 +46,7 @@ def test_other_snapshot_modes_read_nothing_first(mode: FirstStart, *, has_slot: 
     """
     N-05, N-06: ``never`` reads nothing; ``always`` requests a snapshot once streaming.
     """
-    assert StartAction.GO_ON == choose_start(mode, replace(NEW, has_slot=has_slot))
+    assert StartAction.CONTINUE == choose_start(mode, replace(NEW, has_slot=has_slot))
 
 
 @pytest.mark.parametrize(("version", "has_failover"), [(160000, False), (170000, True)])

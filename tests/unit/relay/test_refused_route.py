@@ -8,7 +8,6 @@ from towpath.relay.encode.dead_letters import REFUSED, DeadLetters, RefusedRoute
 from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.encode.record import Record
 from towpath.relay.encode.rows import ReadSlice
-from towpath.relay.errors import MalformedMessageError
 from towpath.relay.wal.messages import UNCHANGED, Column, Relation, Row
 from towpath.relay.wal.transactions import Change, Transaction
 from towpath.schemas import headers
@@ -165,13 +164,3 @@ def test_a_refused_delete_of_an_absent_key_is_a_dead_letter(
         b"00000000000000ff.-",
         b"d",
     ) == dead_letter_facts(record)[1:6]
-
-
-def test_a_refused_row_has_its_key_or_reports_it_missing(refused_route: RefusedRoute):
-    """
-    Snapshots need the key's texts, even if the schema is refused.
-    """
-    with pytest.raises(MalformedMessageError):
-        refused_route.key_bytes((None, b"a"))
-
-    assert (b"1",) == refused_route.key_bytes((b"1", b"a"))

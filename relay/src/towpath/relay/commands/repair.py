@@ -1,4 +1,4 @@
-"""``towpath relay state repair``: look at Kafka and the source, then write."""
+"""``towpath relay state repair``: rebuild the state from Kafka and the source."""
 
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -34,12 +34,12 @@ from towpath.settings.syntax import ROUTED_VALUE
 
 def prepare_repair(settings: Settings, clock: Clock | None = None) -> RepairPlan:
     """
-    Look at what Kafka and the source have, and return what has to be written.
+    Read Kafka and the source, and return the repair.
 
     Raises:
-        StateRefusedError: Nothing is wrong, or the slot is gone or in use.
-        BrokerUnavailableError: Kafka does not answer.
-        SourceUnavailableError: The source does not answer.
+        StateRefusedError: The state is intact, or the slot is missing or in use.
+        BrokerUnavailableError: Kafka cannot be reached.
+        SourceUnavailableError: The source cannot be reached.
     """
     time = clock or SystemClock()
     state = _whole_state(settings)
@@ -103,14 +103,14 @@ def apply_repair(
     Write what a repair found; the lineage last, so that it can be repeated.
 
     Raises:
-        BrokerUnavailableError: Kafka does not answer.
+        BrokerUnavailableError: Kafka cannot be reached.
     """
     source = settings.database
     topics = KafkaTopics(settings.kafka, settings.topics, clock or SystemClock())
     topics.make_again(source.prefix, repair.made)
     topics.open(source.prefix, settings.capture.names)
     if repair.asked:
-        # Before the marks: who repeats a half repair asks once more, never not at all.
+        # Before the marks: an interrupted repair that is repeated requests them again.
         with (
             connect(source.dsn) as connection,
             translated_errors("asking for snapshots"),
@@ -132,7 +132,7 @@ def apply_repair(
 
 
 def _whole_state(settings: Settings) -> State | None:
-    """Return the state, if it tells a lineage; None if it is lost or unreadable."""
+    """Return the state, if it has a lineage; None if it is lost or unreadable."""
     try:
         state = parse_state(newest_values(settings))
         return state if parse_lineages(state.lineage) else None

@@ -1,14 +1,10 @@
 """
-The state in the operator's hands: show it, export it, skip a transaction.
+``towpath relay state``: show the state, export it, skip a transaction.
 
-They work beside a running relay, which reads what they write when it starts or connects
-again. Whatever Postgres was told to forget cannot be had back: a slot never goes back.
+The commands work beside a running relay, which reads their records at its next session.
+Log below the confirmed LSN cannot be recovered: a slot never goes back.
 
-What every command of the state needs: the state topic as it stands, and the slot.
-
-The state, and what else is known of it, as one document for people and scripts. Pure.
-
-LSNs are written as Postgres does; positions as they stand in headers.
+LSNs are written in Postgres' format, positions in that of headers.
 """
 
 import base64
@@ -43,7 +39,7 @@ def newest_values(settings: Settings) -> dict[str, bytes]:
 
     Raises:
         StateRefusedError: There is no state topic.
-        BrokerUnavailableError: Kafka does not answer.
+        BrokerUnavailableError: Kafka cannot be reached.
     """
     require_topic(settings)
     newest: dict[str, bytes] = {}
@@ -61,7 +57,7 @@ def require_topic(settings: Settings) -> None:
 
     Raises:
         StateRefusedError: There is none.
-        BrokerUnavailableError: Kafka does not answer.
+        BrokerUnavailableError: Kafka cannot be reached.
     """
     topic = names.state_topic(settings.database.prefix)
     if topic not in partition_counts(settings.kafka):
@@ -70,11 +66,7 @@ def require_topic(settings: Settings) -> None:
 
 
 def lineage_offset(settings: Settings) -> int:
-    """
-    Return what the present lineage adds to each LSN of the log.
-
-    0 where the state topic does not tell: the first lineage adds nothing.
-    """
+    """Return the offset of the present lineage; 0 if the state topic has none."""
     try:
         lineages = parse_lineages(parse_state(newest_values(settings)).lineage)
     except TowpathError:
@@ -87,7 +79,7 @@ def remove_key(settings: Settings, key: str) -> None:
     Remove a key from the state topic; it is gone when this returns.
 
     Raises:
-        BrokerUnavailableError: Kafka does not answer.
+        BrokerUnavailableError: Kafka cannot be reached.
     """
     topic = names.state_topic(settings.database.prefix)
     name, size = key.encode(), len(key)
@@ -107,10 +99,10 @@ def slot_facts(settings: Settings) -> tuple[SlotFacts | None, str | None]:
 
 def table_report(settings: Settings) -> tuple[TableReport, list[Finding]]:
     """
-    Look at all captured tables, and at publications and outbox.
+    Return the report of all captured tables, and problems of publications and outbox.
 
     Raises:
-        SourceUnavailableError: The source does not answer.
+        SourceUnavailableError: The source cannot be reached.
     """
     with connect(settings.database.dsn) as connection:
         return report_tables(connection, settings), source_problems(
@@ -131,8 +123,8 @@ class StateSurroundings(NamedTuple):
         parked: The parked aggregates.
         skips: The documents under ``skip:``.
         differing: Settings of the file that differ from the stored ones.
-        slot: What the server tells; None if there is no slot, or no answer.
-        source_error: Why the source did not answer; None if it did.
+        slot: The slot's facts; None if there is no slot, or no answer.
+        source_error: Why the source cannot be read; None if it can.
     """
 
     topic: str
@@ -169,22 +161,19 @@ def state_document(
 
 
 def confirmed_document(state: State) -> dict[str, Any] | None:
-    """Return how far Postgres was told to forget; None before the first time."""
-    told = state.confirmed
-    if told is None:
+    """Return the last checkpoint; None before the first."""
+    confirmed = state.confirmed
+    if confirmed is None:
         return None
-    return {
-        "lsn": format_lsn(told.lsn),
-        "log_lsn": format_lsn(told.log_lsn),
-        "published_log_lsn": format_lsn(told.published_log_lsn),
-        "heartbeat": told.heartbeat,
-        "is_clean": told.is_clean,
-        "at": told.at,
+    return confirmed._asdict() | {
+        "lsn": format_lsn(confirmed.lsn),
+        "log_lsn": format_lsn(confirmed.log_lsn),
+        "published_log_lsn": format_lsn(confirmed.published_log_lsn),
     }
 
 
 def slot_document(facts: SlotFacts | None) -> dict[str, Any] | None:
-    """Return what the server tells of the slot."""
+    """Return the server's facts of the slot."""
     if facts is None:
         return None
     return {
@@ -268,7 +257,7 @@ def show_state(settings: Settings, first: int) -> dict[str, Any]:
 
     Raises:
         StateRefusedError: There is no state topic.
-        BrokerUnavailableError: Kafka does not answer.
+        BrokerUnavailableError: Kafka cannot be reached.
     """
     kafka, source = settings.kafka, settings.database
     stored = newest_values(settings)
@@ -301,7 +290,7 @@ def export_state(settings: Settings) -> Iterator[dict[str, Any]]:
 
     Raises:
         StateRefusedError: There is no state topic.
-        BrokerUnavailableError: Kafka does not answer.
+        BrokerUnavailableError: Kafka cannot be reached.
     """
     require_topic(settings)
     for message in StateTopic(settings.kafka, settings.database.prefix).messages():
@@ -323,21 +312,19 @@ def _exported(value: bytes | None) -> dict[str, Any]:
 
 def resolve_skip(settings: Settings, text: str) -> int:
     """
-    Return the commit LSN that is meant, after making sure that it can be skipped.
+    Return the commit LSN of a transaction that can be skipped.
 
-    Args:
-        settings: Of the relay.
-        text: An LSN as ``X/Y``, or the position of one of its records.
+    ``text`` is an LSN as ``X/Y``, or the position of one of the transaction's records.
 
     Raises:
-        StateRefusedError: It cannot be skipped; the message says why.
+        StateRefusedError: It cannot be skipped; the message has the reason.
     """
     state = parse_state(newest_values(settings))
     lineages = parse_lineages(state.lineage)
     if not lineages or state.confirmed is None:
         reason = "nothing is known of what was confirmed: the relay has not run yet"
         raise StateRefusedError(reason)
-    lsn = _meant(text, lineages[-1].offset)
+    lsn = _parse_target(text, lineages[-1].offset)
     if lsn % _ALIGNMENT:
         reason = f"{format_lsn(lsn)} is no commit's: those are multiples of 8"
         raise StateRefusedError(reason)
@@ -352,7 +339,7 @@ def resolve_skip(settings: Settings, text: str) -> int:
     return lsn
 
 
-def _meant(text: str, offset: int) -> int:
+def _parse_target(text: str, offset: int) -> int:
     try:
         return parse_lsn(text)
     except ValueError:
@@ -366,10 +353,10 @@ def _meant(text: str, offset: int) -> int:
 
 def request_skip(settings: Settings, lsn: int, clock: Clock | None = None) -> None:
     """
-    Write that a transaction is to be set aside; ``resolve_skip`` has allowed it.
+    Request that a transaction is skipped. Call order: ``resolve_skip`` has allowed it.
 
     Raises:
-        BrokerUnavailableError: Kafka does not answer.
+        BrokerUnavailableError: Kafka cannot be reached.
     """
     at = (clock or SystemClock()).now().isoformat(timespec="seconds")
     lineages = parse_lineages(parse_state(newest_values(settings)).lineage)
@@ -391,7 +378,7 @@ def cancel_skip(settings: Settings, text: str) -> str:
     state = parse_state(newest_values(settings))
     lineages = parse_lineages(state.lineage)
     offset = lineages[-1].offset if lineages else 0
-    lsn = _meant(text, offset)
+    lsn = _parse_target(text, offset)
     if offset + lsn not in state.skips:
         reason = f"no skip of {format_lsn(lsn)} is pending"
         raise StateRefusedError(reason)

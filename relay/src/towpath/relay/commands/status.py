@@ -1,10 +1,9 @@
 """
-``towpath relay status``: how far the relay is, as source and state topic tell it.
+``towpath relay status``: the relay's progress, by the source and the state topic.
 
-What became of the relay's process, as a small file that anyone may read.
-
-``<state>/relay/<slot>.json`` is replaced as a whole when a relay starts, stops or
-halts. The source tells whether the slot is followed; only this tells why it is not.
+The file ``<state>/relay/<slot>.json`` has the state of the relay's process. It is
+replaced when a relay starts, stops or halts. The source knows whether the slot is
+followed, only this file why it is not.
 """
 
 import enum
@@ -50,9 +49,9 @@ class ProcessState:
     The relay's process.
 
     Attributes:
-        at: When it came to its state: RFC 3339, UTC.
+        at: The time of its change, as RFC 3339 in UTC.
         reason: Why it halted; empty otherwise.
-        remedy: What cures that.
+        remedy: The remedy of a halt.
     """
 
     state: RunState
@@ -63,7 +62,7 @@ class ProcessState:
 
     @property
     def sentence(self) -> str:
-        """Say that it halted, and why; empty if it did not."""
+        """A sentence on a halt and its reason; empty without."""
         if self.state is not RunState.HALTED:
             return ""
         return f"halted at {self.at}: {self.reason} ({self.remedy})"
@@ -108,10 +107,10 @@ def _path(folder: Path, slot: str) -> Path:
 
 def relay_status(settings: Settings, clock: Clock | None = None) -> dict[str, Any]:
     """
-    Return how far the relay is, as the source and the state topic tell it.
+    Return the relay's progress, by the source and the state topic.
 
     Raises:
-        SourceUnavailableError: The source does not answer; it is the one who must.
+        SourceUnavailableError: The source cannot be reached.
     """
     source = settings.database
     with connect(source.dsn) as connection:

@@ -1,5 +1,5 @@
 """
-Which columns are published, under which names, in which forms, and what the key is.
+The rules of published columns: their names, their forms, and the key.
 
 ====================  ================================================================
 include, exclude      columns of the value; the key keeps its columns
@@ -7,14 +7,14 @@ mask                  ``length`` asterisks
 truncate              the first ``length`` characters; of character columns only
 hash                  hex digest of salt and value, no longer than the column
 key_columns           the record's key, instead of the table's own
-source_types          the schema tells Postgres's type, length and scale
-sanitize_names        names as Avro takes them; two that become one are refused
+source_types          the schema has Postgres's type, length and scale
+sanitize_names        names valid in Avro; two that become one are refused
 ====================  ================================================================
 
-Rules are regular expressions on ``schema.table.column``, and match whole. NULL stays
-NULL. The key has its columns as they are: masked, two keys would become one. The digest
-is Debezium's: over the salt and the text as Java serialises it, so that hashes of
-before stay comparable.
+Rules are regular expressions that match the whole of ``schema.table.column``. NULL
+stays NULL. The key's columns are not changed: masked, two keys would become one. The
+digest is Debezium's, over the salt and the text as Java serializes it, so that earlier
+hashes stay comparable.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ _LENGTH_OFFSET: Final = 4
 _BITS: Final = frozenset({1560, 1562})
 _ASTERISK: Final = "*"
 
-# How Java's object stream begins a string: short ones count in two bytes, others in 8.
+# The prefixes of Java's object stream for short and long strings.
 _JAVA_STRING: Final = b"\xac\xed\x00\x05t"
 _JAVA_LONG_STRING: Final = b"\xac\xed\x00\x05|"
 _SHORT_BYTES: Final = 0xFFFF
@@ -55,13 +55,13 @@ _ASTRAL: Final = re.compile("[\U00010000-\U0010ffff]")
 
 
 class ColumnRules:
-    """Makes plans as ``[relay.rows]`` asks for them."""
+    """Makes column plans by the rules of ``[relay.rows]``."""
 
     def __init__(self, relay: Relay, on_lost: OnLost | None = None) -> None:
         rows = relay.rows
         self._rows = rows
         self._modes = modes_of(relay)
-        self._on_lost = on_lost or _say_nothing
+        self._on_lost = on_lost or _ignore
         self._include = [compiled(text) for text in rows.include_columns]
         self._exclude = [compiled(text) for text in rows.exclude_columns]
         self._source_types = [compiled(text) for text in rows.source_types]
@@ -69,11 +69,11 @@ class ColumnRules:
 
     def plan(self, relation: Relation, facts: CatalogFacts) -> ColumnPlan:
         """
-        Return what is published of a shape.
+        Return the published columns of a table.
 
         Raises:
-            NotPreparedError: The configured key names a column that is not there.
-            NameCollisionError: Two columns become one name.
+            NotPreparedError: The configured key names a missing column.
+            NameCollisionError: Two columns get one name.
         """
         forms = FormChooser(facts.types, self._modes, self._on_lost)
         names = self._names(relation)
@@ -103,7 +103,7 @@ class ColumnRules:
         return not _matches(self._exclude, full_name)
 
     def _key(self, relation: Relation, fields: Sequence[Field]) -> tuple[Field, ...]:
-        """Return the key's fields in key order; only the table's own is never null."""
+        """Return the key's fields in key order; only primary keys are never null."""
         by_place = {field.at: field for field in fields}
         return tuple(
             by_place[at]._replace(is_nullable=at not in relation.key)
@@ -118,15 +118,15 @@ class ColumnRules:
         return dict(zip(names, names, strict=True))
 
     def _key_places(self, relation: Relation) -> tuple[int, ...]:
-        wanted = self._rows.key_columns.get(relation.name)
-        if wanted is None:
+        names = self._rows.key_columns.get(relation.name)
+        if names is None:
             return relation.key
         places = {column.name: at for at, column in enumerate(relation.columns)}
-        missing = [name for name in wanted if name not in places]
+        missing = [name for name in names if name not in places]
         if missing:
             reason = f"key_columns of {relation.name}: no column {', '.join(missing)}"
             raise NotPreparedError(reason)
-        return tuple(places[name] for name in wanted)
+        return tuple(places[name] for name in names)
 
     def _rule(self, full_name: str) -> ColumnRule | None:
         for patterns, rule in self._masks:
@@ -137,7 +137,7 @@ class ColumnRules:
     def _ruled(
         self, field: Field, relation: Relation, forms: FormChooser
     ) -> tuple[Field, bool]:
-        """Return the field under its rule, and whether that made a text of it."""
+        """Return the field by its rule, and whether it has become a text."""
         rule = self._rule(_full(relation, field.at))
         if rule is None:
             return field, False
@@ -157,8 +157,8 @@ class ColumnRules:
             self._source_types, f"{relation.full_name.joined}.{column.name}"
         ):
             return form
-        told = facts.types.get(column.type_oid)
-        kind = told.name if told else facts.type_names.get(column.type_oid, "text")
+        known = facts.types.get(column.type_oid)
+        kind = known.name if known else facts.type_names.get(column.type_oid, "text")
         added = {"__debezium.source.column.type": kind.upper()}
         length, scale = _length(column), None
         if column.type_oid == _NUMERIC:
@@ -172,7 +172,7 @@ class ColumnRules:
         return form._replace(schema=replace(form.schema, parameters=parameters))
 
 
-def _say_nothing(_reason: str) -> None:
+def _ignore(_reason: str) -> None:
     pass
 
 
@@ -185,7 +185,7 @@ def _matches(patterns: Sequence[re.Pattern[str]], full_name: str) -> bool:
 
 
 def _length(column: Column) -> int | None:
-    """Return how long a column's texts may be; None without a bound."""
+    """Return the maximum length of a column's texts; None without one."""
     if column.type_oid in {_BPCHAR, _VARCHAR} and column.typmod >= _LENGTH_OFFSET:
         return column.typmod - _LENGTH_OFFSET
     if column.type_oid in _BITS and column.typmod >= 0:
@@ -218,14 +218,14 @@ def _digest(rule: ColumnRule, length: int | None) -> Callable[[bytes], str]:
 
 
 def _algorithm(name: str) -> str:
-    """Return Python's name of an algorithm; the configuration has checked it."""
+    """Return Python's name of a valid algorithm."""
     plain = name.lower().replace("-", "").replace("_", "")
     known = {one.replace("_", ""): one for one in hashlib.algorithms_guaranteed}
     return known.get(plain, name)
 
 
 def java_string(text: str) -> bytes:
-    """Return a string, which never holds a NUL, as Java's object stream writes it."""
+    """Return a string without NUL in the format of Java's object stream."""
     body = _ASTRAL.sub(_surrogates, text).encode("utf-8", "surrogatepass")
     if len(body) > _SHORT_BYTES:
         return _JAVA_LONG_STRING + len(body).to_bytes(8, "big") + body

@@ -418,20 +418,6 @@ class RefusedRoute:
         row = tuple(texts.get(at) for at in range(len(self.relation.columns)))
         return (self._read(Operation.DELETE, row, place),)
 
-    def key_bytes(self, row: Row) -> tuple[bytes, ...]:
-        """
-        Return the text of the key's columns, in key order.
-
-        Raises:
-            MalformedMessageError: The row has not all of them.
-        """
-        texts = [row[at] for at in self.relation.key]
-        found = tuple(text for text in texts if isinstance(text, bytes))
-        if len(found) < len(texts):
-            reason = "a change lacks a column of its key: check the table's identity"
-            raise MalformedMessageError(reason)
-        return found
-
     def _read(self, operation: Operation, row: Row, place: ReadSlice) -> Record:
         """Return a dead letter with the position of its chunk's low watermark."""
         log_lsn, snapshot_id, _, now_us = place

@@ -1,8 +1,8 @@
 """
-What every client of ours shares: its configuration, and its errors in our words.
+Kafka clients: their shared configuration, their errors and their log records.
 
-``librdkafka`` writes to stderr by itself unless it is given a logger; ours passes its
-lines on as structured log records of the relay.
+``librdkafka`` writes to stderr unless it has a logger; the relay's turns its lines into
+structured log records.
 """
 
 import logging
@@ -26,7 +26,7 @@ REQUEST_TIMEOUT_S: Final = 10.0
 _Client = TypeVar("_Client")
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
-# What passes by itself; a topic just made gives several of these for a moment.
+# Errors that pass by themselves; a new topic causes several of them for a moment.
 _AWAY: Final = frozenset(
     {
         KafkaError._TRANSPORT,  # noqa: SLF001 - the client's public names
@@ -52,8 +52,8 @@ _AWAY: Final = frozenset(
         KafkaError.PREFERRED_LEADER_NOT_AVAILABLE,
         KafkaError.THROTTLING_QUOTA_EXCEEDED,
         KafkaError.CONCURRENT_TRANSACTIONS,
-        # The relay makes every topic that it asks about: one that is unknown is made
-        # anew, or not known to every broker yet.
+        # The relay creates every topic that it uses: an unknown one is new, or not
+        # known to every broker yet.
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
@@ -117,7 +117,7 @@ def make_client(
 
 
 def relay_error(error: KafkaException, doing: str) -> TowpathError:
-    """Return our error for the client's: the broker is away, or it refuses."""
+    """Return the relay's error for the client's."""
     detail = error.args[0] if error.args else error
     message = f"{doing}: {_reason(detail)}"
     if isinstance(detail, KafkaError) and is_away(detail):
@@ -126,7 +126,7 @@ def relay_error(error: KafkaException, doing: str) -> TowpathError:
 
 
 def is_away(error: KafkaError) -> bool:
-    """Tell whether the error means that trying again may help."""
+    """Return whether a retry may help."""
     return error.code() in _AWAY or bool(error.retriable())
 
 

@@ -66,8 +66,8 @@ def read_cluster(settings: Settings) -> ClusterFacts:
     Ask the brokers.
 
     Raises:
-        BrokerUnavailableError: Kafka does not answer.
-        BrokerRefusedError: Kafka refuses to tell.
+        BrokerUnavailableError: Kafka cannot be reached.
+        BrokerRefusedError: Kafka refuses the request.
         StateLostError: The state topic holds what cannot be read.
     """
     try:

@@ -2,21 +2,16 @@
 The one producer: idempotent, ``acks=all``, without a limit on delivery time.
 
 With ``delivery = "transactional"`` its records are also part of Kafka's transactions,
-which the loop ends every tenth of a second: what a dead process left open is aborted by
-the broker when the next one begins, and a process that was taken for dead is fenced.
+which the loop commits every tenth of a second. The next process fences an old one, and
+the broker then aborts its open transaction.
 
-A record is acknowledged, or on its way; if the client ever gives one up, the process
-goes back to what the log still has. A key's partition is the one that Java's
-partitioner would choose, but of the partition count that the relay has stored: the
-client itself would use partitions as soon as it hears of them.
+If the client ever fails to deliver a record, the session restarts from the log.
 
-The partition of each key, without asking the client.
-
-The client takes partitions into use as soon as it hears of them, which would move keys
-before anybody has decided so; the relay keeps to the count that it has stored.
-librdkafka exports its partitioner as a function of key and count: through ctypes it
-costs a third of a microsecond, a tenth of the same in Python. Where the symbol is not
-found, Python's form serves.
+A key's partition is the one of Java's partitioner for the partition count that the
+relay has stored. The client itself would use added partitions at once, which would move
+keys before an operator allows it. librdkafka exports its partitioner as a function:
+through ctypes it costs a third of a microsecond, a tenth of the same in Python, which
+serves where the symbol is missing.
 """
 
 import ctypes
@@ -76,7 +71,7 @@ LINGER_MS: Final = 1
 _ROOM_FACTOR: Final = 2
 _MAX_MESSAGES: Final = 500_000
 
-# What the client takes for one request at most; less if a topic takes less.
+# The size limit of a request; topics may have lower ones.
 MAX_BATCH_BYTES: Final = 1_000_000
 
 
@@ -136,12 +131,12 @@ class KafkaProducer:
 
     def begin(self) -> None:
         """
-        Fence whoever had our name before, and abort what it left open.
+        Fence the previous process, and abort its open transaction.
 
-        Call order: before what Kafka has is looked at; nothing without transactions.
+        Call order: before topics are read. Does nothing without transactions.
 
         Raises:
-            BrokerUnavailableError: Kafka does not answer.
+            BrokerUnavailableError: Kafka cannot be reached.
             BrokerRefusedError: Kafka refuses transactions.
         """
         if not self._is_transactional:
@@ -176,10 +171,10 @@ class KafkaProducer:
 
     def produce(self, outgoing: Sequence[Outgoing]) -> int:
         """
-        Hand records over; return how many were taken before there was no room.
+        Queue records; return how many there was room for.
 
         Raises:
-            DeliveryFailedError: The producer can go on no more.
+            DeliveryFailedError: The producer has failed.
             BrokerRefusedError: The client refuses a record.
         """
         produce, counts, partition_of = (
@@ -212,32 +207,32 @@ class KafkaProducer:
 
     def poll(self, timeout_s: float) -> None:
         """
-        Let acknowledgements come in.
+        Receive acknowledgements.
 
         Raises:
-            DeliveryFailedError: The producer can go on no more.
+            DeliveryFailedError: The producer has failed.
         """
         if self._producer.poll(timeout_s) and self._is_away:
             self._is_away = False
-            _LOG.info("broker answers again")
+            _LOG.info("broker reachable again")
         self._raise_if_fatal()
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until nothing is on its way, or the time is over."""
+        """Wait until nothing is in flight, or the time is over."""
         self._producer.flush(timeout_s)
 
     def settle(self, timeout_s: float) -> None:
-        """Let what is on its way arrive, if it still can. Never raises."""
+        """Wait for records in flight, unless the producer has failed. Never raises."""
         if self._fatal is None:
             self._producer.flush(timeout_s)
 
     def close(self) -> None:
-        """Give up whatever is still on its way. Never raises."""
+        """Drop records in flight. Never raises."""
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
         self._producer.poll(0)
 
     def _notice(self, error: KafkaError) -> None:
-        """Note what the client tells of itself; it is called from ``poll``."""
+        """Note an error of the client; called from ``poll``."""
         if error.fatal():
             self._fatal = error.str()
         elif not self._is_away and error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
@@ -254,7 +249,7 @@ def fence(kafka: Kafka, transactional_id: str) -> None:
     End what a process of this name left open: the broker hears it no more.
 
     Raises:
-        BrokerUnavailableError: Kafka does not answer.
+        BrokerUnavailableError: Kafka cannot be reached.
         BrokerRefusedError: Kafka refuses transactions.
     """
     producer = make_client(Producer, kafka, {"transactional.id": transactional_id})

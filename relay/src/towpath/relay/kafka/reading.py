@@ -1,19 +1,16 @@
 """
-Reading topics from given offsets to the ends that they have by then.
+Reads topics from given offsets to their present ends, and writes barriers.
 
-Records come one by one: to consume a number of them waits until there are so many. The
-end of each partition is told by the broker, which is asked to do so at once.
+Records are consumed one by one, as consuming a number of them waits for that number.
+The client reports the end of each partition at once.
 
-Barriers: what a dead process left with a leader is seen before our topics are read.
+On a replicated topic a record is on the leader first, and readers get it once every
+in-sync replica has it. Records of a killed process may be on the leader only: a scan
+would end below them, and they would be published again. Once a *barrier* behind them is
+acknowledged by all replicas, readers get them too.
 
-On a replicated topic a record stands with the leader first, and is shown to readers
-once every replica in sync has it. Records that a process left when it was killed may
-lie between: a scan ends below them, and what they are would be published again. A
-record of ours behind them, acknowledged by all, tells that they are shown by now.
-
-It says nothing: it has neither key nor value where the topic is not compacted, and is
-the tombstone of a key that never was where it is. The header ``towpath-barrier`` marks
-it for readers that want to know.
+A barrier has neither key nor value; in a compacted topic it is the tombstone of an
+unused key. The header ``towpath-barrier`` marks it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -58,7 +55,7 @@ _READING: Final = {
 
 
 def topic_offset(message: Message) -> TopicOffset:
-    """Return where a record stands."""
+    """Return a record's topic and partition."""
     return message.topic() or "", message.partition() or 0
 
 
@@ -70,16 +67,16 @@ def read_to_ends(
     is_committed: bool = True,
 ) -> Iterator[Message]:
     """
-    Return the records of partitions, in the order of each.
+    Yield the records of partitions, each in its order.
 
     Args:
         kafka: The brokers.
-        starts: From which offset on, by partition.
-        what: What is read, for messages.
-        is_committed: Whether records of transactions count only once these are ended.
+        starts: The first offset of each partition.
+        what: Describes the records, for messages.
+        is_committed: Whether records of open transactions are left out.
 
     Raises:
-        BrokerUnavailableError: Kafka does not answer.
+        BrokerUnavailableError: Kafka cannot be reached.
         BrokerRefusedError: Kafka refuses a topic.
     """
     level = "read_committed" if is_committed else "read_uncommitted"
@@ -100,14 +97,14 @@ def partition_counts(kafka: Kafka) -> dict[str, int]:
     Return how many partitions each topic has.
 
     Raises:
-        BrokerUnavailableError: Kafka does not answer.
+        BrokerUnavailableError: Kafka cannot be reached.
     """
     with TopicCounts(kafka) as topics:
         return topics.read()
 
 
 class TopicCounts:
-    """Tells partition counts, over one connection; for whoever looks often."""
+    """Reads partition counts, over one connection."""
 
     def __init__(self, kafka: Kafka) -> None:
         self._consumer = make_client(Consumer, kafka, _READING)
@@ -123,7 +120,7 @@ class TopicCounts:
         Return how many partitions each topic has.
 
         Raises:
-            BrokerUnavailableError: Kafka does not answer.
+            BrokerUnavailableError: Kafka cannot be reached.
         """
         try:
             cluster = self._consumer.list_topics(timeout=REQUEST_TIMEOUT_S)
@@ -161,7 +158,7 @@ def replicated(kafka: Kafka, topics: Iterable[str]) -> dict[str, int]:
     Return the partition counts of those topics that have more than one replica.
 
     Raises:
-        BrokerUnavailableError: Kafka does not answer.
+        BrokerUnavailableError: Kafka cannot be reached.
     """
     admin = make_client(AdminClient, kafka)
     try:

@@ -1,23 +1,18 @@
 """
-The tails of our topics: each partition from its mark to its end, read at start.
+Reads the relay's topics at a start, and for a repair of its state.
 
-What a dead process had published after its last marks stands there; its positions make
-the marks exact. Only headers are looked at. A partition that ends below its mark was
-truncated or made anew, and nobody can tell what it had: that stops the start.
+``read_tails`` reads each partition from its mark to its end, headers only. Records that
+a dead process published after its last marks make the marks exact. A partition that
+ends below its mark was truncated or recreated; its records are lost, so the start
+fails.
 
-What Kafka has, when nobody knows any more: every topic of ours, from its end back.
+``read_contents`` serves a repair without marks. Positions of streamed records only rise
+within a partition, so the last one covers all before it. A window at the end is read;
+one full of READ rows is widened. A topic without Towpath's headers is not the relay's.
+A row change also has its LSN in the source, which proves the offset of its lineage.
 
-Within a partition positions of streamed records only rise, so the last one tells of all
-before it. It is looked for in a window at the end; a window full of READ rows is made
-wider. A topic without our headers is not ours. A row change also tells the LSN that it
-had in the source, which proves the offset of its lineage.
-
-The parked aggregates, as the dead letters tell them: read whole at each start.
-
-``<prefix>.dead.relay`` is read from its beginning to the end that it has by then. What
-was let go is told there too: ``ParkedAggregates.recall`` says how.
-
-Which tables the relations topic announces: those whose rows topics have.
+``read_parked`` reads all dead letters, and ``read_announced`` the tables of the
+relations topic, whose rows topics have.
 """
 
 from collections.abc import Iterable, Mapping
@@ -67,17 +62,17 @@ def read_tails(
     kafka: Kafka, marks: Mapping[str, TopicMarks], *, is_transactional: bool
 ) -> Tails:
     """
-    Return what the topics themselves tell.
+    Return exact marks, read from the topics.
 
     Args:
         kafka: The brokers.
-        marks: As stored.
-        is_transactional: Whether only what was committed counts.
+        marks: The stored marks.
+        is_transactional: Whether only committed records count.
 
     Raises:
-        BrokerUnavailableError: Kafka does not answer.
+        BrokerUnavailableError: Kafka cannot be reached.
         TopicTruncatedError: A partition ends below its mark.
-        PartitionCountChangedError: A topic has other partitions than it had.
+        PartitionCountChangedError: A topic's partition count has changed.
     """
     places = {
         (topic, partition): mark
@@ -108,7 +103,7 @@ def end_offsets(kafka: Kafka, places: Iterable[TopicOffset]) -> dict[TopicOffset
     Return the end offset of each partition; -1 for one that is not there.
 
     Raises:
-        BrokerUnavailableError: Kafka does not answer.
+        BrokerUnavailableError: Kafka cannot be reached.
     """
     admin = make_client(AdminClient, kafka)
     asked = {
@@ -129,11 +124,11 @@ def end_offsets(kafka: Kafka, places: Iterable[TopicOffset]) -> dict[TopicOffset
 
 def require_topics(kafka: Kafka, marks: Mapping[str, TopicMarks]) -> None:
     """
-    Make sure that each topic is there that has had records. Makes none.
+    Make sure that each topic with marks of records exists. Creates none.
 
     Raises:
-        TopicTruncatedError: Topics are gone; the message tells what they had.
-        BrokerUnavailableError: Kafka does not answer.
+        TopicTruncatedError: Topics are missing; the message describes them.
+        BrokerUnavailableError: Kafka cannot be reached.
     """
     written = {topic: each for topic, each in marks.items() if published_count(each)}
     counts = partition_counts(kafka) if written else {}
@@ -148,17 +143,17 @@ def published_count(marks: TopicMarks) -> int:
 
 
 def describe_missing_topics(gone: Mapping[str, TopicMarks]) -> str:
-    """Say which topics are gone, and what was lost with them."""
-    told = []
+    """Describe missing topics, and their lost records."""
+    lines = []
     for topic, marks in sorted(gone.items()):
         highest = max((m.position for m in marks.values() if m.position), default=b"")
         last = f", the last change at {highest.decode()}" if highest else ""
-        told.append(
+        lines.append(
             f"topic {topic} is gone, and what it kept of {published_count(marks)} "
             f"records in {len(marks)} partitions{last}"
         )
-    more = len(told) - _NAMED
-    return "; ".join(told[:_NAMED]) + (f"; and {more} more topics" if more > 0 else "")
+    more = len(lines) - _NAMED
+    return "; ".join(lines[:_NAMED]) + (f"; and {more} more topics" if more > 0 else "")
 
 
 def _check_counts(kafka: Kafka, marks: Mapping[str, TopicMarks]) -> None:
@@ -198,7 +193,7 @@ class TailScan:
         Read everything.
 
         Raises:
-            BrokerUnavailableError: Kafka does not answer.
+            BrokerUnavailableError: Kafka cannot be reached.
         """
         starts = {at: mark.next_offset for at, mark in self.found.items()}
         what = "the tails of our topics"
@@ -207,24 +202,24 @@ class TailScan:
 
     def take(self, message: Message) -> None:
         """Move a partition to a streamed record; a READ row moves none."""
-        told = dict(message.headers() or ())
-        position = told.get(headers.POSITION)
+        lines = dict(message.headers() or ())
+        position = lines.get(headers.POSITION)
         if not isinstance(position, bytes):
             return
         self.log_lsn = max(self.log_lsn, parse_position(position.decode()).log_lsn)
         at = topic_offset(message)
         before = self.found[at].position
-        is_streamed = headers.SNAPSHOT not in told
+        is_streamed = headers.SNAPSHOT not in lines
         if is_streamed and (before is None or position > before):
             self.found[at] = self.found[at]._replace(position=position)
 
 
 def streamed_position(message: Message) -> bytes | None:
     """Return the position of a streamed record; None for any other record."""
-    told = dict(message.headers() or ())
-    if headers.SNAPSHOT in told:
+    lines = dict(message.headers() or ())
+    if headers.SNAPSHOT in lines:
         return None
-    position = told.get(headers.POSITION)
+    position = lines.get(headers.POSITION)
     return position if isinstance(position, bytes) else None
 
 
@@ -238,9 +233,8 @@ class TopicContents(NamedTuple):
     The records found.
 
     Attributes:
-        marks: Of each topic of ours, as exact as they ever were.
-        offsets: What is added to the source's LSNs, where a row change proves it, by
-            the log LSN of the change.
+        marks: Exact marks of each of the relay's topics.
+        offsets: The lineage offsets that row changes prove, by their log LSN.
     """
 
     marks: Mapping[str, TopicMarks]
@@ -259,7 +253,7 @@ class TopicContents(NamedTuple):
 
 
 class _PartitionScan:
-    """One partition while it is looked through."""
+    """The scan of one partition, from its end back."""
 
     def __init__(self, end: int) -> None:
         self.end = end
@@ -270,17 +264,16 @@ class _PartitionScan:
 
     @property
     def is_settled(self) -> bool:
-        """Whether a wider window would tell no more."""
+        """Whether a wider window would find nothing more."""
         return self.position is not None or not self.is_ours or self.start == 0
 
     def widen(self) -> None:
-        """Go further back."""
+        """Widen the window."""
         self.start = max(0, self.end - (self.end - self.start) * _WIDER)
 
     def take(self, message: Message) -> None:
-        """Look at one record."""
-        told = dict(message.headers() or ())
-        self.is_ours |= headers.POSITION in told
+        """Read one record."""
+        self.is_ours |= headers.POSITION in dict(message.headers() or ())
         position = streamed_position(message)
         if position is None or (self.position is not None and position < self.position):
             return
@@ -293,7 +286,7 @@ def scan_topics(kafka: Kafka, topics: Iterable[str]) -> TopicContents:
     Return what the topics have.
 
     Raises:
-        BrokerUnavailableError: Kafka does not answer.
+        BrokerUnavailableError: Kafka cannot be reached.
     """
     wanted = frozenset(topics)
     counts = partition_counts(kafka)
@@ -324,12 +317,12 @@ def marked_ends(
     kafka: Kafka, marks: Mapping[str, TopicMarks]
 ) -> dict[TopicOffset, int]:
     """
-    Return the end offset of each marked partition; -1 for one that is not there.
+    Return the end offset of each marked partition; -1 for a missing one.
 
-    A client that asks for one topic that is gone gets no answer for the others either.
+    Missing topics are not requested: the client would return none of the others.
 
     Raises:
-        BrokerUnavailableError: Kafka does not answer.
+        BrokerUnavailableError: Kafka cannot be reached.
     """
     counts = partition_counts(kafka)
     ats = [(topic, n) for topic, of_topic in marks.items() for n in of_topic]
@@ -341,12 +334,12 @@ def marked_ends(
 def _read_windows(kafka: Kafka, places: Mapping[TopicOffset, _PartitionScan]) -> None:
     """Read each window to its end."""
     starts = {at: place.start for at, place in places.items()}
-    for message in read_to_ends(kafka, starts, "the ends of our topics"):
+    for message in read_to_ends(kafka, starts, "the ends of the topics"):
         places[topic_offset(message)].take(message)
 
 
 def _commit_evidence(message: Message, position: bytes) -> tuple[int, int] | None:
-    """Return log LSN and lineage offset, if the record tells its commit's LSN."""
+    """Return log LSN and lineage offset, if the record has its commit's LSN."""
     try:
         value = orjson.loads(message.value() or b"")
         value = value.get("payload", value)
@@ -370,7 +363,7 @@ def read_parked(kafka: Kafka, prefix: str, max_parked_keys: int) -> ParkedAggreg
         max_parked_keys: How many may be parked at a time.
 
     Raises:
-        BrokerUnavailableError: Kafka does not answer.
+        BrokerUnavailableError: Kafka cannot be reached.
         BrokerRefusedError: Kafka refuses the topic.
         ParkedOverflowError: More are parked than that.
     """
@@ -400,7 +393,7 @@ def read_announced(kafka: Kafka, prefix: str) -> frozenset[TableName]:
     Return the announced tables whose topics are still there.
 
     Raises:
-        BrokerUnavailableError: Kafka does not answer.
+        BrokerUnavailableError: Kafka cannot be reached.
         BrokerRefusedError: Kafka refuses the topic.
     """
     topic, existing = relations_topic(prefix), partition_counts(kafka)

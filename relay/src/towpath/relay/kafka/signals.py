@@ -3,17 +3,16 @@ Signals from a Kafka topic, in Debezium's layout.
 
 ::
 
-    read -> left in towpath.signal, durable -> offset committed
+    read -> stored in towpath.signal -> offset committed
 
 A record is a signal if its key is the source's prefix; its value is JSON of ``type``,
-``data`` and perhaps ``id``. Records with other keys are other connectors' signals. What
-is no signal is refused with its offset, and stops nothing.
+``data`` and perhaps ``id``. Records with other keys are other connectors' signals. An
+invalid signal is refused with its offset. Sinks request refetches here, without a right
+on the source.
 
-Sinks ask here for rows that they lack: they need no right on the source.
-
-A thread of its own, for as long as the process lives, with the relay's own group: a new
-group begins with the earliest record. A record that is read again after a crash has the
-same id, and is let pass.
+The topic is read by a thread of its own, with the relay's own consumer group, which
+begins with the earliest record. A record that is read again after a crash has the same
+id, and is ignored.
 """
 
 import threading
@@ -83,11 +82,11 @@ class SignalTopicReader:
         Prepare; nothing is done yet.
 
         Args:
-            clients: The brokers, and how topics are made.
-            place: Which records are ours.
-            leave: Returns when a signal is durable; raises ``SignalRejectedError`` if
-                it cannot be one, another ``TowpathError`` to try again later.
-            refuse: Told of what is no signal.
+            clients: The brokers, and the settings of topics.
+            place: The topic, the key of its signals, and the group.
+            leave: Stores a signal; raises ``SignalRejectedError`` for an invalid one,
+                another ``TowpathError`` to be retried.
+            refuse: Called with each refusal.
         """
         self._kafka, self._topics = clients
         self._place = place
@@ -99,11 +98,11 @@ class SignalTopicReader:
         self._thread = threading.Thread(target=self._run, name="signals", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start to read."""
         self._thread.start()
 
     def close(self) -> None:
-        """End. Never raises."""
+        """Stop reading. Never raises."""
         self._ending.set()
         if self._thread.is_alive():
             self._thread.join(_CLOSE_TIMEOUT_S)
@@ -120,12 +119,12 @@ class SignalTopicReader:
                 reason = str(relay_error(error, f"reading {self._place.topic}"))
             else:
                 continue
-            _LOG.warning("signals cannot be taken from Kafka now", reason=reason)
+            _LOG.warning("signal topic not readable: retrying", reason=reason)
             self._ending.wait(self._backoff.delay_s(self._attempt))
             self._attempt += 1
 
     def _follow(self) -> None:
-        """Read until told to end, or until something is away."""
+        """Read until the end, or until Kafka or the source cannot be reached."""
         self._ensure_topic()
         consumer = make_client(
             Consumer,
@@ -162,7 +161,7 @@ class SignalTopicReader:
     def _read(self, message: Message) -> None:
         partition, offset = message.partition() or 0, message.offset() or 0
         source = f"{self._place.topic}[{partition}]@{offset}"
-        # The time tells a topic that was made anew, with the same offsets, apart.
+        # The time distinguishes a recreated topic, which has the same offsets.
         fallback_id = f"kafka-{partition}-{offset}-{message.timestamp()[1]:x}"
         signal_id = fallback_id
         try:

@@ -1,7 +1,7 @@
 """
-The state topic, read and written at start; the loop writes it too, by its producer.
+The state topic, read and written at start; the loop's producer writes it too.
 
-What stands in it is told by ``towpath.relay.recovery.state``.
+``towpath.relay.recovery.state`` describes its content.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,11 +27,11 @@ class StateTopic:
 
     def read(self) -> State:
         """
-        Return the state as it stands.
+        Return the stored state.
 
         Raises:
-            BrokerUnavailableError: Kafka does not answer.
-            StateLostError: What stands there cannot be read.
+            BrokerUnavailableError: Kafka cannot be reached.
+            StateLostError: The stored state cannot be parsed.
         """
         newest: dict[str, bytes] = {}
         for message in self.messages():
@@ -46,7 +46,7 @@ class StateTopic:
         Return every record of the topic, oldest first.
 
         Raises:
-            BrokerUnavailableError: Kafka does not answer.
+            BrokerUnavailableError: Kafka cannot be reached.
         """
         return read_to_ends(self._kafka, {(self.topic, 0): 0}, self.topic)
 

@@ -1,10 +1,9 @@
 """
-The watch over topics while the relay runs: their partitions, and that they are there.
+Monitors the relay's topics: deleted ones, and changed partition counts.
 
-The relay writes to the partitions that it has stored, whatever is added; but whoever
-adds some wants to hear of it at once, and a topic that was deleted takes no record any
-more. So a thread looks at all topics every few seconds, in one request; what it finds
-ends the loop, with what the operator can do.
+The relay writes to the partition count that it has stored, but an operator who adds
+partitions should learn at once that they are not used. A thread checks all topics every
+few seconds, in one request; a finding ends the session with its remedy.
 """
 
 import threading
@@ -22,15 +21,14 @@ _LOG = structlog.get_logger("towpath.relay.kafka")
 
 # Soon enough for a person, rarely enough for a cluster of thousands of topics.
 INTERVAL_S: Final = 2.0
-# A topic just made may be unknown to the broker that is asked.
-_LOOKS_IN_VAIN: Final = 2
-# A look that a frozen broker holds up must not hold up the relay's stop; its thread
-# ends by itself once the request has.
+# A new topic may be unknown to a broker for a moment.
+_MISSED_LOOKS: Final = 2
+# A frozen broker must not delay the relay's stop; the thread ends with its request.
 _CLOSE_TIMEOUT_S: Final = 0.5
 
 
 class TopicMonitor:
-    """Compares the topics that the relay writes with what the cluster has."""
+    """Compares the topics that the relay writes with those of the cluster."""
 
     def __init__(
         self,
@@ -44,9 +42,9 @@ class TopicMonitor:
 
         Args:
             kafka: The brokers.
-            counts: The partition counts that the relay works with, as of each look.
-            is_marked: Whether the state tells what a topic has: only then does its
-                partition count decide where keys stand.
+            counts: The partition counts that the relay uses.
+            is_marked: Whether a topic has marks: only then does its partition count
+                matter.
             on_found: Wakes the loop; called from the thread.
         """
         self._kafka = kafka
@@ -57,7 +55,7 @@ class TopicMonitor:
         self._missed: dict[str, int] = {}
         self._is_closing = threading.Event()
         self._thread = threading.Thread(
-            target=self._run, name="topic watch", daemon=True
+            target=self._run, name="topic monitor", daemon=True
         )
 
     def start(self) -> None:
@@ -89,7 +87,7 @@ class TopicMonitor:
             found = there.get(topic, 0)
             if not found:
                 self._missed[topic] = self._missed.get(topic, 0) + 1
-                if self._missed[topic] >= _LOOKS_IN_VAIN:
+                if self._missed[topic] >= _MISSED_LOOKS:
                     reason = f"topic {topic} was deleted while the relay writes it"
                     return TopicTruncatedError(reason)
                 continue

@@ -1,15 +1,12 @@
 """
 Topics: made by the relay, with the settings of ``[topics]``; existing ones are kept.
 
-Many topics are looked at, and made, in one round of requests: what ``open`` has seen is
-not asked about again by ``ensure``.
+Topics are described and created many in a request; ``ensure`` does not repeat requests
+of ``open``. A new topic is unknown to some brokers for a moment: only unknown ones are
+requested again, ever less often.
 
-``streamed`` topics lose what is older than the retention; ``compacted`` ones keep the
-newest record of each key for ever, and have one partition, so that they read in order.
-
-What brokers tell of topics, many in a request; a new topic is known after a while.
-
-Only what is not known yet is asked about again, and ever less often.
+``streamed`` topics lose records that are older than the retention. ``compacted`` ones
+keep the newest record of each key, and have one partition, so that they read in order.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -41,15 +38,15 @@ from towpath.settings import Kafka, Settings, Topics
 _LIMIT: Final = "max.message.bytes"
 _POLICY: Final = "cleanup.policy"
 _COMPACT: Final = "compact"
-# What a broker takes if it does not say: Kafka's own default.
+# The limit of a broker that reports none: Kafka's default.
 DEFAULT_LIMIT_BYTES: Final = 1_048_588
 # How many topics one request names: an answer of some hundred kilobytes.
 TOPICS_AT_ONCE: Final = 500
 # A new topic is known to every broker within tens of milliseconds.
 _SPREADING_S: Final = 0.02
-# Of thousands of topics it takes seconds: asking more often only adds to the load.
+# Thousands of topics take seconds: more requests would only add to the load.
 _MAX_SPREADING_S: Final = 0.5
-_Asked = TypeVar("_Asked")
+_Item = TypeVar("_Item")
 
 
 class MetadataPropagation:
@@ -79,7 +76,7 @@ def facts_of(
 
     Raises:
         BrokerUnavailableError: Kafka does not answer, or does not know a topic.
-        BrokerRefusedError: Kafka refuses to tell.
+        BrokerRefusedError: Kafka refuses the request.
     """
     facts: dict[str, TopicFacts] = {}
     left, spreading = wanted, MetadataPropagation(clock)
@@ -104,10 +101,10 @@ def _described(admin: AdminClient, wanted: list[str]) -> dict[str, TopicFacts]:
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in counts]
         futures = admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
         for resource, future in futures.items():
-            told = _known_facts(future)
-            if told is None:
+            found = _known_facts(future)
+            if found is None:
                 continue
-            limit, policy = told.get(_LIMIT), told.get(_POLICY)
+            limit, policy = found.get(_LIMIT), found.get(_POLICY)
             facts[resource.name] = TopicFacts(
                 int(limit.value) if limit else DEFAULT_LIMIT_BYTES,
                 counts[resource.name],
@@ -129,13 +126,13 @@ def _counts_of(admin: AdminClient, wanted: list[str]) -> dict[str, int]:
     }
 
 
-def _known_facts(future: "Future[_Asked]") -> _Asked | None:
+def _known_facts(future: "Future[_Item]") -> _Item | None:
     """
-    Return what is told of a topic; None: it is not known yet.
+    Return the result of a topic; None if the broker does not know it yet.
 
     Raises:
-        BrokerUnavailableError: Kafka does not answer.
-        BrokerRefusedError: Kafka refuses to tell.
+        BrokerUnavailableError: Kafka cannot be reached.
+        BrokerRefusedError: Kafka refuses the request.
     """
     try:
         return future.result()
@@ -146,17 +143,17 @@ def _known_facts(future: "Future[_Asked]") -> _Asked | None:
 
 
 def in_requests(
-    each: Iterable[_Asked], at_once: int = TOPICS_AT_ONCE
-) -> Iterator[list[_Asked]]:
-    """Divide what is asked for into lists of what one request takes."""
-    left = iter(each)
-    while some := list(islice(left, at_once)):
+    each: Iterable[_Item], at_once: int = TOPICS_AT_ONCE
+) -> Iterator[list[_Item]]:
+    """Divide items into lists of one request each."""
+    items = iter(each)
+    while some := list(islice(items, at_once)):
         yield some
 
 
 _LOG = structlog.get_logger(__name__)
 
-# The relay's dead letters tell which aggregates are parked: they are let go by people.
+# The dead letters record which aggregates are parked, until an operator releases them.
 _FOR_EVER: Final = -1
 # A broker makes at most ten thousand partitions in one request.
 _PARTITIONS_AT_ONCE: Final = 5_000
@@ -218,18 +215,18 @@ class KafkaTopics:
         had: Mapping[str, int] = _NO_COUNTS,
     ) -> Mapping[str, TopicFacts]:
         """
-        Make what exists from the beginning, and look at what is there.
+        Create the topics that exist from the beginning, and read the facts of all.
 
         Args:
             prefix: The topics' prefix.
             tables: The captured tables.
-            had: The partition count of topics that had no record before they went.
+            had: The partition counts by the marks of deleted topics without records.
 
         Returns:
             The facts of these topics and of those that earlier runs made.
 
         Raises:
-            BrokerUnavailableError: Kafka does not answer.
+            BrokerUnavailableError: Kafka cannot be reached.
             BrokerRefusedError: Kafka refuses a topic.
         """
         streamed = streamed_topics(prefix, tables)
@@ -252,21 +249,21 @@ class KafkaTopics:
 
     @property
     def batch_bytes(self) -> int:
-        """What every topic known so far takes as a batch."""
+        """The size limit of batches that every known topic accepts."""
         return self._batch_bytes
 
     @property
     def record_bytes(self) -> int:
-        """What some topic takes as a record."""
+        """The largest size limit of records of any known topic."""
         return self._record_bytes
 
     def ensure(self, topic: str) -> TopicFacts:
         """
-        Return a topic's facts; it is made first if there is none.
+        Return a topic's facts; a missing topic is created.
 
         Raises:
-            BrokerUnavailableError: Kafka does not answer; or the topic takes less, or
-                more, than the producer was told, which a new producer will heed.
+            BrokerUnavailableError: Kafka cannot be reached; or the topic's limit needs
+                another producer configuration, which the next session has.
             BrokerRefusedError: Kafka refuses the topic.
         """
         known = self._opened.get(topic)
@@ -282,10 +279,10 @@ class KafkaTopics:
         """
         Return the end offset of each partition.
 
-        A topic just made may take a moment until each has a leader that knows of it.
+        A new topic may take a moment until each partition has a leader.
 
         Raises:
-            BrokerUnavailableError: Kafka does not answer.
+            BrokerUnavailableError: Kafka cannot be reached.
         """
         places = [(topic, at) for at in range(partition_count)]
         ends = self.known_ends(places)
@@ -293,10 +290,10 @@ class KafkaTopics:
 
     def known_ends(self, places: Collection[TopicOffset]) -> Mapping[TopicOffset, int]:
         """
-        Return the end offsets of partitions of any topics, asked for at once.
+        Return the end offsets of partitions of any topics, in one request.
 
         Raises:
-            BrokerUnavailableError: Kafka does not answer.
+            BrokerUnavailableError: Kafka cannot be reached.
         """
         found: dict[TopicOffset, int] = {}
         left, spreading = list(places), MetadataPropagation(self._clock)
@@ -329,7 +326,7 @@ class KafkaTopics:
         Make topics that are gone with the partition counts that they had.
 
         Raises:
-            BrokerUnavailableError: Kafka does not answer.
+            BrokerUnavailableError: Kafka cannot be reached.
             BrokerRefusedError: Kafka refuses a topic.
         """
         dead = names.dead_letter_topic(prefix, "relay")

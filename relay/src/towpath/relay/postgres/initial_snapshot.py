@@ -120,7 +120,7 @@ class InitialSnapshot:
         if step is StartAction.MAKE_SLOT:
             return self._make_slot(closing, connection)
         backfill.release_lost_views(connection, relay)
-        if step is StartAction.ASK:
+        if step is StartAction.REQUEST:
             tables = backfill.request_first_snapshot(connection, self._settings, relay)
             _LOG.info(
                 "first snapshot requested beside an existing slot",

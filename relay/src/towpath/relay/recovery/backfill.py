@@ -1,38 +1,37 @@
 """
-A gap, told to those who read Kafka, and what fills it.
+The snapshots that close a gap, and those that a start begins by itself. Pure.
 
-The notification has Debezium's shape; its data carries the very statement that asks
-for the snapshots of the plan.
+A gap's notification is in Debezium's format; its data contains the statement that
+requests the snapshots of the plan.
 
-Which rows are read unasked when the relay starts. Pure.
-
-What is durable decides: whether the state topic tells a lineage (*ran*), whether there
-is a slot, and what ``towpath.snapshot`` and ``towpath.signal`` keep of the snapshot
-``towpath-initial``. A lineage is stored after that snapshot is, and before the first
-row is read; so what has begun, in a state that tells no lineage, was of another life.
+A start decides by durable facts: whether the state topic has a lineage (*ran*), whether
+there is a slot, and the state of the snapshot ``towpath-initial`` in
+``towpath.snapshot`` and ``towpath.signal``. A lineage is stored after that snapshot,
+and before its first row is read; so without a lineage, a begun snapshot is from an
+earlier installation.
 
 ==================  =====  ====  =====================================================
-mode                ran    slot  what is done
+mode                ran    slot  action
 ==================  =====  ====  =====================================================
-never               any    any   nothing
-initial,            no     none  the slot is made, with the view of the database in
-initial_only,                    which all tables are read before the stream is
-when_needed         no     yes   untouched ``towpath-initial``: it goes on;
-                                 else all tables are asked for by a signal of that id
-                    yes    any   what has not ended goes on
-always              any    any   all tables are asked for, unless that of an earlier
-                                 start has not ended: then it goes on
+never               any    any   none
+initial,            no     none  create the slot, and read all tables in its database
+initial_only,                    view before the stream
+when_needed         no     yes   resume an untouched ``towpath-initial``; else request
+                                 all tables by a signal of that id
+                    yes    any   resume unfinished snapshots
+always              any    any   resume the unfinished snapshot of an earlier start;
+                                 else request all tables
 ==================  =====  ====  =====================================================
 
-``initial_only`` ends once every table has ended, and takes up failed ones when it is
-started again. ``when_needed`` also takes the snapshots that close a gap.
+``initial_only`` ends once every table has ended, and retries failed ones at the next
+start. ``when_needed`` also takes the snapshots that close a gap.
 
-A view ends with the connection that holds it. What is left then goes on chunk by chunk
-from the last acknowledged key, while the stream is read; a table with a SELECT of its
-own goes on as a blocking snapshot, in a view of its own, for its SELECT is no filter.
+A database view ends with its connection. Remaining rows are then read chunk by chunk
+from the last acknowledged key, beside the stream; a table with a SELECT of its own is
+read by a blocking snapshot in a new view, as its SELECT is no filter.
 
-``delay_s`` holds a first start before anything is made or stored, so that a relay that
-is stopped meanwhile has not started; with ``always`` only the asking is put off.
+``delay_s`` delays a first start before anything is created or stored, so that a relay
+that is stopped meanwhile has not started; with ``always`` it delays only the request.
 """
 
 import enum
@@ -114,7 +113,7 @@ def gap_record(
 
 
 SNAPSHOT_ID: Final = "towpath-initial"
-# Tables with a SELECT of their own, where the others are asked for by a signal.
+# The suffix of the second signal, of tables with a SELECT of their own.
 SELECT_SUFFIX: Final = "-select"
 ALWAYS_PREFIX: Final = "towpath-always-"
 
@@ -129,10 +128,10 @@ class StartFacts(NamedTuple):
     The durable facts that decide.
 
     Attributes:
-        has_run: The state topic tells a lineage.
-        has_records: Topics of ours hold records.
-        has_slot: There is a slot of that name, whosever it is.
-        is_untouched: ``towpath-initial`` is stored or asked for, and has not begun.
+        has_run: The state topic has a lineage.
+        has_records: The relay's topics hold records.
+        has_slot: There is a slot of that name, of any owner.
+        is_untouched: ``towpath-initial`` is stored or requested, and has not begun.
     """
 
     has_run: bool
@@ -144,19 +143,19 @@ class StartFacts(NamedTuple):
 class StartAction(enum.Enum):
     """The actions before the first record."""
 
-    GO_ON = enum.auto()
+    CONTINUE = enum.auto()
     MAKE_SLOT = enum.auto()
-    ASK = enum.auto()
+    REQUEST = enum.auto()
 
 
 def choose_start(mode: FirstStart, known: StartFacts) -> StartAction:
     """
-    Decide what a start begins with.
+    Return the action of a start.
 
-    Records without a lineage are a lost state, which is another's to tell.
+    Records without a lineage mean a lost state, which the lineage reports.
     """
     if mode not in MAKES_SLOT or known.has_run or known.has_records:
-        return StartAction.GO_ON
+        return StartAction.CONTINUE
     if not known.has_slot:
         return StartAction.MAKE_SLOT
-    return StartAction.GO_ON if known.is_untouched else StartAction.ASK
+    return StartAction.CONTINUE if known.is_untouched else StartAction.REQUEST

@@ -1,23 +1,21 @@
 """
-Lineages: the unbroken histories of the source's log that were followed.
+Lineages: the unbroken histories of the source's log. Pure.
 
-A lineage lives in Kafka, in the state topic, because the database may be the thing
-that was restored. Its offset lies above everything published before, so that positions
-never go back. It is *pending* until its slot is known to serve it: a crash between the
-two begins nothing anew. ``continuity`` decides which one a history belongs to.
-
-Whether the history at hand is the one that was followed before. Pure.
+Lineages are stored in Kafka, in the state topic, because a database may be restored. A
+lineage's offset is above everything published before, so that positions never go back.
+It is *pending* until its slot serves it: after a crash in between it is resumed.
 
 A new lineage begins
 
-- when the server is another one, or its timeline left ours below what was published;
-- when the server went back in time: a restored volume has the identifier and timeline
-  of before, but its heartbeat counter, or its log, ends below what was streamed;
-- when the slot is gone, has lost its log, or stands beyond what we ever confirmed:
-  what we confirm is stored in Kafka before the server is told.
+- when the server is another one, or its timeline has branched off below the published
+  LSN;
+- when the server went back in time: a restored volume has the same identifier and
+  timeline, but its heartbeat counter or its log ends below the streamed one;
+- when the slot is missing, has lost its log, or is ahead of the confirmed LSN, which is
+  stored in Kafka before it is confirmed to the server.
 
-Each new lineage is a gap: changes may never have been streamed, and streamed ones may
-have vanished from the source.
+Each new lineage begins with a gap: changes may never have been streamed, and streamed
+ones may have vanished from the source.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,10 +42,10 @@ class Gap:
 
     Attributes:
         reason: The event in the source, in one sentence.
-        since_lsn: What the lineage before had confirmed, in its own LSNs.
-        at: When it was noticed, in RFC 3339.
+        since_lsn: The confirmed LSN of the previous lineage, in its own LSNs.
+        at: The time of its detection, in RFC 3339.
         plan: The tables whose snapshots close the gap.
-        started: Whether these snapshots were asked for.
+        started: Whether these snapshots were requested.
     """
 
     reason: str
@@ -114,7 +112,7 @@ class SlotHistory(NamedTuple):
     The server's facts of the slot.
 
     ``is_ours`` is False for a slot of another database, kind or plugin, which
-    ``kind`` describes. ``has_streamed`` tells that it was read before.
+    ``kind`` describes. ``has_streamed``: it was read before.
     """
 
     confirmed_lsn: int
@@ -127,7 +125,7 @@ class SlotHistory(NamedTuple):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the log that it needs is gone."""
+        """Whether the server has dropped log that the slot needs."""
         return self.wal_status == _LOST or self.invalidation_reason is not None
 
 
@@ -136,13 +134,13 @@ class SourceHistory(NamedTuple):
     The history that the source reports.
 
     Attributes:
-        system_identifier: The database cluster's own.
-        timeline: The one that it writes.
-        forks: How its timeline came to be, the oldest fork first.
+        system_identifier: The database cluster's.
+        timeline: Its present timeline.
+        forks: The forks of its timeline, the oldest first.
         current_lsn: The end of its log.
         slot: The slot; None if there is none.
         heartbeat: The counter in its heartbeat table; 0 without.
-        slot_name: What the slot is called.
+        slot_name: The slot's name.
     """
 
     system_identifier: str
@@ -161,11 +159,11 @@ class LineageDecision:
 
     Attributes:
         lineages: Every lineage, the one to follow last.
-        gap: What is to be announced; None if the lineage is known already.
+        gap: The gap to announce; None if the lineage is known already.
         is_new: Whether the lineage begins now.
-        needs_slot: Whether a slot has to be made, in place of a useless one.
-        is_changed: Whether ``lineages`` differs from what is stored.
-        confirmed_lsn: Where the slot stands, in the lineage's own LSNs.
+        needs_slot: Whether a slot must be created, perhaps in place of a lost one.
+        is_changed: Whether ``lineages`` differs from the stored ones.
+        confirmed_lsn: The slot's confirmed LSN, in the lineage's own LSNs.
         heartbeat: The highest counter that was streamed in this lineage.
     """
 
@@ -236,7 +234,7 @@ def choose_lineage(
 
     Raises:
         NotPreparedError: There is no slot and never was; or it is somebody else's.
-        StateLostError: Slot or topics tell of a past that the state topic lacks.
+        StateLostError: Slot or topics have a history that the state topic has not.
     """
     if found.slot is not None and not found.slot.is_ours:
         reason = f"slot {found.slot_name} is {found.slot.kind}: choose another name"
@@ -261,7 +259,7 @@ def gap_error(
 
 
 def _first_lineage(remembered: StoredHistory, found: SourceHistory) -> LineageDecision:
-    """Begin the first lineage, unless something tells of one before."""
+    """Return the first lineage, unless there are signs of an earlier one."""
     if remembered.has_records or (found.slot is not None and found.slot.has_streamed):
         what = "topics hold records" if remembered.has_records else "the slot was read"
         reason = f"{what}, but the state topic holds no lineage"
@@ -306,7 +304,7 @@ def _known_history(remembered: StoredHistory) -> _KnownHistory:
 
 
 def _reasons(known: _KnownHistory, found: SourceHistory) -> Iterator[str]:
-    """Say what tells that the history at hand is another, the gravest first."""
+    """Yield the reasons why this is another history, the gravest first."""
     lineage = known.lineage
     if found.system_identifier != lineage.system_identifier:
         yield (

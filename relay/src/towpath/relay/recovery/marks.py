@@ -1,19 +1,16 @@
 """
-Marks: what each partition of our topics has, so that nothing is published twice.
+Marks: the content of each partition, so that no record is published twice.
 
-A *mark* of a partition says: every streamed record up to ``position`` that belongs here
-stands below ``next_offset``. Marks are written while records flow, so they trail a
-little; after a crash the partition is read from its mark to its end, and what is found
-there makes the mark exact. Within a partition, positions of streamed records only rise,
-because one idempotent producer writes them in the stream's order; so the last position
-tells of all before it. READ rows stand out of that order and move only ``next_offset``.
+A *mark* means that every streamed record of its partition up to ``position`` is below
+``next_offset``. Marks are written while records flow, so they lag a little; after a
+crash each partition is read from its mark to its end, which makes the mark exact.
+Positions of streamed records only rise within a partition, because one idempotent
+producer writes them in the stream's order; so the last position covers all before it.
+READ rows are outside that order and move only ``next_offset``.
 
-Which partition a record belongs to depends on the partition count, which is stored by
-the marks themselves: there is one for each partition. When an operator lets a topic use
-partitions that were added, a position decides which count holds (``FormerCount``), so
-that records which are streamed again come to the same partitions as the first time.
-
-Pure: what is read and written, and how, is told by ``kafka``.
+A record's partition depends on the partition count, which is the number of marks. When
+an operator lets a topic use added partitions, a position separates the former count
+from the new one (``FormerCount``), so that a replay chooses the same partitions. Pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,11 +38,11 @@ TopicMarks = Mapping[int, Mark]
 
 class FormerCount(NamedTuple):
     """
-    A topic's partition count of before partitions were added.
+    A topic's partition count before partitions were added.
 
     Attributes:
-        partition_count: Among how many partitions records were spread.
-        until: The last position at which that holds, as text.
+        partition_count: The former number of partitions.
+        until: The text of the last position at which it holds.
     """
 
     partition_count: int
@@ -60,15 +57,15 @@ _FORMER: Final = "former"
 
 class Confirmed(NamedTuple):
     """
-    How far Postgres may forget; stored before Postgres is told.
+    A checkpoint; stored before its LSN is confirmed to Postgres.
 
     Attributes:
         lsn: The LSN confirmed to Postgres.
         log_lsn: The same with the lineage's offset.
         published_log_lsn: The highest log LSN of any streamed record so far.
         heartbeat: The highest heartbeat counter that was streamed; 0: none.
-        is_clean: Whether the relay stopped by itself, with nothing on its way.
-        at: When, as RFC 3339.
+        is_clean: Whether the relay stopped with nothing in flight.
+        at: The time, as RFC 3339.
     """
 
     lsn: int
@@ -80,7 +77,7 @@ class Confirmed(NamedTuple):
 
 
 class Marks:
-    """The marks of every topic, as they move."""
+    """The present marks of every topic."""
 
     def __init__(
         self,
@@ -93,15 +90,15 @@ class Marks:
         self._last_offsets: dict[tuple[Partition, bool], int] = {}
 
     def knows(self, topic: str) -> bool:
-        """Tell whether the topic has its first mark."""
+        """Return whether the topic has its first mark."""
         return topic in self._marks
 
     def begin(self, topic: str, ends: Mapping[int, int]) -> None:
-        """Take a topic in, with the end offset of each partition."""
+        """Set the first marks of a topic, from the end offset of each partition."""
         self._marks[topic] = {at: Mark(end, None) for at, end in ends.items()}
 
     def forget_former(self, topic: str, log_lsn: int) -> bool:
-        """Let go of former partition counts below ``log_lsn``; False: not yet."""
+        """Forget former partition counts below ``log_lsn``; False: they still hold."""
         former = self._former.get(topic, ())
         if former and parse_position(former[-1].until.decode()).log_lsn >= log_lsn:
             return False
@@ -109,15 +106,15 @@ class Marks:
         return True
 
     def document(self, topic: str) -> dict[str, Any]:
-        """Return a topic's marks as the state topic holds them."""
+        """Return a topic's marks as a document of the state topic."""
         return marks_document(self._marks[topic], self._former.get(topic, ()))
 
     def check_count(self, topic: str, count: int) -> None:
         """
-        Make sure that a topic has the partitions that it had.
+        Make sure that a topic's partition count is that of its marks.
 
         Raises:
-            PartitionCountChangedError: It has others.
+            PartitionCountChangedError: It has changed.
         """
         marks = self._marks.get(topic)
         if marks is not None and len(marks) != count:
@@ -126,20 +123,20 @@ class Marks:
 
     def move(
         self,
-        reached: Mapping[Partition, tuple[bytes, Acknowledgement]],
-        passed: Mapping[Partition, Acknowledgement],
+        ordered: Mapping[Partition, tuple[bytes, Acknowledgement]],
+        unordered: Mapping[Partition, Acknowledgement],
     ) -> frozenset[str]:
         """
-        Take in what was acknowledged; return the topics whose marks moved.
+        Move marks by acknowledgements; return the topics whose marks moved.
 
         Raises:
-            PartitionCountChangedError: A topic has more partitions than it had.
-            TopicTruncatedError: A topic was deleted and made again meanwhile.
+            PartitionCountChangedError: A topic was given partitions.
+            TopicTruncatedError: A topic was deleted and recreated.
         """
         moved: set[str] = set()
-        for at, (position, place) in reached.items():
+        for at, (position, place) in ordered.items():
             moved.update(self._raise(at, place.offset(), position))
-        for at, place in passed.items():
+        for at, place in unordered.items():
             moved.update(self._raise(at, place.offset(), None))
         return frozenset(moved)
 
@@ -155,7 +152,7 @@ class Marks:
             return ()
         before = marks.get(partition)
         if before is None:
-            # Partitions were added while we ran: keys begin to stand elsewhere.
+            # Partitions were added meanwhile: keys would change their partition.
             reason = f"topic {topic} had {len(marks)} partitions and has more now"
             raise PartitionCountChangedError(reason)
         # Streamed records are confirmed in the order of transactions, READ rows as they
@@ -177,10 +174,10 @@ class Marks:
 
 class Published:
     """
-    Which records Kafka has already, as of the start.
+    The streamed records that Kafka holds at the start of a session.
 
     Attributes:
-        horizon: The highest position of any partition; nothing above it is there.
+        horizon: The highest position of any partition.
     """
 
     def __init__(
@@ -199,11 +196,11 @@ class Published:
 
     @property
     def log_lsn(self) -> int:
-        """The log LSN of the horizon; 0 if nothing was ever published."""
+        """The log LSN of the horizon; 0 if no record was published."""
         return parse_position(self.horizon.decode()).log_lsn if self.horizon else 0
 
     def has(self, topic: str, partition: int, position: bytes) -> bool:
-        """Tell whether the record at this position is there."""
+        """Return whether Kafka holds the record with this position."""
         high = self._highs.get((topic, partition))
         return high is not None and position <= high
 
@@ -211,11 +208,11 @@ class Published:
 def marks_document(
     marks: TopicMarks, former: Sequence[FormerCount] = ()
 ) -> dict[str, Any]:
-    """Return a topic's marks as the state topic holds them."""
-    told = [
+    """Return a topic's marks as a document of the state topic."""
+    counts = [
         {"count": each.partition_count, "until": each.until.decode()} for each in former
     ]
-    more = {_FORMER: told} if told else {}
+    more = {_FORMER: counts} if counts else {}
     return {
         "partitions": {
             str(partition): {
@@ -229,10 +226,10 @@ def marks_document(
 
 def parse_marks(document: Mapping[str, Any]) -> TopicMarks:
     """
-    Read a topic's marks.
+    Parse a topic's marks.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: It is not what was written.
+        KeyError, TypeError, ValueError, AttributeError: The document is invalid.
     """
     return {
         int(partition): Mark(
@@ -245,10 +242,10 @@ def parse_marks(document: Mapping[str, Any]) -> TopicMarks:
 
 def parse_former(document: Mapping[str, Any]) -> tuple[FormerCount, ...]:
     """
-    Read a topic's former partition counts, if it had any.
+    Parse a topic's former partition counts.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: It is not what was written.
+        KeyError, TypeError, ValueError, AttributeError: The document is invalid.
     """
     return tuple(
         FormerCount(int(each["count"]), each["until"].encode())

@@ -1,15 +1,14 @@
 """
-What a lost state must have been, from what Kafka and the source still have. Pure.
+Rebuilds a lost state from the remains in Kafka and the source. Pure.
 
-If only marks do not fit their topics any more, those marks are made anew. A topic that
-was deleted or truncated has lost records: it is made again as it was, and snapshots
-fill it. A topic that was given partitions uses them from the next position on.
+Marks that do not match their topics are replaced. A deleted or truncated topic has lost
+records: it is recreated, and snapshots fill it. A topic that was given partitions uses
+them from the next position on.
 
-If the lineage is lost, everything is. The one question then is what was added to the
-source's LSNs. If a row change proves it, or if everything published lies within the
-server's log, the history goes on where it was, and nothing is published twice.
-Otherwise a new lineage begins above everything, with a gap whose plan is a snapshot of
-every captured table.
+Without the lineage the whole state is rebuilt, and its offset must be found. If a row
+change proves it, or if everything published is within the server's log, the lineage
+continues and no record is published twice. Otherwise a new lineage begins above
+everything, with a gap whose plan is a snapshot of every captured table.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +41,7 @@ from towpath.schemas.position import format_lsn, format_position, parse_position
 
 _ALIGNMENT: Final = 8
 _NO_TOPICS: Final[Mapping[str, int]] = MappingProxyType({})
-# Above every ordinal: a whole transaction stands by one partition count.
+# Above every ordinal: a transaction has one partition count.
 _LAST_ORDINAL: Final = 9_999_999_999
 _NUMBER: Final = 1
 _SIGNAL: Final = "repair"
@@ -78,11 +77,11 @@ class Evidence(NamedTuple):
     The evidence that remains without the state.
 
     Attributes:
-        marks: What each partition has.
+        marks: The exact marks.
         published_log_lsn: The highest log LSN of any streamed record.
-        offsets: What is added to the source's LSNs, by the log LSN that proves it.
+        offsets: Proven lineage offsets, by the log LSN of their proof.
         found: The history that the source reports.
-        settings: What the file says decides ordinals, routes, keys and partitions.
+        settings: The file's settings of ordinals, routes, keys and partitions.
         tables: The captured tables.
         at: The time, as RFC 3339.
     """
@@ -101,12 +100,12 @@ class RepairPlan(NamedTuple):
     The records to write, in this order, and notes for the operator.
 
     Attributes:
-        documents: By key; None takes a key back. The lineage comes last, so that a half
-            repair can be repeated.
+        documents: By key; None deletes a key. The lineage comes last, so that an
+            interrupted repair can be repeated.
         notes: One sentence each.
-        is_whole: Whether every other key is taken back too.
-        made: Topics that are made again first, with their partition counts.
-        signal_id: Of the signal that asks for ``asked``.
+        is_whole: Whether every other key is deleted too.
+        made: Topics to recreate first, with their partition counts.
+        signal_id: The id of the signal that requests ``asked``.
         asked: The tables and views whose records were lost.
     """
 
@@ -214,10 +213,10 @@ def find_mismatches(
 
 def plan_marks(topics: MismatchFacts, found: SourceHistory) -> RepairPlan:
     """
-    Return new marks for topics that were truncated, made anew or given partitions.
+    Return new marks for topics that were truncated, recreated or given partitions.
 
     Args:
-        topics: What is known of them.
+        topics: The facts of these topics.
         found: The history that the source reports.
 
     Raises:

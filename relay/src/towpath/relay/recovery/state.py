@@ -2,28 +2,26 @@
 The relay's state: what the compacted topic ``<prefix>.relay-state`` holds.
 
 ==================  ================================================================
-``lineage``         which histories of which databases it has followed, newest last
-``confirmed``       how far Postgres may forget; stored before Postgres is told
-``marks:<topic>``   what each partition has (``marks``)
-``settings``        what decided ordinals, routes, keys and partitions
-``delivery``        whether records were written in Kafka's transactions
-``skip:<lsn>``      a transaction that an operator wants set aside
+``lineage``         the lineages, the newest last
+``confirmed``       the confirmed LSN, stored before it is confirmed to Postgres
+``marks:<topic>``   the marks of each partition
+``settings``        the settings that decide ordinals, routes, keys and partitions
+``delivery``        whether records are written in Kafka's transactions
+``skip:<lsn>``      a transaction that an operator skips
 ==================  ================================================================
 
-It stands in Kafka, not in the database, because the database may be the thing that was
-restored. Values are JSON; an empty value takes the key back. Pure: ``kafka.state``
-reads and writes the topic.
+The state is in Kafka, not in the database, because a database may be restored. Values
+are JSON; an empty value deletes the key. Pure: ``kafka.state`` reads and writes the
+topic.
 
-The settings that decide what is published where, kept beside the marks.
+Settings are stored because after a crash the relay streams changes again whose records
+Kafka may hold. Their numbers and partitions must be decided as before, or Kafka's
+records would not be recognized: the relay uses the stored settings until the confirmed
+LSN has passed every mark, and then those of the file.
 
-After a crash the relay streams again what Kafka may have. Which record a change gives,
-under which number and in which partition, must then be decided as before, or what Kafka
-has would not be recognised: so it runs with the settings of then until the confirmed
-position has passed every mark, and with those of the file from there on.
-
-Another slot is another lineage, so it is always the file's. What only forms values
-(masks, and their salts) is left out: it decides nothing here, and a salt does not
-belong beside what it hides. So are the aggregate views: they form READ events alone.
+The slot is always the file's, as another slot is another lineage. Settings that only
+change values (masks, and their salts, which are secret) are not stored; nor are the
+aggregate views, which only make READ events.
 """
 
 from collections.abc import Mapping
@@ -63,14 +61,14 @@ class State:
 
     Attributes:
         lineage: The document under ``lineage``; None if none was ever written.
-        confirmed: How far Postgres may forget; None before the first time.
+        confirmed: The last checkpoint; None before the first.
         marks: By topic.
-        former: By topic, the partition counts of before partitions were added.
+        former: By topic, its former partition counts.
         settings: The document under ``settings``; None if none was ever written.
-        delivery: How records were written; None if nobody has said so.
-        skips: The log LSNs of transactions to set aside.
-        skipped_log_lsns: Of those that were: one that is not confirmed comes again,
-            and is set aside again.
+        delivery: The delivery mode of the last process; None before the first.
+        skips: The log LSNs of transactions to skip.
+        skipped_log_lsns: The log LSNs of skipped ones: one that is not confirmed is
+            streamed, and skipped, again.
     """
 
     lineage: StateDocument | None = None

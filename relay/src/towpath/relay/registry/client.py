@@ -30,7 +30,7 @@ _MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 
 
 class SchemaIds:
-    """Asks for ids; each schema of a subject once, as long as it is answered for."""
+    """Registers schemas and returns their ids; they are cached."""
 
     def __init__(self, url: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         self._url = url.rstrip("/")
@@ -90,7 +90,7 @@ class SchemaIds:
         if answer.status_code in _INCOMPATIBLE:
             reason = (
                 f"the schema registry refuses a schema for the subject {subject}: "
-                f"{_told(answer)}"
+                f"{_reason(answer)}"
             )
             raise SchemaRefusedError(reason)
         return _id(answer)
@@ -125,14 +125,14 @@ def _check(answer: requests.Response) -> None:
 
     Raises:
         RegistryUnavailableError: No answer now.
-        RegistryRefusedError: The registry refuses us.
+        RegistryRefusedError: The registry refuses the login or a right.
     """
     status = answer.status_code
     if status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        reason = f"the schema registry has no answer now: {_told(answer)}"
+        reason = f"the schema registry has no answer now: {_reason(answer)}"
         raise RegistryUnavailableError(reason)
     if not answer.ok:
-        reason = f"the schema registry refuses the relay: {_told(answer)}"
+        reason = f"the schema registry refuses the relay: {_reason(answer)}"
         raise RegistryRefusedError(reason)
 
 
@@ -144,8 +144,8 @@ def _id(answer: requests.Response) -> int:
     return schema_id
 
 
-def _told(answer: requests.Response) -> str:
-    """Return the status, and what the registry says about it."""
+def _reason(answer: requests.Response) -> str:
+    """Return the status and the registry's message."""
     message = _document(answer).get("message") or answer.reason
     return f"{answer.status_code} {message}"
 

@@ -52,7 +52,6 @@ _U16_STRUCT: Final = Struct(">H")
 _I32: Final = Struct(">i")
 _U32_STRUCT: Final = Struct(">I")
 _U64: Final = Struct(">Q")
-_I64: Final = Struct(">q")
 
 
 class Reader:
@@ -78,9 +77,6 @@ class Reader:
 
     def u64(self) -> int:
         return self._number(_U64)
-
-    def i64(self) -> int:
-        return self._number(_I64)
 
     def text(self) -> str:
         """Read UTF-8 up to and with a zero byte."""

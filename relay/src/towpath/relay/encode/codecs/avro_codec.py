@@ -1,12 +1,12 @@
 """
 Avro in Confluent's framing: a zero byte, the schema's id in four bytes, the record.
 
-Avro has no way to leave a field out. A value that the stream left out (unchanged TOAST)
-is null here, and the header ``unchanged`` tells it from a NULL; with a placeholder
-configured it is that, where the column's form can hold it: in strings and bytes, and as
-the one entry of their arrays and maps.
+Avro has no missing fields. An unchanged TOASTed value is null, which the header
+``unchanged`` distinguishes from NULL; or the configured placeholder, where the column's
+type can express it: in strings and bytes, and as the one entry of their arrays and
+maps.
 
-Avro's binary encoding: one function per schema, made once. Hot path.
+Each schema has one encoding function, made once. Hot path.
 
 ::
 
@@ -18,8 +18,8 @@ Avro's binary encoding: one function per schema, made once. Hot path.
     record            its fields, one after the other
     union             the branch's number as a long, then its value
 
-A record's values come as a mapping by the schema's own, unsanitised names; one that is
-missing is null.
+A record's values are a mapping by the schema's own, unsanitized names; a missing one is
+null.
 """
 
 import struct
@@ -160,12 +160,12 @@ _HEX: Final = "hex:"
 
 _LACKS_KEY: Final = "a change lacks a column of its key: check the table's identity"
 
-# What a writer raises that is given null, or nothing, where a value must stand.
+# The errors of a writer for null, or a missing value, in a required field.
 _NO_VALUE: Final = (TypeError, AttributeError, KeyError, struct.error)
 
 
 class SchemaIdPair(NamedTuple):
-    """What the registry calls the schemas of a shape; no key, no id for it."""
+    """The registry's ids of a table's schemas; None for a table without a key."""
 
     key: int | None
     value: int
@@ -173,10 +173,10 @@ class SchemaIdPair(NamedTuple):
 
 class EnvelopeStyle(NamedTuple):
     """
-    What the configuration says of every envelope.
+    The configured options of envelopes.
 
     Attributes:
-        placeholder: What stands for a value that was left out; None: null.
+        placeholder: Replaces unchanged values; None: null does.
         is_debezium: Whether ``source`` has Debezium's finer times and sequence.
     """
 
@@ -222,7 +222,7 @@ class AvroCodec:
         Return the key of a row; None for a table without one.
 
         Raises:
-            MalformedMessageError: The row lacks a column of its key.
+            MalformedMessageError: The row has no value for a key column.
         """
         if not self._key:
             return None
@@ -239,10 +239,10 @@ class AvroCodec:
         """
         Return the envelope.
 
-        Of a ``before`` that is not full, what is not of the key is null.
+        In a ``before`` that is not full, only the key's columns are not null.
 
         Raises:
-            MalformedMessageError: A row lacks a column of its key.
+            MalformedMessageError: A row has no value for a key column.
         """
         del is_full  # the rest of a key-only row is null as it comes
         columns, now_us = self._columns, facts.now_us
@@ -266,10 +266,10 @@ class AvroCodec:
 
     def keys(self, columns: Sequence[Values]) -> Sequence[bytes | None]:
         """
-        Return the keys of rows that a chunk read, which come column by column.
+        Return the keys of rows of a chunk, which come column by column.
 
         Raises:
-            MalformedMessageError: A row lacks a column of its key.
+            MalformedMessageError: A row has no value for a key column.
         """
         if not self._key:
             return [None] * len(columns[0])
@@ -277,10 +277,10 @@ class AvroCodec:
 
     def reads(self, columns: Sequence[Values], facts: EnvelopeFacts) -> Sequence[bytes]:
         """
-        Return the envelopes of rows that a chunk read.
+        Return the envelopes of rows of a chunk.
 
         Raises:
-            MalformedMessageError: A row lacks a column of its key.
+            MalformedMessageError: A row has no value for a key column.
         """
         empty = self.value(None, None, facts, is_full=False)
         closing = empty.removeprefix(self._value_head + NULL_FIRST + NULL_FIRST)

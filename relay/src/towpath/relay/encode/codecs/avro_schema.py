@@ -52,8 +52,8 @@ _LOGICAL: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 
-# What Confluent's converter takes for a Decimal that does not tell its precision.
-_UNTOLD_PRECISION: Final = 64
+# The precision of Confluent's converter for a Decimal without one.
+_DEFAULT_PRECISION: Final = 64
 
 
 def avro_text(schema: Schema) -> str:
@@ -97,7 +97,7 @@ class _Translation:
     def _record(self, schema: Schema, path: str) -> Avro:
         name = schema.name or path
         full = sanitized_path(name)
-        # What is the column's own does not make another record.
+        # A column's own attributes do not make another record.
         bare = replace(schema, is_optional=False, default=None, parameters={})
         if full in self._defined:
             other, known = self._defined[full]
@@ -143,8 +143,8 @@ def _logical(schema: Schema) -> dict[str, Any]:
     if schema.name != DECIMAL:
         word = _LOGICAL.get(schema.name or "")
         return {} if word is None else {"logicalType": word}
-    told = schema.parameters.get("connect.decimal.precision", _UNTOLD_PRECISION)
-    precision, scale = int(told), int(schema.parameters.get("scale", "0"))
+    found = schema.parameters.get("connect.decimal.precision", _DEFAULT_PRECISION)
+    precision, scale = int(found), int(schema.parameters.get("scale", "0"))
     digits = {"scale": scale, "precision": precision}
     # numeric(2, -3) and numeric(3, 5) are columns in Postgres, and no decimals in Avro.
     return {"logicalType": "decimal", **digits} if 0 <= scale <= precision else digits

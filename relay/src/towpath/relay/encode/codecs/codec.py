@@ -1,8 +1,8 @@
 """
-Codecs of keys and values, as a table route uses them: one codec per shape of a table.
+The interface of codecs, which write keys and values of one table schema.
 
-``json``, ``json_schema`` and ``avro`` fit it. Rows come as the stream brings them:
-text, None for NULL, ``UNCHANGED`` for what was left out.
+``json``, ``json_schema`` and ``avro`` implement it. Rows are those of the stream: text,
+None for NULL, ``UNCHANGED`` for unchanged TOASTed values.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from towpath.relay.wal.messages import Row
 
-# One column of many rows that a chunk read: nothing of them is left out.
+# A column of many rows of a chunk, which have no unchanged values.
 Values = Sequence[bytes | None]
 
 
@@ -21,10 +21,10 @@ class EnvelopeFacts(NamedTuple):
     Attributes:
         operation: Debezium's letter: b"c", b"u", b"d", b"r" or b"t".
         committed_us: When the transaction was committed, or the chunk was read.
-        now_us: When the relay takes the change.
+        now_us: When the relay read the change.
         snapshot: ``false``, or ``incremental`` for a chunk's row.
         xid: The transaction's id; None for a chunk's row.
-        lsn: Where the row was written; None for a chunk's row.
+        lsn: The row's own LSN; None for a chunk's row.
         commit_lsn: The commit's LSN, or the chunk's low watermark.
         origin: The replication origin; None without.
         origin_lsn: The LSN of the commit at the origin; None without.
@@ -44,7 +44,7 @@ class EnvelopeFacts(NamedTuple):
 
 
 class TransactionPlace(NamedTuple):
-    """Where a row change stands in its transaction, counted from 1."""
+    """The place of a row change in its transaction, counted from 1."""
 
     transaction_id: str
     total_order: int
@@ -52,22 +52,22 @@ class TransactionPlace(NamedTuple):
 
 
 class Codec(Protocol):
-    """Writes the keys and values of one shape of one table."""
+    """Writes the keys and values of one schema of one table."""
 
     def key(self, row: Row) -> bytes | None:
         """
         Return the key of a row; None for a table without one.
 
         Raises:
-            MalformedMessageError: The row lacks a column of its key.
+            MalformedMessageError: The row has no value for a key column.
         """
 
     def key_header(self, row: Row) -> bytes | None:
         """
-        Return the key of a row as headers have it, whatever the records' format.
+        Return the key of a row for headers, in one format for all codecs.
 
-        That is a struct as Kafka Connect's own header converter writes it: the plain
-        JSON of its fields. Debezium's JDBC sink fails on anything else.
+        It is a struct as Kafka Connect's header converter writes it: the plain JSON of
+        its fields. Debezium's JDBC sink fails on other formats.
         """
 
     def value(
@@ -81,29 +81,28 @@ class Codec(Protocol):
         """
         Return the envelope.
 
-        ``is_full`` tells whether ``before`` is a whole row; otherwise only its key's
-        columns mean anything. Unchanged values are left out, or stand as the
-        placeholder if one is configured.
+        Unless ``is_full``, ``before`` has values in its key's columns only. Unchanged
+        values are missing, or replaced by the configured placeholder.
         """
 
     def keys(self, columns: Sequence[Values]) -> Sequence[bytes | None]:
         """
-        Return the keys of rows that a chunk read, which come column by column.
+        Return the keys of rows of a chunk, which are given column by column.
 
         Raises:
-            MalformedMessageError: A row lacks a column of its key.
+            MalformedMessageError: A row has no value for a key column.
         """
 
     def reads(self, columns: Sequence[Values], facts: EnvelopeFacts) -> Sequence[bytes]:
         """
-        Return the envelopes of rows that a chunk read, which come column by column.
+        Return the envelopes of rows of a chunk, which are given column by column.
 
-        Each is what ``value`` gives for the row as ``after``, byte by byte.
+        Each has the bytes of ``value`` for the row as ``after``.
         """
 
 
 class TableNames(NamedTuple):
-    """Where a table's names come from: topic prefix, database, schema, table, topic."""
+    """The names in a table's records."""
 
     prefix: str
     database: str
@@ -112,5 +111,5 @@ class TableNames(NamedTuple):
     topic: str
 
 
-# Registers a schema under a subject and returns its id. Blocks; new shapes only.
+# Registers a schema under a subject and returns its id. Blocks.
 RegisterSchema = Callable[[str, str], int]

@@ -7,11 +7,11 @@ From a table's columns to the schemas of its keys and values, as Kafka Connect h
 ``... .Envelope``                  ``before, after, source, op, ts_*, transaction``
 =================================  ==================================================
 
-The names and the fields are Debezium's; ours beside them (``source.commit_lsn`` and
-``source.origin``) are optional. Outside the key every column may be null, even one that
-is NOT NULL: a delete tells only its key, an update leaves a TOASTed value out, and a
-value can lack a form. So a column that comes or goes, and NOT NULL, break no reader.
-Columns' defaults stay out: Kafka Connect would read them where the row has NULL.
+Names and fields are Debezium's; the additional ``source.commit_lsn`` and
+``source.origin`` are optional. Outside the key every column may be null, also under NOT
+NULL: a delete has only its key, an update no unchanged TOASTed values, and some values
+have no form. So added and removed columns, and NOT NULL, break no reader. Defaults of
+columns are left out: Kafka Connect would use them for NULL.
 """
 
 import re
@@ -153,10 +153,10 @@ def row_schema(
 
 def items_of(schema: Schema) -> Schema:
     """
-    Return what an array, or a map's values, are made of.
+    Return the schema of an array's elements, or of a map's values.
 
     Raises:
-        ValueError: The schema does not say.
+        ValueError: There is none.
     """
     if schema.items is None:
         reason = f"a schema of kind {schema.kind} does not say of what"
@@ -204,5 +204,5 @@ def _of(field: Field) -> Schema:
 
 
 def _plain(field: Field) -> Schema:
-    """Return a column's schema without what only a whole column can say."""
+    """Return a column's schema without its nullability and default."""
     return replace(field.form.schema, is_optional=False, default=None)

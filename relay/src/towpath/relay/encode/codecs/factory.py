@@ -1,14 +1,10 @@
 """
-Which codec writes a table's shape: made once per shape, when the stream brings it.
+Makes the codecs of tables, and the writers of the relay's other records.
 
-With Avro this is where the schemas become known to the registry, under the subjects
-``<topic>-key`` and ``<topic>-value``. Two tables whose names become one name, in Kafka
-or in Avro, are refused: neither could be told from the other.
-
-What the relay tells beside rows and events, in the same format as row changes.
-
-Plain JSON, JSON behind its schema, or Avro behind its schema's id, as ``[relay.rows]
-format`` says; with Avro the schema is registered when the writer is made.
+The format is that of ``[relay.rows] format``: plain JSON, JSON with its schema, or Avro
+with its schema's id. With Avro the schemas of a table are registered under the subjects
+``<topic>-key`` and ``<topic>-value``. Two tables with one name in Kafka or in Avro are
+refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,10 +43,9 @@ _NO_OWNERS: Final[Mapping[str, TableName]] = MappingProxyType({})
 
 class CodecFactory:
     """
-    Makes codecs as ``[relay.rows]`` asks for them.
+    Makes codecs in the format of ``[relay.rows]``.
 
-    One factory serves the whole process, so that it knows every table's names.
-    ``register`` is asked with Avro only.
+    One factory serves all tables of a session, so that it finds name collisions.
     """
 
     def __init__(
@@ -60,11 +55,11 @@ class CodecFactory:
         owners: Mapping[str, TableName] = _NO_OWNERS,
     ) -> None:
         """
-        Begin with the topics that are known to have a table.
+        Prepare.
 
         Args:
             relay: ``[relay]``.
-            register: Registers a schema and returns its id.
+            register: Registers a schema and returns its id; called with Avro only.
             owners: The table of each topic.
         """
         self._format = relay.rows.format
@@ -77,13 +72,13 @@ class CodecFactory:
         self, names: TableNames, key: Sequence[Field], columns: Sequence[Field]
     ) -> Codec:
         """
-        Return a shape's codec; ``key`` in key order, ``columns`` in that of the rows.
+        Return a codec; ``key`` is in key order, ``columns`` in the order of rows.
 
         Raises:
-            NameCollisionError: Two tables, or two structs' fields, become one name.
-            SchemaRefusedError: The registry refuses the shape.
-            RegistryRefusedError: The registry refuses us.
-            RegistryUnavailableError: The registry is away.
+            NameCollisionError: Two tables, or two fields of a struct, have one name.
+            SchemaRefusedError: The registry refuses the schema.
+            RegistryRefusedError: The registry refuses the login or a right.
+            RegistryUnavailableError: The registry cannot be reached.
         """
         self._claim(names.topic, names)
         if self._format is RecordFormat.AVRO:
@@ -109,7 +104,7 @@ class CodecFactory:
         return AvroCodec(names, key, columns, ids, self._style)
 
     def _claim(self, name: str, names: TableNames) -> None:
-        """Note whose a topic's or a record's name is."""
+        """Check that a topic's or record's name belongs to this table only."""
         table = TableName(names.schema, names.table)
         owner = self._owners.setdefault(name, table)
         if owner != table:
@@ -126,12 +121,7 @@ _MAGIC: Final = b"\x00"
 
 
 class Documents:
-    """
-    Makes writers of documents.
-
-    Attributes:
-        format: In which format they write.
-    """
+    """Makes writers of documents in ``format``."""
 
     def __init__(self, record_format: RecordFormat, register: RegisterSchema) -> None:
         self.format = record_format
@@ -139,16 +129,14 @@ class Documents:
 
     def writer(self, schema: Schema, subject: str) -> WriteDocument:
         """
-        Return the function that writes documents of a schema.
+        Return the function that writes documents of a schema, which is a struct.
 
-        Args:
-            schema: A struct.
-            subject: Under which Avro's schema is registered.
+        With Avro the schema is registered under ``subject``.
 
         Raises:
             SchemaRefusedError: The registry refuses the schema.
-            RegistryRefusedError: The registry refuses us.
-            RegistryUnavailableError: The registry is away.
+            RegistryRefusedError: The registry refuses the login or a right.
+            RegistryUnavailableError: The registry cannot be reached.
         """
         match self.format:
             case RecordFormat.JSON:

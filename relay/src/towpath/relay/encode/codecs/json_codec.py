@@ -1,21 +1,17 @@
 """
-Plain JSON: the envelope's bytes. Hot path.
+Writes keys and envelopes as plain JSON. Hot path.
 
-Everything that does not depend on the row is made once per shape. A value that the
-stream left out is left out here too, or is the placeholder where one is configured and
-the column's form can hold it: in texts and bytes, and as the one entry of their arrays
-and maps.
+The parts that do not depend on the row are made once per table schema. An unchanged
+TOASTed value is missing, or the configured placeholder where the column's type can
+express it: in texts and bytes, and as the one entry of their arrays and maps.
 
-``source`` names what Debezium's does, and ``commit_lsn``; ``origin`` only for what was
-replicated to the source itself. With Debezium's preset there are also ``ts_us``,
-``ts_ns`` and ``sequence``, its text ``["<LSN of the commit>","<LSN of the row>"]``:
+``source`` has Debezium's members, and ``commit_lsn``; ``origin`` only for changes that
+were replicated to the source. With Debezium's preset there are also ``ts_us``,
+``ts_ns`` and ``sequence``, the text ``["<LSN of the commit>","<LSN of the row>"]``:
 ordered by both numbers, rows are in the order of their commits.
 
-Plain JSON of many rows of one shape at once. Hot path.
-
-Column by column: a form says what stands around all values of a column, and changes
-just those that need it; then each row is joined in one go. What the rows share is made
-once for all of them.
+The rows of a chunk are written column by column: a form encodes all values of a column,
+and each row is one join of its fragments.
 """
 
 import base64
@@ -48,10 +44,10 @@ class RowColumn(NamedTuple):
     A column of an object.
 
     Attributes:
-        at: Its place in the row.
+        at: Its index in the row.
         head: Its name, with the comma before it.
         form: The form of its values.
-        is_nullable: Whether a row may have none.
+        is_nullable: Whether it may be NULL.
     """
 
     at: int
@@ -67,13 +63,13 @@ def row_objects(
     Return each row as an object.
 
     Args:
-        opening: What stands before each.
-        columns: What the objects hold.
+        opening: Precedes each object.
+        columns: The columns of the objects.
         rows: The rows, column by column.
-        closing: What stands behind each.
+        closing: Follows each object.
 
     Raises:
-        MalformedMessageError: A value is missing that must be there.
+        MalformedMessageError: A required value is NULL.
     """
     parts: list[Iterable[bytes]] = []
     constant = opening + b"{"
@@ -108,19 +104,19 @@ def _written(form: Form, texts: Sequence[bytes]) -> Fragments:
     return Fragments(list(map(form.json, texts)))
 
 
-_LEFT_OUT: Final = b""
+_MISSING: Final = b""
 _HEX: Final = "hex:"
 
-# How the envelope of a row that a chunk read begins.
+# The beginning of the envelope of a chunk's row.
 _BEFORE_READ: Final = b'{"before":null,"after":'
 
-# Name, form, and what stands for NULL and for a value that was left out; the name
-# begins with a comma and each of the others with the name.
+# Name, encoder, and the fragments for NULL and for an unchanged value. The name begins
+# with a comma, the fragments with the name.
 _Column = tuple[bytes, Callable[[bytes], bytes], bytes, bytes]
 
 
 class JsonCodec:
-    """Writes the keys and values of one shape, for rows that have its width."""
+    """Writes the keys and values of one table schema."""
 
     def __init__(
         self,
@@ -154,7 +150,7 @@ class JsonCodec:
         Return the key of a row; None for a table without one.
 
         Raises:
-            MalformedMessageError: The row lacks a column of its key.
+            MalformedMessageError: The row has no value for a key column.
         """
         if self._only is not None:
             at, head, encode = self._only
@@ -189,7 +185,7 @@ class JsonCodec:
             self._times = _times(now_us)
         old = NULL
         if before is not None:
-            old = self._object(before) if is_full else self._told(before)
+            old = self._object(before) if is_full else self._key_object(before)
         return self._envelope % (
             old,
             NULL if after is None else self._object(after),
@@ -207,17 +203,17 @@ class JsonCodec:
 
     def keys(self, columns: Sequence[Values]) -> Sequence[bytes | None]:
         """
-        Return the keys of rows that a chunk read, which come column by column.
+        Return the keys of rows of a chunk, which come column by column.
 
         Raises:
-            MalformedMessageError: A row lacks a column of its key.
+            MalformedMessageError: A row has no value for a key column.
         """
         if not self._row_key:
             return [None] * len(columns[0])
         return row_objects(b"", self._row_key, columns, b"")
 
     def reads(self, columns: Sequence[Values], facts: EnvelopeFacts) -> Sequence[bytes]:
-        """Return the envelopes of rows that a chunk read."""
+        """Return the envelopes of rows of a chunk."""
         empty = self.value(None, None, facts, is_full=False)
         closing = empty.removeprefix(_BEFORE_READ + NULL)
         return row_objects(_BEFORE_READ, self._row_columns, columns, closing)
@@ -237,8 +233,8 @@ class JsonCodec:
         ]
         return b"{" + b"".join(parts)[1:] + b"}"
 
-    def _told(self, row: Row) -> bytes:
-        """Return what a key-only old row holds: the rest of it says nothing."""
+    def _key_object(self, row: Row) -> bytes:
+        """Return an old row that has its key's columns only."""
         if self._pick is not None:
             row = self._pick(row)
         columns = zip(self._columns, row, strict=False)
@@ -252,14 +248,14 @@ class JsonCodec:
 
 def _envelope(names: TableNames) -> bytes:
     """Return what all envelopes of a table share, as a format."""
-    told = {"db": names.database, "schema": names.schema, "table": names.table}
+    fields = {"db": names.database, "schema": names.schema, "table": names.table}
     head = {
         "version": envelope.SOURCE_VERSION,
         "connector": envelope.CONNECTOR,
         "name": names.prefix,
     }
     first, second = (
-        orjson.dumps(part)[1:-1].replace(b"%", b"%%") for part in (head, told)
+        orjson.dumps(part)[1:-1].replace(b"%", b"%%") for part in (head, fields)
     )
     return (
         b'{"before":%b,"after":%b,"source":{'
@@ -277,8 +273,8 @@ def _times(now_us: int) -> bytes:
 
 
 def _origin(facts: EnvelopeFacts) -> bytes:
-    told = orjson.dumps(facts.origin), facts.origin_lsn or 0
-    return b',"origin":%b,"origin_lsn":%d' % told
+    fields = orjson.dumps(facts.origin), facts.origin_lsn or 0
+    return b',"origin":%b,"origin_lsn":%d' % fields
 
 
 def _finer(facts: EnvelopeFacts) -> bytes:
@@ -293,7 +289,7 @@ def _finer(facts: EnvelopeFacts) -> bytes:
 def json_maker(
     relay: Relay,
 ) -> Callable[[TableNames, Sequence[Field], Sequence[Field]], Codec]:
-    """Return what makes codecs as the configuration asks for them."""
+    """Return a maker of codecs with the configured options."""
     placeholder = relay.rows.placeholder
     is_debezium = relay.preset == "debezium"
 
@@ -309,10 +305,10 @@ def json_maker(
 
 def filler(schema: Schema, placeholder: str) -> bytes | None:
     """
-    Return the placeholder in a column's form; None where the form has none.
+    Return the placeholder of a column; None if its type cannot express one.
 
-    A number or an instant has none: it would look like data. The header ``unchanged``
-    names every column that was left out, whatever stands in its place.
+    A number or a timestamp cannot, as it would look like data. The header ``unchanged``
+    names every unchanged column, with or without a placeholder.
     """
     marker = placeholder.encode()
     if placeholder.startswith(_HEX):
@@ -335,10 +331,10 @@ def _head(field: Field) -> bytes:
 
 def _column(field: Field, placeholder: str | None) -> _Column:
     head = _head(field)
-    unchanged = _LEFT_OUT
+    unchanged = _MISSING
     if placeholder is not None:
         stands_in = filler(field.form.schema, placeholder)
-        unchanged = _LEFT_OUT if stands_in is None else head + stands_in
+        unchanged = _MISSING if stands_in is None else head + stands_in
     return head, field.form.json, head + NULL, unchanged
 
 

@@ -1,8 +1,8 @@
 """
-JSON that brings its schema along, as Kafka Connect's converter writes and reads it.
+JSON with its schema, as Kafka Connect's converter writes and reads it.
 
-``{"schema": ..., "payload": ...}`` for keys and values alike; the schema is made once
-per shape, and the payload is the plain JSON codec's. A tombstone has neither.
+Keys and values are ``{"schema": ..., "payload": ...}``. The schema is made once per
+table schema; the payload is the plain JSON codec's. A tombstone has neither.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _TEXT: Final = Schema("string")
 
 
 class JsonSchemaCodec:
-    """Puts the schema before what another codec writes. Hot path."""
+    """Adds the schema to the payload of another codec. Hot path."""
 
     def __init__(self, inner: Codec, key: Schema, envelope: Schema) -> None:
         self._inner = inner
@@ -33,13 +33,13 @@ class JsonSchemaCodec:
         Return the key of a row with its schema; None for a table without one.
 
         Raises:
-            MalformedMessageError: The row lacks a column of its key.
+            MalformedMessageError: The row has no value for a key column.
         """
         payload = self._key_of(row)
         return None if payload is None else self._key_head + payload + b"}"
 
     def key_header(self, row: Row) -> bytes | None:
-        """Return the key of a row as headers have it: without its schema."""
+        """Return the key of a row for headers, without its schema."""
         return self._key_of(row)
 
     def value(
@@ -56,10 +56,10 @@ class JsonSchemaCodec:
 
     def keys(self, columns: Sequence[Values]) -> Sequence[bytes | None]:
         """
-        Return the keys of rows that a chunk read, which come column by column.
+        Return the keys of rows of a chunk, which are given column by column.
 
         Raises:
-            MalformedMessageError: A row lacks a column of its key.
+            MalformedMessageError: A row has no value for a key column.
         """
         head = self._key_head
         return [
@@ -68,14 +68,14 @@ class JsonSchemaCodec:
         ]
 
     def reads(self, columns: Sequence[Values], facts: EnvelopeFacts) -> Sequence[bytes]:
-        """Return the envelopes of rows that a chunk read."""
+        """Return the envelopes of rows of a chunk."""
         head = self._value_head
         payloads = self._inner.reads(columns, facts)
         return [b"".join((head, payload, b"}")) for payload in payloads]
 
 
 def schema_document(schema: Schema) -> dict[str, object]:
-    """Return a schema in the JSON that Kafka Connect's converter reads."""
+    """Return a schema as JSON of Kafka Connect's converter."""
     document: dict[str, object] = {"type": schema.kind}
     if schema.kind == "struct":
         document["fields"] = [

@@ -1,19 +1,19 @@
 """
-Which form a column's values take: from its type, the catalog and the configured modes.
+Chooses the form of a column, by its type, the catalog and the configured modes.
 
 ====================================  ================================================
 a built-in type                       by its oid, which never changes
 a type of an extension                by its name, wherever the extension lives
-a domain                              as what it is over, through every level
+a domain                              the form of its base type, through all levels
 an array                              a list of its element's form
 a composite                           an object of its fields' forms
-an enum                               its label; the schema tells all of them
+an enum                               its label; the schema has all of them
 a range                               its text
-any other type                        as ``unknown_types`` says
-a type that is gone by now            its text
+any other type                        by ``unknown_types``
+a dropped type                        its text
 ====================================  ================================================
 
-Decided once per column; what comes out are plain functions on bytes.
+Each column is decided once; a form consists of plain functions on bytes.
 """
 
 from collections.abc import Callable, Mapping
@@ -200,7 +200,7 @@ class FormChooser:
         return self._user(type_oid, typmod, facts)
 
     def is_characters(self, type_oid: int) -> bool:
-        """Tell whether a column holds characters, and not the text of something."""
+        """Return whether a column holds characters, and not the text of something."""
         facts = self._types.get(type_oid)
         if facts is not None and facts.base_oid:
             return self.is_characters(facts.base_oid)
@@ -222,7 +222,7 @@ class FormChooser:
             return enum(facts.labels)
         if facts.kind == "r":
             return TEXT
-        # Debezium knows no composites: what asks for unknown types as bytes means them.
+        # Composites are unknown types to Debezium.
         is_known = self._modes.rows.unknown_types is not UnknownTypes.BYTES
         if facts.kind == "c" and is_known:
             return self._composite(facts)

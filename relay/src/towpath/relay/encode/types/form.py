@@ -1,12 +1,11 @@
 """
-A form: what one column's text becomes, and the schema that says so.
+Forms: the conversion of a column's text to its value in records, with its schema.
 
-Schemas are Kafka Connect's: a kind, a semantic name with parameters, and what an array,
-a map or a struct is made of. JSON with schemas and Avro are both written from them.
+Schemas are Kafka Connect's: a kind, a semantic name with parameters, and the parts of
+arrays, maps and structs. JSON with schemas and Avro are both written from them.
 
-What the catalog knows of types: of those that columns have, and of all inside them.
-
-A type that is gone by now is not among them; its values stay the text that they are.
+``TypeFacts`` are the catalog's facts of columns' types, and of those that they contain.
+A dropped type has none; its values stay texts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,11 +40,11 @@ class Schema:
         kind: Its literal type, by Connect's name.
         name: Its semantic type, or a struct's name; None without.
         version: The semantic type's version.
-        parameters: What the semantic type needs besides, as texts.
+        parameters: The semantic type's parameters, as texts.
         is_optional: Whether null is a value.
-        items: Of an array's elements, or a map's values.
-        fields: Of a struct, by name, in order.
-        default: What a null field of a struct reads as; None without.
+        items: The schema of an array's elements, or of a map's values.
+        fields: A struct's fields by name, in order.
+        default: The default of a struct's field; None without.
     """
 
     kind: Kind
@@ -66,11 +65,11 @@ class Schema:
 
 class Fragments(NamedTuple):
     """
-    A column's values as JSON fragments, many rows of it at once.
+    A column of many rows as JSON fragments.
 
     Attributes:
-        texts: One of each value, in their order.
-        mark: What stands before and behind each: a quote, or nothing.
+        texts: One per value, in their order.
+        mark: Precedes and follows each: a quote, or nothing.
     """
 
     texts: Sequence[bytes]
@@ -79,15 +78,14 @@ class Fragments(NamedTuple):
 
 class Form(NamedTuple):
     """
-    The value of a column's text.
+    The conversion of a column's text.
 
     Attributes:
-        schema: What ``value`` gives, for readers.
-        json: The text as a JSON fragment. Hot path.
-        value: The text as the value that Avro's writer takes: int, float, bool, str,
-            bytes, list, dict; None for what the form cannot express.
-        column: The same as ``json`` of many texts at once, where there is a faster
-            way than one after another.
+        schema: The schema of ``value``.
+        json: Returns the text as a JSON fragment. Hot path.
+        value: Returns the text as a value of Avro's writer: int, float, bool, str,
+            bytes, list, dict; None for a value that the form cannot express.
+        column: Does the same as ``json`` for many texts, where that is faster.
     """
 
     schema: Schema
@@ -116,11 +114,11 @@ class TypeFacts(NamedTuple):
         full_name: As ``format_type`` writes it, without modifiers.
         kind: ``typtype``: b(ase), c(omposite), d(omain), e(num), m(ultirange),
             p(seudo) or r(ange).
-        category: ``typcategory``: what the type is like.
-        element_oid: Of what it is the array; 0 for anything else.
-        delimiter: What stands between elements in an array of this type.
-        base_oid: What it is a domain over; 0 for anything else.
-        base_typmod: The domain's modifier of that.
+        category: ``typcategory``.
+        element_oid: An array's element type; 0 for other types.
+        delimiter: The delimiter of elements in an array of this type.
+        base_oid: A domain's base type; 0 for other types.
+        base_typmod: A domain's modifier of its base type.
         labels: An enum's labels, in their order.
         fields: A composite's fields, in their order.
     """
@@ -164,5 +162,5 @@ class Modes(NamedTuple):
 
 
 def modes_of(relay: Relay) -> Modes:
-    """Return the modes that the configuration asks for."""
+    """Return the configured modes."""
     return Modes(relay.rows, relay.preset == "debezium")

@@ -1,29 +1,26 @@
 r"""
 Arrays: ``{1,NULL,"a\"b",{..}}`` to lists of the element's form. Hot path if flat.
 
-NULL without quotes is null; everything that could be mistaken is quoted. Bounds before
-the braces (``[0:1]={..}``) say how the database counts, not what is in the array, and
-are left out. JSON without schemas keeps every dimension as a list of lists; a schema
-has one dimension only (Postgres does not fix a column's), so that there the elements
-follow each other, row by row.
+NULL without quotes is null; ambiguous elements are quoted. Bounds before the braces
+(``[0:1]={..}``) are dropped. JSON without schemas keeps every dimension as a list of
+lists; a schema has one dimension only (Postgres does not fix a column's), so that there
+all elements are in one list, row by row.
 
 Composite types: ``(1,"a b",)`` to an object of their fields, by name.
 
 Nothing between commas is NULL, two quotes are the empty text; in quotes a backslash or
-a quote protects what follows. A row may be older or younger than what is known of its
-type: a value with another number of fields stays its text where there is no schema;
-with one, what the type lacks by now is left out and told to ``on_lost``, and what the
-value lacks is null.
+a quote escapes the next character. A row may be older or newer than the known type: a
+value with another number of fields stays a text where there is no schema; with one,
+additional fields are dropped and reported to ``on_lost``, and missing ones are null.
 
-``hstore``: ``"a"=>"1", "b"=>NULL`` to a text that holds JSON, or to a map.
-
-Keys come in hstore's own order. Quotes hold everything; a backslash protects.
+``hstore``: ``"a"=>"1", "b"=>NULL`` to a JSON text, or to a map, in hstore's order of
+keys. All keys and values are quoted; a backslash escapes.
 
 Points and PostGIS's types as Debezium's structs, and geometric texts as Java has them.
 
 ==================================  ==================================================
 point                               ``x``, ``y``, ``wkb`` (little-endian), ``srid`` null
-geometry, geography                 ``wkb`` (PostGIS's own bytes), ``srid`` if they say
+geometry, geography                 ``wkb`` (PostGIS's own bytes), ``srid`` if included
 line, lseg, box, path, polygon,     where unknown types are opaque bytes: the text with
 circle                              every number as Java writes a double
 ==================================  ==================================================
@@ -70,7 +67,7 @@ def array(element: Form, delimiter: bytes, *, has_schema: bool) -> Form:
 
 
 def is_flat(text: bytes) -> bool:
-    """Tell whether an array has one dimension, and nothing in it is quoted."""
+    """Return whether an array has one dimension, and no quoted elements."""
     has_braces = text[:1] == b"{" and text.count(b"{") == text.count(b"}") == 1
     return has_braces and _QUOTE not in text
 
@@ -420,7 +417,7 @@ def _postgis_value(text: bytes) -> dict[str, object]:
 
 
 def _postgis(text: bytes) -> tuple[bytes, int | None]:
-    """Return the bytes, and the reference system if the type's flag says there is."""
+    """Return the bytes, and the reference system if the type's flag is set."""
     try:
         wkb = binascii.unhexlify(text)
         order = "<" if wkb[0] == _LITTLE_ENDIAN else ">"

@@ -1,12 +1,11 @@
 """
 Types whose form is their text: characters, documents, networks, enums. Hot path.
 
-Only the semantic name tells them apart. A document (json, jsonb, xml) is a string that
-holds its text, so that a JSON ``null`` in a column is not a NULL.
+They differ in the semantic name only. A document (json, jsonb, xml) is a string with
+its text, so that a JSON ``null`` in a column is not a NULL.
 
-Booleans, integers and floats: numbers as Postgres writes them. Hot path.
-
-What JSON has no number for (``NaN`` and the infinities) is its name as a string.
+Booleans, integers and floats are numbers as Postgres writes them. ``NaN`` and the
+infinities, which JSON has no numbers for, are their names as strings.
 
 ``numeric`` and ``money``: text, Connect's Decimal, or a double.
 
@@ -14,16 +13,14 @@ What JSON has no number for (``NaN`` and the infinities) is its name as a string
 string      ``"1.10"``; ``NaN`` and the infinities by their names; money without its
             currency: ``"-1234.56"`` (the connection speaks the C locale)
 precise     Decimal with the column's precision and scale; without them a struct of
-            scale and value. Values are two's complement, big-endian. What is no number
-            has no such form: it is null, and told to ``on_lost``
+            scale and value. Values are two's complement, big-endian. ``NaN`` and the
+            infinities are null, and reported to ``on_lost``
 double      a number; ``NaN`` and the infinities as floats write them
 ==========  ===========================================================================
 
-``bytea``, bit strings, and texts that go as opaque bytes.
-
-Bytes are base64 where the format has no bytes. Bit strings are their digits by default;
-Debezium's are a boolean for ``bit(1)``, and little-endian bytes that the schema gives a
-length for all others.
+``bytea``, bit strings, and texts as opaque bytes: bytes are base64 where the format has
+no bytes. Bit strings are their digits by default; Debezium's are a boolean for
+``bit(1)``, and otherwise little-endian bytes with the length in the schema.
 """
 
 import base64
@@ -46,16 +43,16 @@ _ESCAPE_BYTES: Final = len(_ESCAPED_NUL) - len(_NUL)
 
 
 def text_json(text: bytes) -> bytes:
-    """Quote a text, whatever it holds."""
+    """Return a text as a JSON string."""
     return orjson.dumps(text.decode())
 
 
 def text_column(texts: Sequence[bytes]) -> Fragments:
     """
-    Quote texts, whatever they hold.
+    Return texts as JSON strings.
 
-    They are looked at in one go, with a NUL between each two: if nothing but those had
-    to be escaped they stand as they are, else what came of it is cut at them again.
+    They are joined by NUL and encoded in one call. If only the NULs were escaped, the
+    texts are used unchanged; otherwise the result is split at the NULs.
     """
     joined = _NUL.join(texts)
     written = orjson.dumps(joined.decode())[1:-1]
@@ -101,7 +98,7 @@ TSVECTOR: Final = named_text("io.debezium.data.Tsvector")
 
 
 def enum(labels: tuple[str, ...]) -> Form:
-    """Return the form of an enum; the schema tells its labels, in their order."""
+    """Return the form of an enum; the schema has its labels, in their order."""
     schema = Schema(
         "string",
         name="io.debezium.data.Enum",
@@ -186,7 +183,7 @@ _SCALE_MASK: Final = (1 << 11) - 1
 
 
 def precision_and_scale(typmod: int) -> tuple[int, int] | None:
-    """Return what a numeric's modifier says; None without one."""
+    """Return the precision and scale of a numeric's modifier; None without one."""
     if typmod < _TYPMOD_OFFSET:
         return None
     packed = typmod - _TYPMOD_OFFSET

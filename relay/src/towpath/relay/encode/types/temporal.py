@@ -14,8 +14,8 @@ Instants count from 1970 in the proleptic Gregorian calendar, which is Postgres'
 so that years before 1 and above 9999 are numbers like the others. The infinities are
 the numbers that the stream of Debezium gives: for timestamps its driver's two far
 instants, in either unit; for dates Postgres's lowest and Java's highest day. A connect
-time is int32, as Connect's converters want it, although a table of Debezium's says
-int64. Zoned times are texts in every mode: ISO 8601 in UTC with the column's precision,
+time is int32, as Connect's converters require, although Debezium documents int64. Zoned
+times are texts in every mode: ISO 8601 in UTC with the column's precision,
 ``infinity`` and ``-infinity``, and years beyond four digits with their sign.
 
 Times as texts: Postgres's ISO output as ISO 8601, in UTC. Hot path.
@@ -67,7 +67,7 @@ def timestamp(text: bytes) -> bytes:
     Rewrite a timestamp that has no zone, or UTC's, with a T and six digits.
 
     Raises:
-        MalformedMessageError: It is not in the form that the connection asked for.
+        MalformedMessageError: The text is not in the format of the connection.
     """
     if text[-3:] == b"+00":
         text = text[:-3]
@@ -94,7 +94,7 @@ def instant(text: bytes) -> bytes:
     Rewrite a timestamptz as RFC 3339 in UTC with six digits.
 
     Raises:
-        MalformedMessageError: It is not in the form that the connection asked for.
+        MalformedMessageError: The text is not in the format of the connection.
     """
     if len(text) == _FULL_INSTANT and text[10] == _SPACE and text[26:] == b"+00":
         return text[:10] + b"T" + text[11:26] + b"Z"
@@ -115,7 +115,7 @@ def instants(texts: Sequence[bytes]) -> list[bytes] | None:
     size, count = _FULL_INSTANT, len(texts)
     padded = [text if len(text) == size else _padded(text) for text in texts]
     joined = bytearray().join(padded)
-    # The columns of characters that stand one below the other.
+    # The columns of aligned characters.
     is_plain = (
         {size} == set(map(len, padded))
         and joined[10::size] == b" " * count
@@ -145,7 +145,7 @@ def utc_time(text: bytes) -> bytes:
     Rewrite a timetz in UTC; the day wraps round, so that 24:00:00+00 is 00:00:00Z.
 
     Raises:
-        MalformedMessageError: It is not in the form that the connection asked for.
+        MalformedMessageError: The text is not in the format of the connection.
     """
     match = _TIMETZ.match(text)
     if match is None:
@@ -229,7 +229,7 @@ def days(text: bytes) -> int:
     Return a date's days since 1970.
 
     Raises:
-        MalformedMessageError: It is not in the form that the connection asked for.
+        MalformedMessageError: The text is not in the format of the connection.
     """
     if len(text) == _ISO_DATE_LENGTH:
         try:
@@ -259,7 +259,7 @@ def time_us(text: bytes) -> int:
     Return a time's microseconds since midnight; 24:00:00 is a whole day.
 
     Raises:
-        MalformedMessageError: It is not in the form that the connection asked for.
+        MalformedMessageError: The text is not in the format of the connection.
     """
     match = _TIME.match(text)
     if match is None:
@@ -275,7 +275,7 @@ def instant_us(text: bytes) -> int:
     Return a timestamp's microseconds since 1970, read as UTC.
 
     Raises:
-        MalformedMessageError: It is not in the form that the connection asked for.
+        MalformedMessageError: The text is not in the format of the connection.
     """
     if text in INFINITIES:
         return _INFINITE_INSTANTS[text]
@@ -347,7 +347,7 @@ def zoned(text: bytes, digits: int) -> str:
     Rewrite a timestamptz as ISO 8601 in UTC, with so many digits of a second.
 
     Raises:
-        MalformedMessageError: It is not in the form that the connection asked for.
+        MalformedMessageError: The text is not in the format of the connection.
     """
     if text in INFINITIES:
         return text.decode()
@@ -407,7 +407,7 @@ def microseconds(text: bytes) -> int:
     Return an interval's approximate length.
 
     Raises:
-        MalformedMessageError: It is not in the form that the connection asked for.
+        MalformedMessageError: The text is not in the format of the connection.
     """
     if text in INFINITIES:
         return _INFINITE[text]
@@ -425,7 +425,7 @@ def iso(text: bytes) -> str:
     Write an interval as ``P1Y2M3DT4H5M6.78S``; each part has its own sign.
 
     Raises:
-        MalformedMessageError: It is not in the form that the connection asked for.
+        MalformedMessageError: The text is not in the format of the connection.
     """
     if text in INFINITIES:
         return text.decode()

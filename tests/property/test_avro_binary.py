@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towpath.relay.encode.codecs.avro_codec import writer
-from towpath.relay.encode.codecs.avro_schema import avro_text
 from towpath.relay.encode.codecs.connect_schema import sanitized
+from towpath.relay.encode.codecs.factory import avro_text
 from towpath.relay.encode.types.form import Schema
 
 INT16 = st.integers(-(2**15), 2**15 - 1)

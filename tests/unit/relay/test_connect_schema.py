@@ -6,7 +6,6 @@ import fastavro
 import pytest
 
 from towpath.relay.encode.codecs.avro_codec import writer
-from towpath.relay.encode.codecs.avro_schema import avro_text
 from towpath.relay.encode.codecs.codec import TableNames
 from towpath.relay.encode.codecs.connect_schema import (
     Field,
@@ -16,7 +15,7 @@ from towpath.relay.encode.codecs.connect_schema import (
     sanitized_all,
     sanitized_path,
 )
-from towpath.relay.encode.codecs.json_schema_codec import schema_document
+from towpath.relay.encode.codecs.factory import avro_text, schema_document
 from towpath.relay.encode.types.form import Form, Schema
 from towpath.relay.errors import NameCollisionError
 

@@ -7,9 +7,8 @@ import fastavro
 import pytest
 
 from support.copying import replace
-from towpath.relay.encode.codecs.avro_schema import avro_text
 from towpath.relay.encode.codecs.codec import TransactionPlace
-from towpath.relay.encode.codecs.factory import Documents
+from towpath.relay.encode.codecs.factory import Documents, avro_text
 from towpath.relay.encode.logical import EXCLUDED, MessageRecords, value_schema
 from towpath.relay.wal.transactions import LogicalMessageEvent, Transaction
 from towpath.settings.relay import Messages, Relay

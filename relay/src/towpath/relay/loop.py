@@ -304,17 +304,14 @@ class Pipeline:
             raise _StopTimeoutError
         while not self._is_visible() and not deadline.passed():
             self._snapshots.probe(context.clock.monotonic_s())
-            self._turn_without_reading()
+            context.sender.poll(POLL_INTERVAL_S)
+            self._snapshots.turn(context.clock.monotonic_s())
         self._checkpoints.finish(is_clean=context.ledger.is_idle)
         while not self._checkpoints.is_stored():
             if deadline.passed():
                 raise _StopTimeoutError
             context.sender.poll(POLL_INTERVAL_S)
         self._duties.confirm(self._checkpoints.stored_lsn)
-
-    def _turn_without_reading(self) -> None:
-        self._context.sender.poll(POLL_INTERVAL_S)
-        self._snapshots.turn(self._context.clock.monotonic_s())
 
     def _is_visible(self) -> bool:
         return self._context.ledger.acknowledged() <= self._checkpoints.confirmable()

@@ -20,23 +20,8 @@ from typing import Final
 from towpath.relay.wal.transactions import Transaction
 
 # Seconds. Narrow around the goals (3, 10 and 40 ms), wide above them.
-BOUNDS_S: Final = (
-    0.001,
-    0.002,
-    0.003,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    10.0,
-    60.0,
-    600.0,
-)
+_BOUNDS_MS: Final = (1, 2, 3, 5, 10, 20, 40, 100, 250, 500, 1_000, 2_500)
+BOUNDS_S: Final = (*(ms / 1000 for ms in _BOUNDS_MS), 10.0, 60.0, 600.0)
 
 # For how long the smallest difference counts: long enough to include a frame that did
 # not wait in a queue; a corrected clock is followed within two of these windows.

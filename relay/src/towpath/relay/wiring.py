@@ -108,14 +108,11 @@ class PipelineBuilder:
     ) -> Pipeline:
         """Return the loop, ready to run; ``is_ending`` takes the stored log LSN."""
         settings, process = self._settings, self._process
+        prefix, parked = settings.database.prefix, self._recovered.parked
         metadata = None
         if settings.relay.transactions.metadata:
-            metadata = TransactionMetadata(settings.database.prefix, self._documents)
-        dead = DeadLetters(
-            settings.database.prefix,
-            process.stats.count_dead_letter,
-            self._recovered.parked,
-        )
+            metadata = TransactionMetadata(prefix, self._documents)
+        dead = DeadLetters(prefix, process.stats.count_dead_letter, parked)
         delivery = self._delivery_parts(producer, stream, dead, is_ending)
         driver = self._driver(delivery.invisible)
         requests = RowRequests(driver, delivery.ledger)
@@ -224,12 +221,9 @@ class PipelineBuilder:
         requests: RowRequests,
         catalog: PostgresCatalog,
     ) -> LoopContext:
+        prefix, publisher, rules = router.place.prefix, delivery.publisher, router.rules
         relations = RelationAnnouncer(
-            router.place.prefix,
-            catalog,
-            delivery.publisher,
-            router.is_captured,
-            router.rules,
+            prefix, catalog, publisher, router.is_captured, rules
         )
         return LoopContext(
             ledger=delivery.ledger,
@@ -260,11 +254,8 @@ class PipelineBuilder:
         checkpoints: CheckpointWriter,
         metadata: TransactionMetadata | None,
     ) -> LogicalMessageHandler:
-        relay, place, skip = (
-            self._settings.relay,
-            context.router.place,
-            context.stats.skip,
-        )
+        relay, place = self._settings.relay, context.router.place
+        skip = context.stats.skip
         enrich = None if metadata is None else metadata.place
         events: LogicalEventRoute = LogicalEvents(
             relay.outbox,

@@ -93,20 +93,11 @@ class AggregateRoute:
                 raise MalformedMessageError(reason)
             aggregate_id, kind, payload = row
             event_id = make_id(aggregate_id if isinstance(aggregate_id, bytes) else b"")
-            whole = (
-                event_id,
-                self._type,
-                aggregate_id,
-                kind,
-                payload,
-                None,
-                None,
-                None,
-            )
+            full = (event_id, self._type, aggregate_id, kind, payload, None, None, None)
             try:
-                record = _read(self._event(whole, position, now_ms), place)
+                record = _read(self._event(full, position, now_ms), place)
             except UnroutableError as failure:
-                plain = _read(self._plain(whole, position, now_ms), place)
+                plain = _read(self._plain(full, position, now_ms), place)
                 record = self._dead.of_record(plain, str(failure))
             records.append(record)
         return records

@@ -172,13 +172,7 @@ class MessageRecords:
         if not self._is_included(message.prefix):
             self._on_skipped(EXCLUDED)
             return None
-        transaction = message.transaction
-        if transaction is None:
-            position = b"%016x.-" % message.log_lsn
-            timestamp_ms = now_us // 1000
-        else:
-            position = transaction.place + b"%010d" % message.ordinal
-            timestamp_ms = transaction.committed_us // 1000
+        position, timestamp_ms = _place(message, None, now_us)
         value = self._write_value(self._envelope(message, now_us))
         key = self._write_key({"prefix": message.prefix})
         marks: list[Header] = [(headers.POSITION, position)]

@@ -177,9 +177,7 @@ class TableRoute:
         if not rows:
             return ()
         if set(map(len, rows)) != {self._width}:
-            reason = (
-                f"a row that has not the {self._width} values of {self.relation.name}"
-            )
+            reason = f"a row of {self.relation.name} has not {self._width} values"
             raise MalformedMessageError(reason)
         columns = tuple(zip(*rows, strict=True))
         values = self._codec.reads(columns, read_envelope_facts(b"r", place))

@@ -203,9 +203,8 @@ class Publisher:
         if not is_one or None in map(_KEY, records):
             return False
         limit_bytes = self._sender.facts(records[0].topic).limit_bytes
-        return max(map(_SIZE, records)) <= limit_bytes and {ANY_PARTITION} == set(
-            map(_PARTITION, records)
-        )
+        partitions = set(map(_PARTITION, records))
+        return max(map(_SIZE, records)) <= limit_bytes and partitions == {ANY_PARTITION}
 
     def _prepare(self, record: Record) -> Record | None:
         """
@@ -272,9 +271,8 @@ class Publisher:
         return self._dead_letter(record, TOPIC_REFUSED)
 
     def _dead_letter(self, record: Record, reason: str) -> tuple[Record, TopicFacts]:
-        return self._dead.of_record(record, reason), self._sender.facts(
-            self._dead.topic
-        )
+        dead = self._dead
+        return dead.of_record(record, reason), self._sender.facts(dead.topic)
 
     def _admit(self, topic: str, facts: TopicFacts) -> None:
         """Store a topic's first mark before its first streamed record is produced."""

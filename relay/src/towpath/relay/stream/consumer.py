@@ -150,11 +150,10 @@ class SignalTableHandler:
             self._inserted(change, sequence)
 
     def _inserted(self, change: Change, sequence: int) -> None:
-        names = [column.name for column in change.relation.columns]
-        row = dict(zip(names, change.new or (), strict=True))
+        row = zip(change.relation.columns, change.new or (), strict=True)
         texts = {
-            name: value.decode()
-            for name, value in row.items()
+            column.name: value.decode()
+            for column, value in row
             if isinstance(value, bytes)
         }
         kind, data = texts.get("type", ""), texts.get("data")

@@ -82,10 +82,7 @@ class RelationAnnouncer:
         relation = bind(shape, facts)
         self._facts[relation.oid] = relation, facts
         announced = self._announced.get(relation.name)
-        if announced is None or (announced.relation, announced.facts) != (
-            relation,
-            facts,
-        ):
+        if announced is None or announced[:2] != (relation, facts):
             self._publish(_Announced(relation, facts, since), timestamp_ms, delivery)
         return relation
 

@@ -174,9 +174,8 @@ class SnapshotPublisher:
     def _delivery_of(self, chunk_id: int) -> Delivery:
         delivery = self._chunks.get(chunk_id)
         if delivery is None:
-            delivery = self._chunks[chunk_id] = self._context.ledger.begin_chunk(
-                chunk_id
-            )
+            delivery = self._context.ledger.begin_chunk(chunk_id)
+            self._chunks[chunk_id] = delivery
         return delivery
 
     def _end(self, chunk_id: int) -> None:

@@ -2,14 +2,29 @@
 Makes the codecs of tables, and the writers of the relay's other records.
 
 The format is that of ``[relay.rows] format``: plain JSON, JSON with its schema, or Avro
-with its schema's id. With Avro the schemas of a table are registered under the subjects
-``<topic>-key`` and ``<topic>-value``. Two tables with one name in Kafka or in Avro are
-refused.
+with its schema's id. JSON with its schema is ``{"schema": ..., "payload": ...}``, as
+Kafka Connect's converter writes it; a tombstone has neither.
+
+Avro's schemas are registered under the subjects ``<topic>-key`` and ``<topic>-value``.
+Two tables with one name in Kafka or in Avro are refused. ``avro_text`` makes Avro's
+schemas from Connect's, as Confluent's converter does:
+
+===================  ================================================================
+optional             a union with ``null`` first, and null as the field's default
+optional, default    a union with ``null`` last, since Avro's defaults are of the first
+int16                ``int``, with ``connect.type``
+semantic types       ``connect.name``, ``connect.version``, ``connect.parameters``
+Connect's Decimal    ``logicalType`` decimal, unless its scale is one Avro forbids
+struct               a record: defined where it is met first, then named
+===================  ================================================================
+
+Every name is sanitized; two that become one are an error that names both.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -19,24 +34,237 @@ from towpath.relay.encode.codecs.avro_codec import (
     SchemaIdPair,
     writer,
 )
-from towpath.relay.encode.codecs.avro_schema import avro_text
-from towpath.relay.encode.codecs.codec import Codec, RegisterSchema, TableNames
+from towpath.relay.encode.codecs.codec import (
+    Codec,
+    EnvelopeFacts,
+    RegisterSchema,
+    TableNames,
+    Values,
+)
 from towpath.relay.encode.codecs.connect_schema import (
     Field,
     envelope_schema,
+    items_of,
     key_schema,
+    sanitized,
+    sanitized_all,
     sanitized_path,
 )
 from towpath.relay.encode.codecs.json_codec import json_maker
-from towpath.relay.encode.codecs.json_schema_codec import (
-    JsonSchemaCodec,
-    schema_document,
-)
-from towpath.relay.encode.types.form import Schema
+from towpath.relay.encode.types.form import Kind, Schema
 from towpath.relay.errors import NameCollisionError
+from towpath.relay.wal.messages import Row
 from towpath.schemas.table_name import TableName
 from towpath.settings.relay import Relay
 from towpath.settings.rows import RecordFormat
+
+_TEXT: Final = Schema("string")
+
+
+class JsonSchemaCodec:
+    """Adds the schema to the payload of another codec. Hot path."""
+
+    def __init__(self, inner: Codec, key: Schema, envelope: Schema) -> None:
+        self._inner = inner
+        self._key_of = inner.key
+        self._value_of = inner.value
+        self._key_head = _head(key)
+        self._value_head = _head(envelope)
+
+    def key(self, row: Row) -> bytes | None:
+        """
+        Return the key of a row with its schema; None for a table without one.
+
+        Raises:
+            MalformedMessageError: The row has no value for a key column.
+        """
+        payload = self._key_of(row)
+        return None if payload is None else self._key_head + payload + b"}"
+
+    def key_header(self, row: Row) -> bytes | None:
+        """Return the key of a row for headers, without its schema."""
+        return self._key_of(row)
+
+    def value(
+        self,
+        before: Row | None,
+        after: Row | None,
+        facts: EnvelopeFacts,
+        *,
+        is_full: bool,
+    ) -> bytes:
+        """Return the envelope with its schema."""
+        payload = self._value_of(before, after, facts, is_full=is_full)
+        return self._value_head + payload + b"}"
+
+    def keys(self, columns: Sequence[Values]) -> Sequence[bytes | None]:
+        """
+        Return the keys of rows of a chunk, which are given column by column.
+
+        Raises:
+            MalformedMessageError: A row has no value for a key column.
+        """
+        head = self._key_head
+        return [
+            None if payload is None else head + payload + b"}"
+            for payload in self._inner.keys(columns)
+        ]
+
+    def reads(self, columns: Sequence[Values], facts: EnvelopeFacts) -> Sequence[bytes]:
+        """Return the envelopes of rows of a chunk."""
+        head = self._value_head
+        payloads = self._inner.reads(columns, facts)
+        return [b"".join((head, payload, b"}")) for payload in payloads]
+
+
+def schema_document(schema: Schema) -> dict[str, object]:
+    """Return a schema as JSON of Kafka Connect's converter."""
+    document: dict[str, object] = {"type": schema.kind}
+    if schema.kind == "struct":
+        document["fields"] = [
+            {**schema_document(of), "field": name} for name, of in schema.fields
+        ]
+    elif schema.kind == "array":
+        document["items"] = schema_document(items_of(schema))
+    elif schema.kind == "map":
+        document["keys"] = schema_document(_TEXT)
+        document["values"] = schema_document(items_of(schema))
+    document["optional"] = schema.is_optional
+    if schema.name is not None:
+        document["name"] = schema.name
+    if schema.version is not None:
+        document["version"] = schema.version
+    if schema.parameters:
+        document["parameters"] = dict(schema.parameters)
+    if schema.default is not None:
+        document["default"] = schema.default
+    return document
+
+
+def _head(schema: Schema) -> bytes:
+    return b'{"schema":%b,"payload":' % orjson.dumps(schema_document(schema))
+
+
+Avro = str | list[Any] | dict[str, Any]
+
+_PRIMITIVES: Final[Mapping[Kind, str]] = MappingProxyType(
+    {
+        "boolean": "boolean",
+        "int16": "int",
+        "int32": "int",
+        "int64": "long",
+        "float": "float",
+        "double": "double",
+        "string": "string",
+        "bytes": "bytes",
+    }
+)
+DECIMAL: Final = "org.apache.kafka.connect.data.Decimal"
+_LOGICAL: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "org.apache.kafka.connect.data.Date": "date",
+        "org.apache.kafka.connect.data.Time": "time-millis",
+        "org.apache.kafka.connect.data.Timestamp": "timestamp-millis",
+    }
+)
+
+# The precision of Confluent's converter for a Decimal without one.
+_DEFAULT_PRECISION: Final = 64
+
+
+def avro_text(schema: Schema) -> str:
+    """
+    Return a record's Avro schema as the registry takes it.
+
+    Raises:
+        NameCollisionError: Two names become one.
+    """
+    return orjson.dumps(_Translation().of(schema, "")).decode()
+
+
+class _Translation:
+    """One schema's translation: which records it has defined so far."""
+
+    def __init__(self) -> None:
+        self._defined: dict[str, tuple[str, Schema]] = {}
+
+    def of(self, schema: Schema, path: str) -> Avro:
+        """Return the type of a schema; ``path`` names a struct without a name."""
+        plain = self._plain(schema, path)
+        if not schema.is_optional:
+            return plain
+        return ["null", plain] if schema.default is None else [plain, "null"]
+
+    def _plain(self, schema: Schema, path: str) -> Avro:
+        if schema.kind == "struct":
+            return self._record(schema, path)
+        document: dict[str, Any]
+        if schema.kind in {"array", "map"}:
+            word = "items" if schema.kind == "array" else "values"
+            items = self.of(items_of(schema), path)
+            document = {"type": schema.kind, word: items}
+        else:
+            document = {"type": _PRIMITIVES[schema.kind]}
+        if schema.kind == "int16":
+            document["connect.type"] = "int16"
+        document |= _metadata(schema) | _logical(schema)
+        return str(document["type"]) if len(document) == 1 else document
+
+    def _record(self, schema: Schema, path: str) -> Avro:
+        name = schema.name or path
+        full = sanitized_path(name)
+        # A column's own attributes do not make another record.
+        bare = replace(schema, is_optional=False, default=None, parameters={})
+        if full in self._defined:
+            other, known = self._defined[full]
+            if known != bare:
+                reason = f"two structs, {other!r} and {name!r}, are both named {full!r}"
+                raise NameCollisionError(reason)
+            return full
+        self._defined[full] = name, bare
+        safe = sanitized_all((name for name, _ in schema.fields), name)
+        namespace, _, last = full.rpartition(".")
+        document: dict[str, Any] = {"type": "record", "name": last}
+        if namespace:
+            document["namespace"] = namespace
+        document["fields"] = [
+            self._field(safe[field], of, f"{full}.{sanitized(field)}")
+            for field, of in schema.fields
+        ]
+        return document | _metadata(replace(bare, name=full if schema.name else None))
+
+    def _field(self, name: str, schema: Schema, path: str) -> dict[str, Any]:
+        document: dict[str, Any] = {"name": name, "type": self.of(schema, path)}
+        if schema.is_optional or schema.default is not None:
+            document["default"] = schema.default
+        if schema.kind == "struct" and schema.parameters:
+            document["connect.parameters"] = dict(schema.parameters)
+        return document
+
+
+def _metadata(schema: Schema) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    if schema.version is not None:
+        document["connect.version"] = schema.version
+    if schema.parameters:
+        document["connect.parameters"] = dict(schema.parameters)
+    if schema.default is not None:
+        document["connect.default"] = schema.default
+    if schema.name is not None:
+        document["connect.name"] = schema.name
+    return document
+
+
+def _logical(schema: Schema) -> dict[str, Any]:
+    if schema.name != DECIMAL:
+        word = _LOGICAL.get(schema.name or "")
+        return {} if word is None else {"logicalType": word}
+    found = schema.parameters.get("connect.decimal.precision", _DEFAULT_PRECISION)
+    precision, scale = int(found), int(schema.parameters.get("scale", "0"))
+    digits = {"scale": scale, "precision": precision}
+    # numeric(2, -3) and numeric(3, 5) are columns in Postgres, and no decimals in Avro.
+    return {"logicalType": "decimal", **digits} if 0 <= scale <= precision else digits
+
 
 _NO_OWNERS: Final[Mapping[str, TableName]] = MappingProxyType({})
 
@@ -150,7 +378,7 @@ class Documents:
 
 
 def _behind_its_schema(schema: Schema) -> WriteDocument:
-    head = b'{"schema":' + orjson.dumps(schema_document(schema)) + b',"payload":'
+    head = _head(schema)
 
     def write(document: DocumentValue) -> bytes:
         return head + orjson.dumps(document) + b"}"

@@ -202,24 +202,24 @@ class TailScan:
 
     def take(self, message: Message) -> None:
         """Move a partition to a streamed record; a READ row moves none."""
-        lines = dict(message.headers() or ())
-        position = lines.get(headers.POSITION)
+        found_headers = dict(message.headers() or ())
+        position = found_headers.get(headers.POSITION)
         if not isinstance(position, bytes):
             return
         self.log_lsn = max(self.log_lsn, parse_position(position.decode()).log_lsn)
         at = topic_offset(message)
         before = self.found[at].position
-        is_streamed = headers.SNAPSHOT not in lines
+        is_streamed = headers.SNAPSHOT not in found_headers
         if is_streamed and (before is None or position > before):
             self.found[at] = self.found[at]._replace(position=position)
 
 
 def streamed_position(message: Message) -> bytes | None:
     """Return the position of a streamed record; None for any other record."""
-    lines = dict(message.headers() or ())
-    if headers.SNAPSHOT in lines:
+    found_headers = dict(message.headers() or ())
+    if headers.SNAPSHOT in found_headers:
         return None
-    position = lines.get(headers.POSITION)
+    position = found_headers.get(headers.POSITION)
     return position if isinstance(position, bytes) else None
 
 

@@ -330,9 +330,9 @@ def test_a_chosen_key_orders_and_the_own_one_identifies(connection, worker):
         (("b",), "(b) has no unique index of just these columns"),
         (("nonsense",), "(nonsense) has no unique index"),
         (("a", "b"), "(a, b) has no unique index"),
-        (("c",), "does not tell all rows apart: of t_c_key, c may be null"),
-        (("d",), "does not tell all rows apart: of t_d, it is partial"),
-        (("e",), "does not tell all rows apart: of t_e_key, it is deferrable"),
+        (("c",), "does not identify all rows: of t_c_key, c may be null"),
+        (("d",), "does not identify all rows: of t_d, it is partial"),
+        (("e",), "does not identify all rows: of t_e_key, it is deferrable"),
     ],
 )
 def test_a_chosen_key_that_is_none_is_refused(connection, worker, order_by, reason):

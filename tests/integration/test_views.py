@@ -198,11 +198,11 @@ BELOW = {
     ),
     "the time": (
         "create view s.base as select id from s.o where at < now()",
-        "it calls now(), which tells the time",
+        "it calls now(), which returns the time",
     ),
     "an age": (
         "create view s.base as select id, age(at) from s.o",
-        "it calls age(), which tells the time",
+        "it calls age(), which returns the time",
     ),
     "the date in words": (
         "create view s.base as select id from s.o where at < current_date",

@@ -292,10 +292,10 @@ class Relay:
         self.sequence = 0
         self.now_s = 0.0
         self.facts: deque[protocol.Fact] = deque()
-        self.clerk: deque[protocol.Effect] = deque()
-        self.reader: deque[protocol.Effect] = deque()
-        self.lanes: list[Iterator[None] | None] = [None] * world.readers
-        self.frozen: dict[str, tuple[XidSnapshot, dict[int, Version]]] = {}
+        self.commands: deque[protocol.Effect] = deque()
+        self.read_effects: deque[protocol.Effect] = deque()
+        self.readers: list[Iterator[None] | None] = [None] * world.readers
+        self.exported: dict[str, tuple[XidSnapshot, dict[int, Version]]] = {}
         self.emitted: dict[int, int] = {}
         self.settled: deque[tuple[int, int, list[str]]] = deque()
         self.holds: list[str] = []
@@ -309,9 +309,9 @@ class Relay:
             if not record.is_read:
                 self.newest[record.key] = record.tag
                 self.present[record.key] = record.version is not None
-        self.tell(world.unfinished())
+        self.drive(world.unfinished())
 
-    def tell(self, fact: protocol.Fact) -> None:
+    def drive(self, fact: protocol.Fact) -> None:
         for effect in self.driver.on(fact):
             match effect:
                 case protocol.EmitRows():
@@ -325,13 +325,13 @@ class Relay:
                     | protocol.ReadPlan()
                     | protocol.ReadChunk()
                 ):
-                    self.reader.append(effect)
+                    self.read_effects.append(effect)
                 case _:
-                    self.clerk.append(effect)
+                    self.commands.append(effect)
 
     def is_idle(self) -> bool:
-        waits = self.driver.is_busy or self.facts or self.clerk or self.reader
-        is_read = self.at == len(self.world.log) and not any(self.lanes)
+        waits = self.driver.is_busy or self.facts or self.commands or self.read_effects
+        is_read = self.at == len(self.world.log) and not any(self.readers)
         return is_read and not waits
 
     # The stream ------------------------------------------------------------------
@@ -348,7 +348,7 @@ class Relay:
         self.at += 1
         if isinstance(entry, str):
             self.sequence += 1
-            self.tell(protocol.WatermarkSeen(entry, end_lsn, self.sequence))
+            self.drive(protocol.WatermarkSeen(entry, end_lsn, self.sequence))
         else:
             self.take(entry, lsn)
             self.invisible.add(entry.xid % (1 << 32), end_lsn)
@@ -365,7 +365,7 @@ class Relay:
             if change[0] == "signal":
                 _, signal_id, kind, data = change
                 self.holds.append(signal_id)
-                self.tell(protocol.SignalSeen(signal_id, kind, data, xid))
+                self.drive(protocol.SignalSeen(signal_id, kind, data, xid))
 
     def complete(self, change: tuple, position: Position) -> None:
         if change[0] == "move" and change[3].large is None:
@@ -440,7 +440,7 @@ class Relay:
 
     def turn(self) -> None:
         """Emit some rows, or all of them."""
-        self.tell(protocol.EmitAllowed(self.world.random.choice([1, 1, 2, 20])))
+        self.drive(protocol.EmitAllowed(self.world.random.choice([1, 1, 2, 20])))
 
     # The broker and the confirmation ---------------------------------------------
 
@@ -465,7 +465,7 @@ class Relay:
     def is_at_its_weakest(self) -> bool:
         """Return whether the log is confirmed while progress waits to be stored."""
         kinds = (protocol.SaveProgress, protocol.StoreKeys)
-        waits = any(isinstance(effect, kinds) for effect in self.clerk)
+        waits = any(isinstance(effect, kinds) for effect in self.commands)
         waits = waits or not self.driver.requests.is_empty
         has_let_go = self.world.confirmed_lsn == 8 * (self.at + 1)
         return waits and has_let_go and self.world.random.random() < 0.05
@@ -480,10 +480,10 @@ class Relay:
 
     def write(self) -> None:
         """Let the signal writer do one thing."""
-        if not self.clerk:
+        if not self.commands:
             return
         world = self.world
-        match self.clerk.popleft():
+        match self.commands.popleft():
             case protocol.ProbeVisibility():
                 self.facts.append(protocol.VisibilityRead(world.snapshot()))
             case protocol.InspectTables() as ask:
@@ -502,7 +502,7 @@ class Relay:
 
     def end(self, effect: protocol.AnswerSignal | protocol.ReleaseSnapshot) -> None:
         if isinstance(effect, protocol.ReleaseSnapshot):
-            self.frozen.pop(effect.view, None)
+            self.exported.pop(effect.view, None)
         else:
             self.world.answers[effect.signal_id] = effect.status
 
@@ -550,13 +550,13 @@ class Relay:
 
     def read(self) -> None:
         """Let one of the readers do one step."""
-        place = self.world.random.randrange(len(self.lanes))
-        lane = self.lanes[place]
-        if lane is None and self.reader:
-            lane = self.steps(self.reader.popleft())
-        if lane is not None and next(lane, "end") == "end":
-            lane = None
-        self.lanes[place] = lane
+        place = self.world.random.randrange(len(self.readers))
+        reader = self.readers[place]
+        if reader is None and self.read_effects:
+            reader = self.steps(self.read_effects.popleft())
+        if reader is not None and next(reader, "end") == "end":
+            reader = None
+        self.readers[place] = reader
 
     def steps(self, effect: protocol.Effect) -> Iterator[None]:
         fails = not isinstance(effect, protocol.ReadChunk)
@@ -593,14 +593,14 @@ class Relay:
         return tuple(map(_key, sorted(self.world.random.sample(range(maximum), count))))
 
     def view(self, view: str | None) -> tuple[XidSnapshot, dict[int, Version]]:
-        """Return the rows visible to a query: now, or when its run was frozen."""
+        """Return the rows visible to a query: now, or at the export of its snapshot."""
         now = self.world.snapshot(), dict(self.world.rows)
-        return now if view is None else self.frozen.setdefault(view, now)
+        return now if view is None else self.exported.setdefault(view, now)
 
-    def frozen_chunk(self, ask: protocol.ReadChunk) -> Iterator[None]:
+    def exported_chunk(self, ask: protocol.ReadChunk) -> Iterator[None]:
         """Read in the one view, unless that is lost."""
-        if self.world.random.random() < 0.1 or ask.view not in self.frozen:
-            self.frozen.pop(ask.view, None)
+        if self.world.random.random() < 0.1 or ask.view not in self.exported:
+            self.exported.pop(ask.view, None)
             lost = protocol.ReadFailed(
                 ask.chunk_id, "lost", may_recover=True, has_lost_view=True
             )
@@ -613,7 +613,7 @@ class Relay:
     def chunk(self, ask: protocol.ReadChunk) -> Iterator[None]:
         world = self.world
         if ask.view is not None:
-            yield from self.frozen_chunk(ask)
+            yield from self.exported_chunk(ask)
             return
         if ask.low_token:
             world.log.append(ask.low_token)
@@ -655,13 +655,13 @@ class Relay:
                 self.released.add(fact.snapshot_id)
             case fact:
                 pass
-        self.tell(fact)
+        self.drive(fact)
 
     def tick(self) -> None:
         self.now_s += 0.5
-        if self.invisible.count and protocol.ProbeVisibility() not in self.clerk:
-            self.clerk.append(protocol.ProbeVisibility())
-        self.tell(protocol.Tick(self.now_s))
+        if self.invisible.count and protocol.ProbeVisibility() not in self.commands:
+            self.commands.append(protocol.ProbeVisibility())
+        self.drive(protocol.Tick(self.now_s))
 
 
 def _has_ended(world: Model) -> bool:
@@ -681,7 +681,7 @@ def _row(key: int, version: Version) -> RowValues:
 STEPS = 400
 # Killed so often, and also when most progress is not stored.
 MEAN = 3
-PACES = ("database", "relay", "reader", "clerk", "broker")
+PACES = ("database", "relay", "reader", "commands", "broker")
 
 
 def run_history(seed: int, plant: Callable[[Model], None] | None = None) -> Model:
@@ -712,14 +712,14 @@ def run_history(seed: int, plant: Callable[[Model], None] | None = None) -> Mode
             *[relay.stream] * 3 * pace["relay"],
             *[relay.receive] * 3 * pace["relay"],
             *[relay.read] * 2 * pace["reader"],
-            *[relay.write] * pace["clerk"],
+            *[relay.write] * pace["commands"],
             *[relay.turn] * pace["relay"],
             *[relay.acknowledge, relay.confirm] * pace["broker"],
             relay.tick,
         ]
         chance.choice(actions)()
     _come_to_rest(world, relay)
-    _judge(world)
+    _check(world)
     return world
 
 
@@ -771,7 +771,7 @@ def _come_to_rest(world: Model, relay: Relay) -> None:
     raise RefutedError(message)
 
 
-def _judge(world: Model) -> None:
+def _check(world: Model) -> None:
     status = world.answers.get("signal")
     if status != "completed":
         message = f"the signal says {status}"
@@ -924,8 +924,8 @@ def _stored_keys_overwritten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TableScan, "table", property(table))
 
 
-def _judged_at_once_and_emitted_later(patch: pytest.MonkeyPatch) -> None:
-    """A chunk is judged when it is ready, though its rows are emitted in slices."""
+def _deduplicated_at_once_and_emitted_later(patch: pytest.MonkeyPatch) -> None:
+    """A chunk is deduplicated when it is ready, and emitted later in slices."""
     real = Window.deduplicate
 
     def deduplicate(
@@ -1006,15 +1006,15 @@ def _readers_that_forget_for_each_other(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ChangedKeys, "passed", passed)
 
 
-def _frozen_rows_that_nothing_touches(patch: pytest.MonkeyPatch) -> None:
+def _exported_rows_that_no_change_evicts(patch: pytest.MonkeyPatch) -> None:
     """Rows of one view are emitted whatever the stream has after its mark."""
     real = Window.deduplicate
 
     def deduplicate(
         self: Window, changed_keys: ChangedKeys, max_rows: int
     ) -> DeduplicatedRows:
-        is_frozen = self.low_token == self.high_token
-        return real(self, ChangedKeys() if is_frozen else changed_keys, max_rows)
+        is_exported = self.low_token == self.high_token
+        return real(self, ChangedKeys() if is_exported else changed_keys, max_rows)
 
     patch.setattr(Window, "deduplicate", deduplicate)
 
@@ -1075,14 +1075,14 @@ HISTORIES = 4_000
         _requests_dropped_after_a_crash,
         _requested_again_after_a_crash,
         _stored_keys_overwritten,
-        _judged_at_once_and_emitted_later,
+        _deduplicated_at_once_and_emitted_later,
         _absent_despite_changes,
         _versioned_by_the_high_watermark,
         _maximum_key_read_before_the_wait,
         _lost_changed_keys_ignored,
         _recording_from_the_first_moment,
         _readers_that_forget_for_each_other,
-        _frozen_rows_that_nothing_touches,
+        _exported_rows_that_no_change_evicts,
         _views_that_outlive_their_run,
         _swept_from_the_last_mark,
         _swept_before_the_broker_has_it,

@@ -113,30 +113,32 @@ def test_only_changed_keys_without_effect_are_forgotten():
     changed_keys.passed(changed_keys.add_reader(), LOW, SNAPSHOT)
 
     nothing = XidSnapshot(1, 1, frozenset())
-    judged = [changed_keys.outcome((b"%d" % place,), 0, nothing) for place in range(4)]
+    outcomes = [
+        changed_keys.outcome((b"%d" % place,), 0, nothing) for place in range(4)
+    ]
 
-    assert [None, ChangeOutcome.FULL, ChangeOutcome.FULL, None] == judged
+    assert [None, ChangeOutcome.FULL, ChangeOutcome.FULL, None] == outcomes
 
 
 def test_a_reader_keeps_changed_keys_that_another_needs():
     """
     Readers share a scan's recording.
 
-    One that has judged nothing yet may need all of it.
+    A reader without a finished chunk may need all of it.
     """
     feed, changed_keys = recording()
     feed.record(KEY, 101, 9)
     early, late = changed_keys.add_reader(), changed_keys.add_reader()
     changed_keys.passed(early, LOW, SNAPSHOT)
-    held = changed_keys.outcome(KEY, 0, SNAPSHOT)
+    kept = changed_keys.outcome(KEY, 0, SNAPSHOT)
     changed_keys.passed(late, LOW, SNAPSHOT)
 
-    assert (ChangeOutcome.FULL, None) == (held, changed_keys.outcome(KEY, 0, SNAPSHOT))
+    assert (ChangeOutcome.FULL, None) == (kept, changed_keys.outcome(KEY, 0, SNAPSHOT))
 
 
 def test_a_reader_that_has_left_keeps_no_changed_keys():
     """
-    A reader with nothing to judge needs no changed key.
+    A reader without a window needs no changed key.
     """
     feed, changed_keys = recording()
     feed.record(KEY, 101, 9)

@@ -353,7 +353,7 @@ def test_a_fatal_failure_has_table_key_and_reason(loop: Loop):
 
 def test_lost_changed_keys_restart_the_recording():
     """
-    Above the bound, chunks that are not judged are thrown away and read again.
+    Above the bound, chunks that are not deduplicated are dropped and read again.
     """
     loop = Loop(max_touches=1)
     loop.accept()
@@ -984,7 +984,7 @@ def test_a_chunk_that_is_cut_continues_after_its_last_judged_row(loop: Loop):
 
 def test_a_chunk_cut_before_its_first_row_has_no_delivery():
     """
-    Where every judged row was dropped there is no delivery to end.
+    Where every row was evicted there is no delivery to end.
     """
     loop = Loop(max_touches=2)
     loop.rows_per_turn = 1

@@ -154,12 +154,12 @@ def test_the_reading_speed_is_a_moving_average():
     """
     A table that is read faster than before shows it after a while.
     """
-    speed = ReadRate()
-    told = []
+    rate = ReadRate()
+    rates = []
     for second in range(3):
-        speed.add(100, float(second))
-        told.append(speed.rows_per_second)
+        rate.add(100, float(second))
+        rates.append(rate.rows_per_second)
     for second in range(3, 60):
-        speed.add(1000, float(second))
+        rate.add(1000, float(second))
 
-    assert ([None, 100.0, 100.0], True) == (told, speed.rows_per_second > 990)
+    assert ([None, 100.0, 100.0], True) == (rates, rate.rows_per_second > 990)

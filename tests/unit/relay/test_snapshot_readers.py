@@ -42,7 +42,10 @@ class Loop:
     """The driver, its effects, and the facts given in answer."""
 
     def __init__(
-        self, *tables: StoredTable, readers: int = 2, lent: tuple[str, ...] = ()
+        self,
+        *tables: StoredTable,
+        readers: int = 2,
+        slot_snapshots: tuple[str, ...] = (),
     ) -> None:
         self.driver = SnapshotDriver(
             InvisibleTransactions(0),
@@ -50,7 +53,7 @@ class Loop:
                 ["s.a", "s.b"],
                 lambda: ["new"],
                 {"outbox.order": "order"},
-                lent,
+                slot_snapshots,
                 START_LOG_LSN,
             ),
             run_id="run",
@@ -191,9 +194,9 @@ def test_tables_of_one_view_share_a_mark_and_hold_the_stream():
     """
     loop = Loop(*(table(name, kind=BLOCKING) for name in "abc"))
     marks = loop.all(protocol.WriteWatermark)
-    held = [loop.driver.blocks_stream]
+    blocked = [loop.driver.blocks_stream]
     plans = loop.begin()
-    held.append(loop.driver.blocks_stream)
+    blocked.append(loop.driver.blocks_stream)
     lows = set()
     for ask in plans:
         loop.plan(ask, 1)
@@ -203,8 +206,8 @@ def test_tables_of_one_view_share_a_mark_and_hold_the_stream():
         [emitted] = loop.all(protocol.EmitRows)
         lows.add(emitted.log_lsn)
         loop.tell(protocol.Delivered(chunk.chunk_id))
-    held.append(loop.driver.blocks_stream)
-    thawed = [effect.view for effect in loop.all(protocol.ReleaseSnapshot)]
+    blocked.append(loop.driver.blocks_stream)
+    released = [effect.view for effect in loop.all(protocol.ReleaseSnapshot)]
 
     assert (
         1,
@@ -213,9 +216,9 @@ def test_tables_of_one_view_share_a_mark_and_hold_the_stream():
         [marks[0].token],
     ) == (
         len(marks),
-        held,
+        blocked,
         lows,
-        thawed,
+        released,
     )
 
 
@@ -223,7 +226,7 @@ def test_rows_of_the_slots_own_view_stand_at_the_streams_start():
     """
     No mark is needed: nothing was streamed before.
     """
-    loop = Loop(table("a", kind=INITIAL), lent=("s1",))
+    loop = Loop(table("a", kind=INITIAL), slot_snapshots=("s1",))
     marks = loop.all(protocol.WriteWatermark)
     loop.tell(protocol.VisibilityRead(SEES_ALL))
     [ask] = loop.all(protocol.ReadPlan)
@@ -265,10 +268,10 @@ def test_a_lost_view_resumes_the_stream():
         chunk.chunk_id, "gone", may_recover=True, has_lost_view=True
     )
     loop.tell(lost)
-    held = loop.driver.blocks_stream
+    blocked = loop.driver.blocks_stream
     [again] = loop.begin()
 
-    assert (False, None, "select * from s.a") == (held, again.view, again.select)
+    assert (False, None, "select * from s.a") == (blocked, again.view, again.select)
 
 
 def test_a_silent_view_does_not_hold_the_stream_for_ever():
@@ -277,13 +280,13 @@ def test_a_silent_view_does_not_hold_the_stream_for_ever():
     """
     loop = Loop(table("a", kind=BLOCKING))
     loop.begin()
-    held = []
+    blocked = []
     for now_s in (1.0, 50.0, 62.0):
         loop.tell(protocol.Tick(now_s))
-        held.append(loop.driver.blocks_stream)
+        blocked.append(loop.driver.blocks_stream)
     [saved] = loop.all(protocol.SaveProgress)
 
-    assert ([True, True, False], True) == (held, "for a minute" in saved.table.error)
+    assert ([True, True, False], True) == (blocked, "for a minute" in saved.table.error)
 
 
 def answered(loop: Loop, kind: str, data: str = "{}") -> protocol.StoreSignal:
@@ -397,11 +400,11 @@ def test_reading_yields_to_the_stream_and_to_the_source(
     loop.tell(hindrance)
     loop.plan(ask, 9)
     while_hindered = loop.all(protocol.ReadChunk)
-    said = loop.driver.yield_reason
+    reported = loop.driver.yield_reason
     loop.tell(end)
 
     assert (0, 1) == (len(while_hindered), len(loop.all(protocol.ReadChunk)))
-    assert (True, "") == (reason in said, loop.driver.yield_reason)
+    assert (True, "") == (reason in reported, loop.driver.yield_reason)
 
 
 def test_the_sources_load_is_probed_while_a_table_is_read():

@@ -29,7 +29,7 @@ def window(
     table: TableShape | None = None,
     widest_bytes: int = 0,
 ) -> Window:
-    """Make a window that is ready to be judged."""
+    """Make a window that is ready to be deduplicated."""
     made = Window(5, "low", "high")
     made.see(LOW)
     made.see(HIGH)
@@ -125,7 +125,7 @@ def test_the_last_key_is_in_the_order_of_reading():
 
 def test_a_change_between_two_slices_drops_its_row_from_the_rest():
     """
-    Each row is judged by all changes streamed until then.
+    Each row is compared with all changes streamed until then.
     """
     feed, changed_keys = recording()
     made = window()

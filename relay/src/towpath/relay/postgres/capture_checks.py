@@ -34,7 +34,7 @@ _LOG = structlog.get_logger("towpath.relay.slot_monitor")
 
 SENDING_VERSION: Final = 180000
 _CHECK_INTERVAL_S: Final = 5.0
-_UNKEYED: Final = "a delete would not tell the record's key"
+_UNKEYED: Final = "a delete would lack the record's key"
 _REFUSED: Final = (
     "Postgres refuses the application's updates and deletes of published rows"
 )
@@ -324,7 +324,7 @@ def _member_findings(
         lacking = ", ".join(sorted(wanted - member.identity_columns))
         yield error_finding(
             f"{member.name}: its replica identity lacks {lacking}",
-            "a delete would not tell the record's key",
+            "a delete would lack the record's key",
             f"run {alter} REPLICA IDENTITY "
             + ("DEFAULT" if wanted <= set(table.key) else "FULL"),
         )

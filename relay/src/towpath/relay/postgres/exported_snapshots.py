@@ -274,7 +274,7 @@ def _log_blockers(catalog: Connection) -> None:
 
 def _creation_error(result: pq.abc.PGresult | None) -> TowpathError:
     if result is None:
-        return SourceUnavailableError("making the slot: the server said nothing")
+        return SourceUnavailableError("making the slot: the server gave no answer")
     field = result.error_field
     state = (field(pq.DiagnosticField.SQLSTATE) or b"").decode()
     message = (field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"refused").decode()

@@ -39,7 +39,7 @@ from towpath.settings import FirstStart, OnGap, Settings
 _LOG = structlog.get_logger("towpath.relay.slot_monitor")
 
 KEY_CHANGED: Final = "KEY_CHANGED"
-_REQUESTED: Final = "none is needed: a snapshot with a sweep was asked for"
+_REQUESTED: Final = "none is needed: a snapshot with a sweep is requested"
 
 
 class KeyChange(NamedTuple):

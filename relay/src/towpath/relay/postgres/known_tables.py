@@ -46,7 +46,7 @@ _KEPT: Final = (
     '"truncate" in [[source]] to remove them, or ask for a snapshot with a sweep once '
     "there is a table of this name"
 )
-_EMPTIED: Final = "none is needed: topic and sinks are told that all its rows are gone"
+_EMPTIED: Final = "none is needed: topic and sinks receive the deletion of all its rows"
 _SWEPT: Final = "none is needed: the new table's snapshot removes the old rows"
 
 

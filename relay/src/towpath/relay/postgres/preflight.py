@@ -103,7 +103,7 @@ def _server_findings(facts: SourceFacts) -> Iterator[Finding]:
     if server.wal_level != "logical":
         yield error_finding(
             f"wal_level is {server.wal_level}",
-            "the log does not tell rows",
+            "the log has no row changes",
             "run ALTER SYSTEM SET wal_level = 'logical' and restart the server",
         )
     if server.encoding != "UTF8":

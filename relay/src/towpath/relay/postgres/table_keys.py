@@ -98,7 +98,7 @@ def chosen_key(
     if not matching:
         return f"the surrogate key ({listed}) has no unique index of just these columns"
     flaws = _flaws(matching)
-    return f"the surrogate key ({listed}) does not tell all rows apart: {flaws}"
+    return f"the surrogate key ({listed}) does not identify all rows: {flaws}"
 
 
 def _no_key(indexes: Sequence[UniqueIndex]) -> str:

@@ -108,7 +108,7 @@ class _Function(NamedTuple):
         return self.is_own and self.language not in _COMPILED
 
     @property
-    def tells_time(self) -> bool:
+    def returns_time(self) -> bool:
         signature = (self.name, self.argument_count)
         return not self.is_own and (self.name in _TIME or signature == _AGE)
 
@@ -116,7 +116,7 @@ class _Function(NamedTuple):
 class _Clauses(NamedTuple):
     """The clauses of the queries beside relations and functions."""
 
-    tells_time: bool
+    returns_time: bool
     samples: bool
     locks: bool
 
@@ -276,14 +276,14 @@ def _functions_refusal(functions: Sequence[_Function], clauses: _Clauses) -> str
         if each.volatility == _VOLATILE:
             cure = ": alter function ... stable, if that is true" if each.is_own else ""
             return f"it calls {each.called}, which is volatile{cure}"
-        if each.tells_time:
+        if each.returns_time:
             return (
-                f"it calls {each.called}, which tells the time: "
+                f"it calls {each.called}, which returns the time: "
                 "it changes without events"
             )
     refusals = {
         "it asks for the current date or time, which changes without events": (
-            clauses.tells_time
+            clauses.returns_time
         ),
         "it reads a random sample (tablesample)": clauses.samples,
         "it locks rows (for update), and is read in a read-only transaction": (

@@ -53,7 +53,7 @@ _PART_AHEAD: Final = 4
 # for a lock, or a throttled source, may take hours.
 MAX_BLOCKED_S: Final = 60.0
 
-_BLOCKED: Final = "nothing could be read for a minute, and the stream had to go on"
+_BLOCKED: Final = "nothing could be read for a minute, so the stream continues"
 
 _Name = tuple[str, str]
 

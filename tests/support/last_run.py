@@ -41,7 +41,9 @@ def keep(session: pytest.Session, exit_code: int, path: Path = KEPT) -> None:
 def is_whole(config: Any) -> bool:
     """Tell whether a session runs what ``make test`` runs, and no selection of it."""
     option = config.option
-    is_chosen = option.keyword or option.lf or option.collectonly
+    # Without its cache, as the runner of planted defects starts it, pytest has no --lf.
+    is_last = getattr(option, "lf", False)
+    is_chosen = option.keyword or is_last or option.collectonly
     is_everywhere = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     return option.markexpr == MARKS and is_everywhere and not is_chosen
 

@@ -388,6 +388,30 @@ def test_too_many_parked_keys_are_refused_before_they_are_written():
     assert [] == letters.records
 
 
+def test_the_lowest_parked_position_is_that_of_all_keys(shop: Shop):
+    """
+    It bounds the tombstones that may be purged, however many keys are parked.
+    """
+    shop.write(change(2, order=1, note="bad"), change(3, order=2, note="bad"))
+
+    assert f"{16:016x}.0000000000" == shop.parked.lowest()
+
+
+def test_a_resolution_below_a_parked_change_keeps_the_key_parked(shop: Shop):
+    """
+    Only a resolution of the last parked change releases the key.
+    """
+    shop.write(change(2, note="bad"), change(3, note="c"))
+    parked = ParkedKey(TOPIC, b'{"order_id":7}')
+    is_parked = []
+    for number in (2, 3):
+        position = f"{8 * number:016x}.0000000000"
+        shop.parked.end(Resolution(KEY, position, "replayed"))
+        is_parked.append(not {parked}.isdisjoint(shop.parked.keys()))
+
+    assert [True, False] == is_parked
+
+
 def test_a_dead_letter_below_the_parked_start_lowers_it(shop: Shop):
     """
     An older change that comes again and is refused is not lost.

@@ -44,22 +44,6 @@ def place(
         place.launcher.kill(name)
 
 
-def test_half_a_minute_of_chaos_ends_with_what_the_tables_hold(place: ChaosEnvironment):
-    """
-    Kills, alterations, rewrites, late commits: all equal, and every signal ended.
-    """
-    seed = SystemRandom().randrange(10**6)
-    options = ChaosOptions(minutes=0.5, seed=seed, round_s=15.0)
-    result = run_chaos(place, options, QuietScreen())
-    print(result.line(), *result.warnings, sep="\n")  # noqa: T201 - if it fails
-    killed = result.killed
-
-    assert [] == result.findings
-    assert result.rounds >= 1
-    assert (True, True) == (killed.total() > 0, result.altered.total() > 0)
-    assert (True, True) == (result.reads > 5_000, result.streamed > 5_000)
-
-
 def test_chaos_finds_the_textbook_out(place: ChaosEnvironment):
     """
     With the textbook's window in the relay the same chaos finds stale rows (B17).
@@ -71,23 +55,28 @@ def test_chaos_finds_the_textbook_out(place: ChaosEnvironment):
     assert any("stale" in each or "resurrected" in each for each in result.findings)
 
 
-def test_the_command_judges_and_cleans_up(tmp_path: Path):
+def test_the_command_ends_with_the_tables_rows_and_cleans_up(tmp_path: Path):
     """
-    One JSON object with the seed and what was found; exit 0; no file remains.
+    Kills, alterations, rewrites, late commits: equal, exit 0, and no file remains.
+
+    The soak does it for as long as one likes.
     """
-    words = ("--json", "--minutes", "0.05", "--seed", "7", "--kill", "backend")
+    seed = SystemRandom().randrange(10**6)
+    words = ("--json", "--minutes", "0.3", "--seed", str(seed))
     with towpath(tmp_path, *CHAOS, *words) as process:
         output, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors.decode()
-    told = json.loads(output)
+    assert process.returncode == 0, f"seed {seed}: {output!r} {errors.decode()}"
+    result = json.loads(output)
 
-    assert (7, True, 1, [], []) == (
-        told["seed"],
-        told["equal"],
-        told["rounds"],
-        told["findings"],
+    assert (seed, True, [], []) == (
+        result["seed"],
+        result["equal"],
+        result["findings"],
         list(tmp_path.iterdir()),
     )
+    assert result["rounds"] >= 1
+    assert all(result[kind] for kind in ("killed", "shaped", "asked"))
+    assert min(result["reads"], result["streamed"]) > 5_000
 
 
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path):

@@ -114,6 +114,8 @@ def test_a_wrong_value_leaves_no_figure(tmp_path: Path):
     )
 
 
+# The demo takes the same way in every run: its load, and the lag of three sinks.
+@pytest.mark.soak
 def test_a_shop_that_sells_is_measured_and_verified(tmp_path: Path):
     """
     A few seconds of checkouts: every sample is found in all three sinks.

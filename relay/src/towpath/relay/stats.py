@@ -41,7 +41,7 @@ class Histogram:
         """
         Count a latency ``count`` times; a negative one counts as zero.
 
-        Of transactions that are settled together, the oldest one's latency is used.
+        The oldest one's latency stands for transactions that are settled together.
         """
         seconds = max(seconds, 0.0)
         self.counts[bisect_left(BOUNDS_S, seconds)] += count

@@ -97,7 +97,7 @@ class KafkaProducer:
             max_in_flight_bytes: The loop's bound.
             batch_bytes: No batch is larger: the smallest limit of any topic.
             record_bytes: No record is larger: the largest limit of any topic.
-            transactional_id: Who it is to the broker; None: without transactions.
+            transactional_id: The id of its transactions; None: without transactions.
         """
         self._fatal: str | None = None
         self._is_transactional = transactional_id is not None
@@ -237,7 +237,7 @@ class KafkaProducer:
             self._fatal = error.str()
         elif not self._is_away and error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
             self._is_away = True
-            _LOG.warning("waiting for broker", reason=error.str())
+            _LOG.warning("broker not reachable: waiting", reason=error.str())
 
     def _raise_if_fatal(self) -> None:
         if self._fatal is not None:

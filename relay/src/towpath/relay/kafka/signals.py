@@ -150,7 +150,7 @@ class SignalTopicReader:
         error = message.error()
         if error is not None:
             if is_away(error) or error.code() in _SPREADING:
-                _LOG.debug("signals wait for the broker", reason=error.str())
+                _LOG.debug("signal topic waits for the broker", reason=error.str())
                 return
             raise KafkaException(error)
         if message.key() == self._place.prefix.encode():

@@ -176,7 +176,7 @@ def with_stored(settings: Settings, stored: Mapping[str, Any]) -> Settings:
     Return the settings with what was stored in place of what decides.
 
     Raises:
-        StateLostError: What was stored is no configuration any more.
+        StateLostError: The stored settings are invalid.
     """
     source = settings.database.model_dump() | dict(stored["source"])
     relay = settings.relay.model_dump()

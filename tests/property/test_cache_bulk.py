@@ -141,7 +141,7 @@ def written(guard, table, floor):
     for changes in (folded.changes, folded.after):
         guard.write(floors.above(changes, tally))
     guard.counts[1] += tally.stale
-    return [poison.origin.offset for poison in decoded.poison]
+    return [poison.origin.offset for poison in decoded.unreadable]
 
 
 FLOORS = st.none() | st.integers(0, 4).map(lambda n: f"{8 * n:016x}.0000000001")

@@ -98,7 +98,7 @@ class Follower:
         if not messages:
             return
         decoded = decode([_record(each) for each in messages], self._routes)
-        assert not decoded.poison, decoded.poison
+        assert not decoded.unreadable, decoded.poison
         folded = newest_per_key(decoded.changes, decoded.floors)
         changes = tuple(self.tamper(folded.changes))
         self._target.apply(Batch(0, changes, (), tuple(decoded.floors)))

@@ -127,7 +127,7 @@ class Place:
         refused = sink.flush().refused
         sink.close()
 
-        assert ((), []) == (refused, decoded.poison)
+        assert ((), []) == (refused, decoded.unreadable)
 
     def hand(self, name, key, **arguments):
         """Do something to a document behind the sink's back."""

@@ -157,7 +157,7 @@ def test_an_unreadable_record_is_a_dead_letter(record: Record, reason: str):
     It has its reason, and its neighbours are read.
     """
     decoded = decode([record, row_change({"op": "d"})], ROUTES)
-    (poison,) = decoded.poison
+    (poison,) = decoded.unreadable
 
     assert (record.origin, True, [changed(None)]) == (
         poison.origin,
@@ -174,7 +174,7 @@ def test_every_strict_prefix_of_a_value_is_unreadable():
     records = [row_change(value[:length]) for length in range(len(value))]
     decoded = decode(records, ROUTES)
 
-    assert (0, len(value)) == (len(decoded.changes), len(decoded.poison))
+    assert (0, len(value)) == (len(decoded.changes), len(decoded.unreadable))
 
 
 def event(value=b'{"total": "1.00"}', key=b"7", **headers):
@@ -255,7 +255,7 @@ def test_a_dropped_table_is_truncated_as_the_route_says(*, is_kept: bool):
     decoded = decode([record], Routes(Sink.model_validate(told)))
 
     assert ([] if is_kept else [floor]) == [each.position for each in decoded.floors]
-    assert [] == decoded.poison
+    assert [] == decoded.unreadable
 
 
 def test_a_recreated_table_is_not_emptied_before_its_sweep():
@@ -314,7 +314,7 @@ def test_a_read_event_is_skipped_by_an_event_log_and_counted():
     assert (1, [None], []) == (
         decoded.skipped,
         [e.payload for e in decoded.events],
-        decoded.poison,
+        decoded.unreadable,
     )
 
 
@@ -420,7 +420,7 @@ def test_an_event_without_the_state_is_left_out_and_counted():
     said = [event(type=b"OrderReminded"), event(None, type=b"OrderSeen"), event()]
     decoded = decode(said, AGGREGATES)
 
-    assert (1, 2, []) == (len(decoded.changes), decoded.skipped, decoded.poison)
+    assert (1, 2, []) == (len(decoded.changes), decoded.skipped, decoded.unreadable)
 
 
 @pytest.mark.parametrize(
@@ -443,5 +443,5 @@ def test_an_unreadable_document_is_a_dead_letter(record: Record, reason: str):
     assert ([], 0, True) == (
         decoded.changes,
         decoded.skipped,
-        reason in decoded.poison[0].reason,
+        reason in decoded.unreadable[0].reason,
     )

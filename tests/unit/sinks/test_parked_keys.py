@@ -9,8 +9,8 @@ from support.dead_letters import Letters, Still, context_of
 from support.parked_shop import FILL, KEY, ROUTES, TOPIC, Choosy, Shop, change
 from towpath.sinks.apply.batch import BatchWriter
 from towpath.sinks.apply.replay import (
-    CANNOT_ASK,
     CANNOT_ERASE,
+    CANNOT_READ,
     NO_ROUTE,
     NOTHING_OPEN,
 )
@@ -272,7 +272,7 @@ def test_a_command_survives_an_unavailable_broker(shop: Shop):
     ("can_ask", "is_read_again", "asked", "erased", "said"),
     [
         (True, True, [("orders", ("7",))], [("orders", ("7",))], "erased"),
-        (False, True, [], [], CANNOT_ASK),
+        (False, True, [], [], CANNOT_READ),
         (False, False, [], [("orders", ("7",))], "erased"),
     ],
 )

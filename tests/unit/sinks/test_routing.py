@@ -123,7 +123,7 @@ def test_an_unreadable_record_is_one_dead_letter():
     """
     decoded = decode([record(None, position=b"?")], routes({}, {}))
 
-    assert ([], 1) == (decoded.changes, len(decoded.poison))
+    assert ([], 1) == (decoded.changes, len(decoded.unreadable))
 
 
 def test_a_record_that_one_route_refuses_is_applied_by_the_other():
@@ -133,7 +133,7 @@ def test_a_record_that_one_route_refuses_is_applied_by_the_other():
     both = routes({"constants": {"note": "n"}}, {})
     decoded = decode([record({"order_id": 7, "no": 1, "note": "x"})], both)
 
-    assert (["l1"], 1) == ([c.route for c in decoded.changes], len(decoded.poison))
+    assert (["l1"], 1) == ([c.route for c in decoded.changes], len(decoded.unreadable))
 
 
 def test_every_route_of_a_topic_has_its_floor():
@@ -177,7 +177,7 @@ def test_a_template_of_other_columns_refuses_the_record():
     """
     decoded = decode([record({"order_id": 7})], routes({"key": "{order_id}"}))
 
-    assert "other columns than the row's key" in decoded.poison[0].reason
+    assert "other columns than the row's key" in decoded.unreadable[0].reason
 
 
 @pytest.mark.parametrize("key", ["{a}:{b}", "x{a}y:z:{b}", "x:{a}:{b}x", ""])

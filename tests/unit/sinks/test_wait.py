@@ -20,8 +20,8 @@ from towpath.sinks.state.progress import (
 from towpath.sinks.state.refetches import (
     PendingRefetch,
     StoredRefetches,
+    encode_refetches,
     refetches_path,
-    written,
 )
 from towpath.sinks.wait.errors import NotAppliedError, UnknownLsnError
 from towpath.sinks.wait.rule import NUDGE_AFTER_S, Wait
@@ -178,7 +178,8 @@ def store_refetches(place, *rows):
         for key, since in rows
     }
     replace_file(
-        refetches_path(place.folder, "cache"), written(StoredRefetches(rows=known))
+        refetches_path(place.folder, "cache"),
+        encode_refetches(StoredRefetches(rows=known)),
     )
 
 
@@ -220,13 +221,15 @@ def test_a_route_to_be_refetched_is_waited_for(place):
     First until it is requested, and then until it is read.
     """
     kept = StoredRefetches(postponed=frozenset({"orders"}))
-    replace_file(refetches_path(place.folder, "cache"), written(kept))
+    replace_file(refetches_path(place.folder, "cache"), encode_refetches(kept))
     missing = place.missing()
     at_s = place.clock.at_s
 
     def ask():
         incomplete.begin(place.folder, "cache", "orders", "repair-1")
-        replace_file(refetches_path(place.folder, "cache"), written(StoredRefetches()))
+        replace_file(
+            refetches_path(place.folder, "cache"), encode_refetches(StoredRefetches())
+        )
 
     def end():
         incomplete.end(place.folder, "cache", "orders", "repair-1")

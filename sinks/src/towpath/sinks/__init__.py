@@ -1,8 +1,8 @@
 """
-The sinks: carry the stream into a warehouse, a search index and a cache.
+Sinks write the stream into a cache, a search index, a warehouse or webhooks.
 
-From outside in: ``__main__`` wires; ``jobs`` owns Spark, ``kafka`` the broker, and
-``cache``, ``search`` and ``warehouse`` one target each, with the same file names; the
-rules between them (``decode``, ``fold``, ``key_text``, ``routes``, ``relations``) are
-pure. A sink knows nothing of Spark, and a rule knows nothing of any target.
+``__main__`` wires a driver. ``engine`` owns Spark, ``kafka`` the broker, and each
+package of ``targets`` one target, with the same file names. The rules between them
+(``changes``, ``apply``, ``fold``, ``key_text``) are free of Spark and of targets. A
+sink knows nothing of Spark.
 """

@@ -1,18 +1,13 @@
 """
-What a record says, once it is decoded: a row change, an event of a log, or a floor.
+Changes, events and floors: the values that records decode to. Pure.
 
-These are made once per record, on the hot path: named tuples, which are several times
+They are made once per record on the hot path: named tuples, which are several times
 cheaper to make than frozen dataclasses, and as immutable.
 
-Parts of a record, read or refused: position, text, JSON object. Pure.
-
-What cannot be read raises ``UnreadableError`` with its reason; ``decode`` makes poison
-of it.
-
-Values that Postgres has, and that no type of a warehouse has room for. Pure.
-
-Infinite times, years before the first and above 9999, and what is no number in a
-numeric of so many digits. They come as Postgres spells them.
+The parsers of positions, texts and JSON objects raise ``UnreadableError`` with the
+reason; ``decode`` turns it into an ``UnreadableRecord``. ``is_no_instant`` and
+``is_no_number`` find values of Postgres that targets have no room for: infinite times,
+years outside 1 to 9999, and NaN.
 """
 
 import re
@@ -29,12 +24,12 @@ Row: TypeAlias = Mapping[str, Value]
 ALL_PRESENT: Final[frozenset[str]] = frozenset()
 
 
-# How a position ends whose change was read, not streamed.
+# The ending of the positions of rows that a snapshot read.
 _READ_ENDING: Final = ".-"
 
 
 class Origin(NamedTuple):
-    """Where a record stands in Kafka, so that it can be found again."""
+    """The place of a record in Kafka."""
 
     topic: str
     partition: int
@@ -42,7 +37,7 @@ class Origin(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One record of Kafka, as it was read."""
+    """One record as it was read from Kafka."""
 
     origin: Origin
     key: bytes | None
@@ -52,22 +47,22 @@ class Record(NamedTuple):
 
 class Change(NamedTuple):
     """
-    One row change: the newest thing known of a key, at its position.
+    One row change: the newest state of a key, at its position.
 
-    An event that carries its aggregate's state is a change like any other; its row is
-    the document, which may hold lists and objects.
+    An event that carries its aggregate's state is a change, too: its row is the
+    document, which may hold lists and objects.
 
     Attributes:
         route: Name of the route, that is, of the place in the sink.
         key: Values of the key's columns, in key order.
-        key_columns: Their names; none where the key is no column, as an aggregate's id.
+        key_columns: Their names; empty if the key has no columns, as an aggregate's id.
         position: The position as text that sorts as it compares, without the number
             among records of one change. Compare it, never parse it.
-        row: Column values; ``None`` for a delete. A column whose value is ``None`` is
-            null; a column listed in ``unchanged`` is missing from the row.
-        unchanged: Columns that the stream left out: whatever is stored stays.
+        row: Column values; ``None`` for a delete. A value of ``None`` is null; a column
+            listed in ``unchanged`` is missing.
+        unchanged: Columns that the stream left out: the stored values stay.
         is_read: Whether the row comes from a snapshot.
-        origin: The record that said so.
+        origin: The record of the change.
         text: The row as the record has it, if that is a JSON object: its numbers may
             have more digits than ``row`` can hold.
     """
@@ -84,12 +79,12 @@ class Change(NamedTuple):
 
     @property
     def is_partial(self) -> bool:
-        """Tell whether the row lacks columns that only the sink may still have."""
+        """Whether the row lacks columns that only the sink may still have."""
         return bool(self.unchanged)
 
     @property
     def is_row_as_it_is(self) -> bool:
-        """Tell whether a snapshot read all of a row: its columns, or its end."""
+        """Whether a snapshot read the whole row, or found it deleted."""
         is_read = self.is_read or self.position.endswith(_READ_ENDING)
         return is_read and not self.unchanged
 
@@ -100,17 +95,17 @@ _LOWEST: Final = "0000000000000000.-"
 
 class Floor(NamedTuple):
     """
-    A position below which a route has no rows: what stands there is gone for good.
+    A position below which a route has no rows: older rows are deleted for good.
 
     Attributes:
         route: Name of the route.
-        position: The floor as text; a row that stands at it stays.
-        needs_all: Whether it counts only once each partition of its topic has told it:
-            a sweep does, because what it must spare comes before it, partition by
-            partition. A truncation counts at once.
-        origin: The record that said so.
-        partitions: Into how many a sweep was written; 0: into all there are.
-        snapshot_id: The snapshot whose end a sweep tells.
+        position: The floor as text; a row at the floor itself stays.
+        needs_all: Whether it takes effect only once each partition of its topic has
+            delivered it. A sweep does, since the rows to spare precede it in each
+            partition; a truncation takes effect at once.
+        origin: The record of the floor.
+        partitions: The number of partitions a sweep was written to; 0: all.
+        snapshot_id: The snapshot that a sweep ends.
     """
 
     route: str
@@ -122,19 +117,18 @@ class Floor(NamedTuple):
 
     @property
     def is_end_only(self) -> bool:
-        """Tell whether nothing lies below it: only some of the rows were read."""
+        """Whether no row lies below it: the snapshot read only some of the rows."""
         return self.position == _LOWEST
 
 
 class EventRow(NamedTuple):
     """
-    One domain event, as an event log keeps it: append-only, each id once.
+    One domain event as an event log keeps it: append-only, each id once.
 
     Attributes:
         route: Name of the route, that is, of the log.
-        id: The event's uuid as text: what makes it unique.
-        type: The event type.
-        payload: The payload's text, untouched; ``None`` if the event has none.
+        id: The event's uuid as text.
+        payload: The payload's text, unmodified; ``None`` if the event has none.
         headers: The record's other headers, as JSON text.
         position: The position as text.
         occurred_at: RFC 3339, UTC, microseconds.
@@ -157,9 +151,9 @@ class Refusal(NamedTuple):
     A change that was not applied, and why.
 
     Attributes:
-        reason: A sentence for the person who finds it.
-        asks: Whether the row as it is now cures it, as of a partial change that found
-            no row: it is asked for then. Any other change is set aside.
+        reason: A sentence for the operator.
+        asks: Whether a refetch of the row cures it, as of a partial change without a
+            row. Any other change becomes a dead letter.
     """
 
     change: Change
@@ -169,14 +163,14 @@ class Refusal(NamedTuple):
 
 _POSITION: Final = re.compile(rb"([0-9a-f]{16}\.(?:-|[0-9]{10}))(?:\.[0-9]+)?\Z")
 
-# What sinks write beside a row's own columns.
+# The columns that sinks add to a row's own.
 RESERVED_COLUMNS: Final = frozenset({"_position", "_deleted", "_x"})
 
 Headers: TypeAlias = Mapping[str, bytes]
 
 
 class UnreadableError(ValueError):
-    """The record says nothing that a sink could apply."""
+    """The record holds nothing that a sink could apply."""
 
 
 def position_in(headers: Headers, name: str = names.POSITION) -> str:
@@ -209,7 +203,7 @@ def text_in(value: bytes | None, what: str) -> str:
 
 
 def refuse(reason: str) -> NoReturn:
-    """Give the record up."""
+    """Raise ``UnreadableError``."""
     raise UnreadableError(reason)
 
 
@@ -217,10 +211,10 @@ _NO_INSTANT: Final = re.compile(r"-?infinity|\d{5,}-.*|.* BC")
 
 
 def is_no_instant(value: Value) -> bool:
-    """Tell whether a date or a time is infinite, or out of the years 1 to 9999."""
+    """Return whether a date or time is infinite, or outside the years 1 to 9999."""
     return isinstance(value, str) and _NO_INSTANT.fullmatch(value) is not None
 
 
 def is_no_number(value: Value) -> bool:
-    """Tell whether a numeric has no digits."""
+    """Return whether a numeric is NaN."""
     return value == "NaN"

@@ -1,21 +1,21 @@
 """
-Reduce a batch to the newest change per key, whatever the order it came in.
+Folds a batch to the newest change per key, independent of the order of its changes.
 
-From the newest change back, each column takes the newest value present, until a full
-image or a delete is met. Duplicates are harmless. What stays unknown (the columns that
-every change of the key left out) stays ``unchanged``: the target still has them.
+From the newest change downwards, each column takes the newest value present, until a
+full image or a delete is met. Duplicates are harmless. Columns that every change of the
+key left out stay ``unchanged``: the target still has them.
 
-A partial change that rests upon a delete of the same batch has nothing to be merged
-with: it is refused, and the delete is what remains.
+A partial change above a delete of the same batch has no row to be merged with: it is
+refused, and the delete remains.
 
-Nothing is merged with what another partition brought: a row that was read for this sink
-comes beside the stream, and a topic that got more partitions has moved keys. What was
-said in between may have come in an earlier batch, or come yet: only the target knows. A
-partial change above a whole row from elsewhere is kept apart, to be applied after it;
-one above another partial change from elsewhere is refused, and its row is asked for.
+Changes of different partitions are not merged: rows read for this sink come beside the
+stream, and a topic with added partitions has moved keys. Changes in between may have
+come in an earlier batch or may still come; only the target knows. A partial change
+above a whole row from another partition is kept apart and applied after it. One above
+another partial change from another partition is refused, and its row is refetched.
 
-What lies below the floor of its route is left out before anything is merged: nothing
-above a floor rests upon what was below it.
+Changes below the floor of their route are dropped before merging: no change above a
+floor depends on one below.
 
 Hot path: one pass over the batch, and no work for a key with one change.
 """
@@ -30,12 +30,12 @@ ABSENT_ROW = "a partial change on a row that is absent or deleted"
 
 class Folded(NamedTuple):
     """
-    At most one change per route and key, and what could not be merged.
+    At most one change per route and key, and the changes that could not be merged.
 
     Attributes:
-        below: How many changes lay below their route's floor.
-        after: Partial changes that are to be applied after ``changes``, which have
-            their keys too.
+        below: The number of changes below their route's floor.
+        after: Partial changes to be applied after ``changes``, which have their keys,
+            too.
     """
 
     changes: tuple[Change, ...]
@@ -45,7 +45,7 @@ class Folded(NamedTuple):
 
 
 def newest_per_key(changes: Iterable[Change], floors: Iterable[Floor] = ()) -> Folded:
-    """Fold changes of any routes, partitions and order; none rests upon a floor."""
+    """Fold changes of any routes and partitions, in any order."""
     given = list(changes)
     above = changes_above(given, highest_per_route(floors))
     groups: dict[tuple[str, tuple[Value, ...]], list[Change]] = {}
@@ -79,7 +79,7 @@ def highest_per_route(floors: Iterable[Floor]) -> dict[str, str]:
 def changes_above(
     changes: Sequence[Change], floors: Mapping[str, str]
 ) -> Sequence[Change]:
-    """Leave out what lies below the floor of its route."""
+    """Drop the changes below the floor of their route."""
     if not floors:
         return changes
     return [c for c in changes if c.position >= floors.get(c.route, "")]
@@ -99,7 +99,7 @@ def _merge(
     refused: list[Refusal],
     after: list[Change],
 ) -> None:
-    """Add to ``kept`` what the changes of one key come to."""
+    """Add the merged changes of one key to ``kept``."""
     group.sort(key=_by_position, reverse=True)
     newest = group[0]
     if not newest.unchanged:
@@ -118,7 +118,7 @@ def _merge(
                 after.append(merged)
             return
         if older.row is None:
-            # In position order, as they would have to be replayed.
+            # In position order, as a replay needs them.
             partials = [c for c in reversed(group) if c.position > older.position]
             refused.extend(
                 Refusal(change, ABSENT_ROW, asks=True) for change in partials
@@ -134,5 +134,9 @@ def _merge(
 
 
 def _by_position(change: Change) -> tuple[str, bool, bool]:
-    """Order by position; where equal, a delete and then a full image stand above."""
+    """
+    Order by position.
+
+    At equal positions, a delete and then a full image come first.
+    """
     return change.position, change.row is None, not change.unchanged

@@ -1,15 +1,11 @@
 """
-Write a key as one text, so that no two keys of a table share it.
+A key as one text, which no other key of its table has.
 
-The parts are joined by colons; a colon or a percent sign inside a part is
-percent-encoded, and an empty part is written ``%00`` (Postgres's text holds no NUL, and
-a search index takes no empty id). So the text tells the parts apart, and one table's
-key has always the same number of them.
+Parts are joined by colons. A colon or percent sign in a part is percent-encoded, and an
+empty part is ``%00`` (Postgres's text holds no NUL, and a search index takes no empty
+id). All keys of one table have the same number of parts.
 
-Column values as text, for targets that know only text.
-
-Records carry integers and floats as numbers, booleans as booleans, everything else as
-text already. Null has no text: whoever writes a value decides what null becomes.
+Records have integers and floats as numbers, booleans as booleans, all else as text.
 """
 
 from collections.abc import Sequence
@@ -20,12 +16,16 @@ from towpath.sinks.change import Value
 
 
 def text_of(value: Value) -> str:
-    """Write one value; null is written ``null``, so that a key's part has a text."""
+    """
+    Return a value as text.
+
+    Null is ``null``, so that each part of a key has a text.
+    """
     if type(value) is str:
         return value
     if type(value) is int:
         return str(value)
-    # Integers beyond 64 bits do not come: such columns are numeric, hence text.
+    # Integers beyond 64 bits do not occur: such columns are numeric, hence text.
     return orjson.dumps(value).decode()
 
 
@@ -33,14 +33,14 @@ _EMPTY_PART = "%00"
 
 
 def key_text(key: Sequence[Value]) -> str:
-    """Write the values of a key, in key order, as one text."""
+    """Return the values of a key, in key order, as one text."""
     if len(key) == 1 and type(key[0]) is int:
         return str(key[0])
     return ":".join([_part(value) for value in key])
 
 
 def key_parts(text: str) -> tuple[str, ...]:
-    """Take a key's text apart into the texts of its values."""
+    """Return the texts of the values in a key's text."""
     return tuple([_value(part) for part in text.split(":")])
 
 

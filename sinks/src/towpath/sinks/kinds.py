@@ -1,16 +1,14 @@
 """
-A kind of sink: how it is made, read back and checked; and where kinds are found.
+Kinds of sinks: where they are found, and how a sink of one is made, read and checked.
 
-Every kind is found in the same way, by an entry point of the group ``towpath.sinks``
-whose value is a ``Kind``. Those that come with the platform need no installation: their
-entry points stand here. A kind's module is imported only when a sink of it is declared.
+A kind is an entry point of the group ``towpath.sinks`` whose value is a ``Kind``. The
+built-in kinds need no installation: their entry points are listed here. A kind's module
+is imported only when a sink of the kind is declared.
 
-Tables as a sink's routes leave them, and what routes say that no table has.
-
-A route is held against the shape that the relay announced: when the sink starts, and
-again with every newer shape. All mistakes of a sink are told at once. A table without a
-key is one as long as the sink has never run; one that loses its key later still has a
-shape, since a sink may hold just that route back.
+Routes are checked against the shapes that the relay announced: when the sink starts,
+and with every newer shape. All mistakes of a sink are reported at once. A table without
+a key is a mistake only while the sink has never run; a table that loses its key later
+still has a shape, since a sink may hold back just that route.
 """
 
 from collections import Counter
@@ -32,12 +30,12 @@ from towpath.sinks.changes.routing import Routing, routing_of
 from towpath.sinks.errors import KindBrokenError, RouteMistakesError, ShapeUnknownError
 from towpath.sinks.ports import RelationSource, Repairs, Sink, SinkReader, SqlSession
 
-# Says why a target cannot carry a column's name; empty: it can.
+# Returns why a target cannot have a column name; empty if it can.
 UnfitName = Callable[[str], str]
 
 
 def any_name(_: str) -> str:
-    """Carry any column's name."""
+    """Accept any column name."""
     return ""
 
 
@@ -51,12 +49,12 @@ class RoutedRelations:
         unfit_name: UnfitName = any_name,
     ) -> None:
         """
-        Describe the source; nothing is asked yet.
+        Store the parameters; nothing is read yet.
 
         Args:
-            announced: The shapes of tables.
+            announced: The announced shapes.
             routes: The sink's routes.
-            unfit_name: Says why the target cannot carry a column's name.
+            unfit_name: Returns why the target cannot have a column name.
         """
         self._unfit_name = unfit_name
         self._announced = announced
@@ -68,7 +66,7 @@ class RoutedRelations:
 
         Raises:
             ShapeUnknownError: The relay has not announced the table yet.
-            RouteMistakesError: A route says what does not fit the table.
+            RouteMistakesError: A route does not fit the table.
         """
         announced = self._announced.shape(topic)
         routes = [route for route in self._routes if route.topic == topic]
@@ -84,7 +82,7 @@ class RoutedRelations:
 
     def refresh(self) -> None:
         """
-        Read what was announced since.
+        Read new announcements.
 
         Raises:
             UnavailableError: The broker cannot be reached now.
@@ -93,13 +91,13 @@ class RoutedRelations:
 
     def check(self, *, has_run: bool = False) -> list[str]:
         """
-        Hold every route against its table; return the topics without one yet.
+        Check every route against its table; return the topics without a known table.
 
         Args:
-            has_run: Whether the sink has written already; tables had keys then.
+            has_run: Whether the sink has written before; its tables had keys then.
 
         Raises:
-            RouteMistakesError: Routes say what does not fit their tables.
+            RouteMistakesError: Routes do not fit their tables.
             UnavailableError: The broker cannot be reached now.
         """
         mistakes: list[str] = []
@@ -120,7 +118,7 @@ class RoutedRelations:
 def route_mistakes(
     route: Route, shape: RelationShape, unfit_name: UnfitName = any_name
 ) -> list[str]:
-    """List what a route says that does not fit its table."""
+    """Return the mistakes of a route that does not fit its table."""
     columns = [column.name for column in shape.columns]
     found = list(_unknown(route, columns))
     routing = routing_of(route)
@@ -134,7 +132,7 @@ def route_mistakes(
 
 
 def _keyless(route: Route, shape: RelationShape) -> Iterator[str]:
-    """Say that no sink can tell the rows of a table apart, if that is so."""
+    """Yield the mistake of a table without a key."""
     if not shape.key:
         yield (
             f"{_where(route, shape)}: the table has no key: give it a primary key, "
@@ -184,22 +182,21 @@ def _refuse(mistakes: Iterable[str]) -> None:
         raise RouteMistakesError("\n".join(found))
 
 
-# Serving queries stay below 1 GB in all.
+# Queries of serving sinks stay below 1 GB in total.
 _SERVING_MEMORY: Final = "1g"
 
 
 @dataclass(frozen=True, slots=True)
 class SinkParts:
     """
-    What a sink may be made of; take what is needed.
+    The services that a sink may be made of.
 
     Attributes:
-        prefix: What all topics begin with.
+        prefix: The prefix of all topics.
         replay_window_s: How long an older change may still come: tombstones outlive it.
-        folder: Where the sink may keep files of its own; it lives as long as the sink.
+        folder: A folder for the sink's own files; it lives as long as the sink.
         relations: The shapes of the routes' tables, as the routes leave them.
-        clock: The time.
-        repairs: Has rows of this sink read anew.
+        repairs: Requests rows of this sink from the source.
         sql: The engine that runs the sink.
     """
 
@@ -215,10 +212,9 @@ class SinkParts:
 @dataclass(frozen=True, slots=True)
 class ExecutorParts:
     """
-    What a sink may be made of on an executor; as of ``SinkParts``, what is there.
+    The services that a sink on an executor may be made of, a subset of ``SinkParts``.
 
-    It keeps no files and asks for nothing: whatever is no plain write is left to the
-    driver's own sink.
+    It has no files and requests no rows: the driver's sink does all but plain writes.
     """
 
     prefix: str
@@ -241,24 +237,24 @@ class Kind:
     One kind of sink.
 
     Attributes:
-        make: Makes a sink that nothing is opened of yet.
-        read: Makes what ``towpath verify`` reads it back with, from its settings and
-            what all topics begin with; ``None`` if nobody can.
-        erase: Takes away all that a sink wrote, given what all topics begin with; it
-            is safe to repeat. ``None`` if that is nobody's to do.
+        make: Makes a sink; nothing is opened yet.
+        read: Makes the reader for ``towpath verify``, from the settings and the prefix
+            of all topics; ``None`` if the sink cannot be read back.
+        erase: Deletes everything that a sink wrote, given the prefix of all topics;
+            safe to repeat. ``None`` if the sink's data is not Towpath's to delete.
         mistakes: Checks ``[sink.options]``; yields ``key: what is wrong with it``.
         engine: Further settings of the engine that runs the sink.
-        memory: The heap that the engine needs at least, as Java takes it.
+        memory: The least heap of the engine, in Java's notation.
         routes: The kinds of route that it can write.
-        rights: Lists what the target refuses to the sink's user, all of it, given what
-            all topics begin with; nothing is written. ``None``: nobody can ask.
-        unfit_name: Says why a column's name cannot be written, as the end of a sentence
-            that begins with the name; empty: it can.
-        spread: Makes the sink on an executor, where it writes a part of a batch: each
-            key there once, beside other executors, and perhaps once more after it was
-            given up. ``None``: it is written from the driver only.
-        has_types: Whether the target's own columns have types, so that a column of
-            another type is not simply written again.
+        rights: Lists all rights that the target denies the sink's user, given the
+            prefix of all topics; nothing is written. ``None``: it cannot be checked.
+        unfit_name: Returns why a column name cannot be written, as the end of a
+            sentence that begins with the name; empty if it can.
+        spread: Makes the sink on an executor. There it writes a slice of a batch: each
+            key once, beside other executors, and perhaps once more after a failure.
+            ``None``: it is written from the driver only.
+        has_types: Whether the target's columns have types, so that a retyped column
+            cannot simply be written again.
     """
 
     make: Callable[[SinkSettings, SinkParts], Sink]
@@ -287,7 +283,7 @@ def kind_of(sink: SinkSettings) -> Kind:
     Find the kind of a sink, and import it.
 
     Raises:
-        KindBrokenError: The package that adds the kind gives none.
+        KindBrokenError: The package of the kind does not provide it.
     """
     point = _BUILT_IN.get(sink.kind)
     if point is None:
@@ -305,11 +301,11 @@ def kind_of(sink: SinkSettings) -> Kind:
 
 def check_kinds(sinks: Iterable[SinkSettings]) -> None:
     """
-    Check what only a kind itself can check of its sinks.
+    Check the options of sinks by their kinds.
 
     Raises:
         ConfigurationError: There are mistakes; all are listed.
-        KindBrokenError: The package that adds a kind gives none.
+        KindBrokenError: The package of a kind does not provide it.
     """
     mistakes = [mistake for sink in sinks for mistake in _mistakes(sink)]
     if mistakes:
@@ -335,22 +331,22 @@ def _mistakes(sink: SinkSettings) -> Iterator[str]:
 
 def engine_settings(sinks: Iterable[SinkSettings]) -> dict[str, str]:
     """
-    Return what the engine of a driver must be told for its sinks.
+    Return the engine settings that the sinks of a driver need.
 
     Raises:
-        UsageError: Two sinks want different things of it.
+        UsageError: Two sinks need different values.
     """
-    told: dict[str, tuple[str, str]] = {}
+    needed: dict[str, tuple[str, str]] = {}
     for sink in sinks:
         for name, value in kind_of(sink).engine(sink).items():
-            other, known = told.setdefault(name, (sink.name, value))
+            other, known = needed.setdefault(name, (sink.name, value))
             if known != value:
                 message = (
                     f"the sinks {other} and {sink.name} need different engines "
                     f"({name}): give each a driver of its own"
                 )
                 raise UsageError(message)
-    return {name: value for name, (_, value) in told.items()}
+    return {name: value for name, (_, value) in needed.items()}
 
 
 def engine_memory(sinks: Iterable[SinkSettings]) -> str:
@@ -364,7 +360,7 @@ def reader_of(sink: SinkSettings, settings: Settings) -> SinkReader:
     Return the reader of a sink; nothing is opened yet.
 
     Raises:
-        UsageError: The sink's address is not one, or nobody can read the sink back.
+        UsageError: The sink's address is invalid, or the sink cannot be read back.
     """
     read = kind_of(sink).read
     if read is None:
@@ -375,10 +371,10 @@ def reader_of(sink: SinkSettings, settings: Settings) -> SinkReader:
 
 def eraser_of(sink: SinkSettings) -> Callable[[SinkSettings, str], None]:
     """
-    Return what takes away all that a sink wrote; nobody may write meanwhile.
+    Return the function that deletes everything a sink wrote; the sink must not run.
 
     Raises:
-        UsageError: What this kind of sink wrote is not ours to take away.
+        UsageError: The data of this kind of sink is not Towpath's to delete.
     """
     found = kind_of(sink).erase
     if found is None:
@@ -388,7 +384,7 @@ def eraser_of(sink: SinkSettings) -> Callable[[SinkSettings, str], None]:
 
 
 def _size_bytes(memory: str) -> int:
-    """Read a size as Java takes it."""
+    """Parse a size in Java's notation."""
     units = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
     unit = memory[-1].lower()
     return int(memory[:-1]) * units[unit] if unit in units else int(memory)

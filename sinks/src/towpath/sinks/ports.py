@@ -1,14 +1,11 @@
 """
-What the jobs need of a target, and what targets need of the world.
+The ports between the engine and its targets.
 
 A sink has four verbs and knows nothing of Spark. ``apply`` may mean *accepted*; only
-``flush`` means *durable*, and only what it returned moves a checkpoint. Any duplicate,
-reordering, replay or split of batches leaves a sink equal to the fold of its changes in
-position order: it refuses what is older than what it has, and remembers deletes.
-
-A sink's verb beside the others: single keys are taken out of its target.
-
-``towpath verify --repair --erase`` asks for it, by an order in the dead-letter topic.
+``flush`` means *durable*, and only its result moves a checkpoint. After any
+duplication, reordering, replay or split of batches, a sink equals the fold of its
+changes in position order: it refuses changes older than its rows, and remembers
+deletes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,13 +25,13 @@ class Batch:
     The changes of one micro-batch, of any partitions and routes.
 
     Attributes:
-        batch_id: For the audit only: ids begin anew with a new checkpoint.
+        batch_id: For the audit only: a new checkpoint begins again at 0.
         changes: At most one per route and key (see ``fold``).
         events: At most one per route and event id.
-        floors: Below them their routes have no rows: what is stored there goes first,
-            and what comes later from below is refused as stale, for good.
-        safe: Nothing below this position can be delivered again, so tombstones below
-            it may be forgotten. Told now and then; ``None``: nothing new.
+        floors: Positions below which routes have no rows: stored rows below are deleted
+            first, and later changes below are refused as stale, for good.
+        safe: No change below this position can be delivered again, so tombstones below
+            it may be dropped. Given from time to time; ``None``: unchanged.
     """
 
     batch_id: int
@@ -45,22 +42,22 @@ class Batch:
 
     @property
     def is_replay(self) -> bool:
-        """Whether it is a replay of what was set aside; its id is below zero."""
+        """Whether it is a replay of dead letters; its id is negative."""
         return self.batch_id < 0
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """
-    What became of everything applied since the last flush; all of it is durable.
+    The outcome of everything applied since the last flush; all of it is durable.
 
     Attributes:
         applied: Changes written and events appended.
         stale: Changes and events that the target already had, or had newer.
-        refused: Changes that cannot be applied, each with its reason: the caller sets
-            them aside before it moves on.
+        refused: Changes that cannot be applied, each with its reason; the caller stores
+            them as dead letters before the next batch.
         refused_events: Events that cannot be appended, by their record, with the
-            reason; likewise.
+            reason.
         nulled: Values that were made null because the target has no room for them.
     """
 
@@ -77,12 +74,12 @@ class Sink(Protocol):
 
     Call order: ``open``, then any number of ``apply`` and ``flush``, then ``close``.
     After a failure of ``apply`` or ``flush`` the same batch is applied again, to the
-    same sink or to a new one: both must end equal.
+    same sink or a new one: both must end equal.
     """
 
     def open(self) -> None:
         """
-        Create what is missing and check what is there; safe to repeat.
+        Create what is missing and check what exists; safe to repeat.
 
         Raises:
             UnavailableError: The target cannot be reached now.
@@ -91,36 +88,35 @@ class Sink(Protocol):
 
     def apply(self, batch: Batch) -> None:
         """
-        Take the batch's changes.
+        Accept the changes of a batch.
 
         Raises:
-            BusyError: The target asks for a pause; nothing is lost by trying again.
-            UnavailableError: The target cannot be reached; nothing is lost by trying
-                again.
+            BusyError: The target asks for a pause; a retry loses nothing.
+            UnavailableError: The target cannot be reached; a retry loses nothing.
         """
 
     def flush(self) -> Checkpoint:
         """
-        Return when everything applied is durable.
+        Return once everything applied is durable.
 
         Raises:
             UnavailableError: It is not known to be durable: apply it again.
         """
 
     def close(self) -> None:
-        """Let go of connections. Never flushes, never raises."""
+        """Release connections. Never flushes, never raises."""
 
 
 @runtime_checkable
 class SupportsUpkeep(Protocol):
-    """A sink that looks after itself while no batch comes; most have no need to."""
+    """A sink that maintains its target between batches."""
 
     def maintain(self) -> None:
         """
-        Look whether the target is as it was left, and have what it lost read anew.
+        Check that the target is unchanged, and request the rows that it lost.
 
-        Called now and then after ``open``, never beside another verb, though by
-        another thread.
+        Called from time to time after ``open``, by another thread, never beside another
+        verb.
 
         Raises:
             BusyError: The target asks for a pause.
@@ -131,77 +127,71 @@ class SupportsUpkeep(Protocol):
 
 @runtime_checkable
 class Pipelined(Protocol):
-    """A sink whose target works while the next changes are decoded; most wait."""
+    """A sink whose target works while the next changes are decoded."""
 
     def send(self, batch: Batch) -> None:
         """
-        Send a batch's changes on their way, as ``apply`` does, but do not wait.
+        Send a batch's changes as ``apply`` does, without waiting for the target.
 
-        What becomes of them is counted, and durable, with the next ``flush``. What was
-        sent before arrives before.
+        The next ``flush`` counts them and makes them durable. Earlier calls arrive
+        earlier.
 
         Raises:
-            BusyError: The target asks for a pause; nothing is lost by trying again.
-            UnavailableError: The target cannot be reached; nothing is lost by trying
-                again.
+            BusyError: The target asks for a pause; a retry loses nothing.
+            UnavailableError: The target cannot be reached; a retry loses nothing.
         """
 
     def send_columns(self, columns: Columns) -> pa.Array | None:
         """
-        Send what it can of plain records on its way, likewise.
-
-        The rest comes by ``send`` then.
+        Send plain records as columns, without waiting; ``send`` gets the others.
 
         Returns:
-            Where the records stand that are taken; ``None`` if none are.
+            The indices of the records that were sent; ``None`` if none were.
 
         Raises:
-            BusyError: The target asks for a pause; nothing is lost by trying again.
-            UnavailableError: The target cannot be reached; nothing is lost by trying
-                again.
+            BusyError: The target asks for a pause; a retry loses nothing.
+            UnavailableError: The target cannot be reached; a retry loses nothing.
         """
 
 
 @runtime_checkable
 class Columnar(Protocol):
-    """A sink that also takes rows as columns, many times as fast; most cannot."""
+    """A sink that also writes rows as columns, which is many times as fast."""
 
     def encode_columns(self, columns: Columns) -> EncodedColumns | None:
         """
-        Lay out what it can of plain records; nothing is written yet.
+        Encode plain records as rows of the target; nothing is written yet.
 
         Returns:
-            The rows, likewise from one call to the next; ``None`` if there are none.
+            The rows, with the same columns in each call; ``None`` if there are none.
 
         Raises:
-            UnavailableError: The target cannot be reached; nothing is lost by trying
-                again.
+            UnavailableError: The target cannot be reached; a retry loses nothing.
         """
 
     def write_rows(self, route: str, rows: pa.Table) -> None:
         """
-        Take rows that it has laid out, of each key the newest.
+        Write encoded rows, of each key the newest.
 
-        The rest of their batch comes by ``apply`` then. Counted and durable with the
-        next ``flush``.
+        The other records of their batch come by ``apply`` afterwards. The next
+        ``flush`` counts the rows and makes them durable.
 
         Raises:
-            BusyError: The target asks for a pause; nothing is lost by trying again.
-            UnavailableError: The target cannot be reached; nothing is lost by trying
-                again.
-            BatchRefusedError: It refuses a row and does not say which: none are taken.
+            BusyError: The target asks for a pause; a retry loses nothing.
+            UnavailableError: The target cannot be reached; a retry loses nothing.
+            BatchRefusedError: It refuses an unnamed row; none is written.
         """
 
 
 @runtime_checkable
 class KeepsEventOrder(Protocol):
     """
-    A sink that tells the events of an aggregate in their order; most keep a log.
+    A sink that delivers the events of an aggregate in their order.
 
-    Events behind one that was set aside wait for it then, as the changes of a row do.
+    Events behind a dead letter of their aggregate are parked, as changes of a row are.
 
     Attributes:
-        tells_in_order: That it does.
+        keeps_event_order: Always true.
     """
 
     keeps_event_order: bool
@@ -209,12 +199,12 @@ class KeepsEventOrder(Protocol):
 
 class StoredRow(NamedTuple):
     """
-    What a target holds of one key.
+    A target's row of one key.
 
     Attributes:
         key: The key as one text (see ``key_text``).
-        fields: Columns as the target gives them back, without the sink's own; a
-            column that is null may be absent. Of a deleted row, nothing counts.
+        fields: Columns as the target returns them, without the sink's own; a null
+            column may be absent. Irrelevant for a deleted row.
         position: The position that the target compares.
         is_deleted: Whether this is a tombstone.
     """
@@ -226,18 +216,18 @@ class StoredRow(NamedTuple):
 
 
 class SinkReader(Protocol):
-    """What a target holds, tombstones included, for whoever verifies it."""
+    """Reads a target back, tombstones included, for verification."""
 
     def rows(self, route: str) -> Iterator[StoredRow]:
         """
-        Go through all keys of a route once, in any order; none before it was opened.
+        Yield all keys of a route once, in any order; none before it was opened.
 
         Raises:
             UnavailableError: The target cannot be reached.
         """
 
     def close(self) -> None:
-        """Let go of connections; never raises."""
+        """Release connections; never raises."""
 
 
 class RelationSource(Protocol):
@@ -253,7 +243,7 @@ class RelationSource(Protocol):
 
     def refresh(self) -> None:
         """
-        Read what was announced since; call it when a row does not fit its shape.
+        Read new announcements; called when a row does not fit its shape.
 
         Raises:
             UnavailableError: The broker cannot be reached now.
@@ -261,7 +251,7 @@ class RelationSource(Protocol):
 
 
 class Cluster(Protocol):
-    """What is on the broker, as far as the jobs must know it themselves."""
+    """The topics of the broker, as far as the engine needs them."""
 
     def names(self) -> list[str]:
         """
@@ -304,37 +294,39 @@ class Cluster(Protocol):
 
 class Repairs(Protocol):
     """
-    Has rows of one sink's routes read anew, for that sink only.
+    Requests rows of one sink's routes from the source, for that sink only.
 
-    Asking is durable when the call returns. Asking twice reads twice, and harms nobody.
+    A request is durable when the call returns. A repeated one only reads the rows
+    again.
     """
 
     def request_keys(self, route: str, keys: Iterable[tuple[Value, ...]]) -> bool:
         """
-        Have the rows of these keys read, and deletes told for those that are gone.
+        Request the rows of these keys; deletes are delivered for those that are gone.
 
-        Returns whether they can be asked for; not so of an event log.
+        Returns:
+            Whether they can be requested; those of an event log cannot.
 
         Raises:
-            UnavailableError: It is not known to be asked for.
+            UnavailableError: The request is not known to be durable.
         """
 
     def request_columns(
         self, route: str, columns: Sequence[str], why: str
     ) -> str | None:
         """
-        Have rows read with a value in these columns of the source; return the id.
+        Request the rows with a value in these source columns; return the snapshot's id.
 
         Raises:
-            UnavailableError: It is not known to be asked for.
+            UnavailableError: The request is not known to be durable.
         """
 
     def request_all(self, route: str, why: str) -> bool:
         """
-        Have all rows of a route read, with a sweep; tell whether that can be asked for.
+        Request all rows of a route, with a sweep; return whether that is possible.
 
         Raises:
-            UnavailableError: It is not known to be asked for.
+            UnavailableError: The request is not known to be durable.
         """
 
 
@@ -345,19 +337,23 @@ class SqlSession(Protocol):
         """Run one statement and return its rows."""
 
     def register(self, name: str, table: pa.Table) -> None:
-        """Make a table known to later statements under ``name``, in this session."""
+        """Register a table under ``name`` for later statements of this session."""
 
 
 @runtime_checkable
 class Erasing(Protocol):
-    """A sink that can take single keys out of its target, whatever their position."""
+    """
+    A sink that can delete single keys from its target, at any position.
+
+    ``towpath verify --repair --erase`` requests it through the dead-letter topic.
+    """
 
     def erase(self, route: str, keys: Sequence[str]) -> None:
         """
-        Take every row of some keys away, durably; what is read of them later counts.
+        Delete the rows of some keys durably; rows read later are written.
 
         Args:
-            route: Whose they are.
+            route: The route of the keys.
             keys: As ``StoredRow`` has them.
 
         Raises:

@@ -1,14 +1,12 @@
 """
-What a sink counts between two flushes.
+Counts between two flushes, and the floors of a sink's routes.
 
-A failed ``apply`` must count nothing, because the same batch comes again: whoever
-applies counts into a tally of its own and adds it at the end.
+A failed ``apply`` counts nothing, because the same batch comes again: each ``apply``
+counts into a tally of its own, and adds it to the sink's at the end.
 
-The floors of one sink's routes: what is below its route's floor never comes back.
-
-A target remembers each floor before it takes the rows below away, and a sink learns the
-remembered floors when it opens a route. One sink is the only writer of its routes, so
-the floors may be held against changes here, and not in the target.
+A target stores a floor before it deletes the rows below, and a sink loads the stored
+floors when it opens a route. A sink is the only writer of its routes, so floors can be
+compared with changes here instead of in the target.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +27,7 @@ class Tally:
         self.refused_events: dict[Origin, str] = {}
 
     def add(self, other: "Tally") -> None:
-        """Count what another tally counted, too."""
+        """Add the counts of another tally."""
         self.applied += other.applied
         self.stale += other.stale
         self.nulled += other.nulled
@@ -37,7 +35,7 @@ class Tally:
         self.refused_events |= other.refused_events
 
     def take(self) -> Checkpoint:
-        """Return the counts and begin anew."""
+        """Return the counts and reset them."""
         checkpoint = Checkpoint(
             *(self.applied, self.stale, tuple(self.refused), self.refused_events),
             nulled=self.nulled,
@@ -48,7 +46,7 @@ class Tally:
 
 
 class Floors:
-    """The highest known floor of each route; rises and never falls."""
+    """The highest known floor of each route."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
@@ -59,16 +57,16 @@ class Floors:
         return self._known.get(route)
 
     def learn(self, route: str, position: str | None) -> None:
-        """Take what the target remembers."""
+        """Take over a floor that the target has stored."""
         if position is not None and position > self._known.get(route, ""):
             self._known[route] = position
 
     def due(self, floors: Iterable[Floor]) -> list[tuple[str, str]]:
         """
-        Return routes and floors to be carried out.
+        Return routes and floors to be applied.
 
-        A floor that the target remembers is among them: whoever noted it may have
-        ended before the rows were gone.
+        A floor that the target has stored is included: the sink may have stopped before
+        it had deleted the rows.
         """
         return [
             (route, position)
@@ -78,11 +76,11 @@ class Floors:
         ]
 
     def carried_out(self, route: str, position: str) -> None:
-        """Take note that nothing is left below a floor."""
+        """Note that no row is left below a floor."""
         self._carried_out[route] = position
 
     def above(self, changes: Sequence[Change], tally: Tally) -> Sequence[Change]:
-        """Leave out what lies below its route's floor, and count it as stale."""
+        """Drop the changes below their route's floor, and count them as stale."""
         kept = changes_above(changes, self._known)
         tally.stale += len(changes) - len(kept)
         return kept

@@ -1,11 +1,10 @@
 """
-One micro-batch: decode, fold, write, set aside. Free of Spark; rows come as Arrow.
+One micro-batch: decode, fold, write, store the dead letters. Free of Spark.
 
-What cannot be read or applied is durable among the dead letters before the batch counts
-as done: a crash in between repeats the batch, and the guards absorb the repetition. A
-partial change that finds no row is not set aside: its row is asked for (``asking``).
-
-What became of a batch, and of its parts.
+Records come as Arrow tables. Records that cannot be read or applied are durable among
+the dead letters before the batch counts as done: after a crash in between the batch is
+repeated, and the guard absorbs the repetition. A partial change without a row is not a
+dead letter: its row is refetched.
 """
 
 import threading
@@ -46,17 +45,17 @@ from towpath.sinks.state.refetches import Row
 @dataclass(frozen=True, slots=True)
 class BatchResult:
     """
-    What became of a batch's records.
+    The counts of one batch.
 
     Attributes:
-        skipped: Records that say nothing.
-        asked: Rows that were asked for.
-        nulled: Values that were made null because the target has no room for them.
-        parked: Keys that are parked by now.
-        owed: Rows that are owed by now; ``None``: as many as before.
-        behind: Records that wait only because an older one of their key does.
+        skipped: Records without a change for any route.
+        refetches_requested: Rows requested from the source.
+        nulled: Values set to null because the target has no room for them.
+        parked: Keys that are parked after the batch.
+        held_back: Records that wait only because an older one of their key does.
+        pending_refetches: Rows whose refetch is pending; ``None``: unchanged.
         tombstones: Deletes among the changes.
-        position: The highest of the changes' positions; empty if there was none.
+        position: The highest position of the changes; empty if there was none.
     """
 
     records: int
@@ -76,32 +75,35 @@ class BatchResult:
     flush_ms: int = field(default=0, compare=False)
 
 
-def total(parts: Sequence[BatchResult]) -> BatchResult:
-    """Add up the parts of a batch, at least one; what is by now is so by the last."""
-    *before, added = parts
-    for part in before:
+def total(slices: Sequence[BatchResult]) -> BatchResult:
+    """
+    Add up the slices of a batch, at least one.
+
+    Levels are those of the last slice.
+    """
+    *before, added = slices
+    for one in before:
         added = replace(
             added,
-            records=added.records + part.records,
-            rows=added.rows + part.rows,
-            stale=added.stale + part.stale,
-            dead_letters=added.dead_letters + part.dead_letters,
-            skipped=added.skipped + part.skipped,
-            refetches_requested=added.refetches_requested + part.refetches_requested,
-            nulled=added.nulled + part.nulled,
-            held_back=added.held_back + part.held_back,
-            tombstones=added.tombstones + part.tombstones,
-            position=max(added.position, part.position),
-            decode_ms=added.decode_ms + part.decode_ms,
-            apply_ms=added.apply_ms + part.apply_ms,
-            flush_ms=added.flush_ms + part.flush_ms,
+            records=added.records + one.records,
+            rows=added.rows + one.rows,
+            stale=added.stale + one.stale,
+            dead_letters=added.dead_letters + one.dead_letters,
+            skipped=added.skipped + one.skipped,
+            refetches_requested=added.refetches_requested + one.refetches_requested,
+            nulled=added.nulled + one.nulled,
+            held_back=added.held_back + one.held_back,
+            tombstones=added.tombstones + one.tombstones,
+            position=max(added.position, one.position),
+            decode_ms=added.decode_ms + one.decode_ms,
+            apply_ms=added.apply_ms + one.apply_ms,
+            flush_ms=added.flush_ms + one.flush_ms,
         )
     return added
 
 
-# So many records are made into values at once; what is more is columns, as a rule. A
-# cache's batch is whole, so that what one part says durably is not said again because
-# another one fails.
+# Bounds the records held as Python objects at once. A cache's whole batch is one slice,
+# so that a later slice's failure never repeats an earlier one.
 BATCH_SLICE_RECORDS: Final = 125_000
 
 _log = structlog.get_logger("towpath.sinks")
@@ -110,10 +112,10 @@ _log = structlog.get_logger("towpath.sinks")
 @dataclass(frozen=True, slots=True)
 class SinkContext:
     """
-    What a writer has at hand beside its sink, all of it for this sink only.
+    The services of one sink that its writer uses.
 
     Attributes:
-        in_a_row: What the target has refused; outlives the writer.
+        refusals: Consecutive refusals of the target; outlives the writer.
     """
 
     dead_letters: DeadLetterStore
@@ -126,17 +128,17 @@ class SinkContext:
     refusals: ConsecutiveRefusals = field(default_factory=ConsecutiveRefusals)
 
     def blocked_keys(self) -> frozenset[ParkedKey]:
-        """Return the keys of which nothing may be written in pieces."""
+        """Return the keys whose records only ``BatchWriter`` may write."""
         return self.parked.keys() | self.refetches.record_keys()
 
 
 @dataclass(frozen=True, slots=True)
 class AppliedRecords:
     """
-    What became of records that were given to the sink.
+    The outcome of records that were applied to the sink.
 
     Attributes:
-        is_open: Whether rows are owed that they rest upon.
+        awaits_refetch: Whether a refetch is pending that they depend on.
     """
 
     decoded: Decoded
@@ -152,7 +154,7 @@ class AppliedRecords:
 
 
 class BatchWriter:
-    """Writes micro-batches into one sink; one at a time, whoever calls."""
+    """Writes micro-batches into one sink, one at a time, from any thread."""
 
     def __init__(self, routes: Routes, sink: Sink, context: SinkContext) -> None:
         self.routes = routes
@@ -161,75 +163,75 @@ class BatchWriter:
         self._context = context
         self._delivery = Delivery(sink, context.clock, context.refusals)
         self._replay_id = 0
-        # Held by whoever must find nothing changed between two calls.
+        # Held by callers whose consecutive calls must see the same state.
         self.lock = threading.RLock()
 
     def write(self, table: pa.Table, batch_id: int) -> BatchResult:
         """
-        Write one batch, part by part; when this returns, all of it is durable.
+        Write one batch, slice by slice; all of it is durable when this returns.
 
         Raises:
-            UnavailableError: Some part does not answer; write the batch again.
-            HaltError: The sink refuses to go on.
+            UnavailableError: A system does not answer; write the batch again.
+            HaltError: The sink refuses to continue.
         """
-        # Of nothing, too: the sink is flushed all the same.
+        # An empty batch is one slice, too: it flushes the sink.
         begins = range(0, max(len(table), 1), BATCH_SLICE_RECORDS)
         with self.lock:
-            parts = [
-                self._write_part(
+            slices = [
+                self._write_slice(
                     table.slice(begin, BATCH_SLICE_RECORDS),
                     batch_id,
                     is_last=begin == begins[-1],
                 )
                 for begin in begins
             ]
-        return total(parts)
+        return total(slices)
 
     def write_records(self, records: Sequence[Record], batch_id: int) -> BatchResult:
         """
         Write one batch of records, as ``write`` does.
 
         Raises:
-            UnavailableError: Some part does not answer; write the batch again.
-            HaltError: The sink refuses to go on.
+            UnavailableError: A system does not answer; write the batch again.
+            HaltError: The sink refuses to continue.
         """
         with self.lock:
             return self._write(records, batch_id)
 
     def replay(self, records: Sequence[Record]) -> AppliedRecords:
         """
-        Write records that were set aside, whatever is parked; set nothing aside.
+        Write the records of dead letters, even of parked keys; create no dead letters.
 
         Raises:
-            UnavailableError: Some part does not answer.
-            HaltError: The sink refuses to go on.
+            UnavailableError: A system does not answer.
+            HaltError: The sink refuses to continue.
         """
         with self.lock:
-            # An id of its own: what a sink keeps of a batch is not of another replay.
+            # A batch id of its own: sinks may keep state by batch id.
             self._replay_id -= 1
             return self._apply(records, ParkedKeys(), self._replay_id)
 
     def request_overdue(self) -> None:
         """
-        Ask for what was put off until now; whoever calls holds ``alone``.
+        Request the routes that were postponed and are due; the caller holds ``lock``.
 
         Raises:
-            UnavailableError: It is not known to be asked for.
+            UnavailableError: The requests are not known to be durable.
         """
         request_overdue(self._context.refetches, self._context.repairs)
 
     def note_refetch(self, row: Row, record_key: ParkedKey, position: str) -> None:
-        """Take note that a row was asked for which lacks a change at a position."""
+        """Note a requested refetch of a row that lacks the change at a position."""
         self._context.refetches.add(row, record_key, position)
 
     @property
     def can_erase(self) -> bool:
-        """Tell whether the sink can take single keys out of its target."""
+        """Whether the sink can delete single keys from its target."""
         return isinstance(self._sink, Erasing)
 
     def erase(self, route: str, keys: Sequence[str]) -> None:
         """
-        Take keys out of the target, if the sink can.
+        Delete keys from the target, if the sink can.
 
         Raises:
             UnavailableError: The target does not answer.
@@ -239,10 +241,10 @@ class BatchWriter:
                 self._sink.erase(route, keys)
 
     def awaits_refetch(self, key: ParkedKey) -> bool:
-        """Tell whether the row of a record's key is owed."""
+        """Return whether a refetch of a record's key is pending."""
         return key in self._context.refetches.record_keys()
 
-    def _write_part(
+    def _write_slice(
         self, table: pa.Table, batch_id: int, *, is_last: bool
     ) -> BatchResult:
         began_s = self._context.clock.monotonic_s()
@@ -257,7 +259,7 @@ class BatchWriter:
         parked = self._context.parked
         written = self._apply(records, parked, batch_id, is_last=is_last)
         made = dead_letters_of(records, written.reasons, self._rule)
-        count, stale = self._settle(made, written)
+        count, stale = self._write_dead_letters(made, written)
         self._context.sweeps.carried_out(written.floors)
         delivered, changes = written.delivered, written.held.changes
         return BatchResult(
@@ -294,14 +296,16 @@ class BatchWriter:
         folded = newest_per_key(held.changes, floors)
         events = first_per_event(held.events)
         decode_ms = round((context.clock.monotonic_s() - began_s) * 1000)
-        # The parts before the last one leave it: a later one may hold what lies below.
+        # Only with the last slice: a later slice may hold records below the position.
         safe = context.safe.take(context.parked.lowest()) if is_last else None
         lowering = tuple(floor for floor in floors if not floor.is_end_only)
         batch = Batch(batch_id, folded.changes, events, lowering, safe)
         delivered = self._delivery.deliver(batch, folded.after)
         changes = (*folded.changes, *folded.after)
         refused = (*folded.refused, *delivered.refused)
-        applied = AppliedBatch(records, changes, refused, floors, held.mending)
+        applied = AppliedBatch(
+            records, changes, refused, floors, held.refetch_candidates
+        )
         requested = request_refetches(applied, context.refetches, context.repairs)
         reasons = reasons_of(decoded, requested.refused, held)
         return AppliedRecords(
@@ -313,31 +317,35 @@ class BatchWriter:
             below=folded.below,
             refetches_requested=requested.rows,
             awaits_refetch=requested.awaits_refetch,
-            # Folded: a delete and the empty record behind it are one.
+            # Counted after folding: a delete and its tombstone record are one.
             tombstones=sum(change.row is None for change in folded.changes),
             decode_ms=decode_ms,
         )
 
-    def _settle(
+    def _write_dead_letters(
         self, made: Sequence[DeadLetter], written: AppliedRecords
     ) -> tuple[int, int]:
-        """Set letters aside, and end what is over; return as ``_set_aside`` does."""
+        """Store the dead letters and release superseded keys; return as ``_put``."""
         if not (made or written.floors or written.held.superseding):
             return 0, 0
         over = ReleasedKeys(written.held, written.floors, made, self._rule)
         parked = self._context.parked
-        count, stale = self._set_aside([x for x in made if over.has(x)])
-        endings = over.endings(parked)
+        count, stale = self._put([x for x in made if over.has(x)])
+        endings = over.resolutions(parked)
         if endings:
             self._context.dead_letters.resolve(endings)
             for ending in endings:
                 parked.end(ending)
-        # Only now: what is above parks its key anew.
-        above = self._set_aside([x for x in made if not over.has(x)])
+        # Afterwards, as later dead letters park their keys again.
+        above = self._put([x for x in made if not over.has(x)])
         return count + above[0], stale + above[1]
 
-    def _set_aside(self, made: Sequence[DeadLetter]) -> tuple[int, int]:
-        """Put letters away durably; return how many, and how many are over already."""
+    def _put(self, made: Sequence[DeadLetter]) -> tuple[int, int]:
+        """
+        Store dead letters.
+
+        Return the number stored, and the number resolved before.
+        """
         if not made:
             return 0, 0
         parked = self._context.parked
@@ -351,7 +359,7 @@ class BatchWriter:
                 fresh.append(dead_letter)
         if over:
             _log.info(
-                "what was set aside once, and is over, came again",
+                "dead letters already resolved: their records were read again",
                 records=len(over),
                 first=over[0].record.origin,
             )
@@ -363,7 +371,11 @@ class BatchWriter:
 
 
 def records_of(table: pa.Table) -> list[Record]:
-    """Turn Kafka's columns into records; a repeated header's last value counts."""
+    """
+    Convert Kafka's columns into records.
+
+    The last value of a repeated header counts.
+    """
     table = table.combine_chunks()
     if not len(table):
         return []

@@ -1,14 +1,12 @@
 """
-Hands a batch to a sink, and finds what it is that a target refuses.
+Delivers a batch to a sink, and bisects it to find the change that a target refuses.
 
-A target that refuses a whole call does not always say which change is to blame. The
-batch is halved then, and halved again, until the change stands alone: it is refused
-with the target's answer, and all the rest is written. A target that refuses one change
-after the other, and takes none between, is not handed poison: it is broken, and nothing
-of the batch is set aside. Batches that were refused whole are counted together, over
-restarts of the query too: else a topic with small batches would run empty into the dead
-letters. An attempt begins with the first change all the same, and one call that is
-taken ends the counting.
+A target that refuses a whole call does not always name the change that is to blame. The
+batch is then halved until the change stands alone: it is refused with the target's
+answer, and all others are written. A target that refuses change after change, with no
+call accepted between, is broken: no dead letters are created. Refusals are counted over
+batches and over restarts of the query, since small batches would otherwise move a whole
+topic into the dead letters. One accepted call resets the count.
 """
 
 import dataclasses
@@ -23,7 +21,7 @@ from towpath.sinks.change import Change, EventRow, Origin, Refusal
 from towpath.sinks.errors import BatchRefusedError, EveryChangeRefusedError
 from towpath.sinks.ports import Batch, Sink
 
-# Refused one after the other, with nothing taken between: no longer poison.
+# So many consecutive refusals mean a broken target, not broken changes.
 MAX_CONSECUTIVE_REFUSALS: Final = 50
 
 _Item: TypeAlias = Change | EventRow
@@ -34,7 +32,7 @@ _log = structlog.get_logger("towpath.sinks")
 @dataclass(slots=True)
 class DeliveryResult:
     """
-    What became of a batch.
+    The counts of a delivered batch.
 
     Attributes:
         refused: Changes that were not applied.
@@ -53,12 +51,12 @@ class DeliveryResult:
 @dataclass(slots=True)
 class ConsecutiveRefusals:
     """
-    How many changes one target has refused since it last took a call.
+    The number of changes that one target has refused since it last accepted a call.
 
     Attributes:
-        before: By the end of the last batch that was delivered; for as long as the
-            process lives.
-        now: In the batch that is delivered.
+        before: The number at the end of the last delivered batch, while the process
+            lives.
+        now: The number in the present batch.
     """
 
     before: int = 0
@@ -68,39 +66,39 @@ class ConsecutiveRefusals:
         """Begin an attempt at a batch."""
         self.now = 0
 
-    def taken(self) -> None:
-        """Begin anew: the target takes calls."""
+    def reset(self) -> None:
+        """Reset the count: the target accepts calls."""
         self.before = self.now = 0
 
-    def refused(self, error: BatchRefusedError) -> None:
+    def count(self, error: BatchRefusedError) -> None:
         """
         Count a change that was refused alone.
 
         Raises:
-            EveryChangeRefusedError: It is one too many for a batch.
+            EveryChangeRefusedError: The batch has one refusal too many.
         """
         self.now += 1
         self._check(self.now, error)
 
     def end(self, error: BatchRefusedError) -> None:
         """
-        Let the batch count, all of which that could be written is.
+        Count a batch whose acceptable changes are all written.
 
         Raises:
-            EveryChangeRefusedError: With those before, it has one too many.
+            EveryChangeRefusedError: With the batches before it, there is one too many.
         """
         self._check(self.before + self.now, error)
         self.before += self.now
 
     @staticmethod
-    def _check(count: int, error: BatchRefusedError) -> None:
-        if count > MAX_CONSECUTIVE_REFUSALS:
+    def _check(refusals: int, error: BatchRefusedError) -> None:
+        if refusals > MAX_CONSECUTIVE_REFUSALS:
             message = f"the target refuses one change after the other: {error}"
             raise EveryChangeRefusedError(message) from error
 
 
 class Delivery:
-    """Writes batches into one sink; everything returned is durable."""
+    """Writes batches into one sink; every result returned is durable."""
 
     def __init__(
         self, sink: Sink, clock: Clock, refusals: ConsecutiveRefusals | None = None
@@ -114,15 +112,15 @@ class Delivery:
         Write a batch.
 
         Args:
-            batch: What is written.
-            after: Changes of the same keys, to be written after it. What was to come
-                before one, and is refused, has it refused as well.
+            batch: The changes, events and floors.
+            after: Changes of the same keys to be written afterwards. One whose
+                predecessor is refused is refused as well.
 
         Raises:
             UnavailableError: The target does not answer; write the batch again.
-            EveryChangeRefusedError: The target refuses whatever it is given.
-            BatchRefusedError: It refuses what is no change: a floor.
-            HaltError: The sink refuses to go on.
+            EveryChangeRefusedError: The target refuses every change.
+            BatchRefusedError: The target refuses a floor.
+            HaltError: The sink refuses to continue.
         """
         done = DeliveryResult()
         self._deliver(batch, done)
@@ -138,53 +136,53 @@ class Delivery:
         return done
 
     def _deliver(self, batch: Batch, done: DeliveryResult) -> None:
-        """Write a batch, or what can be written of it."""
+        """Write a batch, or as much of it as the target accepts."""
         items: Sequence[_Item] = (*batch.changes, *batch.events)
         self._refusals.begin()
         try:
             self._write(batch, done, is_proof=bool(items))
         except BatchRefusedError as error:
             _log.warning(
-                "a batch was refused; its records are tried apart",
+                "batch refused by the target: bisecting it",
                 answer=str(error),
                 changes=len(batch.changes),
                 events=len(batch.events),
             )
             bare = dataclasses.replace(batch, changes=(), events=())
             self._write(bare, done, is_proof=False)
-            self._halve(items, batch.batch_id, error, done)
+            self._bisect(items, batch.batch_id, error, done)
             self._refusals.end(error)
 
-    def _halve(
+    def _bisect(
         self,
         items: Sequence[_Item],
         batch_id: int,
         error: BatchRefusedError,
         done: DeliveryResult,
     ) -> None:
-        """Write what can be written of items that were refused together."""
+        """Write as many as the target accepts of items that were refused together."""
         if len(items) <= 1:
             for item in items:
-                self._give_up(item, error, done)
+                self._refuse(item, error, done)
             return
         middle = len(items) // 2
         for half in (items[:middle], items[middle:]):
             try:
                 self._write(_batch_of(batch_id, half), done, is_proof=True)
             except BatchRefusedError as why:
-                self._halve(half, batch_id, why, done)
+                self._bisect(half, batch_id, why, done)
 
-    def _give_up(
+    def _refuse(
         self, item: _Item, error: BatchRefusedError, done: DeliveryResult
     ) -> None:
-        self._refusals.refused(error)
+        self._refusals.count(error)
         if isinstance(item, Change):
             done.refused.append(Refusal(item, str(error)))
         else:
             done.refused_events[item.origin] = str(error)
 
     def _write(self, batch: Batch, done: DeliveryResult, *, is_proof: bool) -> None:
-        """Apply and flush; where it proves that the target takes changes, say so."""
+        """Apply and flush; with ``is_proof``, an accepted call resets the refusals."""
         began_s = self._clock.monotonic_s()
         self._sink.apply(batch)
         applied_s = self._clock.monotonic_s()
@@ -198,7 +196,7 @@ class Delivery:
         done.apply_ms += round((applied_s - began_s) * 1000)
         done.flush_ms += round((flushed_s - applied_s) * 1000)
         if is_proof and (checkpoint.applied or checkpoint.stale):
-            self._refusals.taken()
+            self._refusals.reset()
 
 
 def _batch_of(batch_id: int, items: Sequence[_Item]) -> Batch:

@@ -1,11 +1,11 @@
 """
-One part of a batch, written by the executor that has its rows. Free of Spark.
+The work of one executor task: write the rows of one partition. Free of Spark.
 
-An executor writes what is plain (see ``plain``) and what the target takes. Anything
-else is told to the driver, which writes the whole batch again in its own way.
+A task writes plain changes (see ``plain``) that the target accepts. For everything else
+it returns a reason, and the driver writes the whole batch.
 
-A failure is told as well, and never raised: the engine would try again at once, and
-would pass on only a text.
+A failure is returned as well, never raised: the engine would retry at once, and would
+pass on only its text.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,22 +22,22 @@ from towpath.sinks.dead_letters.entries import ParkedKey
 from towpath.sinks.errors import IndexGoneError, TargetUnavailableError
 from towpath.sinks.ports import Batch, Sink
 
-# Topic, partition, offset, key, value and headers, as the engine gives them.
+# Topic, partition, offset, key, value and headers.
 KafkaRow: TypeAlias = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionTask:
     """
-    What an executor is to do with its part.
+    The parameters of one task.
 
     Attributes:
         sink: The sink, as it is configured.
         make: Makes the sink on an executor.
-        opening: Which opening of the sink to write with: one that was opened for
-            another does not know the floors that were carried out since.
-        waited_for: Keys of which nothing may be written.
-        lacking: Routes of which no partial change may be written.
+        opening: Identifies the opening of the sink to write with: a sink opened earlier
+            does not know the floors applied since.
+        blocked_keys: Keys that only the driver may write.
+        incomplete_routes: Routes of which only the driver may write partial changes.
     """
 
     sink: SinkSettings
@@ -50,11 +50,11 @@ class PartitionTask:
 
 class PartitionResult(NamedTuple):
     """
-    What became of one part.
+    The outcome of one task.
 
     Attributes:
-        left: Why the driver is to write the batch instead; empty if all is written.
-        is_away: Whether the target does not answer: the batch is to be tried again.
+        fallback_reason: Why the driver has to write the batch; empty if all is written.
+        is_unavailable: Whether the target does not answer: the batch is to be retried.
         retry_after_s: The pause that the target asks for.
     """
 
@@ -73,7 +73,7 @@ class PartitionResult(NamedTuple):
 
 
 class _OpenSink(NamedTuple):
-    """A sink that stays open in this process from one part to the next."""
+    """A sink that stays open in this process between tasks."""
 
     opening: str
     sink: Sink
@@ -83,7 +83,7 @@ _open_sinks: Final[dict[str, _OpenSink]] = {}
 
 
 def write_task_slice(task: PartitionTask, rows: Iterable[KafkaRow]) -> PartitionResult:
-    """Write one part; whatever happens is told."""
+    """Write the rows of one task; a failure is part of the result."""
     try:
         return _write(task, [_record(row) for row in rows], SystemClock())
     except Exception as error:  # noqa: BLE001 - see above
@@ -92,7 +92,7 @@ def write_task_slice(task: PartitionTask, rows: Iterable[KafkaRow]) -> Partition
 
 
 def close_sink(name: str) -> None:
-    """Let go of a sink that is open in this process."""
+    """Close a sink that is open in this process."""
     kept = _open_sinks.pop(name, None)
     if kept is not None:
         kept.sink.close()
@@ -129,35 +129,35 @@ def _write(
 
 
 def _opened(task: PartitionTask) -> Sink:
-    """Return the sink, opened for this errand's opening."""
+    """Return the sink of the task's opening, and open it if need be."""
     name = task.sink.name
     kept = _open_sinks.get(name)
     if kept is not None and kept.opening == task.opening:
         return kept.sink
     close_sink(name)
     sink = task.make()
-    # Kept before it is opened, so that it is let go of if that fails.
+    # Stored before it is opened, so that a failing ``open`` closes it.
     _open_sinks[name] = _OpenSink(task.opening, sink)
     sink.open()
     return sink
 
 
 def _record(row: KafkaRow) -> Record:
-    """Make a record; a repeated header's last value counts."""
+    """Convert a row into a record; the last value of a repeated header counts."""
     topic, partition, offset, key, value, headers = row
     given = {name: text for name, text in headers or () if text is not None}
     return Record(Origin(topic, partition, offset), key, value, given)
 
 
 def _failure(error: Exception) -> PartitionResult:
-    """Tell a target that is away, which the driver waits for, from the rest."""
+    """Return a failure, and whether the driver is to retry."""
     is_known = isinstance(error, TowpathError)
     text = str(error) if is_known else f"{type(error).__name__}: {error}"
     if isinstance(error, BusyError):
         return PartitionResult(
             fallback_reason=text, is_unavailable=True, retry_after_s=error.retry_after_s
         )
-    # An index that is gone is the driver's to make anew.
+    # The driver creates an index that is gone.
     is_unavailable = isinstance(error, TargetUnavailableError)
     return PartitionResult(
         fallback_reason=text,

@@ -1,19 +1,15 @@
 """
-What of a batch waits behind an older record of its key. Pure.
+Holds back the records of a batch that stand behind an older dead letter of their key.
 
-Only positions decide, so that one batch comes to the same as many: a key may be parked
-since long ago, or by a record of this batch that cannot be read. What is known of a key
-is gone through in the order of positions. What cannot be read parks the key; whatever
-comes after it waits. A row as it is, or a floor, above all that waits supersedes it and
-lets the key go, until the next one parks it again.
+Only positions decide, so that the outcome does not depend on how records are split into
+batches. A key may have been parked long ago, or by an unreadable record of this batch.
+The records of a key are checked in the order of positions: an unreadable one parks the
+key, and later ones are held back. A whole row from a snapshot, or a floor, above all of
+them supersedes them and releases the key, until another record parks it again. Events
+are never superseded: a row does not tell what happened.
 
-Nothing supersedes events: a row that is read anew says nothing of what happened.
-
-What of a batch is set aside, and what is over by it. Pure.
-
-A refused change may have been folded out of several records: each of them is a letter,
-because each is needed to apply it later. A row that is read anew, above all that waits
-of its key, is the row as it is: it supersedes what waits, and lets the key go.
+A refused change may have been folded from several records. Each of them becomes a dead
+letter, because each is needed for a replay. Pure.
 """
 
 from collections import defaultdict
@@ -46,17 +42,22 @@ from towpath.sinks.dead_letters.parked import ParkedKeys
 
 class KeyRule(NamedTuple):
     """
-    Which keys have an order to keep, and what lets them go.
+    Which keys keep an order, and which rows supersede their dead letters.
 
     Attributes:
-        orders_events: Whether the events of a log are told in the order of their key.
+        orders_events: Whether the events of a log are delivered in the order of their
+            key.
     """
 
     routes: Routes
     orders_events: bool = False
 
     def key_of(self, record: Record) -> ParkedKey | None:
-        """Return the key that a record parks if it is set aside, if it parks one."""
+        """
+        Return the key that a record parks as a dead letter.
+
+        ``None`` if it parks none.
+        """
         reading = self.routes.reading(record.origin.topic)
         is_ordered = any(
             self.orders_events or route.kind is not RouteKind.EVENT_LOG
@@ -64,45 +65,45 @@ class KeyRule(NamedTuple):
         )
         if not is_ordered or not position_of(record):
             return None
-        return _place(record)
+        return _parked_key(record)
 
     def is_superseded(self, topic: str) -> bool:
-        """Tell whether what waits of a topic may be superseded: no event may."""
+        """Return whether a row may supersede the dead letters of a topic."""
         reading = self.routes.reading(topic)
         return all(route.kind is not RouteKind.EVENT_LOG for route, _ in reading)
 
 
 class HeldBack(NamedTuple):
     """
-    A batch, parted.
+    A batch without the records that are held back.
 
     Attributes:
-        changes: Those to be applied.
-        events: Likewise.
-        unread: Records that cannot be read.
-        behind: Records of what waits behind its key.
-        superseding: Keys whose rows are in the batch as they are now, at a position
-            above all that waited.
-        mending: Changes behind that were not set aside before: their rows as they are
-            now may let their keys go. And such rows, if they were read too early.
+        changes: The changes to be applied.
+        events: The events to be applied.
+        unreadable: Records that cannot be read.
+        held_back: Records behind a dead letter of their key.
+        superseding: Keys with a whole row from a snapshot above all their dead letters.
+        refetch_candidates: Changes held back for the first time, and rows from
+            snapshots that were read too early: a refetch of their row may release the
+            key.
     """
 
     changes: Sequence[Change]
     events: Sequence[EventRow]
-    unread: frozenset[Origin]
+    unreadable: frozenset[Origin]
     held_back: frozenset[Origin]
     superseding: Mapping[ParkedKey, str]
-    mending: Sequence[Change] = ()
+    refetch_candidates: Sequence[Change] = ()
 
 
 class _Step(NamedTuple):
     """
-    Something that is said of a key.
+    A record or a floor that concerns a key.
 
     Attributes:
-        is_floor: Whether it is about no row: what stands at it comes after it.
-        is_unread: Whether it says nothing; to another route its record may.
-        supersedes: Whether nothing below it counts any more.
+        is_floor: Whether it is a floor; a record at its position comes after it.
+        is_unread: Whether it cannot be read; another route may be able to.
+        supersedes: Whether it makes every lower record irrelevant.
     """
 
     position: str
@@ -113,12 +114,12 @@ class _Step(NamedTuple):
 
     @property
     def order(self) -> tuple[str, bool, Origin, bool]:
-        """Return what steps are sorted by."""
+        """The sort key."""
         return self.position, not self.is_floor, self.origin, self.is_unread
 
 
-class _Course(NamedTuple):
-    """What a batch comes to for one key."""
+class _KeyOutcome(NamedTuple):
+    """The outcome of a batch for one key."""
 
     behind: frozenset[Origin]
     superseded_at: str
@@ -131,59 +132,61 @@ def hold_back_parked(
     parked: ParkedKeys,
     rule: KeyRule,
 ) -> HeldBack:
-    """Hold back what stands behind a key that is parked, or that this batch parks."""
-    unread = frozenset(poison.origin for poison in decoded.poison)
+    """Hold back the records of keys that are parked, also by this very batch."""
+    unread = frozenset(record.origin for record in decoded.unreadable)
     held = HeldBack(decoded.changes, decoded.events, unread, frozenset(), {})
     if not unread and not len(parked):
         return held
-    barring = [
+    blocking = [
         (key, record)
         for record in records
         if record.origin in unread and (key := rule.key_of(record)) is not None
     ]
     behind: set[Origin] = set()
     superseding = {}
-    waiting = _waiting(records, barring, parked)
+    waiting = _waiting(records, blocking, parked)
     steps = _steps(decoded, waiting, rule)
-    for key, record in barring:
+    for key, record in blocking:
         position = position_of(record) or ""
         if not parked.is_over(key, position):
             steps[key].append(_Step(position, record.origin, is_unread=True))
     by_topic = _by_topic(floors)
     for key, of_key in steps.items():
         above = by_topic[key.topic] if rule.is_superseded(key.topic) else []
-        course = _course([*of_key, *above], parked, key)
-        behind |= course.behind
-        if course.superseded_at:
-            superseding[key] = course.superseded_at
+        outcome = _outcome([*of_key, *above], parked, key)
+        behind |= outcome.behind
+        if outcome.superseded_at:
+            superseding[key] = outcome.superseded_at
     return held._replace(
         changes=[c for c in decoded.changes if c.origin not in behind],
         events=[e for e in decoded.events if e.origin not in behind],
         held_back=frozenset(behind),
         superseding=superseding,
-        mending=[*_mending(decoded.changes, behind, waiting, parked, rule)],
+        refetch_candidates=[
+            *_refetch_candidates(decoded.changes, behind, waiting, parked, rule)
+        ],
     )
 
 
-def _mending(
+def _refetch_candidates(
     changes: Iterable[Change],
     behind: Collection[Origin],
     waiting: Mapping[Origin, ParkedKey],
     parked: ParkedKeys,
     rule: KeyRule,
 ) -> Iterator[Change]:
-    """List the changes behind whose rows, as they are now, may let their keys go."""
+    """Yield the changes held back whose row, once refetched, may release the key."""
     for change in changes:
         if change.origin in behind:
             key = waiting[change.origin]
             is_new = change.is_row_as_it_is or parked.is_new(key, change.position)
-            # What is tried again by itself needs no other row.
+            # A key that is retried automatically needs no refetch.
             if is_new and rule.is_superseded(key.topic) and not parked.is_retried(key):
                 yield change
 
 
-def _course(steps: Iterable[_Step], parked: ParkedKeys, key: ParkedKey) -> _Course:
-    """Go through what is said of a key, in the order of positions."""
+def _outcome(steps: Iterable[_Step], parked: ParkedKeys, key: ParkedKey) -> _KeyOutcome:
+    """Process the steps of a key in the order of positions."""
     waiting = parked.waiting(key)
     lowest, highest = ("", "") if waiting is None else (waiting.lowest, waiting.highest)
     behind: set[Origin] = set()
@@ -192,7 +195,7 @@ def _course(steps: Iterable[_Step], parked: ParkedKeys, key: ParkedKey) -> _Cour
         if step.supersedes and step.position > highest:
             if highest and not step.is_floor:
                 superseded_at = step.position
-            # What waited counts no more: it is folded away.
+            # The records below are folded away.
             lowest = highest = ""
             behind.clear()
         elif step.is_unread:
@@ -201,36 +204,36 @@ def _course(steps: Iterable[_Step], parked: ParkedKeys, key: ParkedKey) -> _Cour
         elif lowest and not step.is_floor and step.position >= lowest:
             behind.add(step.origin)
             highest = max(highest, step.position)
-    return _Course(frozenset(behind), superseded_at)
+    return _KeyOutcome(frozenset(behind), superseded_at)
 
 
 def _steps(
     decoded: Decoded, waiting: Mapping[Origin, ParkedKey], rule: KeyRule
 ) -> dict[ParkedKey, list[_Step]]:
-    """Sort what can be read by the keys that are parked."""
+    """Group the readable changes and events by their parked keys."""
     steps: dict[ParkedKey, list[_Step]] = defaultdict(list)
     events = decoded.events if rule.orders_events else ()
-    for said in chain[Change | EventRow](decoded.changes, events):
-        key = waiting.get(said.origin)
+    for item in chain[Change | EventRow](decoded.changes, events):
+        key = waiting.get(item.origin)
         if key is not None:
-            is_now = isinstance(said, Change) and said.is_row_as_it_is
-            supersedes = is_now and rule.is_superseded(key.topic)
-            step = _Step(said.position, said.origin, supersedes=supersedes)
+            is_snapshot_row = isinstance(item, Change) and item.is_row_as_it_is
+            supersedes = is_snapshot_row and rule.is_superseded(key.topic)
+            step = _Step(item.position, item.origin, supersedes=supersedes)
             steps[key].append(step)
     return steps
 
 
 def _waiting(
     records: Iterable[Record],
-    barring: Iterable[tuple[ParkedKey, Record]],
+    blocking: Iterable[tuple[ParkedKey, Record]],
     parked: ParkedKeys,
 ) -> dict[Origin, ParkedKey]:
-    """Return the records whose keys are parked, or may be by now."""
-    barred = {key for key, _ in barring}
+    """Return the records whose keys are parked or are about to be."""
+    blocked = {key for key, _ in blocking}
     found = {}
     for record in records:
-        key = _place(record)
-        if key is not None and (key in parked or key in barred):
+        key = _parked_key(record)
+        if key is not None and (key in parked or key in blocked):
             found[record.origin] = key
     return found
 
@@ -244,7 +247,7 @@ def _by_topic(floors: Iterable[Floor]) -> dict[str, list[_Step]]:
     return steps
 
 
-def _place(record: Record) -> ParkedKey | None:
+def _parked_key(record: Record) -> ParkedKey | None:
     if record.key is None:
         return None
     return ParkedKey(shared_topic(record.origin.topic), record.key)
@@ -253,8 +256,12 @@ def _place(record: Record) -> ParkedKey | None:
 def reasons_of(
     decoded: Decoded, refused: Sequence[Refusal], held: HeldBack
 ) -> dict[Origin, str]:
-    """Return, by record, why it is set aside; causes come before what waits."""
-    reasons = {poison.origin: poison.reason for poison in decoded.poison}
+    """
+    Return, by record, why it is a dead letter.
+
+    Causes come before held-back records.
+    """
+    reasons = {record.origin: record.reason for record in decoded.unreadable}
     for origin in held.held_back:
         reasons.setdefault(origin, BEHIND)
     if not refused:
@@ -264,15 +271,15 @@ def reasons_of(
         by_key[change.route, change.key].append(change)
     for refusal in refused:
         change = refusal.change
-        for piece in merged_changes(change, by_key[change.route, change.key]):
-            reasons[piece.origin] = refusal.reason
+        for merged in merged_changes(change, by_key[change.route, change.key]):
+            reasons[merged.origin] = refusal.reason
     return reasons
 
 
 def dead_letters_of(
     records: Iterable[Record], reasons: Mapping[Origin, str], rule: KeyRule
 ) -> list[DeadLetter]:
-    """Make the letters of a batch, in the order of its records."""
+    """Return the dead letters of a batch, in the order of its records."""
     if not reasons:
         return []
     found = []
@@ -289,10 +296,10 @@ def dead_letters_of(
 
 class ReleasedKeys:
     """
-    What a batch lets go: keys by rows as they are, and by floors.
+    Keys that a batch releases: by whole rows from snapshots, and by floors.
 
-    A row that was refused supersedes nothing. Below a floor there is no row any more,
-    and nothing that could be replayed.
+    A row that was refused releases nothing. Below a floor no row is left that a replay
+    could change.
     """
 
     def __init__(
@@ -303,7 +310,7 @@ class ReleasedKeys:
         rule: KeyRule,
     ) -> None:
         self._rule = rule
-        waits = held.unread | held.held_back
+        waits = held.unreadable | held.held_back
         refused = {x.parked for x in dead_letters if x.record.origin not in waits}
         self._rows = {k: p for k, p in held.superseding.items() if k not in refused}
         self._floors: dict[str, str] = defaultdict(str)
@@ -313,15 +320,15 @@ class ReleasedKeys:
                 self._floors[topic] = max(self._floors[topic], floor.position)
 
     def has(self, dead_letter: DeadLetter) -> bool:
-        """Tell whether a letter of the batch is over by what the batch says above."""
+        """Return whether the batch itself supersedes one of its dead letters."""
         key = dead_letter.parked
         if key is None:
             return False
         above = max(self._rows.get(key, ""), self._floors.get(key.topic, ""))
         return dead_letter.position < above
 
-    def endings(self, parked: ParkedKeys) -> list[Resolution]:
-        """Return what of the parked keys is over, once the batch is durable."""
+    def resolutions(self, parked: ParkedKeys) -> list[Resolution]:
+        """Return the resolutions of the released keys, to be stored after the batch."""
         keys = {key for key in self._rows if key in parked}
         for topic, floor in self._floors.items():
             keys.update(parked.below(topic, floor))
@@ -329,7 +336,7 @@ class ReleasedKeys:
 
 
 def merged_changes(refused: Change, changes: Iterable[Change]) -> Iterator[Change]:
-    """Go from a change back to the full image, or the delete, that it rests upon."""
+    """Yield a change and those below it, down to a full image or a delete."""
     below = [change for change in changes if change.position <= refused.position]
     for change in sorted(below, key=lambda c: c.position, reverse=True):
         if change.row is None and refused.row is not None:

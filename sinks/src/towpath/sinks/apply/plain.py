@@ -1,11 +1,10 @@
 """
-The plain part of a batch: changes that can be read, and that nothing has to wait for.
+Plain slices of a batch: readable changes that depend on nothing outside the slice.
 
-Whoever writes a batch in pieces, on executors or portion by portion, writes only what
-is plain. Anything else, a floor, an event, a record that cannot be read, a parked key,
-a row that is owed, has the whole batch written again in the ordinary way; the guards
-absorb what stands there already. So asking, dead letters, sweeps and parking stay in
-one place. Pure.
+Executors and pipelined writers write only plain slices. A batch with anything else (a
+floor, an event, an unreadable record, a parked key, a pending refetch) is written again
+as a whole by ``BatchWriter``; the guard absorbs the changes written before. So
+refetches, dead letters, sweeps and parking have one place. Pure.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,20 +16,20 @@ from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import ParkedKey, shared_topic
 from towpath.sinks.fold import newest_per_key
 
-# Also why a batch is written again that was plain: what it rests upon may be gone.
+# The reason to write a plain batch again: rows that it changed may be gone.
 ROWS_LOST: Final = "the target was found to lack rows"
 
 
 class PlainSlice(NamedTuple):
     """
-    What some records of a batch say.
+    The decoded records of a slice.
 
     Attributes:
         changes: At most one per route and key.
-        skipped: Records that say nothing.
+        skipped: Records without a change for any route.
         tombstones: Deletes among the changes.
-        position: The highest of the changes' positions; empty if there was none.
-        left: Why the batch is to be written in the ordinary way; empty if it is plain.
+        position: The highest position of the changes; empty if there was none.
+        fallback_reason: Why the slice is not plain; empty if it is.
     """
 
     changes: tuple[Change, ...]
@@ -47,10 +46,10 @@ def decode_plain(
     incomplete_routes: Collection[str] = (),
 ) -> PlainSlice:
     """
-    Read and fold records.
+    Decode and fold the records of a slice.
 
     Args:
-        records: A slice of a batch.
+        records: The records.
         routes: The routes of the sink.
         blocked_keys: Keys that are parked or have a refetch pending.
         incomplete_routes: Routes that lack rows.
@@ -58,13 +57,13 @@ def decode_plain(
     decoded = decode(records, routes)
     folded = newest_per_key(decoded.changes)
     reasons = {
-        "a key is parked, or its row is owed": _has_any(records, blocked_keys),
-        "a record cannot be read": bool(decoded.poison),
-        "rows below a floor are to go": bool(decoded.floors),
-        "an event log is kept": bool(decoded.events),
-        "a partial change has no row to rest upon": bool(folded.refused),
-        "a partial change rests upon a row that was read": bool(folded.after),
-        "a partial change rests upon a row that may be stale": any(
+        "a key is parked or has a refetch pending": _has_any(records, blocked_keys),
+        "a record cannot be read": bool(decoded.unreadable),
+        "rows below a floor are to be deleted": bool(decoded.floors),
+        "a route is an event log": bool(decoded.events),
+        "a partial change has no row to be merged with": bool(folded.refused),
+        "a partial change follows a row read by a snapshot": bool(folded.after),
+        "a partial change follows a row that may be stale": any(
             change.unchanged and change.route in incomplete_routes
             for change in folded.changes
         ),

@@ -1,25 +1,24 @@
 """
-Rows that were asked for and have not come yet: what partial changes leave open.
+Pending refetches: rows requested from the source because a partial change lacks one.
 
-A partial change is right upon the row that was there before it, and upon no other. It
-rests upon nothing if the target has no row; and while a route lacks rows, what the
-target has may be older than the row was. So the row is asked for, as it is now.
+A partial change is correct only when merged with the row that preceded it. If the
+target has no row, or the route lacks rows so that the target's row may be too old, the
+row is requested as it is now.
 
-Until it comes, whatever else is partial would be laid upon the same wrong row, at a
-position above the answer, which would then be refused as stale: the row would be wrong
-for good. So a row is owed until something whole stands above all partial changes of it.
-Something whole that stands below the newest of them, and above the one that was asked
-for, has come too early, and the row is asked for once more: there is one question for a
-row at a time, however often it changes. A question that nobody answers is asked again
-with the next partial change, after a while.
+Until the row arrives, further partial changes of it would be merged with the same wrong
+row, at positions above the answer, which the guard would then refuse as stale. So a
+refetch stays pending until a whole row stands above all partial changes. A whole row
+below the newest of them was read too early: the row is requested once more. There is
+one request per row at a time; one without an answer is repeated with the next partial
+change after ``REFETCH_AGAIN_AFTER_S``.
 
-With too many rows of one route, all of it is asked for. So it is where no signal can
-list the keys of its rows; but then these are kept count of, as nothing else of the
-route may be wrong: the rest is rested upon meanwhile, and only what is owed still, once
-the answer was applied, has the route asked for again. One question for a route at a
-time, whoever asked it, and not soon again: it reads the whole table.
+With more pending rows of a route than ``MAX_PENDING``, the whole route is requested.
+The same holds if no signal can list the keys of its rows; these stay counted, because
+only they may be wrong. Rows still pending when the answer was applied have the route
+requested again. There is one request per route at a time, and none within
+``ROUTE_AGAIN_AFTER_S``, since each reads the whole table.
 
-What is owed is kept in a file, written before the batch counts as done.
+The pending refetches are kept in a file, written before the batch counts as done.
 """
 
 from collections import defaultdict
@@ -40,26 +39,26 @@ from towpath.sinks.state.refetches import (
     PendingRefetch,
     Row,
     StoredRefetches,
-    read,
+    decode_refetches,
+    encode_refetches,
     refetches_path,
-    written,
 )
 
-# With more of one route all of it is read; so the file stays small.
+# Above it the whole route is read, so that the file stays small.
 MAX_PENDING: Final = 20_000
 REFETCH_AGAIN_AFTER_S: Final = 60.0
-# A row that changes faster than answers come would have its table read without end.
+# Otherwise a row that changes faster than it is read would have its table read forever.
 ROUTE_AGAIN_AFTER_S: Final = 600.0
 
 
 class RefetchPlan(NamedTuple):
     """
-    What a batch makes of what is owed.
+    The refetches that a batch starts and completes.
 
     Attributes:
-        rows: What is known of rows from now on; ``None``: they are not owed any more.
-        ask: The rows to be asked for, in this order.
-        whole: Routes whose rows are asked for with all others.
+        rows: The new state of rows; ``None``: their refetch is complete.
+        requests: The rows to be requested, in this order.
+        whole_routes: Routes whose rows are requested by a snapshot of the route.
     """
 
     rows: dict[Row, PendingRefetch | None]
@@ -67,24 +66,24 @@ class RefetchPlan(NamedTuple):
     whole_routes: set[str]
 
     def forget(self, route: str) -> None:
-        """Forget what was owed of a route: its rows cannot be told one by one."""
+        """Complete the refetches of a route: its rows are not counted one by one."""
         self.rows.update(dict.fromkeys(row for row in self.rows if row[0] == route))
 
 
 class PendingRefetches:
-    """The rows that are owed to one sink."""
+    """The pending refetches of one sink."""
 
     def __init__(
         self, state_folder: Path, sink: str, routes: Collection[str], clock: Clock
     ) -> None:
         """
-        Recall what is owed.
+        Restore the pending refetches.
 
         Args:
-            state_folder: Where it is kept.
-            sink: Whose it is.
-            routes: The sink's; of one that is gone nothing is owed.
-            clock: For questions that nobody answers.
+            state_folder: The state folder.
+            sink: The name of the sink.
+            routes: The sink's routes; refetches of others are dropped.
+            clock: For requests without an answer.
         """
         self._routes = frozenset(routes)
         self._state_folder = state_folder
@@ -92,22 +91,22 @@ class PendingRefetches:
         self._clock = clock
         self._path = refetches_path(state_folder, sink)
         self._asked_s: dict[str, float] = {}
-        kept = read(self._read(), self._routes, clock.monotonic_s())
+        kept = decode_refetches(self._read(), self._routes, clock.monotonic_s())
         self._stored = kept.without_remains(self._reading())
 
     def __len__(self) -> int:
-        """Return how many rows are owed."""
+        """Return the number of rows whose refetch is pending."""
         return len(self._stored.rows)
 
     def record_keys(self) -> frozenset[ParkedKey]:
-        """Return the keys of the rows that are owed, as records have them."""
+        """Return the record keys of the rows whose refetch is pending."""
         return frozenset(refetch.record_key for refetch in self._stored.rows.values())
 
     def incomplete_routes(self) -> frozenset[str]:
         """
-        Return the routes that lack rows: nothing may rest upon what they have.
+        Return the routes that lack rows, so that no change may be merged with theirs.
 
-        One that is only read for the rows that it is owed lacks no others.
+        A route that is read only for its pending refetches lacks no others.
         """
         whole = self._stored.whole
         return frozenset(
@@ -117,33 +116,35 @@ class PendingRefetches:
         )
 
     def has_room(self, route: str, rows: Iterable[Row]) -> bool:
-        """Tell whether these rows of a route can be owed beside those that are."""
+        """Return whether these rows of a route can be counted as pending, too."""
         refetches = {row for row in self._stored.rows if row[0] == route}
         return len(refetches.union(rows)) <= MAX_PENDING
 
     def is_route_due(self, route: str) -> bool:
-        """Tell whether a route may be asked for as a whole by now."""
+        """Return whether a route may be requested as a whole by now."""
         if route in self._stored.requested:
             return True
         requested_s = self._asked_s.get(route)
         now_s = self._clock.monotonic_s()
-        is_soon = requested_s is not None and now_s - requested_s < ROUTE_AGAIN_AFTER_S
-        return not is_soon and route not in self._reading()
+        is_recent = (
+            requested_s is not None and now_s - requested_s < ROUTE_AGAIN_AFTER_S
+        )
+        return not is_recent and route not in self._reading()
 
     def is_requested_whole(self, route: str) -> bool:
-        """Tell whether rows of a route are asked for with all others already."""
+        """Return whether a snapshot of the whole route is requested for its rows."""
         return route in self._stored.whole
 
     def is_postponed(self, route: str) -> bool:
-        """Tell whether a route is to be asked for, for rows that are not counted."""
+        """Return whether a request of the route, for uncounted rows, is postponed."""
         return route in self._stored.postponed
 
     def postpone(self, route: str) -> None:
-        """Have a route asked for as a whole when it is due, for rows not counted."""
+        """Note that the route is to be requested for uncounted rows once it is due."""
         self._store(self._stored._replace(postponed=self._stored.postponed | {route}))
 
     def overdue_routes(self) -> frozenset[str]:
-        """Return the routes to be asked for as wholes that are due now."""
+        """Return the routes to be requested as a whole that are due now."""
         waiting = self._stored.postponed
         if self._stored.whole:
             refetches = {route for route, _ in self._stored.rows}
@@ -151,16 +152,20 @@ class PendingRefetches:
         return frozenset(route for route in waiting if self.is_route_due(route))
 
     def begin_route_request(self, route: str) -> None:
-        """Take note that a route is about to be asked for: what fails is due again."""
+        """
+        Note that a request of the route begins.
+
+        If it fails, the route is due again.
+        """
         self._store(self._stored._replace(requested=self._stored.requested | {route}))
 
     def end_uncounted_request(self, route: str) -> None:
-        """Take note that a route was asked for as a whole: nothing of it is owed."""
+        """Note that the route was requested for uncounted rows; none stays pending."""
         self._asked_s[route] = self._clock.monotonic_s()
         self.forget(route)
 
     def end_route_request(self, route: str) -> None:
-        """Take note that a route was asked for as a whole, for what is owed of it."""
+        """Note that the route was requested for its pending refetches."""
         self._asked_s[route] = self._clock.monotonic_s()
         snapshots = self._reading().get(route, NO_SNAPSHOT)
         whole = {**self._stored.whole, route: snapshots}
@@ -168,11 +173,11 @@ class PendingRefetches:
         self._store(self._stored._replace(whole=whole, requested=requested))
 
     def forget(self, route: str) -> None:
-        """Owe nothing of a route."""
+        """Drop the pending refetches of a route."""
         self._store(self._stored.without(route))
 
     def add(self, row: Row, record_key: ParkedKey, position: str) -> None:
-        """Take note of a row that was asked for because it lacks a change."""
+        """Note a row that was requested because it lacks a change."""
         known = self._stored.rows.get(row)
         highest = position if known is None else max(position, known.highest)
         since = position if known is None else known.since
@@ -185,29 +190,31 @@ class PendingRefetches:
         written: Iterable[Change],
         absent: Collection[Change],
         records: Iterable[Record],
-        behind: Sequence[Change] = (),
+        held_back: Sequence[Change] = (),
     ) -> RefetchPlan:
         """
-        Hold a batch against what is owed.
+        Compare a batch with the pending refetches.
 
         Args:
             written: Its changes that are applied, or stale.
-            absent: Its partial changes that found no row.
-            records: All of it.
-            behind: Its changes that wait behind a dead letter. They may have mended
-                the row, which as it is now lets the key go.
+            absent: Its partial changes without a row.
+            records: All records of the batch.
+            held_back: Its changes held back behind a dead letter. They may have
+                corrected the row; the row as it is now then releases the key.
         """
         due = RefetchPlan({}, {}, set())
         incomplete_routes = self.incomplete_routes()
-        if not (incomplete_routes or absent or behind or self._stored.rows):
+        if not (incomplete_routes or absent or held_back or self._stored.rows):
             return due
         records = list(records)
-        told = [c for c in written if self._matters(c, incomplete_routes)]
-        if told or absent or behind:
+        matching = [c for c in written if self._matters(c, incomplete_routes)]
+        if matching or absent or held_back:
             keys = {record.origin: record.key or b"" for record in records}
             lost = {id(change) for change in absent}
-            waiting = {id(change) for change in behind}
-            for change in sorted((*told, *absent, *behind), key=attrgetter("position")):
+            waiting = {id(change) for change in held_back}
+            for change in sorted(
+                (*matching, *absent, *held_back), key=attrgetter("position")
+            ):
                 topic = shared_topic(change.origin.topic)
                 record_key = ParkedKey(topic, keys[change.origin])
                 if id(change) in waiting:
@@ -219,7 +226,11 @@ class PendingRefetches:
         return due
 
     def _end_undelivered(self, records: Iterable[Record], due: RefetchPlan) -> None:
-        """End the refetches of rows that the relay cannot deliver: they are parked."""
+        """
+        Complete the refetches of rows that the relay cannot deliver.
+
+        They are parked.
+        """
         keys = {
             ParkedKey(shared_topic(record.origin.topic), record.key or b"")
             for record in records
@@ -231,14 +242,14 @@ class PendingRefetches:
                 due.requests.pop(row, None)
 
     def complete(self, change: Change, due: RefetchPlan) -> None:
-        """Let a batch owe a change's row no more."""
+        """Complete the refetch of a change's row."""
         row = change.route, change.key
         if row in self._stored.rows or row in due.rows:
             due.rows[row] = None
             due.requests.pop(row, None)
 
     def store(self, due: RefetchPlan, floors: Iterable[Floor] = ()) -> None:
-        """Keep what a batch has made of it, durably; what was to be asked for, is."""
+        """Store the plan of a batch durably; its requests have been sent."""
         below = highest_per_route(floors)
         if not due.rows and not (below and self._stored.rows):
             return
@@ -258,11 +269,11 @@ class PendingRefetches:
     def _judge_held_back(
         self, change: Change, record_key: ParkedKey, due: RefetchPlan
     ) -> None:
-        """Say what a change makes of its row that waits behind a dead letter."""
+        """Plan the refetch of a row whose change is held back behind a dead letter."""
         row = change.route, change.key
         refetch = due.rows.get(row, self._stored.rows.get(row))
         if change.is_row_as_it_is:
-            # It was read too early, unless nobody has asked for it.
+            # It was read too early, if it was requested at all.
             if refetch is not None and change.position > refetch.requested_at:
                 self._request_again(row, refetch, due)
             return
@@ -279,7 +290,7 @@ class PendingRefetches:
     def _request_again(
         self, row: Row, refetch: PendingRefetch, due: RefetchPlan
     ) -> None:
-        """Have a row asked for once more, as of the newest change of it."""
+        """Request a row once more, as of its newest change."""
         requested_s = self._clock.monotonic_s()
         due.rows[row] = refetch._replace(
             requested_at=refetch.highest, requested_s=requested_s
@@ -294,7 +305,7 @@ class PendingRefetches:
         *,
         is_doubtful: bool,
     ) -> None:
-        """Say what a change makes of its row, after those below it."""
+        """Plan the refetch of a change's row, after those of lower positions."""
         row = change.route, change.key
         position, now_s = change.position, self._clock.monotonic_s()
         refetch = due.rows.get(row, self._stored.rows.get(row))
@@ -308,7 +319,7 @@ class PendingRefetches:
             is_requesting = position > refetch.requested_at
             highest = refetch.highest
         elif refetch is None and row in due.rows and not is_doubtful:
-            # Laid upon what has settled it in this very batch.
+            # Merged with the row that completes its refetch in this very batch.
             return
         else:
             is_old = (
@@ -325,7 +336,7 @@ class PendingRefetches:
             due.rows[row] = refetch._replace(highest=highest)
 
     def _reading(self) -> Mapping[str, frozenset[str]]:
-        """Return the routes that are being read anew, each with the snapshots' ids."""
+        """Return the routes that are being read, each with the ids of its snapshots."""
         found: dict[str, set[str]] = defaultdict(set)
         noted = incomplete.noted(self._state_folder, self._sink, self._routes)
         for route, snapshot_id in noted:
@@ -334,7 +345,7 @@ class PendingRefetches:
 
     def _store(self, kept: StoredRefetches) -> None:
         if kept != self._stored:
-            self._write(written(kept))
+            self._write(encode_refetches(kept))
         self._stored = kept
 
     def _read(self) -> bytes:

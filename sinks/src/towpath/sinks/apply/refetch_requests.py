@@ -1,12 +1,12 @@
 """
-Rows asked for as they are now, once a batch is written: what, and how much at once.
+Requests the refetches of a batch: rows by key, or whole routes.
 
-What is to be asked for, ``owed`` decides. A route of which more rows are owed than can
-be kept count of is asked for as a whole: it lacks rows then, and all that is owed comes
-with them. So is one whose rows no signal can list: by ``relay.rows.key_columns`` its
-records have a key that is not the primary one, or an array or a composite is part of
-it. One that is being read already, or was lately, is asked for later, if anything of it
-is owed still. What cannot be read anew at all, as an event log, is never asked for.
+``PendingRefetches`` decides which rows are requested. A route with more pending rows
+than can be counted is requested as a whole: it counts as lacking rows then, and the
+pending ones arrive with all others. So is a route whose rows no signal can list,
+because ``relay.rows.key_columns`` gives its records a key other than the primary one,
+or the key has an array or a composite. A route that is being read, or was lately, is
+not requested again until then. Event logs cannot be read again and are never requested.
 """
 
 from collections import defaultdict
@@ -22,20 +22,20 @@ from towpath.sinks.dead_letters.entries import ParkedKey
 from towpath.sinks.ports import Repairs
 from towpath.sinks.state.refetches import Row
 
-TOO_MANY: Final = "more of its rows are owed than are kept count of"
-NOT_BY_KEY: Final = "some of its rows are owed, and no signal can list their keys"
+TOO_MANY: Final = "too many of its rows have a refetch pending"
+NOT_BY_KEY: Final = "refetches are pending for keys that no signal can list"
 
 _log = structlog.get_logger("towpath.sinks")
 
 
 class AppliedBatch(NamedTuple):
     """
-    What became of a batch.
+    A batch after it was applied.
 
     Attributes:
-        changes: Those that were given to the sink.
+        changes: The changes that were given to the sink.
         refused: Those that were not applied.
-        held_back: Those of rows that wait behind a dead letter of their key.
+        held_back: Changes of rows behind a dead letter of their key.
     """
 
     records: Sequence[Record]
@@ -47,11 +47,11 @@ class AppliedBatch(NamedTuple):
 
 class RequestedRefetches(NamedTuple):
     """
-    What was asked for.
+    The refetches requested for a batch.
 
     Attributes:
-        refused: What is refused all the same.
-        rows: How many rows were asked for.
+        refused: Refused changes that no refetch can cure.
+        rows: The number of rows requested.
         awaits_refetch: Whether the batch depends on rows whose refetch is pending.
     """
 
@@ -64,41 +64,48 @@ def request_refetches(
     applied: AppliedBatch, refetches: PendingRefetches, repairs: Repairs
 ) -> RequestedRefetches:
     """
-    Ask for what a batch leaves open, durably.
+    Request the rows that a batch lacks, durably.
 
     Raises:
-        UnavailableError: They are not known to be asked for.
+        UnavailableError: The requests are not known to be durable.
     """
     asks = [refusal for refusal in applied.refused if refusal.asks]
-    left = [refusal for refusal in applied.refused if not refusal.asks]
+    refused = [refusal for refusal in applied.refused if not refusal.asks]
     absent = [refusal.change for refusal in asks]
     due = refetches.plan(_written(applied), absent, applied.records, applied.held_back)
-    for refusal in left:
+    for refusal in refused:
         if refusal.change.is_row_as_it_is:
-            # It is among the dead letters as it is now: nobody waits for it.
+            # The whole row is a dead letter: no refetch waits for it.
             refetches.complete(refusal.change, due)
     count, unavailable = _request(due, refetches, repairs)
     refetches.store(due, applied.floors)
-    left += [refusal for refusal in asks if refusal.change.route in unavailable]
-    return RequestedRefetches(left, count, any(due.rows.values()) or count > 0)
+    refused += [refusal for refusal in asks if refusal.change.route in unavailable]
+    return RequestedRefetches(refused, count, any(due.rows.values()) or count > 0)
 
 
 def request_overdue(refetches: PendingRefetches, repairs: Repairs) -> None:
     """
-    Ask for the routes that were put off, as wholes.
+    Request the postponed routes as a whole.
 
     Raises:
-        UnavailableError: They are not known to be asked for.
+        UnavailableError: The requests are not known to be durable.
     """
     for route in refetches.overdue_routes():
         if refetches.is_postponed(route):
             _request_route(route, refetches, repairs)
         elif not _request_with_all(route, refetches, repairs):
-            _log.error("rows that are owed cannot be asked for; fill it", route=route)
+            _log.error(
+                "refetch not possible: fill the route with towpath sink refill",
+                route=route,
+            )
 
 
 def _request_route(route: str, refetches: PendingRefetches, repairs: Repairs) -> bool:
-    """Ask for a route as a whole, now or later; tell whether that can be."""
+    """
+    Request a route for uncounted rows, now or later.
+
+    Return whether that is possible.
+    """
     if not refetches.is_route_due(route):
         refetches.postpone(route)
         return True
@@ -111,7 +118,11 @@ def _request_route(route: str, refetches: PendingRefetches, repairs: Repairs) ->
 def _request_with_all(
     route: str, refetches: PendingRefetches, repairs: Repairs
 ) -> bool:
-    """Ask for rows with all others, now or later; tell whether that can be."""
+    """
+    Request a route for its pending rows, now or later.
+
+    Return whether that is possible.
+    """
     if not refetches.is_route_due(route):
         return True
     refetches.begin_route_request(route)
@@ -137,12 +148,12 @@ def _place(change: Change) -> tuple[object, ...]:
 def _request(
     due: RefetchPlan, refetches: PendingRefetches, repairs: Repairs
 ) -> tuple[int, set[str]]:
-    """Ask; return how many rows were asked for, and of which routes none can be."""
+    """Send the requests; return the number of rows, and the routes without any way."""
     count, unavailable = 0, set()
-    wanted: dict[str, list[Row]] = defaultdict(list)
+    by_route: dict[str, list[Row]] = defaultdict(list)
     for row in due.requests:
-        wanted[row[0]].append(row)
-    for route, rows in wanted.items():
+        by_route[row[0]].append(row)
+    for route, rows in by_route.items():
         if not refetches.has_room(route, rows):
             is_requested = _request_route(route, refetches, repairs)
             due.forget(route)
@@ -162,21 +173,25 @@ def _request(
 def _request_by_key(
     rows: Sequence[Row], due: RefetchPlan, refetches: PendingRefetches, repairs: Repairs
 ) -> bool:
-    """Ask for rows of one route by their keys, if that can be."""
+    """Request rows of one route by their keys; return whether that is possible."""
     route, _ = rows[0]
-    known = (due.rows[row] for row in rows)
-    record_keys = [refetch.record_key for refetch in known if refetch is not None]
+    pending = (due.rows[row] for row in rows)
+    record_keys = [refetch.record_key for refetch in pending if refetch is not None]
     if refetches.is_requested_whole(route) or not all(map(_is_listable, record_keys)):
         return False
     return repairs.request_keys(route, [key for _, key in rows])
 
 
 def _is_listable(key: ParkedKey) -> bool:
-    """Tell whether a signal can list a key: it takes no lists, and no objects."""
+    """
+    Return whether a signal can list a key.
+
+    Lists and objects are not allowed in one.
+    """
     try:
         columns = orjson.loads(key.key)
     except orjson.JSONDecodeError:
-        # The id of an aggregate is a text of its own.
+        # An aggregate's id is plain text.
         return True
     values = columns.values() if isinstance(columns, dict) else ()
     return not any(isinstance(value, list | dict) for value in values)

@@ -41,35 +41,39 @@ from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
 from towpath.sinks.key_text import key_parts
 from towpath.sinks.ports import Repairs
 
-# Their letters are in memory while they are replayed.
+# Bounds the keys whose dead letters are in memory during a replay.
 MAX_AT_ONCE: Final = 500
-# The topic is read for each attempt: no more than a tenth of the time.
+# Each attempt reads the topic: at most a tenth of the time goes into that.
 _REST_FACTOR: Final = 10.0
 
 _BACKOFF: Final = Backoff(first_s=1.0, ceiling_s=60.0)
 
 
-class _Next(NamedTuple):
+class _NextAttempt(NamedTuple):
     """The next attempt at a key."""
 
     attempts: int
     due_s: float
 
 
-class Retries:
-    """The schedule of one sink; a restart begins with all keys anew."""
+class RetrySchedule:
+    """
+    When the keys of one sink are retried.
+
+    A restart begins with the first attempts.
+    """
 
     def __init__(self, parked: ParkedKeys, clock: Clock) -> None:
         self._parked = parked
         self._clock = clock
-        self._next: dict[ParkedKey, _Next] = {}
+        self._next: dict[ParkedKey, _NextAttempt] = {}
         self._rests_until_s = 0.0
 
     def due(self) -> list[ParkedKey]:
-        """Return the keys to be tried again now."""
+        """Return the keys to be retried now."""
         retried_keys = self._parked.retried_keys()
         now_s = self._clock.monotonic_s()
-        first = _Next(0, now_s + _BACKOFF.bound_s(0))
+        first = _NextAttempt(0, now_s + _BACKOFF.bound_s(0))
         self._next = {key: self._next.get(key, first) for key in retried_keys}
         if now_s < self._rests_until_s:
             return []
@@ -77,23 +81,25 @@ class Retries:
         return due[:MAX_AT_ONCE]
 
     def failed(self, key: ParkedKey) -> None:
-        """Put a key off again, for longer."""
+        """Schedule the next attempt at a key, with a longer pause."""
         attempts = self._next[key].attempts + 1
         due_s = self._clock.monotonic_s() + _BACKOFF.delay_s(attempts)
-        self._next[key] = _Next(attempts, due_s)
+        self._next[key] = _NextAttempt(attempts, due_s)
 
     def took(self, read_s: float) -> None:
-        """Rest after an attempt, the longer the more there was to read."""
+        """Pause after an attempt, in proportion to the time spent reading the topic."""
         self._rests_until_s = self._clock.monotonic_s() + _REST_FACTOR * read_s
 
 
 CANNOT_ERASE: Final = "the sink cannot take single keys out of its target"
-CANNOT_ASK: Final = "the rows of these keys cannot be read again"
+CANNOT_READ: Final = "the rows of these keys cannot be read from the source"
 NO_ROUTE: Final = "the sink has no such route any more"
-NOTHING_OPEN: Final = "there is no open letter of it"
-AWAITS_REFETCH: Final = "its row was asked for as it is, and will let the key go"
+NOTHING_OPEN: Final = "no open dead letter has this key"
+AWAITS_REFETCH: Final = (
+    "its row was requested from the source: the key is released when it arrives"
+)
 
-# Only where decoding asks for a position: nothing is applied.
+# Lets the decoder read a record without its position; nothing is applied.
 _ANY_POSITION: Final = b"0000000000000000.-"
 
 _PATIENCE_S: Final = 1.0
@@ -102,7 +108,7 @@ _log = structlog.get_logger("towpath.sinks")
 
 
 class DeadLetterRequests:
-    """The orders that one sink has not answered yet."""
+    """The open requests of one sink."""
 
     def __init__(
         self,
@@ -117,31 +123,31 @@ class DeadLetterRequests:
         self._parked = parked
         self._repairs = repairs
         self._clock = clock
-        self._retries = Retries(parked, clock)
+        self._retries = RetrySchedule(parked, clock)
         self._open: dict[str, DeadLetterRequest] = {}
 
     @property
     def parked_keys(self) -> int:
-        """How many keys are parked by now."""
+        """The number of parked keys."""
         return len(self._parked)
 
     def restore(self, book: OpenDeadLetters) -> None:
-        """Take the orders that nobody answered before the last end."""
+        """Restore the requests without a reply from before the last stop."""
         self._open |= book.requests
 
     def process(self) -> None:
         """
-        Carry out what was asked for since, and try again what is due.
+        Carry out new requests, and retry the keys that are due.
 
         Raises:
-            UnavailableError: Some part does not answer; the order stays open.
+            UnavailableError: A system does not answer; the requests stay open.
         """
         self._open |= {request.id: request for request in self._dead_letters.requests()}
         due = self._retries.due()
         if not (self._open or due):
             return
-        # No batch may add a letter between the reading of a key's and their end. A
-        # batch that takes long is not waited for: a stop must be noticed meanwhile.
+        # No batch may add a dead letter between reading and resolving those of a key. A
+        # long batch is not awaited, so that a stop is noticed.
         if not self._writer.lock.acquire(timeout=_PATIENCE_S):
             return
         try:
@@ -155,7 +161,7 @@ class DeadLetterRequests:
         wanted |= {DeadLetterSubject(*key) for key in due}
         book = OpenDeadLetters(frozenset(wanted)).read(self._dead_letters.entries())
         self._retries.took(self._clock.monotonic_s() - began_s)
-        # Orders that came in the meantime wait: their letters were not read.
+        # Requests that came in the meantime wait: their dead letters were not read.
         late = book.requests.keys() - self._open.keys()
         for request in list(self._open.values()):
             if request.id not in book.replies:
@@ -164,35 +170,49 @@ class DeadLetterRequests:
         self._open |= {name: book.requests[name] for name in late}
         self._try_again({key: book.of(DeadLetterSubject(*key)) for key in due})
 
-    def _try_again(self, found: Mapping[ParkedKey, list[DeadLetter]]) -> None:
-        """Write what was put off; what is not taken even now is put off again."""
+    def _try_again(self, dead_letters: Mapping[ParkedKey, list[DeadLetter]]) -> None:
+        """Replay the dead letters of keys that are due."""
         records = [
             dead_letter.record
-            for dead_letters in found.values()
-            for dead_letter in dead_letters
+            for of_key in dead_letters.values()
+            for dead_letter in of_key
         ]
         if not records:
             return
         try:
             written = self._writer.replay(records)
         except TowpathError as error:
-            # The batches report it.
-            _log.info("dead letters not tried again", keys=len(found), why=str(error))
-            for key in found:
+            # The next batch reports the failure.
+            _log.info(
+                "dead letters not replayed: retrying later",
+                keys=len(dead_letters),
+                why=str(error),
+            )
+            for key in dead_letters:
                 self._retries.failed(key)
             return
-        taken = [key for key in found if self._is_taken(key, found[key], written)]
+        taken = [
+            key
+            for key in dead_letters
+            if self._is_taken(key, dead_letters[key], written)
+        ]
         endings = [
             Resolution(
-                DeadLetterSubject(*key), found[key][-1].position, "taken after all"
+                DeadLetterSubject(*key),
+                dead_letters[key][-1].position,
+                "accepted by the target",
             )
             for key in taken
-            if found[key]
+            if dead_letters[key]
         ]
         self._dead_letters.resolve(endings)
         for ending in endings:
             self._parked.end(ending)
-        _log.info("dead letters tried again", keys=len(found), taken=len(taken))
+        _log.info(
+            "dead letters replayed automatically",
+            keys=len(dead_letters),
+            taken=len(taken),
+        )
 
     def _is_taken(
         self,
@@ -200,7 +220,11 @@ class DeadLetterRequests:
         dead_letters: Sequence[DeadLetter],
         written: AppliedRecords,
     ) -> bool:
-        """Tell whether all letters of a key are written; keep why they are not."""
+        """
+        Return whether all dead letters of a key are written.
+
+        Store why they are not.
+        """
         reasons = [
             written.reasons.get(dead_letter.record.origin, "")
             for dead_letter in dead_letters
@@ -215,43 +239,47 @@ class DeadLetterRequests:
             if reason and not reason.startswith(LATER)
         ]
         if refused and not any(reason.startswith(LATER) for reason in reasons):
-            # For good: from now on somebody has to ask.
+            # Refused for good: from now on only a request replays them.
             self._dead_letters.put(refused)
             for dead_letter in refused:
                 self._parked.park(dead_letter)
         return False
 
     def _carry_out(self, request: DeadLetterRequest, book: OpenDeadLetters) -> None:
-        found = book.of(request.subject)
+        dead_letters = book.of(request.subject)
         carry_out = _VERBS[request.verb]
         try:
-            said = (
-                carry_out(self, request, found)
-                if found or request.verb is Verb.ERASE
+            outcome = (
+                carry_out(self, request, dead_letters)
+                if dead_letters or request.verb is Verb.ERASE
                 else DeadLetterReply(request.id, NOTHING_OPEN, request.subject)
             )
         except TowpathError as error:
             if error.disposition is Disposition.RETRY:
                 raise
-            said = DeadLetterReply(request.id, str(error), request.subject)
-        if isinstance(said, DeadLetterReply):
-            self._dead_letters.reply(said)
+            outcome = DeadLetterReply(request.id, str(error), request.subject)
+        if isinstance(outcome, DeadLetterReply):
+            self._dead_letters.reply(outcome)
         else:
-            self._dead_letters.resolve([said])
-            self._parked.end(said)
-            book.read([said])
+            self._dead_letters.resolve([outcome])
+            self._parked.end(outcome)
+            book.read([outcome])
         _log.info(
-            "dead letters attended to",
+            "dead letter request handled",
             verb=request.verb,
             topic=request.subject.topic,
-            dead_letters=len(found),
-            outcome=said.text if isinstance(said, DeadLetterReply) else said.how,
+            dead_letters=len(dead_letters),
+            outcome=outcome.text
+            if isinstance(outcome, DeadLetterReply)
+            else outcome.how,
         )
 
     def _replayed(
-        self, request: DeadLetterRequest, found: list[DeadLetter]
+        self, request: DeadLetterRequest, dead_letters: list[DeadLetter]
     ) -> Resolution | DeadLetterReply:
-        written = self._writer.replay([dead_letter.record for dead_letter in found])
+        written = self._writer.replay(
+            [dead_letter.record for dead_letter in dead_letters]
+        )
         if written.reasons:
             return DeadLetterReply(
                 request.id, next(iter(written.reasons.values())), request.subject
@@ -260,16 +288,16 @@ class DeadLetterRequests:
             return DeadLetterReply(request.id, AWAITS_REFETCH, request.subject)
         how = "replayed; what the sink had newer stayed" if _stale(written) else ""
         return Resolution(
-            request.subject, found[-1].position, how or "replayed", request.id
+            request.subject, dead_letters[-1].position, how or "replayed", request.id
         )
 
     def _discarded(
-        self, request: DeadLetterRequest, found: list[DeadLetter]
+        self, request: DeadLetterRequest, dead_letters: list[DeadLetter]
     ) -> Resolution:
         how = "discarded"
-        if self._ask(found):
+        if self._refetch(dead_letters):
             how = "discarded; its row was asked for as it is"
-        return Resolution(request.subject, found[-1].position, how, request.id)
+        return Resolution(request.subject, dead_letters[-1].position, how, request.id)
 
     def _erased(
         self, request: DeadLetterRequest, _: list[DeadLetter]
@@ -280,14 +308,14 @@ class DeadLetterRequests:
         if not self._writer.can_erase:
             return DeadLetterReply(request.id, CANNOT_ERASE, request.subject)
         keys = map(key_parts, request.keys)
-        # What is read is applied after this: no batch is written meanwhile.
+        # The rows are applied afterwards: no batch is written meanwhile.
         if request.is_read_again and not self._repairs.request_keys(
             request.route, keys
         ):
-            return DeadLetterReply(request.id, CANNOT_ASK, request.subject)
+            return DeadLetterReply(request.id, CANNOT_READ, request.subject)
         self._writer.erase(request.route, request.keys)
         _log.warning(
-            "sink rows erased",
+            "sink rows erased: their keys were requested",
             request_id=request.id,
             route=request.route,
             keys=len(request.keys),
@@ -295,17 +323,19 @@ class DeadLetterRequests:
         )
         return Resolution(request.subject, "", "erased", request.id)
 
-    def _ask(self, found: list[DeadLetter]) -> bool:
-        last = found[-1]
+    def _refetch(self, dead_letters: list[DeadLetter]) -> bool:
+        last = dead_letters[-1]
         topic = shared_topic(last.record.origin.topic)
         record_key = ParkedKey(topic, last.record.key or b"")
-        bare = [_bare(dead_letter.record) for dead_letter in found]
+        bare = [_bare(dead_letter.record) for dead_letter in dead_letters]
         changes = decode(bare, self._writer.routes).changes
         rows = dict.fromkeys((change.route, change.key) for change in changes)
-        asked = [row for row in rows if self._repairs.request_keys(row[0], [row[1]])]
-        for row in asked:
+        requested = [
+            row for row in rows if self._repairs.request_keys(row[0], [row[1]])
+        ]
+        for row in requested:
             self._writer.note_refetch(row, record_key, last.position)
-        return bool(asked)
+        return bool(requested)
 
 
 _VERBS: Final[
@@ -326,7 +356,7 @@ _VERBS: Final[
 
 
 def _bare(record: Record) -> Record:
-    """Leave of a record what says which row it is about: the rest may be unreadable."""
+    """Return a record with its key alone: the rest may be unreadable."""
     return record._replace(value=None, headers={names.POSITION: _ANY_POSITION})
 
 

@@ -1,19 +1,16 @@
 """
-Floors that count only once every partition of their topic has told them.
+Floors that take effect once every partition of their topic has delivered them.
 
 A sweep ends a snapshot: in each partition it stands behind the rows that the snapshot
-spared. As long as one partition has not come to it, rows may be missing that are about
-to come, so the floor waits. The sweep says how many partitions it was written into:
-what was added since has nothing to spare. What was told is kept in a file, written
-before the batch counts as done: a batch that comes again tells the same again, which
-changes nothing.
+read. Until the last partition has reached it, some of these rows may still come, so the
+floor waits. The sweep names the number of partitions it was written to; partitions
+added since have no rows to spare. The partitions that delivered a sweep are kept in a
+file, written before the batch counts as done; a repeated batch changes nothing.
 
-The safe position: what stands below it cannot be delivered again.
-
-It is the lowest position that the head of any partition of the sink's topics still
-has. What retention has cut off cannot come back, so tombstones below guard against
-nothing. A dead letter can be replayed, however old it is: it holds the safe position
-down. Looked up now and then, beside the batches, which do not wait for it.
+The safe position is the one below which no record can be delivered again: the lowest
+position at the start of all partitions of the sink's topics. Tombstones below it guard
+against nothing. A dead letter can be replayed at any age, so it holds the safe position
+down. The position is looked up from time to time, beside the batches.
 """
 
 import threading
@@ -33,28 +30,28 @@ from towpath.sinks.state.progress import replace_file, sink_folder
 
 SWEEPS_FILE: Final = "sweeps.json"
 
-# By route and floor: the topics and their partitions that have told it.
-_Told: TypeAlias = dict[str, dict[str, dict[str, list[int]]]]
+# By route and floor: the topics and partitions that have delivered it.
+_Deliveries: TypeAlias = dict[str, dict[str, dict[str, list[int]]]]
 
 _log = structlog.get_logger("towpath.sinks")
 
 
 class Sweeps:
-    """The floors that one sink was told, and by which partitions."""
+    """The floors of one sink, and the partitions that have delivered each."""
 
     def __init__(self, state_folder: Path, sink: str, cluster: Cluster) -> None:
         self._state_folder = state_folder
         self._sink = sink
         self._path = sink_folder(state_folder, sink) / SWEEPS_FILE
         self._cluster = cluster
-        self._told: _Told = self._read()
+        self._delivered: _Deliveries = self._read()
 
     def counting(self, floors: Iterable[Floor]) -> tuple[Floor, ...]:
         """
-        Take note of a batch's floors, durably; return those that count now.
+        Note a batch's floors durably; return those that take effect now.
 
         Raises:
-            UnavailableError: The broker does not say how many partitions there are.
+            UnavailableError: The broker does not tell the number of partitions.
         """
         given = list(floors)
         waiting = [floor for floor in given if floor.needs_all]
@@ -64,11 +61,11 @@ class Sweeps:
             self._note(floor)
         complete = [floor for floor in waiting if self._is_complete(floor)]
         self._forget_below(highest_per_route(complete))
-        replace_file(self._path, orjson.dumps(self._told))
+        replace_file(self._path, orjson.dumps(self._delivered))
         for floor in waiting:
             if floor not in complete:
                 _log.info(
-                    "a sweep waits for the other partitions",
+                    "sweep received: waiting for the other partitions",
                     route=floor.route,
                     floor=floor.position,
                     partition=floor.origin.partition,
@@ -76,44 +73,50 @@ class Sweeps:
         return (*(floor for floor in given if not floor.needs_all), *complete)
 
     def carried_out(self, floors: Iterable[Floor]) -> None:
-        """Strike off the routes whose rows were read anew, now that it is durable."""
+        """Mark the routes of applied sweeps as complete; the batch is durable."""
         for floor in floors:
             if floor.needs_all:
                 route, snapshot_id = floor.route, floor.snapshot_id
                 incomplete.end(self._state_folder, self._sink, route, snapshot_id)
 
-    def _read(self) -> _Told:
+    def _read(self) -> _Deliveries:
         try:
-            told: _Told = orjson.loads(self._path.read_bytes())
+            delivered: _Deliveries = orjson.loads(self._path.read_bytes())
         except FileNotFoundError:
             return {}
-        return told
+        return delivered
 
     def _note(self, floor: Floor) -> None:
-        topics = self._told.setdefault(floor.route, {}).setdefault(_name(floor), {})
+        topics = self._delivered.setdefault(floor.route, {}).setdefault(
+            _name(floor), {}
+        )
         partitions = topics.setdefault(floor.origin.topic, [])
         if floor.origin.partition not in partitions:
             partitions.append(floor.origin.partition)
 
     def _is_complete(self, floor: Floor) -> bool:
         topic = floor.origin.topic
-        told = self._told[floor.route][_name(floor)][topic]
-        # A sweep that an older relay has written does not say it.
+        delivered = self._delivered[floor.route][_name(floor)][topic]
+        # An older relay's sweep does not name the number.
         count = floor.partitions or self._count(topic)
-        return set(range(count)) <= set(told)
+        return set(range(count)) <= set(delivered)
 
     def _count(self, topic: str) -> int:
         return len(self._cluster.end_offsets([topic]).get(topic, {}))
 
     def _forget_below(self, complete: dict[str, str]) -> None:
-        """Forget what a higher floor makes needless; the complete ones may recur."""
+        """Forget floors below a complete one; the complete ones may come again."""
         for route, floor in complete.items():
-            kept = {p: t for p, t in self._told[route].items() if p >= floor}
-            self._told[route] = kept
+            kept = {p: t for p, t in self._delivered[route].items() if p >= floor}
+            self._delivered[route] = kept
 
 
 def _name(floor: Floor) -> str:
-    """Return what tells a floor from others; ends without rows below are all one."""
+    """
+    Return the name of a floor in the file.
+
+    Ends without rows below share a position.
+    """
     if floor.is_end_only:
         return f"{floor.position} {floor.snapshot_id}"
     return floor.position
@@ -123,14 +126,14 @@ LOOK_EVERY_S: Final = 300.0
 
 
 class EarliestPositions(Protocol):
-    """What the topics begin with."""
+    """The positions at the start of topics."""
 
     def lowest_position(self, names: list[str]) -> str | None:
         """
         Return the lowest position among the first records of all partitions.
 
         Returns:
-            ``None`` if no record is retained, or one has no position to go by.
+            ``None`` if no record is retained, or a first record has no position.
 
         Raises:
             UnavailableError: The broker does not answer.
@@ -138,7 +141,7 @@ class EarliestPositions(Protocol):
 
 
 class SafePosition:
-    """Looked up by one thread, taken by another."""
+    """The safe position, looked up by one thread and taken by another."""
 
     def __init__(
         self, earliest_positions: EarliestPositions | None, clock: Clock
@@ -167,7 +170,7 @@ class SafePosition:
             self._found = found
 
     def take(self, parked_from: str | None) -> str | None:
-        """Return what was found since the last call, no higher than what is parked."""
+        """Return the position found since the last call, capped at ``parked_from``."""
         with self._lock:
             found, self._found = self._found, None
         if found is None or parked_from is None:

@@ -1,11 +1,10 @@
 """
-Whole rows as columns: what can be taken of a batch without making a value of each.
+Whole rows as columns, without a Python value for each row.
 
-A record is plain if it is a row change of one route that leaves rows as they are, has a
-key, a value and a position, and says nothing else. Whatever is not plain goes the
-ordinary way, record by record; so this needs to know nothing of poison, parked keys or
-floors. It takes all other records of its key with it, so that what becomes of a key is
-settled in one place. Pure.
+A record is plain if it is a row change of one route without a routing, and has a key, a
+value, a position and no other header. Other records are read one by one, together with
+all records of their keys, so that each key is handled in one place. Dead letters,
+parked keys and floors are therefore unknown here. Pure.
 
 Hot path: a fixed number of passes over the columns of a batch, none over its rows.
 """
@@ -24,20 +23,20 @@ from towpath.schemas.envelope import Operation
 from towpath.settings import RouteKind
 from towpath.sinks.changes.routing import Routes
 
-# As ``record`` reads it: without the number among records of one change.
+# As ``change.position_in`` reads it: without the number among records of one change.
 _POSITION: Final = r"^(?P<position>[0-9a-f]{16}\.(?:-|[0-9]{10}))(?:\.[0-9]+)?$"
 
 _WHOLE: Final = pa.array(
     [Operation.CREATE.value, Operation.UPDATE.value, Operation.READ.value]
 )
-# What one thread reads at once; a larger record cannot be read here.
+# The block that one thread parses; a larger record cannot be parsed here.
 _BLOCK_BYTES: Final = 16 * 1024 * 1024
-# What stands behind the row in an envelope; no text holds it, its quotes are escaped.
+# Follows the row in an envelope; no string holds it, since its quotes are escaped.
 _SOURCE: Final = '"source":{'
-# Arrow takes seconds for one value that is nested some thousand times; at a hundred
-# thousand its stack, and the process, ends. The ordinary way reads up to a thousand.
+# Arrow takes seconds for a value nested some thousand times, and at a hundred thousand
+# its stack overflows and the process ends. Reading one by one handles up to a thousand.
 _BRACKETS: Final = 500
-# A shorter text cannot be as deep: each bracket is closed again.
+# A shorter text cannot be as deep: each bracket is closed.
 _SHORT_BYTES: Final = 2 * _BRACKETS
 _TEXT: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
@@ -47,10 +46,10 @@ class Columns(NamedTuple):
     Plain records of one route.
 
     Attributes:
-        places: Where they stand in the batch.
+        indices: Their row numbers in the batch.
         positions: Their positions as text.
-        keys: Their keys as they came.
-        values: Their envelopes.
+        keys: The record keys, as bytes.
+        values: The envelopes, as bytes.
     """
 
     route: str
@@ -65,8 +64,8 @@ class EncodedColumns(NamedTuple):
     Whole rows as a sink's own columns.
 
     Attributes:
-        rows: A key may stand there several times.
-        places: Where the records stand that they came from, one for each row.
+        rows: The rows; a key may occur several times.
+        indices: The row number in the batch of each row's record.
     """
 
     rows: pa.Table
@@ -75,11 +74,11 @@ class EncodedColumns(NamedTuple):
 
 class ParsedRows(NamedTuple):
     """
-    Rows that were read.
+    Rows parsed from envelopes.
 
     Attributes:
-        rows: The rows, of all records.
-        is_whole: Where those stand that are whole.
+        rows: The rows of all records.
+        is_whole: Which rows are whole.
         has_escapes: Whether a text may hold what JSON escapes.
     """
 
@@ -89,14 +88,14 @@ class ParsedRows(NamedTuple):
 
 
 class _SplitEnvelopes(NamedTuple):
-    """Envelopes up to their sources, and what follows, each text once."""
+    """Envelopes up to their sources, and the distinct texts that follow."""
 
     heads: pa.LargeStringArray
     tails: pa.DictionaryArray
 
 
 class _ParsedObjects(NamedTuple):
-    """JSON objects as they were read, and whether anything in them is escaped."""
+    """Parsed JSON objects, and whether any text in them is escaped."""
 
     read: pa.Table
     has_escapes: bool
@@ -106,12 +105,12 @@ def plain_columns(
     records: pa.Table, routes: Routes, excluded_keys: Collection[bytes] = ()
 ) -> list[Columns]:
     """
-    Find the plain records of a batch, by route, in the order of the batch.
+    Return the plain records of a batch, by route, in the order of the batch.
 
     Args:
         records: The batch.
-        routes: What its records say.
-        excluded_keys: Keys whose records are written record by record.
+        routes: The routes of the sink.
+        excluded_keys: Keys whose records are read one by one.
     """
     positions = _positions(records.column("headers"))
     keys = records.column("key")
@@ -137,11 +136,11 @@ def plain_columns(
 
 def read_rows(columns: Columns, row: pa.StructType) -> ParsedRows:
     """
-    Read the rows out of envelopes.
+    Parse the rows in envelopes.
 
     Args:
         columns: Plain records.
-        row: The columns to be read, as JSON has them; others come as they are found.
+        row: The columns to parse, as JSON has them; the types of others are inferred.
 
     Raises:
         pa.ArrowInvalid: A value is not JSON, or not of its column's type.
@@ -149,12 +148,12 @@ def read_rows(columns: Columns, row: pa.StructType) -> ParsedRows:
     rows, said, has_escapes = _read(_one(columns.values.cast(pa.large_string())), row)
     is_whole = pc.and_(pc.is_in(said, _WHOLE), rows.is_valid())
     is_whole = pc.fill_null(is_whole, fill_value=False)
-    strange = columns.keys.filter(pc.invert(is_whole))
-    return ParsedRows(rows, _without(is_whole, columns.keys, strange), has_escapes)
+    other_keys = columns.keys.filter(pc.invert(is_whole))
+    return ParsedRows(rows, _without(is_whole, columns.keys, other_keys), has_escapes)
 
 
 def newest_rows(rows: pa.Table, key: tuple[str, ...], position: str) -> pa.Table:
-    """Keep the newest row of each key; all of them are whole."""
+    """Keep the newest row of each key; all rows are whole."""
     if len(rows.group_by(list(key)).aggregate([])) == len(rows):
         return rows
     order = pc.sort_indices(rows.column(position))
@@ -162,14 +161,14 @@ def newest_rows(rows: pa.Table, key: tuple[str, ...], position: str) -> pa.Table
     numbered = sorted_keys.append_column(position, pa.array(range(len(rows))))
     last = numbered.group_by(list(key)).aggregate([(position, "max")])
     newest = order.take(last.column(f"{position}_max").combine_chunks())
-    # Taken by their places, texts of more than 2 GiB would have to be one piece.
+    # ``take`` would need texts of more than 2 GiB in one chunk.
     return rows.filter(pc.is_in(pa.array(range(len(rows)), newest.type), newest))
 
 
 def _read(
     envelopes: pa.LargeStringArray, row: pa.StructType
 ) -> tuple[pa.StructArray, pa.StringArray, bool]:
-    """Return rows, operations, and whether anything is escaped in them."""
+    """Return rows, operations, and whether a text in them is escaped."""
     are_objects = pc.and_(pc.starts_with(envelopes, '{"'), pc.ends_with(envelopes, "}"))
     if not pc.all(are_objects).as_py():
         _refuse("a value is no JSON object")
@@ -188,7 +187,7 @@ def _read(
 
 
 def _cut(envelopes: pa.LargeStringArray) -> _SplitEnvelopes | None:
-    """Cut each in front of its source, which is mostly the same for many of them."""
+    """Split each envelope before its source, which is the same for many of them."""
     parts = pc.split_pattern(envelopes, "," + _SOURCE, max_splits=1)
     if not pc.all(pc.equal(pc.list_value_length(parts), 2)).as_py():
         return None
@@ -205,10 +204,11 @@ def _objects(
     closing: bytes = b"",
 ) -> _ParsedObjects:
     """
-    Read texts as one JSON object each.
+    Parse each text as one JSON object.
 
-    With what is put before and behind them they begin and end with a brace; so one that
-    is none, or several, shows in the count: no object goes on behind another's brace.
+    With ``opening`` and ``closing`` each text begins and ends with a brace. A text that
+    is no object, or several, shows in the count: an object cannot continue behind a
+    brace.
     """
     encoded = texts.cast(pa.large_binary())
     if any(map(_is_deep, _long(encoded))):
@@ -236,7 +236,11 @@ def _long(texts: pa.LargeBinaryArray) -> Iterator[bytes]:
 
 
 def _is_deep(text: bytes) -> bool:
-    """Tell whether a text may be nested too deeply; brackets in its texts are not."""
+    """
+    Return whether a text may be nested too deeply.
+
+    Brackets in strings do not count.
+    """
     return _brackets(text) > _BRACKETS and _brackets(_TEXT.sub(b"", text)) > _BRACKETS
 
 
@@ -245,7 +249,7 @@ def _brackets(text: bytes) -> int:
 
 
 def _is_beyond_json(read: pa.Table) -> bool:
-    """Tell whether Arrow has read a number that JSON has no word for."""
+    """Return whether Arrow has parsed a number that JSON does not have."""
     finite: list[pa.ChunkedArray] = []
     left = list(read.columns)
     while left:
@@ -261,12 +265,12 @@ def _is_beyond_json(read: pa.Table) -> bool:
 
 
 def _refuse(message: str) -> NoReturn:
-    """Say that values cannot be read here."""
+    """Raise the error of values that cannot be parsed here."""
     raise pa.ArrowInvalid(message)
 
 
 def _plain_topics(topics: list[str], routes: Routes) -> dict[str, list[str]]:
-    """Sort topics by the route that reads them, if one does and changes nothing."""
+    """Group topics by the one route that reads them without a routing."""
     found: dict[str, list[str]] = defaultdict(list)
     for topic in topics:
         reading = routes.reading(topic)
@@ -278,7 +282,7 @@ def _plain_topics(topics: list[str], routes: Routes) -> dict[str, list[str]]:
 
 
 def _positions(headers: pa.ChunkedArray) -> pa.Array:
-    """Return each record's position; null where the headers say more, or less."""
+    """Return each record's position; null if the headers have more, or less."""
     lists = _one(headers)
     entries = lists.flatten()
     parents = pc.list_parent_indices(lists)
@@ -286,55 +290,55 @@ def _positions(headers: pa.ChunkedArray) -> pa.Array:
     name, values = entries.field("key"), entries.field("value")
     is_position = pc.equal(name, names.POSITION)
     known = pa.array([names.POSITION, names.SNAPSHOT], name.type)
-    is_strange = pc.invert(pc.is_in(name, known))
-    if parents.filter(is_position).equals(every) and not pc.any(is_strange).as_py():
+    is_unknown = pc.invert(pc.is_in(name, known))
+    if parents.filter(is_position).equals(every) and not pc.any(is_unknown).as_py():
         texts = values.filter(is_position)
     else:
-        told = pa.table(
+        entries_table = pa.table(
             {
                 "record": parents,
                 "text": pc.if_else(is_position, values, None),
                 "is_position": is_position,
-                "is_strange": is_strange,
+                "is_unknown": is_unknown,
             }
         )
-        texts = _of_plain(told, every)
+        texts = _of_plain(entries_table, every)
     found = pc.extract_regex(texts, _POSITION)
     return pc.struct_field(found, "position").cast(pa.string())
 
 
-def _of_plain(told: pa.Table, every: pa.Array) -> pa.Array:
-    """Return the position of each record that has one, and no strange header."""
-    by_record = told.group_by("record").aggregate(
-        [("text", "max"), ("is_position", "sum"), ("is_strange", "max")]
+def _of_plain(entries_table: pa.Table, every: pa.Array) -> pa.Array:
+    """Return the position of each record that has one, and no unknown header."""
+    by_record = entries_table.group_by("record").aggregate(
+        [("text", "max"), ("is_position", "sum"), ("is_unknown", "max")]
     )
     is_plain = pc.and_(
         pc.equal(by_record.column("is_position_sum"), 1),
-        pc.invert(by_record.column("is_strange_max")),
+        pc.invert(by_record.column("is_unknown_max")),
     )
     texts = _one(pc.if_else(is_plain, by_record.column("text_max"), None))
-    # A record without headers is not among them: it is put back as null.
+    # A record without headers is missing here: it becomes null.
     return texts.take(pc.index_in(every, _one(by_record.column("record"))))
 
 
 def _without(
-    chosen: pa.Array, keys: pa.ChunkedArray, strange: pa.ChunkedArray
+    chosen: pa.Array, keys: pa.ChunkedArray, other_keys: pa.ChunkedArray
 ) -> pa.Array:
-    """Take all records of strange keys out of what is chosen."""
-    if not len(strange):
+    """Remove all records of the given keys from a selection."""
+    if not len(other_keys):
         return chosen
-    return pc.and_(chosen, pc.invert(_one(pc.is_in(keys, strange.unique()))))
+    return pc.and_(chosen, pc.invert(_one(pc.is_in(keys, other_keys.unique()))))
 
 
 def _at(
     column: pa.ChunkedArray | pa.Array, indices: pa.Array
 ) -> pa.ChunkedArray | pa.Array:
-    """Return what stands at places in their order; nothing is copied if it is all."""
+    """Return the values at indices; nothing is copied if these are all."""
     return column if len(indices) == len(column) else column.take(indices)
 
 
 def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """Return a column as one array; nothing is copied if it is one."""
+    """Return a column as one array; nothing is copied if it has one chunk."""
     if isinstance(column, pa.Array):
         return column
     if column.num_chunks == 1:

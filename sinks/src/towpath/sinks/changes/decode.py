@@ -1,19 +1,17 @@
 """
-Records into changes, events and floors: bytes in, values out.
+Decodes records into changes, events and floors. Bytes in, values out.
 
-Hot path, once per record: one look-up of the route, one parse of key and value. What
-cannot be read is a ``Poison`` with its reason, never an exception and never silence.
-Integers stay exact; numerics are text already. A tombstone is a delete at its own
-position: after a compaction it may be all that is left of the delete. What the header
-``unchanged`` names is unknown, whatever stands in its place.
+A record that cannot be read is an ``UnreadableRecord`` with its reason, never an
+exception and never dropped. Integers stay exact; numerics are text already. A tombstone
+is a delete at its own position: after compaction it may be all that is left of the
+delete. Columns that the header ``unchanged`` names are unknown, whatever the value has.
 
-Events of the outbox, as a log keeps them and as the state of their aggregates.
+Outbox events are rows of a log, or the state of their aggregates. The event of an
+aggregate is a whole row: the payload is the document, the aggregate's id its key. A
+deleting event, or one without a value, deletes the document; events of types without
+state are skipped.
 
-An event of an aggregate is a whole row: its payload is the document, its key the
-aggregate's id. A deleting event, and one without a value, deletes the document; an
-event of a type that does not carry the state says nothing.
-
-Hot path, once per record.
+Hot path, once per record: one look-up of the route, one parse of key and value.
 """
 
 from collections.abc import Iterable
@@ -54,7 +52,7 @@ _EVENT_COLUMNS: Final = frozenset(
 
 
 def logged_event(record: Record, route: Route) -> EventRow:
-    """Read an event as a log keeps it."""
+    """Decode an event of an event log."""
     headers = record.headers
     others = {
         name: value.decode("utf-8", "replace")
@@ -76,9 +74,9 @@ def logged_event(record: Record, route: Route) -> EventRow:
 
 
 def aggregate_change(record: Record, route: Route) -> Change | None:
-    """Read an event as a change of its aggregate; ``None`` if it says no state."""
+    """Decode an event as a change of its aggregate; ``None`` if it carries no state."""
     headers, text = record.headers, record.value
-    # A missing value may be all that is left of a delete: it need not have a type.
+    # A tombstone may be all that is left of a delete: it need not have a type.
     is_typed = text is not None or names.EVENT_TYPE in headers
     if is_typed and (route.state_types or route.delete_types):
         kind = text_in(headers.get(names.EVENT_TYPE), "header type")
@@ -111,22 +109,21 @@ class UnreadableRecord(NamedTuple):
 
 class Decoded(NamedTuple):
     """
-    What the records of a batch say.
+    The decoded records of a batch.
 
-    ``skipped`` are READ events of event logs, events that do not carry the state of
-    their aggregate, and truncations that a route does not follow; barriers say nothing
-    and are not counted.
+    ``skipped`` counts READ events of event logs, events without their aggregate's
+    state, and truncations that a route ignores. Barriers are not counted.
     """
 
     changes: list[Change]
     events: list[EventRow]
-    poison: list[UnreadableRecord]
+    unreadable: list[UnreadableRecord]
     skipped: int
     floors: list[Floor]
 
 
 def decode(records: Iterable[Record], routes: Routes) -> Decoded:
-    """Read records of the routes' topics, each for every route that reads its topic."""
+    """Decode records, each for every route that reads its topic."""
     decoded = Decoded([], [], [], 0, [])
     skipped = 0
     reading = routes.reading
@@ -135,17 +132,19 @@ def decode(records: Iterable[Record], routes: Routes) -> Decoded:
             continue
         for route, routing in reading(record.origin.topic) or _NO_ROUTE:
             try:
-                said = _said(record, route, routing)
+                item = _decoded(record, route, routing)
             except UnreadableError as error:
                 why = record.headers.get(names.UNDELIVERED)
-                _set_aside(decoded.poison, record, why.decode() if why else str(error))
+                _note_unreadable(
+                    decoded.unreadable, record, why.decode() if why else str(error)
+                )
                 continue
-            if said is None:
+            if item is None:
                 skipped += 1
-            elif isinstance(said, Change):
-                decoded.changes.append(said)
+            elif isinstance(item, Change):
+                decoded.changes.append(item)
             else:
-                _note(decoded, said)
+                _note(decoded, item)
     return decoded._replace(skipped=skipped)
 
 
@@ -153,29 +152,32 @@ _NO_ROUTE: Final = ((None, None),)
 _OPERATIONS: Final = {operation.value: operation for operation in Operation}
 
 
-def _set_aside(poison: list[UnreadableRecord], record: Record, reason: str) -> None:
-    """Set a record aside once, however many routes it says nothing to."""
-    if not poison or poison[-1].origin is not record.origin:
-        poison.append(UnreadableRecord(record.origin, reason))
+def _note_unreadable(
+    unreadable: list[UnreadableRecord], record: Record, reason: str
+) -> None:
+    """Note a record once, however many routes cannot read it."""
+    if not unreadable or unreadable[-1].origin is not record.origin:
+        unreadable.append(UnreadableRecord(record.origin, reason))
 
 
-def _note(decoded: Decoded, said: EventRow | Floor) -> None:
-    if isinstance(said, EventRow):
-        decoded.events.append(said)
+def _note(decoded: Decoded, item: EventRow | Floor) -> None:
+    if isinstance(item, EventRow):
+        decoded.events.append(item)
     else:
-        decoded.floors.append(said)
+        decoded.floors.append(item)
 
 
-def _said(
+def _decoded(
     record: Record, route: Route | None, routing: Routing | None
 ) -> Change | EventRow | Floor | None:
-    """Read one record; ``None`` if it says nothing to its route."""
+    """Decode one record; ``None`` if its route skips it."""
     if route is None:
         refuse("no route reads this topic")
     if route.kind is RouteKind.EVENT_LOG:
         return None if names.SNAPSHOT in record.headers else logged_event(record, route)
     if names.SWEEP in record.headers:
-        # A dropped table counts as truncated: the route says whether its rows stay.
+        # A dropped table counts as truncated: ``on_truncate`` decides whether its rows
+        # stay.
         is_kept = names.DROPPED in record.headers and route.on_truncate == "keep"
         return None if is_kept else _sweep(record, route.name)
     if route.kind is RouteKind.AGGREGATE:
@@ -202,7 +204,8 @@ def _row_change(
     envelope = None if record.value is None else object_in(record.value, "value")
     operation = _operation(envelope)
     if operation is Operation.TRUNCATE:
-        # Before the fill of a table that was made again: its sweep ends the old rows.
+        # A recreated table is filled next: the sweep of that snapshot removes the old
+        # rows.
         if route.on_truncate == "keep" or names.DROPPED in record.headers:
             return None
         floor = position_in(record.headers)
@@ -229,7 +232,7 @@ def _row_change(
 
 
 def _hashed(key: tuple[Any, ...]) -> tuple[Value, ...]:
-    """Write a key's arrays and composites as their JSON: they have no hash."""
+    """Return a key with its arrays and composites as JSON text: lists have no hash."""
     try:
         hash(key)
     except TypeError:
@@ -241,7 +244,7 @@ def _hashed(key: tuple[Any, ...]) -> tuple[Value, ...]:
 
 
 def _routed(change: Change, routing: Routing) -> Change:
-    """Return what a route makes of a change."""
+    """Apply a route's routing to a change."""
     columns, key = routing.key(change.key_columns, change.key)
     return change._replace(
         key=key,
@@ -263,7 +266,7 @@ def _operation(envelope: dict[str, Any] | None) -> Operation:
 def _after(
     envelope: dict[str, Any] | None, unchanged: frozenset[str]
 ) -> dict[str, Any]:
-    """Return the row, without what the relay's placeholder stands for."""
+    """Return the row without unchanged columns: they hold a placeholder."""
     after = None if envelope is None else envelope.get("after")
     if not isinstance(after, dict):
         refuse("the envelope has no row in after")

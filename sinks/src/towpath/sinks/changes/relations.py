@@ -1,9 +1,9 @@
 """
-The shape of tables, as the relay announces it in the relations topic.
+The shapes of tables, as the relay announces them in the relations topic.
 
-Sinks take types from here, never by guessing. Record key ``schema.table``; value
+Sinks take column types from here and never guess. Record key ``schema.table``; value
 ``{"schema", "table", "oid", "columns": [{"name", "type", "type_oid", "typmod",
-"nullable"}], "key": [..], "position"}``. A column also tells what its type is made of:
+"nullable"}], "key": [..], "position"}``. A column also has the components of its type:
 ``element``, ``base``, ``fields``. Pure: bytes in, values out.
 """
 
@@ -28,14 +28,11 @@ class Column:
     A column and its Postgres type.
 
     Attributes:
-        name: Its name.
-        type: Postgres's own spelling without modifiers (``bigint``,
-            ``timestamp with time zone``), ``schema.name`` for a user's type.
+        type: Postgres's own spelling without modifiers (``bigint``, ``timestamp with
+            time zone``), ``schema.name`` for a user's type.
         typmod: Its modifier as Postgres stores it; -1 for none.
-        nullable: Whether it may be null.
-        is_object: Whether its values are objects, or lists of them: those of composite
-            types.
-        source_name: Its name in the source, where it is published under another.
+        is_object: Whether its values are objects, or lists of objects: composite types.
+        source_name: Its name in the source, if it is published under another.
     """
 
     name: str
@@ -60,7 +57,7 @@ class RelationShape:
     A table: its columns in order, and the columns of its primary key in key order.
 
     Attributes:
-        position: From where on the shape holds, as text that sorts.
+        position: The position as of which the shape is valid, as sortable text.
     """
 
     schema: str
@@ -76,7 +73,7 @@ class RelationShape:
 
     @property
     def name(self) -> str:
-        """The text of both."""
+        """Schema and table as one text."""
         return self.full_name.text
 
     def column(self, name: str) -> Column | None:

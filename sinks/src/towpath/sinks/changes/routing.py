@@ -1,21 +1,18 @@
 """
-What a route makes of rows: columns left out, renamed, added, and the row's id.
+Routing: from topics to routes, and from a route's rows to the rows in the sink.
 
-One rule for all who need it: ``decode`` applies it to records, sinks see tables as it
-leaves them, the verifier applies it to the source's own rows. Rows commute with it:
-folding and then routing gives what routing and then folding gives. Columns are named as
-in the source, except where it says otherwise. Pure.
+A routing drops, renames and adds columns, and makes the id. One rule serves all:
+``decode`` applies it to records, sinks see the shapes of tables through it, and the
+verifier applies it to the source's rows. Folding and routing commute. Columns have
+their source names unless stated otherwise. Pure.
 
-Hot path, once per record of a route that asks for it: one plan per set of columns.
+The route of a table or an aggregate reads its topic, and the topic of snapshots for
+this sink only. The topic of an event log's route may end in ``*``: it matches every
+topic with that prefix, except backfills, also topics that appear later. Several routes
+may read one topic, each into a place of its own. A topic that a route names is read by
+no route whose topic ends in ``*``.
 
-From topics to places in the sink.
-
-The route of a table or of an aggregate reads its topic and, beside it, the topic of
-what snapshots read for this sink only. An event log's route may end in ``*``: every
-topic that begins so, except backfills, also those that do not exist yet.
-
-Several routes may read one topic, each into a place of its own. A topic that a route
-names is read by no route whose name for it ends in ``*``.
+Hot path, once per record of a route with a routing: one plan per set of columns.
 """
 
 import re
@@ -35,12 +32,12 @@ _TYPE_OF_CONSTANT: Final[Mapping[type, str]] = {
     int: "bigint",
     float: "double precision",
 }
-# Rows differ in their columns by what they leave out: a few sets of them recur.
+# Rows have few distinct sets of columns: they differ by their unchanged columns.
 _MOST_PLANS: Final = 1000
 
 
 class Routing:
-    """What one route makes of rows."""
+    """The mapping of one route's rows."""
 
     def __init__(self, route: Route) -> None:
         self._include = frozenset(route.include)
@@ -54,7 +51,7 @@ class Routing:
 
     @property
     def constants(self) -> Mapping[str, Value]:
-        """The columns that every row has beside its own."""
+        """The constant columns that the route adds to every row."""
         return self._constants
 
     def name(self, column: str) -> str | None:
@@ -64,7 +61,7 @@ class Routing:
         return self._rename.get(column, column)
 
     def names(self, columns: Iterable[str]) -> frozenset[str]:
-        """Return the names of those columns that are not left out."""
+        """Return the names in the sink of those columns that are not left out."""
         found = (self.name(column) for column in columns)
         return frozenset(name for name in found if name is not None)
 
@@ -73,7 +70,7 @@ class Routing:
         Return a row as the sink has it.
 
         Raises:
-            UnreadableError: Two columns come to one name, or to one of the sink's own.
+            UnreadableError: Two columns map to one name, or one to a reserved name.
         """
         columns = tuple(row)
         plan = self._plans.get(columns)
@@ -89,7 +86,7 @@ class Routing:
         """
         Return the names and values of a row's key as the sink has them.
 
-        The key that a template makes is none of columns: it has no names.
+        A key made by a template has no column names.
 
         Raises:
             UnreadableError: The template names other columns than the key has.
@@ -100,13 +97,13 @@ class Routing:
             listed = ", ".join(columns)
             refuse(f"the route's key names other columns than the row's key: {listed}")
         left = iter(values)
-        return (), tuple([_written(part, left) for part in self._parts])
+        return (), tuple([_format_part(part, left) for part in self._parts])
 
     def source_key(self, key: tuple[Value, ...]) -> tuple[Value, ...]:
         """
-        Return the key in the source, in key order, of a key as the sink has it.
+        Return the source's key values, in key order, of a key in the sink.
 
-        A template has made texts of its values.
+        A template has made them text.
         """
         if not self._parts:
             return key
@@ -154,7 +151,7 @@ class Routing:
 
 
 def routing_of(route: Route) -> Routing | None:
-    """Return what a route makes of rows; ``None`` if it leaves them as they are."""
+    """Return a route's routing; ``None`` if it leaves rows as they are."""
     changes = (
         *(route.include, route.exclude, route.rename, route.constants),
         *(route.key, route.fields),
@@ -162,8 +159,8 @@ def routing_of(route: Route) -> Routing | None:
     return Routing(route) if route.kind is RouteKind.TABLE and any(changes) else None
 
 
-def _written(part: Part, values: Iterator[Value]) -> str:
-    """Write a part of an id; a column takes the next value."""
+def _format_part(part: Part, values: Iterator[Value]) -> str:
+    """Format a part of an id; a column takes the next value."""
     if not part.column:
         return part.before
     return part.before + text_of(next(values)) + part.after
@@ -173,7 +170,7 @@ _ANY: Final = "*"
 
 
 class Reading(NamedTuple):
-    """A route that reads a topic; ``routing`` is missing if rows stay as they are."""
+    """A route that reads a topic; ``routing`` is ``None`` if rows stay as they are."""
 
     route: Route
     routing: Routing | None
@@ -194,11 +191,11 @@ class Routes:
     @property
     def pattern(self) -> str:
         """
-        A regular expression that is found in exactly the topics of the sink.
+        A regular expression that matches exactly the topics of the sink.
 
-        Both Java and Python read it the same way. The engine looks for it anywhere in
-        a name, so it says itself where a name begins and ends: other sinks' backfill
-        topics begin with the name of the table's.
+        Java and Python read it the same way. The engine searches for it anywhere in a
+        name, so it is anchored: other sinks' backfill topics begin with the table
+        topic's name.
         """
         exact = [re.escape(topic) for topic in sorted(self._by_topic)]
         open_ended = [
@@ -209,23 +206,23 @@ class Routes:
 
     @property
     def exact(self) -> tuple[str, ...]:
-        """The topics that routes name, not those that begin with a name."""
+        """The topics that routes name, without those that match ``*``."""
         return tuple(self._by_topic)
 
     def reading(self, topic: str) -> tuple[Reading, ...]:
-        """Find the routes that read a topic; none if no route does."""
+        """Return the routes that read a topic."""
         try:
             return self._by_topic[topic]
         except KeyError:
             return self._search(topic)
 
     def of(self, topic: str) -> Route | None:
-        """Find the first route that reads a topic."""
+        """Return the first route that reads a topic."""
         found = self.reading(topic)
         return found[0].route if found else None
 
     def matching(self, topics: Iterable[str]) -> list[str]:
-        """Return, sorted, those of the topics that the sink reads."""
+        """Return, sorted, the topics that the sink reads."""
         return sorted(topic for topic in topics if self.reading(topic))
 
     def _search(self, topic: str) -> tuple[Reading, ...]:

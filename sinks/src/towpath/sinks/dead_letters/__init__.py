@@ -1,6 +1,6 @@
 """
-Dead letters of a sink: records set aside, and the keys that are parked behind them.
+Dead letters of a sink, and the keys that are parked behind them.
 
-The topic ``<prefix>.dead.<sink>`` is the truth: what is parked is read from it at each
-start, and orders to replay or to discard are records of it, too.
+The topic ``<prefix>.dead.<sink>`` is the source of truth: parked keys are read from it
+at each start, and requests to replay or discard are records of it, too.
 """

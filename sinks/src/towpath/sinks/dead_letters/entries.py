@@ -1,17 +1,15 @@
 """
-What stands in the dead-letter topic of a sink, as values and as headers. Pure.
+The entries of a sink's dead-letter topic, as values and as headers. Pure.
 
-==========  ======================================================================
-letter      a record as it was read, with its reason and origin in further headers
-ending      a key, or one letter that parked none, needs no more care, and why
-order       somebody asks for letters to be replayed or discarded
-answer      why an order could not be carried out
-==========  ======================================================================
+===========  =====================================================================
+dead letter  a record as it was read, with its reason and origin in further headers
+resolution   a key, or one dead letter without a parked key, is resolved, and how
+request      a request to replay, discard or erase
+reply        why a request could not be carried out
+===========  =====================================================================
 
-All but letters say in a header which they are, and the rest as JSON in their value.
-Everything about one key has the record's own key, so that it stays in order.
-
-What the jobs need of the dead-letter topic of one sink.
+All but dead letters name their kind in a header and have a JSON object as their value.
+All entries about one key have the record's own key, so that they stay in order.
 """
 
 import enum
@@ -24,9 +22,9 @@ from towpath.schemas import headers as names
 from towpath.schemas.topics import BACKFILL
 from towpath.sinks.change import Origin, Record, UnreadableError, position_in
 
-# Reason of what is set aside only because something older of its key is.
+# The reason of records that are parked behind an older dead letter of their key.
 BEHIND: Final = "parked behind an earlier change of its key"
-# How the reason begins of what the target does not take for now.
+# The prefix of reasons of changes that the target does not accept for now.
 LATER: Final = "not taken for now, tried again by itself: "
 
 Header: TypeAlias = tuple[str, bytes]
@@ -53,7 +51,7 @@ _OURS: Final = frozenset(
 
 
 class ParkedKey(NamedTuple):
-    """A key of a topic; of a backfill's topic it is the same as of the shared one."""
+    """A key of a topic; for a backfill topic, that of the topic beside it."""
 
     topic: str
     key: bytes
@@ -61,11 +59,11 @@ class ParkedKey(NamedTuple):
 
 class DeadLetter(NamedTuple):
     """
-    One record set aside.
+    A record that could not be applied.
 
     Attributes:
         route: Names of the routes that read its topic; empty if none does.
-        is_parking: Whether later changes of its key wait for it.
+        is_parking: Whether later changes of its key are parked behind it.
     """
 
     record: Record
@@ -75,7 +73,7 @@ class DeadLetter(NamedTuple):
 
     @property
     def parked(self) -> ParkedKey | None:
-        """Return the key that waits for this letter, if one does."""
+        """The key that is parked behind this dead letter, if one is."""
         key = self.record.key
         if not self.is_parking or key is None:
             return None
@@ -83,12 +81,12 @@ class DeadLetter(NamedTuple):
 
     @property
     def position(self) -> str:
-        """Return the record's position; empty if it has none."""
+        """The record's position; empty if it has none."""
         return position_of(self.record) or ""
 
 
 class Verb(enum.StrEnum):
-    """What may be asked for."""
+    """The action of a request."""
 
     REPLAY = "replay"
     DISCARD = "discard"
@@ -97,12 +95,12 @@ class Verb(enum.StrEnum):
 
 class DeadLetterSubject(NamedTuple):
     """
-    What an order or an ending is about: a key, or a letter that parked none.
+    The subject of a request or a resolution: a key, or one dead letter without one.
 
     Attributes:
-        topic: The key's topic, or the one that the letter's record stood in.
-        key: The record's key; ``None`` where it had none.
-        at: Partition and offset of the record, if it is about one letter.
+        topic: The key's topic, or that of the record.
+        key: The record's key; ``None`` if it had none.
+        at: Partition and offset of the record, if the subject is one dead letter.
     """
 
     topic: str
@@ -111,7 +109,11 @@ class DeadLetterSubject(NamedTuple):
 
 
 class Resolution(NamedTuple):
-    """The letters of a matter, up to a position, are over; ``how`` says by what."""
+    """
+    The dead letters of a subject are resolved up to a position.
+
+    ``how`` names the reason.
+    """
 
     subject: DeadLetterSubject
     position: str
@@ -121,12 +123,12 @@ class Resolution(NamedTuple):
 
 class DeadLetterRequest(NamedTuple):
     """
-    Somebody asks for something, under an id of their own.
+    A request to the sink.
 
     Attributes:
-        route: Of what is to be erased, the route.
-        keys: Likewise, the keys as the target has them.
-        is_read_again: Likewise, whether the sink asks the source for their rows; not
+        route: The route of keys to be erased.
+        keys: The keys to be erased, as the target has them.
+        is_read_again: Whether the sink requests their rows from the source first; false
             for keys that the source's table cannot have.
     """
 
@@ -139,7 +141,7 @@ class DeadLetterRequest(NamedTuple):
 
 
 class DeadLetterReply(NamedTuple):
-    """An order was not carried out, or not yet, and why."""
+    """The reason why a request was not carried out, or not yet."""
 
     request_id: str
     text: str
@@ -150,7 +152,7 @@ Entry: TypeAlias = DeadLetter | Resolution | DeadLetterRequest | DeadLetterReply
 
 
 def shared_topic(topic: str) -> str:
-    """Return the topic that a backfill's topic stands beside."""
+    """Return the topic beside which a backfill topic stands."""
     return topic.partition(BACKFILL)[0]
 
 
@@ -163,7 +165,7 @@ def position_of(record: Record) -> str | None:
 
 
 def subject_of(dead_letter: DeadLetter) -> DeadLetterSubject:
-    """Return what an order about a letter is about."""
+    """Return the subject of requests about a dead letter."""
     parked = dead_letter.parked
     if parked is not None:
         return DeadLetterSubject(*parked)
@@ -172,7 +174,7 @@ def subject_of(dead_letter: DeadLetter) -> DeadLetterSubject:
 
 
 def dead_letter_headers(dead_letter: DeadLetter) -> list[Header]:
-    """Write a letter's headers: the record's own, then ours."""
+    """Return a dead letter's headers: the record's own, then ours."""
     topic, partition, offset = dead_letter.record.origin
     ours = (
         (names.REASON, dead_letter.reason),
@@ -195,7 +197,7 @@ def dead_letter_headers(dead_letter: DeadLetter) -> list[Header]:
 def entry_content(
     entry: Resolution | DeadLetterRequest | DeadLetterReply,
 ) -> tuple[list[Header], bytes]:
-    """Write what is no letter: its headers and its value."""
+    """Return the headers and the value of an entry that is no dead letter."""
     matter = {"topic": entry.subject.topic, "at": entry.subject.at}
     kind, document = _document(entry, matter)
     return [(names.DEAD_LETTERS, kind)], orjson.dumps(document)
@@ -229,7 +231,7 @@ def _document(
 def entry_of(
     key: bytes | None, value: bytes | None, headers: Sequence[Header]
 ) -> Entry | None:
-    """Read one record of the topic; ``None`` if it is none of ours."""
+    """Decode one record of the topic; ``None`` if it is no entry."""
     kind = dict(headers).get(names.DEAD_LETTERS)
     if kind is None:
         return _dead_letter(key, value, headers)
@@ -267,7 +269,7 @@ def _other(
 def _dead_letter(
     key: bytes | None, value: bytes | None, headers: Sequence[Header]
 ) -> DeadLetter | None:
-    """Part ours, which stand last, from the record's own of the same names."""
+    """Split our headers, which come last, from the record's own of the same names."""
     ours: dict[str, bytes] = {}
     count = len(headers)
     while count:
@@ -296,24 +298,24 @@ class DeadLetterStore(Protocol):
     """
     The dead-letter topic of one sink.
 
-    What was written is durable when the call returns; each call raises
-    ``UnavailableError`` if that, or what was read, is not known to be whole.
+    Writes are durable when the call returns. Each call raises ``UnavailableError`` if
+    that, or the completeness of a read, is not certain.
     """
 
     def put(self, dead_letters: Iterable[DeadLetter]) -> int:
-        """Set records aside; return how many."""
+        """Write dead letters; return their number."""
 
     def resolve(self, resolutions: Iterable[Resolution]) -> None:
-        """State that letters are over."""
+        """Write resolutions."""
 
     def reply(self, reply: DeadLetterReply) -> None:
-        """State why an order was not carried out."""
+        """Write the reply to a request."""
 
     def entries(self) -> Iterator[Entry]:
-        """Go through all that was ever written, oldest first per key."""
+        """Yield all entries of the topic, oldest first per key."""
 
     def requests(self) -> list[DeadLetterRequest]:
-        """Return what was asked for since ``entries`` or ``orders`` was last called."""
+        """Return the requests since the last call of ``entries`` or ``requests``."""
 
     def close(self) -> None:
-        """Let go of connections; never raises."""
+        """Release connections; never raises."""

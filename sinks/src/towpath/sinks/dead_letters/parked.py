@@ -1,13 +1,12 @@
 """
-Which keys are parked, and from which position on.
+Parked keys of a sink, and its open dead letters. Pure.
 
-Only positions decide what waits, so that a batch that comes again after a crash decides
-the same. What is over is remembered as well: a record that comes again from below an
-ending is not parked a second time. Both are bounded.
+Only positions decide which records are parked, so that a batch repeated after a crash
+decides the same. Resolutions are remembered, too: a record that comes again from below
+one is not parked again. Both are bounded.
 
-The open letters of a sink: what was set aside and is not over. Pure.
-
-A record that was set aside twice, because its batch came again, is one letter.
+A record that was written to the dead letters twice, because its batch was repeated, is
+one dead letter.
 """
 
 from collections.abc import Iterable
@@ -35,14 +34,14 @@ MAX_PARKED_KEYS: Final = 100_000
 @dataclass(slots=True)
 class ParkedRecords:
     """
-    What waits of one key.
+    The parked records of one key.
 
     Attributes:
-        lowest: The first position; from there on everything waits.
-        highest: The last position set aside.
-        letters: How many are set aside.
-        last_offsets: Per topic and partition, the last record set aside: up to there,
-            what comes again is in the topic already.
+        lowest: The first position; all records from there on are parked.
+        highest: The position of the last dead letter.
+        dead_letters: The number of dead letters.
+        last_offsets: Per topic and partition, the offset of the last dead letter;
+            records up to it are in the topic already.
     """
 
     lowest: str
@@ -71,19 +70,19 @@ class ParkedKeys:
         return frozenset(self._waiting)
 
     def retried_keys(self) -> frozenset[ParkedKey]:
-        """Return the keys that are tried again by themselves."""
+        """Return the keys that are retried automatically."""
         return frozenset(self._retried)
 
     def waiting(self, parked: ParkedKey) -> ParkedRecords | None:
-        """Return what waits of a key."""
+        """Return the parked records of a key."""
         return self._waiting.get(parked)
 
     def recall(self, entries: Iterable[Entry]) -> None:
         """
-        Learn what the topic tells, oldest first.
+        Restore the state from the entries of the topic, oldest first.
 
         Raises:
-            TooManyParkedError: More keys are parked than can be kept in mind.
+            TooManyParkedError: More keys are parked than can be kept in memory.
         """
         for entry in entries:
             if isinstance(entry, DeadLetter):
@@ -94,10 +93,10 @@ class ParkedKeys:
 
     def check(self, dead_letters: Iterable[DeadLetter]) -> None:
         """
-        See whether letters can be parked beside what is.
+        Check that dead letters can be parked beside the present ones.
 
         Raises:
-            TooManyParkedError: More keys are parked than can be kept in mind.
+            TooManyParkedError: More keys are parked than can be kept in memory.
         """
         new = (
             {dead_letter.parked for dead_letter in dead_letters}
@@ -110,7 +109,7 @@ class ParkedKeys:
             raise TooManyParkedError(message)
 
     def park(self, dead_letter: DeadLetter) -> None:
-        """Take note of a letter that is durable."""
+        """Park the key of a dead letter that is durable."""
         parked = dead_letter.parked
         if parked is None or self.is_over(parked, dead_letter.position):
             return
@@ -123,7 +122,7 @@ class ParkedKeys:
         if not self.has(dead_letter):
             waiting.dead_letters += 1
         if position < waiting.lowest:
-            # What stands between is not in the topic: it counts from here again.
+            # The records in between are not in the topic: the offsets begin again.
             waiting.lowest = position
             waiting.last_offsets.clear()
         waiting.highest = max(waiting.highest, position)
@@ -132,7 +131,7 @@ class ParkedKeys:
         waiting.last_offsets[place] = max(last, origin.offset)
 
     def end(self, ending: Resolution) -> None:
-        """Take note that what waits of a key, up to a position, is over."""
+        """Release a key whose records are resolved up to a position."""
         subject = ending.subject
         if subject.at is not None or subject.key is None:
             return
@@ -147,7 +146,7 @@ class ParkedKeys:
             del self._ended[next(iter(self._ended))]
 
     def has(self, dead_letter: DeadLetter) -> bool:
-        """Tell whether a letter that comes again is in the topic already."""
+        """Return whether a dead letter is in the topic already."""
         parked, origin = dead_letter.parked, dead_letter.record.origin
         waiting = None if parked is None else self._waiting.get(parked)
         if waiting is None or dead_letter.position < waiting.lowest:
@@ -156,20 +155,20 @@ class ParkedKeys:
         return origin.offset <= waiting.last_offsets.get(place, -1)
 
     def is_retried(self, parked: ParkedKey) -> bool:
-        """Tell whether a key is tried again by itself."""
+        """Return whether a key is retried automatically."""
         return parked in self._retried
 
     def is_new(self, parked: ParkedKey, position: str) -> bool:
-        """Tell whether nothing of a key was set aside at a position or above it."""
+        """Return whether a key has no dead letter at or above a position."""
         waiting = self._waiting.get(parked)
         return waiting is None or position > waiting.highest
 
     def is_over(self, parked: ParkedKey, position: str) -> bool:
-        """Tell whether a position stands below an ending of its key."""
+        """Return whether a position is below a resolution of its key."""
         return position <= self._ended.get(parked, "")
 
     def below(self, topic: str, floor: str) -> list[ParkedKey]:
-        """Return the keys of a topic of which everything that waits is below."""
+        """Return the keys of a topic whose parked records are all below a floor."""
         return [
             parked
             for parked, waiting in self._waiting.items()
@@ -177,11 +176,11 @@ class ParkedKeys:
         ]
 
     def lowest(self) -> str | None:
-        """Return the lowest position that waits, if any does."""
+        """Return the lowest parked position, if there is one."""
         return min((w.lowest for w in self._waiting.values()), default=None)
 
     def superseded(self, parked: ParkedKey) -> Resolution:
-        """Make the ending of a key whose row was read anew."""
+        """Return the resolution of a key whose row was read by a snapshot."""
         highest = self._waiting[parked].highest
         return Resolution(
             DeadLetterSubject(*parked), highest, "superseded by its row as it is"
@@ -191,12 +190,12 @@ class ParkedKeys:
 @dataclass(slots=True)
 class OpenDeadLetters:
     """
-    Open letters by what they are about, in the order of their records.
+    The open dead letters by subject, in the order of their records.
 
     Attributes:
-        wanted: Of which letters are kept; ``None`` for all. A topic may hold more than
-            memory does.
-        orders: Those that nobody has answered.
+        wanted: Subjects whose dead letters are kept; ``None`` for all. A topic may hold
+            more than memory does.
+        requests: The requests without a reply.
     """
 
     wanted: frozenset[DeadLetterSubject] | None = None
@@ -208,7 +207,7 @@ class OpenDeadLetters:
     _ended: dict[DeadLetterSubject, str] = field(default_factory=dict)
 
     def read(self, entries: Iterable[Entry]) -> "OpenDeadLetters":
-        """Learn what the topic tells, oldest first; return this book."""
+        """Add the entries of the topic, oldest first; return this object."""
         for entry in entries:
             if isinstance(entry, DeadLetter):
                 self._open(entry)
@@ -222,7 +221,7 @@ class OpenDeadLetters:
         return self
 
     def of(self, subject: DeadLetterSubject) -> list[DeadLetter]:
-        """Return the open letters of a matter in the order to replay them in."""
+        """Return the open dead letters of a subject in the order of a replay."""
         found = self.dead_letters.get(subject, {}).values()
         return sorted(found, key=lambda dead_letter: dead_letter.position)
 
@@ -230,7 +229,8 @@ class OpenDeadLetters:
         subject = subject_of(dead_letter)
         if self.wanted is not None and subject not in self.wanted:
             return
-        # Of a lone letter without a position, only a later record may open it again.
+        # A resolved dead letter without a position opens again only with a later
+        # record.
         if subject in self._ended and dead_letter.position <= self._ended[subject]:
             return
         self.dead_letters.setdefault(subject, {})[dead_letter.record.origin] = (

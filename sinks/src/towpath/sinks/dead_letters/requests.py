@@ -1,9 +1,9 @@
 """
-Asks a sink to replay or to give up dead letters, and waits for what it says.
+Sends requests about dead letters to a sink, and waits for the outcome.
 
-The order stands in the dead-letter topic: a sink that does not run takes it at its next
-start. So nobody but the sink writes to its target, and a replay meets the same guard as
-any batch.
+A request is an entry of the dead-letter topic: a sink that does not run handles it at
+its next start. So only the sink writes to its target, and a replay passes the same
+guard as any batch.
 """
 
 import uuid
@@ -25,13 +25,13 @@ _LOOK_EVERY_S: Final = 0.2
 
 
 class RequestTopic(Protocol):
-    """The topic, as the one who asks sees it."""
+    """The dead-letter topic, as a sender of requests sees it."""
 
     def request(self, requests: Sequence[DeadLetterRequest]) -> None:
-        """Write orders; durable when this returns."""
+        """Write requests durably."""
 
     def since(self) -> list[Entry]:
-        """Return what was written since the topic was last read."""
+        """Return the entries since the topic was last read."""
 
 
 def request_each(
@@ -42,11 +42,11 @@ def request_each(
     timeout_s: float,
 ) -> dict[DeadLetterSubject, Resolution | DeadLetterReply | None]:
     """
-    Ask for all matters at once and return what became of each.
+    Send one request per subject, and return the outcome of each.
 
     Returns:
-        Per matter its ending, or the answer why there is none; ``None`` if the sink
-        has said nothing in time: the order stands.
+        Per subject its resolution or the reply; ``None`` if the sink has not handled
+        the request in time, which then stays open.
 
     Raises:
         UnavailableError: The broker does not answer.
@@ -65,7 +65,7 @@ def send_requests(
     timeout_s: float,
 ) -> dict[str, Resolution | DeadLetterReply | None]:
     """
-    Ask as orders say, and return what became of each, by its id; as ``ask`` does.
+    Send requests, and return the outcome of each by its id, as ``request_each`` does.
 
     Raises:
         UnavailableError: The broker does not answer.

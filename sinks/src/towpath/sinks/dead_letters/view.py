@@ -1,4 +1,4 @@
-"""Dead letters as a person reads them: by key, newest reason first said. Pure."""
+"""Dead letters as a person reads them: by key, with the newest reason. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,18 +10,18 @@ from towpath.sinks.dead_letters.parked import OpenDeadLetters
 
 
 def listed(book: OpenDeadLetters, key: str | None = None) -> list[dict[str, Any]]:
-    """Return a line per open matter, in the order they came to be."""
+    """Return a summary per open subject, in the order of their first dead letters."""
     return [summary(subject, book.of(subject)) for subject in chosen(book, key)]
 
 
 def chosen(book: OpenDeadLetters, key: str | None) -> list[DeadLetterSubject]:
     """
-    Return the open matters that a key's text means.
+    Return the open subjects that a key's text names.
 
     Args:
-        book: The open letters.
+        book: The open dead letters.
         key: As the records have it, or its values alone (``7``, ``7:de``), or
-            ``<topic>/<partition>/<offset>`` of one letter; ``None`` for all.
+            ``<topic>/<partition>/<offset>`` of one dead letter; ``None`` for all.
     """
     if key is None:
         return list(book.dead_letters)
@@ -31,7 +31,7 @@ def chosen(book: OpenDeadLetters, key: str | None) -> list[DeadLetterSubject]:
 def summary(
     subject: DeadLetterSubject, dead_letters: Sequence[DeadLetter]
 ) -> dict[str, Any]:
-    """Say what is open of a matter."""
+    """Return the summary of a subject's open dead letters."""
     cause = next((x for x in dead_letters if x.reason != BEHIND), dead_letters[0])
     return {
         "topic": subject.topic,
@@ -47,7 +47,7 @@ def summary(
 
 
 def shown(dead_letters: Iterable[DeadLetter]) -> list[dict[str, Any]]:
-    """Return each letter with all that its record said."""
+    """Return each dead letter with its record."""
     return [
         {
             "record": "/".join(map(str, dead_letter.record.origin)),
@@ -65,7 +65,7 @@ def shown(dead_letters: Iterable[DeadLetter]) -> list[dict[str, Any]]:
 
 
 def text_of_key(key: bytes | None) -> str:
-    """Write a record's key as text; empty if it has none."""
+    """Return a record's key as text; empty if it has none."""
     return "" if key is None else _text(key)
 
 

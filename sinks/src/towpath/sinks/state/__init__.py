@@ -1,1 +1,1 @@
-"""Files that a sink keeps in its folder."""
+"""The files that a sink keeps in its folder."""

@@ -1,24 +1,19 @@
 """
-What a sink keeps by name over its restarts: a small JSON file in its folder.
+Small files in a sink's folder: JSON by name, known ids, topic ids, and the lock.
 
-The file is replaced as a whole, so that a crash leaves what was kept before. One that
-cannot be read is no reason to stop: whoever kept it begins anew, and a warning tells.
+A JSON file is replaced as a whole, so that a crash leaves the previous content. An
+unreadable file is logged and counts as empty.
 
-The ids of what a sink writes to, route by route, kept in a file of the sink's own.
+``KnownIds`` holds the ids of a sink's tables or indexes by route. Another id under the
+same name means that the table was recreated or replaced, and may lack rows.
 
-Who finds another id than the known one finds another thing under the same name: made
-anew, or put there by somebody else. What the old one held need not be there.
+``TopicIds`` does the same for topics. A topic that was deleted and recreated has its
+old name and a new id. Its offsets reveal that only while it is shorter than the old
+one, so the ids are kept beside the checkpoint. A broker without topic ids reveals
+nothing.
 
-Which topics a sink reads, by the ids that the broker gave them.
-
-A topic that was deleted and made again has the old name and another id. Its offsets
-tell only as long as it is shorter than what was read of the old one, so the ids are
-kept beside the checkpoint: that of a topic is noted when it is first met, and whatever
-has the name and another id is not that topic. A broker that gives no ids tells nothing.
-
-Who runs a sink holds its folder, so that nobody runs it twice or drops it meanwhile.
-
-The system lets go of what a process held when it ends, however it ends.
+A driver holds the lock of a sink's folder while it runs the sink, so that no other
+driver runs it and nobody drops it. The system releases the lock of a process that ends.
 """
 
 import fcntl
@@ -39,56 +34,56 @@ _log = structlog.get_logger("towpath.sinks")
 
 
 class JsonFile(Generic[Stored]):
-    """One such file; it is read whenever it is asked, and held nowhere else."""
+    """A JSON object in a file; each call reads the file."""
 
     def __init__(self, path: Path) -> None:
-        """Describe where it is; nothing is read yet."""
+        """Store the path; nothing is read yet."""
         self._path = path
 
     def read(self) -> dict[str, Stored]:
-        """Return what was kept last; nothing, if there is none or it cannot be read."""
+        """Return the content; empty if there is no file or it cannot be read."""
         try:
             kept: dict[str, Stored] = orjson.loads(self._path.read_bytes())
         except FileNotFoundError:
             return {}
         except orjson.JSONDecodeError:
             _log.warning(
-                "what a sink kept cannot be read: beginning anew", file=str(self._path)
+                "sink state cannot be read: it counts as empty", file=str(self._path)
             )
             return {}
         return kept
 
     def keep(self, content: Mapping[str, Stored]) -> None:
-        """Keep this in place of what was kept before; the same is not written again."""
-        told = orjson.dumps(content)
-        if not self._path.exists() or self._path.read_bytes() != told:
-            replace_file(self._path, told)
+        """Replace the content; an equal one is not written again."""
+        encoded = orjson.dumps(content)
+        if not self._path.exists() or self._path.read_bytes() != encoded:
+            replace_file(self._path, encoded)
 
 
 class KnownIds:
-    """What one sink knows; without a file, for as long as it runs."""
+    """The known ids of one sink; without a file, for as long as it runs."""
 
     def __init__(self, file: Path | None) -> None:
-        """Describe where the ids are kept; nothing is read yet."""
+        """Store the path; nothing is read yet."""
         self._file = JsonFile[str](file) if file is not None else None
         self._ids: Mapping[str, str] = {}
 
     def recall(self) -> None:
-        """Read what was known."""
+        """Load the known ids."""
         if self._file is not None:
             self._ids = self._file.read()
 
     def of(self, route: str) -> str | None:
-        """Return the id that was known last, if any was."""
+        """Return the id of a route, if one is known."""
         return self._ids.get(route)
 
     def learn(self, route: str, id_: str) -> None:
-        """Know an id from now on."""
+        """Store the id of a route."""
         if self._ids.get(route) != id_:
             self._keep({**self._ids, route: id_})
 
     def forget(self, route: str) -> None:
-        """Know none from now on."""
+        """Delete the id of a route."""
         self._keep({name: id_ for name, id_ in self._ids.items() if name != route})
 
     def _keep(self, ids: Mapping[str, str]) -> None:
@@ -107,12 +102,12 @@ class TopicIds:
         self._file = JsonFile[str](folder / TOPIC_IDS_FILE)
 
     def others(self, found: Mapping[str, str]) -> frozenset[str]:
-        """Return which topics are others than those that were noted."""
+        """Return the topics whose id differs from the stored one."""
         noted = self._file.read()
         return frozenset(n for n, one in found.items() if noted.get(n, one) != one)
 
     def note(self, found: Mapping[str, str], gone: Collection[str] = ()) -> None:
-        """Note the ids that were found beside the others, and forget what is gone."""
+        """Store the found ids beside the others, and delete those that are gone."""
         known = {**self._file.read(), **found}
         self._file.keep({t: one for t, one in known.items() if t not in gone})
 
@@ -121,22 +116,22 @@ LOCK_FILE: Final = ".held"
 
 
 class SinkLock:
-    """A sink's folder, while this process has it."""
+    """The lock of a sink's folder."""
 
     def __init__(self, file: FileIO) -> None:
         self._file = file
 
     def release(self) -> None:
-        """Let go of the folder."""
+        """Release the folder."""
         self._file.close()
 
 
 def lock_sink(state_folder: Path, sink: str) -> SinkLock | None:
     """
-    Take a sink's folder; ``None`` if another process, or another part, has it.
+    Lock a sink's folder; ``None`` if it is locked already.
 
     Raises:
-        StateNotWrittenError: The folder or its lock cannot be made.
+        StateNotWrittenError: The folder or its lock cannot be created.
     """
     folder = sink_folder(state_folder, sink)
     with progress.writing(folder / LOCK_FILE):

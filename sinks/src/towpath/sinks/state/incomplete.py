@@ -1,12 +1,12 @@
 """
-Which routes of a sink lack rows that are being read anew.
+Routes of a sink that lack rows until a snapshot has been applied.
 
-A sink that lost rows, or could not read what its topics no longer had, asks for the
-whole route. From then until the sweep that ends that snapshot was applied, the sink may
-have applied every record and lack rows all the same. There is an empty file for each
-such route and snapshot, ``<state>/sinks/<sink>/unfilled/<route>.<snapshot>``: made
-before it is asked for, and gone once the sweep is durable. The name says it all, so
-that whoever strikes one snapshot off cannot take the next one's file away.
+A sink that lost rows, or could not read records that its topics no longer had, requests
+the whole route. Until the sweep of that snapshot is applied, the sink may have applied
+every record and still lack rows. Each such route and snapshot has an empty file,
+``<state>/sinks/<sink>/unfilled/<route>.<snapshot>``: created before the request,
+deleted once the sweep is durable. As the name holds everything, ending one snapshot
+cannot delete the file of another.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from towpath.sinks.state.progress import replace_file, sink_folder
 
 
 def begin(state_folder: Path, sink: str, route: str, snapshot_id: str) -> None:
-    """Take note of a route before its rows are asked for, in place of earlier notes."""
+    """Note a route before its rows are requested, and delete its earlier notes."""
     earlier = noted(state_folder, sink, [route])
     note(state_folder, sink, route, snapshot_id)
     for one, before in earlier:
@@ -26,17 +26,17 @@ def begin(state_folder: Path, sink: str, route: str, snapshot_id: str) -> None:
 
 
 def note(state_folder: Path, sink: str, route: str, snapshot_id: str) -> None:
-    """Take note of a route beside earlier notes: the snapshot may come to nothing."""
+    """Note a route beside its earlier notes: the snapshot may fail."""
     replace_file(_path(state_folder, sink, route, snapshot_id), b"")
 
 
 def end(state_folder: Path, sink: str, route: str, snapshot_id: str) -> None:
-    """Strike off what was noted of a route with this snapshot, and nothing else."""
+    """Delete the note of a route and this snapshot, and no other."""
     _path(state_folder, sink, route, snapshot_id).unlink(missing_ok=True)
 
 
 def forget(state_folder: Path, sink: str, route: str) -> None:
-    """Strike off all that was noted of a route."""
+    """Delete all notes of a route."""
     for one, snapshot_id in noted(state_folder, sink, [route]):
         end(state_folder, sink, one, snapshot_id)
 
@@ -44,13 +44,13 @@ def forget(state_folder: Path, sink: str, route: str) -> None:
 def noted(
     state_folder: Path, sink: str, routes: Iterable[str]
 ) -> tuple[tuple[str, str], ...]:
-    """List what is noted of some routes: route and snapshot."""
+    """Return the notes of some routes: route and snapshot."""
     chosen = frozenset(routes)
     return tuple(one for one in _all(state_folder, sink) if one[0] in chosen)
 
 
 def routes(state_folder: Path, sink: str) -> tuple[str, ...]:
-    """List the routes that lack rows."""
+    """Return the routes that lack rows."""
     return tuple(sorted({route for route, _ in _all(state_folder, sink)}))
 
 

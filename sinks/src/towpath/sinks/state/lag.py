@@ -1,15 +1,12 @@
 """
-How far a sink is behind, in records and in seconds.
+The lag of a sink in records and seconds, its budget, and the alarm.
 
-The seconds are the age of the oldest record that is not applied yet, by the record's
-own timestamp, which is when its transaction was committed: 0 when nothing is behind,
-however long ago the last record came. A batch in flight counts as not applied.
+The seconds are the age of the oldest record that is not applied, by the record's own
+timestamp, which is the commit time of its transaction. They are 0 when no record is
+behind, however old the last one is. A batch in flight counts as not applied.
 
-How far a sink may be behind, and the alarm that tells when it is too far.
-
-A budget is the age that the oldest record not yet applied may have. The alarm is raised
-above twice the budget and cleared below the budget itself, so that a sink which stands
-at the edge does not make it flap.
+A budget is the highest age that is expected. The alarm is raised above twice the budget
+and cleared below the budget, so that it does not flap.
 """
 
 from collections.abc import Mapping
@@ -23,26 +20,26 @@ from towpath.sinks.state.progress import Offsets
 
 _MS_PER_S: Final = 1000
 
-# A partition, and the offset from which records are wanted.
+# By partition, the offset from which records are counted.
 Places = Mapping[tuple[str, int], int]
 
 
 class Lag(NamedTuple):
-    """How many records are not applied yet, and how old the oldest of them is."""
+    """The number of records that are not applied yet, and the age of the oldest."""
 
     records: int
     seconds: float
 
 
 class RecordAges(Protocol):
-    """Looks records up by where they stand."""
+    """Looks up the age of records by their offsets."""
 
     def oldest_ms(self, places: Places) -> int | None:
         """
-        Return the lowest timestamp of the first record at or behind each place.
+        Return the lowest timestamp of the first record at or behind each offset.
 
         Returns:
-            Milliseconds since 1970; None if there is no record.
+            Milliseconds since 1970; ``None`` if there is no record.
 
         Raises:
             UnavailableError: The broker does not answer.
@@ -53,13 +50,13 @@ def lag_of(
     sink: Sink, applied: Offsets, ends: Offsets, oldest: RecordAges, now: datetime
 ) -> Lag:
     """
-    Compare what a sink has applied with the ends of its topics.
+    Compare a sink's progress with the ends of its topics.
 
     Args:
-        sink: Whose topics count.
-        applied: Its progress; a partition that it says nothing of counts in full.
-        ends: Of all topics, or of the sink's.
-        oldest: Knows how old records are.
+        sink: The sink whose topics count.
+        applied: Its progress; a partition that is missing counts in full.
+        ends: The end offsets of all topics, or of the sink's.
+        oldest: Looks up the age of records.
         now: The present.
 
     Raises:
@@ -76,12 +73,12 @@ def lag_of(
     at_ms = oldest.oldest_ms(behind) if behind else None
     if at_ms is None:
         return Lag(records, 0.0)
-    # The record's clock is the source's: what seems to come from the future is new.
+    # Timestamps are of the source's clock: one in the future counts as now.
     return Lag(records, max(0.0, now.timestamp() - at_ms / _MS_PER_S))
 
 
-# What users of each kind expect: a cache within seconds, a search index within a
-# minute, a warehouse within the hour.
+# A cache is expected within seconds, a search index within a minute, a warehouse within
+# the hour.
 _BUDGETS_S: Final[Mapping[str, float]] = MappingProxyType(
     {"cache": 10.0, "search": 60.0, "warehouse": 3600.0}
 )
@@ -91,7 +88,7 @@ _RAISED_AT_BUDGETS: Final = 2
 
 
 def budget_s(sink: Sink) -> float:
-    """Return the sink's budget: as configured, else by its kind."""
+    """Return the sink's budget: the configured one, or that of its kind."""
     configured = sink.budget_s
     if configured is not None:
         return configured
@@ -99,14 +96,14 @@ def budget_s(sink: Sink) -> float:
 
 
 class Alarm:
-    """Whether a sink is too far behind; told once when it begins, once when it ends."""
+    """Whether a sink is too far behind."""
 
     def __init__(self, budget_s: float) -> None:
         self.budget_s = budget_s
         self.is_raised = False
 
     def take(self, lag_s: float) -> bool:
-        """Take the present lag; tell whether the alarm was raised or cleared by it."""
+        """Take the present lag; return whether it raised or cleared the alarm."""
         was_raised = self.is_raised
         if was_raised:
             self.is_raised = lag_s > self.budget_s

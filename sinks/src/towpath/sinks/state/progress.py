@@ -1,17 +1,13 @@
 """
-How far a sink has come, as a small file that anyone may read.
+The progress of a sink, as a small file that anyone may read.
 
-``<state>/sinks/<sink>/progress.json`` is replaced as a whole after each batch, so that
-a reader never sees half of it. ``applied`` names, per topic and partition, the next
-offset that the sink has not applied. Counters go on over restarts.
+``<state>/sinks/<sink>/progress.json`` is replaced as a whole after each batch, so a
+reader never sees half of it. ``applied`` is the next offset to apply, per topic and
+partition. Counters continue over restarts.
 
-A driver whose disk is full cannot replace the file. Its ``driver.json`` grows old then,
-and a reader asks the driver itself, at its metrics port.
-
-Full disks: how one is recognised, and the failure that names it.
-
-Python reports an error number; the engine only a text, which holds the system's own
-words for that number.
+A driver with a full disk cannot replace the file. Its heartbeat, ``driver.json``, grows
+old then, and readers ask the driver itself at its metrics port. A full disk is known by
+the error number in Python, and in the engine's errors by the system's text for it.
 """
 
 import dataclasses
@@ -49,7 +45,7 @@ def full_disk(error: BaseException) -> StateNotWrittenError | None:
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """
-    Write below the state folder.
+    Translate errors of writing below the state folder.
 
     Raises:
         StateNotWrittenError: The file cannot be written, for whatever reason.
@@ -72,25 +68,25 @@ def _failure(error: OSError, path: Path | None = None) -> StateNotWrittenError:
 
 Offsets: TypeAlias = Mapping[str, Mapping[str, int]]
 
-# A topic and a partition; and where a batch begins and ends in each.
+# A topic and a partition; and the offsets between which a batch reads each.
 Place: TypeAlias = tuple[str, int]
 Span: TypeAlias = dict[Place, tuple[int, int]]
 
 
 _ALIVE_FILE: Final = "driver.json"
 
-# A driver says every two seconds that it lives; a broker that does not answer holds it
-# up for ten.
+# A heartbeat is written every two seconds; a broker that does not answer delays it by
+# ten.
 ALIVE_WITHIN_S: Final = 30.0
-# After three times without a word a reader asks the driver itself.
+# After three missed heartbeats a reader asks the driver itself.
 _ASKED_AFTER_S: Final = 6.0
 _ANSWER_WITHIN_S: Final = 2.0
-# Where a driver gives the progress of a sink.
+# The path at which a driver serves the progress of a sink.
 PROGRESS_PAGE: Final = "/sinks/"
 
 
 class State(enum.StrEnum):
-    """What a sink's query is doing."""
+    """The state of a sink's query."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -101,27 +97,27 @@ class State(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class Progress:
     """
-    What a sink has done.
+    The progress and the counters of a sink.
 
     Attributes:
         applied: Per topic and partition (as text) the next offset.
         rows: Changes and events written.
-        stale: Those that the target already had, or had newer.
-        dead_letters: Records set aside.
-        skipped: Events left out: a log keeps none that a snapshot made, and a document
-            is not made of those that do not carry its state.
+        stale: Changes that the target already had, or had newer.
+        dead_letters: Records written to the dead letters.
+        skipped: Events left out: snapshot rows of a log, and events without the state
+            of their aggregate.
         records: Records read.
         tombstones: Deletes among the rows.
-        asked: Keys whose rows were asked for, because the target lacks them.
+        asked: Keys whose rows were requested because the target lacks them.
         nulled: Values that were made null because the target has no room for them.
-        parked: Keys whose changes wait behind a dead letter, by now.
-        owed: Rows that were asked for and have not come yet, by now.
-        retries: Failures after which a batch or the query was tried again.
+        parked: Keys that are parked behind a dead letter.
+        owed: Rows whose refetch is pending.
+        retries: Failures after which a batch or the query was retried.
         position: The highest position that was applied; empty before the first.
-        last_stages_ms: How long each stage of the last batch took.
+        last_stages_ms: The duration of each stage of the last batch.
         updated_at: RFC 3339, UTC.
         error: Why the query does not run, in a sentence.
-        refused: Why the sink goes on as it was although its block has changed.
+        refused: Why the sink runs with its previous block although it has changed.
     """
 
     sink: str
@@ -162,13 +158,13 @@ def progress_path(state_folder: Path, sink: str) -> Path:
 
 def read_progress(path: Path, sink: str) -> Progress:
     """
-    Read a sink's progress; a sink that never ran has none yet.
+    Return a sink's progress; a sink that never ran has an empty one.
 
-    What another version wrote beside it is left out, what it did not write is nothing.
+    Unknown fields of another version are ignored, missing ones have their defaults.
     """
-    asked = _ask_driver(path.parent, sink)
-    if asked is not None:
-        return asked
+    served = _ask_driver(path.parent, sink)
+    if served is not None:
+        return served
     try:
         document = orjson.loads(path.read_bytes())
     except (FileNotFoundError, orjson.JSONDecodeError):
@@ -184,11 +180,11 @@ def _progress_of(document: Mapping[str, Any]) -> Progress:
 
 class DriverHeartbeat(NamedTuple):
     """
-    What a driver notes of a sink that it runs.
+    A driver's note about a sink that it runs.
 
     Attributes:
-        metrics_host: Where it serves its metrics.
-        metrics_port: Likewise; ``None``: nowhere yet.
+        metrics_host: The host of its metrics.
+        metrics_port: The port of its metrics; ``None``: not yet open.
         is_writing: Whether a batch is being written that has not failed.
     """
 
@@ -198,42 +194,48 @@ class DriverHeartbeat(NamedTuple):
 
 
 def write_heartbeat(
-    state_folder: Path, sink: str, note: DriverHeartbeat, now: datetime
+    state_folder: Path, sink: str, heartbeat: DriverHeartbeat, now: datetime
 ) -> None:
     """
-    Say that the driver of a sink lives; to be repeated while it does.
+    Write the heartbeat of a sink's driver; repeated while the driver lives.
 
     Raises:
         StateNotWrittenError: The file cannot be written.
     """
     if not sink_folder(state_folder, sink).exists():
         return
-    told = {"at": now.isoformat(), "pid": os.getpid(), **note._asdict()}
-    replace_file(sink_folder(state_folder, sink) / _ALIVE_FILE, orjson.dumps(told))
+    document = {"at": now.isoformat(), "pid": os.getpid(), **heartbeat._asdict()}
+    replace_file(sink_folder(state_folder, sink) / _ALIVE_FILE, orjson.dumps(document))
 
 
 def progress_page(progress: Progress) -> bytes:
-    """Write a progress as the driver's metrics port gives it."""
-    told = {"pid": os.getpid(), "progress": dataclasses.asdict(progress)}
-    return orjson.dumps(told)
+    """Return a progress as the driver's metrics port serves it."""
+    document = {"pid": os.getpid(), "progress": dataclasses.asdict(progress)}
+    return orjson.dumps(document)
 
 
 def _ask_driver(folder: Path, sink: str) -> Progress | None:
-    """Ask a driver that has not said lately that it lives: it may lack disk space."""
+    """
+    Read the progress from a driver without a recent heartbeat.
+
+    Its disk may be full.
+    """
     try:
-        said = orjson.loads((folder / _ALIVE_FILE).read_bytes())
+        heartbeat = orjson.loads((folder / _ALIVE_FILE).read_bytes())
     except (OSError, orjson.JSONDecodeError):
         return None
-    port, host = said.get("metrics_port"), said.get("metrics_host")
-    silent_s = SystemClock().now() - datetime.fromisoformat(said["at"])
+    port, host = heartbeat.get("metrics_port"), heartbeat.get("metrics_host")
+    silent_s = SystemClock().now() - datetime.fromisoformat(heartbeat["at"])
     if not (port and host) or silent_s.total_seconds() < _ASKED_AFTER_S:
         return None
     connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_WITHIN_S)
     try:
         connection.request("GET", PROGRESS_PAGE + quote(sink, safe=""))
-        told = orjson.loads(connection.getresponse().read())
-        # Another process may have the port by now.
-        return _progress_of(told["progress"]) if told["pid"] == said["pid"] else None
+        page = orjson.loads(connection.getresponse().read())
+        # Another process may use the port by now.
+        return (
+            _progress_of(page["progress"]) if page["pid"] == heartbeat["pid"] else None
+        )
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
         return None
     finally:
@@ -241,35 +243,35 @@ def _ask_driver(folder: Path, sink: str) -> Progress | None:
 
 
 def remove_heartbeat(state_folder: Path, sink: str) -> None:
-    """Say that the driver of a sink has ended; what cannot be said grows old."""
+    """Remove the heartbeat of a driver that ends; one that remains grows old."""
     with suppress(OSError):
         (sink_folder(state_folder, sink) / _ALIVE_FILE).unlink(missing_ok=True)
 
 
 def is_alive(state_folder: Path, sink: str, now: datetime) -> bool:
-    """Tell whether the driver of a sink has said lately that it lives."""
+    """Return whether the driver of a sink has a recent heartbeat, or answers."""
     folder = sink_folder(state_folder, sink)
-    return bool(_said(folder, now)) or _ask_driver(folder, sink) is not None
+    return bool(_recent_heartbeat(folder, now)) or _ask_driver(folder, sink) is not None
 
 
 def is_writing(state_folder: Path, sink: str, now: datetime) -> bool:
     """
-    Tell whether a batch is being written: it counts only once it is durable.
+    Return whether a batch is being written; it counts only once it is durable.
 
-    One that has failed and is tried again is not taken for one that gets on.
+    A batch that failed and is retried does not count.
     """
-    said = _said(sink_folder(state_folder, sink), now)
-    return bool(said.get("is_writing"))
+    heartbeat = _recent_heartbeat(sink_folder(state_folder, sink), now)
+    return bool(heartbeat.get("is_writing"))
 
 
-def _said(folder: Path, now: datetime) -> Mapping[str, Any]:
-    """Return what a driver has noted lately; nothing, if it has not."""
+def _recent_heartbeat(folder: Path, now: datetime) -> Mapping[str, Any]:
+    """Return the heartbeat of a driver; empty if it is not recent."""
     try:
-        said: dict[str, Any] = orjson.loads((folder / _ALIVE_FILE).read_bytes())
+        heartbeat: dict[str, Any] = orjson.loads((folder / _ALIVE_FILE).read_bytes())
     except (FileNotFoundError, orjson.JSONDecodeError):
         return {}
-    silent_s = (now - datetime.fromisoformat(said["at"])).total_seconds()
-    return said if silent_s < ALIVE_WITHIN_S else {}
+    silent_s = (now - datetime.fromisoformat(heartbeat["at"])).total_seconds()
+    return heartbeat if silent_s < ALIVE_WITHIN_S else {}
 
 
 def write_progress(path: Path, progress: Progress, now: datetime) -> None:
@@ -290,10 +292,10 @@ def replace_file(path: Path, content: bytes, *, is_durable: bool = False) -> Non
     Args:
         path: The file.
         content: All of it.
-        is_durable: Whether it must hold even if the machine goes down.
+        is_durable: Whether it must survive a crash of the machine.
 
     Raises:
-        StateNotWrittenError: It cannot be written; the old content stands.
+        StateNotWrittenError: It cannot be written; the old content stays.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with writing(path):
@@ -312,5 +314,5 @@ def replace_file(path: Path, content: bytes, *, is_durable: bool = False) -> Non
 
 
 def records_in(wanted: Span) -> int:
-    """Return how many records a batch has at most."""
+    """Return the highest number of records that a batch may have."""
     return sum(end - begin for begin, end in wanted.values())

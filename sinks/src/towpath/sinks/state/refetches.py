@@ -1,5 +1,5 @@
 """
-What is known of rows that are owed, and the file that keeps it.
+The pending refetches of a sink, and the file that stores them.
 
 ``<state>/sinks/<sink>/owed.json`` is replaced as a whole before a batch counts as done.
 """
@@ -25,14 +25,14 @@ Row: TypeAlias = tuple[str, tuple[Value, ...]]
 
 class PendingRefetch(NamedTuple):
     """
-    What is known of a row that is owed.
+    The state of a row whose refetch is pending.
 
     Attributes:
         record_key: The row's key as its records have it.
-        asked_at: The position of the change that it was asked for.
-        highest: That of the newest partial change since.
-        since: That of the first change that it is owed for.
-        asked_s: When it was asked for.
+        requested_at: The position of the change for which the row was requested.
+        highest: The position of the newest partial change since.
+        since: The position of the first change that the row lacks.
+        requested_s: The time of the request.
     """
 
     record_key: ParkedKey
@@ -44,13 +44,14 @@ class PendingRefetch(NamedTuple):
 
 class StoredRefetches(NamedTuple):
     """
-    All that is known.
+    The stored state of all refetches.
 
     Attributes:
-        put_off: Routes to be asked for as wholes, for rows that are not counted.
-        whole: Routes whose rows are asked for with all others, and the snapshots that
-            were asked for on their account.
-        asking: Routes that are asked for as wholes, as far as anybody knows.
+        postponed: Routes to be requested as a whole, for uncounted rows.
+        whole: Routes requested for their pending rows, and the snapshots of these
+            requests.
+        requested: Routes whose request as a whole has begun and is not known to be
+            durable.
     """
 
     rows: Mapping[Row, PendingRefetch] = MappingProxyType({})
@@ -59,7 +60,7 @@ class StoredRefetches(NamedTuple):
     requested: frozenset[str] = frozenset()
 
     def without(self, route: str) -> Self:
-        """Return all that is known but of one route."""
+        """Return the state without one route."""
         return self._replace(
             rows={
                 row: refetch for row, refetch in self.rows.items() if row[0] != route
@@ -71,10 +72,10 @@ class StoredRefetches(NamedTuple):
 
     def without_remains(self, reading: Mapping[str, frozenset[str]]) -> Self:
         """
-        Forget how a route is asked for, once nothing of it is owed or being read.
+        Drop whole routes without pending rows and without a running snapshot.
 
         Args:
-            reading: The routes that are being read anew, and by which snapshots.
+            reading: The routes that are being read, and by which snapshots.
         """
         refetches = {route for route, _ in self.rows}
         whole = {
@@ -86,69 +87,71 @@ class StoredRefetches(NamedTuple):
 
 
 def refetches_path(state_folder: Path, sink: str) -> Path:
-    """Name the file that keeps what a sink is owed."""
+    """Return the path of a sink's file."""
     return sink_folder(state_folder, sink) / _FILE
 
 
-def written(kept: StoredRefetches) -> bytes:
-    """Write all that is known; not when something was asked for."""
+def encode_refetches(stored: StoredRefetches) -> bytes:
+    """Encode the state, without the times of requests."""
     rows = [
-        [route, key, *_told(refetch)] for (route, key), refetch in kept.rows.items()
+        [route, key, *_fields(refetch)] for (route, key), refetch in stored.rows.items()
     ]
-    whole = {route: sorted(snapshots) for route, snapshots in kept.whole.items()}
-    told = {
+    whole = {route: sorted(snapshots) for route, snapshots in stored.whole.items()}
+    document = {
         "rows": rows,
-        "put_off": sorted(kept.postponed),
+        "put_off": sorted(stored.postponed),
         "whole": whole,
-        "asking": sorted(kept.requested),
+        "asking": sorted(stored.requested),
     }
-    return orjson.dumps(told)
+    return orjson.dumps(document)
 
 
-def read(content: bytes, routes: Collection[str], now_s: float) -> StoredRefetches:
+def decode_refetches(
+    content: bytes, routes: Collection[str], now_s: float
+) -> StoredRefetches:
     """
-    Read what is known of some routes.
+    Decode the state of some routes.
 
     Args:
-        content: The file's; empty if there is none.
-        routes: The sink's.
-        now_s: Counts as the time at which all was asked for.
+        content: The file's content; empty if there is none.
+        routes: The sink's routes.
+        now_s: The time at which all requests count as made.
     """
     if not content:
         return StoredRefetches()
-    told = orjson.loads(content)
+    document = orjson.loads(content)
     rows = {
         (route, tuple(key)): PendingRefetch(
             ParkedKey(topic, text.encode()), requested_at, highest, since, now_s
         )
-        for route, key, topic, text, requested_at, highest, since in told["rows"]
+        for route, key, topic, text, requested_at, highest, since in document["rows"]
         if route in routes
     }
     whole = {
         route: frozenset(snapshots)
-        for route, snapshots in told["whole"].items()
+        for route, snapshots in document["whole"].items()
         if route in routes
     }
-    postponed, requested = (frozenset(told[name]) for name in ("put_off", "asking"))
+    postponed, requested = (frozenset(document[name]) for name in ("put_off", "asking"))
     known = frozenset(routes)
     return StoredRefetches(rows, postponed & known, whole, requested & known)
 
 
 def refetch_ids(state_folder: Path, sink: str) -> frozenset[bytes]:
     """
-    Return what a sink is owed now, as its file tells: rows, and routes put off.
+    Return the ids of a sink's pending refetches and postponed routes, from its file.
 
-    Each is a text of its own; that of a row which is owed anew since is another.
+    A row whose refetch starts again has another id.
     """
     try:
         content = refetches_path(state_folder, sink).read_bytes()
     except FileNotFoundError:
         return frozenset()
-    told = orjson.loads(content)
-    rows = ((route, key, since) for route, key, *_, since in told["rows"])
-    return frozenset(map(orjson.dumps, (*rows, *told["put_off"])))
+    document = orjson.loads(content)
+    rows = ((route, key, since) for route, key, *_, since in document["rows"])
+    return frozenset(map(orjson.dumps, (*rows, *document["put_off"])))
 
 
-def _told(refetch: PendingRefetch) -> tuple[str, ...]:
+def _fields(refetch: PendingRefetch) -> tuple[str, ...]:
     topic, key = refetch.record_key
     return topic, key.decode(), refetch.requested_at, refetch.highest, refetch.since

@@ -32,7 +32,7 @@ class Fault:
     def __init__(self, sink: str) -> None:
         self._sink = sink
         self._here = threading.local()
-        for name in ("_deliver", "_attend"):
+        for name in ("_deliver", "_do_idle_work"):
             self._wrap(Supervisor, name, self._entered)
 
     def before(self, owner: Any, name: str) -> None:
@@ -81,7 +81,7 @@ POINTS: Final[dict[str, Callable[[Fault], None]]] = {
     "set aside": lambda f: f.after(DeadLetterTopic, "put"),
     "written": lambda f: f.after(BatchWriter, "write"),
     "told": lambda f: f.after(Report, "done"),
-    "carried out": lambda f: f.before(DeadLetterTopic, "end"),
+    "carried out": lambda f: f.before(DeadLetterTopic, "resolve"),
 }
 
 

@@ -92,7 +92,7 @@ def test_a_changed_route_is_named_and_filled_and_others_never_notice(place, caps
             assert set() == old & set(place.held("extra"))
 
             place.write(other.replace('["secret"]', '["secert"]'))
-            until(lambda: place.said("changed block refused"), "told", timeout_s=30)
+            until(lambda: place.said("sink block refused"), "told", timeout_s=30)
             before = place.progress("extra").batches
             until(lambda: place.progress("extra").batches > before, "it goes on")
 

@@ -130,7 +130,7 @@ def test_a_submitted_driver_survives_a_worker_and_ends_equal(cluster, shop):
         lambda: all(shop.progress(name).rows for name in ALL), cluster, submitted
     )
     shop.feed.work(2500, keys=200, seed=8)
-    spread = "written by the executors"
+    spread = "writes large batches by the executors"
     while_it_runs(
         lambda: cluster.log("driver").count(spread) == len(SERVING), cluster, submitted
     )

@@ -47,7 +47,7 @@ def takes_a_target_once_it_serves(place, server):
     assert url
     place.config.write_text(before + server.url + after)
     log = place.folder / "driver.log"
-    until(lambda: "changed block refused" in log.read_text(), "told", timeout_s=30)
+    until(lambda: "sink block refused" in log.read_text(), "told", timeout_s=30)
     server.start()
     until(lambda: server.client.dbsize() > KEYS, "taken", timeout_s=90)
 

@@ -115,7 +115,7 @@ class DriverBench:
         """Write the file and have the driver look; return what runs, by name."""
         if sinks:
             self.write(*sinks)
-        self.driver._look()
+        self.driver._check_configuration()
         return [(one.sink.name, one.sink.trigger_ms) for one in running()]
 
     def _check(self, sink):
@@ -138,7 +138,7 @@ def place(tmp_path, monkeypatch):
     lent = DriverBench(tmp_path)
     yield lent
     for left in lent.driver._running.values():
-        left.held.release()
+        left.lock.release()
 
 
 def test_added_and_removed_sinks_leave_others_running(place):
@@ -318,4 +318,4 @@ def test_a_sink_whose_folder_cannot_be_created_is_retried(place):
     in_the_way.unlink()
 
     assert [("b", 1), ("a", 1)] == place.look()
-    assert 1 == [log["event"] for log in logs].count("sink not started: trying again")
+    assert 1 == [log["event"] for log in logs].count("sink not started: retrying")

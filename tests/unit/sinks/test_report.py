@@ -317,7 +317,7 @@ def test_an_unknown_lag_is_not_shown(monitor, cluster, tmp_path):
         monitor.look()
     told = values(monitor.metrics.page())
 
-    assert ["lag not known"] == [entry["event"] for entry in logs]
+    assert ["sink lag unknown: retrying"] == [entry["event"] for entry in logs]
     assert 'towpath_sink_lag_seconds{sink="cache"}' not in told
 
 
@@ -448,8 +448,8 @@ def test_a_progress_that_cannot_be_written_is_served_by_the_port(
         stored["records"],
     )
     assert [
-        "sink progress not written",
-        "sink state not written",
+        "sink progress not written: retrying",
+        "sink heartbeat not written: retrying",
         "sink progress written again",
     ] == [
         e["event"]

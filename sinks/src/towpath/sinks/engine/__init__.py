@@ -1,1 +1,1 @@
-"""The only package that knows Spark: one query per sink."""
+"""The engine: Spark sessions and supervised queries; the only users of PySpark."""

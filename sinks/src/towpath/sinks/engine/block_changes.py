@@ -1,10 +1,10 @@
 """
-What a sink's block says, held against what it said when the sink last wrote.
+Compares a sink's block with the one it last ran with.
 
-A query goes on at its offsets. What stands below them it never reads again, so rows
-that a new or a changed route would make of it are nobody's to write: the route is asked
-for as a whole, with a sweep of what the old one left there. Asking comes before the
-block counts as taken: after a crash in between all of it happens again.
+A query continues at its offsets and never reads records below them again. Rows that a
+new or changed route would make of those records would be missing, so the route is
+requested as a whole, with a sweep of its old rows. The request comes before the new
+block is stored: after a crash in between, all of it happens again.
 """
 
 import enum
@@ -19,7 +19,7 @@ import structlog
 from towpath.schemas.clock import Clock
 from towpath.settings import RouteKind, Sink
 from towpath.sinks.engine.query import QueryPlan
-from towpath.sinks.engine.recovery import keep
+from towpath.sinks.engine.recovery import append_recovery
 from towpath.sinks.kinds import kind_of
 from towpath.sinks.ports import Repairs
 from towpath.sinks.state import incomplete
@@ -31,7 +31,7 @@ _log = structlog.get_logger("towpath.sinks")
 
 
 class BlockChangeOutcome(enum.StrEnum):
-    """What has changed; the runbook has a line about each."""
+    """The kind of a change; the runbook has a line about each."""
 
     ROUTE_ADDED = "route_added"
     ROUTE_CHANGED = "route_changed"
@@ -39,7 +39,7 @@ class BlockChangeOutcome(enum.StrEnum):
     TARGET_CHANGED = "target_changed"
 
 
-_WORDS: Final[Mapping[BlockChangeOutcome, str]] = {
+_DESCRIPTIONS: Final[Mapping[BlockChangeOutcome, str]] = {
     BlockChangeOutcome.ROUTE_ADDED: "the route is new",
     BlockChangeOutcome.ROUTE_CHANGED: "the settings of the route have changed",
     BlockChangeOutcome.ROUTE_REMOVED: "the route was removed: its rows stay there",
@@ -49,11 +49,11 @@ _WORDS: Final[Mapping[BlockChangeOutcome, str]] = {
 
 class BlockDigest(NamedTuple):
     """
-    What decides which rows a sink has, and how.
+    The settings that decide a sink's rows.
 
     Attributes:
-        target: A digest of where it writes; empty if nobody could read it back.
-        routes: What each route says beside its name, as JSON.
+        target: A digest of its address; empty if it cannot be read back.
+        routes: The settings of each route beside its name, as JSON.
     """
 
     target: str
@@ -61,14 +61,14 @@ class BlockDigest(NamedTuple):
 
 
 class BlockChange(NamedTuple):
-    """One thing that has changed, about one route."""
+    """One change of one route."""
 
     outcome: BlockChangeOutcome
     route: str
 
 
 def block_digest(sink: Sink) -> BlockDigest:
-    """Return what a sink's block says; a password is no part of it."""
+    """Return the digest of a sink's block, without its password."""
     address = urlsplit(sink.url)
     host = address.netloc.rpartition("@")[2]
     where = (sink.kind, host, address.path, sink.folder, sink.warehouse.location)
@@ -83,14 +83,14 @@ def block_digest(sink: Sink) -> BlockDigest:
 
 
 def changes(before: BlockDigest, now: BlockDigest) -> Iterator[BlockChange]:
-    """List what has changed, each route once."""
+    """Yield the changes, at most one per route."""
     moved = before.target != now.target
-    for name, told in now.routes.items():
+    for name, settings in now.routes.items():
         if name not in before.routes:
             yield BlockChange(BlockChangeOutcome.ROUTE_ADDED, name)
         elif moved:
             yield BlockChange(BlockChangeOutcome.TARGET_CHANGED, name)
-        elif before.routes[name] != told:
+        elif before.routes[name] != settings:
             yield BlockChange(BlockChangeOutcome.ROUTE_CHANGED, name)
     for name in before.routes:
         if name not in now.routes:
@@ -98,7 +98,7 @@ def changes(before: BlockDigest, now: BlockDigest) -> Iterator[BlockChange]:
 
 
 class BlockChanges:
-    """Has one sink go on with a block that has changed since it last ran."""
+    """Handles the changes of one sink's block since it last ran."""
 
     def __init__(self, plan: QueryPlan, repairs: Repairs, clock: Clock) -> None:
         self._sink = plan.sink
@@ -109,13 +109,13 @@ class BlockChanges:
 
     def run(self) -> tuple[BlockChange, ...]:
         """
-        Name what has changed, and have it filled; call it before the query starts.
+        Request the rows of changed routes, before the query starts; return the changes.
 
         Raises:
-            UnavailableError: The broker does not answer; nothing counts as taken.
+            UnavailableError: The broker does not answer; the new block is not stored.
         """
         now, path = block_digest(self._sink), self._folder / BLOCK_FILE
-        # Without a word of before, the sink is new: whoever adds it fills it.
+        # Without a stored block the sink is new: the command that adds it fills it.
         before = (
             BlockDigest(**orjson.loads(path.read_bytes())) if path.exists() else now
         )
@@ -128,9 +128,9 @@ class BlockChanges:
         return found
 
     def _take(self, change: BlockChange) -> None:
-        name, why = self._sink.name, _WORDS[change.outcome]
+        name, why = self._sink.name, _DESCRIPTIONS[change.outcome]
         _log.warning(
-            "the sink's block has changed",
+            "sink block has changed",
             sink=name,
             route=change.route,
             outcome=change.outcome,
@@ -140,7 +140,7 @@ class BlockChanges:
             incomplete.forget(self._state_folder, name, change.route)
         elif not self._repairs.request_all(change.route, why):
             _log.error(
-                "a route goes on from where the sink stands",
+                "sink route not filled: it continues at the present offsets",
                 sink=name,
                 route=change.route,
                 remedy=self._remedy(change.route),
@@ -149,11 +149,11 @@ class BlockChanges:
     def _remedy(self, name: str) -> str:
         (route,) = (r for r in self._sink.route if r.name == name)
         if route.kind is RouteKind.EVENT_LOG:
-            return "Nothing: events of before cannot be read again."
+            return "Nothing: earlier events cannot be read again."
         return f"Fill it: towpath sink refill {self._sink.name} --route {name}"
 
     def _note(self, found: tuple[BlockChange, ...]) -> None:
-        """Keep what has changed where it can be looked up."""
+        """Append the changes to the file of recoveries."""
         if found:
-            told = [{"outcome": c.outcome, "route": c.route} for c in found]
-            keep(self._folder, self._clock, told)
+            entries = [{"outcome": c.outcome, "route": c.route} for c in found]
+            append_recovery(self._folder, self._clock, entries)

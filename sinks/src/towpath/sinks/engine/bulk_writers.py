@@ -1,17 +1,14 @@
 """
-The plain records of a batch, given to a sink as columns; what it leaves goes on.
+Bulk writers: large batches as columns, or sent slice by slice while the target works.
 
-Both ways go through the same guard, so their order does not matter; plain rows go
-first, because a partial change may rest upon one of them. All records of a key go the
-same way.
+``ColumnWriter`` gives a sink the plain records of a batch as columns, and the batch
+writer the others. Both pass the same guard, so their order does not matter; plain rows
+come first, because a partial change may depend on one of them. All records of a key
+take the same way.
 
-Large batches of a sink that takes columns: the plain at once, the rest as ever.
-
-Large batches of a sink that does not wait: sent portion by portion.
-
-While the target works on one portion, the next is decoded; the answers are waited for
-once, by the flush. Only what is plain is written so (see ``plain``): a batch that holds
-anything else is written again as a whole, in the ordinary way.
+``PipelinedWriter`` sends a batch slice by slice: while the target works on one slice,
+the next is decoded, and one flush waits for all responses. Only plain slices are sent
+(see ``plain``): a batch with anything else is written again as a whole.
 """
 
 from collections import defaultdict
@@ -33,17 +30,17 @@ from towpath.sinks.errors import BatchRefusedError
 from towpath.sinks.kafka.fetch import RECORDS
 from towpath.sinks.ports import Batch, Checkpoint, Columnar, Pipelined, Sink
 
-# Below, records cost less one by one than what is saved is worth.
+# Smaller batches cost less record by record.
 LEAST_RECORDS: Final = 2_000
 
 
 class RemainingRecords(NamedTuple):
     """
-    What a sink has left of a batch that it was given as columns.
+    The records of a batch that the sink did not take as columns.
 
     Attributes:
-        records: What is to be written record by record.
-        position: The highest position of what was taken; empty if nothing was.
+        records: The records to be written one by one.
+        position: The highest position of the taken records; empty if none was.
     """
 
     records: pa.Table
@@ -57,16 +54,16 @@ def after_columns(
     take: Callable[[Columns], pa.Array | None],
 ) -> RemainingRecords:
     """
-    Give a sink what is plain of a batch.
+    Give a sink the plain records of a batch; return the others.
 
     Args:
-        records: The batch, or a part of it.
-        routes: What its records say.
-        excluded_keys: Keys whose records are written record by record.
-        take: Takes what it can of a route's plain records; tells where they stand.
+        records: The batch, or a slice of it.
+        routes: The routes of the sink.
+        excluded_keys: Keys whose records are written one by one.
+        take: Takes those plain records of a route that it can; returns their indices.
 
     Raises:
-        BatchRefusedError: The target refuses a row and does not say which.
+        BatchRefusedError: The target refuses an unnamed row.
     """
     if len(records) < LEAST_RECORDS:
         return RemainingRecords(records)
@@ -83,7 +80,7 @@ def after_columns(
 
 
 class _EncodedSlice(NamedTuple):
-    """The rows that were laid out of a portion, for one route, and their positions."""
+    """The encoded rows of a slice and one route, and their highest position."""
 
     route: str
     rows: pa.Table
@@ -93,9 +90,9 @@ class _EncodedSlice(NamedTuple):
 
 class ColumnCollector:
     """
-    Collects what is plain of a batch, portion by portion.
+    Collects the plain records of a batch, slice by slice.
 
-    Call order: ``add`` for each portion, then ``rows``, then ``left``.
+    Call order: ``add`` for each slice, then ``rows``, then ``remaining``.
     """
 
     def __init__(
@@ -105,12 +102,13 @@ class ColumnCollector:
         encode_columns: Callable[[Columns], EncodedColumns | None],
     ) -> None:
         """
-        Begin with nothing.
+        Store the parameters.
 
         Args:
-            routes: What the records say.
-            excluded_keys: Keys whose records are written record by record.
-            encode_columns: Encodes those plain records that the sink can take.
+            routes: The routes of the sink.
+            excluded_keys: Keys whose records are written one by one.
+            encode_columns: Encodes those plain records of a route that the sink can
+                take.
         """
         self._routes = routes
         self._excluded_keys = excluded_keys
@@ -120,50 +118,50 @@ class ColumnCollector:
 
     def add(self, slice_: pa.Table) -> None:
         """
-        Lay out the plain records of a portion.
+        Encode the plain records of a slice.
 
         Raises:
             UnavailableError: The sink's target cannot be reached.
         """
-        laid = []
+        encoded = []
         for columns in plain_columns(slice_, self._routes, self._excluded_keys):
             found = self._lay_out(columns)
             if found is None or not len(found.rows):
                 continue
             schema = self._schemas.setdefault(columns.route, found.rows.schema)
-            # Their table has changed since the portion before.
+            # Their table has changed since the previous slice.
             if schema == found.rows.schema:
                 highest = pc.max(columns.positions).as_py()
-                laid.append(
+                encoded.append(
                     _EncodedSlice(columns.route, found.rows, found.indices, highest)
                 )
-        self._slices.append((slice_, laid))
+        self._slices.append((slice_, encoded))
 
     def rows(self) -> dict[str, pa.Table]:
-        """Return the rows of each route; none of a key that is left elsewhere."""
-        self._settle()
+        """Return the rows of each route, without keys that have a remaining record."""
+        self._drop_remaining_keys()
         found: dict[str, list[pa.Table]] = defaultdict(list)
-        for _, laid in self._slices:
-            for one in laid:
+        for _, encoded in self._slices:
+            for one in encoded:
                 found[one.route].append(one.rows)
         return {route: pa.concat_tables(rows) for route, rows in found.items()}
 
-    def left(self) -> RemainingRecords:
-        """Return what is to be written record by record."""
+    def remaining(self) -> RemainingRecords:
+        """Return the records to be written one by one."""
         rests = self._rests()
-        taken = [one.highest for _, laid in self._slices for one in laid]
+        taken = [one.highest for _, encoded in self._slices for one in encoded]
         records = pa.concat_tables(rests) if rests else RECORDS.empty_table()
         return RemainingRecords(records, max(taken, default=""))
 
     def _rests(self) -> list[pa.Table]:
-        """Return the records of each portion of which nothing was laid out."""
+        """Return the records of each slice that were not encoded."""
         return [
-            _rest(slice_, [one.indices for one in laid])
-            for slice_, laid in self._slices
+            _rest(slice_, [one.indices for one in encoded])
+            for slice_, encoded in self._slices
         ]
 
-    def _settle(self) -> None:
-        """Let go of rows whose key has a record that was not laid out."""
+    def _drop_remaining_keys(self) -> None:
+        """Drop rows whose key has a record that was not encoded."""
         rests = self._rests()
         keys = pa.chunked_array(
             [chunk for rest in rests for chunk in rest.column("key").chunks],
@@ -171,17 +169,17 @@ class ColumnCollector:
         )
         if not len(keys):
             return
-        strange = keys.unique()
-        for slice_, laid in self._slices:
+        remaining_keys = keys.unique()
+        for slice_, encoded in self._slices:
             own = slice_.column("key")
-            laid[:] = [_without(one, own, strange) for one in laid]
+            encoded[:] = [_without(one, own, remaining_keys) for one in encoded]
 
 
 def _rest(records: pa.Table, taken: list[pa.Array]) -> pa.Table:
-    """Return what stands at none of the places that were taken."""
+    """Return the records at none of the taken indices."""
     if not taken:
         return records
-    # As a rule; then nothing is looked for.
+    # The usual case, without a search.
     if sum(map(len, taken)) == len(records):
         return records.slice(0, 0)
     every = pa.array(range(len(records)), taken[0].type)
@@ -189,25 +187,27 @@ def _rest(records: pa.Table, taken: list[pa.Array]) -> pa.Table:
 
 
 def _without(
-    laid: _EncodedSlice, keys: pa.ChunkedArray, strange: pa.Array
+    encoded: _EncodedSlice, keys: pa.ChunkedArray, remaining_keys: pa.Array
 ) -> _EncodedSlice:
-    stays = pc.invert(pc.is_in(keys.take(laid.indices), strange)).combine_chunks()
+    stays = pc.invert(
+        pc.is_in(keys.take(encoded.indices), remaining_keys)
+    ).combine_chunks()
     if pc.all(stays).as_py():
-        return laid
-    return laid._replace(
-        rows=laid.rows.filter(stays), indices=laid.indices.filter(stays)
+        return encoded
+    return encoded._replace(
+        rows=encoded.rows.filter(stays), indices=encoded.indices.filter(stays)
     )
 
 
-# So many are decoded in one go: enough for each step of it to be worth its call, and
-# few enough to be found where the step before has left them.
+# Records decoded at once: enough to make each step's call worthwhile, and few enough to
+# stay in the processor's cache.
 DECODE_RECORDS: Final = 25_000
 
 _log = structlog.get_logger("towpath.sinks")
 
 
 class ColumnWriter:
-    """Writes a sink's large batches column by column, as far as they are plain."""
+    """Writes a sink's large batches as columns, as far as they are plain."""
 
     def __init__(
         self, writer: BatchWriter, sink: Columnar, context: SinkContext
@@ -218,11 +218,11 @@ class ColumnWriter:
 
     def write(self, rows: BatchRows, batch_id: int) -> BatchResult:
         """
-        Write one batch; when this returns, all of it is durable.
+        Write one batch; all of it is durable when this returns.
 
         Raises:
-            UnavailableError: Some part does not answer; write the batch again.
-            HaltError: The sink refuses to go on.
+            UnavailableError: A system does not answer; write the batch again.
+            HaltError: The sink refuses to continue.
         """
         with self._writer.lock:
             return self._write(rows, batch_id)
@@ -240,26 +240,29 @@ class ColumnWriter:
         )
 
     def _after_columns(self, rows: BatchRows) -> RemainingRecords:
-        """Write what is plain."""
+        """Write the plain records; return the others."""
         context, sink = self._context, self._sink
         if rows.most < LEAST_RECORDS or len(context.parked):
             return RemainingRecords(rows.table)
-        # What settles a row that is owed must be seen to.
+        # Rows that complete a refetch are written one by one.
         refetches = frozenset(row.key for row in context.refetches.record_keys())
-        gathering = ColumnCollector(self._writer.routes, refetches, sink.encode_columns)
+        collector = ColumnCollector(self._writer.routes, refetches, sink.encode_columns)
         for slice_ in _grouped(rows.slices()):
-            gathering.add(slice_)
+            collector.add(slice_)
         try:
-            for route, laid in gathering.rows().items():
-                sink.write_rows(route, laid)
+            for route, encoded in collector.rows().items():
+                sink.write_rows(route, encoded)
         except BatchRefusedError as error:
-            _log.warning("a batch is written record by record", answer=str(error))
+            _log.warning(
+                "batch refused as columns: writing it record by record",
+                answer=str(error),
+            )
             return RemainingRecords(rows.table)
-        return gathering.left()
+        return collector.remaining()
 
 
 def _grouped(slices: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Put portions together, as many as are decoded in one go."""
+    """Concatenate slices to the size that is decoded at once."""
     group: list[pa.Table] = []
     for slice_ in slices:
         group.append(slice_)
@@ -270,17 +273,17 @@ def _grouped(slices: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(group)
 
 
-# A smaller batch is one portion, and has nothing to gain.
+# A smaller batch is one slice, and gains nothing.
 PIPELINED_FROM_RECORDS: Final = 8_000
 
 
 class PipelinedSink(Sink, Pipelined, Protocol):
-    """A sink that does not wait."""
+    """A sink that does not wait for its target."""
 
 
 @dataclass(slots=True)
 class _PipelinedResult:
-    """What was sent of a batch, and what became of it; of the changes only counts."""
+    """The counts of a batch that was sent slice by slice."""
 
     records: int = 0
     skipped: int = 0
@@ -292,7 +295,7 @@ class _PipelinedResult:
     flush_ms: int = 0
 
     def add(self, part: PlainSlice, position: str) -> None:
-        """Count a portion: what was read of it, and how far its columns reach."""
+        """Add a slice, and the highest position of its columns."""
         self.skipped += part.skipped
         self.tombstones += part.tombstones
         self.position = max(self.position, part.position, position)
@@ -300,7 +303,7 @@ class _PipelinedResult:
 
 
 class PipelinedWriter:
-    """Writes a sink's large batches portion by portion, as far as they are plain."""
+    """Writes a sink's large batches slice by slice, as far as they are plain."""
 
     def __init__(
         self, name: str, writer: BatchWriter, sink: PipelinedSink, context: SinkContext
@@ -312,23 +315,25 @@ class PipelinedWriter:
 
     def write(self, rows: BatchRows, batch_id: int) -> BatchResult:
         """
-        Write one batch; when this returns, all of it is durable.
+        Write one batch; all of it is durable when this returns.
 
         Raises:
-            UnavailableError: Some part does not answer; write the batch again.
-            HaltError: The sink refuses to go on.
+            UnavailableError: A system does not answer; write the batch again.
+            HaltError: The sink refuses to continue.
         """
         if rows.most < PIPELINED_FROM_RECORDS:
             return self._writer.write(rows.table, batch_id)
         with self._writer.lock:
             before = self._context.refetches.incomplete_routes()
             sent = self._send(rows, batch_id, before)
-            left = _fallback_reason(sent)
+            reason = _fallback_reason(sent)
             if self._context.refetches.incomplete_routes() - before:
-                left = ROWS_LOST
-            if left:
+                reason = ROWS_LOST
+            if reason:
                 _log.info(
-                    "a batch is written whole after all", sink=self._name, why=left
+                    "batch not plain: writing it as a whole",
+                    sink=self._name,
+                    why=reason,
                 )
                 return self._writer.write(rows.table, batch_id)
             return self._result(sent)
@@ -357,7 +362,7 @@ class PipelinedWriter:
                 sink.send(Batch(batch_id, part.changes))
         sent_s = context.clock.monotonic_s()
         if not sent.fallback_reason:
-            # Only now: the batch may hold what lies below.
+            # After the other slices: the batch may hold records below the position.
             safe = context.safe.take(context.parked.lowest())
             sink.send(Batch(batch_id, safe=safe))
         sent.checkpoint = sink.flush()
@@ -366,7 +371,7 @@ class PipelinedWriter:
         return sent
 
     def _read(self, rows: BatchRows) -> Iterator[pa.Table]:
-        """Give the portions; what was sent before one that fails counts nowhere."""
+        """Yield the slices; a failure resets the counts of the slices sent before."""
         try:
             yield from rows.slices()
         except TowpathError:
@@ -384,14 +389,14 @@ class PipelinedWriter:
             pending_refetches=len(self._context.refetches),
             tombstones=sent.tombstones,
             position=sent.position,
-            # Decoding and writing go on at the same time.
+            # Decoding and writing overlap.
             apply_ms=sent.send_ms,
             flush_ms=sent.flush_ms,
         )
 
 
 def _fallback_reason(sent: _PipelinedResult) -> str:
-    """Say why the batch is to be written in the ordinary way; empty if it is done."""
+    """Return why the batch has to be written as a whole; empty if it is done."""
     if sent.fallback_reason:
         return sent.fallback_reason
     return "the target refuses a change" if sent.checkpoint.refused else ""

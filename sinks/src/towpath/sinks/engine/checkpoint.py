@@ -1,22 +1,19 @@
 """
-What the engine has written down: the offsets up to which a batch reads.
+The engine's checkpoint: the offsets that its batches read, and their commits.
 
-The engine's offset log holds one file per batch: a version line, a line of metadata and
-one line of JSON per source, ``{"<topic>": {"<partition>": <next offset>}}``. It is
-written before the batch runs, so the batch itself can read it. Unlike the records of
-the batch it also counts what is no record: the marks of transactions. Where the first
-batch begins stands in a file of its own, of the same form.
+The offset log has one file per batch: a version line, a line of metadata and one line
+of JSON per source, ``{"<topic>": {"<partition>": <next offset>}}``. The engine writes
+it before the batch runs, so the batch can read it. Its offsets also count transaction
+markers, which are no records. The first batch's start is in a file of the same form.
 
-A batch counts once its number stands among the commits. A checkpoint without a commit
-says nothing that the query would not find out again.
+A batch counts once its number is among the commits. A checkpoint without commits holds
+nothing that a new query would not find out again.
 
-How many partitions a sink's topics have had, so that added ones are noticed.
-
-Nothing of an added partition is left out: the engine reads it from its first record.
-But keys move to it, and the later change of a key may then be read before an earlier
-one, which still waits in another partition; a change that leaves columns out misses
-those of the earlier one for good. Keys have moved once an added partition has records,
-so it counts from then on: what is read of a row later stands above all of that.
+``PartitionCounts`` notices partitions that were added to a topic. The engine reads an
+added partition from its first record, but keys move to it: a later change of a key may
+be read before an earlier one in another partition, and a partial change then lacks
+columns of the earlier one. Keys have moved once an added partition has records, so it
+counts from then on; rows read later stand above all such changes.
 """
 
 import shutil
@@ -37,7 +34,7 @@ _VERSION: Final = b"v1"
 
 
 class CheckpointUnreadableError(ValueError):
-    """A file of the checkpoint is not as the engine writes it."""
+    """A file of the checkpoint does not have the engine's form."""
 
 
 def read_offsets(checkpoint: Path, batch_id: int) -> Offsets:
@@ -49,12 +46,12 @@ def read_offsets(checkpoint: Path, batch_id: int) -> Offsets:
 
 def span(checkpoint: Path, batch_id: int) -> Span:
     """
-    Return what a batch reads, of all partitions that the engine knows.
+    Return the offsets between which a batch reads each partition.
 
-    A partition that came up since the batch before begins with its first record.
+    A partition that is new with this batch begins with its first record.
 
     Raises:
-        RecordsGoneError: What was read before is not there any more, or ends earlier.
+        RecordsGoneError: A partition that was read before is gone, or ends earlier.
     """
     ends = read_offsets(checkpoint, batch_id)
     begins = read_offsets(checkpoint, batch_id - 1) if batch_id else _first(checkpoint)
@@ -72,12 +69,12 @@ def span(checkpoint: Path, batch_id: int) -> Span:
 
 def starting_offsets(stored: Offsets, existing: Mapping[str, Mapping[str, int]]) -> str:
     """
-    Return where a query starts that has no checkpoint yet, as the source takes it.
+    Return the first offsets of a query without a checkpoint, in the source's form.
 
     Args:
-        stored: Where the sink is to begin, listed when it was declared.
-        existing: The topics and partitions of now; what was not there when the sink
-            was declared begins at its earliest record, and what is gone is left out.
+        stored: The offsets stored when the sink was declared.
+        existing: The present topics and partitions; one that did not exist when the
+            sink was declared begins at its earliest record.
     """
     if not stored:
         return "earliest"
@@ -90,11 +87,10 @@ def starting_offsets(stored: Offsets, existing: Mapping[str, Mapping[str, int]])
 
 def committed_offsets(checkpoint: Path) -> Offsets | None:
     """
-    Return where a query goes on: the offsets after the newest committed batch.
+    Return the offsets after the newest committed batch.
 
     Returns:
-        Nothing at all (``{}``) if no batch was committed, ``None`` if there is no
-        checkpoint.
+        ``{}`` if no batch was committed, ``None`` if there is no checkpoint.
 
     Raises:
         CheckpointUnreadableError: The engine could not read it either.
@@ -113,7 +109,7 @@ def committed_offsets(checkpoint: Path) -> Offsets | None:
 
 
 def planned_offsets(checkpoint: Path) -> Offsets:
-    """Return where the newest batch is to end, if it is not committed yet."""
+    """Return the end of the newest batch, if it is not committed yet."""
     batches, committed = _batches(checkpoint / "offsets"), _commits(checkpoint)
     if not batches or (committed and batches[-1] <= committed[-1]):
         return {}
@@ -131,7 +127,7 @@ def newest_readable(checkpoint: Path) -> Offsets | None:
 
 
 def drop_checkpoint(checkpoint: Path) -> None:
-    """Move a checkpoint out of the way; the one that was moved before goes."""
+    """Rename a checkpoint; one that was renamed before is deleted."""
     if not checkpoint.exists():
         return
     dropped = checkpoint.with_name(f"{checkpoint.name}.dropped")
@@ -140,7 +136,7 @@ def drop_checkpoint(checkpoint: Path) -> None:
 
 
 def _first(checkpoint: Path) -> Offsets:
-    """Return where the first batch begins, as the engine has settled it."""
+    """Return the offsets at which the first batch begins."""
     lines = (checkpoint / "sources" / "0" / "0").read_bytes().splitlines()
     offsets: Offsets = orjson.loads(lines[-1])
     return offsets
@@ -151,7 +147,7 @@ def _commits(checkpoint: Path) -> list[int]:
 
 
 def _batches(folder: Path) -> list[int]:
-    """Return the numbers of the batches that a folder has a file of."""
+    """Return the numbers of the batches with a file in a folder."""
     return sorted(int(p.name) for p in folder.glob("*") if p.name.isdecimal())
 
 
@@ -168,7 +164,7 @@ def _checked_offsets(checkpoint: Path, batch_id: int) -> Offsets:
 
 
 def _check_form(path: Path, version: bytes) -> None:
-    """See that a file begins with its version and that each line after it is JSON."""
+    """Check that a file begins with its version, followed by lines of JSON."""
     try:
         lines = path.read_bytes().splitlines()
         if version and (not lines or lines.pop(0).strip() != version):
@@ -194,7 +190,7 @@ class PartitionCounts:
         self._file = JsonFile[int](folder / PARTITION_COUNTS_FILE)
 
     def grown(self, ends: Offsets) -> list[str]:
-        """Return the topics that have records in partitions which they did not have."""
+        """Return the topics with records in added partitions."""
         noted = self._file.read()
         return sorted(
             topic
@@ -204,11 +200,11 @@ class PartitionCounts:
 
     def note(self, ends: Offsets, remade: Collection[str] = ()) -> None:
         """
-        Note the partitions that there are, but for added ones without a record.
+        Store the partition counts, except for added partitions without a record.
 
         Args:
-            ends: The next offset of each.
-            remade: Topics that were made anew: what they had counts no more.
+            ends: The next offset of each partition.
+            remade: Recreated topics, whose previous counts are void.
         """
         noted = self._file.read()
         counts = {topic: n for topic, n in noted.items() if topic not in remade}
@@ -220,7 +216,7 @@ class PartitionCounts:
 
 
 def _added(partitions: Mapping[str, int], count: int | None) -> list[int]:
-    """Return the ends of the partitions that a topic did not have."""
+    """Return the ends of the partitions added to a topic."""
     return [
         end
         for partition, end in partitions.items()

@@ -1,19 +1,19 @@
 """
-Reads rows again whose columns were altered without a change in the stream.
+Requests rows whose columns were altered without a change in the stream.
 
-A column that is added with a default, renamed, or given another type alters every row,
-and the stream carries none of them. The relay announces the new shape of a table before
-its next row; so each batch first compares the announced shapes with those that the
-sink's rows are known to have, and asks for the rows that have a value in an altered
-column. Until they are applied, the route counts as lacking rows (``incomplete``).
+A column that is added with a default, renamed or retyped alters every row, and the
+stream carries none of them. The relay announces a table's new shape before its next
+row. So each batch first compares the announced shapes with the stored ones, and
+requests the rows that have a value in an altered column. Until they are applied, the
+route counts as lacking rows (``incomplete``).
 
-Asking comes before the new shape is known, and before the batch is written: after a
-crash in between the same is asked for again, and no partial change is laid upon a row
-that lacks a column without that row being asked for.
+The request comes before the new shape is stored and before the batch is written: after
+a crash in between it is repeated, and no partial change is merged with a row that lacks
+a column without that row being requested.
 
-A column without a value in any old row, as one that is added without a default, costs
-one look at the table and delivers nothing. A target whose own columns have types cannot
-take values of another type: that is logged with the command that cures it.
+A column without a value in any old row, as one added without a default, costs one query
+of the table and delivers nothing. A target with typed columns cannot take values of
+another type: a log record names the command that cures it.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from towpath.sinks.apply.batch import BatchResult
 from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.changes.routing import routing_of
 from towpath.sinks.engine.query import BatchRows, QueryPlan
-from towpath.sinks.engine.recovery import keep
+from towpath.sinks.engine.recovery import append_recovery
 from towpath.sinks.kinds import kind_of
 from towpath.sinks.ports import Repairs
 from towpath.sinks.state import incomplete
@@ -37,7 +37,7 @@ from towpath.sinks.state.progress import sink_folder
 SHAPES_FILE: Final = "shapes.json"
 COLUMNS_ALTERED: Final = "columns_altered"
 
-# Between these a table is not rewritten, and values are the same text.
+# Retyping between these does not rewrite a table, and values are the same text.
 _TEXTS: Final = frozenset({"text", "character varying"})
 
 _log = structlog.get_logger("towpath.sinks")
@@ -48,7 +48,7 @@ class AnnouncedShapes(Protocol):
 
     def refresh(self) -> None:
         """
-        Read what was announced since.
+        Read new announcements.
 
         Raises:
             UnavailableError: The broker cannot be reached now.
@@ -59,17 +59,17 @@ class AnnouncedShapes(Protocol):
 
 
 class NoAnnouncedShapes:
-    """Shapes for whoever has no broker to ask."""
+    """Shapes for a supervisor without a broker."""
 
     def refresh(self) -> None:
-        """Read nothing."""
+        """Do nothing."""
 
     def known(self, _topic: str) -> None:
-        """Know nothing."""
+        """Return that no shape is known."""
 
 
 class ColumnChanges:
-    """The shapes that the rows of one sink have, route by route."""
+    """The stored shapes of one sink's rows, route by route."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ColumnChanges:
         repairs: Repairs,
         clock: Clock,
     ) -> None:
-        """Recall the known shapes; nothing is asked yet."""
+        """Load the stored shapes; nothing is requested yet."""
         self._sink = plan.sink
         self._state_folder = plan.state_folder
         self._folder = sink_folder(plan.state_folder, plan.sink.name)
@@ -93,10 +93,10 @@ class ColumnChanges:
 
     def look(self) -> None:
         """
-        Ask for the rows of each table that was altered; call it before each batch.
+        Request the rows of each altered table; called before each batch.
 
         Raises:
-            UnavailableError: The broker does not answer; nothing counts as asked for.
+            UnavailableError: The broker does not answer; the new shapes are not stored.
         """
         self._announced.refresh()
         for route in self._routes:
@@ -106,7 +106,7 @@ class ColumnChanges:
                 self._seen[route.name] = shape
 
     def _compare(self, route: Route, shape: RelationShape) -> None:
-        """Ask for what differs from the known shape; a first one is only noted."""
+        """Request the rows with altered columns; a first shape is only stored."""
         now = {column.name: _form(column) for column in shape.columns}
         kept = self._known.get(route.name, {"columns": now, "filling": {}})
         before: Mapping[str, str] = kept["columns"]
@@ -129,9 +129,9 @@ class ColumnChanges:
         self, route: str, filling: Mapping[str, list[str]], now: Mapping[str, str]
     ) -> tuple[dict[str, list[str]], set[str]]:
         """
-        Tell which snapshots still read, and which columns are to be read again.
+        Return the running snapshots, and the columns to be read again.
 
-        A column that was dropped meanwhile fails the snapshot that is to read it.
+        A column that was dropped meanwhile fails the snapshot that reads it.
         """
         noted = incomplete.noted(self._state_folder, self._sink.name, [route])
         running = {s: filling[s] for _, s in noted if s in filling}
@@ -142,14 +142,14 @@ class ColumnChanges:
     def _can_take(
         self, route: Route, column: Column, before: Mapping[str, str]
     ) -> bool:
-        """Tell whether the sink's rows change by a column that was altered."""
+        """Return whether an altered column changes the sink's rows."""
         routing = routing_of(route)
         if routing is not None and routing.name(column.name) is None:
             return False
         if column.name not in before or not kind_of(self._sink).has_types:
             return True
         _log.warning(
-            "a column has another type: older rows keep their values",
+            "sink column retyped: older rows keep their values",
             sink=self._sink.name,
             route=route.name,
             column=column.name,
@@ -158,14 +158,18 @@ class ColumnChanges:
         return False
 
     def _ask(self, route: Route, columns: list[Column]) -> dict[str, list[str]]:
-        """Ask for the rows with a value in one of the columns; or name the command."""
+        """
+        Request the rows with a value in one of the columns.
+
+        Or log the command that does.
+        """
         name, names = self._sink.name, [column.name for column in columns]
         why = f"columns were added, renamed or retyped: {', '.join(names)}"
         snapshot_id = None
         if self._sink.warehouse.fill_added_columns:
             sources = [column.source_name or column.name for column in columns]
             snapshot_id = self._repairs.request_columns(route.name, sources, why)
-        keep(
+        append_recovery(
             self._folder,
             self._clock,
             [{"outcome": COLUMNS_ALTERED, "route": route.name}],
@@ -173,7 +177,7 @@ class ColumnChanges:
         if snapshot_id is not None:
             return {snapshot_id: names}
         _log.error(
-            "altered columns are not filled in older rows",
+            "sink columns not filled in older rows: the rows cannot be requested",
             sink=name,
             route=route.name,
             columns=names,
@@ -188,40 +192,40 @@ class ColumnChanges:
         return f"Fill it: towpath sink refill {name} --route {route}"
 
 
-class Writes(Protocol):
+class WriteStrategy(Protocol):
     """Writes batches."""
 
     def write(self, rows: BatchRows, batch_id: int) -> BatchResult:
         """
-        Write one batch; when this returns, all of it is durable.
+        Write one batch; all of it is durable when this returns.
 
         Raises:
-            UnavailableError: Some part does not answer; write the batch again.
-            HaltError: The sink refuses to go on.
+            UnavailableError: A system does not answer; write the batch again.
+            HaltError: The sink refuses to continue.
         """
 
 
 class ShapeCheckedWriter:
-    """Writes each batch after a look at the shapes of its tables."""
+    """Writes each batch after checking the shapes of its tables."""
 
-    def __init__(self, reshaping: ColumnChanges, writing: Writes) -> None:
+    def __init__(self, reshaping: ColumnChanges, writing: WriteStrategy) -> None:
         self._reshaping = reshaping
         self._writing = writing
 
     def write(self, rows: BatchRows, batch_id: int) -> BatchResult:
         """
-        Ask for rows whose columns were altered, then write the batch.
+        Request rows with altered columns, then write the batch.
 
         Raises:
-            UnavailableError: Some part does not answer; write the batch again.
-            HaltError: The sink refuses to go on.
+            UnavailableError: A system does not answer; write the batch again.
+            HaltError: The sink refuses to continue.
         """
         self._reshaping.look()
         return self._writing.write(rows, batch_id)
 
 
 def _form(column: Column) -> str:
-    """Return what decides how a column's values are written."""
+    """Return the part of a column's type that decides how its values are written."""
     if column.type in _TEXTS:
         return "text"
     digits = column.precision_and_scale

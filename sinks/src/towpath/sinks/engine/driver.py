@@ -1,13 +1,12 @@
 """
-One process, one engine, several sinks that do not know of each other.
+A driver: one process and one engine that run several independent sinks.
 
-The sinks of a driver are those that the configuration gives to it. The file is looked
-at every second: a sink that was added starts beside the others, one that is gone is let
-go of, and one whose block has changed is checked, stopped and started anew; the rest is
-not touched. A sink that runs well goes on as it was if its new block does not fit; the
-block is checked again every few seconds, because its tables or its target may come to
-fit it. A sink's folder is held while it runs: no two drivers run it, and nobody takes
-it away meanwhile.
+A driver runs the sinks that the configuration assigns to it. The file is checked every
+second: an added sink is started, a removed one is stopped, and one whose block has
+changed is checked, stopped and started again; the others are untouched. A healthy sink
+keeps its previous block if the new one does not fit. The new block is checked again
+every few seconds, because its tables or its target may change. A running sink's folder
+is locked, so that no other driver runs it and nobody drops it.
 """
 
 import threading
@@ -42,20 +41,24 @@ _log = structlog.get_logger("towpath.sinks")
 
 @dataclass(frozen=True, slots=True)
 class SinkSelection:
-    """Which sinks a driver runs: those named, or all that the file gives to it."""
+    """
+    The sinks that a driver runs.
+
+    The named ones, or all that the file assigns to it.
+    """
 
     names: tuple[str, ...] = ()
     driver: str | None = None
 
     def of(self, settings: Settings) -> tuple[Sink, ...]:
-        """Return the chosen sinks."""
+        """Return the selected sinks."""
         if self.names:
             return tuple(s for s in settings.sink if s.name in self.names)
         return tuple(s for s in settings.sink if s.driver == self.driver)
 
 
 class _RefusedBlock(NamedTuple):
-    """A block that did not fit, why, and when it is checked again."""
+    """A block that does not fit, why, and when it is checked again."""
 
     sink: Sink
     why: str
@@ -64,17 +67,17 @@ class _RefusedBlock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _RunningSink:
-    """A sink that runs as declared, how it is told to stop, and its folder."""
+    """A running sink as it was declared, with its folder's lock."""
 
     sink: Sink
     report: Report
     supervisor: Supervisor
     stop: threading.Event
-    held: SinkLock
+    lock: SinkLock
 
 
 class Driver:
-    """Runs sinks until it is told to stop."""
+    """Runs sinks until it is stopped."""
 
     def __init__(
         self,
@@ -91,20 +94,20 @@ class Driver:
         self._stop = stop
         self._settings: Settings | None = None
         self._running: dict[str, _RunningSink] = {}
-        self._awaited: set[str] = set()
+        self._locked_elsewhere: set[str] = set()
         self._unstarted: set[str] = set()
         self._refused: dict[str, _RefusedBlock] = {}
         self._mistakes: tuple[str, ...] = ()
 
     def run(self) -> None:
         """
-        Keep every chosen sink running; return when all of them have stopped.
+        Keep every selected sink running; return when all of them have stopped.
 
         Raises:
             EngineDiedError: The engine's process ended by itself.
         """
         while not self._stop.is_set():
-            self._look()
+            self._check_configuration()
             if not is_alive(self._spark):
                 message = "the engine's Java process ended by itself"
                 raise EngineDiedError(message)
@@ -114,68 +117,73 @@ class Driver:
             running.stop.set()
         for name, running in self._running.items():
             if not running.supervisor.join(deadline.remaining_s()):
-                _log.warning("sink did not stop in time", sink=name)
+                _log.warning("sink not stopped in time: abandoning it", sink=name)
 
-    def _look(self) -> None:
-        """Start the sinks that the configuration has and we have not; and let go."""
+    def _check_configuration(self) -> None:
+        """Read the configuration if it has changed, and reconcile the running sinks."""
         try:
             settings = self._configuration.changed()
         except ConfigurationError as error:
             if error.mistakes != self._mistakes:
                 self._mistakes = error.mistakes
-                _log.warning("configuration not read", mistakes=error.mistakes)
+                _log.warning(
+                    "configuration has mistakes: keeping the previous one",
+                    mistakes=error.mistakes,
+                )
             return
         if settings is not None:
             self._mistakes = ()
             self._settings = settings
         if self._settings is not None:
-            self._match(self._settings)
+            self._reconcile(self._settings)
 
-    def _match(self, settings: Settings) -> None:
+    def _reconcile(self, settings: Settings) -> None:
         wanted = {sink.name: sink for sink in self._choice.of(settings)}
         for name, running in tuple(self._running.items()):
             if name not in wanted or running.stop.is_set():
-                self._let_go(name, running)
+                self._stop_sink(name, running)
             elif running.supervisor.join(0):
                 self._start_again(running, settings)
             elif wanted[name] == running.sink:
-                self._forgive(running)
-            elif self._is_to_be_checked(wanted[name]):
+                self._clear_refusal(running)
+            elif self._is_check_due(wanted[name]):
                 self._change(running, wanted[name])
         for name, sink in wanted.items():
             if name not in self._running:
                 self._try_to_start(sink, settings)
 
-    def _is_to_be_checked(self, sink: Sink) -> bool:
-        """Tell whether a changed block was not checked yet, or long ago."""
+    def _is_check_due(self, sink: Sink) -> bool:
+        """Return whether a changed block is unchecked, or due for another check."""
         refused = self._refused.get(sink.name)
         return refused is None or refused.sink != sink or refused.next.passed()
 
     def _change(self, running: _RunningSink, sink: Sink) -> None:
-        """Have a sink stop, to start anew as it is declared now, if that will do."""
+        """Stop a sink, so that it starts with its new block, if the block fits."""
         is_well = running.report.progress.state is not State.FAILED
         try:
-            # What fails as it is has nothing to lose, and tells what it fails of next.
+            # A failed sink has nothing to lose, and reports its next failure.
             if is_well:
                 self._parts.check(sink)
         except UnavailableError as error:
-            _log.warning("changed block not checked", sink=sink.name, why=str(error))
+            _log.warning(
+                "sink block not checked: retrying", sink=sink.name, why=str(error)
+            )
             return
         except TowpathError as error:
             self._refuse(running, sink, error)
             return
-        _log.info("block changed: the sink starts anew", sink=sink.name)
-        self._forgive(running)
+        _log.info("sink block changed: restarting the sink", sink=sink.name)
+        self._clear_refusal(running)
         running.stop.set()
 
     def _refuse(self, running: _RunningSink, sink: Sink, error: TowpathError) -> None:
-        """Say once why a block does not fit, and check it again later."""
+        """Log once why a block does not fit, and schedule the next check."""
         mistakes = str(error).split("\n")
         why = f"{'; '.join(mistakes)}. {error.remedy}"
         before = self._refused.get(sink.name)
         if before is None or (before.sink, before.why) != (sink, why):
             _log.error(
-                "changed block refused: the sink goes on as it was",
+                "sink block refused: keeping the previous one",
                 sink=sink.name,
                 mistakes=mistakes,
                 remedy=error.remedy,
@@ -184,23 +192,23 @@ class Driver:
         self._refused[sink.name] = _RefusedBlock(sink, why, again)
         running.report.refused(why)
 
-    def _forgive(self, running: _RunningSink) -> None:
-        """Forget a block that was refused, and say no more of it."""
+    def _clear_refusal(self, running: _RunningSink) -> None:
+        """Forget a refused block."""
         self._refused.pop(running.sink.name, None)
         running.report.refused(None)
 
-    def _let_go(self, name: str, running: _RunningSink) -> None:
-        """Stop a sink; its folder is free once it has."""
+    def _stop_sink(self, name: str, running: _RunningSink) -> None:
+        """Stop a sink, and release its folder once it has stopped."""
         running.stop.set()
         if running.supervisor.join(0):
             if self._parts.monitor is not None:
                 self._parts.monitor.forget(name)
-            running.held.release()
+            running.lock.release()
             del self._running[name]
-            _log.info("sink let go", sink=name)
+            _log.info("sink stopped: its block was removed or changed", sink=name)
 
     def _start_again(self, running: _RunningSink, settings: Settings) -> None:
-        """Start a sink again whose supervisor has ended although nobody stopped it."""
+        """Start a sink again whose supervisor has ended unexpectedly."""
         running.report.failed(
             "the sink's supervisor ended by itself",
             remedy="Read the driver's log; the sink starts again by itself.",
@@ -211,13 +219,13 @@ class Driver:
         again.start()
 
     def _try_to_start(self, sink: Sink, settings: Settings) -> None:
-        """Start a sink; one whose folder cannot be written is tried again."""
+        """Start a sink; if its folder cannot be written, it is retried."""
         try:
             self._start(sink, settings)
         except StateNotWrittenError as error:
             if sink.name not in self._unstarted:
                 _log.error(
-                    "sink not started: trying again",
+                    "sink not started: retrying",
                     sink=sink.name,
                     error=str(error),
                     remedy=error.remedy,
@@ -227,19 +235,19 @@ class Driver:
             self._unstarted.discard(sink.name)
 
     def _start(self, sink: Sink, settings: Settings) -> None:
-        held = lock_sink(settings.state_folder, sink.name)
-        if held is None:
-            if sink.name not in self._awaited:
-                _log.warning("another process has the sink: waiting", sink=sink.name)
-            self._awaited.add(sink.name)
+        lock = lock_sink(settings.state_folder, sink.name)
+        if lock is None:
+            if sink.name not in self._locked_elsewhere:
+                _log.warning("sink locked by another process: waiting", sink=sink.name)
+            self._locked_elsewhere.add(sink.name)
             return
-        self._awaited.discard(sink.name)
+        self._locked_elsewhere.discard(sink.name)
         report = self._report(sink, settings.state_folder)
-        # What is declared now is what runs, whatever was refused before.
+        # The present block runs: an earlier refusal is void.
         report.refused(None)
         stop = threading.Event()
         supervisor = self._supervisor(sink, settings, report, stop)
-        self._running[sink.name] = _RunningSink(sink, report, supervisor, stop, held)
+        self._running[sink.name] = _RunningSink(sink, report, supervisor, stop, lock)
         _log.info("sink starting", sink=sink.name, routes=len(sink.route))
         supervisor.start()
 

@@ -1,23 +1,21 @@
 """
-A batch spread over the executors: all changes of a key in one part, each part guarded.
+Writes a batch by the executors: each task writes the guarded changes of its keys.
 
 ::
 
-    the driver's sink    holds its connection ................ flushes
-    executors                   each writes its parts, flushes
+    the driver's sink    keeps its connection ............... flushes
+    executors                   each task writes and flushes
                                      |
-                         something is not plain: the driver writes the whole batch
+                      not plain: the driver writes the whole batch
 
-The driver's sink takes its connections before any executor writes, and keeps them until
-its own flush: a target that restarted in between, and may have lost what executors
-wrote, has broken them by then. Its flush comes last, so that whatever it writes as a
-witness stands behind all rows of the batch. Small batches go from the driver, which
-costs them less than a task does.
+The driver's sink connects before any executor writes and keeps its connections until
+its own flush: a target that restarted in between, and may have lost rows of executors,
+has broken them. Its flush comes last, so that its witness follows all rows of the
+batch. Small batches are written by the driver, which costs less than a task.
 
-How an executor makes a sink of its own: from what it was told, and nothing else.
-
-Its process has no configuration and no state folder. What it must know of the table's
-shapes it reads from Kafka, as the driver does, over one connection for all its sinks.
+An executor makes its sink from an ``ExecutorSpec`` alone: it has no configuration and
+no state folder. It reads the tables' shapes from Kafka, over one connection for all
+sinks.
 """
 
 import uuid
@@ -53,31 +51,31 @@ from towpath.sinks.kafka.client import KafkaRelations
 from towpath.sinks.kinds import ExecutorParts, RoutedRelations, kind_of
 from towpath.sinks.ports import Batch, Sink
 
-# They are sent with every task; with more, something is wrong that no speed cures.
+# They are sent with every task. With more, the batch goes to the driver.
 MAX_BLOCKED_KEYS: Final = 1000
 
 _log = structlog.get_logger("towpath.sinks")
 
 
 class DriverWriter:
-    """Writes every batch from this process."""
+    """Writes every batch in the driver."""
 
     def __init__(self, writer: BatchWriter) -> None:
         self._writer = writer
 
     def write(self, rows: BatchRows, batch_id: int) -> BatchResult:
         """
-        Write one batch, as the writer does.
+        Write one batch, as the batch writer does.
 
         Raises:
-            UnavailableError: Some part does not answer; write the batch again.
-            HaltError: The sink refuses to go on.
+            UnavailableError: A system does not answer; write the batch again.
+            HaltError: The sink refuses to continue.
         """
         return self._writer.write(rows.table, batch_id)
 
 
 class ExecutorWriter:
-    """Writes large batches of one sink on the executors, and all others from here."""
+    """Writes one sink's large batches by the executors, and others in the driver."""
 
     def __init__(
         self,
@@ -88,12 +86,12 @@ class ExecutorWriter:
         make: Callable[[], Sink],
     ) -> None:
         """
-        Describe what is written, and by whom.
+        Store the parameters.
 
         Args:
             plan: The sink's query.
-            writer: Writes from here.
-            sink: The sink that the writer writes.
+            writer: Writes in the driver.
+            sink: The sink of the writer.
             context: The services that the writer uses.
             make: Makes the sink on an executor.
         """
@@ -107,11 +105,11 @@ class ExecutorWriter:
 
     def write(self, rows: BatchRows, batch_id: int) -> BatchResult:
         """
-        Write one batch; when this returns, all of it is durable.
+        Write one batch; all of it is durable when this returns.
 
         Raises:
-            UnavailableError: Some part does not answer; write the batch again.
-            HaltError: The sink refuses to go on.
+            UnavailableError: A system does not answer; write the batch again.
+            HaltError: The sink refuses to continue.
         """
         with self._writer.lock:
             if self._is_small(rows):
@@ -126,21 +124,21 @@ class ExecutorWriter:
                     return result
                 fallback_reason = ROWS_LOST
             _log.info(
-                "a batch is written from the driver after all",
+                "batch not plain: the driver writes it",
                 sink=self._plan.sink.name,
                 why=fallback_reason,
             )
             return self._write_here(rows, batch_id)
 
     def _finish(self, parts: Sequence[PartitionResult], batch_id: int) -> BatchResult:
-        """Flush behind all that the executors wrote."""
+        """Flush after all writes of the executors."""
         context = self._context
         if not self._has_spread:
             self._has_spread = True
             name = self._plan.sink.name
-            _log.info("large batches are written by the executors", sink=name)
+            _log.info("sink writes large batches by the executors", sink=name)
         began_s = context.clock.monotonic_s()
-        # Only now: the batch may hold what lies below.
+        # After the writes: the batch may hold records below the position.
         safe = context.safe.take(context.parked.lowest())
         self._sink.apply(Batch(batch_id, safe=safe))
         self._sink.flush()
@@ -150,11 +148,11 @@ class ExecutorWriter:
     def _is_small(self, rows: BatchRows) -> bool:
         wanted = self._plan.sink.spread_from_records
         keys = len(self._context.parked) + len(self._context.refetches)
-        is_told_too_much = keys > MAX_BLOCKED_KEYS
-        return is_told_too_much or rows.most < wanted
+        has_too_many = keys > MAX_BLOCKED_KEYS
+        return has_too_many or rows.most < wanted
 
     def _write_here(self, rows: BatchRows, batch_id: int) -> BatchResult:
-        # It may carry out floors, which executors learn only when they open a sink.
+        # The driver may apply floors, which executors load only when they open a sink.
         self._opening = uuid.uuid4().hex
         return self._writer.write(rows.table, batch_id)
 
@@ -173,19 +171,19 @@ class ExecutorWriter:
 
         parts = frame.sparkSession.sparkContext.defaultParallelism
         try:
-            # Rows, not Arrow: for that, the engine would have pandas here.
-            told: list[PartitionResult]
-            told = frame.repartition(parts, "key").rdd.mapPartitions(write).collect()
+            # Rows, not Arrow, for which the engine would need pandas here.
+            results: list[PartitionResult]
+            results = frame.repartition(parts, "key").rdd.mapPartitions(write).collect()
         except (PySparkException, Py4JError) as error:
             message = f"the executors could not write the batch: {first_line(error)}"
             raise ExecutorsFailedError(message) from error
-        return told
+        return results
 
 
 def result_of(
     parts: Sequence[PartitionResult], *, parked: int, flush_ms: int
 ) -> BatchResult:
-    """Add up what the executors did, side by side, and the flush that followed."""
+    """Add up the results of parallel tasks, and the flush that followed."""
     return BatchResult(
         records=sum(part.records for part in parts),
         rows=sum(part.rows for part in parts),
@@ -203,25 +201,25 @@ def result_of(
 
 def _fallback_reason(parts: Iterable[PartitionResult]) -> str | None:
     """
-    Say why the driver is to write the batch, if it is.
+    Return why the driver has to write the batch; ``None`` if it is written.
 
     Raises:
         UnavailableError: A target does not answer; write the batch again.
     """
-    fallback_reason = [part for part in parts if part.fallback_reason]
-    for part in fallback_reason:
+    failed = [part for part in parts if part.fallback_reason]
+    for part in failed:
         if part.retry_after_s:
             raise TargetBusyError(
                 part.fallback_reason, retry_after_s=part.retry_after_s
             )
         if part.is_unavailable:
             raise TargetUnavailableError(part.fallback_reason)
-    return fallback_reason[0].fallback_reason if fallback_reason else None
+    return failed[0].fallback_reason if failed else None
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSpec:
-    """What an executor must know to make a sink; it is sent with every task."""
+    """Everything an executor needs to make a sink; it is sent with every task."""
 
     sink: SinkSettings
     kafka: Kafka
@@ -230,7 +228,7 @@ class ExecutorSpec:
 
     def make(self) -> Sink:
         """
-        Make the sink; nothing of it is opened yet.
+        Make the sink; nothing is opened yet.
 
         Raises:
             UsageError: The kind is written from the driver only.
@@ -252,7 +250,7 @@ class ExecutorSpec:
 
 
 def executor_spec(settings: Settings, sink: SinkSettings) -> ExecutorSpec:
-    """Return what executors must know of a sink."""
+    """Return the executor's spec of a sink."""
     return ExecutorSpec(
         sink,
         settings.kafka,

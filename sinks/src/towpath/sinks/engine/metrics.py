@@ -1,14 +1,13 @@
 """
-What sinks do, as Prometheus metrics; ``docs/metrics.md`` tells what each is for.
+Metrics of sinks in Prometheus's format; ``docs/metrics.md`` describes each.
 
-Counters are those of the progress files, so they go on over restarts. Labels are the
+Counters are those of the progress files, so they continue over restarts. Labels are the
 declared sinks, their states and the stages of a batch: all bounded by the configuration
-and this code. What is not known (yet) is left out, never zero.
+and this code. An unknown value is left out, never zero.
 
-The port of a driver's ``/metrics``, for Prometheus and for people.
-
-A thread of its own answers: nothing that a visitor does holds a batch up. Only this
-host is listened to unless the configuration says otherwise: the port knows no login.
+The metrics port is served by a thread of its own, so that a request never delays a
+batch. It listens on this host only unless the configuration says otherwise: it has no
+login.
 """
 
 import threading
@@ -35,7 +34,7 @@ from towpath.sinks.errors import MetricsPortError
 from towpath.sinks.state.lag import Alarm, Lag
 from towpath.sinks.state.progress import PROGRESS_PAGE, Progress, State, progress_page
 
-# From a cache's quick batch to a warehouse's slow one.
+# From a cache's fast batch to a warehouse's slow one.
 _BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _MS_PER_S: Final = 1000
 
@@ -75,12 +74,12 @@ _COUNTERS: Final[Mapping[str, tuple[str, Callable[[Progress], int]]]] = (
 @dataclass(slots=True)
 class WatchedSink:
     """
-    What is shown of one sink; written by its own threads, read by visitors.
+    The published state of one sink; written by its own threads, read by requests.
 
     Attributes:
-        progress: Gives the progress as it stands.
-        alarm: Its budget, and whether it is too far behind.
-        lag: As it was last seen; None while it is not known.
+        progress: Returns the present progress.
+        alarm: Its budget, and whether its lag is too high.
+        lag: The last known lag; ``None`` while it is unknown.
     """
 
     progress: Callable[[], Progress]
@@ -108,19 +107,19 @@ class SinkMetrics:
         )
 
     def batch(self, sink: str, stages_ms: Mapping[str, float]) -> None:
-        """Take in how long the stages of a batch took."""
+        """Record the durations of a batch's stages."""
         _observe(self._batch, sink, stages_ms)
 
     def engine(self, sink: str, steps_ms: Mapping[str, float]) -> None:
-        """Take in how long the engine's steps of a trigger took."""
+        """Record the durations of the engine's steps of a trigger."""
         _observe(self._engine, sink, steps_ms)
 
     def page(self) -> bytes:
-        """Return everything in Prometheus's text form."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
     def progress(self, sink: str) -> bytes | None:
-        """Return a sink's progress as it stands; ``None`` if it is not watched."""
+        """Return a sink's present progress; ``None`` if it is not watched."""
         watched = self.sinks.get(sink)
         return None if watched is None else progress_page(watched.progress())
 
@@ -132,7 +131,7 @@ class SinkMetrics:
 
 
 class _SinksCollector(Collector):
-    """Shows what the sinks' progress and lag say just now."""
+    """Collects the sinks' present progress and lag."""
 
     def __init__(self, sinks: Mapping[str, WatchedSink]) -> None:
         self._sinks = sinks
@@ -207,12 +206,12 @@ def _observe(histogram: Histogram, sink: str, times_ms: Mapping[str, float]) -> 
         histogram.labels(sink, stage).observe(took_ms / _MS_PER_S)
 
 
-# A scraper that opens a connection and says nothing holds a thread for this long.
+# A connection without a request occupies a thread for this long.
 _REQUEST_TIMEOUT_S: Final = 10.0
 
 
 class _Server(ThreadingHTTPServer):
-    """A server that does not print what becomes of its visitors."""
+    """A server that does not print errors of connections."""
 
     daemon_threads = True
 
@@ -221,7 +220,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Gives the metrics, and the progress of one sink."""
+    """Serves the metrics, and the progress of one sink."""
 
     page: Callable[[], bytes]
     progress: Callable[[str], bytes | None]
@@ -251,7 +250,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class MetricsPort:
-    """Serves the page until it is closed."""
+    """Serves the pages until it is closed."""
 
     def __init__(
         self,
@@ -264,7 +263,7 @@ class MetricsPort:
         Listen on ``port`` of ``host``; 0 takes a free one.
 
         Raises:
-            MetricsPortError: The port is taken, or the host is not this one.
+            MetricsPortError: The port is in use, or the host is not this one.
         """
         pages = {"page": staticmethod(page), "progress": staticmethod(progress)}
         handler = type("Handler", (_Handler,), pages)
@@ -280,7 +279,7 @@ class MetricsPort:
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port number."""
         return self._server.server_port
 
     def close(self) -> None:

@@ -1,20 +1,17 @@
 """
-What a driver tells of its sinks: metrics on a port, their lag, and alarms.
+Publishes the state of a driver's sinks: metrics on a port, their lag, and alarms.
 
 ::
 
-    batches  -- reports --> progress files, counters, times by stage
-    engine   -- listener -> times of a trigger by the engine's own steps
-    broker   -- a look every two seconds -> lag, and the alarm above twice the budget
+    batches -- reports ----------> progress files, counters, durations by stage
+    engine  -- listener ---------> durations of a trigger's steps
+    broker  -- every two seconds -> lag, and the alarm above twice the budget
 
-Nothing here holds a batch up: whatever fails is told once and tried again at the next
-look.
+Nothing here delays a batch: a failure is logged once and retried at the next check.
 
-What the engine tells of each trigger: how long its steps took.
-
-PySpark's own listener fetches every field of an event by a call of its own into the
-engine, some sixty in all: with several triggers a second that takes more than writing
-small batches does. Here the engine is asked once, for the event as JSON.
+PySpark's own listener fetches each field of an event by a call of its own into the
+engine, some sixty in all: at several triggers a second that costs more than writing
+small batches. ``EngineListener`` makes one call, for the event as JSON.
 """
 
 import threading
@@ -42,18 +39,15 @@ from towpath.sinks.state.progress import (
     write_heartbeat,
 )
 
-# The engine calls these by their Java names.
-
-
-# What a trigger without a batch has no time of.
+# The step that a trigger without a batch lacks.
 _BATCH_STEP: Final = "addBatch"
 
 
 class EngineListener:
-    """Takes the times of triggers; ``spark.streams.addListener`` adds it."""
+    """Takes the durations of triggers; ``spark.streams.addListener`` adds it."""
 
     class Java:
-        """What py4j has to know."""
+        """The interface that py4j implements."""
 
         implements = ("org.apache.spark.sql.streaming.PythonStreamingQueryListener",)
 
@@ -62,11 +56,11 @@ class EngineListener:
 
     @cached_property
     def _jlistener(self) -> Any:  # noqa: ANN401 - py4j's
-        """The engine's side of it, where PySpark looks for it."""
+        """The Java side of the listener, where PySpark looks for it."""
         return SparkContext._jvm.PythonStreamingQueryListenerWrapper(self)  # type: ignore[union-attr]  # noqa: SLF001 - as PySpark's own
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: ANN401 - py4j's
-        """Take the times of a trigger's steps."""
+        """Take the durations of a trigger's steps."""
         progress = orjson.loads(event.progress().json())
         steps_ms = progress["durationMs"]
         if progress["name"] in self._metrics.sinks and _BATCH_STEP in steps_ms:
@@ -74,16 +68,16 @@ class EngineListener:
             self._metrics.engine(progress["name"], took_ms)
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: ANN401 - py4j's
-        """Nothing to do: the supervisor tells of it."""
+        """Do nothing: the supervisor reports it."""
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: ANN401 - py4j's
-        """Nothing to do: nothing took any time."""
+        """Do nothing: no step took any time."""
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: ANN401 - py4j's
-        """Nothing to do: the supervisor tells of it."""
+        """Do nothing: the supervisor reports it."""
 
 
-# A cache's budget is 10 s: its alarm is late by a tenth of that at most twice over.
+# A cache's budget is 10 s: its alarm is late by a fifth of that at most.
 LOOK_EVERY_S: Final = 2.0
 
 _log = structlog.get_logger("towpath.sinks")
@@ -93,8 +87,8 @@ class Monitor:
     """
     Watches the sinks of one driver.
 
-    Call order: ``report`` for each sink that starts and ``forget`` for each that is let
-    go, at any time; ``start`` once, ``close`` once.
+    Call order: ``report`` for each sink that starts and ``forget`` for each that has
+    stopped, at any time; ``start`` once, ``close`` once.
     """
 
     def __init__(self, cluster: Cluster, oldest: RecordAges, clock: Clock) -> None:
@@ -106,16 +100,16 @@ class Monitor:
         self._folders: dict[str, Path] = {}
         self._reports: dict[str, Report] = {}
         self._host = ""
-        self._unsaid: set[str] = set()
-        # Held while a look is taken: what is forgotten then is not written again.
-        self._looking = threading.Lock()
+        self._unwritten: set[str] = set()
+        # Held during a check, so that no file of a forgotten sink is written again.
+        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="lag", daemon=True)
         self._port: MetricsPort | None = None
         self._unknown: str | None = None
 
     def report(self, state_folder: Path, sink: Sink) -> Report:
-        """Make the report of a sink that is about to start, and watch it from now."""
+        """Make the report of a sink that is about to start, and watch the sink."""
         report = Report(state_folder, sink.name, self._clock, self.metrics)
         alarm = Alarm(budget_s(sink))
         self.metrics.sinks[sink.name] = WatchedSink(lambda: report.progress, alarm)
@@ -125,8 +119,8 @@ class Monitor:
         return report
 
     def forget(self, sink: str) -> None:
-        """Watch a sink no more, whose folder may go now."""
-        with self._looking:
+        """Stop watching a sink, and remove its heartbeat."""
+        with self._lock:
             self._sinks.pop(sink, None)
             self.metrics.sinks.pop(sink, None)
             self._reports.pop(sink, None)
@@ -136,27 +130,29 @@ class Monitor:
 
     def start(self, settings: Settings, driver: str) -> int:
         """
-        Begin to serve and to look; return the port.
+        Start the metrics port and the lag checks; return the port.
 
         Raises:
-            MetricsPortError: The port is taken.
+            MetricsPortError: The port is in use.
         """
-        told = settings.sinks
-        wanted = told.metrics_ports.get(driver, 0)
-        self._host = told.metrics_host
+        options = settings.sinks
+        wanted = options.metrics_ports.get(driver, 0)
+        self._host = options.metrics_host
         self._port = MetricsPort(
             self._host, wanted, self.metrics.page, self.metrics.progress
         )
-        _log.info("metrics", host=told.metrics_host, port=self._port.port)
+        _log.info(
+            "metrics port opened", host=options.metrics_host, port=self._port.port
+        )
         self._thread.start()
         return self._port.port
 
     def listen(self, spark: SparkSession) -> None:
-        """Have the engine tell how long its steps take."""
+        """Take the engine's durations from now on."""
         spark.streams.addListener(EngineListener(self.metrics))  # type: ignore[arg-type]  # see there
 
     def close(self) -> None:
-        """Look no more, and serve no more."""
+        """Stop the lag checks and the metrics port."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -166,13 +162,13 @@ class Monitor:
             remove_heartbeat(folder, name)
 
     def look(self) -> None:
-        """Say that we live; find out how far each sink is behind; tell of alarms."""
-        with self._looking:
+        """Write the heartbeats, determine each sink's lag, and log alarms."""
+        with self._lock:
             self._look()
 
     def _look(self) -> None:
         for name in list(self._folders):
-            self._keep_files(name)
+            self._write_heartbeat(name)
         try:
             topics = self._cluster.names()
             for name, sink in list(self._sinks.items()):
@@ -188,21 +184,25 @@ class Monitor:
                 watched.lag = None
             if self._unknown is None:
                 self._unknown = str(error)
-                _log.warning("lag not known", error=str(error), remedy=error.remedy)
+                _log.warning(
+                    "sink lag unknown: retrying", error=str(error), remedy=error.remedy
+                )
 
-    def _keep_files(self, sink: str) -> None:
-        """Say that the sink's driver lives; what cannot be written holds nobody up."""
+    def _write_heartbeat(self, sink: str) -> None:
+        """Write the heartbeat of a sink; a failure delays nothing."""
         port = None if self._port is None else self._port.port
         report = self._reports[sink]
         note = DriverHeartbeat(self._host, port, report.is_writing)
         report.store()
         try:
             write_heartbeat(self._folders[sink], sink, note, self._clock.now())
-            self._unsaid.discard(sink)
+            self._unwritten.discard(sink)
         except StateNotWrittenError as error:
-            if sink not in self._unsaid:
-                _log.warning("sink state not written", sink=sink, error=str(error))
-            self._unsaid.add(sink)
+            if sink not in self._unwritten:
+                _log.warning(
+                    "sink heartbeat not written: retrying", sink=sink, error=str(error)
+                )
+            self._unwritten.add(sink)
 
     def _take(self, sink: str, watched: WatchedSink, lag: Lag) -> None:
         watched.lag = lag
@@ -215,13 +215,13 @@ class Monitor:
             "budget_s": watched.alarm.budget_s,
         }
         if watched.alarm.is_raised:
-            _log.warning("sink is behind by more than twice its budget", **facts)
+            _log.warning("sink lag above twice its budget", **facts)
         else:
-            _log.info("sink is within its budget again", **facts)
+            _log.info("sink lag within its budget again", **facts)
 
     def _watch(self) -> None:
         while not self._stop.wait(LOOK_EVERY_S):
             try:
                 self.look()
             except Exception:  # noqa: BLE001 - the sinks go on, and the log tells
-                _log.exception("the look at the lag failed")
+                _log.exception("sink lag check failed: retrying")

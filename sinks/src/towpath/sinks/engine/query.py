@@ -1,8 +1,9 @@
 """
-One query: from the topics of a sink's routes to its batch function.
+One query: from the topics of a sink's routes to its batch handler.
 
-Topics that appear later are met at the next trigger, because the source lists them anew
-each time. Lost data is never skipped: a topic cut below what was read stops the query.
+The source lists the topics at each trigger, so new topics are read from the next one
+on. Lost records are never skipped: a topic that was cut below the read offsets stops
+the query.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,32 +24,32 @@ from towpath.sinks.ports import Cluster
 from towpath.sinks.state.declare import STARTING_OFFSETS_FILE
 from towpath.sinks.state.progress import sink_folder
 
-# Where a query goes on whose checkpoint was dropped by its recovery.
+# The offsets at which a query resumes whose checkpoint a recovery has dropped.
 RESUMES_FILE: Final = "resumes.json"
 
-# A topic made since the last look must not wait for the default of five minutes.
+# A new topic must not wait for the default of five minutes.
 _METADATA_AGE_MS: Final = 2_000
 
 
-# The engine knows how far there are records before it fetches, so the broker has
-# nothing to wait for. With Kafka's default, the fetch that is left open after each
-# batch costs the next one half a second.
+# The engine knows the end offsets before it fetches, so the broker need not wait. With
+# Kafka's default, the fetch left open after each batch costs the next one half a
+# second.
 _FETCH_WAIT_MS: Final = 1
 
 
 class BatchRows:
-    """The rows of one batch: here once they are asked for, or on the executors."""
+    """The rows of one batch, read here on demand or on the executors."""
 
     def __init__(
         self, frame: DataFrame, read: Callable[[], Iterator[pa.Table]], most: int
     ) -> None:
         """
-        Describe a batch; nothing is read yet.
+        Store the parameters; nothing is read yet.
 
         Args:
-            frame: The rows as the engine has them.
-            read: Reads them here, portion by portion, from the first.
-            most: How many there are at most.
+            frame: The rows in the engine.
+            read: Reads them here, slice by slice, from the first.
+            most: The highest possible number of rows.
         """
         self.most = most
         self._frame = frame
@@ -63,10 +64,11 @@ class BatchRows:
 
     def slices(self) -> Iterator[pa.Table]:
         """
-        Give the rows as they come; whoever asks again gets all of them again.
+        Yield the rows slice by slice; a further call yields all of them again.
 
         Raises:
-            UnavailableError: They cannot be read now; what was given comes again.
+            UnavailableError: They cannot be read now; the next call begins at the
+                first.
         """
         position = 0
         while position < len(self._slices) or self._has_more():
@@ -80,8 +82,8 @@ class BatchRows:
         return pa.concat_tables(slices) if slices else RECORDS.empty_table()
 
     def _has_more(self) -> bool:
-        """Read one more portion, unless that was the last."""
-        # Whatever fails begins anew, with all that was given.
+        """Read one more slice; return whether there was one."""
+        # After a failure, reading begins again at the first slice.
         rest, self._rest = self._rest, None
         if rest is None:
             rest = self._read()
@@ -98,15 +100,15 @@ class BatchRows:
 
 
 class OnBatch(Protocol):
-    """What is done with each batch."""
+    """The handler of each batch."""
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Write the batch; raise to have it delivered again."""
+        """Write the batch; an error has it delivered again."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
-    """A sink, and where its query keeps its state."""
+    """A sink, and the files of its query."""
 
     sink: Sink
     kafka: Kafka
@@ -119,17 +121,17 @@ class QueryPlan:
 
     @property
     def starting_offsets_file(self) -> Path:
-        """Where the sink is to begin, if it was declared to begin late."""
+        """The first offsets of a sink that was declared to begin late."""
         return sink_folder(self.state_folder, self.sink.name) / STARTING_OFFSETS_FILE
 
     @property
     def resumes_file(self) -> Path:
-        """Where the query goes on, until a batch is committed behind a recovery."""
+        """The offsets at which the query resumes after a recovery, until it commits."""
         return sink_folder(self.state_folder, self.sink.name) / RESUMES_FILE
 
     @property
     def begins_file(self) -> Path:
-        """Where the query begins without a checkpoint; the earliest, if it is not."""
+        """The first offsets without a checkpoint; without the file, the earliest."""
         resumes = self.resumes_file
         return resumes if resumes.exists() else self.starting_offsets_file
 
@@ -158,7 +160,7 @@ def start_query(
         .load()
     )
 
-    # A long statement of one sink leaves the others their share of the cores.
+    # So that a long statement of one sink leaves the others their share of the cores.
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", plan.sink.name)
     return (
         source.writeStream.foreachBatch(on_batch)

@@ -1,14 +1,11 @@
 """
-Cures what a query cannot go on for, before it starts.
+Recovers a query that cannot continue at its offsets, before it starts.
 
-The engine refuses to go on where records that it has not read are gone, and again at
-each restart. What is wrong has a name (``outcomes``); the old position is dropped, the
-query goes on at the earliest record that is left, and the rows behind the gap are asked
-for as they are. Asking comes first: after a crash in between all of it happens again.
-
-Where a query stands against what its topics still have: what may be found. Pure.
-
-Each finding has a name, which the log, the file of recoveries and the runbook use.
+The engine refuses to continue where unread records are gone, and again at each restart.
+Each finding has a name (``RecoveryOutcome``), which the log, the file of recoveries and
+the runbook use. The old offsets are dropped, the query continues at the earliest
+retained record, and the routes behind the gap are requested as a whole. The request
+comes first: after a crash in between, all of it happens again. ``examine`` is pure.
 """
 
 import enum
@@ -47,7 +44,7 @@ from towpath.sinks.state.progress import (
 
 
 class RecoveryOutcome(enum.StrEnum):
-    """What was found; the runbook has a line about each."""
+    """The kind of a finding; the runbook has a line about each."""
 
     CHECKPOINT_LOST = "checkpoint_lost"
     CHECKPOINT_UNREADABLE = "checkpoint_unreadable"
@@ -59,7 +56,7 @@ class RecoveryOutcome(enum.StrEnum):
     ROUTE_GONE = "route_gone"
 
 
-WORDS: Final[Mapping[RecoveryOutcome, str]] = {
+DESCRIPTIONS: Final[Mapping[RecoveryOutcome, str]] = {
     RecoveryOutcome.CHECKPOINT_LOST: "the query's checkpoint is gone",
     RecoveryOutcome.CHECKPOINT_UNREADABLE: "the query's checkpoint cannot be read",
     RecoveryOutcome.RETENTION_PASSED: (
@@ -72,7 +69,7 @@ WORDS: Final[Mapping[RecoveryOutcome, str]] = {
     RecoveryOutcome.ROUTE_GONE: "no route reads the topic any more",
 }
 
-# What leaves nothing out: the rest of the topics is read as it was.
+# Outcomes without a gap: the topics are read as before.
 _HARMLESS: Final = frozenset(
     {
         RecoveryOutcome.CHECKPOINT_LOST,
@@ -83,22 +80,22 @@ _HARMLESS: Final = frozenset(
 
 
 class RecoveryFinding(NamedTuple):
-    """One thing found, about a topic or about the checkpoint as a whole."""
+    """One finding, about a topic or about the whole checkpoint."""
 
     outcome: RecoveryOutcome
     topic: str = ""
 
     def ends_reading(self, stands: Offsets) -> bool:
-        """Tell whether the engine cannot go on; what is new to it, it meets itself."""
-        # A topic whose first records are gone already begins at none that is there.
+        """Return whether the engine cannot continue at the committed offsets."""
+        # A topic without its first records cannot be read from its beginning.
         is_cut = self.outcome is RecoveryOutcome.RETENTION_PASSED
         is_known = self.topic in stands or not self.topic or is_cut
         return is_known and self.outcome is not RecoveryOutcome.PARTITIONS_ADDED
 
     def may_lack(self, route: Route) -> bool:
-        """Tell whether a route that reads the topic may lack something of its rows."""
+        """Return whether a route that reads the topic may lack rows."""
         if self.outcome is RecoveryOutcome.PARTITIONS_ADDED:
-            # Whole rows may come in any order; only a table's changes may be partial.
+            # Only changes of a table may be partial; whole rows may come in any order.
             return route.kind is RouteKind.TABLE and not is_backfill(self.topic)
         return self.outcome not in _HARMLESS
 
@@ -106,28 +103,28 @@ class RecoveryFinding(NamedTuple):
 @dataclass(slots=True)
 class ExaminedOffsets:
     """
-    What is to be done.
+    The outcome of an examination.
 
     Attributes:
-        positions: Where the query is to go on, if it cannot from its checkpoint.
-        findings: What was found, each once.
+        positions: The offsets at which the query is to continue without its checkpoint.
+        findings: The findings, each once.
     """
 
     positions: dict[str, dict[str, int]] = field(default_factory=dict)
     findings: dict[RecoveryFinding, None] = field(default_factory=dict)
 
     def found(self, outcome: RecoveryOutcome, topic: str = "") -> None:
-        """Take note of something."""
+        """Add a finding."""
         self.findings[RecoveryFinding(outcome, topic)] = None
 
 
 class Retained(NamedTuple):
     """
-    What the topics of a sink have: per partition the first and the next offset.
+    The records that the topics of a sink retain: first and next offset per partition.
 
     Attributes:
-        ids: The ids of the topics, as they were before the offsets were looked up.
-        remade: Topics that were made anew: no offset of theirs was ever read.
+        ids: The ids of the topics, read before the offsets.
+        remade: Recreated topics, of which no offset was read yet.
     """
 
     first: Offsets
@@ -136,7 +133,7 @@ class Retained(NamedTuple):
     remade: frozenset[str]
 
     def has(self, topic: str, partition: str, offset: int) -> bool:
-        """Tell whether reading can go on at an offset, with nothing left out."""
+        """Return whether reading can continue at an offset without a gap."""
         first = self.first[topic].get(partition)
         if first is None or topic in self.remade:
             return False
@@ -147,12 +144,12 @@ def examine(
     stands: Offsets, retained: Retained, is_read: Callable[[str], bool]
 ) -> ExaminedOffsets:
     """
-    Compare where a query stands with what is there.
+    Compare the committed offsets of a query with the retained records.
 
     Args:
-        stands: The next offset, per topic and partition, after all that is durable.
-        retained: What the topics have that exist.
-        is_read: Tells whether a route reads a topic.
+        stands: The next offset, per topic and partition, after the last durable batch.
+        retained: The records of the existing topics.
+        is_read: Returns whether a route reads a topic.
     """
     examined = ExaminedOffsets()
     for topic, partitions in stands.items():
@@ -161,7 +158,7 @@ def examine(
         elif topic in retained.first:
             _examine_topic(topic, partitions, retained, examined)
         elif is_backfill(topic):
-            # Deleted once the sink had all of it.
+            # The topic was deleted once the sink had applied all of it.
             examined.found(RecoveryOutcome.ROUTE_GONE, topic)
         else:
             examined.found(RecoveryOutcome.TOPIC_GONE, topic)
@@ -171,9 +168,9 @@ def examine(
 
 def cut_short(planned_offsets: Offsets, retained: Retained) -> list[str]:
     """
-    Name the topics that end before a batch does which is planned and not written yet.
+    Return the topics that end before the planned and unwritten batch does.
 
-    The engine would read that batch for ever: what it knew of is not there any more.
+    The engine would try to read that batch forever.
     """
     return [
         topic
@@ -213,7 +210,7 @@ def _examine_topic(
 def _examine_new(
     stands: Offsets, retained: Retained, examined: ExaminedOffsets
 ) -> None:
-    """What the query has not met yet begins at its first record: is that the first?"""
+    """Check topics without committed offsets: they are read from the start."""
     for topic, partitions in retained.first.items():
         known = stands.get(topic, {})
         if not known and topic in retained.remade:
@@ -227,15 +224,15 @@ def _examine_new(
 
 RECOVERIES_FILE: Final = "recoveries.jsonl"
 
-# How long a running query may read a topic made anew as if it were the old one, or one
-# that has grown; what is lacking is asked for then. A look is a few small requests.
+# How long a running query may read a recreated topic as the old one, or miss that keys
+# have moved; the missing rows are requested then. A check is a few small requests.
 LOOK_EVERY_S: Final = 10.0
 
 _log = structlog.get_logger("towpath.sinks")
 
 
 class Recovery:
-    """Sees to it that one sink's query can start, and leaves nothing out silently."""
+    """Prepares the start of one sink's query, and reports every gap."""
 
     def __init__(
         self, plan: QueryPlan, cluster: Cluster, repairs: Repairs, clock: Clock
@@ -252,7 +249,7 @@ class Recovery:
 
     def run(self) -> tuple[RecoveryFinding, ...]:
         """
-        Name what is wrong and cure it; call it before each start of the query.
+        Recover what prevents the query from starting, before each start.
 
         Raises:
             UnavailableError: The broker does not answer; nothing was changed.
@@ -262,7 +259,7 @@ class Recovery:
         try:
             stands = committed_offsets(checkpoint)
         except CheckpointUnreadableError as error:
-            _log.warning("a checkpoint cannot be read", why=str(error))
+            _log.warning("sink checkpoint cannot be read: recovering", why=str(error))
             unreadable = True
             stands = newest_readable(checkpoint) or self._progress().applied
         if not stands and not unreadable:
@@ -273,7 +270,7 @@ class Recovery:
     def _go_on(
         self, stands: Offsets, *, unreadable: bool
     ) -> tuple[RecoveryFinding, ...]:
-        """Go on where the query stands, or as near to it as there is something left."""
+        """Continue at the committed offsets, or as near to them as records are left."""
         retained = self._retained(stands)
         examined = self._examine(stands, retained)
         short: list[str] = []
@@ -292,22 +289,21 @@ class Recovery:
         return tuple(examined.findings)
 
     def _begin(self, *, is_lost: bool) -> tuple[RecoveryFinding, ...]:
-        """Start without a checkpoint: for the first time, or because it is gone."""
+        """Start without a checkpoint: the first time, or because it is gone."""
         begins = _offsets(self._plan.begins_file)
         progress, stored = self._progress(), begins.read()
-        # Dropped by a recovery, it is no loss, and what was asked for then need not
-        # be asked for again.
+        # A checkpoint dropped by a recovery is no loss: its rows were requested then.
         resumes = self._plan.resumes_file.exists()
         stands = stored if resumes else progress.applied or stored
         retained = self._retained(stands)
         examined = self._examine(stands, retained)
         if is_lost and progress.batches > 0 and not resumes:
             examined.found(RecoveryOutcome.CHECKPOINT_LOST)
-        is_asked = self._ask(examined)
+        is_requested = self._ask(examined)
         self._note(examined)
         usable = _usable(stored, stands, retained)
-        if is_asked:
-            # From now on the query goes on there: to ask once is enough.
+        if is_requested:
+            # The query resumes there: one request is enough.
             whole = {t: {**f, **usable.get(t, {})} for t, f in retained.first.items()}
             _offsets(self._plan.resumes_file).keep(whole)
         elif usable != stored:
@@ -318,11 +314,12 @@ class Recovery:
 
     def look(self) -> None:
         """
-        See, now and then, that a running query reads the topics that it began with.
+        Check from time to time that a running query still reads the same topics.
 
         Raises:
-            TopicRemadeError: One was made anew; the next start asks for what it lacks.
-            PartitionsAddedError: Keys have moved to partitions that one did not have.
+            TopicRemadeError: A topic was recreated; the next start requests its rows.
+            PartitionsAddedError: A topic has more partitions, and keys have moved to
+                them.
             UnavailableError: The broker does not answer.
         """
         if not self._next.passed():
@@ -332,7 +329,7 @@ class Recovery:
         ids = self._cluster.topic_ids(names)
         remade = self._ids.others(ids)
         if remade:
-            message = f"{min(remade)} was deleted and made anew while it was read"
+            message = f"{min(remade)} was deleted and recreated while it was read"
             raise TopicRemadeError(message)
         self._ids.note(ids)
         ends = self._cluster.end_offsets(names)
@@ -357,7 +354,7 @@ class Recovery:
         return read_progress(progress_path(self._plan.state_folder, name), name)
 
     def _retained(self, stands: Offsets) -> Retained:
-        """Return what the topics have; their ids are those of before it was told."""
+        """Return the retained records; topic ids are read before the offsets."""
         names = {*stands, *self._topics()}
         ids = self._cluster.topic_ids(names)
         first = self._cluster.first_offsets(names)
@@ -366,10 +363,10 @@ class Recovery:
 
     def _note_topics(self, stands: Offsets, retained: Retained) -> None:
         """
-        Know the topics as they are from now on: what they lack was asked for.
+        Store the present topics: the rows they lack have been requested.
 
-        Forgotten is only what was told to be gone. Another topic without an id may be
-        about to be made anew: it had none yet, or nothing of it was read.
+        Only topics that were reported gone are forgotten. Another topic without an id
+        may be about to be recreated.
         """
         gone = {t for t in stands if t not in retained.first or not self._is_read(t)}
         self._ids.note(retained.ids, gone)
@@ -379,19 +376,19 @@ class Recovery:
         return bool(self._routes.reading(topic))
 
     def _ask(self, examined: ExaminedOffsets) -> bool:
-        """Have the rows behind each gap read anew, route by route, if there is any."""
-        lacking = dict(self._by_route(examined.findings))
-        for route, findings in lacking.items():
-            why = f"{WORDS[findings[0].outcome]}: {findings[0].topic}"
+        """Request the routes behind each gap; return whether there were any."""
+        gaps = dict(self._by_route(examined.findings))
+        for route, findings in gaps.items():
+            why = f"{DESCRIPTIONS[findings[0].outcome]}: {findings[0].topic}"
             if self._repairs.request_all(route, why):
-                _log.warning("a route's rows were asked for", route=route, why=why)
+                _log.warning("sink route requested as a whole", route=route, why=why)
             else:
                 _log.error(
-                    "a route may lack records that cannot be asked for",
+                    "sink route may lack records: they cannot be requested",
                     route=route,
                     why=why,
                 )
-        return bool(lacking)
+        return bool(gaps)
 
     def _by_route(
         self, findings: Iterable[RecoveryFinding]
@@ -404,25 +401,27 @@ class Recovery:
         yield from routes.items()
 
     def _note(self, examined: ExaminedOffsets) -> None:
-        """Log what was found, and keep it where it can be looked up."""
+        """Log the findings, and append them to the file of recoveries."""
         if not examined.findings:
             return
-        told = [{"outcome": f.outcome, "topic": f.topic} for f in examined.findings]
-        keep(self._folder, self._clock, told)
+        entries = [{"outcome": f.outcome, "topic": f.topic} for f in examined.findings]
+        append_recovery(self._folder, self._clock, entries)
         for finding in examined.findings:
             _log.warning(
-                "the query cannot go on where it stood",
+                "sink query cannot continue at its offsets",
                 sink=self._plan.sink.name,
                 outcome=finding.outcome,
-                why=WORDS[finding.outcome],
+                why=DESCRIPTIONS[finding.outcome],
                 topic=finding.topic or None,
             )
 
 
-def keep(folder: Path, clock: Clock, told: Iterable[Mapping[str, str]]) -> None:
-    """Add what was found to the sink's file of recoveries, with the time."""
+def append_recovery(
+    folder: Path, clock: Clock, entries: Iterable[Mapping[str, str]]
+) -> None:
+    """Append entries to the sink's file of recoveries, with the time."""
     at = clock.now().isoformat()
-    lines = [orjson.dumps({"at": at, **one}) + b"\n" for one in told]
+    lines = [orjson.dumps({"at": at, **one}) + b"\n" for one in entries]
     path = folder / RECOVERIES_FILE
     before = path.read_bytes() if path.exists() else b""
     replace_file(path, before + b"".join(lines))
@@ -432,10 +431,10 @@ def _usable(
     stored: Offsets, stands: Offsets, retained: Retained
 ) -> dict[str, dict[str, int]]:
     """
-    Return where reading may begin, of what was stored: below it, nothing is unread.
+    Return the stored offsets at which reading may begin without skipping a record.
 
-    What was stored when the sink was declared may lie behind what is applied by now, if
-    the topic was made anew since.
+    Offsets stored when the sink was declared may be above the applied ones, if the
+    topic was recreated since.
     """
     return {
         topic: {
@@ -450,5 +449,5 @@ def _usable(
 
 
 def _offsets(path: Path) -> JsonFile[Mapping[str, int]]:
-    """Return the file that says where a query begins, per topic and partition."""
+    """Return the file that holds the offsets at which a query begins."""
     return JsonFile(path)

@@ -1,4 +1,4 @@
-"""Tells the world how a sink is doing: its progress file, its log, its counters."""
+"""The report of a sink: its progress file, its log records and its counters."""
 
 import dataclasses
 import threading
@@ -26,14 +26,14 @@ from towpath.sinks.state.progress import (
     write_progress,
 )
 
-# The whole batch, beside the stages that it consists of.
+# The label of the whole batch, beside those of its stages.
 WHOLE: Final = "batch"
 
 _log = structlog.get_logger("towpath.sinks")
 
 
 class Report:
-    """The progress of one sink; counters go on from what is on disk."""
+    """The progress of one sink; counters continue from the file."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Report:
         self._metrics = metrics
         self._progress = read_progress(self._path, sink)
         self._log = _log.bind(sink=sink)
-        # The driver tells of the block, the sink's own thread of everything else.
+        # The driver's thread reports the block, the sink's own thread everything else.
         self._writing = threading.Lock()
         self._unwritten: str | None = None
         self._attempts = 0
@@ -56,10 +56,10 @@ class Report:
     @property
     def progress(self) -> Progress:
         """
-        The progress as it stands; a value of its own that does not change.
+        The present progress, as an immutable value.
 
-        While its file cannot be written the sink has failed: nobody else could tell
-        how far it is after a crash.
+        While its file cannot be written, the sink counts as failed: nobody else could
+        tell its progress after a crash.
         """
         progress, why = self._progress, self._unwritten
         if why is None or progress.state is State.FAILED:
@@ -81,31 +81,31 @@ class Report:
             self._attempts -= 1
 
     def store(self) -> None:
-        """Try to write a file again that could not be written."""
+        """Retry a write of the file that failed."""
         if self._unwritten is not None:
             self._write()
 
     def starting(self) -> None:
         """
-        Say that the query is about to start, or waits for its first topic.
+        Report that the query is about to start, or waits for its first topic.
 
-        A progress file that was lost is made anew from the checkpoint, so that nobody
-        waits for records that were applied long ago.
+        A lost progress file is recreated from the checkpoint, so that nobody waits for
+        records that were applied long ago.
         """
         applied = self._progress.applied or self._committed()
         self._write(state=State.STARTING, applied=applied)
 
     def running(self) -> None:
-        """The query runs."""
+        """Report that the query runs."""
         self._log.info("sink running")
-        self._write(state=self._well(), error=None)
+        self._write(state=self._healthy_state(), error=None)
 
     def done(self, result: BatchResult, applied: Offsets, batch_ms: int) -> None:
-        """A batch is durable."""
+        """Report a durable batch."""
         before = self._progress
         stages_ms = _stages_ms(result)
         self._write(
-            state=self._well(),
+            state=self._healthy_state(),
             error=None,
             applied=applied,
             batches=before.batches + 1,
@@ -132,9 +132,12 @@ class Report:
         self._log.debug("batch written", **facts, batch_ms=batch_ms)
 
     def failed(self, message: str, *, remedy: str, retry_after_s: float) -> None:
-        """The batch or the query failed and will be tried again."""
+        """Report a failure of the batch or the query; it is retried."""
         self._log.warning(
-            "sink failed", error=message, remedy=remedy, retry_after_s=retry_after_s
+            "sink failed: retrying",
+            error=message,
+            remedy=remedy,
+            retry_after_s=retry_after_s,
         )
         self._write(
             state=State.FAILED,
@@ -143,27 +146,27 @@ class Report:
         )
 
     def parked(self, keys: int) -> None:
-        """So many keys are parked, also if no batch has come since."""
+        """Report the number of parked keys, also between batches."""
         if keys != self._progress.parked:
             self._write(parked=keys)
 
     def refused(self, why: str | None) -> None:
-        """The block has changed, and the sink goes on as it was; ``None``: it fits."""
+        """Report why the changed block is refused; ``None``: the block fits."""
         if why != self._progress.refused:
             self._write(refused=why)
 
-    def _well(self) -> State:
+    def _healthy_state(self) -> State:
         return State.READY if (self._folder / READY_FILE).exists() else State.RUNNING
 
     def _committed(self) -> Offsets:
-        """Return what the newest batch that the engine committed had read up to."""
+        """Return the end offsets of the newest committed batch."""
         checkpoint = self._folder / "checkpoint"
         names = (path.name for path in (checkpoint / "commits").glob("*"))
         batches = [int(name) for name in names if name.isdecimal()]
         try:
             return read_offsets(checkpoint, max(batches)) if batches else {}
         except (OSError, orjson.JSONDecodeError):
-            # The engine has its own word on a checkpoint that is broken.
+            # The engine reports a broken checkpoint itself.
             return {}
 
     def _write(self, **changes: object) -> None:
@@ -175,7 +178,9 @@ class Report:
                 if self._unwritten is None:
                     why = str(error)
                     self._log.warning(
-                        "sink progress not written", error=why, remedy=error.remedy
+                        "sink progress not written: retrying",
+                        error=why,
+                        remedy=error.remedy,
                     )
                 self._unwritten = f"{error}. {error.remedy}"
             else:

@@ -1,14 +1,13 @@
 """
-The engine: one Spark session per driver process, set up for small, frequent batches.
+The engine: one Spark session per driver process, tuned for small, frequent batches.
 
-The settings come from measurements: for each batch's checkpoint, the raw local file
-system forks two processes instead of four, and VFORK halves what each of them costs; a
-stack of 4 MB because stopping a query overflows the default one; the serial collector
-because a driver shares its cores with the targets.
+The settings are measured. For each batch's checkpoint the raw local file system forks
+two processes instead of four, and VFORK halves the cost of each. A stack of 4 MB,
+because stopping a query overflows the default one. The serial collector, because a
+driver shares its cores with the targets.
 
-On a cluster the engine finds its own addresses and counts its own cores. Where
-``spark-submit`` has started this process, the Java process is there already, and what
-it was told stands.
+On a cluster the engine finds its own addresses and counts its own cores. Under
+``spark-submit`` the Java process is there already, and its settings take precedence.
 """
 
 import logging
@@ -57,7 +56,7 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
-    # What the engine shows of a source's options has no login and no key.
+    # Hides logins and keys in the options that the engine logs.
     "spark.redaction.regex": (
         r"(?i)secret|password|token|access[.]?key|jaas|ssl[.](key|keystore)[.]"
     ),
@@ -73,30 +72,30 @@ _SETTINGS_HERE: Final[Mapping[str, str]] = {
     "spark.sql.shuffle.partitions": "2",
 }
 
-# A batch is small for a cluster: the default of 200 parts would be all overhead.
+# Batches are small for a cluster: the default of 200 partitions would be all overhead.
 _SETTINGS_AWAY: Final[Mapping[str, str]] = {"spark.sql.shuffle.partitions": "8"}
 
 
-# Cardinality, data and integrity, as the standard of SQL counts its states: of these a
-# row is the cause, and the same statement without it goes through.
+# SQL states of cardinality, data and integrity errors: a row is the cause, and the same
+# statement without it succeeds.
 _ROW_STATES: Final = frozenset({"21", "22", "23"})
 _ROW_ERRORS: Final = (ArithmeticException, DateTimeException, NumberFormatException)
-# What Iceberg raises for a value that has no room where it is to stand.
+# Iceberg's error for a value that its column has no room for.
 _MISFIT: Final = "AppendWriteException"
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
     """
-    What a session is made of.
+    The parameters of a session.
 
     Attributes:
         name: Name of the driver.
         jars: The connectors.
-        folder: Where the engine may keep what it needs while it runs.
-        memory: Heap of the Java process, as Java takes it (``1g``).
-        extra: Further settings, such as a warehouse's catalog; above ours.
-        master: Where the engine runs.
+        folder: The engine's folder for temporary files.
+        memory: Heap of the Java process, in Java's notation (``1g``).
+        extra: Further settings, such as a warehouse's catalog; they take precedence.
+        master: The Spark master.
         is_submitted: Whether ``spark-submit`` has started this process.
     """
 
@@ -111,12 +110,12 @@ class Engine:
 
 def start_session(engine: Engine) -> SparkSession:
     """
-    Start the engine; it dies with this process.
+    Start the engine; it ends with this process.
 
     Raises:
-        EngineDiedError: It ended before it served, or could not begin.
+        EngineDiedError: It did not start, or ended at once.
     """
-    # Failures inside a batch are raised and told by us; py4j would print them too.
+    # Failures inside a batch are raised and logged by us; py4j would print them, too.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     with progress.writing(engine.folder):
         engine.folder.mkdir(parents=True, exist_ok=True)
@@ -127,18 +126,18 @@ def start_session(engine: Engine) -> SparkSession:
     try:
         return builder.getOrCreate()
     except (PySparkException, Py4JError, OSError) as error:
-        told = str(error).strip().partition("\n")[0]
-        reason = f"the engine's Java process did not start: {told}"
+        reason = str(error).strip().partition("\n")[0]
+        reason = f"the engine's Java process did not start: {reason}"
         raise EngineDiedError(reason) from error
 
 
 def settings_of(engine: Engine, submitted: Mapping[str, str]) -> dict[str, str]:
     """
-    Return what the engine is still to be told.
+    Return the settings that the engine still needs.
 
     Args:
-        engine: What it is to be made of.
-        submitted: What ``spark-submit`` has told it already.
+        engine: The parameters of the session.
+        submitted: The settings that ``spark-submit`` has made.
     """
     master = submitted.get("spark.master", engine.master)
     jars = {"spark.jars": ",".join(map(str, engine.jars))} if engine.jars else {}
@@ -157,9 +156,9 @@ def settings_of(engine: Engine, submitted: Mapping[str, str]) -> dict[str, str]:
 
 def is_alive(session: SparkSession) -> bool:
     """
-    Tell whether the engine still runs; without it nothing else can.
+    Return whether the engine still runs.
 
-    It ends with its process, and also when its cluster gives it up.
+    It ends with its process, and when its cluster gives it up.
     """
     context = session.sparkContext
     gateway = context._gateway  # noqa: SLF001 - there is no public way
@@ -203,14 +202,14 @@ class SparkSql:
 
 
 def _is_of_a_row(error: BaseException | None) -> bool:
-    """Tell whether a value of some row is what the engine refused, by its own code."""
+    """Return whether the engine refused a row's value, judged by its error codes."""
     while error is not None:
         if isinstance(error, _ROW_ERRORS) or _is_misfit(error):
             return True
         state = error.getSqlState() if isinstance(error, PySparkException) else None
         if (state or "")[:2] in _ROW_STATES:
             return True
-        # The engine's own failure stands behind the one of the job.
+        # The engine's own failure is the cause of the job's.
         error = getattr(error, "_cause", None)
     return False
 
@@ -223,6 +222,6 @@ def _is_misfit(error: BaseException) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """Return what an error of the engine says; of a Java one, what that says."""
-    told = error.java_exception if isinstance(error, Py4JJavaError) else error
-    return str(told).strip().partition("\n")[0]
+    """Return the first line of an engine's error; of a Java error, its own."""
+    cause = error.java_exception if isinstance(error, Py4JJavaError) else error
+    return str(cause).strip().partition("\n")[0]

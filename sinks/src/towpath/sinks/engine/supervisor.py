@@ -1,5 +1,5 @@
 """
-Keeps one sink's query alive, and knows of no other.
+Keeps one sink's query running, independently of other sinks.
 
 ::
 
@@ -7,26 +7,15 @@ Keeps one sink's query alive, and knows of no other.
        ^                                               |
        └------ back-off ------- any failure -----------┘
 
-A batch that fails because some part does not answer is tried again where it stands: the
-query does not even notice. Any other failure ends the query, which starts again from
-its checkpoint, that is, with the same batch; before that, ``Recovery`` looks whether
-the query can go on there.
+A batch that fails because a system does not answer is retried in place, unnoticed by
+the query. Any other failure ends the query, which starts again from its checkpoint,
+that is, with the same batch; before that, ``Recovery`` checks whether it can continue
+there.
 
-Before its start and between batches the supervisor attends to what was asked for of
-the dead letters.
-
-How a query is ended that has a batch under way.
-
-To stop it at once would end it between what the batch wrote and the engine's note of
-it, and all of the batch would come again at the next start.
-
-Does what is due between batches: a loss is noticed also while none comes.
-
-The writer asks for what it has put off. Most sinks have nothing to do then; one that
-has, has a verb for it (``Attending``). Both are called now and then, by the
-supervisor's thread, and never beside a batch.
-
-What a supervisor works with, made by the root; and who stands in for repairs.
+Before the start and between batches the supervisor carries out dead letter requests,
+requests overdue refetches, and lets the target be checked (``SupportsUpkeep``), never
+beside a batch. A query is stopped after the batch under way: otherwise the engine might
+not commit a batch that was written, and all of it would come again.
 """
 
 import threading
@@ -84,33 +73,33 @@ from towpath.sinks.ports import (
 )
 from towpath.sinks.state.progress import full_disk, records_in
 
-# A batch that takes longer comes again. The driver's own patience is twice as long.
+# A batch that takes longer comes again. The driver waits twice as long for the sinks.
 FINISH_WITHIN_S: Final = 20.0
 _LOOK_EVERY_S: Final = 0.02
 
 
 def wait_for_batch(query: StreamingQuery, clock: Clock) -> None:
-    """Wait until no batch is under way; whoever writes them begins no other."""
+    """Wait until no batch is under way; the writer begins no other."""
     deadline = Deadline(clock, FINISH_WITHIN_S)
     while query.isActive and query.status["isTriggerActive"] and not deadline.passed():
         clock.wait(_LOOK_EVERY_S)
 
 
-# Whoever reads a cache that was emptied sees nothing until this has passed, and the
-# rows have been read. Some small calls each time.
+# An emptied cache stays empty for up to this long, until its rows are requested. Each
+# check is a few small calls.
 LOOK_EVERY_S: Final = 5.0
 
 
 class IdleUpkeep:
-    """Attends to one sink between its batches."""
+    """Maintains one sink between its batches."""
 
     def __init__(self, sink: Sink, writer: BatchWriter, clock: Clock) -> None:
         """
-        Describe whom to attend to.
+        Store the parameters.
 
         Args:
             sink: The sink.
-            writer: Who uses it.
+            writer: The writer of the sink's batches.
             clock: The time.
         """
         self._sink = sink
@@ -120,12 +109,12 @@ class IdleUpkeep:
 
     def look(self) -> None:
         """
-        Attend to the sink, if that is due and nobody uses it.
+        Maintain the sink, if that is due and no batch is being written.
 
         Raises:
             UnavailableError: The target does not answer.
             BusyError: The target asks for a pause.
-            HaltError: The sink refuses to go on.
+            HaltError: The sink refuses to continue.
         """
         if not self._next.passed() or not self._writer.lock.acquire(blocking=False):
             return
@@ -139,22 +128,26 @@ class IdleUpkeep:
 
 
 class NoRepairs:
-    """Nobody can be asked for rows; what would need it is set aside."""
+    """
+    Repairs that can request no rows.
+
+    Changes that need a refetch become dead letters.
+    """
 
     def request_keys(self, _route: str, _keys: object) -> bool:
-        """Tell that they cannot be asked for."""
+        """Return that no rows can be requested."""
         return False
 
     def request_columns(self, _route: str, _columns: object, _why: str) -> None:
-        """Tell that they cannot be asked for."""
+        """Return that no rows can be requested."""
 
     def request_all(self, _route: str, _why: str) -> bool:
-        """Tell that they cannot be asked for."""
+        """Return that no rows can be requested."""
         return False
 
 
 def _accept(_: SinkSettings) -> None:
-    """Take every block for fit."""
+    """Accept every block."""
 
 
 def _no_repairs(_: SinkSettings) -> Repairs:
@@ -164,19 +157,22 @@ def _no_repairs(_: SinkSettings) -> Repairs:
 @dataclass(frozen=True, slots=True)
 class SupervisorParts:
     """
-    What a supervisor works with, made by the root.
+    The services of a supervisor, made by the root.
 
     Attributes:
-        make_batches: Makes what reads the batches of a sink, by its name.
+        make_batches: Makes the reader of a sink's batches, by the sink's name.
         make_dead_letters: Makes the dead letters of a sink, by its name.
-        make_repairs: Makes what has rows of a sink read anew.
-        heads: What topics begin with; without it no tombstone is ever forgotten.
-        monitor: Shows how the sinks are; without it only their files tell.
-        check: Sees that a changed block fits its tables and its target.
-        on_executor: Gives what makes a sink on an executor; it is sent there. Without
+        make_repairs: Makes the repairs of a sink.
+        earliest_positions: The positions at the start of topics; without them no
+            tombstone is ever dropped.
+        monitor: Publishes the state of the sinks; without it there are only their
+            files.
+        check: Checks that a changed block fits its tables and its target.
+        on_executor: Returns what makes a sink on an executor; it is sent there. Without
             it all is written from the driver.
-        make_announced: Makes what knows the announced shapes of tables; without it
-            altered columns are not noticed.
+        make_announced: Makes the reader of announced shapes; without it altered columns
+            are not noticed.
+        backoff: The pauses between attempts.
     """
 
     make_sink: Callable[[SinkSettings], Sink]
@@ -193,13 +189,13 @@ class SupervisorParts:
     backoff: Backoff = Backoff()  # noqa: RUF009 - a frozen value
 
 
-# How soon a stop is noticed, and the first topic of a sink that has none yet.
+# The delay until a stop, or the first topic of a sink without one, is noticed.
 STOP_CHECK_S: Final = 1
 
 _UNKNOWN_REMEDY: Final = "Read the driver's log."
 
-# What the engine says of a topic that came up between our listing and its own, before
-# its first batch: the next listing of ours has it.
+# Part of the engine's error about a topic that appeared between our listing and its
+# own, before the first batch: our next listing has it.
 _TOPIC_CAME_UP: Final = "specify all TopicPartitions"
 MAX_STARTS_AT_ONCE: Final = 10
 
@@ -210,7 +206,7 @@ _Writing: TypeAlias = (
 
 
 class _SinkRun(NamedTuple):
-    """What is made anew for each start of the query."""
+    """The objects of one run of the query."""
 
     writing: _Writing
     requests: DeadLetterRequests
@@ -223,7 +219,7 @@ _log = structlog.get_logger("towpath.sinks")
 
 
 class _StoppedError(Exception):
-    """The driver is to stop; the batch comes again at the next start."""
+    """The driver is stopping; the batch comes again at the next start."""
 
 
 class Supervisor:
@@ -247,15 +243,15 @@ class Supervisor:
         self._cause: Exception | None = None
         self._refusals = ConsecutiveRefusals()
         name = f"sink-{plan.sink.name}"
-        # A daemon: what hangs in the engine must not keep the process.
+        # A daemon: a call that hangs in the engine must not keep the process alive.
         self._thread = threading.Thread(target=self._supervise, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin, in a thread of its own."""
+        """Start the thread."""
         self._thread.start()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until the query has ended; tell whether it has."""
+        """Wait until the query has ended; return whether it has."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -265,20 +261,20 @@ class Supervisor:
                 try:
                     self._report.starting()
                     self._wait_for_a_topic()
-                    self._run()
+                    self._open_and_run()
                 except Exception as error:  # noqa: BLE001 - whatever ends it, it starts again
                     self._pause(self._take_cause() or error)
 
     def _wait_for_a_topic(self) -> None:
-        """The engine refuses a pattern that matches no topic at all."""
+        """Wait for the first topic: the engine refuses a pattern without a match."""
         while not self._topics():
             self._wait(STOP_CHECK_S)
 
     def _topics(self) -> list[str]:
-        """List the topics of the sink that exist."""
+        """Return the existing topics of the sink."""
         return Routes(self._plan.sink).matching(self._parts.cluster.names())
 
-    def _run(self) -> None:
+    def _open_and_run(self) -> None:
         sink = self._parts.make_sink(self._plan.sink)
         dead_letters: DeadLetterStore | None = None
         try:
@@ -287,18 +283,18 @@ class Supervisor:
             BlockChanges(self._plan, repairs, self._parts.clock).run()
             announced = self._parts.make_announced()
             reshaping = ColumnChanges(self._plan, announced, repairs, self._parts.clock)
-            # Before any order of the dead letters writes a row.
+            # Before any request about dead letters writes a row.
             reshaping.look()
             dead_letters = self._parts.make_dead_letters(self._plan.sink.name)
-            bench = self._bench(sink, dead_letters, repairs)
-            bench = bench._replace(writing=ShapeCheckedWriter(reshaping, bench.writing))
-            self._query_until_stopped(bench)
+            run = self._sink_run(sink, dead_letters, repairs)
+            run = run._replace(writing=ShapeCheckedWriter(reshaping, run.writing))
+            self._query_until_stopped(run)
         finally:
             if dead_letters is not None:
                 dead_letters.close()
             sink.close()
 
-    def _bench(
+    def _sink_run(
         self, sink: Sink, dead_letters: DeadLetterStore, repairs: Repairs
     ) -> _SinkRun:
         plan, parts = self._plan, self._parts
@@ -333,30 +329,33 @@ class Supervisor:
         idle = IdleUpkeep(sink, writer, parts.clock)
         return _SinkRun(writing, requests, recovery, safe, idle)
 
-    def _query_until_stopped(self, bench: _SinkRun) -> None:
-        """Keep the query; start it at once where it only met a topic too early."""
+    def _query_until_stopped(self, run: _SinkRun) -> None:
+        """Run the query; restart it at once if it only met a topic too early."""
         for attempt in range(MAX_STARTS_AT_ONCE):
-            bench.recovery.run()
+            run.recovery.run()
             try:
-                self._query(bench)
+                self._query(run)
             except StreamingQueryException as error:
                 is_last = attempt == MAX_STARTS_AT_ONCE - 1
                 if _TOPIC_CAME_UP not in str(error) or is_last:
                     raise
-                _log.info("a topic came up while the query started", sink=self._name)
+                _log.info(
+                    "sink topic appeared while the query started: restarting",
+                    sink=self._name,
+                )
                 continue
             return
 
-    def _query(self, bench: _SinkRun) -> None:
-        # An order may be the cure of what would end this query at once.
-        self._attend(bench)
+    def _query(self, run: _SinkRun) -> None:
+        # A request may resolve what would end this query at once.
+        self._do_idle_work(run)
         batches = self._parts.make_batches(self._name)
         over = threading.Event()
         query = start_query(
             self._spark,
             self._plan,
             self._parts.cluster,
-            partial(self._deliver, bench.writing, batches, over),
+            partial(self._deliver, run.writing, batches, over),
         )
         try:
             self._report.running()
@@ -364,32 +363,34 @@ class Supervisor:
                 if self._stop.is_set():
                     wait_for_batch(query, self._parts.clock)
                     return
-                self._attend(bench)
+                self._do_idle_work(run)
         finally:
-            # First of all: the engine waits for a batch that would go on trying.
+            # First: the engine waits for a batch, which would otherwise keep retrying.
             over.set()
             batches.close()
             with suppress(Exception):
                 query.stop()
 
-    def _attend(self, bench: _SinkRun) -> None:
+    def _do_idle_work(self, run: _SinkRun) -> None:
         """
-        Do what is due beside the batches; what cannot be done now is due again.
+        Do the work that is due between batches; work that fails for now is due again.
 
         Raises:
             TopicRemadeError: The query must start again.
             PartitionsAddedError: The query must start again.
         """
         try:
-            bench.requests.process()
-            self._report.parked(bench.requests.parked_keys)
-            bench.safe.look(self._topics)
-            bench.recovery.look()
-            bench.idle.look()
+            run.requests.process()
+            self._report.parked(run.requests.parked_keys)
+            run.safe.look(self._topics)
+            run.recovery.look()
+            run.idle.look()
         except (TopicRemadeError, PartitionsAddedError):
             raise
         except (UnavailableError, BusyError) as error:
-            _log.info("not attended to", sink=self._name, why=str(error))
+            _log.info(
+                "sink idle work not done: retrying", sink=self._name, why=str(error)
+            )
 
     @property
     def _name(self) -> str:
@@ -403,7 +404,7 @@ class Supervisor:
         frame: DataFrame,
         batch_id: int,
     ) -> None:
-        """Write a batch, however often it takes; called by the engine."""
+        """Write a batch, with retries; called by the engine."""
         try:
             began_s = self._parts.clock.monotonic_s()
             wanted = span(self._plan.checkpoint, batch_id)
@@ -436,15 +437,15 @@ class Supervisor:
 
     def _take_cause(self) -> Exception | None:
         """
-        Return, once, what a batch failed of: the engine passes on only a text.
+        Return, once, the error that ended a batch: the engine passes on only a text.
 
-        A batch that was given up, because its query was over, is not what ended it.
+        A batch that was abandoned because its query had ended is not the cause.
         """
         cause, self._cause = self._cause, None
         return None if isinstance(cause, _StoppedError) else cause
 
     def _pause(self, error: Exception, over: threading.Event | None = None) -> None:
-        """Tell of a failure, and wait before the next attempt, unless that is over."""
+        """Report a failure, and wait for the next attempt; an ended query has none."""
         is_over = over is not None and over.is_set()
         if self._stop.is_set() or is_over or isinstance(error, _StoppedError):
             raise _StoppedError
@@ -464,7 +465,7 @@ class Supervisor:
 
 
 def _described(error: Exception) -> tuple[str, str]:
-    """Return what an error says, and its remedy; never raises, whatever it is."""
+    """Return an error's message and remedy; never raises."""
     try:
         known = error if isinstance(error, TowpathError) else full_disk(error)
         if known is not None:

@@ -165,7 +165,7 @@ def test_a_typed_target_is_not_refetched_for_another_type(place, block, cure):
 
     assert ([("orders", "note")], [cure]) == (
         asked,
-        [line["remedy"] for line in logged if "another type" in line["event"]],
+        [line["remedy"] for line in logged if "column retyped" in line["event"]],
     )
 
 

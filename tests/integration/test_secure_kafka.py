@@ -14,7 +14,7 @@ from support.secure_kafka import PASSWORD, SecureKafka, toml
 from support.sink_place import SinkPlace
 from towpath.deploy.cli import app
 from towpath.settings import Kafka, spark_options
-from towpath.sinks.kafka import clients
+from towpath.sinks.kafka import client
 from towpath.sinks.targets.cache.client import connect
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(240)]
@@ -321,7 +321,7 @@ def test_engine_and_python_read_by_each_kind_of_certificate(lake, broker, unique
             },
         ),
     )
-    admin = clients.admin(cases[0])
+    admin = client.admin(cases[0])
     admin.create_topics([NewTopic(unique, 1, 1)])[unique].result(10)
 
     def count(kafka):
@@ -329,7 +329,7 @@ def test_engine_and_python_read_by_each_kind_of_certificate(lake, broker, unique
         return source.option("subscribe", unique).load().count()
 
     for kafka in cases:
-        producer = clients.producer(kafka)
+        producer = client.producer(kafka)
         producer.produce(unique, b"x")
         assert 0 == producer.flush(10)
     assert [3, 3, 3] == [count(kafka) for kafka in cases]

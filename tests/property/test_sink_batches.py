@@ -11,8 +11,8 @@ from support.parked_shop import FILL, TOPIC, Shop, change
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.dead_letters.entries import (
     DeadLetterRequest,
-    DeadLetterSubject,
     ParkedKey,
+    Subject,
     Verb,
 )
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
@@ -118,7 +118,7 @@ def test_a_sink_ends_equal_to_the_fold_after_any_crash(delivery, deaths, is_afte
     found = {k: v for k, v in content(shop).items() if k in flowing}
     shop.sink.is_mended = True
     for key in KEYS:
-        subject = DeadLetterSubject(TOPIC, b'{"order_id":%d}' % key)
+        subject = Subject(TOPIC, b'{"order_id":%d}' % key)
         shop.letters.request(DeadLetterRequest(f"replay {key}", Verb.REPLAY, subject))
 
     def attend():

@@ -8,7 +8,7 @@ from towpath.sinks.apply.batch import BatchWriter
 from towpath.sinks.apply.replay import DeadLetterRequests
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes.routing import Routes
-from towpath.sinks.dead_letters.entries import DeadLetterRequest, DeadLetterSubject
+from towpath.sinks.dead_letters.entries import DeadLetterRequest, Subject
 from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
 from towpath.sinks.errors import BatchRefusedError
 from towpath.sinks.targets.memory import MemorySink
@@ -25,7 +25,7 @@ ROUTES = Routes(
         }
     )
 )
-KEY = DeadLetterSubject(TOPIC, b'{"order_id":7}')
+KEY = Subject(TOPIC, b'{"order_id":7}')
 
 
 class Choosy(MemorySink):

@@ -8,7 +8,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from towpath.settings import Kafka
 from towpath.sinks.errors import BrokerUnavailableError, RecordsGoneError
-from towpath.sinks.kafka import clients, fetch
+from towpath.sinks.kafka import client as clients
+from towpath.sinks.kafka import fetch
 from towpath.sinks.kafka.fetch import KafkaBatches
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]

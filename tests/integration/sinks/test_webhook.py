@@ -29,12 +29,7 @@ from towpath.sinks.change import (
     Refusal,
 )
 from towpath.sinks.changes.routing import Routes
-from towpath.sinks.dead_letters.entries import (
-    LATER,
-    DeadLetterRequest,
-    DeadLetterSubject,
-    Verb,
-)
+from towpath.sinks.dead_letters.entries import LATER, DeadLetterRequest, Subject, Verb
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.errors import (
     BatchRefusedError,
@@ -367,9 +362,7 @@ def test_a_parked_event_is_posted_before_later_ones(receiver, sink):
     writer.write_records([record(3), record(4, b"b")], 1)
     told_first = [e["event_id"] for e in receiver.events]
     receiver.otherwise = lambda _: None
-    letters.request(
-        DeadLetterRequest("mend", Verb.REPLAY, DeadLetterSubject("e", b"a"))
-    )
+    letters.request(DeadLetterRequest("mend", Verb.REPLAY, Subject("e", b"a")))
     DeadLetterRequests(
         writer, letters, parked, context.repairs, SystemClock()
     ).process()
@@ -404,11 +397,7 @@ def test_many_events_behind_a_refused_one_do_not_look_like_a_broken_receiver(
     events = tuple(event(n) for n in range(1, 80))
     done = Delivery(sink, SystemClock()).deliver(Batch(0, (), events))
 
-    assert (79, 0, []) == (
-        len(done.refused_events),
-        done.applied,
-        receiver.events,
-    )
+    assert (79, 0, []) == (len(done.refused_events), done.applied, receiver.events)
 
 
 def test_a_receiver_that_refuses_every_event_is_broken(receiver, sink):

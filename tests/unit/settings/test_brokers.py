@@ -287,7 +287,7 @@ name = "orders"
 OWN_BROKERS = {"deploy/local", "loadtests"}
 MAKERS = {
     "relay/src/towpath/relay/kafka/client.py",
-    "sinks/src/towpath/sinks/kafka/clients.py",
+    "sinks/src/towpath/sinks/kafka/client.py",
 }
 
 

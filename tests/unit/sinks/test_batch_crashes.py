@@ -5,11 +5,7 @@ import pytest
 from support.dying_process import Death, repeat
 from support.parked_shop import FILL, TOPIC, Shop, change
 from towpath.sinks.change import Origin, Record
-from towpath.sinks.dead_letters.entries import (
-    DeadLetterRequest,
-    DeadLetterSubject,
-    Verb,
-)
+from towpath.sinks.dead_letters.entries import DeadLetterRequest, Subject, Verb
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
 
 POISON = Record(Origin(TOPIC, 1, 5), b"{}", b"{", {})
@@ -33,9 +29,7 @@ BATCHES = (
     ),
     (change(9, order=10, note="c"), change(10, "d", order=10)),
 )
-ORDER = DeadLetterRequest(
-    "one", Verb.REPLAY, DeadLetterSubject(TOPIC, b'{"order_id":7}')
-)
+ORDER = DeadLetterRequest("one", Verb.REPLAY, Subject(TOPIC, b'{"order_id":7}'))
 
 
 def run(death=None):

@@ -5,7 +5,7 @@ import logging
 from confluent_kafka import Producer
 
 from towpath.settings import Kafka
-from towpath.sinks.kafka import clients
+from towpath.sinks.kafka import client
 
 
 class Lines(logging.Handler):
@@ -29,8 +29,8 @@ def test_the_sinks_producer_is_idempotent_and_waits_for_all_replicas(monkeypatch
     logger.setLevel(logging.DEBUG)
     logger.addHandler(handler)
     printing = {"debug": "conf", "log_level": 7, "logger": logger}
-    monkeypatch.setattr(clients, "Producer", lambda own: Producer({**own, **printing}))
-    clients.producer(Kafka(bootstrap_servers="127.0.0.1:1")).poll(0)
+    monkeypatch.setattr(client, "Producer", lambda own: Producer({**own, **printing}))
+    client.producer(Kafka(bootstrap_servers="127.0.0.1:1")).poll(0)
     pairs = [line.split(" = ", 1) for line in handler.lines if " = " in line]
     found = {name.strip(): value for name, value in pairs}
 

@@ -8,7 +8,7 @@ from support.parked_shop import change
 from towpath.settings import load
 from towpath.sinks.dead_letters.entries import DeadLetter
 from towpath.sinks.errors import BrokerUnavailableError
-from towpath.sinks.kafka import clients
+from towpath.sinks.kafka import client
 from towpath.sinks.kafka import dead_letter_topic as module
 from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
 
@@ -57,7 +57,7 @@ def test_a_dead_letter_that_the_client_gives_up_is_a_failure(topic_of, monkeypat
     Nothing is on its way any more, and nothing was acknowledged.
     """
     monkeypatch.setattr(
-        clients, "Producer", lambda own: Producer({**own, "message.timeout.ms": 1})
+        client, "Producer", lambda own: Producer({**own, "message.timeout.ms": 1})
     )
 
     with pytest.raises(BrokerUnavailableError, match="timed out"):

@@ -13,9 +13,9 @@ from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import (
     BEHIND,
-    DeadLetterReply,
     DeadLetterRequest,
-    DeadLetterSubject,
+    Reply,
+    Subject,
     Verb,
 )
 from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
@@ -80,7 +80,7 @@ def test_a_replay_keeps_the_order_after_an_unreadable_record():
     shop.write(change(2, "z"), change(3, status="paid", unchanged=["note"]))
     said = shop.ask(Verb.REPLAY)
 
-    assert ((DeadLetterReply, UNKNOWN), "new", [2, 3]) == (
+    assert ((Reply, UNKNOWN), "new", [2, 3]) == (
         (type(said), said.text),
         shop.sink.rows["orders"]["7"].row["status"],
         open_letters(shop.letters),
@@ -198,9 +198,7 @@ def test_later_events_of_an_aggregate_wait_after_a_dead_letter(
     first = log.write(event(4), event(5, b"8"))
     accepted_before = log.accepted_ids()
     log.sink.refuses.clear()
-    log.letters.request(
-        DeadLetterRequest("mend", Verb.REPLAY, DeadLetterSubject(LOG, b"7"))
-    )
+    log.letters.request(DeadLetterRequest("mend", Verb.REPLAY, Subject(LOG, b"7")))
     log.orders.process()
 
     assert ((1, 1), ["e1", "e3", "e5"], replayed) == (

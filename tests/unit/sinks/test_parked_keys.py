@@ -8,32 +8,24 @@ from support.copying import replace
 from support.dead_letters import Letters, Still, context_of
 from support.parked_shop import FILL, KEY, ROUTES, TOPIC, Choosy, Shop, change
 from towpath.sinks.apply.batch import BatchWriter
-from towpath.sinks.apply.replay import (
-    CANNOT_ERASE,
-    CANNOT_READ,
-    NO_ROUTE,
-    NOTHING_OPEN,
-)
+from towpath.sinks.apply.replay import CANNOT_ERASE, CANNOT_READ, NO_ROUTE, NOTHING_OPEN
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes.decode import decode
 from towpath.sinks.dead_letters import requests, view
 from towpath.sinks.dead_letters.entries import (
     BEHIND,
     DeadLetter,
-    DeadLetterReply,
     DeadLetterRequest,
-    DeadLetterSubject,
     ParkedKey,
+    Reply,
     Resolution,
+    Subject,
     Verb,
     dead_letter_headers,
     entry_of,
 )
 from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
-from towpath.sinks.errors import (
-    BrokerUnavailableError,
-    TooManyParkedError,
-)
+from towpath.sinks.errors import BrokerUnavailableError, TooManyParkedError
 from towpath.sinks.ports import Batch
 
 
@@ -182,7 +174,7 @@ def test_a_replay_that_is_refused_again_changes_nothing(shop: Shop):
     """
     said = shop.ask(Verb.REPLAY)
 
-    assert (DeadLetterReply, "the note is too long", 1, 1) == (
+    assert (Reply, "the note is too long", 1, 1) == (
         type(said),
         said.text,
         len(shop.parked),
@@ -233,7 +225,7 @@ def test_a_record_without_a_readable_key_is_discarded_alone():
     """
     shop = Shop(can_ask=True)
     shop.write(replace(change(3), key=b"{cut"))
-    said = shop.ask(Verb.DISCARD, DeadLetterSubject(TOPIC, b"{cut"))
+    said = shop.ask(Verb.DISCARD, Subject(TOPIC, b"{cut"))
 
     assert ("discarded", []) == (said.how, shop.repairs.keys)
 
@@ -292,17 +284,12 @@ def test_keys_are_erased_only_after_their_rows_were_requested(
     shop.sink.erase = erase
     shop.write(change(3, note="bad"))
     order = DeadLetterRequest(
-        "e", Verb.ERASE, DeadLetterSubject(TOPIC, None), "orders", ("7",), is_read_again
+        "e", Verb.ERASE, Subject(TOPIC, None), "orders", ("7",), is_read_again
     )
     answer = shop.carry_out(order)
     text = answer.how if isinstance(answer, Resolution) else answer.text
 
-    assert (asked, erased, said, 1) == (
-        shop.repairs.keys,
-        seen,
-        text,
-        len(shop.parked),
-    )
+    assert (asked, erased, said, 1) == (shop.repairs.keys, seen, text, len(shop.parked))
 
 
 def test_a_withdrawn_command_erases_nothing(shop: Shop):
@@ -310,14 +297,14 @@ def test_a_withdrawn_command_erases_nothing(shop: Shop):
     A sink that starts later finds the command answered by its sender.
     """
     shop.sink.erase = lambda _route, _keys: pytest.fail("erased")
-    subject = DeadLetterSubject(TOPIC, None)
+    subject = Subject(TOPIC, None)
     shop.letters.request(DeadLetterRequest("e", Verb.ERASE, subject, "orders", ("7",)))
-    shop.letters.reply(DeadLetterReply("e", "withdrawn", subject))
+    shop.letters.reply(Reply("e", "withdrawn", subject))
     shop.begin()
     shop.orders.process()
 
-    assert [DeadLetterReply("e", "withdrawn", subject)] == [
-        entry for entry in shop.letters.entries() if isinstance(entry, DeadLetterReply)
+    assert [Reply("e", "withdrawn", subject)] == [
+        entry for entry in shop.letters.entries() if isinstance(entry, Reply)
     ]
 
 
@@ -325,9 +312,7 @@ def test_a_sink_without_erase_says_so(shop: Shop):
     """
     The same holds for a route that it does not have.
     """
-    order = DeadLetterRequest(
-        "e", Verb.ERASE, DeadLetterSubject(TOPIC, None), "orders", ("7",)
-    )
+    order = DeadLetterRequest("e", Verb.ERASE, Subject(TOPIC, None), "orders", ("7",))
     said = shop.carry_out(order)
     stray = shop.carry_out(replace(order, id="f", route="gone"))
 
@@ -338,7 +323,7 @@ def test_a_command_without_dead_letters_is_answered(shop: Shop):
     """
     Another command may have been quicker.
     """
-    said = shop.ask(Verb.REPLAY, DeadLetterSubject(TOPIC, b'{"order_id":99}'))
+    said = shop.ask(Verb.REPLAY, Subject(TOPIC, b'{"order_id":99}'))
 
     assert NOTHING_OPEN == said.text
 
@@ -349,7 +334,7 @@ def test_a_single_dead_letter_is_replayed_by_its_record(shop: Shop):
     """
     lone = replace(change(9, "c", order=9, note="x"), headers={})
     shop.write(lone)
-    subject = DeadLetterSubject(TOPIC, b'{"order_id":9}', (0, 9))
+    subject = Subject(TOPIC, b'{"order_id":9}', (0, 9))
     refused = shop.ask(Verb.REPLAY, subject)
     given_up = shop.ask(Verb.DISCARD, subject)
 

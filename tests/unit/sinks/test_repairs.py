@@ -101,7 +101,7 @@ def broker(monkeypatch, tmp_path):
     """Return a broker in place of Kafka, and a folder for stored requests."""
     fake = FakeBroker()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(repairs.clients, "Producer", lambda _: fake)
+    monkeypatch.setattr(repairs.client, "Producer", lambda _: fake)
     monkeypatch.setattr(repairs, "Topics", lambda _: fake)
     monkeypatch.setattr(repairs, "KafkaRelations", lambda *_: fake)
     return fake

@@ -87,7 +87,7 @@ def topics(monkeypatch, clock):
     """Return the client of such a broker."""
 
     def ask(admin):
-        monkeypatch.setattr(client.clients, "AdminClient", lambda _: admin)
+        monkeypatch.setattr(client, "AdminClient", lambda _: admin)
         return Topics(Kafka(bootstrap_servers="kafka:9092"), clock)
 
     return ask

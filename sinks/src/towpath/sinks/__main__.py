@@ -100,7 +100,7 @@ def run(
     spark = start_session(_engine(name, settings, chosen, environ, jars))
     clock = SystemClock()
     oldest = KafkaRecordAges(settings.kafka, settings.database.prefix)
-    monitor = Monitor(_cluster(settings), oldest, clock)
+    monitor = Monitor(Topics(settings.kafka), oldest, clock)
     stop = _stop_of_signals()
     _settle_in()
     try:
@@ -141,10 +141,6 @@ def _settle_in() -> None:
     gc.freeze()
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, 20, 100)
     pa.set_memory_pool(pa.system_memory_pool())
-
-
-def _cluster(settings: Settings) -> Topics:
-    return Topics(settings.kafka)
 
 
 def _engine(
@@ -236,7 +232,7 @@ def _parts(newest: _Newest, spark: SparkSession, monitor: Monitor) -> Supervisor
         make_sink=make_sink,
         make_batches=partial(KafkaBatches, settings.kafka),
         make_dead_letters=lambda name: DeadLetterTopic(settings, name),
-        cluster=_cluster(settings),
+        cluster=Topics(settings.kafka),
         clock=clock,
         make_repairs=lambda sink: KafkaRepairs(newest(), sink),
         earliest_positions=KafkaEarliestPositions(settings.kafka),

@@ -94,10 +94,7 @@ def first_per_event(events: Iterable[EventRow]) -> tuple[EventRow, ...]:
 
 
 def _merge(
-    group: list[Change],
-    kept: list[Change],
-    refused: list[Refusal],
-    after: list[Change],
+    group: list[Change], kept: list[Change], refused: list[Refusal], after: list[Change]
 ) -> None:
     """Add the merged changes of one key to ``kept``."""
     group.sort(key=_by_position, reverse=True)

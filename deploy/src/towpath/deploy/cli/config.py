@@ -147,9 +147,9 @@ def _check_client(settings: Settings) -> None:
         ConfigurationError: The library does not know an option, or refuses its value.
     """
     if settings.kafka.client:
-        from towpath.sinks.kafka import clients  # noqa: PLC0415 - seldom needed
+        from towpath.sinks.kafka import client  # noqa: PLC0415 - seldom needed
 
-        clients.admin(settings.kafka)
+        client.admin(settings.kafka)
 
 
 def _check_foreign_kinds(path: Path) -> None:

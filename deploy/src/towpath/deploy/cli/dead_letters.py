@@ -16,12 +16,7 @@ from towpath.schemas.failure import UsageError
 from towpath.settings import Settings
 from towpath.settings.logs import configure_logs
 from towpath.sinks.dead_letters import view
-from towpath.sinks.dead_letters.entries import (
-    DeadLetterReply,
-    DeadLetterSubject,
-    Resolution,
-    Verb,
-)
+from towpath.sinks.dead_letters.entries import Reply, Resolution, Subject, Verb
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
 from towpath.sinks.dead_letters.requests import request_each
 from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
@@ -179,14 +174,12 @@ def _send(verb: Verb, request: _LetterOptions) -> int:
 
 
 def _outcome(
-    subject: DeadLetterSubject,
-    dead_letters: int,
-    answer: Resolution | DeadLetterReply | None,
+    subject: Subject, dead_letters: int, answer: Resolution | Reply | None
 ) -> dict[str, Any]:
     """Return the outcome of one matter, as it is printed."""
     if answer is None:
         state, outcome = "open", "the sink has not taken the order yet: it stands"
-    elif isinstance(answer, DeadLetterReply):
+    elif isinstance(answer, Reply):
         state, outcome = "refused", f"stays set aside: {answer.text}"
     else:
         state, outcome = "done", answer.how

@@ -75,31 +75,18 @@ class BatchResult:
     flush_ms: int = field(default=0, compare=False)
 
 
-def total(slices: Sequence[BatchResult]) -> BatchResult:
-    """
-    Add up the slices of a batch, at least one.
+# Counters add up over slices and batches; the other fields are levels.
+COUNTERS: Final = (
+    *("records", "rows", "stale", "dead_letters", "skipped", "refetches_requested"),
+    *("nulled", "tombstones"),
+)
+_SUMMED: Final = (*COUNTERS, "held_back", "decode_ms", "apply_ms", "flush_ms")
 
-    Levels are those of the last slice.
-    """
-    *before, added = slices
-    for one in before:
-        added = replace(
-            added,
-            records=added.records + one.records,
-            rows=added.rows + one.rows,
-            stale=added.stale + one.stale,
-            dead_letters=added.dead_letters + one.dead_letters,
-            skipped=added.skipped + one.skipped,
-            refetches_requested=added.refetches_requested + one.refetches_requested,
-            nulled=added.nulled + one.nulled,
-            held_back=added.held_back + one.held_back,
-            tombstones=added.tombstones + one.tombstones,
-            position=max(added.position, one.position),
-            decode_ms=added.decode_ms + one.decode_ms,
-            apply_ms=added.apply_ms + one.apply_ms,
-            flush_ms=added.flush_ms + one.flush_ms,
-        )
-    return added
+
+def total(slices: Sequence[BatchResult]) -> BatchResult:
+    """Add up the slices of a batch, at least one; levels are those of the last."""
+    sums = {name: sum(getattr(one, name) for one in slices) for name in _SUMMED}
+    return replace(slices[-1], position=max(one.position for one in slices), **sums)
 
 
 # Bounds the records held as Python objects at once. A cache's whole batch is one slice,

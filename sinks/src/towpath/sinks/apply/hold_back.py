@@ -18,15 +18,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from towpath.settings import RouteKind
-from towpath.sinks.change import (
-    Change,
-    EventRow,
-    Floor,
-    Origin,
-    Record,
-    Refusal,
-    Value,
-)
+from towpath.sinks.change import Change, EventRow, Floor, Origin, Record, Refusal, Value
 from towpath.sinks.changes.decode import Decoded
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import (

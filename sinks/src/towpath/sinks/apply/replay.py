@@ -28,12 +28,12 @@ from towpath.sinks.changes.decode import decode
 from towpath.sinks.dead_letters.entries import (
     LATER,
     DeadLetter,
-    DeadLetterReply,
     DeadLetterRequest,
     DeadLetterStore,
-    DeadLetterSubject,
     ParkedKey,
+    Reply,
     Resolution,
+    Subject,
     Verb,
     shared_topic,
 )
@@ -158,7 +158,7 @@ class DeadLetterRequests:
     def _process(self, due: Sequence[ParkedKey]) -> None:
         began_s = self._clock.monotonic_s()
         wanted = {request.subject for request in self._open.values()}
-        wanted |= {DeadLetterSubject(*key) for key in due}
+        wanted |= {Subject(*key) for key in due}
         book = OpenDeadLetters(frozenset(wanted)).read(self._dead_letters.entries())
         self._retries.took(self._clock.monotonic_s() - began_s)
         # Requests that came in the meantime wait: their dead letters were not read.
@@ -168,51 +168,34 @@ class DeadLetterRequests:
                 self._carry_out(request, book)
             del self._open[request.id]
         self._open |= {name: book.requests[name] for name in late}
-        self._try_again({key: book.of(DeadLetterSubject(*key)) for key in due})
+        self._try_again({key: book.of(Subject(*key)) for key in due})
 
     def _try_again(self, dead_letters: Mapping[ParkedKey, list[DeadLetter]]) -> None:
         """Replay the dead letters of keys that are due."""
-        records = [
-            dead_letter.record
-            for of_key in dead_letters.values()
-            for dead_letter in of_key
-        ]
+        records = [one.record for of_key in dead_letters.values() for one in of_key]
         if not records:
             return
         try:
             written = self._writer.replay(records)
         except TowpathError as error:
             # The next batch reports the failure.
-            _log.info(
-                "dead letters not replayed: retrying later",
-                keys=len(dead_letters),
-                why=str(error),
-            )
+            why, keys = str(error), len(dead_letters)
+            _log.info("dead letters not replayed: retrying later", keys=keys, why=why)
             for key in dead_letters:
                 self._retries.failed(key)
             return
-        taken = [
-            key
-            for key in dead_letters
-            if self._is_taken(key, dead_letters[key], written)
+        by_key = dead_letters.items()
+        taken = {key: of for key, of in by_key if self._is_taken(key, of, written)}
+        resolutions = [
+            Resolution(Subject(*key), of_key[-1].position, "accepted by the target")
+            for key, of_key in taken.items()
+            if of_key
         ]
-        endings = [
-            Resolution(
-                DeadLetterSubject(*key),
-                dead_letters[key][-1].position,
-                "accepted by the target",
-            )
-            for key in taken
-            if dead_letters[key]
-        ]
-        self._dead_letters.resolve(endings)
-        for ending in endings:
-            self._parked.end(ending)
-        _log.info(
-            "dead letters replayed automatically",
-            keys=len(dead_letters),
-            taken=len(taken),
-        )
+        self._dead_letters.resolve(resolutions)
+        for resolution in resolutions:
+            self._parked.end(resolution)
+        facts = {"keys": len(dead_letters), "taken": len(taken)}
+        _log.info("dead letters replayed automatically", **facts)
 
     def _is_taken(
         self,
@@ -225,24 +208,21 @@ class DeadLetterRequests:
 
         Store why they are not.
         """
-        reasons = [
-            written.reasons.get(dead_letter.record.origin, "")
-            for dead_letter in dead_letters
-        ]
+        reasons = [written.reasons.get(one.record.origin, "") for one in dead_letters]
         awaits_refetch = written.awaits_refetch and self._writer.awaits_refetch(key)
         if not (awaits_refetch or any(reasons)):
             return True
         self._retries.failed(key)
         refused = [
-            dead_letter._replace(reason=reason)
-            for dead_letter, reason in zip(dead_letters, reasons, strict=True)
+            one._replace(reason=reason)
+            for one, reason in zip(dead_letters, reasons, strict=True)
             if reason and not reason.startswith(LATER)
         ]
         if refused and not any(reason.startswith(LATER) for reason in reasons):
             # Refused for good: from now on only a request replays them.
             self._dead_letters.put(refused)
-            for dead_letter in refused:
-                self._parked.park(dead_letter)
+            for one in refused:
+                self._parked.park(one)
         return False
 
     def _carry_out(self, request: DeadLetterRequest, book: OpenDeadLetters) -> None:
@@ -252,13 +232,13 @@ class DeadLetterRequests:
             outcome = (
                 carry_out(self, request, dead_letters)
                 if dead_letters or request.verb is Verb.ERASE
-                else DeadLetterReply(request.id, NOTHING_OPEN, request.subject)
+                else Reply(request.id, NOTHING_OPEN, request.subject)
             )
         except TowpathError as error:
             if error.disposition is Disposition.RETRY:
                 raise
-            outcome = DeadLetterReply(request.id, str(error), request.subject)
-        if isinstance(outcome, DeadLetterReply):
+            outcome = Reply(request.id, str(error), request.subject)
+        if isinstance(outcome, Reply):
             self._dead_letters.reply(outcome)
         else:
             self._dead_letters.resolve([outcome])
@@ -269,27 +249,21 @@ class DeadLetterRequests:
             verb=request.verb,
             topic=request.subject.topic,
             dead_letters=len(dead_letters),
-            outcome=outcome.text
-            if isinstance(outcome, DeadLetterReply)
-            else outcome.how,
+            outcome=outcome.text if isinstance(outcome, Reply) else outcome.how,
         )
 
     def _replayed(
         self, request: DeadLetterRequest, dead_letters: list[DeadLetter]
-    ) -> Resolution | DeadLetterReply:
-        written = self._writer.replay(
-            [dead_letter.record for dead_letter in dead_letters]
-        )
+    ) -> Resolution | Reply:
+        written = self._writer.replay([one.record for one in dead_letters])
         if written.reasons:
-            return DeadLetterReply(
-                request.id, next(iter(written.reasons.values())), request.subject
-            )
+            reason = next(iter(written.reasons.values()))
+            return Reply(request.id, reason, request.subject)
         if written.awaits_refetch:
-            return DeadLetterReply(request.id, AWAITS_REFETCH, request.subject)
-        how = "replayed; what the sink had newer stayed" if _stale(written) else ""
-        return Resolution(
-            request.subject, dead_letters[-1].position, how or "replayed", request.id
-        )
+            return Reply(request.id, AWAITS_REFETCH, request.subject)
+        is_stale = written.delivered.stale > 0
+        how = "replayed; what the sink had newer stayed" if is_stale else "replayed"
+        return Resolution(request.subject, dead_letters[-1].position, how, request.id)
 
     def _discarded(
         self, request: DeadLetterRequest, dead_letters: list[DeadLetter]
@@ -301,18 +275,17 @@ class DeadLetterRequests:
 
     def _erased(
         self, request: DeadLetterRequest, _: list[DeadLetter]
-    ) -> Resolution | DeadLetterReply:
+    ) -> Resolution | Reply:
         reading = self._writer.routes.reading(request.subject.topic)
         if request.route not in {route.name for route, _ in reading}:
-            return DeadLetterReply(request.id, NO_ROUTE, request.subject)
+            return Reply(request.id, NO_ROUTE, request.subject)
         if not self._writer.can_erase:
-            return DeadLetterReply(request.id, CANNOT_ERASE, request.subject)
+            return Reply(request.id, CANNOT_ERASE, request.subject)
         keys = map(key_parts, request.keys)
         # The rows are applied afterwards: no batch is written meanwhile.
-        if request.is_read_again and not self._repairs.request_keys(
-            request.route, keys
-        ):
-            return DeadLetterReply(request.id, CANNOT_READ, request.subject)
+        ask = self._repairs.request_keys
+        if request.is_read_again and not ask(request.route, keys):
+            return Reply(request.id, CANNOT_READ, request.subject)
         self._writer.erase(request.route, request.keys)
         _log.warning(
             "sink rows erased: their keys were requested",
@@ -327,7 +300,7 @@ class DeadLetterRequests:
         last = dead_letters[-1]
         topic = shared_topic(last.record.origin.topic)
         record_key = ParkedKey(topic, last.record.key or b"")
-        bare = [_bare(dead_letter.record) for dead_letter in dead_letters]
+        bare = [_bare(one.record) for one in dead_letters]
         changes = decode(bare, self._writer.routes).changes
         rows = dict.fromkeys((change.route, change.key) for change in changes)
         requested = [
@@ -343,7 +316,7 @@ _VERBS: Final[
         Verb,
         Callable[
             [DeadLetterRequests, DeadLetterRequest, list[DeadLetter]],
-            Resolution | DeadLetterReply,
+            Resolution | Reply,
         ],
     ]
 ] = MappingProxyType(
@@ -358,7 +331,3 @@ _VERBS: Final[
 def _bare(record: Record) -> Record:
     """Return a record with its key alone: the rest may be unreadable."""
     return record._replace(value=None, headers={names.POSITION: _ANY_POSITION})
-
-
-def _stale(written: AppliedRecords) -> bool:
-    return written.delivered.stale > 0

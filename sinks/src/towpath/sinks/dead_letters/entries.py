@@ -29,10 +29,6 @@ LATER: Final = "not taken for now, tried again by itself: "
 
 Header: TypeAlias = tuple[str, bytes]
 
-# The kinds of entries that are no dead letter, as their header names them.
-_RESOLUTION: Final = b"ending"
-_REQUEST: Final = b"order"
-_REPLY: Final = b"answer"
 
 _OURS: Final = frozenset(
     {
@@ -93,7 +89,7 @@ class Verb(enum.StrEnum):
     ERASE = "erase"
 
 
-class DeadLetterSubject(NamedTuple):
+class Subject(NamedTuple):
     """
     The subject of a request or a resolution: a key, or one dead letter without one.
 
@@ -115,7 +111,7 @@ class Resolution(NamedTuple):
     ``how`` names the reason.
     """
 
-    subject: DeadLetterSubject
+    subject: Subject
     position: str
     how: str
     request_id: str = ""
@@ -134,21 +130,26 @@ class DeadLetterRequest(NamedTuple):
 
     id: str
     verb: Verb
-    subject: DeadLetterSubject
+    subject: Subject
     route: str = ""
     keys: tuple[str, ...] = ()
     is_read_again: bool = False
 
 
-class DeadLetterReply(NamedTuple):
+class Reply(NamedTuple):
     """The reason why a request was not carried out, or not yet."""
 
     request_id: str
     text: str
-    subject: DeadLetterSubject
+    subject: Subject
 
 
-Entry: TypeAlias = DeadLetter | Resolution | DeadLetterRequest | DeadLetterReply
+Entry: TypeAlias = DeadLetter | Resolution | DeadLetterRequest | Reply
+
+
+# The kinds as a header names them, and two fields as the JSON names them: record bytes.
+_KINDS: Final = {Resolution: b"ending", DeadLetterRequest: b"order", Reply: b"answer"}
+_FIELDS: Final = {"subject": "matter", "request_id": "order"}
 
 
 def shared_topic(topic: str) -> str:
@@ -164,13 +165,13 @@ def position_of(record: Record) -> str | None:
         return None
 
 
-def subject_of(dead_letter: DeadLetter) -> DeadLetterSubject:
+def subject_of(dead_letter: DeadLetter) -> Subject:
     """Return the subject of requests about a dead letter."""
     parked = dead_letter.parked
     if parked is not None:
-        return DeadLetterSubject(*parked)
+        return Subject(*parked)
     topic, partition, offset = dead_letter.record.origin
-    return DeadLetterSubject(topic, dead_letter.record.key, (partition, offset))
+    return Subject(topic, dead_letter.record.key, (partition, offset))
 
 
 def dead_letter_headers(dead_letter: DeadLetter) -> list[Header]:
@@ -195,37 +196,13 @@ def dead_letter_headers(dead_letter: DeadLetter) -> list[Header]:
 
 
 def entry_content(
-    entry: Resolution | DeadLetterRequest | DeadLetterReply,
+    entry: Resolution | DeadLetterRequest | Reply,
 ) -> tuple[list[Header], bytes]:
     """Return the headers and the value of an entry that is no dead letter."""
     matter = {"topic": entry.subject.topic, "at": entry.subject.at}
-    kind, document = _document(entry, matter)
-    return [(names.DEAD_LETTERS, kind)], orjson.dumps(document)
-
-
-def _document(
-    entry: Resolution | DeadLetterRequest | DeadLetterReply, matter: dict[str, Any]
-) -> tuple[bytes, dict[str, Any]]:
-    """Return an entry's kind and its JSON object, whose keys readers rely on."""
-    match entry:
-        case Resolution(_, position, how, request_id):
-            return _RESOLUTION, {
-                "matter": matter,
-                "position": position,
-                "how": how,
-                "order": request_id,
-            }
-        case DeadLetterRequest(id_, verb, _, route, keys, is_read_again):
-            return _REQUEST, {
-                "id": id_,
-                "verb": verb,
-                "matter": matter,
-                "route": route,
-                "keys": keys,
-                "is_read_again": is_read_again,
-            }
-        case DeadLetterReply(request_id, text):
-            return _REPLY, {"order": request_id, "text": text, "matter": matter}
+    document = {_FIELDS.get(n, n): v for n, v in entry._asdict().items()}
+    document["matter"] = matter
+    return [(names.DEAD_LETTERS, _KINDS[type(entry)])], orjson.dumps(document)
 
 
 def entry_of(
@@ -239,15 +216,13 @@ def entry_of(
         document = orjson.loads(value or b"")
         matter = document["matter"]
         at = None if matter["at"] is None else (*matter["at"],)
-        subject = DeadLetterSubject(matter["topic"], key, at)
+        subject = Subject(matter["topic"], key, at)
         return _other(kind, document, subject)
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
         return None
 
 
-def _other(
-    kind: bytes, document: Mapping[str, Any], subject: DeadLetterSubject
-) -> Entry | None:
+def _other(kind: bytes, document: Mapping[str, Any], subject: Subject) -> Entry | None:
     match kind:
         case b"ending":
             return Resolution(
@@ -261,7 +236,7 @@ def _other(
                 is_read_again=document.get("is_read_again", False),
             )
         case b"answer":
-            return DeadLetterReply(document["order"], document["text"], subject)
+            return Reply(document["order"], document["text"], subject)
         case _:
             return None
 
@@ -308,7 +283,7 @@ class DeadLetterStore(Protocol):
     def resolve(self, resolutions: Iterable[Resolution]) -> None:
         """Write resolutions."""
 
-    def reply(self, reply: DeadLetterReply) -> None:
+    def reply(self, reply: Reply) -> None:
         """Write the reply to a request."""
 
     def entries(self) -> Iterator[Entry]:

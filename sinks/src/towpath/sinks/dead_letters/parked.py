@@ -18,12 +18,12 @@ from towpath.sinks.dead_letters.entries import (
     BEHIND,
     LATER,
     DeadLetter,
-    DeadLetterReply,
     DeadLetterRequest,
-    DeadLetterSubject,
     Entry,
     ParkedKey,
+    Reply,
     Resolution,
+    Subject,
     subject_of,
 )
 from towpath.sinks.errors import TooManyParkedError
@@ -182,9 +182,7 @@ class ParkedKeys:
     def superseded(self, parked: ParkedKey) -> Resolution:
         """Return the resolution of a key whose row was read by a snapshot."""
         highest = self._waiting[parked].highest
-        return Resolution(
-            DeadLetterSubject(*parked), highest, "superseded by its row as it is"
-        )
+        return Resolution(Subject(*parked), highest, "superseded by its row as it is")
 
 
 @dataclass(slots=True)
@@ -198,13 +196,11 @@ class OpenDeadLetters:
         requests: The requests without a reply.
     """
 
-    wanted: frozenset[DeadLetterSubject] | None = None
-    dead_letters: dict[DeadLetterSubject, dict[Origin, DeadLetter]] = field(
-        default_factory=dict
-    )
+    wanted: frozenset[Subject] | None = None
+    dead_letters: dict[Subject, dict[Origin, DeadLetter]] = field(default_factory=dict)
     requests: dict[str, DeadLetterRequest] = field(default_factory=dict)
-    replies: dict[str, Resolution | DeadLetterReply] = field(default_factory=dict)
-    _ended: dict[DeadLetterSubject, str] = field(default_factory=dict)
+    replies: dict[str, Resolution | Reply] = field(default_factory=dict)
+    _ended: dict[Subject, str] = field(default_factory=dict)
 
     def read(self, entries: Iterable[Entry]) -> "OpenDeadLetters":
         """Add the entries of the topic, oldest first; return this object."""
@@ -220,7 +216,7 @@ class OpenDeadLetters:
                 self._answered(entry)
         return self
 
-    def of(self, subject: DeadLetterSubject) -> list[DeadLetter]:
+    def of(self, subject: Subject) -> list[DeadLetter]:
         """Return the open dead letters of a subject in the order of a replay."""
         found = self.dead_letters.get(subject, {}).values()
         return sorted(found, key=lambda dead_letter: dead_letter.position)
@@ -248,7 +244,7 @@ class OpenDeadLetters:
         before = self._ended.get(ending.subject, "")
         self._ended[ending.subject] = max(before, ending.position)
 
-    def _answered(self, entry: Resolution | DeadLetterReply) -> None:
+    def _answered(self, entry: Resolution | Reply) -> None:
         if entry.request_id:
             self.requests.pop(entry.request_id, None)
             self.replies[entry.request_id] = entry

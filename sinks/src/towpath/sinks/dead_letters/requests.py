@@ -12,11 +12,11 @@ from typing import Final, Protocol
 
 from towpath.schemas.clock import Clock, Deadline
 from towpath.sinks.dead_letters.entries import (
-    DeadLetterReply,
     DeadLetterRequest,
-    DeadLetterSubject,
     Entry,
+    Reply,
     Resolution,
+    Subject,
     Verb,
 )
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
@@ -36,11 +36,11 @@ class RequestTopic(Protocol):
 
 def request_each(
     topic: RequestTopic,
-    subjects: Sequence[DeadLetterSubject],
+    subjects: Sequence[Subject],
     verb: Verb,
     clock: Clock,
     timeout_s: float,
-) -> dict[DeadLetterSubject, Resolution | DeadLetterReply | None]:
+) -> dict[Subject, Resolution | Reply | None]:
     """
     Send one request per subject, and return the outcome of each.
 
@@ -63,7 +63,7 @@ def send_requests(
     requests: Sequence[DeadLetterRequest],
     clock: Clock,
     timeout_s: float,
-) -> dict[str, Resolution | DeadLetterReply | None]:
+) -> dict[str, Resolution | Reply | None]:
     """
     Send requests, and return the outcome of each by its id, as ``request_each`` does.
 

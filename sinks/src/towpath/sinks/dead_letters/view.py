@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from towpath.sinks.dead_letters.entries import BEHIND, DeadLetter, DeadLetterSubject
+from towpath.sinks.dead_letters.entries import BEHIND, DeadLetter, Subject
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
 
 
@@ -14,7 +14,7 @@ def listed(book: OpenDeadLetters, key: str | None = None) -> list[dict[str, Any]
     return [summary(subject, book.of(subject)) for subject in chosen(book, key)]
 
 
-def chosen(book: OpenDeadLetters, key: str | None) -> list[DeadLetterSubject]:
+def chosen(book: OpenDeadLetters, key: str | None) -> list[Subject]:
     """
     Return the open subjects that a key's text names.
 
@@ -28,9 +28,7 @@ def chosen(book: OpenDeadLetters, key: str | None) -> list[DeadLetterSubject]:
     return [subject for subject in book.dead_letters if key in _names(subject)]
 
 
-def summary(
-    subject: DeadLetterSubject, dead_letters: Sequence[DeadLetter]
-) -> dict[str, Any]:
+def summary(subject: Subject, dead_letters: Sequence[DeadLetter]) -> dict[str, Any]:
     """Return the summary of a subject's open dead letters."""
     cause = next((x for x in dead_letters if x.reason != BEHIND), dead_letters[0])
     return {
@@ -69,7 +67,7 @@ def text_of_key(key: bytes | None) -> str:
     return "" if key is None else _text(key)
 
 
-def _names(subject: DeadLetterSubject) -> set[str]:
+def _names(subject: Subject) -> set[str]:
     text = text_of_key(subject.key)
     names = {text} if subject.key is not None else set()
     if subject.at is not None:

@@ -169,10 +169,10 @@ class ColumnCollector:
         )
         if not len(keys):
             return
-        remaining_keys = keys.unique()
+        dropped = keys.unique()
         for slice_, encoded in self._slices:
             own = slice_.column("key")
-            encoded[:] = [_without(one, own, remaining_keys) for one in encoded]
+            encoded[:] = [_without(one, own, dropped) for one in encoded]
 
 
 def _rest(records: pa.Table, taken: list[pa.Array]) -> pa.Table:
@@ -187,16 +187,12 @@ def _rest(records: pa.Table, taken: list[pa.Array]) -> pa.Table:
 
 
 def _without(
-    encoded: _EncodedSlice, keys: pa.ChunkedArray, remaining_keys: pa.Array
+    one: _EncodedSlice, keys: pa.ChunkedArray, dropped: pa.Array
 ) -> _EncodedSlice:
-    stays = pc.invert(
-        pc.is_in(keys.take(encoded.indices), remaining_keys)
-    ).combine_chunks()
+    stays = pc.invert(pc.is_in(keys.take(one.indices), dropped)).combine_chunks()
     if pc.all(stays).as_py():
-        return encoded
-    return encoded._replace(
-        rows=encoded.rows.filter(stays), indices=encoded.indices.filter(stays)
-    )
+        return one
+    return one._replace(rows=one.rows.filter(stays), indices=one.indices.filter(stays))
 
 
 # Records decoded at once: enough to make each step's call worthwhile, and few enough to
@@ -253,10 +249,8 @@ class ColumnWriter:
             for route, encoded in collector.rows().items():
                 sink.write_rows(route, encoded)
         except BatchRefusedError as error:
-            _log.warning(
-                "batch refused as columns: writing it record by record",
-                answer=str(error),
-            )
+            answer = str(error)
+            _log.warning("batch refused as columns: writing records", answer=answer)
             return RemainingRecords(rows.table)
         return collector.remaining()
 

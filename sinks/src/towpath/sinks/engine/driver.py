@@ -125,10 +125,9 @@ class Driver:
             settings = self._configuration.changed()
         except ConfigurationError as error:
             if error.mistakes != self._mistakes:
-                self._mistakes = error.mistakes
+                self._mistakes = found = error.mistakes
                 _log.warning(
-                    "configuration has mistakes: keeping the previous one",
-                    mistakes=error.mistakes,
+                    "configuration not loaded: it has mistakes", mistakes=found
                 )
             return
         if settings is not None:
@@ -165,9 +164,8 @@ class Driver:
             if is_well:
                 self._parts.check(sink)
         except UnavailableError as error:
-            _log.warning(
-                "sink block not checked: retrying", sink=sink.name, why=str(error)
-            )
+            name, why = sink.name, str(error)
+            _log.warning("sink block not checked: retrying", sink=name, why=why)
             return
         except TowpathError as error:
             self._refuse(running, sink, error)

@@ -252,10 +252,7 @@ class ExecutorSpec:
 def executor_spec(settings: Settings, sink: SinkSettings) -> ExecutorSpec:
     """Return the executor's spec of a sink."""
     return ExecutorSpec(
-        sink,
-        settings.kafka,
-        settings.database.prefix,
-        settings.topics.replay_window_s,
+        sink, settings.kafka, settings.database.prefix, settings.topics.replay_window_s
     )
 
 

@@ -141,9 +141,7 @@ class Monitor:
         self._port = MetricsPort(
             self._host, wanted, self.metrics.page, self.metrics.progress
         )
-        _log.info(
-            "metrics port opened", host=options.metrics_host, port=self._port.port
-        )
+        _log.info("metrics port opened", host=self._host, port=self._port.port)
         self._thread.start()
         return self._port.port
 
@@ -183,9 +181,9 @@ class Monitor:
             for watched in self.metrics.sinks.values():
                 watched.lag = None
             if self._unknown is None:
-                self._unknown = str(error)
+                why = self._unknown = str(error)
                 _log.warning(
-                    "sink lag unknown: retrying", error=str(error), remedy=error.remedy
+                    "sink lag unknown: retrying", error=why, remedy=error.remedy
                 )
 
     def _write_heartbeat(self, sink: str) -> None:
@@ -199,8 +197,9 @@ class Monitor:
             self._unwritten.discard(sink)
         except StateNotWrittenError as error:
             if sink not in self._unwritten:
+                why = str(error)
                 _log.warning(
-                    "sink heartbeat not written: retrying", sink=sink, error=str(error)
+                    "sink heartbeat not written: retrying", sink=sink, error=why
                 )
             self._unwritten.add(sink)
 

@@ -9,7 +9,7 @@ the query.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 import orjson
 import pyarrow as pa
@@ -99,11 +99,8 @@ class BatchRows:
         return True
 
 
-class OnBatch(Protocol):
-    """The handler of each batch."""
-
-    def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Write the batch; an error has it delivered again."""
+# The handler of each batch; an error has the batch delivered again.
+OnBatch: TypeAlias = Callable[[DataFrame, int], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import orjson
 import structlog
 
 from towpath.schemas.clock import Clock
-from towpath.sinks.apply.batch import BatchResult
+from towpath.sinks.apply.batch import COUNTERS, BatchResult
 from towpath.sinks.engine.checkpoint import read_offsets
 from towpath.sinks.engine.metrics import SinkMetrics
 from towpath.sinks.errors import StateNotWrittenError
@@ -104,26 +104,21 @@ class Report:
         """Report a durable batch."""
         before = self._progress
         stages_ms = _stages_ms(result)
+        counts = {name: getattr(result, name) for name in COUNTERS}
+        counts["asked"] = counts.pop("refetches_requested")
+        sums = {name: getattr(before, name) + n for name, n in counts.items()}
+        pending = result.pending_refetches
         self._write(
             state=self._healthy_state(),
             error=None,
             applied=applied,
             batches=before.batches + 1,
-            records=before.records + result.records,
-            rows=before.rows + result.rows,
-            stale=before.stale + result.stale,
-            tombstones=before.tombstones + result.tombstones,
-            dead_letters=before.dead_letters + result.dead_letters,
             parked=result.parked,
-            owed=before.owed
-            if result.pending_refetches is None
-            else result.pending_refetches,
-            skipped=before.skipped + result.skipped,
-            asked=before.asked + result.refetches_requested,
-            nulled=before.nulled + result.nulled,
+            owed=before.owed if pending is None else pending,
             position=max(before.position, result.position),
             last_batch_ms=batch_ms,
             last_stages_ms=stages_ms,
+            **sums,
         )
         if self._metrics is not None:
             times_ms = {**stages_ms, WHOLE: batch_ms}

@@ -419,11 +419,7 @@ class Supervisor:
             raise
 
     def _until_written(
-        self,
-        writing: _Writing,
-        rows: BatchRows,
-        batch_id: int,
-        over: threading.Event,
+        self, writing: _Writing, rows: BatchRows, batch_id: int, over: threading.Event
     ) -> BatchResult:
         while not (self._stop.is_set() or over.is_set()):
             try:

@@ -6,29 +6,33 @@ and end offsets. librdkafka's errors become ours here. What topics begin with is
 ``heads``, the dead letters are in ``dead_letter_topic``.
 """
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
+    Consumer,
     KafkaError,
     KafkaException,
     Message,
+    Producer,
     TopicCollection,
     TopicPartition,
     Uuid,
 )
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # no __all__ there
+    AdminClient,
     NewTopic,
     OffsetSpec,
 )
 
 from towpath.schemas import topics
 from towpath.schemas.clock import Clock, Deadline, SystemClock
-from towpath.settings import Kafka, Settings
+from towpath.schemas.failure import ConfigurationError
+from towpath.settings import Kafka, Settings, client_settings
 from towpath.sinks.changes.relations import RelationShape, parse_relation
 from towpath.sinks.errors import BrokerUnavailableError, ShapeUnknownError
-from towpath.sinks.kafka import clients
 
 # Long enough for a broker that just elected a leader, short enough that a driver which
 # is told to stop does stop while the broker is gone.
@@ -65,12 +69,57 @@ _NO_ID: Final = str(Uuid(0, 0))
 _LATEST: Final = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _EARLIEST: Final = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+_Client = TypeVar("_Client", Consumer, Producer, AdminClient)
+
+
+def admin(kafka: Kafka) -> AdminClient:
+    """
+    Make a client that asks about topics, and makes them.
+
+    Raises:
+        ConfigurationError: ``[kafka.client]`` cannot be used.
+    """
+    return _made(AdminClient, kafka, _NOTHING)
+
+
+def consumer(kafka: Kafka, own: Mapping[str, Any]) -> Consumer:
+    """
+    Make a consumer; what it needs to be what it is stands above ``[kafka.client]``.
+
+    Raises:
+        ConfigurationError: ``[kafka.client]`` cannot be used.
+    """
+    return _made(Consumer, kafka, own)
+
+
+def producer(kafka: Kafka) -> Producer:
+    """
+    Make a producer whose records are not lost and do not come twice.
+
+    Raises:
+        ConfigurationError: ``[kafka.client]`` cannot be used.
+    """
+    return _made(Producer, kafka, {"enable.idempotence": True, "acks": "all"})
+
+
+def _made(
+    make: Callable[[dict[str, Any]], _Client], kafka: Kafka, own: Mapping[str, Any]
+) -> _Client:
+    # librdkafka would write to stderr by itself; what matters is raised instead.
+    settings = client_settings(kafka, {**own, "log_level": 0})
+    try:
+        return make(settings)
+    except KafkaException as error:
+        message = f"kafka.client: {error.args[0].str()}"
+        raise ConfigurationError([message]) from error
+
 
 class Topics:
     """What the cluster holds: topics, partitions, end offsets."""
 
     def __init__(self, kafka: Kafka, clock: Clock | None = None) -> None:
-        self._admin = clients.admin(kafka)
+        self._admin = admin(kafka)
         self._clock = clock or SystemClock()
 
     def names(self) -> list[str]:
@@ -245,7 +294,7 @@ class KafkaRelations:
         self._prefix = prefix
         self._topic = topics.relations_topic(prefix)
         self._cluster = Topics(kafka)
-        self._consumer = clients.consumer(
+        self._consumer = consumer(
             kafka,
             {
                 # Never joined: partitions are assigned, offsets are kept here.
@@ -269,27 +318,12 @@ class KafkaRelations:
         return self._shapes[topic]
 
     def refresh(self) -> None:
-        behind = {
-            partition
-            for partition, end in self._ends().items()
-            if self._next_offsets.get(partition, 0) < end
-        }
-        if not behind:
-            return
-        self._consumer.assign(
-            [
-                TopicPartition(
-                    self._topic, p, self._next_offsets.get(p, OFFSET_BEGINNING)
-                )
-                for p in sorted(behind)
-            ]
-        )
-        while behind:
-            message = self._consumer.poll(REQUEST_TIMEOUT_S)
-            if message is None:
-                text = f"{self._topic} could not be read to its end"
-                raise BrokerUnavailableError(text)
-            self._take(message, behind)
+        ends = self._ends()
+        for message in records_to(
+            ends, self._consumer, self._topic, self._next_offsets
+        ):
+            if (value := message.value()) is not None:
+                self._take(value)
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -307,23 +341,46 @@ class KafkaRelations:
         except KafkaException as error:
             raise unavailable(error) from error
 
-    def _take(self, message: Message, behind: set[int]) -> None:
+    def _take(self, value: bytes) -> None:
+        shape = parse_relation(value)
+        name = topics.table_topic(self._prefix, shape.full_name)
+        before = self._shapes.get(name)
+        # A relay that begins again announces older shapes again.
+        if before is None or shape.position >= before.position:
+            self._shapes[name] = shape
+
+
+def records_to(
+    ends: Mapping[int, int],
+    consumer: Consumer,
+    topic: str,
+    next_offsets: dict[int, int],
+) -> Iterator[Message]:
+    """
+    Yield the records of a topic from the next offsets to the ends, and move the former.
+
+    Raises:
+        BrokerUnavailableError: The topic could not be read to its end.
+    """
+    behind = {p for p, end in ends.items() if next_offsets.get(p, 0) < end}
+    begins = ((p, next_offsets.get(p, OFFSET_BEGINNING)) for p in sorted(behind))
+    if behind:
+        consumer.assign([TopicPartition(topic, *begin) for begin in begins])
+    while behind:
+        message = consumer.poll(REQUEST_TIMEOUT_S)
+        if message is None:
+            text = f"{topic} could not be read to its end"
+            raise BrokerUnavailableError(text)
         partition, offset = message.partition() or 0, message.offset() or 0
-        error, value = message.error(), message.value()
+        error = message.error()
         if error is not None and error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own name
             behind.discard(partition)
-            self._next_offsets[partition] = offset
-            return
+            next_offsets[partition] = offset
+            continue
         if error is not None:
             raise unavailable(KafkaException(error))
-        self._next_offsets[partition] = offset + 1
-        if value is not None:
-            shape = parse_relation(value)
-            name = topics.table_topic(self._prefix, shape.full_name)
-            before = self._shapes.get(name)
-            # A relay that begins again announces older shapes again.
-            if before is None or shape.position >= before.position:
-                self._shapes[name] = shape
+        next_offsets[partition] = offset + 1
+        yield message
 
 
 def headers_of(message: Message) -> list[tuple[str, bytes]]:

@@ -11,12 +11,9 @@ from typing import Final
 
 import structlog
 from confluent_kafka import (
-    OFFSET_BEGINNING,
-    Consumer,
     KafkaError,
     KafkaException,
     Message,
-    TopicPartition,
 )
 
 from towpath.schemas import topics
@@ -24,21 +21,22 @@ from towpath.settings import Settings
 from towpath.sinks.change import Origin
 from towpath.sinks.dead_letters.entries import (
     DeadLetter,
-    DeadLetterReply,
     DeadLetterRequest,
     Entry,
     Header,
+    Reply,
     Resolution,
     dead_letter_headers,
     entry_content,
     entry_of,
 )
 from towpath.sinks.errors import BrokerUnavailableError
-from towpath.sinks.kafka import clients
+from towpath.sinks.kafka import client
 from towpath.sinks.kafka.client import (
     REQUEST_TIMEOUT_S,
     Topics,
     headers_of,
+    records_to,
     unavailable,
 )
 
@@ -55,7 +53,7 @@ class DeadLetterTopic:
         self.name = topics.dead_letter_topic(settings.database.prefix, sink)
         self._settings = settings
         self._cluster = Topics(settings.kafka)
-        self._producer = clients.producer(settings.kafka)
+        self._producer = client.producer(settings.kafka)
         self._exists = False
         self._failures: list[KafkaError] = []
         # The offset after the last record seen, by partition.
@@ -89,7 +87,7 @@ class DeadLetterTopic:
         """
         self._write_entries(list(resolutions))
 
-    def reply(self, reply: DeadLetterReply) -> None:
+    def reply(self, reply: Reply) -> None:
         """
         State why an order was not carried out.
 
@@ -156,48 +154,23 @@ class DeadLetterTopic:
     def _read_on(self) -> Iterator[Entry]:
         """Read from where the last reading ended to the present end."""
         ends = self._cluster.end_offsets([self.name]).get(self.name, {})
-        behind = {
-            int(partition): end
-            for partition, end in ends.items()
-            if self._seen.get(int(partition), 0) < end
-        }
-        if not behind:
+        wanted = {int(partition): end for partition, end in ends.items()}
+        if all(self._seen.get(p, 0) >= end for p, end in wanted.items()):
             return
-        consumer = clients.consumer(self._settings.kafka, _READING)
+        consumer = client.consumer(self._settings.kafka, _READING)
         try:
-            consumer.assign(
-                [
-                    TopicPartition(self.name, p, self._seen.get(p, OFFSET_BEGINNING))
-                    for p in sorted(behind)
-                ]
-            )
-            yield from self._until(consumer, behind)
+            for message in records_to(wanted, consumer, self.name, self._seen):
+                headers = headers_of(message)
+                entry = entry_of(message.key(), message.value(), headers)
+                if entry is not None:
+                    yield entry
         except KafkaException as error:
             raise unavailable(error) from error
         finally:
             consumer.close()
 
-    def _until(self, consumer: Consumer, behind: dict[int, int]) -> Iterator[Entry]:
-        while behind:
-            message = consumer.poll(REQUEST_TIMEOUT_S)
-            if message is None:
-                text = f"{self.name} could not be read to its end"
-                raise BrokerUnavailableError(text)
-            partition, offset = message.partition() or 0, message.offset() or 0
-            error = message.error()
-            if error is not None and error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own name
-                behind.pop(partition, None)
-                self._seen[partition] = offset
-                continue
-            if error is not None:
-                raise unavailable(KafkaException(error))
-            self._seen[partition] = offset + 1
-            entry = entry_of(message.key(), message.value(), headers_of(message))
-            if entry is not None:
-                yield entry
-
     def _write_entries(
-        self, entries: Sequence[Resolution | DeadLetterRequest | DeadLetterReply]
+        self, entries: Sequence[Resolution | DeadLetterRequest | Reply]
     ) -> None:
         if entries:
             self._write(

@@ -34,7 +34,7 @@ from confluent_kafka import (
 from towpath.schemas.clock import Clock, StallTimeout, SystemClock
 from towpath.settings import Kafka
 from towpath.sinks.errors import BrokerUnavailableError, RecordsGoneError
-from towpath.sinks.kafka import clients
+from towpath.sinks.kafka import client
 from towpath.sinks.kafka.client import REQUEST_TIMEOUT_S, unavailable
 from towpath.sinks.state.progress import Place, Span, records_in
 
@@ -202,7 +202,7 @@ class KafkaBatches:
         begins = {place: begin for place, (begin, _) in span.items()}
         try:
             if self._consumer is None:
-                self._consumer = clients.consumer(self._kafka, self._own)
+                self._consumer = client.consumer(self._kafka, self._own)
             consumer = self._consumer
             if self._paused:
                 consumer.resume([TopicPartition(*place) for place in self._paused])

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from towpath.settings import Kafka
 from towpath.sinks.change import UnreadableError, position_in
 from towpath.sinks.errors import BrokerUnavailableError
-from towpath.sinks.kafka import clients
+from towpath.sinks.kafka import client
 from towpath.sinks.kafka.client import (
     REQUEST_TIMEOUT_S,
     Topics,
@@ -68,7 +68,7 @@ class KafkaEarliestPositions:
             "fetch.message.max.bytes": 65_536,
             "isolation.level": "read_uncommitted",
         }
-        consumer = clients.consumer(self._kafka, reading)
+        consumer = client.consumer(self._kafka, reading)
         found = []
         try:
             for head in heads:
@@ -109,7 +109,7 @@ class KafkaRecordAges:
     """Looks records up; its calls must not overlap."""
 
     def __init__(self, kafka: Kafka, prefix: str) -> None:
-        self._consumer = clients.consumer(
+        self._consumer = client.consumer(
             kafka,
             {
                 # Never joined: partitions are assigned, nothing is committed.

@@ -25,7 +25,7 @@ from towpath.settings import AggregateView, Route, RouteKind, Settings, Sink
 from towpath.sinks.change import Value
 from towpath.sinks.changes.routing import routing_of
 from towpath.sinks.errors import BrokerUnavailableError, ShapeUnknownError
-from towpath.sinks.kafka import clients
+from towpath.sinks.kafka import client
 from towpath.sinks.kafka.client import REQUEST_TIMEOUT_S, KafkaRelations, Topics
 from towpath.sinks.state import incomplete
 
@@ -193,7 +193,7 @@ class KafkaRepairs:
             if self._topic not in Topics(kafka).names():
                 message = f"the relay has not made {self._topic} yet"
                 raise BrokerUnavailableError(message)
-            self._opened = clients.producer(kafka)
+            self._opened = client.producer(kafka)
         return self._opened
 
     def _delivered(self, error: KafkaError | None, _message: Message) -> None:

@@ -21,7 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # no __all__ 
 from towpath.schemas import topics
 from towpath.settings import Kafka, Settings, Sink
 from towpath.sinks.changes.routing import Routes
-from towpath.sinks.kafka import clients
+from towpath.sinks.kafka import client
 from towpath.sinks.kafka.client import REQUEST_TIMEOUT_S, unavailable
 
 _REFUSED: Final = frozenset(
@@ -82,7 +82,7 @@ def missing_rights(kafka: Kafka, wanted: Rights) -> Iterator[str]:
     Raises:
         BrokerUnavailableError: The broker does not answer.
     """
-    admin = clients.admin(kafka)
+    admin = client.admin(kafka)
     try:
         lacking = _lacking(admin, wanted.operations)
         lacking["create"] += _not_to_be_made(admin, wanted.made)

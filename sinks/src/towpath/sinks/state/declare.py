@@ -148,11 +148,7 @@ def declare_sink(
 
 
 def _declared_before(
-    settings: Settings,
-    text: str,
-    block: str,
-    environ: Mapping[str, str],
-    config: Path,
+    settings: Settings, text: str, block: str, environ: Mapping[str, str], config: Path
 ) -> Sink | None:
     """
     Return the sink that an earlier attempt has declared; ``None`` for a new name.

@@ -20,9 +20,9 @@ from typing import Final, NamedTuple, Protocol
 from towpath.schemas.clock import Clock
 from towpath.settings import Settings, Sink
 from towpath.sinks.dead_letters.entries import (
-    DeadLetterReply,
     DeadLetterRequest,
-    DeadLetterSubject,
+    Reply,
+    Subject,
     Verb,
 )
 from towpath.sinks.dead_letters.requests import send_requests
@@ -255,7 +255,7 @@ class OrderedEraser:
             UnavailableError: The broker does not answer.
         """
         (topic,) = {one.topic for one in self._sink.route if one.name == route}
-        subject = DeadLetterSubject(topic, None)
+        subject = Subject(topic, None)
         orders = [
             DeadLetterRequest(
                 uuid.uuid4().hex, Verb.ERASE, subject, route, tuple(some), is_read_again
@@ -267,10 +267,8 @@ class OrderedEraser:
             replies = send_requests(dead_letters, orders, self._clock, _ANSWER_WITHIN_S)
             for order, answer in replies.items():
                 if answer is None:
-                    dead_letters.reply(DeadLetterReply(order, _WITHDRAWN, subject))
+                    dead_letters.reply(Reply(order, _WITHDRAWN, subject))
         if None in replies.values():
             return _WITHDRAWN
-        refused = (
-            one.text for one in replies.values() if isinstance(one, DeadLetterReply)
-        )
+        refused = (one.text for one in replies.values() if isinstance(one, Reply))
         return next(refused, "")

@@ -19,7 +19,7 @@ from confluent_kafka import (
 from towpath.schemas.topics import state_topic
 from towpath.settings import Kafka
 from towpath.sinks.errors import BrokerUnavailableError
-from towpath.sinks.kafka import clients
+from towpath.sinks.kafka import client
 
 _TIMEOUT_S: Final = 10.0
 _LINEAGE_KEY: Final = b"lineage"
@@ -30,7 +30,7 @@ class KafkaHistory:
 
     def __init__(self, kafka: Kafka, prefix: str) -> None:
         self._topic = state_topic(prefix)
-        self._consumer = clients.consumer(
+        self._consumer = client.consumer(
             kafka,
             {
                 # Never joined: the one partition is assigned, nothing is committed.

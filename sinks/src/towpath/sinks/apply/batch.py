@@ -290,9 +290,8 @@ class BatchWriter:
         delivered = self._delivery.deliver(batch, folded.after)
         changes = (*folded.changes, *folded.after)
         refused = (*folded.refused, *delivered.refused)
-        applied = AppliedBatch(
-            records, changes, refused, floors, held.refetch_candidates
-        )
+        candidates = held.refetch_candidates
+        applied = AppliedBatch(records, changes, refused, floors, candidates)
         requested = request_refetches(applied, context.refetches, context.repairs)
         reasons = reasons_of(decoded, requested.refused, held)
         return AppliedRecords(

@@ -34,7 +34,7 @@ from towpath.loadtests.bench.figures import (
     latency_figures,
 )
 from towpath.loadtests.bench.machine import ProcessWatch, per_event_us
-from towpath.loadtests.bench.publishers import ClientProgram, failure_text
+from towpath.loadtests.bench.publishers import ClientProgram, failure
 from towpath.loadtests.bench.source import PUBLICATION
 from towpath.loadtests.errors import BenchError
 from towpath.schemas.clock import Deadline
@@ -119,9 +119,7 @@ def until_there(
         goal.report(there)
         if deadline.passed():
             what = f"{there:,} of {goal.events:,} events after {within_s:.0f} s"
-            raise BenchError(
-                failure_text(run.name, what, bench.environment.launcher.log(run.name))
-            )
+            raise failure(bench.environment, run.name, what)
         bench.clock.wait(POLL_INTERVAL_S)
     watch.sample()
     goal.report(there)
@@ -154,8 +152,7 @@ def _receive(bench: Bench, run: BenchRun, watch: ProcessWatch, rows: int) -> Non
             watch.add("walsender", run.source.reader_pid(run.name), is_new=True)
             watch.sample()
             if deadline.passed():
-                log = bench.environment.launcher.log(run.name)
-                raise BenchError(failure_text(run.name, "not done in time", log))
+                raise failure(bench.environment, run.name, "not done in time")
             bench.clock.wait(POLL_INTERVAL_S / 10)
 
 
@@ -283,8 +280,7 @@ def _until_serving(bench: Bench, run: BenchRun, pid: int) -> None:
     while not sum(bench.broker.ends(run.topic).values()):
         publishers.check(bench, run, pid)
         if deadline.passed():
-            log = bench.environment.launcher.log(run.name)
-            raise BenchError(failure_text(run.name, "it does not read its slot", log))
+            raise failure(bench.environment, run.name, "it does not read its slot")
         bench.clock.wait(POLL_INTERVAL_S)
 
 
@@ -304,8 +300,7 @@ def _watch_load(
         elapsed_s = bench.clock.monotonic_s() - began_s
         report(int(elapsed_s))
         if elapsed_s > whole_s + _GRACE_S:
-            log = bench.environment.launcher.log("pgbench")
-            raise BenchError(failure_text("pgbench", "not done in time", log))
+            raise failure(bench.environment, "pgbench", "not done in time")
         left_s = max(POLL_INTERVAL_S, whole_s - elapsed_s)
         bench.clock.wait(min(_LOAD_POLL_INTERVAL_S, left_s))
     watch.sample()

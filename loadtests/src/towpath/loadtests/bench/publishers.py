@@ -134,7 +134,7 @@ class ClientProgram:
         """
         code = self._process.poll() if self._process else None
         if code:
-            raise BenchError(failure_text(self._name, f"ended with {code}", self._log))
+            raise failure(self._environment, self._name, f"ended with {code}")
         return code is not None
 
     def wait(self, within_s: float) -> None:
@@ -148,10 +148,8 @@ class ClientProgram:
             if self._process is not None:
                 self._process.wait(within_s)
         except subprocess.TimeoutExpired as error:
-            message = failure_text(
-                self._name, f"not done after {within_s:.0f} s", self._log
-            )
-            raise BenchError(message) from error
+            reason = f"not done after {within_s:.0f} s"
+            raise failure(self._environment, self._name, reason) from error
         self.is_done()
 
     @property
@@ -159,14 +157,15 @@ class ClientProgram:
         return self._environment.launcher.log(self._name)
 
 
-def failure_text(name: str, what: str, log: Path) -> str:
-    """Describe the failure of a process, with the end of its log."""
+def failure(environment: BenchEnvironment, name: str, reason: str) -> BenchError:
+    """Return the failure of a process, with the end of its log."""
+    log = environment.launcher.log(name)
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
     shown = "".join(f"\n  {line}" for line in lines[-_SHOWN_LINES:])
-    return f"{name}: {what}; log: {log}{shown}"
+    return BenchError(f"{name}: {reason}; log: {log}{shown}")
 
 
 _INIT_WITHIN_S: Final = 60.0
@@ -270,9 +269,7 @@ def check(bench: Bench, run: BenchRun, pid: int) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
             return
-    raise BenchError(
-        failure_text(run.name, "it ended", bench.environment.launcher.log(run.name))
-    )
+    raise failure(bench.environment, run.name, "it ended")
 
 
 def connector(run: BenchRun) -> dict[str, str]:

@@ -15,7 +15,7 @@ from typing import Final
 from towpath.loadtests.bench import publishers
 from towpath.loadtests.bench.context import RELAY, Bench
 from towpath.loadtests.bench.measurements import POLL_INTERVAL_S, until_still
-from towpath.loadtests.bench.publishers import failure_text
+from towpath.loadtests.bench.publishers import failure
 from towpath.loadtests.bench.sinks.result import (
     CACHE,
     SEARCH,
@@ -30,7 +30,6 @@ from towpath.loadtests.bench.snapshot.source import (
     Load,
     original,
 )
-from towpath.loadtests.errors import BenchError
 from towpath.schemas.clock import Deadline
 
 ROUTE: Final = "item"
@@ -135,9 +134,8 @@ def _until_read(backlog: Backlog, pid: int) -> None:
     while not systems.has_completed(bench, run, backlog.source):
         publishers.check(bench, run, pid)
         if deadline.passed():
-            log = bench.environment.launcher.log(run.name)
-            message = failure_text(run.name, f"not done after {within_s:.0f} s", log)
-            raise BenchError(message)
+            reason = f"not done after {within_s:.0f} s"
+            raise failure(bench.environment, run.name, reason)
         report(sum(backlog.ends.values()))
         bench.clock.wait(POLL_INTERVAL_S)
     report(sum(backlog.ends.values()))

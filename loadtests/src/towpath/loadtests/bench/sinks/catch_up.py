@@ -23,7 +23,7 @@ from towpath.loadtests.bench.context import Bench, RunRecords, translated
 from towpath.loadtests.bench.figures import Figures
 from towpath.loadtests.bench.machine import ProcessWatch, per_event_us
 from towpath.loadtests.bench.measurements import POLL_INTERVAL_S
-from towpath.loadtests.bench.publishers import failure_text
+from towpath.loadtests.bench.publishers import failure
 from towpath.loadtests.bench.sinks import backlog as backlogs
 from towpath.loadtests.bench.sinks import baselines
 from towpath.loadtests.bench.sinks.backlog import Backlog
@@ -181,8 +181,7 @@ class SinkCatchUp:
             self._first_ms = self._progress.first_batch_ms()
 
     def _end(self, what: str) -> NoReturn:
-        log = self._bench.environment.launcher.log(self._name)
-        raise BenchError(failure_text(self._name, what, log))
+        raise failure(self._bench.environment, self._name, what)
 
     def _figures(self, applied: SinkProgress, started_ms: float) -> Figures:
         rows = self._backlog.rows

@@ -22,7 +22,7 @@ from towpath.loadtests.bench.context import (
 from towpath.loadtests.bench.figures import Figures
 from towpath.loadtests.bench.machine import ProcessWatch, per_event_us
 from towpath.loadtests.bench.measurements import POLL_INTERVAL_S, pgbench, until_still
-from towpath.loadtests.bench.publishers import failure_text
+from towpath.loadtests.bench.publishers import failure
 from towpath.loadtests.bench.result import BenchResult
 from towpath.loadtests.bench.snapshot import result, systems
 from towpath.loadtests.bench.snapshot.check import (
@@ -45,7 +45,6 @@ from towpath.loadtests.bench.snapshot.source import (
     original,
     snapshot_systems,
 )
-from towpath.loadtests.errors import BenchError
 from towpath.schemas.clock import Deadline
 
 # Far below any measured rate, so that a busy machine fails no benchmark.
@@ -140,11 +139,7 @@ class SnapshotMeasurement:
         publishers.check(bench, run, self._pid)
         self._watch.sample()
         if deadline.passed():
-            raise BenchError(
-                failure_text(
-                    run.name, complaint, bench.environment.launcher.log(run.name)
-                )
-            )
+            raise failure(bench.environment, run.name, complaint)
         bench.clock.wait(POLL_INTERVAL_S)
 
     def _check(self, moments: Moments) -> tuple[Figures, TableCheck]:

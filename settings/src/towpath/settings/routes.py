@@ -9,11 +9,11 @@ import enum
 from math import isfinite
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from towpath.settings.key_template import parse_template
 from towpath.settings.section import Section
-from towpath.settings.syntax import FieldPath
+from towpath.settings.syntax import FieldPath, parsed_by
 
 # The range of a column of eight bytes.
 _WHOLE_NUMBERS: Final = range(-(2**63), 2**63)
@@ -45,15 +45,9 @@ def _check_constant(value: object) -> object:
     return value
 
 
-def _check_template(text: str) -> str:
-    if text:
-        parse_template(text)
-    return text
-
-
 # Text, whole number, number or boolean, as the file writes it.
 Constant = Annotated[Any, BeforeValidator(_check_constant)]
-KeyTemplate = Annotated[str, AfterValidator(_check_template)]
+KeyTemplate = Annotated[str, parsed_by(parse_template, optional=True)]
 
 
 class Route(Section):

@@ -28,6 +28,7 @@ from pydantic_core import PydanticCustomError
 from towpath.schemas.webhooks import secret_bytes
 from towpath.settings.routes import Route, RouteKind
 from towpath.settings.section import NAME, Section
+from towpath.settings.syntax import not_one_of, parsed_by
 
 KINDS_GROUP: Final = "towpath.sinks"
 
@@ -97,13 +98,12 @@ def _check_setting(name: str) -> str:
     if name == "spark.master":
         message = "'spark.master' has a key of its own: spark.master, beside settings"
         raise ValueError(message)
-    if name in _OWN_SETTINGS:
-        message = f"{name!r} is set by the driver itself: leave it out"
-        raise ValueError(message)
     return name
 
 
-SparkSetting = Annotated[str, AfterValidator(_check_setting)]
+SparkSetting = Annotated[
+    str, AfterValidator(_check_setting), not_one_of(_OWN_SETTINGS, "driver")
+]
 
 
 class Spark(Section):
@@ -160,12 +160,7 @@ class SearchOptions(Section):
     purged_at_once: int = Field(default=2_000, ge=1)
 
 
-def _check_secret(secret: str) -> str:
-    secret_bytes(secret)
-    return secret
-
-
-Secret = Annotated[str, AfterValidator(_check_secret)]
+Secret = Annotated[str, parsed_by(secret_bytes, optional=False)]
 
 
 class WebhookOptions(Section):
@@ -257,20 +252,8 @@ def parse_partition(text: str) -> PartitionField:
     return PartitionField(match["sized"], match["c"], int(match["width"]))
 
 
-def _check_partition(text: str) -> str:
-    parse_partition(text)
-    return text
-
-
-def _check_property(name: str) -> str:
-    if name in _OWN_PROPERTIES:
-        message = f"{name!r} is set by the sink itself: leave it out"
-        raise ValueError(message)
-    return name
-
-
-PartitionText = Annotated[str, AfterValidator(_check_partition)]
-CatalogProperty = Annotated[str, AfterValidator(_check_property)]
+PartitionText = Annotated[str, parsed_by(parse_partition, optional=False)]
+CatalogProperty = Annotated[str, not_one_of(_OWN_PROPERTIES, "sink")]
 
 
 class WarehouseOptions(Section):

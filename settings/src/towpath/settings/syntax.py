@@ -11,6 +11,7 @@ sentence.
 import enum
 import hashlib
 import re
+from collections.abc import Callable, Collection
 from typing import Annotated, Final, NamedTuple
 
 from pydantic import AfterValidator
@@ -96,15 +97,27 @@ def _has_group(regex: re.Pattern[str], reference: re.Match[str]) -> bool:
     return name in regex.groupindex
 
 
-def _check_placement(text: str) -> str:
-    parse_placement(text)
-    return text
+def parsed_by(parse: Callable[[str], object], *, optional: bool) -> AfterValidator:
+    """Return a validator that keeps a text which can be parsed, or may be empty."""
+
+    def check(text: str) -> str:
+        if text or not optional:
+            parse(text)
+        return text
+
+    return AfterValidator(check)
 
 
-def _check_pattern(text: str) -> str:
-    if text:
-        compiled(text)
-    return text
+def not_one_of(names: Collection[str], owner: str) -> AfterValidator:
+    """Return a validator that refuses names which ``owner`` sets itself."""
+
+    def check(name: str) -> str:
+        if name in names:
+            message = f"{name!r} is set by the {owner} itself: leave it out"
+            raise ValueError(message)
+        return name
+
+    return AfterValidator(check)
 
 
 def _check_template(text: str) -> str:
@@ -143,13 +156,6 @@ _OWN_OPTIONS: Final = frozenset(
 )
 
 
-def _check_option(name: str) -> str:
-    if name in _OWN_OPTIONS:
-        message = f"{name!r} is set by the relay itself: leave it out"
-        raise ValueError(message)
-    return name
-
-
 def _check_hash(text: str) -> str:
     name = text.lower().replace("-", "").replace("_", "")
     known = {one.replace("_", ""): one for one in sorted(hashlib.algorithms_guaranteed)}
@@ -166,9 +172,9 @@ def _check_path(text: str) -> str:
     return text
 
 
-PlacementText = Annotated[str, AfterValidator(_check_placement)]
-Pattern = Annotated[str, AfterValidator(_check_pattern)]
+PlacementText = Annotated[str, parsed_by(parse_placement, optional=False)]
+Pattern = Annotated[str, parsed_by(compiled, optional=True)]
 TopicTemplate = Annotated[str, AfterValidator(_check_template)]
 HashName = Annotated[str, AfterValidator(_check_hash)]
-ClientOption = Annotated[str, AfterValidator(_check_option)]
+ClientOption = Annotated[str, not_one_of(_OWN_OPTIONS, "relay")]
 FieldPath = Annotated[str, AfterValidator(_check_path)]

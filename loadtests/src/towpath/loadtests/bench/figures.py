@@ -148,9 +148,13 @@ def latencies_ms(
     for arrival in arrivals:
         committed_us = facts[arrival.event_id].committed_us
         if committed_us >= since_us:
-            appended_ms = arrival.appended_ms + _CUT_OFF_MS
-            found.append(appended_ms - committed_us / _MS)
+            found.append(latency_ms(committed_us, arrival.appended_ms))
     return found
+
+
+def latency_ms(committed_us: int, appended_ms: int) -> float:
+    """Return the time from a commit to the broker's append."""
+    return appended_ms + _CUT_OFF_MS - committed_us / _MS
 
 
 def spread(rounds: Sequence[Mapping[str, float]]) -> dict[str, Spread]:

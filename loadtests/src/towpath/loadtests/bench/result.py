@@ -33,7 +33,7 @@ from towpath.loadtests.bench.context import (
 )
 from towpath.loadtests.bench.figures import Figures, Spread, ratio, spread
 
-_ROUND: Final = 4
+ROUND: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +64,12 @@ class RelayCase:
         """Return the case as a JSON object."""
         return {
             "systems": {
-                name: {figure: _rounded(one) for figure, one in spreads.items()}
-                for name, spreads in self.systems.items()
+                name: rounded_spreads(spreads) for name, spreads in self.systems.items()
             },
             "ratio_of": self.ratio_of,
-            "ratio_to_limit": _short(self.ratio_to(LIMIT)),
-            "ratio_to_debezium": _short(self.ratio_to(DEBEZIUM_TUNED)),
-            "ratio_to_debezium_stock": _short(self.ratio_to(DEBEZIUM_STOCK)),
+            "ratio_to_limit": rounded(self.ratio_to(LIMIT)),
+            "ratio_to_debezium": rounded(self.ratio_to(DEBEZIUM_TUNED)),
+            "ratio_to_debezium_stock": rounded(self.ratio_to(DEBEZIUM_STOCK)),
         }
 
 
@@ -125,12 +124,17 @@ class BenchResult(Generic[CaseT]):
         }
 
 
-def _rounded(one: Spread) -> dict[str, float]:
-    return {name: round(value, _ROUND) for name, value in one._asdict().items()}
+def rounded(value: float | None) -> float | None:
+    """Return a number as results show it."""
+    return None if value is None else round(value, ROUND)
 
 
-def _short(value: float | None) -> float | None:
-    return None if value is None else round(value, _ROUND)
+def rounded_spreads(spreads: Mapping[str, Spread]) -> dict[str, dict[str, float]]:
+    """Return minimum, median and maximum of each figure as results show them."""
+    return {
+        figure: {name: round(value, ROUND) for name, value in one._asdict().items()}
+        for figure, one in spreads.items()
+    }
 
 
 MEBIBYTE: Final = 1024 * 1024

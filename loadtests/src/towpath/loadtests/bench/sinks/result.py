@@ -32,9 +32,11 @@ from rich.text import Text
 from towpath.loadtests.bench.figures import Figures, Spread
 from towpath.loadtests.bench.result import (
     MEBIBYTE,
+    ROUND,
     BenchResult,
     Column,
     figures_table,
+    rounded,
     unverified,
     verified,
 )
@@ -81,7 +83,6 @@ RATE: Final = "rows_per_s"
 BESIDE: Final[Mapping[str, str]] = MappingProxyType(
     {CACHE: "hset", SEARCH: "bulk", WAREHOUSE: "merge"}
 )
-_ROUND: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +147,7 @@ class Rate:
         """Return the rate as a JSON object."""
         found: dict[str, Any] = {
             "rate_per_s": self.rate_per_s,
-            "reached_per_s": round(self.reached_per_s, _ROUND),
+            "reached_per_s": round(self.reached_per_s, ROUND),
         }
         for name, reading in self.readings.items():
             for share in ("p50_ms", "p95_ms", "p99_ms", "samples"):
@@ -156,7 +157,7 @@ class Rate:
             "lost": sum(reading.lost for reading in self.readings.values()),
             "failures": self.failures,
             "restarts": self.restarts,
-            "cpu": {name: round(share, _ROUND) for name, share in self.cpu.items()},
+            "cpu": {name: round(share, ROUND) for name, share in self.cpu.items()},
             "is_met": self.is_met,
         }
 
@@ -215,11 +216,11 @@ class CatchUp:
         return {
             "name": self.name,
             "rows": self.rows,
-            **{f"{name}_{RATE}": _short(rate) for name, rate in rates.items()},
-            **{f"{s}_ratio_to_{o}": _short(self.ratio(s)) for s, o in BESIDE.items()},
+            **{f"{name}_{RATE}": rounded(rate) for name, rate in rates.items()},
+            **{f"{s}_ratio_to_{o}": rounded(self.ratio(s)) for s, o in BESIDE.items()},
             "memory_bytes": max((one for one in held if one), default=None),
             "systems": {
-                name: {figure: round(value, _ROUND) for figure, value in one.items()}
+                name: {figure: round(value, ROUND) for figure, value in one.items()}
                 for name, one in self.systems.items()
             },
         }
@@ -230,10 +231,6 @@ SinkCase = Checkout | CatchUp
 
 def _asked(rate: Rate) -> float:
     return rate.rate_per_s
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else round(value, _ROUND)
 
 
 _SPEED: Final = (

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from towpath.loadtests.bench.figures import Figures, latency_figures
+from towpath.loadtests.bench.figures import Figures, latency_figures, latency_ms
 
 _NONE: Final = -1
 
@@ -211,8 +211,6 @@ def check_table(
 
 
 _MS: Final = 1000.0
-# The broker's time is truncated to milliseconds; on average that hides half of one.
-_CUT_OFF_MS: Final = 0.5
 
 
 class Moments(NamedTuple):
@@ -269,7 +267,7 @@ def live_figures(times: TopicTimes, moments: Moments) -> Figures:
     }
     for name, (since_ms, until_ms) in spans.items():
         latencies_ms = [
-            appended_ms + _CUT_OFF_MS - committed_us / _MS
+            latency_ms(committed_us, appended_ms)
             for committed_us, appended_ms in times.updated_at
             if since_ms <= committed_us / _MS < until_ms
         ]

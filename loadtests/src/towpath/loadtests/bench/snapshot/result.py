@@ -36,6 +36,8 @@ from towpath.loadtests.bench.result import (
     Column,
     bars,
     figures_table,
+    rounded,
+    rounded_spreads,
     unverified,
     verified,
 )
@@ -91,7 +93,6 @@ RATIOS: Final[Mapping[str, tuple[str, ...]]] = {
     "ratio_to_initial": (DEBEZIUM_INITIAL,),
     "share_of_copy": (COPY,),
 }
-_ROUND: Final = 4
 
 Spreads = dict[str, Spread]
 
@@ -150,11 +151,11 @@ class FillCase:
         return {
             "loads": {load.value: self._load_json(load) for load in self.loads},
             "ratio_of": RATE,
-            **{name: _short(value) for name, value in self.ratios().items()},
-            **{name: _short(self.figure(name)) for name in live},
+            **{name: rounded(value) for name, value in self.ratios().items()},
+            **{name: rounded(self.figure(name)) for name in live},
             "peak_rss_bytes": self.figure("process_peak_rss_bytes"),
-            "cpu_us_per_row": _short(self.figure("cpu_us_per_row")),
-            "rows_per_s": _short(self.figure(RATE, min)),
+            "cpu_us_per_row": rounded(self.figure("cpu_us_per_row")),
+            "rows_per_s": rounded(self.figure(RATE, min)),
             "paper": {
                 name: one.as_json() for name, one in self.large_table_costs().items()
             },
@@ -162,13 +163,10 @@ class FillCase:
 
     def _load_json(self, load: Load) -> dict[str, Any]:
         systems = {
-            name: {
-                figure: {k: round(v, _ROUND) for k, v in one._asdict().items()}
-                for figure, one in spreads.items()
-            }
+            name: rounded_spreads(spreads)
             for name, spreads in self.systems(load).items()
         }
-        ratios = {name: _short(self.ratio(name, load)) for name in RATIOS}
+        ratios = {name: rounded(self.ratio(name, load)) for name in RATIOS}
         return {"systems": systems, **ratios}
 
     def _large_table_cost(self, system: str) -> LargeTableCost | None:
@@ -183,10 +181,6 @@ class FillCase:
 def _over(pick: Callable[..., float], values: Any) -> float | None:  # noqa: ANN401 - any iterable of numbers and gaps
     found = [value for value in values if value is not None]
     return pick(found) if found else None
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else round(value, _ROUND)
 
 
 _TITLES: Final = {

@@ -1,1 +1,1 @@
-"""The only package of the sinks that speaks to Kafka beside Spark."""
+"""Kafka clients of the sinks, beside Spark's own."""

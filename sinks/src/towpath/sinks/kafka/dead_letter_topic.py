@@ -47,7 +47,11 @@ _log = structlog.get_logger("towpath.sinks.kafka")
 
 
 class DeadLetterTopic:
-    """Implements ``LetterBox``; belongs to one thread, but for ``put`` and ``end``."""
+    """
+    Implements ``DeadLetterStore``.
+
+    Belongs to one thread, but for ``put`` and ``resolve``.
+    """
 
     def __init__(self, settings: Settings, sink: str) -> None:
         self.name = topics.dead_letter_topic(settings.database.prefix, sink)
@@ -61,7 +65,7 @@ class DeadLetterTopic:
 
     def put(self, dead_letters: Iterable[DeadLetter]) -> int:
         """
-        Set records aside, each with its reason; return when they are durable.
+        Write dead letters, each with its reason; they are durable when this returns.
 
         Raises:
             BrokerUnavailableError: Not all of them are known to be durable.
@@ -80,16 +84,16 @@ class DeadLetterTopic:
 
     def resolve(self, resolutions: Iterable[Resolution]) -> None:
         """
-        State that letters are over.
+        Write resolutions of dead letters.
 
         Raises:
-            BrokerUnavailableError: It is not known to be durable.
+            BrokerUnavailableError: They are not known to be durable.
         """
         self._write_entries(list(resolutions))
 
     def reply(self, reply: Reply) -> None:
         """
-        State why an order was not carried out.
+        Write the reason why a request was not carried out.
 
         Raises:
             BrokerUnavailableError: It is not known to be durable.
@@ -98,16 +102,16 @@ class DeadLetterTopic:
 
     def request(self, requests: Sequence[DeadLetterRequest]) -> None:
         """
-        Ask the sink for something; it answers when it runs.
+        Write requests to the sink, which handles them when it runs.
 
         Raises:
-            BrokerUnavailableError: It is not known to be durable.
+            BrokerUnavailableError: They are not known to be durable.
         """
         self._write_entries(requests)
 
     def entries(self) -> Iterator[Entry]:
         """
-        Go through all that was ever written, oldest first per key.
+        Yield all entries of the topic, oldest first per key.
 
         Raises:
             BrokerUnavailableError: The topic could not be read to its end.
@@ -119,7 +123,7 @@ class DeadLetterTopic:
 
     def requests(self) -> list[DeadLetterRequest]:
         """
-        Return what was asked for since ``entries`` or ``orders`` was last called.
+        Return the requests since ``entries`` or ``requests`` was last called.
 
         Raises:
             BrokerUnavailableError: The topic could not be read to its end.
@@ -128,7 +132,7 @@ class DeadLetterTopic:
 
     def since(self) -> list[Entry]:
         """
-        Return what was written since the topic was last read.
+        Return the entries since the topic was last read.
 
         Raises:
             BrokerUnavailableError: The topic could not be read to its end.

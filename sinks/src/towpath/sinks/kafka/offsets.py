@@ -1,11 +1,9 @@
 """
-What topics begin with: how far back a replay can still reach.
+The first records of topics: their lowest position, and the age of unapplied ones.
 
-The age of records, asked of Kafka one record per partition.
-
-The consumer belongs to no group and reads committed records only: behind the last of
-them nothing is behind, even if the marks of transactions still follow. It takes one
-small fetch per partition and lets go.
+The lowest position tells how far back a replay can still reach. Ages are read one
+record per partition, by a consumer without a group that reads committed records only:
+behind the last of them a sink has no lag, even if transaction markers follow.
 """
 
 from collections.abc import Iterable
@@ -27,7 +25,7 @@ from towpath.sinks.state.lag import Places
 
 
 class KafkaEarliestPositions:
-    """What topics begin with: the records that retention has not cut off."""
+    """The positions of the first retained records of topics."""
 
     def __init__(self, kafka: Kafka) -> None:
         self._kafka = kafka
@@ -106,7 +104,7 @@ _FETCH_BYTES: Final = 4096
 
 
 class KafkaRecordAges:
-    """Looks records up; its calls must not overlap."""
+    """Looks up the age of records; its calls must not overlap."""
 
     def __init__(self, kafka: Kafka, prefix: str) -> None:
         self._consumer = client.consumer(
@@ -152,7 +150,7 @@ class KafkaRecordAges:
         self._consumer.close()
 
     def _take(self, waiting: set[tuple[str, int]], found: list[int]) -> None:
-        """Take one answer in."""
+        """Take the answer for one partition."""
         message = self._consumer.poll(_TIMEOUT_S)
         if message is None:
             text = "the age of records could not be read"

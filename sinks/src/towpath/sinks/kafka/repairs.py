@@ -1,12 +1,11 @@
 """
-Rows read anew for one sink: it asks the relay, through Kafka, and needs no source.
+Requests rows for one sink: it asks the relay through Kafka, and needs no source.
 
-A question is an ``execute-snapshot`` signal with the sink as its ``target`` on the
-relay's signal topic: of some keys, which are read again or told as deleted, or of a
-whole collection, with a sweep of what is gone. What is read stands below whatever was
-written since, so to ask once too often harms nobody. Nothing is collapsed over time:
-of two questions for one key the first may have been answered before the row was lost
-again.
+A request is an ``execute-snapshot`` signal with the sink as its ``target`` on the
+relay's signal topic: for some keys, which are read again or delivered as deletes, or
+for a whole collection, with a sweep. The rows read stand below all later changes, so a
+repeated request is harmless. Requests are not merged over time: of two requests for a
+key, the first may have been answered before the row was lost again.
 """
 
 import uuid
@@ -38,7 +37,7 @@ _log = structlog.get_logger("towpath.sinks.kafka")
 
 
 class KafkaRepairs:
-    """Has rows of one sink's routes read anew."""
+    """Requests rows of one sink's routes from the relay."""
 
     def __init__(self, settings: Settings, sink: Sink) -> None:
         """Describe whom to ask; nothing is connected yet."""

@@ -180,7 +180,7 @@ def test_a_snapshot_before_the_lock_would_see_an_empty_table(
     def late(self: ChunkReader, shape: Any, ask: Any) -> Iterator[None]:
         with chunk_reader._transaction(self._connection):
             self._connection.execute(query("read_visibility"))
-            self._hold(shape, ask)
+            self._lock(shape, ask)
             yield
 
     monkeypatch.setattr(ChunkReader, "_snapshot", late)

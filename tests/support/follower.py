@@ -27,7 +27,7 @@ class Follower:
 
     Attributes:
         tamper: Gets each batch's changes before the sink does; gives what it gets.
-        attend: Called between batches, as a driver attends to orders.
+        process_requests: Called between batches, as a driver processes requests.
     """
 
     def __init__(self, settings: Settings, sink: Sink, target: Any) -> None:
@@ -49,7 +49,7 @@ class Follower:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self.tamper = lambda changes: changes
-        self.attend = lambda: None
+        self.process_requests = lambda: None
         self.failure: Exception | None = None
 
     @property
@@ -80,7 +80,7 @@ class Follower:
                 found = self._consumer.consume(_BATCH_RECORDS, 0.1)
                 self._until_applied([each for each in found if each.error() is None])
                 with suppress(UnavailableError):
-                    self.attend()
+                    self.process_requests()
         except Exception as failure:  # noqa: BLE001 - told where the test waits
             self.failure = failure
 
@@ -98,7 +98,7 @@ class Follower:
         if not messages:
             return
         decoded = decode([_record(each) for each in messages], self._routes)
-        assert not decoded.unreadable, decoded.poison
+        assert not decoded.unreadable, decoded.unreadable
         folded = newest_per_key(decoded.changes, decoded.floors)
         changes = tuple(self.tamper(folded.changes))
         self._target.apply(Batch(0, changes, (), tuple(decoded.floors)))

@@ -91,20 +91,20 @@ class VerifiedRig(SnapshotRig):
             relations.close()
 
     @contextmanager
-    def attending(self) -> Any:
-        """Let the sink carry out commands, as a driver does between batches."""
+    def processing_requests(self) -> Any:
+        """Process the sink's dead letter requests, as a driver does between batches."""
         settings = load(self.config, {})
         letters, parked = DeadLetterTopic(settings, "it"), ParkedKeys()
         parked.recall(letters.entries())
         repairs = KafkaRepairs(settings, settings.sink[0])
         context = context_of(letters, parked=parked, repairs=repairs)
         writer = BatchWriter(Routes(settings.sink[0]), self._target, context)
-        orders = DeadLetterRequests(
+        requests = DeadLetterRequests(
             writer, letters, parked, context.repairs, SystemClock()
         )
-        self.follower.attend = orders.attend
+        self.follower.process_requests = requests.process
         yield
-        self.follower.attend = lambda: None
+        self.follower.process_requests = lambda: None
         letters.close()
 
     def is_behind(self) -> bool:

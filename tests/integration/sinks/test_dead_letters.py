@@ -1,4 +1,4 @@
-"""The dead-letter topic on a real broker, and the command that attends to it."""
+"""The dead-letter topic on a real broker, and the command that handles it."""
 
 import json
 import textwrap
@@ -87,15 +87,15 @@ class Process:
         return self.writer.write_records(moved, 0)
 
     @contextmanager
-    def attending(self):
-        """Attend to orders, as the supervisor does."""
+    def processing_requests(self):
+        """Process requests, as the supervisor does."""
         stop = threading.Event()
 
-        def attend():
+        def process():
             while not stop.wait(0.05):
                 self.orders.process()
 
-        thread = threading.Thread(target=attend)
+        thread = threading.Thread(target=process)
         thread.start()
         yield
         stop.set()
@@ -122,7 +122,7 @@ def test_parked_keys_are_listed_replayed_and_discarded(config, capsys):
     words = ["--sink", "cache", "--json", "--config", str(config)]
     codes = [run(["dead-letters", "list", *words])]
     listed = told(capsys)
-    with process.attending():
+    with process.processing_requests():
         codes.append(run(["dead-letters", "replay", "--key", "7", *words]))
         refused = told(capsys)
         sink.is_mended = True

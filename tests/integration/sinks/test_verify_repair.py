@@ -235,7 +235,7 @@ def test_keys_that_no_row_replaces_are_erased_and_read_again(rig, verify):
     if isinstance(rig.hand, WarehouseHand):
         planted.append(9)
         rig.hand.copy(9)
-    with rig.attending():
+    with rig.processing_requests():
         assert 2 == run(["verify", "it", "--erase", "--config", str(rig.config)])
         repaired = verify("--repair")
         erased = verify("--repair", "--erase")

@@ -19,6 +19,12 @@ for name, plant in POINTS.items():
     plant(Fault(1, is_late=False))
     print(name)
 """
+DRIVER_FAULTS = """
+from faults.driver_with_fault import POINTS, Fault
+for name, plant in POINTS.items():
+    plant(Fault("cache"))
+    print(name)
+"""
 DEFECTS = """
 from pathlib import Path
 from integration.relay_with_defect import DEFECTS
@@ -29,7 +35,11 @@ for name, plant in DEFECTS.items():
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("program", [FAULTS, DEFECTS], ids=["faults", "defects"])
+@pytest.mark.parametrize(
+    "program",
+    [FAULTS, DRIVER_FAULTS, DEFECTS],
+    ids=["relay faults", "driver faults", "defects"],
+)
 def test_every_planted_fault_finds_its_method(program: str):
     """All are planted into one process, each over those before."""
     ended = subprocess.run(

@@ -33,7 +33,7 @@ bootstrap_servers = "localhost:9092"
 [registry]
 url = "http://localhost:8080"
 """
-_BLOCK = re.compile(r"(?ms)^`([\w.]+)`(?:, go on)?\n\n```\w+\n(.*?)^```$")
+_BLOCK = re.compile(r"(?ms)^`([\w.]+)`(?:, continued)?\n\n```\w+\n(.*?)^```$")
 
 
 def written(folder: Path) -> Path:

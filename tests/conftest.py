@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -42,6 +43,9 @@ settings.register_profile(
     database=None,
     phases=(Phase.explicit, Phase.generate),
 )
+# A job in a shell's background ignores Ctrl-C, and so would all that its tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Engines that live for seconds: the second compiler would take more than it gives back.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")  # noqa: TID251 - a root
 _PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "dev")  # noqa: TID251 - a root

@@ -178,7 +178,7 @@ def check_result(result, orders, cache_differences):
     assert min(sink["compared"] for sink in result["sinks"]) >= orders
     assert result["restarts"] >= 3
     assert snapshot["rows"] + snapshot["dropped"] >= orders
-    assert snapshot["changed_meanwhile"] >= orders // 40
+    assert snapshot["changed_meanwhile"] >= orders // 80
     assert result["traffic"]["checkouts"] > 0
     assert result["traffic"]["dead_letters"] == 0
     assert result["peak_memory_bytes"] < 6 * GIB
@@ -195,7 +195,7 @@ def test_killed_parts_lose_nothing_and_an_altered_row_is_named(start):
     alter = f"{sys.executable} -c '{ALTER_ONE_ROW}'"
     # A load that two cores keep up with while three parts start again.
     demo = start(
-        *("--orders", "8000", "--rate", "20"),
+        *("--orders", "8000", "--rate", "20", "--duration", "15"),
         *("--before-verify", alter, "--keep"),
     )
     kill_parts(demo, 8_000)

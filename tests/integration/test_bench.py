@@ -59,31 +59,22 @@ def test_the_command_measures_verifies_and_cleans_up(tmp_path: Path):
     )
 
 
-def test_a_case_is_printed_when_it_ends(tmp_path: Path):
+def test_a_case_is_printed_when_it_ends_and_an_interrupt_leaves_nothing(tmp_path: Path):
     """
-    Its table is on the standard output while the next case is measured.
+    The first case's table is on the standard output while the next one is measured.
+
+    Ctrl-C then: 130, no process of the benchmark's, no file.
     """
     words = ("--rows", "2000", "--rounds", "1", "--case", "drain_100", *LONG)
     with towpath(tmp_path, *WORDS, *words) as process:
         first = process.stdout.readline() + process.stdout.readline()
         until_a_relay_runs(process, tmp_path)
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
-
-    assert (True, 130) == (b"drain_100" in first, process.returncode)
-
-
-def test_an_interrupt_leaves_nothing_behind(tmp_path: Path):
-    """
-    Ctrl-C while a relay runs: 130, no process of the benchmark's, no file.
-    """
-    with towpath(tmp_path, *WORDS, *LONG) as process:
-        until_a_relay_runs(process, tmp_path)
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
 
-    assert (130, True, [], []) == (
+    assert (True, 130, True, [], []) == (
+        b"drain_100" in first,
         process.returncode,
         len(family) >= 3,
         [one for one in family if one.is_running()],

@@ -51,7 +51,14 @@ def bench(folder: Path, *words: str, **env: str) -> tuple[int, bytes, bytes]:
         return process.returncode, output, errors
 
 
-@pytest.mark.parametrize(("load", "has_latency"), [("updates", True), ("quiet", False)])
+@pytest.mark.parametrize(
+    ("load", "has_latency"),
+    [
+        ("updates", True),
+        # The next test passes through the quiet one, too.
+        pytest.param("quiet", False, marks=pytest.mark.soak),
+    ],
+)
 def test_a_snapshot_is_measured_and_verified(tmp_path: Path, load, has_latency):
     """
     Every key, last value and update is in the topic; a rate and what it costs are told.

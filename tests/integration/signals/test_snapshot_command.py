@@ -181,5 +181,5 @@ def test_who_stops_watching_leaves_the_snapshot_running(rig):
     _, said = process.communicate(timeout=20)
     rig.wait_for_answer("s1")
 
-    assert 130 == process.returncode
+    assert 130 == process.returncode, said
     assert "snapshot s1 goes on: towpath snapshot show s1 --follow" in said

@@ -102,7 +102,8 @@ def test_modules_that_are_run_take_their_options(monkeypatch):
     found = []
     for module in (line.partition(":")[0] for line in lines):
         monkeypatch.setattr(sys, "argv", [module, "--help"])
-        monkeypatch.delitem(sys.modules, module, raising=False)
+        for name in (module, f"{module}.__main__"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), pytest.raises(SystemExit) as ended:
             runpy.run_module(module, run_name="__main__")

@@ -157,11 +157,11 @@ def test_an_unreadable_record_is_a_dead_letter(record: Record, reason: str):
     It has its reason, and its neighbours are read.
     """
     decoded = decode([record, row_change({"op": "d"})], ROUTES)
-    (poison,) = decoded.unreadable
+    (unreadable,) = decoded.unreadable
 
     assert (record.origin, True, [changed(None)]) == (
-        poison.origin,
-        reason in poison.reason,
+        unreadable.origin,
+        reason in unreadable.reason,
         decoded.changes,
     )
 
@@ -331,10 +331,10 @@ def test_an_unreadable_event_is_a_dead_letter(record: Record, reason: str):
     """
     An event without the fields that the log needs is refused.
     """
-    (poison,) = decode([record], ROUTES).poison
+    (unreadable,) = decode([record], ROUTES).unreadable
 
-    assert isinstance(poison, UnreadableRecord)
-    assert reason in poison.reason
+    assert isinstance(unreadable, UnreadableRecord)
+    assert reason in unreadable.reason
 
 
 AGGREGATES = Routes(

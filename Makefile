@@ -55,8 +55,9 @@ compose-demo: ## The demo in containers: images, all of compose.yaml, load, a ne
 compose-test: setup-dev ## Try images and compose.yaml on a Docker engine, kills included.
 	$(BIN)/pytest -m compose -p no:randomly -x -s --verbose tests/compose $(ARGS)
 
-docs: setup-dev ## Draw the pictures of docs/ from their sources.
+docs: setup-dev ## Draw the pictures of docs/, and list the log records.
 	@$(BIN)/python docs/pictures/draw.py
+	@$(BIN)/python docs/log_records.py
 
 lock: python ## Make the locks of the Python packages anew; ARGS=--upgrade for newer ones.
 	@$(PYTHON) requirements/lock.py $(ARGS)

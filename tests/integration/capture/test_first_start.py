@@ -305,7 +305,7 @@ def test_a_delay_is_told_and_can_be_ended(two_tables):
     two_tables.snapshot["delay_s"] = 60
     two_tables.prepare()
     two_tables.start()
-    told = two_tables.wait_for_log("first start delayed")
+    told = two_tables.wait_for_log("relay start delayed")
     code = two_tables.stop()
     slots = two_tables.one(
         "select count(*) from pg_replication_slots where slot_name = %s",

@@ -225,7 +225,7 @@ def check_emptied_cache(place, capsys):
     until(
         lambda: (
             incomplete.routes(place.state_folder, "plain")
-            or place.said("all rows asked for")
+            or place.said("refetch of a whole route requested")
         ),
         "the loss is noticed",
     )

@@ -42,7 +42,7 @@ class DeclaredSinks:
             self._names = _names(load(self._config, self._environ))
         except ConfigurationError as error:
             _LOG.warning(
-                "sinks unchanged: configuration cannot be read",
+                "configuration cannot be read: the sinks stay unchanged",
                 reason=str(error),
                 remedy=error.remedy,
             )

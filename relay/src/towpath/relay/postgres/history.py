@@ -221,7 +221,11 @@ class LineageResolver:
         }
         with translated_errors("requesting the snapshots that close the gap"):
             self._connection.execute(query("insert_snapshot_signal"), signal)
-        _LOG.warning("snapshots requested", signal=signal["id"], plan=list(gap.plan))
+        _LOG.warning(
+            "snapshot requested to close the gap",
+            signal=signal["id"],
+            plan=list(gap.plan),
+        )
         started = replace(lineage, gap=replace(gap, started=True))
         decision = replace(decision, lineages=(*decision.lineages[:-1], started))
         self._store.write(decision.lineages)

@@ -123,7 +123,7 @@ class InitialSnapshot:
         if step is StartAction.REQUEST:
             tables = backfill.request_first_snapshot(connection, self._settings, relay)
             _LOG.info(
-                "first snapshot requested beside an existing slot",
+                "snapshot of the first start requested beside an existing slot",
                 tables=list(tables),
             )
         elif known.has_run and mode is FirstStart.INITIAL_ONLY:
@@ -171,7 +171,7 @@ class InitialSnapshot:
         delay_s = self._options.delay_s
         if self._has_waited or not delay_s:
             return not self._is_stopping()
-        _LOG.info("first start delayed", delay_s=delay_s)
+        _LOG.info("relay start delayed", delay_s=delay_s)
         deadline = Deadline(self._clock, delay_s)
         while not deadline.passed():
             if self._is_stopping():
@@ -218,7 +218,7 @@ class InitialSnapshot:
         self._has_requested = True
 
     def _end(self, failures: tuple[str, ...]) -> None:
-        _LOG.info("first snapshot ended, relay stops")
+        _LOG.info("snapshot of the first start ended: the relay stops")
         self._failures = failures
         self._is_over = True
         self._wakeup.wake()

@@ -90,7 +90,7 @@ def _migrate(options: argparse.Namespace) -> None:
             clock.wait(min(Backoff().delay_s(attempt), deadline.remaining_s()))
             attempt += 1
         else:
-            log.info("tables are up to date")
+            log.info("service tables are up to date")
             return
 
 

@@ -221,7 +221,7 @@ class DeadLetterTopic:
             )
         for (reason, topic), origins in aside.items():
             _log.warning(
-                "records set aside",
+                "dead letters written",
                 reason=reason,
                 topic=topic,
                 count=len(origins),

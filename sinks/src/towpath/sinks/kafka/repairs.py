@@ -81,7 +81,7 @@ class KafkaRepairs:
         ]
         self._send(signals)
         count = sum(len(signal["data"]["keys"]) for signal in signals)
-        _log.info("rows asked for", sink=self._sink.name, route=route, keys=count)
+        _log.info("refetch requested", sink=self._sink.name, route=route, keys=count)
         return [str(signal["id"]) for signal in signals]
 
     def request_columns(
@@ -106,7 +106,9 @@ class KafkaRepairs:
         state_folder, sink = self._settings.state_folder, self._sink.name
         incomplete.note(state_folder, sink, route, snapshot_id)
         self._send([signal])
-        _log.warning("rows asked for", sink=sink, route=route, reason=why)
+        _log.warning(
+            "refetch of altered columns requested", sink=sink, route=route, reason=why
+        )
         return snapshot_id
 
     def request_all(self, route: str, why: str) -> bool:
@@ -128,7 +130,10 @@ class KafkaRepairs:
         )
         self._send([signal])
         _log.warning(
-            "all rows asked for", sink=self._sink.name, route=route, reason=why
+            "refetch of a whole route requested",
+            sink=self._sink.name,
+            route=route,
+            reason=why,
         )
         return True
 
@@ -155,7 +160,11 @@ class KafkaRepairs:
             # Read as a primary key, it would name other rows.
             reason = "relay.rows.key_columns gives its records a key of their own"
         if reason is not None:
-            _log.warning("rows cannot be asked for", route=route, reason=reason)
+            _log.warning(
+                "refetch not possible: fill the route with towpath sink refill",
+                route=route,
+                reason=reason,
+            )
         return reason is None
 
     def _has_key_columns(self, collection: str) -> bool:

@@ -38,11 +38,12 @@ class Kafka:
         self.records: list[Record] = []
         self.outgoing: list[Outgoing] = []
         self.asked: list[str] = []
+        self.refused = {REFUSED}
 
     def ensure(self, topic: str) -> TopicFacts:
         """Return a topic's facts."""
         self.asked.append(topic)
-        if topic == REFUSED:
+        if topic in self.refused:
             raise TopicRefusedError(topic)
         return TopicFacts(1000, 3, is_compacted=topic == COMPACTED)
 
@@ -185,6 +186,27 @@ def test_a_refused_topic_is_requested_once():
     kafka, _, _ = publish_twice(REFUSED)
 
     assert [REFUSED, "towpath.dead.relay"] == kafka.asked
+
+
+def test_a_topic_that_is_no_longer_refused_takes_events_once_it_is_known():
+    """
+    A snapshot's rows find the topic in order; later events go to it, too.
+    """
+    kafka, stats = Kafka(), Stats()
+    dead = DeadLetters("towpath", stats.count_dead_letter, ParkedAggregates(10))
+    ledger = DeliveryLedger(0)
+    publisher = make_publisher(kafka, ledger, dead, stats)
+    marks: list[Header] = [("aggregate_type", b"order")]
+    event = Record(REFUSED, b"1", b"v", marks, b"P", 9, 100)
+    publisher.publish_change(event, ledger.begin())
+    kafka.refused = set()
+    publisher.publish_reads([event], ledger.begin_chunk(1))
+    publisher.publish_change(event, ledger.begin())
+    publisher.flush()
+
+    assert ["towpath.dead.relay", REFUSED, REFUSED] == [
+        record.topic for record in kafka.records
+    ]
 
 
 def test_a_tables_topic_that_kafka_refuses_halts_the_relay():

@@ -259,6 +259,9 @@ class Publisher:
     def _with_facts(self, record: Record) -> tuple[Record, TopicFacts]:
         """Return a record with its topic's facts; a refused event is a dead letter."""
         topic = record.topic
+        known = self._sender.known_facts(topic)
+        if known is not None:
+            return record, known
         if topic not in self._refused:
             try:
                 return record, self._sender.facts(topic)

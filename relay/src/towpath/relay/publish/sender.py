@@ -76,6 +76,10 @@ class RecordSender:
             facts = self._facts[topic] = self._catalog.ensure(topic)
         return facts
 
+    def known_facts(self, topic: str) -> TopicFacts | None:
+        """Return a topic's facts if they are cached."""
+        return self._facts.get(topic)
+
     def end_offsets(self, topic: str) -> Mapping[int, int]:
         """Return the end offset of each partition."""
         return self._catalog.ends(topic, self.facts(topic).partition_count)

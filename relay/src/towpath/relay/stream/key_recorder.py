@@ -1,7 +1,7 @@
 """
 Records which keys a change touched. Hot path while a snapshot reads their table.
 
-A row change feed its row, an event its aggregate, also if the event is parked, is a
+A row change touches its row, an event its aggregate, also if the event is parked, is a
 dead letter or has no payload. A key needs no new read only after an event that reached
 its topic and carries the whole state.
 

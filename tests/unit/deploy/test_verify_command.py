@@ -3,8 +3,8 @@
 import pytest
 
 from towpath.deploy.cli import app
+from towpath.sinks.errors import SourceUnavailableError
 from towpath.sinks.verify import __main__ as judge
-from towpath.sinks.verify.errors import SourceUnavailableError
 
 BLOCK = """
 [[sink]]

@@ -5,13 +5,14 @@ import pytest
 
 from towpath.schemas.failure import UsageError
 from towpath.settings import Kafka, Registry, Route, Settings, Sink, SinkKind, Source
+from towpath.sinks.errors import SourceUnavailableError
 from towpath.sinks.verify.__main__ import (
     SinkVerifier,
     VerifyOptions,
     verify,
     verify_repeatedly,
 )
-from towpath.sinks.verify.errors import NotAtRestError, SourceUnavailableError
+from towpath.sinks.verify.errors import NotAtRestError
 from towpath.sinks.verify.report import Verdict, sample_size
 from towpath.sinks.verify.routes import chosen_routes
 

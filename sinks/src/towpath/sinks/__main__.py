@@ -72,7 +72,7 @@ def run(
     jars: Path | None = None,
 ) -> int:
     """
-    Run sinks in one driver until told to stop by SIGTERM or SIGINT.
+    Run sinks in one driver until SIGTERM or SIGINT.
 
     Args:
         config: The configuration file.

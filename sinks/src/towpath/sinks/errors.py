@@ -5,15 +5,16 @@ The sinks' branch of the failure tree.
 
     TowpathError
     ├── UnavailableError
-    │   ├── TopicRemadeError           a topic was deleted and made anew
+    │   ├── TopicRemadeError           a topic was deleted and created again
     │   ├── PartitionsAddedError       a topic has more partitions than it had
+    │   ├── SourceUnavailableError     the source's database does not answer
     │   ├── TargetUnavailableError     a sink's target does not answer
-    │   │   └── IndexGoneError         an index went away during a batch
+    │   │   └── IndexGoneError         an index was deleted during a batch
     │   ├── BrokerUnavailableError     Kafka does not answer
     │   ├── ExecutorsFailedError       executors could not write a batch
     │   ├── ShapeUnknownError          the relay has not announced a table yet
     │   ├── StateNotWrittenError       a file of the state folder cannot be written
-    │   └── SinkNotRunningError        a sink does not get as far as was waited for
+    │   └── SinkNotRunningError        a sink has not reached a state in time
     ├── BusyError
     │   └── TargetBusyError            a sink's target asks for a pause
     │       └── IndexBlockedError      an index takes no writes for now
@@ -22,26 +23,26 @@ The sinks' branch of the failure tree.
     ├── UsageError
     │   ├── NothingToRebuildError      a sink has no such index, or is no search index
     │   ├── UnknownSinkError           no sink of that name is declared
-    │   └── SinkExistsError            a sink of that name is there already
+    │   └── SinkExistsError            a sink of that name exists
     └── HaltError
         ├── EvictingCacheError         the cache may forget guards
         ├── CacheRefusedError          the cache answers a call with an error
-        ├── TooManyParkedError         more keys are parked than can be kept in mind
-        ├── EveryChangeRefusedError    a target refuses whatever it is given
+        ├── TooManyParkedError         more keys are parked than fit into memory
+        ├── EveryChangeRefusedError    a target refuses every change
         ├── StatementRefusedError      the engine refuses a statement
-        ├── RecordsGoneError           records went before the sink had read them
+        ├── RecordsGoneError           records were deleted before the sink read them
         ├── EngineDiedError            the engine's process ended by itself
-        ├── MetricsPortError           the metrics port cannot be listened on
-        ├── EngineMissingError         Java or the engine's connectors are not there
+        ├── MetricsPortError           the metrics port cannot be opened
+        ├── EngineMissingError         Java or the engine's connectors are missing
         ├── SearchRefusedError         the search index refuses a call
         ├── RouteMistakesError         routes do not fit their tables
         ├── SinkUnfitError             a block does not fit tables, target or engine
         ├── KeylessTableError          a route reads a table without a key
-        ├── ForeignIndexError          an index is there that no sink has made
+        ├── ForeignIndexError          an index exists that no sink created
         ├── DocumentFieldsError        an aggregate's events give no fields
-        ├── KindBrokenError            a package's kind of sink cannot be had
+        ├── KindBrokenError            a package's kind of sink cannot be loaded
         ├── WebhookRefusedError        a receiver wants no more webhooks
-        └── MalformedRelationError     the relations topic holds something else
+        └── MalformedRelationError     the relations topic has an unreadable record
 """
 
 from towpath.schemas.failure import (
@@ -51,6 +52,12 @@ from towpath.schemas.failure import (
     UnavailableError,
     UsageError,
 )
+
+
+class SourceUnavailableError(UnavailableError):
+    """The source's database does not answer, or cannot be read."""
+
+    remedy = "Start the database, or correct source.dsn in towpath.toml."
 
 
 class TargetUnavailableError(UnavailableError):
@@ -112,10 +119,10 @@ class StateNotWrittenError(UnavailableError):
 
 class BatchRefusedError(DataError):
     """
-    A target refuses a whole call, without saying which change it is that it refuses.
+    A target refuses a whole call without naming the change that it refuses.
 
-    Nothing of the call counts as written. Whoever gave the batch halves it until the
-    change is found; see ``jobs.batch``.
+    Nothing of the call counts as written. The batch is bisected until the change is
+    found; see ``apply.bisect``.
     """
 
     remedy = "Read the target's answer; the dead letters hold the change with it."

@@ -18,7 +18,7 @@ def connected(dsn: str, **settings: str) -> Connection:
 
     Args:
         dsn: Where to, in libpq's words.
-        settings: What differs from ``schemas.session``.
+        settings: The settings that differ from ``schemas.session``.
 
     Raises:
         psycopg.Error: The database cannot be reached.

@@ -14,11 +14,10 @@ from towpath.schemas.failure import TowpathError
 from towpath.schemas.table_name import TableName
 from towpath.settings import RouteKind, Settings, Sink
 from towpath.sinks.changes.relations import Column, RelationShape
-from towpath.sinks.errors import ShapeUnknownError
+from towpath.sinks.errors import ShapeUnknownError, SourceUnavailableError
 from towpath.sinks.kafka.client import KafkaRelations
 from towpath.sinks.kafka.repairs import table_behind
 from towpath.sinks.targets.checks import Finding
-from towpath.sinks.verify.errors import SourceUnavailableError
 from towpath.sinks.verify.source import Source
 
 

@@ -239,11 +239,11 @@ def _parked(parked: ParkedAggregates | None, first: int) -> dict[str, Any] | Non
 
 
 def _skips(skips: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    for key, told in sorted(skips.items()):
+    for key, skip in sorted(skips.items()):
         yield {
             "lsn": key.removeprefix(SKIP_KEY),
-            "asked_at": told.get("asked_at"),
-            "done": bool(told.get("done")),
+            "asked_at": skip.get("asked_at"),
+            "done": bool(skip.get("done")),
         }
 
 

@@ -81,12 +81,14 @@ def write_process_state(
         now: The time.
         why: ``reason`` and ``remedy`` of a halt.
     """
-    told = ProcessState(state, now.isoformat(timespec="seconds"), os.getpid(), **why)
+    document = ProcessState(
+        state, now.isoformat(timespec="seconds"), os.getpid(), **why
+    )
     path = _path(folder, slot)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(asdict(told)), encoding="utf-8")
+        temporary.write_text(json.dumps(asdict(document)), encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
         _LOG.warning("relay state file not written", path=str(path), reason=str(error))
@@ -95,8 +97,8 @@ def write_process_state(
 def read_process_state(folder: Path, slot: str) -> ProcessState | None:
     """Read what the relay of a slot last wrote here; None if there is nothing."""
     try:
-        told = json.loads(_path(folder, slot).read_bytes())
-        return ProcessState(**told | {"state": RunState(told["state"])})
+        document = json.loads(_path(folder, slot).read_bytes())
+        return ProcessState(**document | {"state": RunState(document["state"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -119,18 +121,18 @@ def relay_status(settings: Settings, clock: Clock | None = None) -> dict[str, An
             row = connection.execute(query("read_log_end")).fetchone()
         tables = report_tables(connection, settings)
         problems = source_problems(connection, settings)
-    told: dict[str, Any] = {"slot": source.slot, "exists": facts is not None}
+    document: dict[str, Any] = {"slot": source.slot, "exists": facts is not None}
     if facts is not None:
-        told |= slot_document(facts) or {}
-        told["lag_bytes"] = max(0, int(row[0] if row else 0) - facts.confirmed_lsn)
-    told["source_problems"] = [str(each) for each in problems]
-    told["dropped_tables"] = list(tables.dropped)
-    told["changed_keys"] = dict(tables.changed_keys)
-    told["tables_without_snapshot"] = dict(tables.unreadable)
+        document |= slot_document(facts) or {}
+        document["lag_bytes"] = max(0, int(row[0] if row else 0) - facts.confirmed_lsn)
+    document["source_problems"] = [str(each) for each in problems]
+    document["dropped_tables"] = list(tables.dropped)
+    document["changed_keys"] = dict(tables.changed_keys)
+    document["tables_without_snapshot"] = dict(tables.unreadable)
     process = read_process_state(settings.state_folder, source.slot)
-    if process is not None and not told.get("active"):
-        told["relay"] = process.sentence or process.state.value
-    return told | _state_status(settings, clock or SystemClock())
+    if process is not None and not document.get("active"):
+        document["relay"] = process.sentence or process.state.value
+    return document | _state_status(settings, clock or SystemClock())
 
 
 def _state_status(settings: Settings, clock: Clock) -> dict[str, Any]:
@@ -139,17 +141,17 @@ def _state_status(settings: Settings, clock: Clock) -> dict[str, Any]:
         lineages = parse_lineages(state.lineage)
     except TowpathError as error:
         return {"state": f"unknown: {error}"}
-    told: dict[str, Any] = {"state": "known" if lineages else "empty"}
+    document: dict[str, Any] = {"state": "known" if lineages else "empty"}
     if lineages:
         gap = lineages[-1].gap
-        told["lineage"] = lineages[-1].number
-        told["gap"] = None if gap is None else gap.reason
+        document["lineage"] = lineages[-1].number
+        document["gap"] = None if gap is None else gap.reason
     stored = confirmed_document(state)
     if state.confirmed is not None and stored is not None:
         age = clock.now() - datetime.fromisoformat(state.confirmed.at)
-        told["stored_lsn"] = stored["lsn"]
-        told["published_log_lsn"] = stored["published_log_lsn"]
-        told["stopped_cleanly"] = state.confirmed.is_clean
-        told["marks_age_s"] = round(max(0.0, age.total_seconds()), 1)
-    told["pending_skips"] = len(state.skips)
-    return told
+        document["stored_lsn"] = stored["lsn"]
+        document["published_log_lsn"] = stored["published_log_lsn"]
+        document["stopped_cleanly"] = state.confirmed.is_clean
+        document["marks_age_s"] = round(max(0.0, age.total_seconds()), 1)
+    document["pending_skips"] = len(state.skips)
+    return document

@@ -35,7 +35,7 @@ class TopicSettings(NamedTuple):
     settings: Mapping[str, str] = _NOTHING
 
     def number(self, name: str) -> int | None:
-        """Return a setting as a number; None if it is not told."""
+        """Return a setting as a number; None if the broker does not report it."""
         text = self.settings.get(name)
         return None if text is None else int(text)
 
@@ -110,7 +110,7 @@ def _read(settings: Settings) -> ClusterFacts:
     broker_id = str(min(cluster.brokers))
     resources = [ConfigResource(ResourceType.BROKER, broker_id)]
     resources += [ConfigResource(ResourceType.TOPIC, name) for name in known]
-    told = {
+    described = {
         (resource.restype, resource.name): {
             name: entry.value
             for name, entry in future.result().items()
@@ -122,12 +122,12 @@ def _read(settings: Settings) -> ClusterFacts:
     }
     return ClusterFacts(
         broker_count=len(cluster.brokers),
-        broker=told[ResourceType.BROKER, broker_id],
+        broker=described[ResourceType.BROKER, broker_id],
         topics={
             name: TopicSettings(
                 len(each.partitions),
                 min((len(p.replicas) for p in each.partitions.values()), default=0),
-                told[ResourceType.TOPIC, name],
+                described[ResourceType.TOPIC, name],
             )
             for name, each in known.items()
         },

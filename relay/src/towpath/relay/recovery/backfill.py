@@ -60,13 +60,13 @@ def signal_data(gap: Gap, relay: Registration) -> str:
 
 def sweep_data(collections: Sequence[str], relay: Registration) -> str:
     """Return the data of a signal that reads tables with a sweep."""
-    wishes = {
+    document = {
         "data-collections": list(collections),
         "type": "incremental",
         "sweep": True,
         "relay": relay.name,
     }
-    return orjson.dumps(wishes).decode()
+    return orjson.dumps(document).decode()
 
 
 def fill_statement(lineage: Lineage, gap: Gap, relay: Registration) -> str:

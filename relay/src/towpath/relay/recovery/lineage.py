@@ -215,7 +215,7 @@ class _KnownHistory(NamedTuple):
     """The stored facts of the newest lineage, in its own LSNs."""
 
     lineage: Lineage
-    told_lsn: int | None
+    confirmed_lsn: int | None
     published_lsn: int | None
     heartbeat: int
 
@@ -286,18 +286,18 @@ def _known_history(remembered: StoredHistory) -> _KnownHistory:
     """Take for the newest lineage's what was confirmed and published in it."""
     lineage = remembered.lineages[-1]
     published_lsn = remembered.published_log_lsn - lineage.offset
-    told_log_lsn = remembered.confirmed_log_lsn
-    if told_log_lsn is None or told_log_lsn < lineage.offset:
+    confirmed_log_lsn = remembered.confirmed_log_lsn
+    if confirmed_log_lsn is None or confirmed_log_lsn < lineage.offset:
         return _KnownHistory(
             lineage,
             lineage.start_lsn,
             published_lsn if published_lsn > 0 else None,
             heartbeat=0,
         )
-    told_lsn = max(remembered.confirmed_lsn or 0, lineage.start_lsn or 0)
+    confirmed_lsn = max(remembered.confirmed_lsn or 0, lineage.start_lsn or 0)
     return _KnownHistory(
         lineage,
-        told_lsn,
+        confirmed_lsn,
         published_lsn if published_lsn > 0 else None,
         remembered.heartbeat,
     )
@@ -339,8 +339,10 @@ def _regress_reasons(known: _KnownHistory, found: SourceHistory) -> Iterator[str
             f"the database went back in time: its heartbeat is {found.heartbeat}, "
             f"streamed was {known.heartbeat}"
         )
-    told_lsn = known.told_lsn if found.timeline == known.lineage.timeline else None
-    highest_lsn = max(told_lsn or 0, known.published_lsn or 0)
+    confirmed_lsn = (
+        known.confirmed_lsn if found.timeline == known.lineage.timeline else None
+    )
+    highest_lsn = max(confirmed_lsn or 0, known.published_lsn or 0)
     if found.current_lsn < highest_lsn:
         yield (
             "the database went back in time: its log ends at "
@@ -349,15 +351,15 @@ def _regress_reasons(known: _KnownHistory, found: SourceHistory) -> Iterator[str
 
 
 def _slot_reasons(known: _KnownHistory, found: SourceHistory) -> Iterator[str]:
-    slot, told_lsn = found.slot, _shared_confirmed_lsn(known, found)
+    slot, confirmed_lsn = found.slot, _shared_confirmed_lsn(known, found)
     if slot is None:
         yield f"slot {found.slot_name} is gone"
     elif slot.is_lost:
         yield _lost(found, slot)
-    elif told_lsn is not None and slot.confirmed_lsn > told_lsn:
+    elif confirmed_lsn is not None and slot.confirmed_lsn > confirmed_lsn:
         yield (
             f"slot {found.slot_name} stands at {format_lsn(slot.confirmed_lsn)}, "
-            f"confirmed was {format_lsn(told_lsn)}: "
+            f"confirmed was {format_lsn(confirmed_lsn)}: "
             "it was moved or made anew by somebody else"
         )
 
@@ -365,9 +367,9 @@ def _slot_reasons(known: _KnownHistory, found: SourceHistory) -> Iterator[str]:
 def _shared_confirmed_lsn(known: _KnownHistory, found: SourceHistory) -> int | None:
     """Return what we confirmed of the log that the server still shares with us."""
     fork_lsn = _fork_lsn(known, found)
-    if fork_lsn is None or known.told_lsn is None:
-        return known.told_lsn
-    return min(known.told_lsn, fork_lsn)
+    if fork_lsn is None or known.confirmed_lsn is None:
+        return known.confirmed_lsn
+    return min(known.confirmed_lsn, fork_lsn)
 
 
 def _fork_lsn(known: _KnownHistory, found: SourceHistory) -> int | None:
@@ -391,14 +393,14 @@ def _new_lineage(
 ) -> LineageDecision:
     """Begin a lineage above everything; its slot is settled later."""
     highest = max(remembered.published_log_lsn, remembered.confirmed_log_lsn or 0)
-    highest = max(highest, known.lineage.offset + (known.told_lsn or 0))
+    highest = max(highest, known.lineage.offset + (known.confirmed_lsn or 0))
     lineage = Lineage(
         number=known.lineage.number + 1,
         system_identifier=found.system_identifier,
         timeline=found.timeline,
         offset=-(-(highest + _ALIGNMENT) // _ALIGNMENT) * _ALIGNMENT,
         slot=found.slot_name,
-        gap=replace(gap, since_lsn=known.told_lsn or 0),
+        gap=replace(gap, since_lsn=known.confirmed_lsn or 0),
     )
     return LineageDecision(
         lineages=(*remembered.lineages, lineage),

@@ -162,7 +162,7 @@ def plan_repair(evidence: Evidence) -> RepairPlan:
         StateRefusedError: There is no slot, or it is in use.
     """
     slot = _usable_slot(evidence.found)
-    offset, told = _offset(evidence)
+    offset, offset_notes = _offset(evidence)
     lineage = _lineage(evidence, slot, offset)
     documents: dict[str, Mapping[str, Any] | None] = {
         f"{MARKS_KEY}{topic}": marks_document(marks)
@@ -179,7 +179,7 @@ def plan_repair(evidence: Evidence) -> RepairPlan:
             at=evidence.at,
         )._asdict()
     documents[LINEAGE_KEY] = lineages_document([lineage])
-    notes = (told, *_notes(slot, is_exact=offset is not None))
+    notes = (offset_notes, *_notes(slot, is_exact=offset is not None))
     return RepairPlan(documents, notes, is_whole=True)
 
 

@@ -148,8 +148,8 @@ class StateRecords:
 
     def skipped(self, lsn_text: str, log_lsn: int, now_ms: int) -> Record:
         """Return the record that says that a transaction was set aside."""
-        told = {"done": True, "log_lsn": log_lsn}
-        return self._record(f"{SKIP_KEY}{lsn_text}", told, now_ms)
+        document = {"done": True, "log_lsn": log_lsn}
+        return self._record(f"{SKIP_KEY}{lsn_text}", document, now_ms)
 
     def _record(self, key: str, document: StateDocument, now_ms: int) -> Record:
         name, value = key.encode(), orjson.dumps(document)

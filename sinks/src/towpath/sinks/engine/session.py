@@ -173,7 +173,7 @@ def is_alive(session: SparkSession) -> bool:
 
 
 def _submitted() -> dict[str, str]:
-    """Return what ``spark-submit`` was told, by its arguments and its files."""
+    """Return the arguments of ``spark-submit`` and those of its files."""
     SparkContext._ensure_initialized()  # noqa: SLF001 - connects to the process there is
     return dict(SparkConf().getAll())
 

@@ -1,9 +1,9 @@
 """
-The one place of the sinks that speaks to Kafka beside Spark.
+The Kafka client of the sinks.
 
-Reads the compacted relations topic; lists, makes and deletes topics; tells their first
-and end offsets. librdkafka's errors become ours here. What topics begin with is in
-``heads``, the dead letters are in ``dead_letter_topic``.
+It reads the compacted relations topic; lists, creates and deletes topics; and returns
+their first and end offsets. It translates librdkafka's errors. Dead letters are written
+by ``dead_letter_topic``.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,7 +35,7 @@ from towpath.sinks.changes.relations import RelationShape, parse_relation
 from towpath.sinks.errors import BrokerUnavailableError, ShapeUnknownError
 
 # Long enough for a broker that just elected a leader, short enough that a driver which
-# is told to stop does stop while the broker is gone.
+# is asked to stop does stop while the broker is gone.
 REQUEST_TIMEOUT_S: Final = 10.0
 
 _MS_PER_HOUR: Final = 3_600_000
@@ -116,7 +116,7 @@ def _made(
 
 
 class Topics:
-    """What the cluster holds: topics, partitions, end offsets."""
+    """The topics of the cluster, with their partitions and end offsets."""
 
     def __init__(self, kafka: Kafka, clock: Clock | None = None) -> None:
         self._admin = admin(kafka)

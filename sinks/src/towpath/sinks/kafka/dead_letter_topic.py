@@ -79,7 +79,7 @@ class DeadLetterTopic:
             )
             for dead_letter in given
         )
-        self._tell(given)
+        self._log_written(given)
         return len(given)
 
     def resolve(self, resolutions: Iterable[Resolution]) -> None:
@@ -212,8 +212,8 @@ class DeadLetterTopic:
         if error is not None:
             self._failures.append(error)
 
-    def _tell(self, dead_letters: Iterable[DeadLetter]) -> None:
-        """Log what was set aside, once per reason and topic."""
+    def _log_written(self, dead_letters: Iterable[DeadLetter]) -> None:
+        """Log the dead letters, once per reason and topic."""
         aside: dict[tuple[str, str], list[Origin]] = defaultdict(list)
         for dead_letter in dead_letters:
             aside[dead_letter.reason, dead_letter.record.origin.topic].append(

@@ -1,19 +1,16 @@
 """
 The records of a batch, read by the driver itself.
 
-The engine says which records a batch has, by their offsets, and keeps count of them.
-Handing them over is what costs it most: through a job of its own, a record takes ten
-times the processor's time that the client takes which reads it here, straight into
-Arrow's columns; and each batch waits for that job. Executors have no driver to ask, and
-read what the engine gives them.
+The engine plans the offsets of a batch and keeps its checkpoint. The driver reads the
+records with Kafka's client, straight into Arrow columns: a job of the engine would take
+ten times the processor time per record, and each batch would wait for that job.
+Executors read the records that the engine gives them.
 
-Reading goes on behind the end of a batch, while it is written: what came too early is
-kept for the next one. Only a batch that begins elsewhere, as the first one does and one
-that is delivered again, has the broker asked anew.
+The client reads ahead while a batch is written, and keeps the records for the next one.
+It seeks only for a batch that does not continue the last one: the first batch, and one
+that is delivered again.
 
-Hot path, once per record: no value is looked into.
-
-What a batch's records are, for who reads them and for who takes them apart.
+Hot path, once per record: no value is decoded here.
 """
 
 import threading
@@ -74,14 +71,14 @@ class Batches(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of connections; whoever still reads is told so by an error."""
+        """Close the connections; a reader that still waits gets an error."""
 
 
 # Some 30 ms of work for whoever writes them; more has the target wait for the first.
 FETCH_SLICE_RECORDS: Final = 5_000
 
 # What partitions that have come to their batch's end may give beside, all together,
-# before they are told to wait for the others.
+# before they wait for the others.
 _AHEAD_BYTES: Final = 64 * 1024 * 1024
 
 # How far the offsets of an array of bytes reach.
@@ -150,7 +147,7 @@ class KafkaBatches:
         self._reached: dict[Place, int] = {}
         self._ahead: dict[Place, list[Message]] = {}
         self._ahead_bytes = 0
-        # Where a partition ended when its end was met; it is told once only.
+        # The end of a partition when it was reached; the client reports it once only.
         self._met: dict[Place, int] = {}
         self._paused: set[Place] = set()
 
@@ -290,7 +287,7 @@ class _FetchPatience:
             self._look(place, end)
 
     def _look(self, place: Place, end: int) -> None:
-        """Find out why a partition gives nothing: the client is not told of all."""
+        """Find out why a partition gives nothing; the client does not report it."""
         topic, partition = place
         message = f"Kafka: {topic} gives no record of partition {partition}"
         at = TopicPartition(topic, partition)
@@ -359,10 +356,10 @@ def _headers_of(messages: Sequence[Message]) -> pa.ListArray:
 
 def _arrived(consumer: Consumer, most: int) -> list[Message]:
     """
-    Return so many messages, or what there is after a moment.
+    Return up to ``most`` messages, or those that arrive within a moment.
 
-    Whoever asks for more than there will be waits for that moment; who asks for what
-    is there at once is given it in crumbs, each at the price of a call.
+    A call for more messages than will come waits for that moment; calls for the ones
+    that are there would return few at a time, each at the price of a call.
     """
     try:
         return consumer.consume(most, _POLL_S)

@@ -53,8 +53,8 @@ class KafkaEarliestPositions:
             if offset < ends.get(topic, {}).get(partition, 0)
         ]
         positions = [position_of_headers(r) for r in self._firsts(heads)]
-        told = [position for position in positions if position is not None]
-        return min(told) if told and len(told) == len(positions) else None
+        known = [position for position in positions if position is not None]
+        return min(known) if known and len(known) == len(positions) else None
 
     def _firsts(self, heads: list[TopicPartition]) -> list[list[tuple[str, bytes]]]:
         """Return the headers of the first records."""

@@ -50,7 +50,7 @@ class KafkaRepairs:
 
     def request_keys(self, route: str, keys: Iterable[Key]) -> bool:
         """
-        Have the rows of these keys read, and deletes told for those that are gone.
+        Request the rows of these keys, and deletes for the absent ones.
 
         Returns:
             Whether they can be asked for; not so of an event log.

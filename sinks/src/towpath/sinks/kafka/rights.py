@@ -49,7 +49,7 @@ _NO_REFUSAL: Final = frozenset(
 
 class Rights(NamedTuple):
     """
-    What a user must be allowed.
+    A right that a user needs.
 
     Attributes:
         operations: By topic, what is done with it.

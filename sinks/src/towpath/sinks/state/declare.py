@@ -1,11 +1,11 @@
 """
 Declare a new sink to a running system, so that it misses nothing and repeats little.
 
-Order is what makes it right: the end offsets of the sink's topics are listed and stored
-first; then the sink's block is added to the configuration, whereupon its driver starts
-the query at exactly these offsets; only then a snapshot is asked for, whose rows stand
-above everything committed before. What happens between the listing and the snapshot is
-read twice at most, and never not at all.
+The order of the steps matters. The end offsets of the sink's topics are listed and
+stored first. Then the sink's block is added to the configuration, and its driver starts
+the query at exactly these offsets. The snapshot is requested last: its rows have
+positions above everything committed before. A change between the listing and the
+snapshot is read once or twice.
 """
 
 import tomllib
@@ -62,7 +62,7 @@ def store_starting_offsets(
     """
     List the end offsets of a new sink's topics and store them for its first start.
 
-    What lies below them counts as applied from now on. The topics that its snapshots
+    Records below them count as applied from now on. The topics that its snapshots
     come on are made, so that none appears while the query starts.
 
     Raises:
@@ -112,7 +112,7 @@ def declare_sink(
     Args:
         config: The configuration file.
         block: The block with its routes, as TOML.
-        environ: What overrides the file.
+        environ: The variables that override the file.
         broker: The broker.
         clock: The time.
         check: Holds the sink against its tables and its target; left out, that is
@@ -189,7 +189,7 @@ def wait_running(settings: Settings, name: str, clock: Clock, timeout_s: float) 
     Wait until a sink's query runs, that is, until a snapshot may be asked for.
 
     Raises:
-        SinkNotRunningError: It does not run in time; its own error is told.
+        SinkNotRunningError: It does not run in time; the message has its own error.
     """
     path = progress_path(settings.state_folder, name)
     deadline = Deadline(clock, timeout_s)
@@ -222,7 +222,7 @@ def wait_applied(
     batch that is being written is waited for.
 
     Raises:
-        SinkNotRunningError: It stands still; its own error is told.
+        SinkNotRunningError: It makes no progress; the message has its own error.
     """
     path = progress_path(settings.state_folder, name)
     stall = StallTimeout(clock, stuck_after_s)

@@ -5,7 +5,6 @@ Errors of verifying a sink.
 
     TowpathError
     ├── UnavailableError
-    │   ├── SourceUnavailableError   the database cannot be read
     │   ├── IncomparableError        the rows of a table cannot be distinguished
     │   ├── NoOutboxError            no outbox exists to compare an event log with
     │   ├── UnfitViewError           a view lacks the contents of documents
@@ -15,12 +14,6 @@ Errors of verifying a sink.
 """
 
 from towpath.schemas.failure import UnavailableError, UsageError
-
-
-class SourceUnavailableError(UnavailableError):
-    """The source's database cannot be read."""
-
-    remedy = "Start the database, or correct source.dsn in towpath.toml."
 
 
 class IncomparableError(UnavailableError):

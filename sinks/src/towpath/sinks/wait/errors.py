@@ -5,7 +5,6 @@ Errors of waiting for a sink to apply a commit.
 
     TowpathError
     ├── UnavailableError
-    │   ├── SourceUnavailableError   the database does not answer
     │   └── NotAppliedError          the sink has not applied it in time
     └── UsageError
         └── UnknownLsnError          the LSN is outside of the followed history
@@ -14,12 +13,6 @@ Errors of waiting for a sink to apply a commit.
 from typing import ClassVar
 
 from towpath.schemas.failure import UnavailableError, UsageError
-
-
-class SourceUnavailableError(UnavailableError):
-    """The source's database does not answer."""
-
-    remedy = "Start the database, or correct source.dsn in towpath.toml."
 
 
 class NotAppliedError(UnavailableError):

@@ -111,8 +111,8 @@ def writer(schema: Schema) -> Write:
     if schema.default is not None:
         null, value = value, null
 
-    def write(told: object) -> bytes:
-        return null if told is None else value + plain(told)
+    def write(item: object) -> bytes:
+        return null if item is None else value + plain(item)
 
     return write
 

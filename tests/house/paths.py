@@ -15,7 +15,7 @@ from support.relay_bench import START, Bench, Column, inserted, relation, transa
 
 # The row's own path in a turn begins here; what is around it is the loop's.
 CONSUMER: Final = "relay/stream/consumer.py"
-# Who is asked whether a snapshot is active; visibility is the stream's own business.
+# Modules that an idle turn asks for an active snapshot; visibility serves the stream.
 _SNAPSHOT: Final = ("relay/snapshot/", "relay/stream/snapshot_runner.py")
 _VISIBILITY: Final = "relay/snapshot/visibility.py"
 _TURN: Final = "turn"

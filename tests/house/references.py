@@ -1,5 +1,5 @@
 """
-Who holds whom among living objects of the source, and where holding goes in a circle.
+The references among living objects of the source, and the circles that they form.
 
 References are followed through attributes, slots, containers, partial functions, bound
 methods and closures. Classes, modules and objects of other code end a walk.

@@ -1,10 +1,12 @@
 """The project's pages as data: blocks of commands, code spans, links, anchors."""
 
+import importlib.util
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
@@ -31,6 +33,16 @@ class Block:
     def language(self) -> str:
         """The first word of the fence."""
         return self.info[0] if self.info else ""
+
+
+def imported_program(path: Path) -> ModuleType:
+    """Import a program that makes a part of the documentation."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def pages() -> list[Path]:

@@ -45,7 +45,7 @@ def test_hops_count_modules_calls_and_switches():
 
 def test_hops_within_a_module_are_its_calls_and_what_they_call():
     """
-    What its callers call before and after is not among them.
+    Other calls of its callers, before and after, do not count.
     """
     calls = [
         Call(0, "loop", "turn"),
@@ -150,7 +150,7 @@ def test_a_planted_circle_of_objects_is_found():
 
 def test_components_of_a_graph_are_strongly_connected():
     """
-    What a circle leads to, and what leads to it, is not part of it.
+    Nodes before and behind a circle are not part of it.
     """
     graph = {0: [1], 1: [2], 2: [1, 3], 3: []}
 

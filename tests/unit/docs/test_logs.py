@@ -1,12 +1,11 @@
 """The list of log records, held against the source, and the rule for their texts."""
 
-import importlib.util
 import re
 
 import pytest
 
 from support.glossary import banned
-from support.pages import DOCS, ROOT, name_of, pages
+from support.pages import DOCS, ROOT, imported_program, name_of, pages
 
 _QUOTED = re.compile(r"log says ((?:`[^`]+`(?:,| or| and)? ?)+)")
 
@@ -14,12 +13,7 @@ _QUOTED = re.compile(r"log says ((?:`[^`]+`(?:,| or| and)? ?)+)")
 @pytest.fixture(scope="module")
 def logs():
     """Import the program that writes the page."""
-    spec = importlib.util.spec_from_file_location("logs", DOCS / "log_records.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return imported_program(DOCS / "log_records.py")
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,10 @@
 """The pictures of the documentation, held against the text that they are drawn from."""
 
-import importlib.util
 import xml.etree.ElementTree as ET
 
 import pytest
 
-from support.pages import DOCS, ROOT, pages
+from support.pages import DOCS, ROOT, imported_program, pages
 
 FOLDER = DOCS / "pictures"
 SOURCES = sorted(FOLDER.glob("*.toml"))
@@ -14,12 +13,7 @@ SOURCES = sorted(FOLDER.glob("*.toml"))
 @pytest.fixture(scope="module")
 def draw():
     """Import the program that draws them."""
-    spec = importlib.util.spec_from_file_location("draw", FOLDER / "draw.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return imported_program(FOLDER / "draw.py")
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)

@@ -252,12 +252,12 @@ def test_a_posted_signal_is_stored():
     """
     The answer is 202 and the id, which is generated if missing.
     """
-    desk = SourceWithSnapshot()
-    status, told = request(SignalPages(desk), "POST", "/signals", LOG, **AS_JSON)
+    source = SourceWithSnapshot()
+    status, told = request(SignalPages(source), "POST", "/signals", LOG, **AS_JSON)
 
     assert (HTTPStatus.ACCEPTED, [told["id"]]) == (
         status,
-        [signal.signal_id for signal in desk.left],
+        [signal.signal_id for signal in source.left],
     )
 
 
@@ -285,13 +285,13 @@ def test_an_invalid_post_is_refused_with_its_reason(path, body, headers, status)
     """
     Web form bodies, bodies without a bound and invalid signals store nothing.
     """
-    desk = SourceWithSnapshot()
-    pages = SignalPages(desk)
+    source = SourceWithSnapshot()
+    pages = SignalPages(source)
     fields = {"content-length": str(len(body))}
     fields |= {name.replace("_", "-"): text for name, text in headers.items()}
     answer = pages.refuse(path, fields) or pages.post(body)
 
-    assert (status, []) == (answer.status, desk.left)
+    assert (status, []) == (answer.status, source.left)
     assert json.loads(answer.body)["reason"]
 
 
@@ -306,9 +306,9 @@ def test_a_used_id_and_an_unavailable_source_are_errors(failure, status):
     """
     409: choose another id; 503: nothing was stored, try again.
     """
-    desk = SourceWithSnapshot()
-    desk.failure = failure
-    told = SignalPages(desk).post(b'{"id": "s1", "type": "log"}')
+    source = SourceWithSnapshot()
+    source.failure = failure
+    told = SignalPages(source).post(b'{"id": "s1", "type": "log"}')
 
     assert status == told.status
 
@@ -338,21 +338,21 @@ def test_the_admin_port_follows_its_documented_statuses():
     """
     A web form gets 415, and a snapshot's page lists its tables.
     """
-    desk = SourceWithSnapshot()
-    pages = SignalPages(desk)
+    source = SourceWithSnapshot()
+    pages = SignalPages(source)
     form, _ = request(pages, "POST", "/signals", LOG, content_type="text/plain")
     shown = request(pages, "GET", "/snapshots/s1")
 
-    assert (415, [], (200, [{"snapshot_id": "s1"}])) == (form, desk.left, shown)
+    assert (415, [], (200, [{"snapshot_id": "s1"}])) == (form, source.left, shown)
 
 
 def test_pages_are_503_while_the_source_is_away():
     """
     The page has the reason and its remedy; the port keeps serving.
     """
-    desk = SourceWithSnapshot()
-    desk.failure = SourceUnavailableError("no answer")
-    answer = SignalPages(desk).get("/snapshots")
+    source = SourceWithSnapshot()
+    source.failure = SourceUnavailableError("no answer")
+    answer = SignalPages(source).get("/snapshots")
 
     assert answer is not None
     assert (503, "no answer") == (answer.status, json.loads(answer.body)["reason"])

@@ -6,8 +6,8 @@ The loop: one thread between the stream and Kafka.
     read frames -> consume -> acknowledgements -> snapshots -> checkpoint -> feedback
 
 Every wait of the loop is bounded by a constant of this module. At the limit of bytes in
-flight it stops reading the socket, so that back-pressure reaches the server, and runs
-its duties on: feedback above all, which has its own timer.
+flight it stops reading the socket, so that back-pressure reaches the server, and keeps
+running its duties: feedback above all, which has its own timer.
 """
 
 from collections.abc import Callable, Sequence, Sized

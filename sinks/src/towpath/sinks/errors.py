@@ -135,7 +135,7 @@ class ShapeUnknownError(UnavailableError):
 
 
 class SinkNotRunningError(UnavailableError):
-    """A sink does not run, or not quickly enough for whoever waits."""
+    """A sink does not run, or has not reached a state in time."""
 
     remedy = "Look at the sink's error: towpath sink list; and at its driver's log."
 

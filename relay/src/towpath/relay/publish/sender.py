@@ -50,7 +50,7 @@ class RecordSender:
         Raises:
             UnavailableError: The topic is new and Kafka cannot be reached.
         """
-        facts = self._facts.get(record.topic) or self.facts(record.topic)
+        facts = self.facts(record.topic)
         if record.size > facts.limit_bytes:
             record, facts = self.large_dead_letter(record, facts)
         record = place_keyless(record, facts.partition_count)

@@ -216,10 +216,10 @@ class SinkVerifier:
         if self._options.erases:
             eraser = OrderedEraser(self._settings, self._sink, self._clock)
 
-        def tell(what: str, rows: int, estimate: int) -> None:
+        def show_progress(what: str, rows: int, estimate: int) -> None:
             bars.advance(f"{comparison.route}: {what}", rows, estimate)
 
-        return verify_route(comparison, self._sample, repairs, tell, eraser)
+        return verify_route(comparison, self._sample, repairs, show_progress, eraser)
 
     @contextmanager
     def _tables(self) -> Iterator[Tables]:

@@ -2,7 +2,7 @@
 
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -12,7 +12,15 @@ from towpath.relay.encode.captured_tables import CapturedTables
 from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.encode.record import Record
 from towpath.relay.encode.relations import CatalogFacts
-from towpath.relay.ports import OnDelivery, Outgoing, TopicFacts
+from towpath.relay.loop import Pipeline
+from towpath.relay.ports import (
+    OnDelivery,
+    Outgoing,
+    RecordProducer,
+    ReplicationStream,
+    TopicCatalog,
+    TopicFacts,
+)
 from towpath.relay.recover import RecoveredState
 from towpath.relay.recovery.lineage import Lineage, LineageDecision
 from towpath.relay.recovery.marks import Marks, Published
@@ -39,7 +47,7 @@ STATE = topics.state_topic("towpath")
 EVERYTHING_VISIBLE = XidSnapshot(10**9, 10**9, frozenset())
 _RELAY: Final = Registration("towpath", 1)
 _LINEAGE: Final = Lineage(1, "1", 1, 0, "towpath", start_lsn=START)
-_DECISION: Final = LineageDecision(
+DECISION: Final = LineageDecision(
     lineages=(_LINEAGE,),
     gap=None,
     is_new=False,
@@ -261,6 +269,50 @@ class NoSignals:
         return ()
 
 
+def bench_settings(max_in_flight_bytes: int, **relay: object) -> Settings:
+    """Return settings with sections of ``[relay]`` and a short stop."""
+    section = Relay.model_validate(relay)
+    # Below the least that a file may have.
+    bounds = {"max_in_flight_bytes": max_in_flight_bytes, "stop_timeout_s": 5.0}
+    return Settings(
+        version=1,
+        source=(Source(dsn="postgresql://unused"),),
+        kafka=Kafka(bootstrap_servers="unused"),
+        relay=section.model_copy(update=bounds),
+    )
+
+
+def build_pipeline(  # noqa: PLR0913 - the ports
+    settings: Settings,
+    recovered: RecoveredState,
+    decision: LineageDecision,
+    *,
+    clock: Clock,
+    stats: Stats,
+    catalog_of_topics: TopicCatalog,
+    producer: RecordProducer,
+    stream: ReplicationStream,
+    catalog: Catalog,
+    reader: Reader,
+    is_ending: Callable[[int], bool],
+) -> Pipeline:
+    """Build a pipeline by the relay's own wiring, over fakes of its ports."""
+    process = ProcessContext(
+        settings=settings,
+        sinks=frozenset,
+        topics=catalog_of_topics,
+        schema_ids=lambda _subject, _schema: 1,
+        stats=stats,
+        clock=clock,
+        wakeup=None,
+        captured=CapturedTables(["rec.item"]),
+        inbox=NoSignals(),
+        refusals=deque(),
+    )
+    builder = PipelineBuilder(process, settings, recovered, decision, _RELAY)
+    return builder.build(producer, stream, catalog, reader, is_ending)
+
+
 class Bench:
     """A pipeline over fakes, turned by the test."""
 
@@ -272,20 +324,18 @@ class Bench:
         self.reader = Reader()
         self.stats = Stats()
         self.turns_left: int | None = None
-        relay = Relay.model_validate({"rows": rows})
-        # Below the least that a file may have.
-        bounds = {"max_in_flight_bytes": max_in_flight_bytes, "stop_timeout_s": 5.0}
-        settings = Settings(
-            version=1,
-            source=(Source(dsn="postgresql://unused"),),
-            kafka=Kafka(bootstrap_servers="unused"),
-            relay=relay.model_copy(update=bounds),
-        )
-        builder = PipelineBuilder(
-            self._process(settings), settings, _nothing_recovered(), _DECISION, _RELAY
-        )
-        self.pipeline = builder.build(
-            self.producer, self.stream, Catalog(), self.reader, self._is_ending
+        self.pipeline = build_pipeline(
+            bench_settings(max_in_flight_bytes, rows=rows),
+            _nothing_recovered(),
+            DECISION,
+            clock=self.clock,
+            stats=self.stats,
+            catalog_of_topics=self.topics,
+            producer=self.producer,
+            stream=self.stream,
+            catalog=Catalog(),
+            reader=self.reader,
+            is_ending=self._is_ending,
         )
 
     def turn(self, times: int = 1) -> None:
@@ -302,20 +352,6 @@ class Bench:
     def confirmed(self) -> int:
         """Return the last confirmed LSN; 0 if there is none."""
         return max(self.stream.confirmed, default=0)
-
-    def _process(self, settings: Settings) -> ProcessContext:
-        return ProcessContext(
-            settings=settings,
-            sinks=frozenset,
-            topics=self.topics,
-            schema_ids=lambda _subject, _schema: 1,
-            stats=self.stats,
-            clock=self.clock,
-            wakeup=None,
-            captured=CapturedTables(["rec.item"]),
-            inbox=NoSignals(),
-            refusals=deque(),
-        )
 
     def _is_ending(self, _stored_log_lsn: int) -> bool:
         if self.turns_left is None:

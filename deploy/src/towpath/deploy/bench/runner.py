@@ -1,9 +1,9 @@
 """
-Benchmarks of relay and snapshots, and chaos, each on a stack of its own.
+Benchmarks of relay and snapshots, and chaos, each on its own stack.
 
 A run removes the remains of killed runs, starts its stack, measures, and prints the
 result. For a comparison, Debezium runs beside the relay in Kafka Connect's standalone
-mode, from Java archives with a lock of their own.
+mode, from Java archives with their own lock.
 """
 
 import json
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, Generic, NamedTuple
 
 from rich.console import Console, RenderableType
+from rich.text import Text
 
 from towpath.deploy import java
 from towpath.deploy.jars import fetch, store
@@ -29,12 +30,11 @@ from towpath.loadtests.bench.context import (
     open_screen,
 )
 from towpath.loadtests.bench.environment import BenchEnvironment
-from towpath.loadtests.bench.result import BenchResult, CaseT
+from towpath.loadtests.bench.result import BenchResult, CaseT, ScenarioResult
 from towpath.loadtests.chaos import run as chaos
 from towpath.loadtests.chaos.context import (
     ChaosEnvironment,
     ChaosOptions,
-    ChaosResult,
 )
 from towpath.loadtests.chaos.context import (
     open_screen as open_chaos_screen,
@@ -140,7 +140,7 @@ def bench_on(
     )
 
 
-def print_result(result: BenchResult[CaseT], drawn: RenderableType | None) -> int:
+def print_result(result: ScenarioResult, drawn: RenderableType | None) -> int:
     """Print a result, as JSON unless it is drawn; return the exit code."""
     if drawn is None:
         sys.stdout.write(json.dumps(result.as_json(), indent=1) + "\n")
@@ -195,8 +195,7 @@ def run_chaos(options: ChaosOptions, *, keep: bool, as_json: bool) -> int:
         )
         with open_chaos_screen(console, place.clock) as screen:
             result = chaos.run_chaos(place, options, screen)
-    _print_chaos(result, as_json=as_json)
-    return VERIFIED if result.is_equal else DIFFERENT
+    return print_result(result, None if as_json else Text(result.text()))
 
 
 def place_in(state: StateFolder, dsn: str, kafka: str, prefix: str) -> ChaosEnvironment:
@@ -212,11 +211,3 @@ def place_in(state: StateFolder, dsn: str, kafka: str, prefix: str) -> ChaosEnvi
         launcher=Launcher(state, env),
         clock=SystemClock(),
     )
-
-
-def _print_chaos(result: ChaosResult, *, as_json: bool) -> None:
-    if as_json:
-        sys.stdout.write(json.dumps(result.as_json(), indent=1, default=str) + "\n")
-        return
-    unfinished = (f"{i} did not complete: {w}" for i, w in result.not_completed.items())
-    sys.stdout.write("\n".join([*result.findings, *unfinished, result.line()]) + "\n")

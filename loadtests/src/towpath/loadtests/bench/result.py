@@ -87,6 +87,17 @@ class Reported(Protocol):
 CaseT = TypeVar("CaseT", bound=Reported)
 
 
+class ScenarioResult(Protocol):
+    """The result of a benchmark or of chaos."""
+
+    @property
+    def verified(self) -> bool:
+        """Whether there are no findings."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as a JSON object."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult(Generic[CaseT]):
     """

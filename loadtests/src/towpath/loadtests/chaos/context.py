@@ -161,13 +161,20 @@ class ChaosResult:
     warnings: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def is_equal(self) -> bool:
+    def verified(self) -> bool:
         """Whether there are no findings."""
         return not self.findings
 
+    def text(self) -> str:
+        """Return the findings, the signals that did not complete, and the summary."""
+        unfinished = (
+            f"{i} did not complete: {w}" for i, w in self.not_completed.items()
+        )
+        return "\n".join([*self.findings, *unfinished, self.line()])
+
     def line(self) -> str:
         """Return a summary in one line."""
-        verdict = "equal" if self.is_equal else f"{len(self.findings)} findings"
+        verdict = "equal" if self.verified else f"{len(self.findings)} findings"
         settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
         return (
             f"seed {self.options.seed} ({settings}): {verdict} after"
@@ -182,7 +189,7 @@ class ChaosResult:
         return {
             "seed": self.options.seed,
             "settings": dict(self.settings),
-            "equal": self.is_equal,
+            "equal": self.verified,
             "rounds": self.rounds,
             "elapsed_s": round(self.elapsed_s, 1),
             "reads": self.reads,

@@ -31,7 +31,7 @@ from towpath.settings import Route, Sink, SinkKind
 from towpath.sinks.ports import SqlSession
 from towpath.sinks.targets.warehouse.client import catalog_conf
 
-# No deadline per example: on a busy machine it measures the neighbours.
+# No deadline per example: on a busy machine it measures other processes.
 settings.register_profile("dev", max_examples=200, deadline=None)
 settings.register_profile("ci", max_examples=5_000, deadline=None)
 # For a planted defect: the same examples each time, and no search for a smaller one.
@@ -43,14 +43,14 @@ settings.register_profile(
     database=None,
     phases=(Phase.explicit, Phase.generate),
 )
-# A job in a shell's background ignores Ctrl-C, and so would all that its tests start.
+# A background job of a shell ignores Ctrl-C, and so would the processes of its tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# Engines that live for seconds: the second compiler would take more than it gives back.
+# For engines that run for seconds, the second compiler costs more time than it saves.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")  # noqa: TID251 - a root
 _PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "dev")  # noqa: TID251 - a root
 settings.load_profile(_PROFILE)
-# For the examples of the profile that a run has by itself, 60 seconds.
+# 60 seconds for the examples of the default profile.
 _PROPERTY_S = 0.3 * settings.get_profile(_PROFILE).max_examples
 
 
@@ -59,9 +59,8 @@ def pytest_collection_modifyitems(session, config, items):
     """
     Mark tests by where they are and what they use; a worker orders them, too.
 
-    A property has hundreds of examples: the seconds of a unit test are not enough for
-    it on a busy machine. PySpark leaves the closing of its sockets to Python, which
-    says so.
+    A property has hundreds of examples: the limit of a unit test is too short for it on
+    a busy machine. PySpark leaves the closing of its sockets to Python, which warns.
     """
     unclosed = pytest.mark.filterwarnings(
         r"ignore:unclosed <socket.*sock:ResourceWarning"
@@ -81,16 +80,16 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_sessionfinish(session, exitstatus):
-    """Keep how long ``make test`` took."""
+    """Store the duration of ``make test``."""
     last_run.keep(session, exitstatus)
 
 
 @pytest.fixture(autouse=True)
 def _own_logs(monkeypatch) -> Iterator[None]:
     """
-    Let a command that a test runs in this process set up its logs for this test only.
+    Restore logging after a test whose command configures it in this process.
 
-    A logger that remembered its stream would write on to the one that was captured.
+    A cached logger would write to the captured stream of an earlier test.
     """
     configure = structlog.configure
     root = logging.getLogger()
@@ -100,7 +99,7 @@ def _own_logs(monkeypatch) -> Iterator[None]:
     monkeypatch.setattr(
         structlog,
         "configure",
-        lambda **told: configure(**told | {"cache_logger_on_first_use": False}),
+        lambda **given: configure(**given | {"cache_logger_on_first_use": False}),
     )
     yield
     root.handlers, root.level = handlers, level
@@ -119,7 +118,7 @@ def _remains(request) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[LazyStack]:
-    """Lend the worker's stack: ``.dsn(database)``, ``.kafka``, ``.redis_url``, ...."""
+    """Provide the worker's stack: ``.dsn(database)``, ``.kafka``, ``.redis_url``..."""
     remains.collect_abandoned()
     folder = Path(tempfile.mkdtemp(prefix=remains.FOLDERS))
     (folder / "owner").write_text(str(os.getpid()), encoding="utf-8")
@@ -133,7 +132,7 @@ def stack() -> Iterator[LazyStack]:
 
 @pytest.fixture
 def unique() -> str:
-    """Make a name that no other test has: for databases, slots, topics and prefixes."""
+    """Return a unique name, for databases, slots, topics and prefixes."""
     return f"t_{uuid.uuid4().hex[:12]}"
 
 

@@ -290,6 +290,6 @@ def test_a_deleted_or_recreated_topic_is_refused(faults, is_made_anew):
     assert (3, True, True, before) == (
         code,
         topic in told["reason"],
-        "Bring the topic back" in told["remedy"],
+        "Restore the topic" in told["remedy"],
         (confirmed(faults), len(faults.relay.records())),
     )

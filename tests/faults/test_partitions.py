@@ -119,7 +119,7 @@ def test_added_partitions_take_no_record_before_the_operator_decides(faults):
         assert beyond == set()
         assert faults.relay.start().wait(60) == 3
         code, said = command(faults, "relay", "state", "repair", "--yes")
-        assert (code, "keys move" in said) == (0, True), said
+        assert (code, "keys change partitions" in said) == (0, True), said
         faults.relay.start()
         until(
             lambda: (
@@ -167,11 +167,11 @@ def test_a_deleted_topic_is_named_and_made_again_by_the_repair(faults):
         assert process.wait(60) == 3
         assert faults.relay.start().wait(60) == 3
         told = faults.relay.logged("relay halted")[-1]
-        assert f"topic {topic} is gone, and what it kept of" in told["reason"]
+        assert f"topic {topic} no longer exists: it had" in told["reason"]
         assert "towpath relay state repair" in told["remedy"]
         assert topic not in faults.relay.topics()
         code, said = command(faults, "relay", "state", "repair", "--yes")
-        assert (code, "snapshots of shop.line are asked for" in said) == (0, True)
+        assert (code, "requests snapshots of shop.line" in said) == (0, True)
         # The file may say another count by now: the topic keeps the one that it had.
         text = faults.relay.config.read_text(encoding="utf-8")
         other = text.replace("partitions = 3", "partitions = 5")

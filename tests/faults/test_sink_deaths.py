@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.driver_process import PATIENCE_S, Feed, Place, driver, start, told
+from support.driver_process import PATIENCE_S, Feed, Place, driver, start, stored_rows
 from support.waiting import until
 from towpath.sinks.dead_letters.entries import DeadLetterRequest, Verb
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
@@ -129,7 +129,7 @@ def test_a_driver_killed_in_every_stage_ends_equal(shop):
     expected = [shop.feed.rows] * 3
 
     assert [True] * len(DEATHS) == died, shop.log()
-    assert expected == [told(rows) for rows in shop.contents()]
+    assert expected == [stored_rows(rows) for rows in shop.contents()]
     assert [sorted(shop.feed.poisoned)] * 3 == [shop.set_aside(sink) for sink in SINKS]
 
 

@@ -1,8 +1,8 @@
 """
 ``make house``: every measure of the source, its value before, now, and its goal.
 
-``--json`` prints the same as data, ``--paths`` draws the main paths call by call, and
-``--lower`` lowers the ceilings of ``measures.toml``, which a test holds.
+``--json`` prints the same as data, ``--paths`` prints the main paths call by call, and
+``--lower`` lowers the ceilings of ``measures.toml``, which a test enforces.
 """
 
 import argparse
@@ -28,7 +28,7 @@ _WALKS = (
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Print what was asked for and return an exit code."""
+    """Print the chosen output and return an exit code."""
     parser = argparse.ArgumentParser(prog="make house", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print data")
     parser.add_argument("--paths", action="store_true", help="draw the main paths")
@@ -53,7 +53,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def rows(
     lines: Sequence[Measure], found: Mapping[str, float | None]
 ) -> list[dict[str, object]]:
-    """Put the measures and today's values together."""
+    """Join the measures and today's values."""
     return [
         {
             "name": line.name,
@@ -69,7 +69,7 @@ def rows(
 
 
 def table_of(lines: Sequence[Mapping[str, object]]) -> Table:
-    """Draw the table for people."""
+    """Return the table for a terminal."""
     table = Table("measure")
     for name in ("before", "now", "goal"):
         table.add_column(name, justify="right")

@@ -1,5 +1,5 @@
 """
-Hops: the calls between functions of the source that one piece of work makes.
+Hops: the calls between functions of the source in one piece of work.
 
 Comprehensions and lambdas are part of the function that has them: Python versions
 differ in whether they are calls.
@@ -20,7 +20,7 @@ class Call(NamedTuple):
     One call.
 
     Attributes:
-        depth: How many calls of the source it is within.
+        depth: The number of enclosing calls of the source.
         module: The file, from the member's name on.
         function: The qualified name.
     """
@@ -37,7 +37,7 @@ class Hops(NamedTuple):
     Attributes:
         modules: Distinct modules.
         calls: All calls.
-        switches: Calls that another module follows.
+        switches: Calls followed by a call in another module.
     """
 
     modules: int
@@ -93,5 +93,5 @@ def within(calls: Sequence[Call], module: str) -> list[Call]:
 
 
 def drawing(calls: Sequence[Call]) -> str:
-    """Draw a path, one indented line per call."""
+    """Return a path as text, one indented line per call."""
     return "\n".join(f"{'  ' * c.depth}{c.module}:{c.function}" for c in calls)

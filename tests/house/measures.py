@@ -1,8 +1,8 @@
 """
 The measures: their goals and ceilings from ``measures.toml``, and today's values.
 
-A measure without a value today, such as the minutes of a run that never was, is shown
-and holds nothing.
+A measure without a value today, such as the minutes of a run that never was, is shown,
+but no ceiling applies to it.
 """
 
 import re
@@ -29,9 +29,9 @@ class Measure(NamedTuple):
 
     Attributes:
         name: Its key in the table.
-        before: The value when the goals were set, as text; empty if nobody measured it.
-        goal: The most that it should be; ``None``: it is only watched.
-        ceiling: The most that a test lets through; ``None``: no test looks at it.
+        before: The value when the goals were set, as text; empty if it is unknown.
+        goal: The highest wanted value; ``None``: there is no goal.
+        ceiling: The highest value that a test accepts; ``None``: no test checks it.
     """
 
     name: str
@@ -41,11 +41,11 @@ class Measure(NamedTuple):
     ceiling: int | None
 
     def is_reached(self, now: float | None) -> bool | None:
-        """Tell whether a value is as good as the goal; ``None`` without either."""
+        """Return whether a value reaches the goal; ``None`` if either is missing."""
         return None if now is None or self.goal is None else now <= self.goal
 
     def lowered(self, now: float) -> int:
-        """Return the lowest ceiling that lets a value and the goal through."""
+        """Return the lowest ceiling that accepts a value and the goal."""
         return max(int(now), self.goal or 0)
 
 
@@ -65,7 +65,7 @@ def measures(text: str) -> list[Measure]:
 
 
 def with_ceilings(text: str, values: Mapping[str, float | None]) -> str:
-    """Return the table with each ceiling as low as it goes; none rises."""
+    """Return the table with each ceiling as low as possible; none rises."""
     lines = text.splitlines(keepends=True)
     for measure in measures(text):
         now = values[measure.name]

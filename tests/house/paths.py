@@ -1,8 +1,8 @@
 """
 The main paths, each walked once over fakes of its edges, warm.
 
-The relay's are walked by its own wiring and loop: one turn is what lies between two
-looks at the socket. The sinks' ends at a Redis that answers at once.
+The relay's paths are run by its own wiring and loop: one turn lies between two reads of
+the socket. The sinks' path ends at a Redis that answers at once.
 """
 
 from collections.abc import Callable
@@ -13,9 +13,9 @@ from house.hops import Call, traced
 from support.cache_bench import CacheBench
 from support.relay_bench import START, Bench, Column, inserted, relation, transaction
 
-# The row's own path in a turn begins here; what is around it is the loop's.
+# The row's own path in a turn begins here; the calls around it are the loop's.
 CONSUMER: Final = "relay/stream/consumer.py"
-# Modules that an idle turn asks for an active snapshot; visibility serves the stream.
+# Modules that an idle turn queries for an active snapshot; visibility is the stream's.
 _SNAPSHOT: Final = ("relay/snapshot/", "relay/stream/snapshot_runner.py")
 _VISIBILITY: Final = "relay/snapshot/visibility.py"
 _TURN: Final = "turn"
@@ -49,7 +49,7 @@ def outbox_row() -> tuple[Call, ...]:
 
 @cache
 def acknowledgement() -> tuple[Call, ...]:
-    """Walk the turn that takes the acknowledgement of one outbox row."""
+    """Walk the turn that processes the acknowledgement of one outbox row."""
     bench = _at_the_outbox()
     bench.turn()
     bench.clock.now_s += _PAUSE_S
@@ -66,14 +66,14 @@ def table_row() -> tuple[Call, ...]:
 
 @cache
 def idle_turn() -> tuple[Call, ...]:
-    """Walk a turn that finds nothing to do."""
+    """Walk an idle turn."""
     bench = Bench()
     bench.turn(20)
     return _walked(bench.turn)
 
 
 def snapshot_questions(calls: tuple[Call, ...]) -> list[Call]:
-    """Return the calls that ask the snapshots something; their turn aside."""
+    """Return the calls that query the snapshots, except for their own turn."""
     return [
         call
         for call in calls
@@ -89,7 +89,7 @@ def cache_record() -> tuple[Call, ...]:
     bench = CacheBench()
     bench.write(1)
     calls = _walked(lambda: bench.write(2))
-    assert bench.answered == 2
+    assert bench.call_count == 2
     return calls
 
 

@@ -1,5 +1,5 @@
 """
-The references among living objects of the source, and the circles that they form.
+The references among objects of the source, and the cycles that they form.
 
 References are followed through attributes, slots, containers, partial functions, bound
 methods and closures. Classes, modules and objects of other code end a walk.
@@ -9,10 +9,10 @@ import functools
 import gc
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
-# Objects that only carry others.
+# Objects that only contain others.
 _CARRIERS: Final = (
     dict, list, tuple, set, frozenset, deque, defaultdict, OrderedDict,
     functools.partial, types.MappingProxyType, types.MethodType, types.FunctionType,
@@ -20,18 +20,11 @@ _CARRIERS: Final = (
 )  # fmt: skip
 
 
-class Holding(NamedTuple):
-    """One class whose objects hold objects of another."""
-
-    holder: str
-    held: str
-
-
 def holdings(root: object, package: str = "towpath.") -> dict[int, tuple[object, ...]]:
     """
-    Return, by identity, each object of a package that a root reaches, and its own.
+    Return, by identity, each object of a package that a root reaches, with references.
 
-    The first of an entry's objects is the holder, the others are what it holds.
+    The first object of an entry is the holder, the others are those that it refers to.
     """
     found: dict[int, tuple[object, ...]] = {}
     waiting = list(_nearest(root, package))
@@ -44,22 +37,10 @@ def holdings(root: object, package: str = "towpath.") -> dict[int, tuple[object,
     return found
 
 
-def circles(
-    found: Mapping[int, tuple[object, ...]], known: Collection[Holding] = ()
-) -> list[list[str]]:
-    """
-    Return the classes of each circle of more than one object.
-
-    Args:
-        found: As ``holdings`` returns it.
-        known: These are left out, as if nobody held so.
-    """
+def circles(found: Mapping[int, tuple[object, ...]]) -> list[list[str]]:
+    """Return the classes of each circle of more than one object of ``holdings``."""
     graph = {
-        number: [
-            id(held)
-            for held in objects[1:]
-            if id(held) != number and _holding(objects[0], held) not in known
-        ]
+        number: [id(held) for held in objects[1:] if id(held) != number]
         for number, objects in found.items()
     }
     return sorted(
@@ -70,7 +51,7 @@ def circles(
 
 
 def components(graph: Mapping[int, Iterable[int]]) -> list[list[int]]:
-    """Return the strongly connected components of a graph (Kosaraju's rule)."""
+    """Return the strongly connected components of a graph (Kosaraju's algorithm)."""
     order: list[int] = []
     seen: set[int] = set()
     for start in graph:
@@ -87,7 +68,7 @@ def components(graph: Mapping[int, Iterable[int]]) -> list[list[int]]:
 def _after_all(
     graph: Mapping[int, Iterable[int]], start: int, seen: set[int]
 ) -> Iterator[int]:
-    """Walk from a start to what was not seen; yield each after all that it reaches."""
+    """Yield the unseen nodes that a start reaches, each after its successors."""
     if start in seen:
         return
     seen.add(start)
@@ -104,7 +85,7 @@ def _after_all(
 
 
 def _nearest(holder: object, package: str) -> Iterator[object]:
-    """Yield the package's objects that a holder reaches through carriers alone."""
+    """Yield the package's objects that a holder reaches through containers alone."""
     seen: set[int] = set()
     waiting = _referents(holder)
     while waiting:
@@ -119,11 +100,7 @@ def _nearest(holder: object, package: str) -> Iterator[object]:
 
 
 def _referents(one: object) -> list[object]:
-    """Return what an object refers to; of a function, not the names of its module."""
+    """Return an object's references; for a function, without its module's names."""
     if isinstance(one, types.FunctionType):
         return [*(one.__closure__ or ()), one.__defaults__, one.__kwdefaults__]
     return gc.get_referents(one)
-
-
-def _holding(holder: object, held: object) -> Holding:
-    return Holding(type(holder).__name__, type(held).__name__)

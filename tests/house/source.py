@@ -1,7 +1,8 @@
 """
-Figures that are read off the source: files, classes, docstrings, layers. Pure.
+Measures of the source: files, classes, docstrings, layers.
 
-Every function takes parsed modules or texts, so that a test can plant examples.
+Every function is pure and takes parsed modules or texts, so that a test can plant
+examples.
 """
 
 import ast
@@ -49,7 +50,7 @@ def modules_below(root: Path, pattern: str) -> list[Module]:
 
 
 def is_small(module: Module) -> bool:
-    """Tell whether a file is short and has at most one class."""
+    """Return whether a file is short and has at most one class."""
     is_short = len(module.text.splitlines()) <= SMALL_LINES
     return is_short and len(list(_classes(module))) <= 1
 
@@ -61,7 +62,7 @@ def at_the_top(modules: Iterable[Module], member: str) -> list[Path]:
 
 
 def repeated_classes(modules: Iterable[Module]) -> list[tuple[str, str]]:
-    """List member and name of the classes whose name their member has again."""
+    """List member and name of classes whose name their member uses more than once."""
     count = Counter(
         (module.member, node.name) for module in modules for node in _classes(module)
     )
@@ -104,7 +105,7 @@ def code_lines(module: Module) -> int:
 
 
 def private_accesses(module: Module) -> list[str]:
-    """List the private names that a test takes from objects of others."""
+    """List the private names that a test reads from objects of other modules."""
     return [
         node.attr
         for node in ast.walk(module.tree)
@@ -123,7 +124,7 @@ def layers(project: dict[str, Any], contract: str = LAYERS_OF_SINKS) -> int:
 
 
 class SinkPorts(NamedTuple):
-    """The names of what a sink has, or may have."""
+    """The names of a sink's methods and flags, optional ones included."""
 
     verbs: tuple[str, ...]
     flags: tuple[str, ...]
@@ -133,7 +134,7 @@ def sink_ports(ports: Module) -> SinkPorts:
     """
     Read the verbs and flags of a sink off its protocols.
 
-    They are those of ``Sink``, and of every protocol that is looked for at run time.
+    They are those of ``Sink``, and of every protocol that is checked at run time.
     """
     verbs: list[str] = []
     flags: list[str] = []
@@ -151,7 +152,7 @@ def sink_ports(ports: Module) -> SinkPorts:
 
 def write_strategies(modules: Iterable[Module]) -> list[str]:
     """
-    List the classes that write a batch in a way of their own.
+    List the classes that implement a way to write a batch.
 
     They have ``write(..., batch_id)``. Protocols do not count, nor classes that only
     pass the batch on to the ``write`` of another object.
@@ -170,7 +171,7 @@ def write_strategies(modules: Iterable[Module]) -> list[str]:
 
 
 def _passes_on(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Tell whether all that a method returns is another object's ``write``."""
+    """Return whether a method returns only the result of another object's ``write``."""
     returned = [each.value for each in ast.walk(method) if isinstance(each, ast.Return)]
     return all(
         isinstance(value, ast.Call)

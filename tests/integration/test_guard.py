@@ -331,7 +331,7 @@ def test_init_brings_an_older_snapshot_table_in_step(database: str, unique: str)
             "select pg_drop_replication_slot(%s)", (settings.database.slot,)
         )
 
-    assert ("making table towpath.snapshot", []) == (steps[-1].purpose, again)
+    assert ("creating table towpath.snapshot", []) == (steps[-1].purpose, again)
 
 
 def test_init_run_twice_finds_nothing_to_do(database: str, unique: str):

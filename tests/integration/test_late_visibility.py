@@ -194,7 +194,7 @@ name = "a-2"
         query = "select coalesce(status, '') from towpath.signal where id = %s"
         return str(self.one(query, signal_id))
 
-    def judged(self) -> int:
+    def handled_rows(self) -> int:
         """Return how many rows were delivered or dropped."""
         query = "select coalesce(sum(rows + dropped), 0)::int from towpath.snapshot"
         return int(self.one(query))
@@ -267,7 +267,7 @@ def patience_s(defect: str) -> float:
 def begin_slowly(rig: Rig, **data: Any) -> None:
     """Begin a snapshot that is far from its end when this returns."""
     rig.ask("s1", max_rows_per_second=150, **data)
-    rig.until(lambda: rig.judged() >= 50)
+    rig.until(lambda: rig.handled_rows() >= 50)
 
 
 LATE = (
@@ -364,11 +364,11 @@ def test_a_killed_relay_streams_invisible_commits_again(rig: Rig, defect: str):
     # Long enough for a mark, and for a third of the table.
     is_forgotten = rig.is_so_within(lambda: rig.has_confirmed(lsn), 1.0)
     rig.kill()
-    judged = rig.judged()
+    before = rig.handled_rows()
     rig.start(defect)
     # Resumed, it must read nothing before they are visible; then it sees them all.
-    is_early = rig.is_so_within(lambda: rig.judged() > judged, patience_s(defect))
-    rig.until(lambda: rig.judged() == ROWS if is_early else True)
+    is_early = rig.is_so_within(lambda: rig.handled_rows() > before, patience_s(defect))
+    rig.until(lambda: rig.handled_rows() == ROWS if is_early else True)
     rig.release()
     rig.complete("s1")
     rig.settle()

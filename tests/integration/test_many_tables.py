@@ -123,7 +123,7 @@ def test_only_what_is_unknown_is_asked_about_again(stack, unique: str, monkeypat
     kafka, settings = Kafka(bootstrap_servers=stack.kafka), Topics(partitions=1)
     made = KafkaTopics(kafka, settings, CLOCK)
     made.ensure(f"{unique}.first")
-    clock = Waiting(lambda: made.make_again(unique, {f"{unique}.second": 1}))
+    clock = Waiting(lambda: made.recreate(unique, {f"{unique}.second": 1}))
     asked: list[set[str]] = []
     list_offsets = AdminClient.list_offsets
 

@@ -279,7 +279,7 @@ def test_topics_that_are_filled_under_writes_end_as_their_views(
     with Writers(shop.dsn, 2_000) as writers:
         shop.wait_for(lambda: writers.writes > 30)
         shop.ask_for("s1", "order", "customer", max_rows_per_second=1_000, **for_whom)
-        shop.wait_for(lambda: shop.judged() >= 500)
+        shop.wait_for(lambda: shop.handled_rows() >= 500)
         shop.kill()
         shop.start()
         detail = shop.wait_for_answer("s1")
@@ -326,7 +326,7 @@ def begin_slowly(shop: Shop, count: int) -> None:
     fill(shop, count)
     shop.begin()
     shop.ask_for("s1", "order", max_rows_per_second=400)
-    shop.wait_for(lambda: shop.judged() > 100)
+    shop.wait_for(lambda: shop.handled_rows() > 100)
 
 
 def wait_for_events(shop: Shop, count: int) -> None:
@@ -376,7 +376,7 @@ def test_a_state_dropped_for_a_lesser_event_is_read_when_it_can_be_seen(
         "select shop.say_of_order('OrderPaid', 1995, '{\"version\": 2}')"
     )
     wait_for_events(shop, 1)
-    shop.wait_for(lambda: shop.judged() >= 2_000)
+    shop.wait_for(lambda: shop.handled_rows() >= 2_000)
     wait_for_standby(shop, "")
     shop.wait_for_answer("s1")
     events = [event for event in shop.events("order") if event.key == "1995"]
@@ -398,7 +398,7 @@ def test_an_id_that_is_spelt_in_another_way_touches_the_same_aggregate(
         "select shop.say('OrderChanged', 'order', '+01995', '{\"version\": 2}')"
     )
     wait_for_events(shop, 1)
-    shop.wait_for(lambda: shop.judged() >= 2_000)
+    shop.wait_for(lambda: shop.handled_rows() >= 2_000)
     wait_for_standby(shop, "")
     shop.wait_for_answer("s1")
     events = [e for e in shop.events("order") if e.key in {"1995", "+01995"}]
@@ -436,7 +436,7 @@ def test_a_message_outside_a_transaction_is_never_a_whole_state(shop: Shop):
     claiming.start()
     try:
         shop.ask_for("s1", "order", max_rows_per_second=1_000)
-        shop.wait_for(lambda: shop.judged() >= 2_000)
+        shop.wait_for(lambda: shop.handled_rows() >= 2_000)
     finally:
         is_over.set()
         claiming.join()

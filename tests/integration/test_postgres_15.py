@@ -305,7 +305,7 @@ def test_killed_in_a_snapshot_under_load_it_loses_and_repeats_nothing(source: So
         source.wait_for(lambda: len(source.events()) > 50)
         source.snapshot()
         for goal in (1_000, 2_500):
-            source.wait_for(lambda goal=goal: source.judged() >= goal)
+            source.wait_for(lambda goal=goal: source.handled_rows() >= goal)
             source.kill()
             source.start()
         status = "select status = 'completed' from towpath.signal where id = 's1'"

@@ -71,7 +71,7 @@ LACKING = (
     ("relay run", 8),
     ("relay run", 12),
 )
-NAMED = "may open no further file"
+NAMED = "cannot open another file"
 CURE = "LimitNOFILE"
 LIMITED = """
 import os, resource, sys

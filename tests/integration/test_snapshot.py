@@ -87,7 +87,7 @@ name = "a-2"
         )
         self.init()
 
-    def judged(self) -> int:
+    def handled_rows(self) -> int:
         """Return how many rows the snapshots have delivered or dropped."""
         statement = (
             "select coalesce(sum(rows + dropped), 0) from towpath.snapshot"
@@ -206,7 +206,7 @@ def test_a_killed_relay_goes_on_after_the_last_stored_chunk(source: Source):
     kills = 0
     with Writers(source.dsn, 20_000, count=1):
         for goal in (2_000, 9_000):
-            source.wait_for(lambda goal=goal: source.judged() >= goal)
+            source.wait_for(lambda goal=goal: source.handled_rows() >= goal)
             source.kill()
             source.start()
             kills += 1
@@ -378,10 +378,10 @@ def test_a_signal_may_list_keys(source: Source):
     shared = source.fold()
     own = source.fold(f"{source.prefix}.s.a.backfill.search2")
 
-    assert ["invalid input syntax", "does not fit", "name just that"] == [
+    assert ["invalid input syntax", "does not fit", "name that table only"] == [
         part
         for part, reason in zip(
-            ("invalid input syntax", "does not fit", "name just that"),
+            ("invalid input syntax", "does not fit", "name that table only"),
             reasons,
             strict=True,
         )

@@ -121,25 +121,25 @@ REFUSALS = {
     "no key": (["create table s.t (a int)"], "no primary key and no unique index"),
     "nullable": (
         ["create table s.t (a int unique, b int)"],
-        "of t_a_key, a may be null (alter column ... set not null)",
+        "index t_a_key: a may be null (alter column ... set not null)",
     ),
     "partial": (
         [
             "create table s.t (a int not null)",
             "create unique index t_a on s.t (a) where a > 0",
         ],
-        "of t_a, it is partial",
+        "index t_a: it is partial",
     ),
     "expression": (
         [
             "create table s.t (a text not null)",
             "create unique index t_a on s.t (lower(a))",
         ],
-        "of t_a, it is made of expressions",
+        "index t_a: it is made of expressions",
     ),
     "deferrable": (
         ["create table s.t (a int primary key deferrable)"],
-        "no primary key that will do, and no other unique index will: of t_pkey, it is"
+        "no usable primary key, and no other usable unique index: index t_pkey: it is"
         " deferrable",
     ),
     "unlogged": (
@@ -330,9 +330,9 @@ def test_a_chosen_key_orders_and_the_own_one_identifies(connection, worker):
         (("b",), "(b) has no unique index of just these columns"),
         (("nonsense",), "(nonsense) has no unique index"),
         (("a", "b"), "(a, b) has no unique index"),
-        (("c",), "does not identify all rows: of t_c_key, c may be null"),
-        (("d",), "does not identify all rows: of t_d, it is partial"),
-        (("e",), "does not identify all rows: of t_e_key, it is deferrable"),
+        (("c",), "does not identify all rows: index t_c_key: c may be null"),
+        (("d",), "does not identify all rows: index t_d: it is partial"),
+        (("e",), "does not identify all rows: index t_e_key: it is deferrable"),
     ],
 )
 def test_a_chosen_key_that_is_none_is_refused(connection, worker, order_by, reason):

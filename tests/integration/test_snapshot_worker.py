@@ -280,7 +280,7 @@ def test_listed_keys_are_spelt_as_the_stream_spells_them(
         ((b"1",), r"its key is (b, a), which ['1'] does not fit"),
         ((b"1", b"x", b"y"), "does not fit"),
         ((b"1", b"x"), 'invalid input syntax for type integer: "x"'),
-        ((b"happy", b"1"), "none of this table"),
+        ((b"happy", b"1"), "does not fit this table"),
         ((b"2", b"-1"), "violates check constraint"),
     ],
 )

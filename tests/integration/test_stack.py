@@ -263,4 +263,4 @@ def test_an_archive_that_was_cut_off_is_noticed(
     with pytest.raises(JarsError, match=jar.file) as caught:
         store.of("kafka")
 
-    assert "missing or cut off" in str(caught.value)
+    assert "missing or truncated" in str(caught.value)

@@ -3,11 +3,11 @@
 
 Our own runner rather than mutmut, cosmic-ray or mutatest: these generate defects from
 operators, thousands of them, and measure a share of survivors. The list here is chosen
-by hand, each entry violates an invariant or a decision, and none may survive. For that,
-a fork of pytest is all that is needed.
+by hand, each entry violates an invariant or a decision, and none may survive. A fork of
+pytest is enough for that.
 
 Each defect is run against the tests that import its module, the nearest first. A test
-that has caught one must be green without it: all of these are run once more at the end.
+that has caught one must pass without it: all of these are run once more at the end.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(campaign: Campaign, total: int, console: Console) -> list[Result]:
-    """Run everything below a bar; what is not caught is printed at once."""
+    """Run all defects with a progress bar; print those that are not caught at once."""
     results: list[Result] = []
     with Progress(*_COLUMNS, console=console) as progress:
         task = progress.add_task("", total=total, rate="")
@@ -94,7 +94,7 @@ def _run(campaign: Campaign, total: int, console: Console) -> list[Result]:
 
 
 def _proven(results: Sequence[Result]) -> list[Result]:
-    """Take the word ``CAUGHT`` from results whose test fails without a defect."""
+    """Replace ``CAUGHT`` in results whose test fails without a defect."""
     found: set[str] = set()
     for is_real in (False, True):
         tests = [r.by for r in results if r.by and r.mutant.real == is_real]

@@ -1,4 +1,4 @@
-"""Run many planted defects, some at a time, and judge what became of each."""
+"""Run many planted defects, some at a time, and determine the result of each."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from mutants.imports import ImportGraph
 from mutants.runner import Outcome, Run
 
 CAUGHT: Final = "caught"
-# Tests of the first fork, of the second, ...: nearly every defect ends in the first.
+# Tests of the first fork, of the second, ...: the first catches nearly every defect.
 _BATCHES: Final = (4, 12, 40, 400)
 _NO_TEST_FAILED: Final = {0, 5}
 _SHOWN_LINES: Final = 25
@@ -21,10 +21,10 @@ class Result(NamedTuple):
     The result of one defect.
 
     Attributes:
-        word: ``CAUGHT``, or why not.
+        word: ``CAUGHT``, or another outcome.
         by: The test that caught it.
-        seconds: How long that took.
-        text: What pytest printed, if it did not run.
+        seconds: The duration.
+        text: The output of pytest, if it did not run.
     """
 
     mutant: Mutant
@@ -35,7 +35,7 @@ class Result(NamedTuple):
 
 
 class _Job:
-    """One defect, and the batches of tests that it is still to be run against."""
+    """One defect, and the batches of tests that are still to run."""
 
     def __init__(self, mutant: Mutant, tests: Sequence[str]) -> None:
         self.mutant = mutant
@@ -50,13 +50,13 @@ class _Job:
         return Run(self.mutant, tests, is_real=self.mutant.real)
 
     def result(self, word: str, by: str = "", text: str = "") -> Result:
-        """Return what became of the defect."""
+        """Return the result of the defect."""
         seconds = time.monotonic() - self._began_s
         return Result(self.mutant, word, by, seconds, text)
 
 
 class Campaign:
-    """Runs defects, so many at a time."""
+    """Runs defects, a fixed number at a time."""
 
     def __init__(self, mutants: Sequence[Mutant], workers: int) -> None:
         self._workers = workers
@@ -78,7 +78,7 @@ class Campaign:
                 run.end()
 
     def _ended(self) -> Iterator[Result]:
-        """Wait a moment, and yield the results of what has ended."""
+        """Wait briefly, and yield the results of runs that have ended."""
         ready = {int(each) for each in wait([*self._running], timeout=1.0)}
         late = {each for each, (_, run) in self._running.items() if run.is_late}
         for sentinel in ready | late:

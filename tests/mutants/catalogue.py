@@ -19,7 +19,7 @@ class Mutant(NamedTuple):
         breaks: The invariant (I1 to I9) or the concern that it violates.
         file: The source file, relative to the root of the project.
         find: Text that occurs exactly once in the file.
-        replace: The text that is put in its place.
+        replace: The replacement.
         tests: Test files or node ids to run; by default those nearest to the module.
         real: Whether the tests need real parts: run only with ``--real``.
     """

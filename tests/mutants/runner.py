@@ -25,7 +25,7 @@ import pytest
 
 from mutants.catalogue import ROOT, Mutant
 
-# What ends a process that hangs where pytest's own bound does not help.
+# The limit of a process that hangs where pytest's own limit has no effect.
 _BOUND_S: Final = 600.0
 _REAL_BOUND_S: Final = 1800.0
 _CONTEXT: Final = multiprocessing.get_context("fork")
@@ -37,9 +37,9 @@ class Outcome(NamedTuple):
     The end of one pytest run.
 
     Attributes:
-        code: Pytest's exit code; None: the process was ended from outside.
+        code: Pytest's exit code; None: the process was killed.
         failed: Node ids of the tests that failed.
-        text: What pytest printed.
+        text: The output of pytest.
     """
 
     code: int | None
@@ -62,7 +62,7 @@ class Run:
         Start it.
 
         Args:
-            mutant: The defect to plant; it ends at the first failure then.
+            mutant: The defect to plant; then the run ends at the first failure.
             tests: Files or node ids.
             is_real: Whether tests that need real parts run, too.
         """
@@ -75,16 +75,16 @@ class Run:
 
     @property
     def sentinel(self) -> int:
-        """Return what becomes ready when the process has ended."""
+        """Return the handle that becomes ready when the process has ended."""
         return self.process.sentinel
 
     @property
     def is_late(self) -> bool:
-        """Whether the process has taken longer than any run may."""
+        """Whether the process has exceeded the limit of a run."""
         return time.monotonic() > self._until_s
 
     def end(self) -> Outcome:
-        """End the process, and what it has started; return what came of it."""
+        """End the process and its children; return the outcome."""
         self._kill_group()
         self.process.join()
         code, failed, text = None, (), ""
@@ -97,14 +97,14 @@ class Run:
 
     def _kill_group(self) -> None:
         if self.process.pid is not None:
-            # Before it has made its own group, only the process itself can be ended.
+            # Before it has its own group, only the process itself can be killed.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
 
 
 class _Failures:
-    """A pytest plugin that notes which tests failed."""
+    """A pytest plugin that records the failed tests."""
 
     def __init__(self) -> None:
         self.failed: list[str] = []
@@ -136,12 +136,12 @@ def _in_fork(
     code = pytest.main([*words, *tests], plugins=[failures])
     result = {"code": int(code), "failed": failures.failed}
     (folder / "outcome.json").write_text(json.dumps(result), encoding="utf-8")
-    # Threads that a test left behind do not keep the process.
+    # Threads that a test left running do not keep the process alive.
     os._exit(0)
 
 
 def overlay(folder: Path, mutant: Mutant) -> Path:
-    """Make a tree of links with the defect in it; return its source folder."""
+    """Create a tree of links with the defect in it; return its source folder."""
     patched = mutant.patched()
     relative = Path(mutant.file)
     here = ROOT

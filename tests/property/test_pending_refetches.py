@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.copying import replace
-from support.dead_letters import Asked, InMind
+from support.dead_letters import MemoryRefetches, RecordedRepairs
 from support.dying_process import Death, repeat
 from support.parked_shop import FILL, Shop, change
 from towpath.schemas import headers
@@ -45,8 +45,10 @@ class Model:
         self.logs = ([], [])
         self.at = [0, 0]
         self.clock = SetClock()
-        self.shop = Shop(refetches=InMind(clock=self.clock))
-        self.shop.repairs = Asked(by_key=by_key, reading=self.shop.refetches.reading)
+        self.shop = Shop(refetches=MemoryRefetches(clock=self.clock))
+        self.shop.repairs = RecordedRepairs(
+            by_key=by_key, reading=self.shop.refetches.reading
+        )
         self.shop.begin()
         self._committed = 0
         self._answered = 0
@@ -173,7 +175,7 @@ def test_a_target_that_lost_rows_ends_equal_to_its_source(
     """
     world = Model(data.draw, by_key=by_key)
     if deaths:
-        Death(*deaths, is_after=is_after).threaten(world.shop)
+        Death(*deaths, is_after=is_after).wrap_calls(world.shop)
     steps = ["commit", "deliver", "answer", "attend"]
     is_filled = False
     for _ in range(data.draw(st.integers(0, 14))):
@@ -197,5 +199,5 @@ def test_a_target_that_lost_rows_ends_equal_to_its_source(
     assert ({f"{k}": row for k, row in world.rows.items() if row}, 0, []) == (
         rows,
         asked,
-        world.shop.letters.told(),
+        world.shop.letters.reasons(),
     )

@@ -110,7 +110,7 @@ def test_a_sink_ends_equal_to_the_fold_after_any_crash(delivery, deaths, is_afte
     told, batches = delivery
     shop = Shop(can_ask=True)
     if deaths:
-        Death(*deaths, is_after=is_after).threaten(shop)
+        Death(*deaths, is_after=is_after).wrap_calls(shop)
     for batch in batches:
         repeat(shop, lambda batch=batch: shop.write(*batch))
     asked = {str(key) for _, (key,) in shop.repairs.keys}
@@ -169,7 +169,7 @@ def test_whole_rows_in_any_order_end_equal_to_the_fold(told, data, deaths, is_af
     left = data.draw(st.permutations([*records, *twice]))
     shop = Shop()
     if deaths:
-        Death(*deaths, is_after=is_after).threaten(shop)
+        Death(*deaths, is_after=is_after).wrap_calls(shop)
     while left:
         size = data.draw(st.integers(1, 6))
         batch, left = left[:size], left[size:]

@@ -34,14 +34,14 @@ class Browser:
         self._post("url", {"url": address})
 
     def fill(self, name: str, text: str) -> None:
-        """Put a text into the field of a name, in place of what it holds."""
+        """Replace the text of a named field."""
         field = self._find(f"input[name='{name}']")
         script = "arguments[0].focus(); arguments[0].select();"
         self._post("execute/sync", {"script": script, "args": [{_ELEMENT: field}]})
         self._post(f"element/{field}/value", {"text": text})
 
     def press(self, selector: str) -> None:
-        """Press what a CSS selector finds."""
+        """Click the element that a CSS selector finds."""
         self._post(f"element/{self._find(selector)}/click", {})
 
     def text(self) -> str:
@@ -50,7 +50,7 @@ class Browser:
         return str(self._get(f"element/{body}/text"))
 
     def picture(self) -> bytes:
-        """Return what the window shows, as PNG."""
+        """Return a screenshot of the window, as PNG."""
         return base64.b64decode(self._get("screenshot"))
 
     def _find(self, selector: str) -> str:

@@ -16,13 +16,13 @@ class Connection:
     """Answers each call of the guard: one row applied, none stale."""
 
     def __init__(self) -> None:
-        self.answered = 0
+        self.call_count = 0
 
     def send_packed_command(self, *_words: object, **_options: object) -> None:
         pass
 
     def read_response(self) -> list[int]:
-        self.answered += 1
+        self.call_count += 1
         return [1, 0]
 
     def disconnect(self) -> None:
@@ -67,6 +67,6 @@ class CacheBench:
         return self._writer.write(batch, number)
 
     @property
-    def answered(self) -> int:
-        """How many calls of the guard the server has answered."""
-        return self._client.connection.answered
+    def call_count(self) -> int:
+        """The number of calls of the guard that the server has answered."""
+        return self._client.connection.call_count

@@ -15,11 +15,11 @@ _LOADER = CLONE / ".towpath" / "compose" / "loader"
 
 
 class RefusedError(Exception):
-    """The loader refuses a file, or a variable of it has no value; its own words."""
+    """The loader refuses a file, or a variable of it has no value."""
 
 
 def variables() -> dict[str, str]:
-    """Return what ``.env`` sets."""
+    """Return the variables that ``.env`` sets."""
     text = (FOLDER / ".env").read_text(encoding="utf-8")
     return dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
 
@@ -28,7 +28,7 @@ def document(folder: Path, environ: Mapping[str, str]) -> dict[str, Any]:
     """
     Return the document of compose.yaml and ``.env`` of a folder, of all profiles.
 
-    The environment goes before ``.env``, as ever.
+    The environment overrides ``.env``.
 
     Raises:
         RefusedError: The file is not what the Compose Specification allows.

@@ -15,7 +15,7 @@ _LOGIN = re.compile(r"://[^/@\s:]*:([^@/\s]+)@")
 
 
 def findings(document: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
-    """Return what is wrong with a document, a line each, the service first."""
+    """Return the violations in a document, a line each, the service first."""
     services = document["services"]
     found = [
         f"{name}: {text}"

@@ -1,4 +1,4 @@
-"""The configuration of a relay that a test runs; nothing of it stands in a template."""
+"""The configuration of a relay that a test runs, without a template."""
 
 import json
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ def configuration(
         prefix: Of topics, and the slot's name.
         tables: The captured tables.
         lines: Further lines of ``source``, ``kafka`` and ``topics``; the address of a
-            ``registry``, without which nobody answers; what stands below ``[relay]``:
-            its keys, then whole sections.
+            ``registry``, by default one where no server is; the text below
+            ``[relay]``: its keys, then whole sections.
     """
     return f"""
 version = 1
@@ -41,7 +41,7 @@ url = "{lines.get("registry", NO_REGISTRY)}"
 """
 
 
-# An address that each kind of sink may have; nobody answers there.
+# An address that each kind of sink may have; no server is there.
 ADDRESSES = {
     "cache": "redis://localhost",
     "search": "http://localhost",

@@ -25,7 +25,7 @@ JSON_WITH_SCHEMAS = {
     )
 }
 
-# The transformation that leaves the new row of an envelope, and a delete's tombstone.
+# The transformation that keeps the new row of an envelope, and a delete's tombstone.
 UNWRAPPED = {
     "transforms": "unwrap",
     "transforms.unwrap.type": "io.debezium.transforms.ExtractNewRecordState",
@@ -108,7 +108,7 @@ def _written(path: Path, settings: Mapping[str, str]) -> Path:
 def rows_of(
     rig: Rig, table: sql.Identifier, columns: Sequence[str]
 ) -> list[tuple[Any, ...]]:
-    """Read a table in the order of its keys; one that is not there yet is empty."""
+    """Read a table in the order of its keys; a missing table is empty."""
     if rig.one("select to_regclass(%s)", table.as_string()) is None:
         return []
     names = sql.SQL(", ").join(map(sql.Identifier, columns))

@@ -1,9 +1,9 @@
 """
-``make coverage``: branch coverage of each member, held against its floor.
+``make coverage``: branch coverage of each member, compared with its floor.
 
-The floors stand in ``pyproject.toml`` under ``[tool.towpath.coverage]``, in percent of
-lines and branches that the unit and property tests run. What only real parts can run is
-not counted there, so that the floors of the edges are lower.
+The floors are in ``pyproject.toml`` under ``[tool.towpath.coverage]``, in percent of
+lines and branches that the unit and property tests run. Code that only real parts can
+run is not covered by them, so the floors of members with much I/O are lower.
 """
 
 import json
@@ -23,7 +23,7 @@ ROOT: Final = Path(__file__).parents[2]
 
 
 def percent_by_member(report: Mapping[str, Any]) -> dict[str, float]:
-    """Return the share of lines and branches that ran, of a report in JSON."""
+    """Return the percentage of lines and branches that ran, by member."""
     covered: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for name, file in report["files"].items():
@@ -35,12 +35,12 @@ def percent_by_member(report: Mapping[str, Any]) -> dict[str, float]:
 
 
 def below(found: Mapping[str, float], floors: Mapping[str, float]) -> list[str]:
-    """List the members below their floors; one without a figure is among them."""
+    """List the members below their floors, and those without a figure."""
     return [name for name, floor in floors.items() if found.get(name, 0.0) < floor]
 
 
 def main() -> int:
-    """Print what the last measured run has covered, and return an exit code."""
+    """Print the coverage of the last measured run, and return an exit code."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     floors = settings["tool"]["towpath"]["coverage"]
     measured = Coverage()

@@ -1,4 +1,4 @@
-"""Dead letters in memory, and what a batch writer has at hand beside its sink."""
+"""Dead letters in memory, and the other parts of a batch writer's context."""
 
 from pathlib import Path
 
@@ -18,9 +18,9 @@ from towpath.sinks.errors import BrokerUnavailableError
 
 class Letters:
     """
-    A dead-letter topic in a list, written and read as the real one.
+    A dead-letter topic in a list, written and read like the real one.
 
-    ``fail`` makes the broker go away.
+    ``fail`` makes the broker unreachable.
     """
 
     def __init__(self, *, fail=False):
@@ -29,7 +29,7 @@ class Letters:
         self._seen = 0
 
     def put(self, letters):
-        """Take records."""
+        """Append dead letters."""
         given = [
             (x.record.key, x.record.value, dead_letter_headers(x)) for x in letters
         ]
@@ -37,32 +37,32 @@ class Letters:
         return len(given)
 
     def resolve(self, endings):
-        """Take endings."""
+        """Append endings."""
         self._write([self._other(ending) for ending in endings])
 
     def reply(self, answer):
-        """Take an answer."""
+        """Append an answer."""
         self._write([self._other(answer)])
 
-    def request(self, *orders):
-        """Take orders."""
-        self._write([self._other(order) for order in orders])
+    def request(self, *requests):
+        """Append requests."""
+        self._write([self._other(request) for request in requests])
 
     def entries(self):
-        """Read all of it."""
+        """Read the whole topic."""
         self._seen = len(self.records)
         return iter([entry_of(*record) for record in self.records])
 
     def requests(self):
-        """Read on."""
+        """Return the requests that were appended since the last read."""
         new = [entry_of(*record) for record in self.records[self._seen :]]
         self._seen = len(self.records)
         return [entry for entry in new if isinstance(entry, DeadLetterRequest)]
 
     def close(self):
-        """Nothing to let go of."""
+        """Do nothing: there is no client to close."""
 
-    def told(self):
+    def reasons(self):
         """Return offset and reason of each letter."""
         return [
             (entry.record.origin.offset, entry.reason)
@@ -82,23 +82,23 @@ class Letters:
         return entry.subject.key, value, headers
 
 
-class AtOnce:
-    """Floors that count as soon as they are told."""
+class ImmediateFloors:
+    """Floors that are effective at once."""
 
     def counting(self, floors):
-        """Let all of them count."""
+        """Return all of them."""
         return tuple(floors)
 
     def carried_out(self, floors):
-        """Take note of nothing."""
+        """Do nothing."""
 
 
-class Asked:
+class RecordedRepairs:
     """
-    Repairs that remember what they were asked for; ``can`` is their answer.
+    Repairs that record their requests; ``can`` is their answer.
 
-    ``by_key`` is it where keys are asked for. ``reading`` gets the routes that are read
-    from then on, as the real ones note them.
+    ``by_key`` is the answer to requests by key. ``reading`` gets the routes that are
+    read as wholes, as the real repairs record them.
     """
 
     def __init__(self, *, can=True, by_key=True, reading=None):
@@ -109,27 +109,27 @@ class Asked:
         self._reading = reading
 
     def request_keys(self, route, keys):
-        """Take keys."""
+        """Record keys."""
         self.keys += [(route, key) for key in keys] if self._can_by_key else []
         return self._can_by_key
 
     def request_all(self, route, why):
-        """Take a route."""
+        """Record a route."""
         self.routes += [(route, why)] if self._can else []
         if self._can and self._reading is not None:
             self._reading[route] = f"repair-{len(self.routes)}"
         return self._can
 
 
-class Still:
-    """A clock that stands still."""
+class StoppedClock:
+    """A clock that always shows zero."""
 
     def monotonic_s(self):
-        """Return no time."""
+        """Return zero."""
         return 0.0
 
 
-class Heads:
+class FixedPositions:
     """Topics whose lowest position is given."""
 
     def __init__(self, position):
@@ -140,28 +140,28 @@ class Heads:
         return self._position
 
 
-class InMind(PendingRefetches):
+class MemoryRefetches(PendingRefetches):
     """Pending refetches in the test's memory: ``file`` survives a crash.
 
-    ``routes`` are those that lost rows; ``reading`` are those that were asked for as
-    wholes, with the snapshot that reads them.
+    ``routes`` are those that lost rows; ``reading`` has the routes that were requested
+    as wholes, with the snapshots that read them.
     """
 
     def __init__(self, file=None, clock=None, routes=None, reading=None):
         self.file = {} if file is None else file
         self.routes = set() if routes is None else routes
         self.reading = {} if reading is None else reading
-        super().__init__(Path("nowhere"), "cache", ["orders"], clock or Still())
+        super().__init__(Path("nowhere"), "cache", ["orders"], clock or StoppedClock())
 
     def again(self):
-        """Begin again, as after a death."""
-        return InMind(self.file, self._clock, self.routes, self.reading)
+        """Return an instance with the same state, as after a crash."""
+        return MemoryRefetches(self.file, self._clock, self.routes, self.reading)
 
     def _reading(self):
         lost = {route: frozenset({"lost"}) for route in self.routes}
-        asked = {route: frozenset({id_}) for route, id_ in self.reading.items()}
-        # A loss that is noted takes the place of what was noted before.
-        return asked | lost
+        requested = {route: frozenset({id_}) for route, id_ in self.reading.items()}
+        # A recorded loss replaces the earlier entry of the route.
+        return requested | lost
 
     def _read(self):
         return self.file.get("it", b"")
@@ -171,15 +171,15 @@ class InMind(PendingRefetches):
 
 
 def context_of(letters, *, parked=None, repairs=None, refetches=None, heads=None):
-    """Put a desk together; by default nobody can be asked for rows."""
-    safe = SafePosition(heads, Still())
+    """Build a context; by default no rows can be requested."""
+    safe = SafePosition(heads, StoppedClock())
     safe.look(list)
     return SinkContext(
-        refetches=InMind() if refetches is None else refetches,
+        refetches=MemoryRefetches() if refetches is None else refetches,
         dead_letters=letters,
         parked=ParkedKeys() if parked is None else parked,
-        sweeps=AtOnce(),
-        repairs=Asked(can=False) if repairs is None else repairs,
+        sweeps=ImmediateFloors(),
+        repairs=RecordedRepairs(can=False) if repairs is None else repairs,
         safe=safe,
-        clock=Still(),
+        clock=StoppedClock(),
     )

@@ -1,4 +1,4 @@
-"""A driver as a process, one table's records for it, and what they come to."""
+"""A driver as a process, one table's records for it, and the rows that they make."""
 
 import json
 import os
@@ -49,7 +49,7 @@ RELATION = {
 
 @dataclass
 class Place:
-    """One test's corner of the stack."""
+    """One test's names, folder and configuration in the stack."""
 
     stack: object
     name: str
@@ -108,32 +108,32 @@ class Place:
         return read_progress(progress_path(self.settings.state_folder, sink), sink)
 
     def wait_applied(self, sink):
-        """Wait until a sink has applied all there is."""
+        """Wait until a sink has applied all present records."""
         settings = self.settings
         ends = declare.sink_ends(settings, sink, Topics(settings.kafka))
         declare.wait_applied(settings, sink, ends, CLOCK, PATIENCE_S)
 
     def cached(self, sink="cache"):
         """Read the cache: position and fields of live rows, position of the others."""
-        return told(
+        return stored_rows(
             self.stored(self.route(sink), CacheReader(self.stack.redis_url, self.name))
         )
 
     def indexed(self, sink="search"):
         """Read the index in the same form."""
-        return told(
+        return stored_rows(
             self.stored(self.route(sink), SearchReader(self.stack.opensearch_url))
         )
 
     @staticmethod
     def stored(route, reader):
-        """Read all that a sink holds, whole."""
+        """Return all rows of a route, sorted by key."""
         rows = sorted(reader.rows(route), key=lambda row: row.key)
         reader.close()
         return rows
 
     def log(self):
-        """Return what the driver said."""
+        """Return the end of the driver's log."""
         return (self.folder / "driver.log").read_text(encoding="utf-8")[-6000:]
 
 
@@ -142,7 +142,7 @@ def _lines(section):
     return [f"{name} = {json.dumps(value)}" for name, value in section.items()]
 
 
-def told(rows):
+def stored_rows(rows):
     """Return position and fields of live rows, the position of the others."""
     return {
         int(row.key): (row.position, None)
@@ -153,7 +153,7 @@ def told(rows):
 
 
 class Feed:
-    """Produces a table's records, and remembers what they come to."""
+    """Produces a table's records, and keeps the rows that they make."""
 
     def __init__(self, place):
         self._place = place
@@ -194,7 +194,7 @@ class Feed:
         self.rows[key] = (position, row["status"], note)
 
     def poison(self, key=1):
-        """Produce a record that is no change; take note of where it stands."""
+        """Produce a record that is no change, and keep its origin."""
 
         def note(_error, message):
             place = (message.topic(), message.partition(), message.offset())
@@ -203,14 +203,14 @@ class Feed:
         self.send(None, key, POISON, {"position": "x"}, note)
         self._producer.flush()
 
-    def send(self, topic, key, value, headers, told=None):
+    def send(self, topic, key, value, headers, on_delivery=None):
         """Produce one record; nothing waits for its acknowledgement."""
         self._producer.produce(
             topic or self._place.topic,
             value,
             json.dumps({"order_id": key}),
             headers=list(headers.items()),
-            on_delivery=told,
+            on_delivery=on_delivery,
         )
         self._producer.poll(0)
 
@@ -232,7 +232,7 @@ class Feed:
         self._producer.flush()
 
     def backfill(self, sink, keys):
-        """Produce READ rows for one sink, on the topic that declaring it has made."""
+        """Produce READ rows for one sink, to the topic that ``sink add`` created."""
         topic = f"{self._place.topic}.backfill.{sink}"
         for key in keys:
             self.put(key, "r", {"status": "placed", "note": "read"}, topic=topic)
@@ -240,7 +240,7 @@ class Feed:
 
 
 def start(place, *command):
-    """Start the driver's process; with a command, what it says in place of it."""
+    """Start the driver's process; a command replaces the driver's own."""
     environment = {
         **os.environ,  # noqa: TID251 - a process of its own
         "JAVA_HOME": str(java.spark_home(place.folder / "java")),
@@ -260,7 +260,7 @@ def start(place, *command):
 
 @contextmanager
 def driver(place):
-    """Run the driver's process; it must end by itself when told to."""
+    """Run the driver's process; it must end cleanly on SIGTERM."""
     process = start(place)
     try:
         yield process

@@ -1,15 +1,16 @@
-"""A process that dies at some of its calls, on either side of each."""
+"""A process that dies at some of its calls, before or after each takes effect."""
 
 
 class DiedError(Exception):
-    """The process is gone."""
+    """The process has died."""
 
 
 class Death:
     """
-    Comes at the n-th call, before or after it has its effect; then at the next n-th.
+    Raises ``DiedError`` at the n-th call, before or after its effect; then again.
 
-    ``left`` is above zero once no further death is due that was not reached.
+    ``at`` are the counts of calls until each death. ``left`` is above zero if the last
+    death was not reached.
     """
 
     def __init__(self, *at, is_after):
@@ -34,8 +35,8 @@ class Death:
 
         return wrapped
 
-    def threaten(self, shop):
-        """Wrap all that a shop's writers do to their targets and to Kafka."""
+    def wrap_calls(self, shop):
+        """Wrap the calls of a shop's writers to their targets and to Kafka."""
         for owner, names in (
             (shop.sink, ("apply", "flush")),
             (shop.letters, ("put", "resolve", "reply")),
@@ -46,7 +47,7 @@ class Death:
 
 
 def repeat(shop, step):
-    """Carry a step out; after a death, a new process does, which knows the topic."""
+    """Run a step; after a death, restart the shop from the topic and repeat it."""
     while True:
         try:
             return step()

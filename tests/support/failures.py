@@ -11,7 +11,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 def failures() -> list[type[TowpathError]]:
-    """Import every module that declares a failure and list what they raise."""
+    """Import every module that declares a failure and list the failures."""
     for path in sorted(_ROOT.glob("*/src/towpath/**/*.py")):
         if re.search(r"(?m)^class \w+Error\(", path.read_text(encoding="utf-8")):
             parts = path.relative_to(_ROOT).with_suffix("").parts[2:]

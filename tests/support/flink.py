@@ -12,7 +12,7 @@ from towpath.deploy.jars import fetch, store
 MAIN = "org.apache.flink.table.client.SqlClient"
 FAILED = "[ERROR]"
 
-# The packages that Flink's own script opens to it, by their modules.
+# The packages that Flink's own start script opens, by their modules.
 OPENED = {
     "java.base": (
         *("java.lang", "java.lang.reflect", "java.net", "java.io", "java.nio"),

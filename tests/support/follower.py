@@ -23,10 +23,10 @@ _PAUSE_S = 0.2
 
 class Follower:
     """
-    Applies every record of a sink's topics, and writes how far it is.
+    Applies every record of a sink's topics, and writes its progress.
 
     Attributes:
-        tamper: Gets each batch's changes before the sink does; gives what it gets.
+        tamper: Takes each batch's changes, and returns those that the sink gets.
         process_requests: Called between batches, as a driver processes requests.
     """
 
@@ -54,7 +54,7 @@ class Follower:
 
     @property
     def applied_records(self) -> int:
-        """How many records it has applied so far."""
+        """The number of records that were applied so far."""
         parts = [dict(topic) for topic in list(self._applied.values())]
         return sum(offset for part in parts for offset in part.values())
 
@@ -81,11 +81,11 @@ class Follower:
                 self._until_applied([each for each in found if each.error() is None])
                 with suppress(UnavailableError):
                     self.process_requests()
-        except Exception as failure:  # noqa: BLE001 - told where the test waits
+        except Exception as failure:  # noqa: BLE001 - raised where the test waits
             self.failure = failure
 
     def _until_applied(self, messages: list[Message]) -> None:
-        """Apply a batch as a driver does: again, if the target could not be reached."""
+        """Apply a batch as a driver does, with retries if the target is unreachable."""
         is_applied = False
         while not (is_applied or self._stop.is_set()):
             try:
@@ -107,8 +107,8 @@ class Follower:
         for each in messages:
             topic = self._applied.setdefault(str(each.topic()), {})
             topic[str(each.partition())] = (each.offset() or 0) + 1
-        told = (each.position for each in (*decoded.changes, *decoded.floors))
-        self._highest = max(self._highest, *told)
+        positions = (each.position for each in (*decoded.changes, *decoded.floors))
+        self._highest = max(self._highest, *positions)
         progress = Progress(
             self._sink.name, applied=self._applied, position=self._highest
         )

@@ -3,7 +3,7 @@ Python programs forked from a process that has imported the relay already.
 
 Importing the relay costs more CPU than most tests of it. The parent, the fork server of
 ``multiprocessing``, pays for it once for each worker; it opens nothing and starts no
-thread, since a client of Kafka does not live on in a fork. A fork runs the same module
+thread, since a client of Kafka does not work in a fork. A fork runs the same module
 or script as ``python -m module`` and ``python script`` do, has a pid of its own, and is
 killed when its parent ends.
 """
@@ -31,9 +31,9 @@ class Forked:
     A program that runs in a fork, with the methods of ``subprocess.Popen``.
 
     Args:
-        words: What ``python`` would be given: ``-m`` and a module, or a script; then
-            the program's arguments.
-        log_file: Gets what it prints.
+        words: The arguments of ``python``: ``-m`` and a module, or a script; then the
+            program's arguments.
+        log_file: Receives its output.
     """
 
     def __init__(self, words: Sequence[str], log_file: Path) -> None:
@@ -75,17 +75,17 @@ class Forked:
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill it."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
 def _run(words: list[str], log_file: Path, environment: Mapping[str, str]) -> None:
     """Become the program, in the fork."""
-    # Of what a fork inherits, one end of a pipe would keep the parent alive.
+    # A fork inherits one end of a pipe that would keep the parent alive.
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with log_file.open("ab") as log:
@@ -99,7 +99,7 @@ def _run(words: list[str], log_file: Path, environment: Mapping[str, str]) -> No
     time.tzset()
     try:
         _program(words)
-    except Exception:  # noqa: BLE001 - told as the interpreter does
+    except Exception:  # noqa: BLE001 - printed as the interpreter does
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         sys.exit(1)
 
@@ -109,7 +109,7 @@ def _program(words: list[str]) -> None:
         sys.argv = words
         runpy.run_path(words[0], run_name="__main__")
         return
-    # The program's own module runs anew; all that it imports is there.
+    # The program's own module runs again; its imports are loaded already.
     sys.modules.pop(f"{words[1]}.__main__", None)
     sys.argv = words[1:]
     runpy.run_module(words[1], run_name="__main__", alter_sys=True)

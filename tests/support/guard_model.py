@@ -1,4 +1,4 @@
-"""The cache's guard in memory: what calls come to, whichever way they were made."""
+"""The cache's guard in memory, for calls with rows and calls with columns."""
 
 import orjson
 
@@ -10,10 +10,10 @@ PREFIX = "é:1"
 
 class GuardModel:
     """
-    Rows by their names, as ``guard.lua`` would leave them.
+    Rows by their names, as ``guard.lua`` would write them.
 
-    ``rows`` are a position and the fields, or ``None`` of a deleted row; ``counts``,
-    how many were applied and how many were stale.
+    A row of ``rows`` is a position and the fields, or ``None`` if it is deleted;
+    ``counts`` has the number of applied changes and that of stale ones.
     """
 
     def __init__(self):
@@ -21,7 +21,7 @@ class GuardModel:
         self.counts = [0, 0]
 
     def take(self, taken, route):
-        """Apply what was taken of columns."""
+        """Apply rows that were taken from columns."""
         for call in write.calls(taken, route_key_prefix(PREFIX, route)):
             names = words(call.keys)
             assert call.row_count == len(names)
@@ -29,13 +29,13 @@ class GuardModel:
         self.counts[1] += taken.below_floor
 
     def write(self, changes):
-        """Apply changes, as the ordinary way calls for them."""
+        """Apply changes by calls with rows."""
         for call in schema.calls(PREFIX, changes):
             self.apply(call.keys, call.rows)
 
-    def apply_columns(self, names, told):
-        """Carry out one call of whole rows."""
-        fields, *columns = orjson.loads(told)
+    def apply_columns(self, names, packed):
+        """Apply one call of whole rows, in columns."""
+        fields, *columns = orjson.loads(packed)
         assert (len(fields), "_position") == (len(columns), fields.pop())
         assert len(names) == len(set(names))
         rows = []
@@ -46,7 +46,7 @@ class GuardModel:
         self.apply(names, orjson.dumps(rows))
 
     def apply(self, names, rows):
-        """Carry out one call."""
+        """Apply one call of rows."""
         written = orjson.loads(rows)
         assert len(names) == len(written)
         for name, (position, mode, fields, nulls) in zip(names, written, strict=True):
@@ -56,11 +56,11 @@ class GuardModel:
                 continue
             if mode == "p" and row is None:
                 continue
-            told = dict(zip(fields[::2], fields[1::2], strict=True))
-            assert len(fields) == 2 * len(told)
+            values = dict(zip(fields[::2], fields[1::2], strict=True))
+            assert len(fields) == 2 * len(values)
             if mode == "p":
-                told = {n: v for n, v in row.items() if n not in nulls} | told
-            self.rows[name] = position, None if mode == "x" else told
+                values = {n: v for n, v in row.items() if n not in nulls} | values
+            self.rows[name] = position, None if mode == "x" else values
             self.counts[0] += 1
 
 

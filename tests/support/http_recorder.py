@@ -44,9 +44,9 @@ def recorded(
                 status, content = own
                 self._send(status, [("content-type", "application/json")], content)
                 return
-            asked = {k: v for k, v in self.headers.items() if k.lower() not in _OWN}
+            headers = {k: v for k, v in self.headers.items() if k.lower() not in _OWN}
             inner = http.client.HTTPConnection(target.hostname or "", target.port)
-            inner.request(self.command, self.path, body, asked)
+            inner.request(self.command, self.path, body, headers)
             given = inner.getresponse()
             content = given.read()
             inner.close()

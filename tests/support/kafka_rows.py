@@ -1,4 +1,4 @@
-"""Rows of Kafka's columns, as the engine hands them over."""
+"""Rows of Kafka's columns, as the engine passes them to a batch."""
 
 import orjson
 import pyarrow as pa
@@ -22,17 +22,17 @@ def row(offset, operation, *, order=7, topic=TOPIC, unchanged=None, **after):
 
 
 def table(*rows):
-    """Make the table that the engine hands over."""
-    told = [
+    """Make the table that the engine passes to a batch."""
+    listed = [
         (*row[:-1], [{"key": name, "value": text} for name, text in row[-1]])
         for row in rows
     ]
-    named = [dict(zip(COLUMNS, one, strict=True)) for one in told]
+    named = [dict(zip(COLUMNS, one, strict=True)) for one in listed]
     return pa.Table.from_pylist(named, RECORDS)
 
 
 def rows_of(rows, frame=None, slice_=100):
-    """Make a batch as the driver reads it, in portions of so many records."""
+    """Make a batch as the driver reads it, in slices of a number of records."""
 
     def read():
         for begin in range(0, len(rows), slice_):
@@ -42,7 +42,7 @@ def rows_of(rows, frame=None, slice_=100):
 
 
 def history(chance, poison=0.01):
-    """Make records as they stand in two topics, each in its own order."""
+    """Make the records of two topics, each in its own order."""
     notes = {}
     streamed, read = [], []
     for offset in range(1, chance.randint(5, 40)):

@@ -1,4 +1,4 @@
-"""How long the last run of all tests took on this machine, kept for ``make house``."""
+"""The duration of the last run of all tests on this machine, for ``make house``."""
 
 import json
 import time
@@ -21,7 +21,7 @@ class LastRun(NamedTuple):
     A run of all tests.
 
     Attributes:
-        outcome: pytest's word for how it ended, such as ``ok``.
+        outcome: pytest's name of the exit code, such as ``ok``.
     """
 
     seconds: float
@@ -29,7 +29,7 @@ class LastRun(NamedTuple):
 
 
 def keep(session: pytest.Session, exit_code: int, path: Path = KEPT) -> None:
-    """Keep a session's duration and outcome, if it was one of ``make test``."""
+    """Store a session's duration and outcome, if it was one of ``make test``."""
     if xdist.is_xdist_worker(session) or not is_whole(session.config):
         return
     outcome = pytest.ExitCode(exit_code).name.lower().replace("_", " ")
@@ -39,7 +39,7 @@ def keep(session: pytest.Session, exit_code: int, path: Path = KEPT) -> None:
 
 
 def is_whole(config: Any) -> bool:
-    """Tell whether a session runs what ``make test`` runs, and no selection of it."""
+    """Return whether a session runs all tests of ``make test``, not a selection."""
     option = config.option
     # Without its cache, as the runner of planted defects starts it, pytest has no --lf.
     is_last = getattr(option, "lf", False)
@@ -49,7 +49,7 @@ def is_whole(config: Any) -> bool:
 
 
 def last_run(path: Path = KEPT) -> LastRun | None:
-    """Return the last run that was kept; ``None`` if there is none."""
+    """Return the last stored run; ``None`` if there is none."""
     if not path.is_file():
         return None
     return LastRun(**json.loads(path.read_text(encoding="utf-8")))

@@ -34,7 +34,7 @@ SAME: Final = object()
 
 
 def _bytes(text: str) -> str:
-    """Write a text as bytes stand in JSON."""
+    """Write a text in the form that bytes have in JSON."""
     return base64.b64encode(text.encode()).decode()
 
 

@@ -1,4 +1,4 @@
-"""A shop to load: a real service and a cache that shows its orders, by a thread."""
+"""A shop to load: a real service, and a thread that copies its orders to a cache."""
 
 import threading
 import uuid
@@ -19,7 +19,7 @@ COUNTS = "select count(*), count(*) filter (where status = 'paid') from shop.ord
 
 @dataclass
 class Shop:
-    """A service over a database, and a cache that shows its orders."""
+    """A service over a database, and a cache with its orders."""
 
     service: Service
     dsn: str
@@ -34,9 +34,9 @@ class Shop:
         return int(row[0]), int(row[1])
 
     def lag(self, **changed: str) -> dict[str, str]:
-        """Return what tells the load where the cache is."""
-        told = {"CACHE_URL": self.redis_url, "CACHE_KEY": self.key} | changed
-        return {f"TOWPATH_LOAD_{name}": value for name, value in told.items()}
+        """Return the options of the load that name the cache."""
+        options = {"CACHE_URL": self.redis_url, "CACHE_KEY": self.key} | changed
+        return {f"TOWPATH_LOAD_{name}": value for name, value in options.items()}
 
 
 @contextmanager

@@ -19,7 +19,7 @@ Rows = dict[tuple[str, str], dict[str, str]]
 
 
 class Locust:
-    """A run in a folder: its words, its output, and what it leaves there."""
+    """A run in a folder: its arguments, its output and its files."""
 
     def __init__(self, folder: Path, *words: str, **env: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -42,26 +42,26 @@ class Locust:
 
     @property
     def text(self) -> str:
-        """Everything that it has printed until now."""
+        """Everything that it has printed so far."""
         return self.log.read_text(encoding="utf-8")
 
     def end(self) -> int:
-        """Wait until it has ended by itself; return its exit code."""
+        """Wait for its end; return its exit code."""
         return self.process.wait(END_TIMEOUT_S)
 
     def stop(self) -> int:
-        """Ask it to end, and wait until it has."""
+        """Send SIGTERM, and wait for its end."""
         self.process.send_signal(signal.SIGTERM)
         return self.end()
 
     def kill(self) -> None:
-        """Leave no process behind."""
+        """Kill its processes."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
 
     def progress(self) -> dict[str, Any]:
-        """Read its counts; nothing before the first are written."""
+        """Read its counts; empty before the first are written."""
         path = self.folder / "progress.json"
         found: dict[str, Any] = {}
         if path.exists():
@@ -69,7 +69,7 @@ class Locust:
         return found
 
     def wait_for(self, name: str, count: int) -> None:
-        """Wait until one of its counts has come to so many."""
+        """Wait until one of its counts has reached a number."""
         until(
             lambda: (
                 self._lives() and self.progress().get("load", {}).get(name, 0) >= count
@@ -78,7 +78,7 @@ class Locust:
         )
 
     def rows(self) -> Rows:
-        """Read the statistics that it wrote as CSV, by type and name."""
+        """Read its statistics from the CSV file, by type and name."""
         with (self.folder / "run_stats.csv").open(encoding="utf-8") as file:
             return {(row["Type"], row["Name"]): row for row in csv.DictReader(file)}
 

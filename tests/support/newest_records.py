@@ -1,4 +1,4 @@
-"""The newest record of each key, as a reader of one partition has it."""
+"""The newest record of each key, as a reader of one partition sees it."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ from support.topics import headers_of
 
 
 def folded(records: list[Message]) -> dict[bytes, dict[str, Any]]:
-    """Return what a reader of a topic with one partition has: newest per key wins."""
+    """Return the newest record of each key, as read from a topic with one partition."""
     held: dict[bytes, tuple[str, dict[str, Any] | None]] = {}
     floor = ""
     for record in records:
@@ -32,7 +32,7 @@ def _lay(
     after: dict[str, Any] | None,
     headers: dict[str, Any],
 ) -> None:
-    """Lay a change over what is held of its key; unchanged columns stay."""
+    """Apply a change to the stored row of its key; unchanged columns stay."""
     before, row = held.get(key, ("", None))
     if place < before:
         return

@@ -17,7 +17,7 @@ BUCKET = "lake"
 
 
 def connector() -> Path:
-    """Return the archive with which the engine reaches an object store."""
+    """Return the archive that the engine needs for an object store."""
     return _archive("s3", "iceberg-aws-bundle")
 
 

@@ -38,7 +38,7 @@ class Service:
             clock.wait(0.05)
 
     def post(self, path: str, body: object) -> requests.Response:
-        """Send a document."""
+        """Post a document."""
         return requests.post(self.url + path, json=body, timeout=10)
 
     def records(self) -> list[dict[str, object]]:

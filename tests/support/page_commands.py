@@ -2,7 +2,7 @@
 Runs the commands of a page as its reader would: block after block, in one shell.
 
 Blocks of shell run as they are; SQL goes to the source's database; TOML is appended to
-``towpath.toml``. Addresses of the page's example are those of the test by environment.
+``towpath.toml``. Environment variables replace the addresses of the page's example.
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import Final
 
 from support.pages import ROOT, Block
 
-# Reads statements from standard input and carries them out, one transaction each.
+# Reads statements from standard input and executes them, one transaction each.
 _SQL: Final = """\
 import os, sys, psycopg
 with psycopg.connect(os.environ["TOWPATH_SOURCE__DSN"], autocommit=True) as source:

@@ -12,7 +12,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 README: Final = ROOT / "README.md"
 DOCS: Final = ROOT / "docs"
-# Written by a run of locust, as it is.
+# Written by a run of locust, and not edited.
 _WRITTEN: Final = DOCS / "load-run"
 
 _FENCE: Final = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)$")
@@ -23,7 +23,7 @@ _HEADING: Final = re.compile(r"^#{1,6} +(.+?) *$")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block: the words behind its fence, the text, and its first line."""
+    """A fenced block: the words after its fence, the text, and its first line."""
 
     info: tuple[str, ...]
     text: str
@@ -52,7 +52,7 @@ def pages() -> list[Path]:
 
 
 def name_of(page: Path) -> str:
-    """Name a page as a failure does."""
+    """Return the name of a page for failure messages."""
     return page.relative_to(ROOT).as_posix()
 
 

@@ -2,7 +2,7 @@
 
 import orjson
 
-from support.dead_letters import Asked, InMind, Letters, context_of
+from support.dead_letters import Letters, MemoryRefetches, RecordedRepairs, context_of
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.apply.batch import BatchWriter
 from towpath.sinks.apply.replay import DeadLetterRequests
@@ -28,8 +28,8 @@ ROUTES = Routes(
 KEY = Subject(TOPIC, b'{"order_id":7}')
 
 
-class Choosy(MemorySink):
-    """Refuses a row whose note it does not take, until it is mended."""
+class RefusingSink(MemorySink):
+    """Refuses rows with a bad note until the test corrects it."""
 
     def __init__(self):
         super().__init__()
@@ -51,21 +51,21 @@ class Choosy(MemorySink):
 
 
 class Shop:
-    """A sink, its dead letters, and writers that may crash and begin again."""
+    """A sink, its dead letters, and writers that may crash and restart."""
 
     def __init__(self, *, can_ask=False, refetches=None):
-        self.sink = Choosy()
+        self.sink = RefusingSink()
         self.letters = Letters()
-        self.repairs = Asked(can=can_ask)
+        self.repairs = RecordedRepairs(can=can_ask)
         self.parked = ParkedKeys()
-        self.refetches = InMind() if refetches is None else refetches
+        self.refetches = MemoryRefetches() if refetches is None else refetches
         self.begin()
 
     def begin(self):
-        """Start as a driver does: all that is known comes from the topic."""
+        """Start as a driver does, with the state that is in the topic."""
         self.parked = ParkedKeys()
         self.parked.recall(self.letters.entries())
-        if isinstance(self.refetches, InMind):
+        if isinstance(self.refetches, MemoryRefetches):
             self.refetches = self.refetches.again()
         context = context_of(
             self.letters,
@@ -84,12 +84,12 @@ class Shop:
         return self.writer.write_records(list(records), 0)
 
     def ask(self, verb, subject=KEY):
-        """Ask for something; return what the sink said of it."""
+        """Request an action; return the sink's answer."""
         order = DeadLetterRequest(f"{verb}-{len(self.letters.records)}", verb, subject)
         return self.carry_out(order)
 
     def carry_out(self, order):
-        """Let the sink carry out a command; return its answer."""
+        """Let the sink process a request; return its answer."""
         self.letters.request(order)
         self.orders.process()
         return (
@@ -98,7 +98,7 @@ class Shop:
 
 
 def change(number, operation="u", *, order=7, topic=TOPIC, unchanged=None, **after):
-    """Make a record; one of a snapshot stands below the stream's of its number."""
+    """Make a record; one of a snapshot is below the stream's of the same number."""
     ordinal = "-" if operation == "r" else "0000000000"
     position = f"{number * 8:016x}.{ordinal}"
     headers = {"position": position.encode()}

@@ -1,4 +1,4 @@
-"""Records as the columns that a batch comes in, and routes that read them."""
+"""Records as the columns of a batch, and routes that read them."""
 
 import pyarrow as pa
 
@@ -15,7 +15,7 @@ def cache_routes(topic, route):
 
 
 def table_of(records):
-    """Lay records out in the order given."""
+    """Return records as a table, in the given order."""
     rows = [
         {
             **record.origin._asdict(),

@@ -1,8 +1,8 @@
 """
 A recorded stack: its archive, the folder that it lives in, and how it is started.
 
-Iceberg's metadata names files by absolute paths, so the stack stands below one folder
-wherever it was recorded and wherever it is taken over. One process at a time holds it.
+Iceberg's metadata names files by absolute paths, so the stack has the same folder where
+it is recorded and where it is taken over. One process at a time locks the folder.
 """
 
 import fcntl
@@ -24,11 +24,11 @@ ARCHIVE: Final = Path(__file__).parents[1] / "data/recording/stack.tar.xz"
 PARTS: Final = ("postgres", "kafka", "opensearch", "redis")
 SINKS: Final = ("cache", "search", "warehouse")
 CONFIG: Final = FOLDER / "towpath.toml"
-# Of a relay that has a slot since the first change, and has never run.
+# For a relay that never ran, and has had a slot since before the first change.
 WITNESS: Final = FOLDER / "witness.toml"
 
 _COMMAND: Final = ("-m", "towpath.deploy.cli")
-# What the next start writes again: programs, logs, process files and locks.
+# Files that the next start writes again: programs, logs, process files and locks.
 _LEFT_OUT: Final = {
     *("logs", "run", "java", "owner", "lock", "postmaster.opts", "node.lock"),
     *("jars", "modules", "plugins", "bin", "lib", ".lock", "write.lock"),
@@ -37,7 +37,7 @@ _LEFT_OUT: Final = {
 
 @contextmanager
 def held_stack() -> Iterator[Stack]:
-    """Hold the folder for the block; nothing of it is there before and behind."""
+    """Lock the folder for the block; remove its contents before and after."""
     lock = FOLDER.with_name(f"{FOLDER.name}.lock")
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -65,7 +65,7 @@ def pack(stack: Stack) -> None:
 
 
 def unpack(stack: Stack) -> None:
-    """Put the archive's files where the stack's parts look for them."""
+    """Unpack the archive to the folders of the stack's parts."""
     home = postgres.home_of(stack.state)
     stack.state.create()
     postgres.create_home(home, stack.state)
@@ -89,22 +89,22 @@ class Process(RelayProcess):
         self._words = (*_COMMAND, *words, "--config", str(config))
 
     def begin(self, *command: str) -> None:
-        """Start it; with a command, what runs in its place."""
+        """Start it; a command replaces its own."""
         self.start(*(command or self._words))
 
 
 def relay(config: Path = CONFIG) -> Process:
-    """Describe the relay of the stack."""
+    """Return the relay of the stack."""
     return Process(config, "relay", "run")
 
 
 def driver() -> Process:
-    """Describe the driver of the stack's sinks."""
+    """Return the driver of the stack's sinks."""
     return Process(CONFIG, "sink", "run", "--driver", "sinks")
 
 
 def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
-    """Add a file without what differs from one run to the next."""
+    """Add a file without the metadata that differs between runs."""
     entry = archive.gettarinfo(path, name)
     if not (entry.isdir() or entry.isreg()):
         return

@@ -1,4 +1,4 @@
-"""A relay's loop, made by its wiring over fakes of its ports, and turned by a test."""
+"""A relay's loop, built by its wiring over fakes of its ports, and run by a test."""
 
 import struct
 from collections import deque
@@ -108,7 +108,7 @@ def transaction(lsn: int, *messages: bytes) -> list[bytes]:
 
 
 class Clock:
-    """Time that stands still until it is moved."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -126,7 +126,7 @@ class Clock:
 
 
 class Stream:
-    """Hands over the test's frames; records confirmed LSNs."""
+    """Returns the test's frames; records confirmed LSNs."""
 
     database = "db"
 
@@ -168,7 +168,7 @@ class Acknowledged:
 
 
 class Producer:
-    """Keeps records; acknowledges them when the test says so."""
+    """Keeps records; acknowledges them when the test requests it."""
 
     def __init__(self, clock: Clock) -> None:
         self.records: list[Record] = []
@@ -216,7 +216,7 @@ class Topics:
 
 
 class Catalog:
-    """Knows that the first two columns are the key."""
+    """Describes every table with its first two columns as the key."""
 
     def describe(
         self, _table_oid: int, _name: str, type_oids: Sequence[int]
@@ -229,7 +229,7 @@ class Reader:
     """
     Stores requests of keys at once, and answers probes with everything visible.
 
-    A test may say that probes have no answer.
+    A test may disable the answers to probes.
     """
 
     def __init__(self) -> None:
@@ -260,7 +260,7 @@ class AllKnown(Marks):
 
 
 class NoSignals:
-    """An inbox that nobody leaves a signal in."""
+    """An inbox without signals."""
 
     def put(self, *_signal: str | None) -> str | None:
         return None
@@ -314,7 +314,7 @@ def build_pipeline(  # noqa: PLR0913 - the ports
 
 
 class Bench:
-    """A pipeline over fakes, turned by the test."""
+    """A pipeline over fakes, whose loop the test runs."""
 
     def __init__(self, max_in_flight_bytes: int = 10**9, **rows: object) -> None:
         self.clock = Clock()
@@ -339,7 +339,7 @@ class Bench:
         )
 
     def turn(self, times: int = 1) -> None:
-        """Turn the loop."""
+        """Run turns of the loop."""
         for _ in range(times):
             self.pipeline._turn()
 
@@ -361,5 +361,5 @@ class Bench:
 
 
 def _nothing_recovered() -> RecoveredState:
-    """Return the state of topics whose first marks are all there."""
+    """Return the state of topics that all have their first marks."""
     return RecoveredState(State(), AllKnown({}), Published({}), 0, ParkedAggregates(10))

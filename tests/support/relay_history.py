@@ -4,11 +4,11 @@ Random histories of a relay that crashes, is stopped and starts again, over fake
 The broker keeps the records of a killed session, or loses those that it had not
 acknowledged; aborted records of Kafka's transactions are not visible. Each session
 recovers from the state topic, as a real one does, and streams again what the confirmed
-LSN has not passed. Every history ends with a session that is stopped in peace.
+LSN has not passed. Every history ends with a session that is stopped normally.
 
 While a history runs, it checks: no LSN is confirmed before it is stored and before all
-records up to it are delivered (I3), none later than Postgres waits for it, and no
-record precedes the first mark of its topic. At the end, every row is there once and
+records up to it are delivered (I3), Postgres receives feedback before its timeout, and
+no record precedes the first mark of its topic. At the end, every row exists once and
 each partition is in order (I4); records of a former partition count keep its
 partitions, and barriers divide them from later ones.
 """
@@ -102,7 +102,7 @@ class Acknowledgement(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A record that the broker has and the client has not heard of."""
+    """A record that the broker has, and whose acknowledgement the client lacks."""
 
     record: Record
     on_delivery: OnDelivery
@@ -116,7 +116,7 @@ class Broker:
 
     Attributes:
         log: The records by topic and partition.
-        event_partitions: How many partitions the events' topics have.
+        event_partitions: The partition count of the events' topics.
     """
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class KnownTopics(Topics):
 
 class Producer:
     """
-    Appends records at once; acknowledges each partition in order, but late.
+    Appends records at once; acknowledges each partition in order, with a delay.
 
     Attributes:
         pending: Records without an acknowledgement.
@@ -270,7 +270,7 @@ class Producer:
 
 
 class SourceTransaction(NamedTuple):
-    """A transaction of outbox rows: its end, its frames, and how many rows it has."""
+    """A transaction of outbox rows: its end, its frames, and the number of its rows."""
 
     end_lsn: int
     frames: list[bytes]
@@ -319,8 +319,8 @@ class History:
     One history: a source, a broker, and sessions of the relay.
 
     Attributes:
-        sessions: How many sessions it had.
-        losses: How many of them ended with records that were not confirmed.
+        sessions: The number of its sessions.
+        losses: The number of sessions that ended with unconfirmed records.
     """
 
     def __init__(
@@ -337,7 +337,7 @@ class History:
         self._former: dict[str, bytes] = {}
 
     def run(self) -> None:
-        """Run sessions until one ends in peace, then check every record."""
+        """Run sessions until one stops normally, then check every record."""
         is_over = False
         while not is_over:
             self.sessions += 1
@@ -411,12 +411,12 @@ class History:
         return is_clean
 
     def _turns(self, *, is_last: bool) -> int | None:
-        """Return after how many turns a stop is asked for; None: at the end."""
+        """Return the number of turns until a stop is requested; None: at the end."""
         is_early = not is_last and self._random.random() < 0.5
         return self._random.randint(1, 40) if is_early else None
 
     def _recovered(self) -> RecoveredState:
-        """Recover as a start does: marks made exact by the ends of the topics."""
+        """Recover as a start does, with exact marks from the ends of the topics."""
         state = self._broker.state()
         exact = {topic: self._exact(topic, of) for topic, of in state.marks.items()}
         for (topic, _), records in self._broker.events():
@@ -444,7 +444,7 @@ class History:
         return exact
 
     def _reads(self, confirmed_lsn: int) -> deque[list[bytes]]:
-        """Return what the stream has beyond an LSN, cut at random."""
+        """Return the stream's frames beyond an LSN, cut at random."""
         frames: list[bytes] = []
         for each in self._source:
             if each.end_lsn > confirmed_lsn:
@@ -461,7 +461,7 @@ class History:
         return reads
 
     def _check_records(self) -> None:
-        """Every row is there once, each partition in the order of positions."""
+        """Check that every row exists once, and that positions rise per partition."""
         found: list[bytes] = []
         for place, records in self._broker.events():
             positions = [
@@ -475,7 +475,7 @@ class History:
         assert len(found) == sum(each.rows for each in self._source), "a row is missing"
 
     def _check_former_count(self) -> None:
-        """Records of the former count are in its partition, before a barrier."""
+        """Check the partition of records of the former count, and the barriers."""
         for (topic, partition), records in self._broker.events():
             until = self._former.get(topic)
             has_barrier = False
@@ -491,7 +491,7 @@ class History:
 
 
 class _Ending:
-    """Asks the loop to stop, after some turns or some time after the last frame."""
+    """Stops the loop after some turns, or some time after the last frame."""
 
     def __init__(self, stream: Stream, turns: int | None, *, is_last: bool) -> None:
         self._stream = stream

@@ -16,11 +16,11 @@ Running = Forked | subprocess.Popen[bytes]
 
 class RelayProcess:
     """
-    The processes of one configuration, one after the other; all print into one file.
+    The processes of one configuration, one after another; all print to one file.
 
     Attributes:
-        processes: Those that were started and not stopped or killed by ``stop`` and
-            ``kill``; the last is the one that is meant when none is named.
+        processes: The processes that were started, and not ended by ``stop`` and
+            ``kill``; the last one is the default of the methods.
     """
 
     def __init__(self, config: Path, log_file: Path) -> None:
@@ -29,14 +29,14 @@ class RelayProcess:
         self.processes: list[Running] = []
 
     def start(self, *command: str) -> Running:
-        """Start a relay; with a command, what it says in place of the relay."""
+        """Start a relay; a command replaces the relay's own."""
         words = command or ("-m", "towpath.relay", str(self.config))
         process = self._begin(words)
         self.processes.append(process)
         return process
 
     def _begin(self, words: Sequence[str]) -> Running:
-        """Start a program in a fork, but code in an interpreter of its own."""
+        """Start a program in a fork, or code in its own interpreter."""
         if words[0] != "-c":
             return Forked(words, self.log_file)
         with self.log_file.open("ab") as log:
@@ -44,31 +44,31 @@ class RelayProcess:
 
     @property
     def process(self) -> Running | None:
-        """The process that was started last."""
+        """The newest process."""
         return self.processes[-1] if self.processes else None
 
     def stop(self, process: Running | None = None) -> int:
-        """Let a process end as a service manager does, and return its exit code."""
+        """Stop a process as a service manager does, and return its exit code."""
         ending = process or self.processes[-1]
         ending.terminate()
         return self.ended(ending)
 
     def ended(self, process: Running | None = None) -> int:
-        """Wait for a process's own end, and return its exit code."""
+        """Wait until a process ends, and return its exit code."""
         ending = process or self.processes[-1]
         code = ending.wait(TIMEOUT_S)
         self.processes.remove(ending)
         return code
 
     def kill(self) -> None:
-        """Kill what runs, as an accident would."""
+        """Kill all running processes."""
         while self.processes:
             process = self.processes.pop()
             process.kill()
             process.wait()
 
     def wait_for(self, holds: Callable[[], bool]) -> None:
-        """Wait until something holds, while the relay lives."""
+        """Wait until a condition holds, while the relay lives."""
         deadline = Deadline(CLOCK, TIMEOUT_S)
         while not holds():
             has_ended = self.process is not None and self.process.poll() is not None

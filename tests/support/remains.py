@@ -1,5 +1,5 @@
 """
-What a worker leaves behind when it is killed, and the process that removes it.
+Processes and folders that a killed worker leaves, and a watcher that removes them.
 
 Each worker starts a watcher, which waits for the worker's end by a pipe. Processes of
 the worker carry a mark in their environment; folders of stacks name their owner.
@@ -27,7 +27,7 @@ _ENDS_WITHIN_S: Final = 15
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
-    """Mark the processes that this one starts in the block; none outlives the block."""
+    """Mark the processes that this one starts in the block; end them at its end."""
     mark = uuid.uuid4().hex
     os.environ[MARK] = mark  # noqa: TID251 - inherited by all that is started
     with subprocess.Popen(
@@ -54,7 +54,7 @@ def _purge(folder: Path) -> None:
 
 
 def _lives(pid: int) -> bool:
-    """Tell whether a process lives; a killed worker's pid stays until the run ends."""
+    """Return whether a process lives; killed workers are zombies until the run ends."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -64,7 +64,7 @@ def _lives(pid: int) -> bool:
 @contextlib.contextmanager
 def _claimed(folder: Path) -> Iterator[None]:
     """
-    Hold a folder for the block, so that no other worker removes it meanwhile.
+    Lock a folder for the block, so that no other worker removes it meanwhile.
 
     Raises:
         OSError: Another one has it, or has removed it.
@@ -89,7 +89,7 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def main() -> None:
-    """Wait for the worker's end, then remove what it has left."""
+    """Wait for the worker's end, then remove its processes and folders."""
     sys.stdin.read()
     collect_abandoned()
     end = psutil.Process.terminate

@@ -1,8 +1,8 @@
 """
-A server of the REST catalog API, as small as the warehouse needs one.
+A server of the REST catalog API, with the calls that the warehouse makes.
 
-Tables and views live in memory, their metadata in files; commits go through
-pyiceberg's own checks of requirements, so that a conflict is one.
+Tables and views are in memory, their metadata in files. Commits are checked by
+pyiceberg's own requirements, so that conflicts are detected.
 """
 
 import json
@@ -42,7 +42,7 @@ class RefusedError(Exception):
 
 
 class Catalog:
-    """The server's facts."""
+    """The tables and views of the server."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -53,7 +53,7 @@ class Catalog:
         self.requests = 0
 
     def answer(self, method, path, body):
-        """Carry out one request."""
+        """Process one request."""
         steps = [unquote(step) for step in path.strip("/").split("/")[1:]]
         verbs = {
             ("POST", "namespaces", 1): lambda: self._create_namespace(body),
@@ -132,7 +132,7 @@ class Catalog:
         if place not in self._places:
             kind = "View" if "views" in place else "Table"
             raise RefusedError(404, f"NoSuch{kind}Exception")
-        # By its file a client knows whether it has this version already.
+        # A client recognises a version that it has by its file.
         return self._files[place]
 
     def _written(self, place):
@@ -141,9 +141,9 @@ class Catalog:
         metadata = found if is_view else json.loads(found.model_dump_json())
         file = self._folder / f"{'-'.join(place)}-{uuid.uuid4().hex}.metadata.json"
         file.write_text(json.dumps(metadata), encoding="utf-8")
-        told = {"metadata-location": f"file://{file}", "metadata": metadata}
-        self._files[place] = told
-        return told
+        document = {"metadata-location": f"file://{file}", "metadata": metadata}
+        self._files[place] = document
+        return document
 
     def _create_view(self, namespace, body):
         place = (namespace, "views", body["name"])
@@ -190,7 +190,7 @@ class Catalog:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[tuple[str, Catalog]]:
-    """Provide a catalog, by its address, whose files stand in a folder."""
+    """Provide the address of a catalog whose files are in a folder."""
     catalog = Catalog(folder)
 
     class Handler(BaseHTTPRequestHandler):
@@ -201,17 +201,17 @@ def serving(folder: Path) -> Iterator[tuple[str, Catalog]]:
             body = json.loads(self.rfile.read(length) or "{}")
             try:
                 status = 200
-                told = catalog.answer(self.command, urlsplit(self.path).path, body)
+                answer = catalog.answer(self.command, urlsplit(self.path).path, body)
             except RefusedError as error:
                 status = error.status
-                told = {
+                answer = {
                     "error": {
                         "message": error.kind,
                         "type": error.kind,
                         "code": status,
                     }
                 }
-            data = json.dumps(told).encode()
+            data = json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
@@ -221,7 +221,7 @@ def serving(folder: Path) -> Iterator[tuple[str, Catalog]]:
         do_GET = do_POST = do_HEAD = do_DELETE = _answer  # noqa: N815 - the server's names
 
         def log_message(self, *_):
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

@@ -19,7 +19,7 @@ class Rig(RelayProcess):
     A database whose relay is a process; prefix and slot have one name.
 
     Attributes:
-        client: The lines of ``[kafka.client]``; none by itself.
+        client: The lines of ``[kafka.client]``; by default none.
     """
 
     client = ""
@@ -45,11 +45,11 @@ class Rig(RelayProcess):
         Write the configuration.
 
         Args:
-            sections: What stands below ``[relay]``: its keys, then whole sections.
+            sections: The text below ``[relay]``: its keys, then whole sections.
             tables: The captured tables.
             source: Further lines of ``[[source]]``.
             partitions: Of each topic.
-            registry_url: Nobody answers at the one that it has by itself.
+            registry_url: The registry; by default an address without a server.
         """
         text = configuration(
             *(self.dsn, self.kafka, self.prefix, tables),
@@ -67,11 +67,11 @@ class Rig(RelayProcess):
         return f'[relay.outbox]\ntopic = "{self.prefix}.event.{{aggregate_type}}"\n'
 
     def init(self) -> None:
-        """Let the relay prepare the database; it says what it did."""
+        """Run ``relay init``, which prints its steps."""
         init(self.config, dry_run=False)
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """End the processes, close connections and drop the slot."""
         self.kill()
         self.connection.close()
         drop_slot(self.dsn, self.prefix)
@@ -82,12 +82,12 @@ class Rig(RelayProcess):
         return done.fetchall() if done.description else []
 
     def one(self, statement: str, *arguments: object) -> Any:
-        """Return the first value that a statement gives."""
+        """Return the first value of a statement's result."""
         rows = self.execute(statement, *arguments)
         return rows[0][0] if rows else None
 
     def confirm(self) -> None:
-        """Wait until all that was committed until now is confirmed."""
+        """Wait until everything committed so far is confirmed."""
         self.execute("select pg_logical_emit_message(true, 'test', 'x')")
         lsn = self.one("select pg_current_wal_lsn()::text")
         confirmed = (
@@ -101,11 +101,11 @@ class Rig(RelayProcess):
         return f"{self.prefix}.{name}"
 
     def records(self, name: str) -> list[Message]:
-        """Read a topic below the prefix from its beginning to its present end."""
+        """Read a topic below the prefix from its start to its present end."""
         return read_to_end(self.kafka, self.topic(name))
 
     def read(self, name: str, *, at_least: int) -> list[Message]:
-        """Read a topic below the prefix until there are so many records, and more."""
+        """Read a topic below the prefix until it has at least a number of records."""
         found = read_at_least(self.kafka, self.topic(name), at_least)
         assert len(found) >= at_least, self.printed()[-3000:]
         return found

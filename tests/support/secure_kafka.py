@@ -1,9 +1,9 @@
 """
 A broker of its own whose clients need TLS and a login, and whose users have rights.
 
-It listens four times: in plaintext for the test itself, which may do everything; with
-TLS and SCRAM; with TLS and a client's certificate; and for its own controller. Users
-may do what ``allow`` gives them, and nothing else.
+It has four listeners: plaintext for the test itself, which may do everything; TLS and
+SCRAM; TLS and a client's certificate; and its own controller. Users have only the
+rights that ``allow`` grants.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ super.users=User:ANONYMOUS;User:owner;User:CN=owner
 
 
 class SecureKafka:
-    """The broker, and what its clients must know."""
+    """The broker, with its addresses and users."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -75,21 +75,21 @@ class SecureKafka:
 
     @property
     def plain(self) -> str:
-        """Where the test itself goes in."""
+        """The address for the test itself."""
         return f"{ports.LOOPBACK}:{self._ports['plain']}"
 
     @property
     def login(self) -> str:
-        """Where TLS and a login are needed."""
+        """The address that requires TLS and a login."""
         return f"{ports.LOOPBACK}:{self._ports['login']}"
 
     @property
     def mutual(self) -> str:
-        """Where TLS and a client's certificate are needed."""
+        """The address that requires TLS and a client's certificate."""
         return f"{ports.LOOPBACK}:{self._ports['mutual']}"
 
     def client(self, user: str = OWNER) -> dict[str, str]:
-        """Return what ``[kafka.client]`` of a user holds."""
+        """Return the ``[kafka.client]`` settings of a user."""
         return {
             "security.protocol": "SASL_SSL",
             "sasl.mechanism": "SCRAM-SHA-512",
@@ -99,14 +99,14 @@ class SecureKafka:
         }
 
     def add_user(self, name: str) -> None:
-        """Make a user who has no rights yet."""
+        """Create a user without rights."""
         terms = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
-        asked = UserScramCredentialUpsertion(name, terms, PASSWORD.encode())
-        for done in self._admin.alter_user_scram_credentials([asked]).values():
+        request = UserScramCredentialUpsertion(name, terms, PASSWORD.encode())
+        for done in self._admin.alter_user_scram_credentials([request]).values():
             done.result(10)
 
     def allow(self, user: str, rights: Iterable[tuple[str, str, str, str]]) -> None:
-        """Give a user rights: resource type, pattern type, name and operation each."""
+        """Grant a user rights: resource type, pattern type, name and operation each."""
         bindings = [
             AclBinding(
                 ResourceType[kind.upper()],
@@ -129,7 +129,7 @@ class SecureKafka:
     def _prepare(self, part) -> None:
         part.prepare()
         more = _SETTINGS.format(host=ports.LOOPBACK, folder=self.folder, **self._ports)
-        # Of two lines with one name the later one counts.
+        # If two lines have the same name, the later one applies.
         with (part.folder / "server.properties").open("a", encoding="utf-8") as file:
             file.write(more)
 

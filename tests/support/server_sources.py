@@ -1,9 +1,9 @@
 """
 The regression SQL of Postgres, as its source package has it.
 
-``TOWPATH_PG_SOURCES`` names an unpacked source tree. Without it Debian's source package
-is fetched by apt into a folder of its own, with lists of its own: no root is needed,
-and nothing of the system changes.
+``TOWPATH_PG_SOURCES`` names an unpacked source tree. Without it, apt fetches Debian's
+source package into a separate folder with separate lists: it needs no root and changes
+nothing of the system.
 """
 
 import os
@@ -21,7 +21,7 @@ _FETCH_WITHIN_S: Final = 300
 
 
 class SourcesUnavailableError(Exception):
-    """The sources are not to be had here; the text says why."""
+    """The sources are not available here; the text has the reason."""
 
 
 def regression_folder(scratch: Path) -> Path:
@@ -29,10 +29,10 @@ def regression_folder(scratch: Path) -> Path:
     Return a folder with ``sql``, ``data`` and ``parallel_schedule``.
 
     Args:
-        scratch: An empty folder, for what is fetched.
+        scratch: An empty folder for the fetched files.
 
     Raises:
-        SourcesUnavailableError: They are neither named nor to be fetched.
+        SourcesUnavailableError: They are not named and cannot be fetched.
     """
     named = os.environ.get("TOWPATH_PG_SOURCES")  # noqa: TID251 - a root
     if named:
@@ -62,7 +62,7 @@ def _fetched(scratch: Path) -> Path:
         *("-o", f"Dir::State::Lists={lists}", "-o", f"Dir::Cache={cache}"),
     )
     _apt(scratch, *own, "update")
-    # The newest may be gone from a mirror that lists it: the next older one is asked.
+    # A mirror may lack the newest version that it lists: then the next older is tried.
     shown = _run(scratch, "apt-cache", *own, "showsrc", PACKAGE)
     versions = re.findall(r"(?m)^Version: (\S+)$", shown)
     for version in sorted(versions, reverse=True):

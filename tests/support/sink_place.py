@@ -1,4 +1,4 @@
-"""A source with lines of orders, its relay, and a driver of sinks that come and go."""
+"""A source with lines of orders, its relay, and a driver of sinks added at run time."""
 
 import os
 import random
@@ -57,7 +57,7 @@ class Writers(RandomWriters):
     pause_s = 0.01
 
     def change(self, connection, chance: random.Random):
-        """Change one line, whatever becomes of it."""
+        """Insert, update or delete one line at random."""
         key = (chance.randrange(1, self.highest), chance.randrange(3))
         if chance.random() < 0.2:
             connection.execute(
@@ -80,7 +80,7 @@ class SinkPlace(Rig):
         self.state = folder / "driver"
 
     def prepare(self):
-        """Make the table and its rows, and start the relay; one sink is there."""
+        """Create the table, its rows and one sink, and start the relay."""
         self.execute("create schema shop")
         self.execute(
             "create table shop.lines (order_id int, no int, note text, secret text,"
@@ -112,7 +112,7 @@ class SinkPlace(Rig):
         return self.towpath("add", str(self.write_block(name)))
 
     def add_by_hand(self, name, signal_id):
-        """Add a sink whose signal is sent as a person does it: by the SQL shown."""
+        """Add a sink, and send its signal by the SQL that the command prints."""
         block = str(self.write_block(name))
         words = ("sink", "add", block, "--signal", signal_id, "--config", self.config)
         with towpath(self.folder, *map(str, words)) as process:
@@ -137,21 +137,21 @@ class SinkPlace(Rig):
         return load(self.config, {}).sink_named(name) is not None
 
     def catch_up(self, name):
-        """Wait until a sink has all that was committed."""
+        """Wait until a sink has applied everything committed so far."""
         self.confirm()
         settings = load(self.config, {})
         ends = declare.sink_ends(settings, name, Topics(settings.kafka))
         declare.wait_applied(settings, name, ends, CLOCK, 60)
 
     def held(self, name):
-        """Read what a sink's cache holds, by id."""
+        """Return the rows of a sink's cache, by id."""
         reader = CacheReader(self.url, self.prefix)
         rows = {row.key: row.fields for row in reader.rows(name) if not row.is_deleted}
         reader.close()
         return rows
 
     def source(self):
-        """Return what the added sink should hold."""
+        """Return the rows that the added sink should have."""
         return {
             f"order:{order_id}:no-{no}": {
                 "order_id": str(order_id),
@@ -163,7 +163,7 @@ class SinkPlace(Rig):
         }
 
     def plain(self):
-        """Return what the sink that was there before should hold."""
+        """Return the rows that the first sink should have."""
         return {
             f"{order_id}:{no}": {
                 "order_id": str(order_id),
@@ -181,7 +181,7 @@ class SinkPlace(Rig):
 
     @contextmanager
     def driver(self):
-        """Run the driver's process; it must end by itself when told to."""
+        """Run the driver's process; it must end cleanly on SIGTERM."""
         environment = {
             **os.environ,  # noqa: TID251 - a process of its own
             "JAVA_HOME": str(java.spark_home(self.folder / "java")),

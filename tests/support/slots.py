@@ -1,4 +1,4 @@
-"""Replication slots that a test leaves behind: the database cannot go before them."""
+"""Replication slots of tests: they must be dropped before the database."""
 
 import contextlib
 
@@ -8,7 +8,7 @@ from support.waiting import until
 
 
 def drop_slot(dsn: str, name: str) -> None:
-    """Drop a slot, if it is there, as soon as nobody follows it any more."""
+    """Drop a slot, if it exists, as soon as no process uses it."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         until(lambda: _is_dropped(connection, name), "the slot is free")
 

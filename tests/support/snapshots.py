@@ -1,4 +1,4 @@
-"""Snapshots of a relay as a process: asked for in its own table, and waited for."""
+"""Snapshots of a relay process: requested by its signal table, and awaited."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ class SnapshotRig(Rig):
     def signal(
         self, signal_id: str, kind: str = "execute-snapshot", **data: Any
     ) -> None:
-        """Leave a signal in the relay's own table."""
+        """Insert a signal into the relay's own table."""
         self.execute(
             "insert into towpath.signal (id, type, data) values (%s, %s, %s)",
             *(signal_id, kind, json.dumps(fields(data))),
@@ -36,12 +36,12 @@ class SnapshotRig(Rig):
         assert status in ends, detail
         return detail
 
-    def judged(self) -> int:
+    def handled_rows(self) -> int:
         """Return how many rows the snapshots have delivered or dropped."""
         return self.one("select coalesce(sum(rows + dropped), 0) from towpath.snapshot")
 
     def catch_up(self) -> None:
-        """Wait until all that was committed until now is in Kafka, and whole there."""
+        """Wait until Kafka has everything committed so far, and all snapshots ended."""
         self.confirm()
         unfinished = (
             "select exists (select from towpath.snapshot"
@@ -51,5 +51,5 @@ class SnapshotRig(Rig):
 
 
 def fields(data: dict[str, Any]) -> dict[str, Any]:
-    """Spell the fields of a signal as it does."""
+    """Return the fields of a signal with dashes in their names."""
     return {name.replace("_", "-"): value for name, value in data.items()}

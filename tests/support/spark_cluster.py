@@ -1,4 +1,4 @@
-"""A cluster of Spark's own on this machine: a master and two workers."""
+"""A standalone Spark cluster on this machine: a master and two workers."""
 
 import os
 import re
@@ -62,17 +62,17 @@ class SparkCluster:
         return self._open("driver", command)
 
     def log(self, name: str) -> str:
-        """Return what a process said."""
+        """Return the output of a process."""
         return (self.folder / f"{name}.log").read_text(encoding="utf-8")
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
-        """Kill a process and all that it has started, as a machine that goes down."""
+        """Kill a process and its children, as if a machine failed."""
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(10)
 
     def close(self) -> None:
-        """Kill whatever runs."""
+        """Kill all running processes."""
         for process in reversed(self._running):
             self.kill(process)
 

@@ -1,4 +1,4 @@
-"""A listener that ends TLS before a server that has none, and passes bytes on."""
+"""A proxy that terminates TLS for a server without it."""
 
 import socket
 import ssl
@@ -12,7 +12,7 @@ from towpath.deploy.local.ports import LOOPBACK
 
 @contextmanager
 def tls_before(port: int, certificate: Path) -> Iterator[int]:
-    """Listen with TLS before a port of this machine; lend the port to connect to."""
+    """Provide a port with TLS that forwards to a port of this machine."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     with socket.create_server((LOOPBACK, 0)) as listener:

@@ -1,7 +1,7 @@
 """
-Topics as a test reads them: whole, in the order of each partition.
+Readers of whole topics, in the order of each partition.
 
-No reader has a group that outlives it, and none makes a topic by asking for it.
+No reader leaves a consumer group behind, and none creates a topic by reading it.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from towpath.sinks.change import Origin, Record
 def read_to_end(
     kafka: str, *topics: str, isolation: str = "read_committed"
 ) -> list[Message]:
-    """Read topics from beginning to present end; a missing one is empty."""
+    """Read topics from the start to the present end; a missing one is empty."""
     found: list[Message] = []
     with _consumer(kafka, isolation) as consumer:
         places = [place for topic in topics for place in _places(consumer, topic)]
@@ -41,9 +41,9 @@ def read_to_end(
 
 def read_at_least(kafka: str, topic: str, count: int) -> list[Message]:
     """
-    Read a topic, which need not be there yet, until it has so many records.
+    Read a topic, which may not exist yet, until it has a number of records.
 
-    What else stands there by then is read too: duplicates would stand there.
+    Further records that it has by then are read too: they may be duplicates.
     """
     found: list[Message] = []
     with _consumer(kafka) as consumer:
@@ -63,7 +63,7 @@ def headers_of(message: Message) -> dict[str, Any]:
 
 
 def position_of(message: Message) -> str:
-    """Return where in the log a record comes from."""
+    """Return the position of a record."""
     position: str = headers_of(message)["position"]
     return position
 
@@ -88,7 +88,7 @@ def _consumer(kafka: str, isolation: str = "read_committed") -> Iterator[Consume
 
 
 def _places(consumer: Consumer, topic: str) -> list[TopicPartition]:
-    """Return the beginnings of a topic's partitions; none if it is not there."""
+    """Return the first offsets of a topic's partitions; none if it does not exist."""
     partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
     return [TopicPartition(topic, number, OFFSET_BEGINNING) for number in partitions]
 
@@ -98,7 +98,7 @@ def _records(batch: Sequence[Message]) -> list[Message]:
 
 
 def _ended(batch: Sequence[Message]) -> set[tuple[str, int]]:
-    """Name the partitions that end here."""
+    """Return the partitions whose end was reached."""
     return {
         (message.topic(), message.partition())
         for message in batch

@@ -1,4 +1,4 @@
-"""Cache servers of a test's own: to be killed, emptied and cut short."""
+"""Cache servers of single tests, which kill, empty and truncate them."""
 
 import subprocess
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ from towpath.deploy.local.ports import LOOPBACK
 
 
 class Valkey:
-    """One server in a folder; it keeps what it has over ``kill`` and ``start``."""
+    """One server in a folder; it keeps its data over ``kill`` and ``start``."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
         self.options = options
         folder.mkdir()
-        # Kept over kill and start: none that an outgoing connection could take.
+        # Kept over kill and start: not a port of outgoing connections.
         self.port = ports.any_free()
         self.bus_port = ports.free_within(
             *ports.SERVERS, self.port + 1 - ports.SERVERS[0]
@@ -44,14 +44,14 @@ class Valkey:
         until(self._serves, "the cache serves", pause_s=0.01)
 
     def kill(self) -> None:
-        """End it with nothing saved that was not written before."""
+        """Kill it, so that it saves nothing more."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def await_file(self) -> None:
-        """Wait until its file has all that it was told; a slow disk has it put off."""
+        """Wait until its file has all writes, which a slow disk may delay."""
         until(
             lambda: self.client.info("persistence")["aof_buffer_length"] == 0,
             "the file has it all",
@@ -59,7 +59,7 @@ class Valkey:
         )
 
     def cut_short(self, size_bytes: int) -> None:
-        """Kill it, take from its file what lies behind a size, and start it again."""
+        """Kill it, truncate its file to a size, and start it again."""
         self.kill()
         with self.file.open("rb+") as file:
             file.truncate(size_bytes)
@@ -67,7 +67,7 @@ class Valkey:
 
     @property
     def file(self) -> Path:
-        """The file that it appends to."""
+        """Its append-only file."""
         (found,) = self.folder.glob("appendonlydir/*.incr.aof")
         return found
 
@@ -81,7 +81,7 @@ class Valkey:
 
 @contextmanager
 def valkey(folder: Path, *options: str) -> Iterator[Valkey]:
-    """Lend a server that appends to a file each second, if no option says otherwise."""
+    """Provide a server that by default appends to its file every second."""
     server = Valkey(folder, *(options or ("--appendonly", "yes")))
     server.start()
     try:

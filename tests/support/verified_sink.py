@@ -1,4 +1,4 @@
-"""A relay, a sink that follows it, and the hand that plants defects in the target."""
+"""A relay, a sink that follows it, and editors that plant defects in the target."""
 
 import json
 from contextlib import contextmanager
@@ -45,8 +45,8 @@ class VerifiedRig(SnapshotRig):
 
         Args:
             sink: The lines of ``[[sink]]`` but for its name.
-            tables: What stands between the brackets of each.
-            beginning: What the names of routes begin with.
+            tables: The column definitions of each.
+            beginning: The prefix of the routes' names.
         """
         self.tables = tables
         self.execute("create schema s")
@@ -69,7 +69,7 @@ class VerifiedRig(SnapshotRig):
 
     @contextmanager
     def followed(self, session: Any = None) -> Any:
-        """Start the relay, let the sink be filled by a snapshot, and follow on."""
+        """Start the relay, fill the sink by a snapshot, and continue to follow."""
         settings = load(self.config, {})
         relations = KafkaRelations(settings.kafka, self.prefix)
         target = self._target = _sink(settings, relations, session)
@@ -80,7 +80,7 @@ class VerifiedRig(SnapshotRig):
         try:
             with Follower(settings, settings.sink[0], target) as follower:
                 self.follower = follower
-                # The first batch of an engine that has just begun takes its time.
+                # The first batch of an engine that has just started is slow.
                 until(
                     lambda: follower.applied_records >= rows,
                     "the sink has the snapshot's rows",
@@ -108,7 +108,7 @@ class VerifiedRig(SnapshotRig):
         letters.close()
 
     def is_behind(self) -> bool:
-        """Return whether the sink has records to go."""
+        """Return whether the sink has not applied all records."""
         progress = read_progress(progress_path(self.folder, "it"), "it")
         cluster = Topics(Kafka(bootstrap_servers=self.kafka))
         topics = Routes(load(self.config, {}).sink[0]).matching(cluster.names())
@@ -119,7 +119,7 @@ class VerifiedRig(SnapshotRig):
         capsys.readouterr()
         code = run(["verify", "it", "--json", "--config", str(self.config), *words])
         printed = capsys.readouterr().out
-        # In a test log lines go there too, before the document.
+        # In a test the log lines are in the same stream, before the document.
         return code, json.loads(printed[printed.index("{\n") :])
 
 
@@ -133,7 +133,7 @@ def _sink(settings: Settings, relations: KafkaRelations, session: Any) -> Any:
 
 
 class CacheHand:
-    """Alters hashes of one route behind the sink's back."""
+    """Alters hashes of one route without the sink."""
 
     def __init__(self, url: str, prefix: str, route: str) -> None:
         self._url = url
@@ -172,13 +172,13 @@ class CacheHand:
         return bool(self._run("hexists", key, "_x"))
 
     def revive(self, key: object) -> None:
-        """Let a deleted row live again, at the position of its delete."""
+        """Restore a deleted row at the position of its delete."""
         position = self._run("hget", key, "_position")
         self.put(key, 1, position)
 
 
 class SearchHand:
-    """Alters documents of one index behind the sink's back."""
+    """Alters documents of one index without the sink."""
 
     def __init__(self, url: str, index: str) -> None:
         self._url = url
@@ -192,11 +192,11 @@ class SearchHand:
             client.close()
 
     def alter(self, key: object, value: int) -> None:
-        """Write another value of ``v``; the document's version stays behind."""
+        """Write another value of ``v``, with the document's old version."""
         self._run("update", key, body={"doc": {"v": value}})
 
     def add_field(self, key: object) -> None:
-        """Write a field that no column has, which the mapping must know first."""
+        """Write a field that no column has, and map it first."""
         client = OpenSearch(self._url)
         fields = {"properties": {"stray": {"type": "keyword"}}}
         client.indices.put_mapping(index=self._index, body=fields)
@@ -211,16 +211,16 @@ class SearchHand:
         self._run("index", key, body=body, **named)
 
     def lose(self, key: object) -> None:
-        """Take a document away; the index forgets its version at once."""
+        """Delete a document, with its version."""
         self._run("delete", key)
 
     def revive(self, key: object) -> None:
-        """Let a deleted document live again."""
+        """Restore a deleted document."""
         self._run("update", key, body={"doc": {"_deleted": False, "id": key, "v": 1}})
 
 
 class WarehouseHand:
-    """Alters rows of one table behind the sink's back."""
+    """Alters rows of one table without the sink."""
 
     def __init__(self, session: Any, table: str) -> None:
         self._session = session
@@ -246,11 +246,11 @@ class WarehouseHand:
         self._run(f"DELETE FROM {{}} WHERE id = {key}")  # noqa: S608 - the test's own
 
     def copy(self, key: object) -> None:
-        """Let a row stand there twice."""
+        """Insert a copy of a row."""
         self._run(f"INSERT INTO {{0}} SELECT * FROM {{0}} WHERE id = {key}")  # noqa: S608 - the test's own
 
     def revive(self, key: object) -> None:
-        """Let a deleted row live again."""
+        """Restore a deleted row."""
         self._run(f"UPDATE {{}} SET _is_deleted = false, v = 1 WHERE id = {key}")  # noqa: S608 - the test's own
 
 

@@ -1,7 +1,7 @@
 """
-Waiting for a condition: never for a while, always with a deadline.
+Waits for conditions, always with a deadline and never for a fixed time.
 
-Beside other workers everything takes longer: deadlines stretch as pytest's limits do.
+Several workers slow each other down, so deadlines are longer then, as pytest's limits.
 """
 
 import os
@@ -13,12 +13,12 @@ import pytest
 from towpath.schemas.clock import Deadline, SystemClock
 
 CLOCK = SystemClock()
-# The limit of a test ends what hangs; it is as much longer for a worker of several.
+# With several workers, deadlines and the limits of tests are longer by this factor.
 SLOWER: Final = 3
 
 
 def stretched(timeout_s: float) -> float:
-    """Return a deadline's length for this process: longer in a worker of several."""
+    """Return a deadline's length for this process; longer with several workers."""
     is_worker = "PYTEST_XDIST_WORKER" in os.environ  # noqa: TID251 - set by xdist
     return SLOWER * timeout_s if is_worker else timeout_s
 
@@ -33,7 +33,7 @@ def until(
     timeout_s: float = 60.0,
     pause_s: float = 0.05,
 ) -> None:
-    """Wait for a condition, looking again after each pause; the time stretches."""
+    """Wait for a condition, checking it after each pause; the time is stretched."""
     timeout_s = stretched(timeout_s)
     deadline = Deadline(CLOCK, timeout_s)
     while not holds():

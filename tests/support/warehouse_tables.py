@@ -1,4 +1,4 @@
-"""A warehouse with a table and an event log of one test's own."""
+"""A warehouse with a table and an event log for one test."""
 
 import uuid
 from functools import partial
@@ -54,11 +54,11 @@ class Relations:
         return RelationShape("shop", "orders", self.columns, self.key, "0")
 
     def refresh(self):
-        """Everything is known already."""
+        """Do nothing: every shape is known."""
 
 
 class Repairs:
-    """Takes down what it is asked for."""
+    """Records the requests."""
 
     def __init__(self):
         self.asked = []
@@ -73,7 +73,7 @@ class Repairs:
 
 
 class TurnedClock(SystemClock):
-    """The machine's time, and what the test adds to it."""
+    """The machine's time plus an offset that the test sets."""
 
     ahead_s = 0.0
 
@@ -83,9 +83,9 @@ class TurnedClock(SystemClock):
 
 class Stepping:
     """
-    Both engines of a lake's writer, step by step.
+    Both engines of a lake's writer; every call passes through ``step``.
 
-    A step is a statement, or ``append``; ``step`` runs it, or does not.
+    A step is a statement or ``append``; a subclass may run it, fail or skip it.
     """
 
     def __init__(self, lake):
@@ -121,7 +121,7 @@ class Faulty(Stepping):
 
 
 def session_of(sink):
-    """Begin a session of the worker's engine whose catalog is that of a sink."""
+    """Return a session of the worker's engine with the catalog of a sink."""
     session = SparkSession.getActiveSession().newSession()
     for name, value in catalog_conf(sink).items():
         if name.startswith("spark.sql.catalog."):
@@ -130,12 +130,12 @@ def session_of(sink):
 
 
 def engines(sink, session):
-    """Put together what writes a warehouse."""
+    """Return both engines that write a warehouse."""
     return Engines(session, LakeAppender(sink))
 
 
 class Lake:
-    """A warehouse with one table and one event log of the test's own."""
+    """A warehouse with one table and one event log for a test."""
 
     def __init__(self, described, session, **options):
         unique = uuid.uuid4().hex[:8]
@@ -155,12 +155,12 @@ class Lake:
         self.set(**options)
 
     def set(self, **options):
-        """Configure the warehouse for the sinks that are opened from now on."""
+        """Configure the warehouse for sinks that are opened later."""
         chosen = WarehouseOptions(**options)
         self.described = self.described.model_copy(update={"warehouse": chosen})
 
     def sink(self, both=None):
-        """Open another sink on the same tables; ``both`` may stand for its engines."""
+        """Open another sink on the same tables; ``both`` may replace its engines."""
         own = engines(self.described, self.session)
         opened = WarehouseSink(
             self.described,
@@ -174,9 +174,9 @@ class Lake:
         return opened
 
     def sql(self, text):
-        """Ask the engine; ``{t}`` is the table, ``{e}`` the log."""
-        told = text.format(t=f"lake.{self.orders}", e=f"lake.{self.events}")
-        return self.session.sql(told).to_pylist()
+        """Query the engine; ``{t}`` is the table, ``{e}`` the log."""
+        statement = text.format(t=f"lake.{self.orders}", e=f"lake.{self.events}")
+        return self.session.sql(statement).to_pylist()
 
     def notes(self):
         """Return the note of each key's live row."""
@@ -213,11 +213,11 @@ class Lake:
         )
 
     def rows(self):
-        """Read the table back by the second engine."""
+        """Read the table with the second engine."""
         return {row.key: row for row in self.reader.rows(self.orders)}
 
 
 def write(sink, changes=(), events=(), safe=None):
-    """Apply one batch and return what became of it."""
+    """Apply one batch and return its result."""
     sink.apply(Batch(0, tuple(changes), tuple(events), safe=safe))
     return sink.flush()

@@ -1,8 +1,8 @@
 """
-A receiver of webhooks that keeps the rows: what the guide asks of one, on real HTTP.
+A receiver of webhooks that follows the guide and stores the rows, on real HTTP.
 
 It checks each signature, keeps the highest position of each key, tombstones included,
-and answers as ``docs/webhooks.md`` says. A test may have it answer otherwise.
+and answers as ``docs/webhooks.md`` describes. A test may override the answers.
 """
 
 import json
@@ -22,7 +22,7 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - of the tests
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The receiver's answer; ``body`` goes with it."""
+    """The receiver's answer, with a ``body``."""
 
     status: int
     headers: dict[str, str] = field(default_factory=dict)
@@ -30,8 +30,8 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """A request that came: its id, its changes, and its headers in lower case."""
+class ReceivedRequest:
+    """A received request: its id, its changes, and its headers in lower case."""
 
     id: str
     changes: list[dict[str, Any]]
@@ -40,18 +40,19 @@ class Taken:
 
 class Receiver:
     """
-    A server on this host, with the rows that it was told.
+    A server on this host, with the rows that it received.
 
     Attributes:
-        url: Where it is.
-        requests: All that came, in order of arrival.
-        otherwise: Asked first: an answer instead of the usual one, or ``None``.
-        secrets: Those that it takes.
+        url: Its address.
+        requests: All requests, in order of arrival.
+        otherwise: Called first: returns an answer that replaces the usual one, or
+            ``None``.
+        secrets: The secrets that it accepts.
     """
 
     def __init__(self) -> None:
-        self.requests: list[Taken] = []
-        self.otherwise: Callable[[Taken], Answer | None] = lambda _: None
+        self.requests: list[ReceivedRequest] = []
+        self.otherwise: Callable[[ReceivedRequest], Answer | None] = lambda _: None
         self.secrets = [SECRET]
         self.events: list[dict[str, Any]] = []
         self._rows: dict[str, dict[str, StoredRow]] = {}
@@ -72,7 +73,7 @@ class Receiver:
         self._thread.join()
 
     def rows(self, route: str) -> Iterator[StoredRow]:
-        """Go through what a route holds, as a reader of a sink does."""
+        """Yield the rows of a route, as a reader of a sink does."""
         with self._lock:
             yield from list(self._rows.get(route, {}).values())
 
@@ -83,7 +84,7 @@ class Receiver:
             webhook_id = webhooks.verify(self.secrets, headers, body, now_s)
         except webhooks.SignatureRefusedError as error:
             return Answer(401, body=str(error).encode())
-        taken = Taken(webhook_id, json.loads(body)["changes"], headers)
+        taken = ReceivedRequest(webhook_id, json.loads(body)["changes"], headers)
         with self._lock:
             self.requests.append(taken)
         answer = self.otherwise(taken)
@@ -93,7 +94,7 @@ class Receiver:
             return self._keep(taken.changes)
 
     def _keep(self, changes: list[dict[str, Any]]) -> Answer:
-        """Take all changes of a request, or none."""
+        """Store all changes of a request, or none."""
         for change in changes:
             status = self._status(change)
             if status != 200:
@@ -142,7 +143,7 @@ class Receiver:
 
 
 class _Server(ThreadingHTTPServer):
-    """Says nothing of a sender that hangs up before the answer ends."""
+    """Ignores senders that close the connection before the answer ends."""
 
     daemon_threads = True
 
@@ -151,10 +152,10 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Hands requests to the receiver."""
+    """Passes requests to the receiver."""
 
     protocol_version = "HTTP/1.1"
-    # An answer in two packets would wait for the acknowledgement of the first.
+    # The second packet of an answer would wait for the acknowledgement of the first.
     wbufsize = -1
     disable_nagle_algorithm = True
     receiver: ClassVar[Receiver]

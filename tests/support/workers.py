@@ -1,14 +1,14 @@
 """
-How the tests are shared out among workers that run side by side.
+The distribution of tests among workers that run side by side.
 
-Each worker is a process with a stack of its own. It takes one piece of work after the
-other: a file, as a rule, so that what the file's tests share is made once. Some tests
-are pieces of their own, because they are long; what keeps every core busy is one piece
-together, so that two of these never run at once.
+Each worker is a process with its own stack. It takes one piece of work after another:
+usually a file, so that fixtures that the file's tests share are created once. Some long
+tests are pieces of their own. All tests that keep every core busy are one piece, so
+that two of them never run at once.
 
-The pieces begin in the order of ``Turn``; of one turn, those first that may take
-longest. Beside the busy ones run those that mostly wait; then come the engines. In the
-end the quick ones fill the time while another worker is at its last long test.
+The pieces begin in the order of ``Turn``; within a turn, those with the longest limits
+begin first. Tests that mostly wait run beside the busy ones; then come the engines. In
+the end the quick tests fill the time while another worker runs its last long test.
 """
 
 import enum
@@ -29,14 +29,14 @@ BUSY: Final = (
     "*/integration/test_bench*.py",
     "*/integration/sinks/test_cluster_driver.py",
 )
-# All tests of the file look at one recorded stack, whose start takes a minute.
+# All tests of the file use one recorded stack, whose start takes a minute.
 RECORDED: Final = ("*/faults/test_takeover.py",)
 # Each test starts an engine of its own.
 DRIVERS: Final = ("*/faults/test_sink_deaths.py",)
 
 
 class Turn(enum.IntEnum):
-    """When a test's piece begins: the lower, the earlier."""
+    """The order of the pieces: a lower turn begins earlier."""
 
     BUSY = 0
     USUAL = 1
@@ -47,11 +47,11 @@ class Turn(enum.IntEnum):
 
 def put_in_order(items: list[pytest.Item], timeout_s: float) -> None:
     """
-    Order tests by their turns, and be more patient with each.
+    Order tests by their turns, and extend the limit of each.
 
     Args:
         items: The tests; among equals their order stays.
-        timeout_s: Of a test that has none of its own.
+        timeout_s: The limit of a test that has none of its own.
     """
     for item in items:
         patient_s = SLOWER * _timeout_s(item, timeout_s)
@@ -60,14 +60,14 @@ def put_in_order(items: list[pytest.Item], timeout_s: float) -> None:
 
 
 class Pieces(LoadScopeScheduling):  # type: ignore[misc]  # has no types
-    """Gives workers one piece after the other, in the order of the tests."""
+    """Gives workers one piece after another, in the order of the tests."""
 
     def _split_scope(self, nodeid: str) -> str:
         return piece_of(nodeid)
 
 
 def piece_of(node_id: str) -> str:
-    """Name the piece that a test belongs to."""
+    """Return the name of the piece that a test belongs to."""
     path = Path(node_id.partition("::")[0])
     if _is_in(path, BUSY):
         return Turn.BUSY.name
@@ -88,7 +88,7 @@ def _turn(item: pytest.Item) -> Turn:
 
 
 def _writes_the_lake(item: pytest.Item) -> bool:
-    """Return whether a test asks for ``lake``, be it by a parameter that names it."""
+    """Return whether a test uses ``lake``, directly or by a parameter with its name."""
     called = getattr(item, "callspec", None)
     named = called.params.values() if called else ()
     return "lake" in getattr(item, "fixturenames", ()) or (
@@ -98,7 +98,7 @@ def _writes_the_lake(item: pytest.Item) -> bool:
 
 
 def is_quick(path: Path) -> bool:
-    """Tell whether the tests of a file take less than a second and start no part."""
+    """Return whether the tests of a file take less than a second and start no part."""
     return _is_below(path, "unit", "property")
 
 

@@ -1,4 +1,4 @@
-"""Sessions that write at random beside what a test looks at."""
+"""Sessions that write at random while a test runs."""
 
 import random
 import threading
@@ -9,11 +9,11 @@ import psycopg
 
 class RandomWriters:
     """
-    Sessions that change a source until told to stop, from within a ``with``.
+    Sessions that change a source until the end of a ``with`` block.
 
     Attributes:
-        writes: How many changes they have tried so far.
-        pause_s: How long each rests before a change.
+        writes: The number of changes that they have tried so far.
+        pause_s: The pause of each session before a change.
     """
 
     pause_s = 0.0
@@ -32,7 +32,7 @@ class RandomWriters:
         ]
 
     def change(self, connection: psycopg.Connection, chance: random.Random) -> None:
-        """Change something whose key is not above the highest."""
+        """Change a row whose key is not above the highest."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

@@ -173,7 +173,7 @@ def test_keys_are_stored_over_what_an_older_release_captured(keyed, capsys):
     keyed.start()
     wait_for_keys(keyed)
 
-    assert "making table towpath.captured" in steps
+    assert "creating table towpath.captured" in steps
     assert {} == before == shown(keyed)["changed_keys"]
     assert not keyed.logged("table key changed")
 

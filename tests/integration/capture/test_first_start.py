@@ -82,7 +82,7 @@ def test_initial_reads_in_the_view_of_the_slots_making(two_tables, capsys):
     read_at = {h["position"] for _, e, h in found if e["op"] == "r"}
     streamed_at = min(h["position"] for _, e, h in found if e["op"] in "cu")
 
-    assert (0, True) == (has_slot, "made by towpath relay run" in said)
+    assert (0, True) == (has_slot, "created by towpath relay run" in said)
     assert {1} == set((read + made).values())
     assert set(range(1, 3001)) <= set(read)
     assert (1, True) == (len(read_at), max(read_at) < streamed_at)

@@ -39,10 +39,10 @@ def test_init_and_start_name_every_collision_at_once(followed):
 
     prefix = followed.prefix
     expected = (
-        f"the tables s.a$b and s.a_b have one topic: {prefix}.s.a_b",
-        f'the tables s."c.d" and "s.c".d have one topic: {prefix}.s.c.d',
-        f"the tables t.u v and t.u_v have one topic: {prefix}.t.u_v",
-        f"the topic of the table dead.relay, {prefix}.dead.relay, is that of dead",
+        f"the tables s.a$b and s.a_b share one topic: {prefix}.s.a_b",
+        f'the tables s."c.d" and "s.c".d share one topic: {prefix}.s.c.d',
+        f"the tables t.u v and t.u_v share one topic: {prefix}.t.u_v",
+        f"the topic of the table dead.relay, {prefix}.dead.relay, is the topic of dead",
     )
     assert [] == [text for text in expected if text not in str(refused.value)]
     assert [] == [text for text in expected if text not in told]
@@ -80,7 +80,7 @@ def test_a_table_that_would_take_a_topic_is_not_captured(followed):
     told = followed.logged("relay halted")[-1]["reason"]
 
     assert ("s.a$b", {1: {"id": 1, "v": 1}}) == (refused["table"], rows)
-    assert "the tables s.a$b and s.a_b have one topic" in refused["reason"]
+    assert "the tables s.a$b and s.a_b share one topic" in refused["reason"]
     assert "has the rows of s.a_b" in told
     assert 3 == code
 

@@ -88,10 +88,10 @@ def test_what_cannot_be_carried_out_is_rejected_and_the_stream_goes_on(rig):
         "table": "s.none: not a captured table",
         "target": "'nobody' is not a sink",
         "column": "missing",
-        "kind": "'sometimes' is none of",
+        "kind": "'sometimes' is not one of",
         "keys": "a blocking snapshot takes none",
-        "filter": "names no table to be read",
-        "stop": "no snapshot of it is open",
+        "filter": "matches no table to read",
+        "stop": "it has no open snapshot",
         "resume": "there is no such snapshot",
     }
     reasons = {

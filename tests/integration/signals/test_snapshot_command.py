@@ -111,7 +111,7 @@ def test_a_snapshot_is_paused_resumed_and_stopped(rig, command: Command):
         *(paused[0], resumed[0], stopped[0]),
         *(nothing[0], taken_up[0]),
     )
-    assert "no snapshot of it is open" in nothing[2]
+    assert "it has no open snapshot" in nothing[2]
     assert "stopped" in shown[1]
 
 
@@ -182,4 +182,4 @@ def test_who_stops_watching_leaves_the_snapshot_running(rig):
     rig.wait_for_answer("s1")
 
     assert 130 == process.returncode, said
-    assert "snapshot s1 goes on: towpath snapshot show s1 --follow" in said
+    assert "snapshot s1 continues: towpath snapshot show s1 --follow" in said

@@ -152,7 +152,7 @@ def test_one_emptied_server_is_a_loss(nodes, sink, asked):
     sink.flush()
     sink.flush()
 
-    assert asked.all == [("orders", "it was emptied")]
+    assert asked.all == [("orders", "the cache was emptied")]
 
 
 def test_a_loss_after_another_servers_refusals_is_a_loss(nodes, sink, asked):
@@ -173,7 +173,7 @@ def test_a_loss_after_another_servers_refusals_is_a_loss(nodes, sink, asked):
         sink.maintain()
     sink.maintain()
 
-    assert asked.all == [("orders", "it lost what was written last")]
+    assert asked.all == [("orders", "the cache lost its most recent writes")]
 
 
 def test_a_slot_that_moved_is_found_again(nodes, sink, unique):
@@ -181,7 +181,7 @@ def test_a_slot_that_moved_is_found_again(nodes, sink, unique):
     slots = {key: slot_of(f"{unique}:orders:{key}") for key in range(1000)}
     key, slot = next(kept for kept in slots.items() if is_free(nodes[0], kept[1]))
     give(nodes, slot, taker=nodes[1])
-    with pytest.raises(TargetBusyError, match="on the move"):
+    with pytest.raises(TargetBusyError, match="is moving slots"):
         sink.apply(Batch(0, (order(key, 1),)))
     sink.apply(Batch(0, (order(key, 1),)))
     applied = sink.flush().applied
@@ -213,7 +213,7 @@ def test_a_row_whose_slot_is_on_the_move_is_written_in_the_end(nodes, sink, uniq
     names = [client.execute_command("CLUSTER MYID") for client in (giver, taker)]
     taker.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", names[0])
     giver.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", names[1])
-    with pytest.raises(TargetBusyError, match="on the move"):
+    with pytest.raises(TargetBusyError, match="is moving slots"):
         sink.apply(Batch(0, (order(key, 1),)))
     for client in (giver, taker):
         client.execute_command("CLUSTER SETSLOT", slot, "STABLE")
@@ -319,6 +319,6 @@ def test_a_replica_takes_over_and_missing_rows_are_read_again(
     sink.flush()
     sink.close()
 
-    lost = [("orders", "it lost what was written last")] if lags else []
+    lost = [("orders", "the cache lost its most recent writes")] if lags else []
 
     assert lost == asked.all

@@ -20,9 +20,9 @@ from towpath.sinks.targets.cache.sink import CacheSink
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 ROUTES = ("orders", "labels")
-LAST_SECOND = "it lost what was written last"
-EMPTIED = "it was emptied"
-EVICTED = "it threw keys away for want of memory"
+LAST_SECOND = "the cache lost its most recent writes"
+EMPTIED = "the cache was emptied"
+EVICTED = "the cache evicted keys because its memory was full"
 
 
 class Asked:

@@ -5,7 +5,7 @@ import signal
 import psutil
 import pytest
 
-from support.driver_process import PATIENCE_S, POISON, Feed, Place, told
+from support.driver_process import PATIENCE_S, POISON, Feed, Place, stored_rows
 from support.spark_cluster import SparkCluster
 from support.waiting import until
 from towpath.sinks.kinds import reader_of
@@ -79,7 +79,7 @@ class Shop(Place):
         """Read a sink: position and fields of live rows, position of the others."""
         sink = self.settings.sink_named(name)
         reader = reader_of(sink, self.settings)
-        return told(self.stored(sink.route[0].name, reader))
+        return stored_rows(self.stored(sink.route[0].name, reader))
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from support.copying import replace
-from support.dead_letters import Asked, context_of
-from support.parked_shop import Choosy, change
+from support.dead_letters import RecordedRepairs, context_of
+from support.parked_shop import RefusingSink, change
 from towpath.deploy.cli import dead_letters
 from towpath.deploy.cli.app import run
 from towpath.settings import Kafka, load
@@ -66,7 +66,7 @@ class Process:
         settings = load(config, {})
         self.topic = f"{settings.database.prefix}.shop.orders"
         self.letters = DeadLetterTopic(settings, "cache")
-        self.repairs = Asked()
+        self.repairs = RecordedRepairs()
         parked = ParkedKeys()
         book = OpenDeadLetters(frozenset())
         for entry in self.letters.entries():
@@ -112,7 +112,7 @@ def test_parked_keys_are_listed_replayed_and_discarded(config, capsys):
     """
     The sink does it; a key that it refuses again stays, and is reported.
     """
-    sink = Choosy()
+    sink = RefusingSink()
     process = Process(config, sink)
     process.write(change(1, note="bad"), change(2, order=8, note="bad"))
     process = Process(config, sink)
@@ -133,7 +133,7 @@ def test_parked_keys_are_listed_replayed_and_discarded(config, capsys):
 
     assert (
         [(7, 2, "the note is too long"), (8, 2, "the note is too long")],
-        "stays set aside: the note is too long",
+        "stays a dead letter: the note is too long",
         [1, 1, 0, 0, 0],
         [],
         {"7": "bad"},
@@ -153,7 +153,7 @@ def test_a_command_waits_until_the_sink_runs(config):
     """
     The command says so, and exits 3.
     """
-    sink = Choosy()
+    sink = RefusingSink()
     Process(config, sink).write(change(1, note="bad"))
     words = ["--sink", "cache", "--config", str(config)]
     code = run(["dead-letters", "replay", "--all", "--timeout", "0.1", *words])
@@ -167,7 +167,7 @@ def test_a_dead_letter_is_shown_whole(config, capsys):
     """
     Reason, headers, key and value are shown as in the record.
     """
-    Process(config, Choosy()).write(change(1, note="bad"))
+    Process(config, RefusingSink()).write(change(1, note="bad"))
     words = ["--sink", "cache", "--json", "--config", str(config)]
     run(["dead-letters", "show", "--key", "7", *words])
     (letter,) = told(capsys)

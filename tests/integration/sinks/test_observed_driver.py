@@ -233,7 +233,7 @@ def check_emptied_cache(place, capsys):
         waiter.wait_for(lsn, "plain", PATIENCE_S)
 
     assert place.plain() == place.held("plain")
-    assert place.said("it was emptied")
+    assert place.said("the cache was emptied")
     assert () == incomplete.routes(place.state_folder, "plain")
     assert [] == place.told(capsys)["unfilled"]
 

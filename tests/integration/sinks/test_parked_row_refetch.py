@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 
-from support.dead_letters import Letters, Still
+from support.dead_letters import Letters, StoppedClock
 from support.snapshots import SnapshotRig
 from support.topics import sink_record
 from support.warehouse_tables import engines, session_of
@@ -78,15 +78,15 @@ class Rig(SnapshotRig):
         self.target.open()
         self.letters, self.parked = Letters(), ParkedKeys()
         state, cluster = settings.state_folder, Topics(settings.kafka)
-        self.refetches = PendingRefetches(state, "it", [self.route], Still())
+        self.refetches = PendingRefetches(state, "it", [self.route], StoppedClock())
         repairs = KafkaRepairs(settings, sink)
         context = SinkContext(
             *(self.letters, self.parked, Sweeps(state, "it", cluster), repairs),
-            *(self.refetches, SafePosition(None, Still()), Still()),
+            *(self.refetches, SafePosition(None, StoppedClock()), StoppedClock()),
         )
         self.writer = BatchWriter(Routes(sink), self.target, context)
         self.orders = DeadLetterRequests(
-            self.writer, self.letters, self.parked, repairs, Still()
+            self.writer, self.letters, self.parked, repairs, StoppedClock()
         )
         self.seen = {}
 
@@ -193,7 +193,7 @@ def test_a_delete_of_what_the_index_cannot_hold_is_applied(begun):
     begun.wait_for(lambda: begun.deliver() == 1)
     begun.execute("delete from s.t where id <> '7'")
     begun.wait_for(lambda: begun.deliver() == 0)
-    reasons = [reason for _, reason in begun.letters.told()]
+    reasons = [reason for _, reason in begun.letters.reasons()]
 
     assert (["7"], 0) == ([*begun.rows()], len(begun.refetches))
     assert ["the key is longer than 512 bytes"] == [r for r in reasons if "key is" in r]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from support.dead_letters import Letters, Still
+from support.dead_letters import Letters, StoppedClock
 from support.snapshots import SnapshotRig
 from support.topics import headers_of, read_to_end, sink_record
 from towpath.deploy.sinks.filling import SinkFill, carry_out_fill
@@ -84,12 +84,12 @@ class Rig(SnapshotRig):
         self.parked = ParkedKeys()
         state, name = settings.state_folder, self.sink.name
         routes = [route.name for route in self.sink.route]
-        self.refetches = PendingRefetches(state, name, routes, Still())
+        self.refetches = PendingRefetches(state, name, routes, StoppedClock())
         context = SinkContext(
             *(self.letters, self.parked),
             Sweeps(state, name, Topics(settings.kafka)),
             *(KafkaRepairs(settings, self.sink), self.refetches),
-            *(SafePosition(None, Still()), Still()),
+            *(SafePosition(None, StoppedClock()), StoppedClock()),
         )
         self.writer = BatchWriter(Routes(self.sink), self.target, context)
         self.seen = {}
@@ -142,7 +142,7 @@ def test_a_row_that_no_signal_can_list_comes_whole(rig, table):
     rows = {row["code"]: (row["v"], len(row["note"])) for row in stored}
 
     assert ["note"] == json.loads(headers_of(update)["unchanged"])
-    assert ((1, (table,)), 0, []) == (asked, len(rig.refetches), rig.letters.told())
+    assert ((1, (table,)), 0, []) == (asked, len(rig.refetches), rig.letters.reasons())
     assert {"a": (1, LARGE), "b": (None, LARGE)} == rows
     assert [{"data-collections": [f"s.{table}"], "sweep": True, "target": "it"}] == (
         signals
@@ -167,7 +167,7 @@ def test_a_row_that_cannot_be_delivered_is_parked_and_not_waited_for(rig):
         return bool(len(rig.parked))
 
     rig.wait_for(is_parked)
-    left, [letter] = len(rig.refetches), rig.letters.told()
+    left, [letter] = len(rig.refetches), rig.letters.reasons()
     rig.execute("insert into s.plain values (8, 1, 'short')")
     rig.read("s.plain", at_least=2)
     rig.deliver("s.plain")
@@ -182,7 +182,7 @@ def test_a_row_that_cannot_be_delivered_is_parked_and_not_waited_for(rig):
     asked_for = "select status from towpath.signal where id like 'repair-%%'"
 
     assert ((1, 0), [8]) == ((asked, left), flows)
-    assert "larger than its topic takes" in str(letter)
+    assert "larger than its topic allows" in str(letter)
     assert "incomplete" == rig.one(asked_for)
     assert [("incomplete", 1), ("completed", 2)] == statuses
     assert {7: "short", 8: "short"} == stored

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-from support.dead_letters import Asked, Letters
+from support.dead_letters import Letters, RecordedRepairs
 from support.waiting import until
 from towpath.schemas.clock import Backoff, SystemClock
 from towpath.settings import Kafka
@@ -60,7 +60,7 @@ class Place:
         self.admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
         self.admin.create_topics([NewTopic(self.topic, 2, 1)])[self.topic].result()
         self.cluster = Topics(Kafka(bootstrap_servers=servers))
-        self.sink, self.letters, self.repairs = Dying(), Letters(), Asked()
+        self.sink, self.letters, self.repairs = Dying(), Letters(), RecordedRepairs()
         settings = SinkSettings.model_validate(
             {
                 "name": "cache",

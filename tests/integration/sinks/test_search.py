@@ -318,7 +318,7 @@ def test_an_index_that_no_sink_has_made_is_refused(stack, client, route):
     """An alias over somebody else's index is not written."""
     client.indices.create(index=f"{route.name}-x", body={"aliases": {route.name: {}}})
 
-    with pytest.raises(ForeignIndexError, match="no sink has made"):
+    with pytest.raises(ForeignIndexError, match="no sink has created"):
         SearchSink(stack.opensearch_url, (route,), Relations(), SystemClock()).open()
 
 

@@ -232,4 +232,7 @@ def test_an_index_is_rebuilt_while_it_is_written_and_searched(place, capsys):
         assert ([], True) == (reader.wrong[:5], after > before)
     told = capsys.readouterr().out
 
-    assert ([f"{place.route}-2"], True) == (place.indexes(), "goes on with" in told)
+    assert ([f"{place.route}-2"], True) == (
+        place.indexes(),
+        "continues to fill" in told,
+    )

@@ -282,7 +282,7 @@ def test_a_view_may_give_its_documents_as_bytes(place, verify, database):
         ("aggregate_id", "has no column type, payload: it must have aggregate_id, "),
         (
             "aggregate_id, type, case aggregate_id when 10 then 'paid' end as payload",
-            "gives the aggregate 10 a payload that cannot be read as JSON",
+            "returns invalid JSON as the payload of the aggregate 10",
         ),
     ],
 )

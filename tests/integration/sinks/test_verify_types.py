@@ -130,7 +130,7 @@ def test_every_type_compares_equal(database, are_texts):
         f"c{at:03d}": text_of(one.ours) if are_texts and one.ours else one.ours
         for at, one in enumerate(ALL)
     }
-    held = form.held(StoredRow("1", {"id": 1, **fields}, "", False))
+    held = form.sink_row(StoredRow("1", {"id": 1, **fields}, "", False))
     differing = {
         one.type: (source, sink)
         for one, source, sink in zip(
@@ -150,6 +150,6 @@ def test_an_hstore_may_be_an_object(database):
     ]
     form, read = row_of(database, literals, Rows.model_validate({"hstore": "map"}))
     fields = {f"c{at:03d}": one.ours for at, one in enumerate(literals)}
-    held = form.held(StoredRow("1", {"id": 1, **fields}, "", False))
+    held = form.sink_row(StoredRow("1", {"id": 1, **fields}, "", False))
 
     assert json.loads(held.packed) == list(read.texts)

@@ -257,6 +257,6 @@ def test_the_status_shows_relay_and_sink_and_what_is_wrong(rig, sink, waiter, ca
     )
     assert ["cache: its driver sinks does not run"] == alive["wrong"]
     assert (
-        f"nobody follows the slot {rig.prefix}: the relay does not run"
+        f"no relay follows the slot {rig.prefix}: the relay does not run"
         in (dead["wrong"])
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.dead_letters import Letters, context_of
-from support.webhook_receiver import SECRET, Answer, Receiver, Taken
+from support.webhook_receiver import SECRET, Answer, ReceivedRequest, Receiver
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Route
 from towpath.settings import Sink as SinkSettings
@@ -94,7 +94,7 @@ def event(number: int, aggregate_id: str = "a") -> EventRow:
     )
 
 
-def keys_of(requests: list[Taken]) -> list[int]:
+def keys_of(requests: list[ReceivedRequest]) -> list[int]:
     """List the keys that were told, in order of arrival."""
     return [change["key"][0] for taken in requests for change in taken.changes]
 
@@ -113,7 +113,7 @@ def callers(server: socket.socket) -> int:
 def refusing(status: int, *keys: object, **headers: str):
     """Answer requests about some keys or events with a status; all if none is named."""
 
-    def otherwise(taken: Taken) -> Answer | None:
+    def otherwise(taken: ReceivedRequest) -> Answer | None:
         names = {one.get("event_id") or one["key"][0] for one in taken.changes}
         return Answer(status, headers) if not keys or names & set(keys) else None
 
@@ -200,7 +200,7 @@ def test_a_change_that_must_wait_holds_back_no_other_key(receiver, sink):
     """
     fails = iter([True])
 
-    def otherwise(taken: Taken) -> Answer | None:
+    def otherwise(taken: ReceivedRequest) -> Answer | None:
         is_bad = keys_of([taken]) == [2] and next(fails, False)
         return Answer(500) if is_bad else None
 
@@ -288,7 +288,7 @@ def test_no_more_requests_are_open_than_allowed(receiver):
     are_three = threading.Barrier(3)
     lock, is_open, most = threading.Lock(), [0], [0]
 
-    def otherwise(_: Taken) -> None:
+    def otherwise(_: ReceivedRequest) -> None:
         with lock:
             is_open[0] += 1
             most[0] = max(most[0], is_open[0])
@@ -310,7 +310,7 @@ def test_events_of_an_aggregate_are_posted_in_order(receiver):
     sink = told_to(receiver.url, concurrency=8)
     is_overtaken = threading.Event()
 
-    def otherwise(taken: Taken) -> None:
+    def otherwise(taken: ReceivedRequest) -> None:
         if taken.changes[0]["event_id"] == "e1":
             is_overtaken.wait(timeout=0.3)
         else:

@@ -10,7 +10,7 @@ import structlog
 from support.dead_letters import Letters, context_of
 from support.driver_process import PATIENCE_S, Feed, Place, driver
 from support.waiting import until
-from support.webhook_receiver import SECRET, Answer, Receiver, Taken
+from support.webhook_receiver import SECRET, Answer, ReceivedRequest, Receiver
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Route
 from towpath.settings import Sink as SinkSettings
@@ -136,7 +136,7 @@ class Hook:
         return f"{self._log_lsn:016x}.0000000000".encode()
 
 
-def keys_of(taken: Taken) -> list[object]:
+def keys_of(taken: ReceivedRequest) -> list[object]:
     """List the keys and events that a request is about."""
     return [one["key"][0] if "key" in one else one["event_id"] for one in taken.changes]
 
@@ -144,7 +144,7 @@ def keys_of(taken: Taken) -> list[object]:
 def failing(*keys: object, status: int = 500, **headers: str):
     """Answer requests about some keys with a status."""
 
-    def otherwise(taken: Taken) -> Answer | None:
+    def otherwise(taken: ReceivedRequest) -> Answer | None:
         return Answer(status, headers) if {*keys_of(taken)} & {*keys} else None
 
     return otherwise
@@ -174,7 +174,7 @@ def test_bad_answers_now_and_then_neither_pause_nor_park(receiver, hook, per_req
     hook.start(changes_per_request=per_request)
     chance, lock = random.Random(7), threading.Lock()  # noqa: S311 - repeatable
 
-    def otherwise(_: Taken) -> Answer | None:
+    def otherwise(_: ReceivedRequest) -> Answer | None:
         with lock:
             status = chance.choice((429, 500)) if chance.random() < 0.05 else 0
         return Answer(status) if status else None
@@ -329,7 +329,7 @@ def test_a_driver_goes_on_past_a_receiver_with_bad_answers(
     bad = next(iter(place.feed.rows))
     is_mended = threading.Event()
 
-    def otherwise(taken: Taken) -> Answer | None:
+    def otherwise(taken: ReceivedRequest) -> Answer | None:
         with lock:
             is_bad = chance.random() < 0.05
         if is_bad or (bad in keys_of(taken) and not is_mended.is_set()):

@@ -116,5 +116,5 @@ def test_an_invalid_list_of_rates_is_refused(text):
     """
     An invalid word is reported before anything is started.
     """
-    with pytest.raises(UsageError, match="is no list of rates"):
+    with pytest.raises(UsageError, match="is not a list of rates"):
         rates_of(text)

@@ -211,6 +211,6 @@ def test_a_topic_that_only_an_expression_matches_is_named(
 
     assert root.run(["config", "check", "--config", path]) == 0
     assert capsys.readouterr().out == (
-        f"{path}: no mistakes; whether towpath.shop.oders have tables, "
-        "towpath sink check tells\n"
+        f"{path}: no mistakes; towpath sink check reports whether "
+        "towpath.shop.oders have tables\n"
     )

@@ -100,7 +100,7 @@ def test_each_finding_of_the_status_has_its_sentence():
     assert [
         ["the part kafka is stopped"],
         ["the relay: the source does not answer"],
-        ["nobody follows the slot towpath: the relay does not run"],
+        ["no relay follows the slot towpath: the relay does not run"],
         ["the slot's log is lost"],
         ["the slot keeps 5,000 bytes of log"],
         ["cache: Redis does not answer."],

@@ -133,4 +133,4 @@ def test_a_halted_relay_is_reported_beside_running_sinks(listed, relay):
     code, line = listed(alive_s_ago=1, state=State.RUNNING)
 
     assert code == 1
-    assert line == f"nobody follows the slot towpath: the relay {relay['halted']}"
+    assert line == f"no relay follows the slot towpath: the relay {relay['halted']}"

@@ -102,7 +102,7 @@ def test_keys_come_from_words_and_files(tmp_path: Path):
         (["[7"], None, "is not a JSON list"),
         (["[]"], None, "is not a list of values"),
         ([], "\n", "has no keys"),
-        ([], b"\xff", "is not in UTF-8"),
+        ([], b"\xff", "is not UTF-8 text"),
         ([str(n) for n in range(10_001)], None, "one signal takes 10,000"),
     ],
 )
@@ -157,11 +157,11 @@ def test_a_table_without_progress_says_so():
     told = [progress_text(table(**fields)) for fields in (quiet, {"quiet_s": 3.0})]
     text = io.StringIO()
     Console(file=text, width=200).print(snapshot_table([table(**quiet)]))
-    silence = "no news for 1:35: is the relay away, or does it yield?"
+    silence = "no progress for 1:35: is the relay down, or does it yield?"
 
     assert [True, False] == [silence in each for each in told]
     assert silence in text.getvalue()
-    assert "no news" not in progress_text(table("paused", **quiet))
+    assert "no progress" not in progress_text(table("paused", **quiet))
 
 
 def test_a_list_fits_on_a_screen_of_eighty_columns():

@@ -175,11 +175,11 @@ def test_options_treat_a_read_row_like_a_streamed_event(options, payload):
     )
 
     apart = {"id", "ce_id", "position", "snapshot", "kind"}
-    told = {k: v for k, v in record.headers if k not in apart}
+    headers = {k: v for k, v in record.headers if k not in apart}
     assert desk.route().topic == expected.topic
     assert (record.key, record.value) == (expected.key, expected.value)
 
-    assert {k: v for k, v in expected.headers if k not in apart} == told
+    assert {k: v for k, v in expected.headers if k not in apart} == headers
 
 
 def test_placements_map_to_the_tables_own_names():
@@ -212,7 +212,7 @@ def test_a_row_of_another_width_is_refused_by_the_view():
     """
     It is not taken for a shorter row.
     """
-    with pytest.raises(MalformedMessageError, match="a row of 2 values"):
+    with pytest.raises(MalformedMessageError, match="has 2 values, not 3"):
         RouteBench().read((b"42", b"OrderState"))
 
 
@@ -235,7 +235,7 @@ def test_a_type_without_a_valid_topic_is_a_configuration_error():
     """
     The error is raised at the start, not when the view is read.
     """
-    with pytest.raises(ConfigurationError, match="order: the aggregate type makes"):
+    with pytest.raises(ConfigurationError, match="order: the aggregate type gives"):
         RouteBench(route_regex="order", route_replacement="a b")
 
 

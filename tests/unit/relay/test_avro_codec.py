@@ -141,7 +141,7 @@ def test_each_envelope_has_its_own_transaction():
     """
     registry = Registry()
     made = codec(registry, AVRO)
-    told = []
+    times = []
     for facts in (
         FACTS,
         replace(FACTS, lsn=121),
@@ -152,7 +152,7 @@ def test_each_envelope_has_its_own_transaction():
         envelope = registry.read("towpath.shop.line-value", value)
         source = envelope["source"]
         names = ("txId", "lsn", "commit_lsn", "ts_ms", "origin")
-        told.append((*(source[name] for name in names), envelope["ts_ms"]))
+        times.append((*(source[name] for name in names), envelope["ts_ms"]))
     committed_ms, now_ms = 1_700_000_000_123, 1_700_000_001_000
 
     assert [
@@ -160,7 +160,7 @@ def test_each_envelope_has_its_own_transaction():
         (9, 121, 160, committed_ms, None, now_ms),
         (10, 130, 170, 2000, None, now_ms),
         (9, 120, 160, committed_ms, "far", now_ms + 1),
-    ] == told
+    ] == times
 
 
 def test_a_read_row_has_no_transaction():
@@ -321,10 +321,10 @@ def test_debezium_s_preset_adds_finer_times_and_the_sequence():
     avro = codec(registry, Relay.model_validate({"preset": "debezium", "rows": rows}))
     json_schema = codec(registry, Relay.model_validate({"preset": "debezium"}))
     value = avro.value(None, ROW, FACTS, is_full=False)
-    told = json.loads(json_schema.value(None, ROW, FACTS, is_full=False))
+    document = json.loads(json_schema.value(None, ROW, FACTS, is_full=False))
 
     assert (
-        told["payload"]["source"]
+        document["payload"]["source"]
         | {"origin": None, "origin_lsn": None, "sequence": '["160","120"]'}
         == (registry.read("towpath.shop.line-value", value)["source"])
     )

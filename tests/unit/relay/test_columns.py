@@ -184,7 +184,9 @@ def test_schemas_carry_postgres_types_if_configured():
     Type, length and scale size a column at the other end (T-53).
     """
     found = plan(source_types=[r".*\.(name|price)"])
-    told = {field.name: dict(field.form.schema.parameters) for field in found.columns}
+    parameters = {
+        field.name: dict(field.form.schema.parameters) for field in found.columns
+    }
     prefix = "__debezium.source.column"
 
     assert (
@@ -192,9 +194,12 @@ def test_schemas_carry_postgres_types_if_configured():
         ("10", "2"),
         {},
     ) == (
-        told["name"],
-        (told["price"][f"{prefix}.length"], told["price"][f"{prefix}.scale"]),
-        told["city"],
+        parameters["name"],
+        (
+            parameters["price"][f"{prefix}.length"],
+            parameters["price"][f"{prefix}.scale"],
+        ),
+        parameters["city"],
     )
 
 
@@ -238,10 +243,10 @@ def test_an_excluded_column_of_an_unknown_type_is_logged():
         columns=(Column("id", 23), Column("odd", NEVER)),
         key=(0,),
     )
-    told: list[str] = []
+    reasons: list[str] = []
     relay = Relay.model_validate({"rows": {"unknown_types": "omit"}})
     types = {NEVER: TypeFacts("never", "s.never")}
     facts = CatalogFacts((), {}, frozenset(), types=types)
-    found = ColumnRules(relay, told.append).plan(odd, facts)
+    found = ColumnRules(relay, reasons.append).plan(odd, facts)
 
-    assert (["id"], [OMITTED]) == ([field.name for field in found.columns], told)
+    assert (["id"], [OMITTED]) == ([field.name for field in found.columns], reasons)

@@ -96,18 +96,18 @@ def test_no_gap_is_announced_without_cause(found: SourceHistory):
 @pytest.mark.parametrize(
     ("found", "part", "needs_slot"),
     [
-        (replace(FOUND, system_identifier="8"), "the server is 8", False),
-        (replace(FOUND, slot=None), "is gone", True),
+        (replace(FOUND, system_identifier="8"), "identifier is 8", False),
+        (replace(FOUND, slot=None), "no longer exists", True),
         (replace(FOUND, slot=replace(SLOT, wal_status="lost")), "has lost log", True),
         (
             replace(FOUND, slot=replace(SLOT, invalidation_reason="idle_timeout")),
             "(idle_timeout)",
             True,
         ),
-        (replace(FOUND, slot=replace(SLOT, confirmed_lsn=5_001)), "somebody", False),
+        (replace(FOUND, slot=replace(SLOT, confirmed_lsn=5_001)), "another", False),
         (replace(FOUND, heartbeat=29), "heartbeat is 29", False),
         (replace(FOUND, current_lsn=4_999), "its log ends", False),
-        (replace(FOUND, timeline=2, forks=(Fork(1, 4_800),)), "left timeline", False),
+        (replace(FOUND, timeline=2, forks=(Fork(1, 4_800),)), "branched off", False),
         (replace(FOUND, timeline=3, forks=(Fork(2, 9_000),)), "descend", False),
     ],
 )
@@ -161,7 +161,7 @@ def test_a_slot_beyond_the_fork_is_a_gap():
     gap = decide_lineage(found=promoted).gap
 
     assert gap is not None
-    assert "somebody else" in gap.reason
+    assert "another program" in gap.reason
 
 
 def test_the_fork_of_our_own_timeline_counts():

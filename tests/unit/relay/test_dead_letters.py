@@ -209,11 +209,11 @@ def test_a_parked_event_too_large_for_the_dead_letters_leaves_a_stub():
     dead = dead_letters(parked)
     aside = dead.of_record(event(b"42", 5000), "first")
     stub = dead.of_large(aside, 1000, 4000)
-    told = json.loads(stub.value or b"")
+    content = json.loads(stub.value or b"")
 
     assert ("e", "first", True) == (
-        told["topic"],
-        told["first_reason"],
+        content["topic"],
+        content["first_reason"],
         recalled(stub).holds("order", b"42", b"P.2"),
     )
 
@@ -232,8 +232,8 @@ def test_a_missing_partition_makes_a_dead_letter():
     """
     The record is kept as it was, without the partition that it asked for.
     """
-    asked = replace(event(b"42", 500), partition=17)
-    made = dead_letters(ParkedAggregates(10)).of_record(asked, NO_SUCH_PARTITION)
+    routed = replace(event(b"42", 500), partition=17)
+    made = dead_letters(ParkedAggregates(10)).of_record(routed, NO_SUCH_PARTITION)
 
     assert (b"42", b"v" * 100, -1, NO_SUCH_PARTITION.encode()) == (
         made.key,

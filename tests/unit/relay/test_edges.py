@@ -99,10 +99,10 @@ def test_an_unreadable_address_is_not_shown(dsn: str):
     """
     with pytest.raises(errors.SourceRefusedError) as caught:
         connect(dsn)
-    told = "".join(traceback.format_exception(caught.value))
+    printed = "".join(traceback.format_exception(caught.value))
 
     assert (False, False, None) == (
-        "ter2" in told,
-        "hun" in told,
+        "ter2" in printed,
+        "hun" in printed,
         caught.value.__cause__,
     )

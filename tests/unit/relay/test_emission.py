@@ -102,8 +102,8 @@ class EmissionBench:
 
     def emit(self, relation: Relation, **fields) -> None:
         """Emit rows of a chunk."""
-        told = {"rows": (), "log_lsn": 8, "snapshot_id": "s1", "target": None}
-        self.emission.rows(EmitRows(CHUNK, relation, **told | fields))
+        defaults = {"rows": (), "log_lsn": 8, "snapshot_id": "s1", "target": None}
+        self.emission.rows(EmitRows(CHUNK, relation, **defaults | fields))
 
     def sweep(self, relation: Relation, target: str | None = None) -> None:
         """Emit a sweep."""

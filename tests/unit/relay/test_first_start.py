@@ -6,7 +6,7 @@ from support.copying import replace
 from towpath.relay.encode.captured_tables import CapturedTables, Collections
 from towpath.relay.postgres.backfill import signal_entry
 from towpath.relay.postgres.new_tables import fill_id
-from towpath.relay.postgres.slot import exporting_command
+from towpath.relay.postgres.slot import blocking_transactions, exporting_command
 from towpath.relay.postgres.source_facts import ListedTable
 from towpath.relay.recovery.backfill import StartAction, StartFacts, choose_start
 from towpath.relay.snapshot.naming import matches
@@ -107,3 +107,23 @@ def test_captured_tables_are_current_at_each_look():
         len(both),
         len(tables),
     )
+
+
+class Hidden:
+    """A server that hides the ages of other roles' transactions."""
+
+    def execute(self, _statement: str) -> "Hidden":
+        return self
+
+    def fetchall(self) -> list[tuple[str, str, float | None]]:
+        return [("17", "psql", 61.4), ("18", "role app", None)]
+
+
+def test_a_transaction_of_another_role_blocks_a_slot_without_its_age():
+    """
+    The server hides the age from a role without pg_read_all_stats.
+    """
+    known, hidden = blocking_transactions(Hidden())
+
+    assert known == "17 (psql, 61 s)"
+    assert hidden.startswith("18 (role app, a time that is hidden")

@@ -58,12 +58,12 @@ def pages(stats: Stats, clock: TurnedClock) -> AdminPages:
 def metrics(pages: AdminPages) -> dict[str, dict[tuple[str, ...], float]]:
     """Scrape as Prometheus does: values by name and label values."""
     text = pages.get("/metrics").body.decode()
-    told: dict[str, dict[tuple[str, ...], float]] = {}
+    values: dict[str, dict[tuple[str, ...], float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = tuple(sample.labels.values())
-            told.setdefault(sample.name, {})[labels] = sample.value
-    return told
+            values.setdefault(sample.name, {})[labels] = sample.value
+    return values
 
 
 def fetch(port: int, path: str) -> tuple[int, bytes]:
@@ -81,28 +81,28 @@ def test_each_drop_reason_is_logged_once_and_counted_always():
     """
     The first occurrence of a reason is logged; every one is counted.
     """
-    told: list[tuple[str, str]] = []
-    stats = Stats(on_first=lambda what, reason: told.append((what, reason)))
+    records: list[tuple[str, str]] = []
+    stats = Stats(on_first=lambda what, reason: records.append((what, reason)))
     for reason in ("a", "a", "b"):
         stats.count_dead_letter(reason)
         stats.skip(reason)
 
-    assert (4, {"a": 2, "b": 1}) == (len(told), dict(stats.dead_letters))
+    assert (4, {"a": 2, "b": 1}) == (len(records), dict(stats.dead_letters))
 
 
 def test_reasons_without_bound_are_counted_as_other():
     """
     The number of different reasons in the metrics and the log is bounded.
     """
-    told: list[str] = []
-    stats = Stats(on_first=lambda _, reason: told.append(reason))
+    reasons: list[str] = []
+    stats = Stats(on_first=lambda _, reason: reasons.append(reason))
     for number in range(1000):
         stats.skip(f"reason {number}")
 
     assert (101, 900, OTHER_REASONS) == (
         len(stats.skipped),
         stats.skipped[OTHER_REASONS],
-        told[-1],
+        reasons[-1],
     )
 
 
@@ -190,14 +190,14 @@ def test_every_published_metric_of_the_relay_is_shown(
     stats.count_dead_letter("a")
     stats.skip("b")
     stats.alter("c")
-    told = metrics(pages)
+    values = metrics(pages)
     names = {
         name
         for name in vars(telemetry).values()
         if isinstance(name, str)
         and name.startswith(("towpath_relay_", "towpath_snapshot_", "towpath_build_"))
     }
-    shown = told.keys() | {name.removesuffix("_count") for name in told}
+    shown = values.keys() | {name.removesuffix("_count") for name in values}
 
     assert set() == names - shown
 
@@ -221,12 +221,12 @@ def test_the_slots_status_is_one_of_four(stats: Stats, pages: AdminPages):
     The status is a gauge per state, so that an alert can select one.
     """
     stats.slot = SlotStats(5, 3, None, "lost", is_active=False, inactive_s=None)
-    told = metrics(pages)
+    values = metrics(pages)
 
     assert (
         {("reserved",): 0, ("extended",): 0, ("unreserved",): 0, ("lost",): 1},
         False,
-    ) == (told[telemetry.SLOT_STATUS], telemetry.SLOT_SAFE in told)
+    ) == (values[telemetry.SLOT_STATUS], telemetry.SLOT_SAFE in values)
 
 
 def test_latencies_are_counted_by_bucket(stats: Stats, pages: AdminPages):
@@ -236,15 +236,15 @@ def test_latencies_are_counted_by_bucket(stats: Stats, pages: AdminPages):
     stats.source_clock.observe(sent_us=10 * SECOND_US, now_us=15 * SECOND_US)
     stats.settled(10 * SECOND_US, 3, 15 * SECOND_US + 4000)
     stats.settled(11 * SECOND_US, 1, 15 * SECOND_US)
-    told = metrics(pages)
-    buckets = told[telemetry.RELAY_LATENCY + "_bucket"]
+    values = metrics(pages)
+    buckets = values[telemetry.RELAY_LATENCY + "_bucket"]
 
     assert (1, 1, 4, len(BOUNDS_S) + 1, 4) == (
         buckets["0.001",],
         buckets["0.003",],
         buckets["0.005",],
         len(buckets),
-        told[telemetry.RELAY_LATENCY + "_count"][()],
+        values[telemetry.RELAY_LATENCY + "_count"][()],
     )
 
 

@@ -36,8 +36,8 @@ def test_a_table_is_completed_only_without_dead_letters():
         incomplete.undelivered,
         incomplete.has_ended,
     )
-    assert '2 rows are dead letters, the first keys [["0"], ["1"]]' in incomplete.error
-    assert "towpath snapshot resume s1 reads just these again" in incomplete.error
+    assert '2 rows are dead letters (first keys: [["0"], ["1"]])' in incomplete.error
+    assert "towpath snapshot resume s1 reads only these again" in incomplete.error
 
 
 def test_a_key_request_of_the_relay_is_repeated_by_command():

@@ -62,9 +62,9 @@ def test_a_stored_key_request_is_not_repeated():
     """
     requests = KeyRequests()
     requests.resume("0000000000000010.0000000004")
-    asked = [requests.add(A, key(n), place(0x10, n)) for n in (3, 4, 5)]
+    requested = [requests.add(A, key(n), place(0x10, n)) for n in (3, 4, 5)]
 
-    assert [None, None, "towpath-keys-0000000000000010.0000000005"] == asked
+    assert [None, None, "towpath-keys-0000000000000010.0000000005"] == requested
 
 
 def test_a_first_start_requests_every_key():

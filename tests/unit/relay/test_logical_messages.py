@@ -36,8 +36,8 @@ def test_a_message_outside_a_transaction_has_no_transaction_block():
     record = message_route(place=lambda _: pytest.fail("counted")).record(
         OUTSIDE, NOW_US
     )
-    told = json.loads(record.value)
-    source = told["source"]
+    envelope = json.loads(record.value)
+    source = envelope["source"]
 
     assert (
         ("shop.message", b'{"prefix":"foo"}', b"0000000000000460.-"),
@@ -45,7 +45,12 @@ def test_a_message_outside_a_transaction_has_no_transaction_block():
         (None, None, None, 120, NOW_US // 1000),
     ) == (
         (record.topic, record.key, record.position),
-        (told["op"], told["message"], told["transaction"], told["ts_ms"]),
+        (
+            envelope["op"],
+            envelope["message"],
+            envelope["transaction"],
+            envelope["ts_ms"],
+        ),
         (
             source["txId"],
             source["commit_lsn"],
@@ -67,8 +72,8 @@ def test_a_transactional_message_stands_at_its_ordinal():
         return TransactionPlace("755:160", 4, 1)
 
     record = message_route(place=place).record(INSIDE, NOW_US)
-    told = json.loads(record.value)
-    source = told["source"]
+    envelope = json.loads(record.value)
+    source = envelope["source"]
 
     assert (
         b"0000000000000488.0000000003",
@@ -78,7 +83,7 @@ def test_a_transactional_message_stands_at_its_ordinal():
     ) == (
         record.position,
         (source["txId"], source["commit_lsn"], source["origin"], source["ts_ms"]),
-        told["transaction"],
+        envelope["transaction"],
         counted,
     )
 
@@ -191,11 +196,11 @@ def test_message_content_in_avro_is_bytes(form: Binaries, content: bytes | str):
     record = message_route(Relay(rows=rows)).record(INSIDE, NOW_US)
     text = avro_text(value_schema("bytes" if form is Binaries.BYTES else "string"))
     schema = fastavro.parse_schema(json.loads(text))
-    told = fastavro.schemaless_reader(io.BytesIO(record.value[5:]), schema, None)
+    envelope = fastavro.schemaless_reader(io.BytesIO(record.value[5:]), schema, None)
 
     assert (b"\0\0\0\0\7", "foo", content, 755) == (
         record.value[:5],
-        told["message"]["prefix"],
-        told["message"]["content"],
-        told["source"]["txId"],
+        envelope["message"]["prefix"],
+        envelope["message"]["content"],
+        envelope["source"]["txId"],
     )

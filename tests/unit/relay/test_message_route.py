@@ -232,13 +232,13 @@ def test_an_invalid_message_is_a_dead_letter(
     """
     desk = RouteBench()
     record = desk.route_message(content, inside=inside)
-    told = json.loads(record.value or b"")["content"]
+    kept = json.loads(record.value or b"")["content"]
     whole = content if isinstance(content, bytes) else json.dumps(content).encode()
 
     assert ("towpath.dead.relay", {reason: 1}, True) == (
         record.topic,
         desk.buried,
-        told == {"base64": "/w=="} or told.encode() == whole,
+        kept == {"base64": "/w=="} or kept.encode() == whole,
     )
 
 

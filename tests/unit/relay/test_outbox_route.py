@@ -277,11 +277,11 @@ def test_a_null_aggregate_id_is_a_null_key():
 
 
 @pytest.mark.parametrize(
-    ("on_update", "said"),
+    ("on_update", "reason"),
     [(OnUpdate.WARN, UPDATED), (OnUpdate.ERROR, WRONGLY_UPDATED)],
 )
 def test_an_outbox_update_is_counted_and_a_delete_is_ignored(
-    on_update: OnUpdate, said: str
+    on_update: OnUpdate, reason: str
 ):
     """
     Only inserts are events (A43).
@@ -289,7 +289,7 @@ def test_an_outbox_update_is_counted_and_a_delete_is_ignored(
     desk = RouteBench(Outbox(on_update=on_update))
     made = desk.records(Operation.UPDATE) + desk.records(Operation.DELETE)
 
-    assert ([], {said: 1}) == (made, desk.skipped)
+    assert ([], {reason: 1}) == (made, desk.skipped)
 
 
 def test_an_outbox_update_can_halt_the_relay():

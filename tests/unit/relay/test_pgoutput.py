@@ -127,14 +127,16 @@ def test_logical_messages_have_a_transactional_flag():
     """
     Prefix, content and flag of a logical message are read, with any bytes.
     """
-    told = [(m.is_transactional, m.prefix, m.content) for m in all_of(LogicalMessage)]
+    messages = [
+        (m.is_transactional, m.prefix, m.content) for m in all_of(LogicalMessage)
+    ]
 
     assert [
         (True, "towpath.test", "in ✓".encode()),
         (False, "towpath.watermark", b'{"token": 1}'),
         (True, "préfixe ☃", b""),
         (False, "bytes", b"\0\xff\xfe\0"),
-    ] == told[:4]
+    ] == messages[:4]
 
 
 def test_a_replicated_transaction_names_its_origin():

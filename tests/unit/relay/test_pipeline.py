@@ -206,15 +206,20 @@ def test_an_unchanged_shape_is_published_once():
     bench = Bench()
     bench.stream.reads.append(frames())
     bench.turn(1)
-    told: dict[bytes | None, list[list]] = {}
+    columns_by_key: dict[bytes | None, list[list]] = {}
     for record in bench.producer.records:
         if record.topic == "towpath.relations":
             columns = orjson.loads(record.value or b"")["columns"]
-            told.setdefault(record.key, []).append(columns)
+            columns_by_key.setdefault(record.key, []).append(columns)
 
     assert (True, []) == (
-        b"rec.item" in told,
-        [one for of in told.values() for one, next_ in pairwise(of) if one == next_],
+        b"rec.item" in columns_by_key,
+        [
+            one
+            for of in columns_by_key.values()
+            for one, next_ in pairwise(of)
+            if one == next_
+        ],
     )
 
 

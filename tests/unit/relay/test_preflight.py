@@ -230,7 +230,7 @@ def test_a_cluster_that_is_ready_has_no_finding():
                 broker={"message.max.bytes": "200"},
             ),
             Level.WARNING,
-            "takes 100 bytes, other topics of the broker 200",
+            "accepts 100 bytes, other topics of the broker 200",
         ),
         (
             replace(
@@ -243,7 +243,7 @@ def test_a_cluster_that_is_ready_has_no_finding():
                 },
             ),
             Level.WARNING,
-            "takes 100 bytes",
+            "accepts 100 bytes",
         ),
     ],
 )
@@ -288,18 +288,18 @@ def test_a_gap_notification_has_the_statement_that_fills_it():
     gap = Gap("slot x is gone", 0x10, "2026-01-02T03:04:05+00:00", ("shop.o'ne",))
     lineage = Lineage(2, "7", 1, 808, "x", gap)
     record = gap_record("p", lineage, gap, RELAY, 5)
-    told = orjson.loads(record.value or b"")
+    notification = orjson.loads(record.value or b"")
 
     assert ("p.notifications", b"gap-2", "Lineage", "GAP", 5) == (
         record.topic,
         record.key,
-        told["aggregate_type"],
-        told["type"],
-        told["timestamp"],
+        notification["aggregate_type"],
+        notification["type"],
+        notification["timestamp"],
     )
     assert (fill_statement(lineage, gap, RELAY), "0/10") == (
-        told["additional_data"]["fill"],
-        told["additional_data"]["since_lsn"],
+        notification["additional_data"]["fill"],
+        notification["additional_data"]["since_lsn"],
     )
     assert "[\"shop.o''ne\"]" in fill_statement(lineage, gap, RELAY)
 

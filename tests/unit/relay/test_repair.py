@@ -64,7 +64,7 @@ def test_a_row_change_proves_the_lineage_offset():
     """
     planned = plan_repair(evidence(0x18000, {0x8000: 0, 0x18000: 0x10000}))
     lineage = parse_lineages(planned.documents["lineage"])[0]
-    assert "a row change proves that 65536 is added" in planned.notes[0]
+    assert "a row change proves the lineage's offset 65536" in planned.notes[0]
     confirmed = planned.documents["confirmed"] or {}
     assert (confirmed["lsn"], confirmed["log_lsn"]) == (0x5000, 0x15000)
 
@@ -104,9 +104,9 @@ def test_a_planned_repair_can_be_read_as_state():
 @pytest.mark.parametrize(
     ("slot", "reason"),
     [
-        (None, "is not there"),
-        (replace(SLOT, wal_status="lost"), "of no use"),
-        (replace(SLOT, is_ours=False, kind="a physical one"), "of no use"),
+        (None, "is missing or unusable"),
+        (replace(SLOT, wal_status="lost"), "is missing or unusable"),
+        (replace(SLOT, is_ours=False, kind="a physical one"), "is missing or unusable"),
         (replace(SLOT, is_active=True), "stop the relay first"),
     ],
 )
@@ -141,7 +141,7 @@ def test_marks_that_do_not_fit_are_rebuilt():
     ends = {("gone", 0): -1, ("short", 0): 4, ("short", 1): 1, ("wide", 0): 5}
     misfits = find_mismatches(marks, {"short": 2, "wide": 3}, ends)
     assert misfits == {
-        "gone": MarkMismatch("is gone", 0, has_lost=True),
+        "gone": MarkMismatch("was deleted", 0, has_lost=True),
         "short": MarkMismatch("ends below its mark in partition 0", 2, has_lost=True),
         "wide": MarkMismatch("had 1 partitions and has 3", 3, has_lost=False),
     }
@@ -186,7 +186,7 @@ def test_lost_topics_are_recreated_and_their_tables_requested():
     A deleted topic gets its former partition count; one without a table is reported.
     """
     marks = {name: {0: Mark(5, None), 1: Mark(5, None)} for name in ("a", "b", "c")}
-    gone = MarkMismatch("is gone", 0, has_lost=True)
+    gone = MarkMismatch("was deleted", 0, has_lost=True)
     collections = {"a": "shop.a", "b": None}
     topics = MismatchFacts(
         dict.fromkeys(marks, gone), marks, {}, {}, collections, "now"
@@ -199,4 +199,4 @@ def test_lost_topics_are_recreated_and_their_tables_requested():
         "repair-now",
     )
 
-    assert any("topic b lost cannot be read" in note for note in planned.notes)
+    assert any("topic b cannot be read" in note for note in planned.notes)

@@ -117,7 +117,7 @@ def test_a_renamed_outbox_table_is_not_created():
     elsewhere = SETTINGS.model_copy(update={"relay": relay})
     made = [step.purpose for step in plan_setup(BARE, elsewhere)]
 
-    assert "making table towpath.outbox" not in made
+    assert "creating table towpath.outbox" not in made
 
 
 @pytest.mark.parametrize(
@@ -174,9 +174,9 @@ def test_a_users_publication_is_used_unchanged():
     listed = PublishedTable(frozenset({"id", "note"}), "(id > 5)")
     tables = {"shop.orders": listed, "towpath.signal": NAMED}
     facts = with_publication(tables=tables, operations=INSERTS, via_root=False)
-    told = [finding.what for finding in source_warnings(facts, SETTINGS)]
+    warnings = [finding.what for finding in source_warnings(facts, SETTINGS)]
 
-    assert ([], 2) == (plan_setup(facts, SETTINGS), len(told))
+    assert ([], 2) == (plan_setup(facts, SETTINGS), len(warnings))
 
 
 def test_a_schema_publication_covers_its_tables():

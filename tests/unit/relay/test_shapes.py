@@ -251,14 +251,14 @@ def test_a_shape_has_only_published_columns():
         mask=[{"columns": ["s.t.total"], "form": "mask", "length": 3}],
     )
     bench.bind(SHAPE, 8)
-    told = json.loads(bench.publisher.sent[0][0].value or b"")
+    announced = json.loads(bench.publisher.sent[0][0].value or b"")
 
     assert (
         [("line", "integer"), ("id", "bigint"), ("total", "text")],
         ["id", "line"],
     ) == (
-        [(column["name"], column["type"]) for column in told["columns"]],
-        told["key"],
+        [(column["name"], column["type"]) for column in announced["columns"]],
+        announced["key"],
     )
 
 

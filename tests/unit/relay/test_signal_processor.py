@@ -127,7 +127,7 @@ def test_a_condition_that_names_no_table_is_refused():
     )
 
     assert ("rejected", ()) == (stored.status, accepted.tables)
-    assert "for 'shop.order' names no table to be read" in stored.detail["reason"]
+    assert "for 'shop.order' matches no table to read" in stored.detail["reason"]
 
 
 def test_a_stop_ends_open_tables_with_the_answer():
@@ -185,10 +185,10 @@ def test_a_pause_without_open_tables_is_completed():
 @pytest.mark.parametrize(
     ("kind", "what", "states", "status", "reason"),
     [
-        ("stop-snapshot", "stopped", ("running",), "completed", "no snapshot of it"),
-        ("stop-snapshot", "stopped", (), "rejected", "no snapshot of it is open"),
-        ("pause-snapshot", "paused", ("queued",), "completed", "no snapshot of it"),
-        ("resume-snapshot", "resumed", ("paused",), "completed", "no snapshot of it"),
+        ("stop-snapshot", "stopped", ("running",), "completed", "no open snapshot"),
+        ("stop-snapshot", "stopped", (), "rejected", "it has no open snapshot"),
+        ("pause-snapshot", "paused", ("queued",), "completed", "no open snapshot"),
+        ("resume-snapshot", "resumed", ("paused",), "completed", "no open snapshot"),
         ("pause-snapshot", "paused", ("paused",), "rejected", "it is paused in snap"),
         ("resume-snapshot", "resumed", ("queued",), "rejected", "it is queued in sna"),
     ],
@@ -270,12 +270,12 @@ def test_a_failed_table_of_an_open_snapshot_is_resumed():
         (
             (table(state="failed", table_oid=0, error="no key"),),
             {},
-            "it was refused from the first: no key",
+            "it was refused at the start: no key",
         ),
         (
             (table(state="failed"),),
             {"data_collections": ["shop.items"]},
-            "shop.items: no snapshot of it is open",
+            "shop.items: it has no open snapshot",
         ),
     ],
 )

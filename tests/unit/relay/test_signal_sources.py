@@ -71,14 +71,14 @@ def test_a_json_document_becomes_a_signal(document, signal):
         (b"[" * 100_000, "not JSON"),
         (b"[]", "must be a JSON object"),
         (b"{}", "has no type"),
-        (b'{"type": 7}', "type must be a text"),
-        (b'{"type": "log", "id": 7}', "id must be a text"),
+        (b'{"type": 7}', "type must be text"),
+        (b'{"type": "log", "id": 7}', "id must be text"),
         (b'{"type": "log", "date": 7}', "unknown field 'date'"),
         (b'{"type": "log", "id": "%s"}' % (b"x" * 65), "the id has 65 characters"),
         (b'{"type": "%s"}' % (b"x" * 33), "unknown signal type"),
         (b'{"type": "snapshot-window-open"}', "unknown signal type"),
-        (b'{"type": "lo\\u0000g"}', "not a text that Postgres holds"),
-        (b'{"type": "log", "data": "\\ud800"}', "not a text that Postgres holds"),
+        (b'{"type": "lo\\u0000g"}', "text that Postgres cannot store"),
+        (b'{"type": "log", "data": "\\ud800"}', "text that Postgres cannot store"),
     ],
 )
 def test_an_invalid_signal_is_rejected_with_its_reason(document, reason):
@@ -187,10 +187,13 @@ def test_an_invalid_signal_row_is_rejected_and_holds_nothing(
     """
     stream.commit(*row)
     stream.signals.turn()
-    [told] = stream.told
+    [notification] = stream.told
 
-    assert reason in told["additional_data"]["reason"]
-    assert ("Signal", "REJECTED") == (told["aggregate_type"], told["type"])
+    assert reason in notification["additional_data"]["reason"]
+    assert ("Signal", "REJECTED") == (
+        notification["aggregate_type"],
+        notification["type"],
+    )
     assert ({REFUSED: 1}, 200) == (stream.stats.skipped, stream.ledger.acknowledged())
 
 
@@ -253,9 +256,9 @@ def test_a_posted_signal_is_stored():
     The answer is 202 and the id, which is generated if missing.
     """
     source = SourceWithSnapshot()
-    status, told = request(SignalPages(source), "POST", "/signals", LOG, **AS_JSON)
+    status, answer = request(SignalPages(source), "POST", "/signals", LOG, **AS_JSON)
 
-    assert (HTTPStatus.ACCEPTED, [told["id"]]) == (
+    assert (HTTPStatus.ACCEPTED, [answer["id"]]) == (
         status,
         [signal.signal_id for signal in source.left],
     )
@@ -308,13 +311,13 @@ def test_a_used_id_and_an_unavailable_source_are_errors(failure, status):
     """
     source = SourceWithSnapshot()
     source.failure = failure
-    told = SignalPages(source).post(b'{"id": "s1", "type": "log"}')
+    answer = SignalPages(source).post(b'{"id": "s1", "type": "log"}')
 
-    assert status == told.status
+    assert status == answer.status
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "told"),
+    ("path", "status", "expected"),
     [
         ("/signals/s1", 200, {"id": "s1", "status": "completed"}),
         ("/signals/s2", 404, None),
@@ -323,7 +326,7 @@ def test_a_used_id_and_an_unavailable_source_are_errors(failure, status):
         ("/snapshots/s2", 404, None),
     ],
 )
-def test_signals_and_snapshots_are_shown_as_json(path, status, told):
+def test_signals_and_snapshots_are_shown_as_json(path, status, expected):
     """
     The contents of the source's tables are served as JSON.
     """
@@ -331,7 +334,7 @@ def test_signals_and_snapshots_are_shown_as_json(path, status, told):
     assert answer is not None
     document = json.loads(answer.body)
 
-    assert (status, told or document) == (answer.status, document)
+    assert (status, expected or document) == (answer.status, document)
 
 
 def test_the_admin_port_follows_its_documented_statuses():

@@ -95,11 +95,11 @@ def test_stop_and_log_signals_are_read(kind, data, request_):
                 ("[]", "keys must be a list of keys"),
                 ("[1]", "key 1 is not a list of values"),
                 ("[[]]", "key [] is not a list of values"),
-                ("[[null]]", "null in a key is not a text, a number"),
-                ("[[[1]]]", "[1] in a key is not a text, a number"),
-                ('[["\\u0000"]]', "not a text that Postgres holds"),
-                ('[["\\ud800"]]', "not a text that Postgres holds"),
-                (str([[n] for n in range(10_001)]), "at most 10000 may be"),
+                ("[[null]]", "null in a key is not text, a number"),
+                ("[[[1]]]", "[1] in a key is not text, a number"),
+                ('[["\\u0000"]]', "not text that Postgres can store"),
+                ('[["\\ud800"]]', "not text that Postgres can store"),
+                (str([[n] for n in range(10_001)]), "at most 10000 are allowed"),
             )
         ),
         (
@@ -113,7 +113,7 @@ def test_stop_and_log_signals_are_read(kind, data, request_):
                     ],
                 }
             ),
-            "exclude each other",
+            "cannot be combined",
         ),
         (
             "execute-snapshot",
@@ -123,25 +123,34 @@ def test_stop_and_log_signals_are_read(kind, data, request_):
         (
             "execute-snapshot",
             '{"data-collections": ["a.b"], "type": "initial"}',
-            "'initial' is none of incremental, blocking",
+            "'initial' is not one of incremental, blocking",
         ),
         *(
             ("execute-snapshot", f'{{"data-collections": ["a.b"], {fields}}}', reason)
             for fields, reason in (
                 ('"type": "blocking", "keys": [[1]]', "a blocking snapshot takes none"),
-                ('"keys": [[1]], "sweep": true', "keys and sweep exclude"),
-                ('"keys": [[1]], "surrogate-key": "x"', "keys and surrogate-key excl"),
+                ('"keys": [[1]], "sweep": true', "keys and sweep cannot be combined"),
+                (
+                    '"keys": [[1]], "surrogate-key": "x"',
+                    "keys and surrogate-key cannot be",
+                ),
                 ('"sweep": 1', "sweep must be true or false"),
                 ('"columns": []', "columns must be a list of names"),
                 ('"columns": "a"', "columns must be a list of names"),
-                ('"columns": ["a"], "sweep": true', "columns and sweep exclude"),
-                ('"columns": ["a"], "keys": [[1]]', "keys and columns exclude"),
+                (
+                    '"columns": ["a"], "sweep": true',
+                    "columns and sweep cannot be combined",
+                ),
+                (
+                    '"columns": ["a"], "keys": [[1]]',
+                    "keys and columns cannot be combined",
+                ),
                 (
                     '"columns": ["a"], "additional-condition": "x"',
-                    "columns and additional-condition exclude",
+                    "columns and additional-condition cannot",
                 ),
                 ('"columns": ["a"], "type": "blocking"', "columns are read incremen"),
-                ('"sweep": true, "additional-condition": "x"', "sweep and conditions"),
+                ('"sweep": true, "additional-condition": "x"', "sweep cannot be"),
                 ('"surrogate-key": [""]', "surrogate-key must be the name of a column"),
                 ('"surrogate-key": 7', "surrogate-key must be the name of a column"),
                 (
@@ -150,10 +159,10 @@ def test_stop_and_log_signals_are_read(kind, data, request_):
                 ),
                 (
                     '"additional-condition": "x", "additional-conditions": ["y"]',
-                    "exclude each other",
+                    "cannot be combined",
                 ),
                 ('"additional-condition": 7', "must be an SQL expression"),
-                ('"type": 7', "snapshot type 7 is none of"),
+                ('"type": 7', "snapshot type 7 is not one of"),
             )
         ),
         ("execute-snapshot", '{"data-collections": ["a\\u0000"]}', "a list of names"),

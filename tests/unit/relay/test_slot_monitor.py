@@ -102,7 +102,7 @@ def test_outbox_updates_are_counted_from_the_first_look():
 @pytest.mark.parametrize(
     ("reading", "part"),
     [
-        (None, "is gone"),
+        (None, "no longer exists"),
         (replace(READING, wal_status="lost"), "max_slot_wal_keep_size"),
         (replace(READING, invalidation_reason="idle_timeout"), "idle_timeout"),
     ],

@@ -112,7 +112,7 @@ def test_a_signal_is_answered_only_once_it_is_visible(loop: Loop):
     The answer goes into the signal's row, so its transaction must be visible first.
     """
     data = '{"data-collections": ["s.a"]}'
-    asked = loop.tell(protocol.SignalSeen("s1", "execute-snapshot", data, 7))
+    effects = loop.tell(protocol.SignalSeen("s1", "execute-snapshot", data, 7))
     blind = loop.tell(protocol.VisibilityRead(XidSnapshot(7, 9, frozenset({7}))))
     seeing = loop.tell(protocol.VisibilityRead(SEES_ALL))
 
@@ -121,7 +121,7 @@ def test_a_signal_is_answered_only_once_it_is_visible(loop: Loop):
         [],
         [protocol.InspectTables("s1", ("s.a",))],
     ) == (
-        asked,
+        effects,
         blind,
         seeing,
     )
@@ -477,9 +477,9 @@ def test_visibility_is_probed_again_while_something_waits(loop: Loop):
     loop.see(loop.one(protocol.WriteWatermark).token)
     hides = protocol.VisibilityRead(XidSnapshot(42, 50, frozenset({42})))
     facts = (protocol.Tick(1.0), hides, protocol.Tick(1.005), hides, protocol.Tick(2.0))
-    asked = [protocol.ProbeVisibility() in loop.tell(fact) for fact in facts]
+    probes = [protocol.ProbeVisibility() in loop.tell(fact) for fact in facts]
 
-    assert [False, True, False, False, True] == asked
+    assert [False, True, False, False, True] == probes
 
 
 def test_changed_keys_lost_before_the_plan_restart_the_recording():
@@ -671,11 +671,11 @@ def test_listed_keys_are_stored_as_the_server_spells_them(loop: Loop):
     The signal's spelling is looked up; the stored keys have the stream's spelling.
     """
     loop.signal(**{"data-collections": ["s.a"], "keys": [["01"], [2]]})
-    asked = loop.one(protocol.InspectTables)
+    inspection = loop.one(protocol.InspectTables)
     loop.tell(protocol.TablesInspected("s1", {"s.a": SHAPE}, {}, KEYS[:2]))
     [table] = loop.one(protocol.StoreSignal).tables
 
-    assert ((b"01",), (b"2",)) == asked.keys
+    assert ((b"01",), (b"2",)) == inspection.keys
     assert (KEYS[:2], 2) == (table.pending_keys, table.asked_keys)
 
 
@@ -685,7 +685,7 @@ def test_listed_keys_are_of_one_table(loop: Loop):
     """
     loop.signal(**{"data-collections": ["s.a", "s.b"], "keys": [[1]]})
 
-    assert "name just that" in loop.one(protocol.StoreSignal).detail["reason"]
+    assert "name that table only" in loop.one(protocol.StoreSignal).detail["reason"]
 
 
 def test_signal_ids_of_the_relays_own_requests_are_reserved(loop: Loop):
@@ -871,7 +871,7 @@ def test_a_failed_key_request_fails_the_table_that_waits_for_it(loop: Loop):
     loop.tell(protocol.ReadFailed(start.request_id, "gone", may_recover=False))
     account = loop.one(protocol.AnswerSignal).detail["tables"]["s.a"]
 
-    assert "could not be read by their new key" in account["reason"]
+    assert "could not be refetched by their new key" in account["reason"]
 
 
 def test_a_key_request_does_not_wait_behind_a_table(loop: Loop):

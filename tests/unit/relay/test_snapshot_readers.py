@@ -114,11 +114,11 @@ def test_a_table_is_read_in_ranges_at_the_same_time():
     loop = Loop(table("a"))
     [ask] = loop.begin()
     loop.plan(ask, 9, 5)
-    asked = [
+    chunks = [
         (chunk.after_key, chunk.maximum_key) for chunk in loop.all(protocol.ReadChunk)
     ]
 
-    assert (2, [(None, key(5)), (key(5), key(9))]) == (ask.parts, asked)
+    assert (2, [(None, key(5)), (key(5), key(9))]) == (ask.parts, chunks)
 
 
 def test_stored_ranges_are_resumed():
@@ -129,11 +129,11 @@ def test_stored_ranges_are_resumed():
     loop = Loop(table("a", ranges=(done, half), maximum_key=key(9), last_key=key(7)))
     [ask] = loop.begin()
     loop.plan(ask, 12, 3)
-    asked = [
+    chunks = [
         (chunk.after_key, chunk.maximum_key) for chunk in loop.all(protocol.ReadChunk)
     ]
 
-    assert (1, [(key(7), key(9))]) == (ask.parts, asked)
+    assert (1, [(key(7), key(9))]) == (ask.parts, chunks)
 
 
 def test_the_last_key_covers_only_delivered_rows():
@@ -177,15 +177,15 @@ def test_chunks_in_progress_are_bounded():
     """
     loop = Loop(table("a"), table("b"))
     plans = loop.begin()
-    asked = []
+    chunks = []
     for ask in plans:
         loop.plan(ask, 90, 50)
-        asked += loop.all(protocol.ReadChunk)
-    for chunk in asked:
+        chunks += loop.all(protocol.ReadChunk)
+    for chunk in chunks:
         loop.read(chunk, 1, 2)
-        asked += loop.all(protocol.ReadChunk)
+        chunks += loop.all(protocol.ReadChunk)
 
-    assert 4 == len(asked)
+    assert 4 == len(chunks)
 
 
 def test_tables_of_one_view_share_a_mark_and_hold_the_stream():
@@ -412,14 +412,14 @@ def test_the_sources_load_is_probed_while_a_table_is_read():
     The probe runs once a second, and not at all without an open table.
     """
     loop = Loop(table("a"))
-    asked = [bool(loop.all(protocol.ProbeLoad))]
+    probes = [bool(loop.all(protocol.ProbeLoad))]
     for now_s in (0.0, 0.5, 1.5):
         loop.tell(protocol.Tick(now_s))
-        asked.append(bool(loop.all(protocol.ProbeLoad)))
+        probes.append(bool(loop.all(protocol.ProbeLoad)))
     idle = Loop()
     idle.tell(protocol.Tick(9.0))
 
-    assert ([True, False, False, True], []) == (asked, idle.all(protocol.ProbeLoad))
+    assert ([True, False, False, True], []) == (probes, idle.all(protocol.ProbeLoad))
 
 
 def test_an_aggregate_view_has_the_recorder_of_its_events():
@@ -444,8 +444,8 @@ def test_chunks_that_wait_for_the_stream_use_no_reader_slot():
     loop = Loop(slow, frozen, readers=1)
     first, last = loop.begin()
     loop.plan(first, 99)
-    while asked := loop.all(protocol.ReadChunk):
-        loop.read(asked[0], *range(asked[0].max_rows))
+    while chunks := loop.all(protocol.ReadChunk):
+        loop.read(chunks[0], *range(chunks[0].max_rows))
     loop.plan(last, 9)
     chunks = [chunk.shape.relation.table for chunk in loop.all(protocol.ReadChunk)]
 
@@ -523,7 +523,7 @@ def test_stored_progress_in_another_key_fails_the_table(kind: str):
     assert ("failed", key(4), True) == (
         ended.state,
         ended.last_key,
-        "key was changed" in (ended.error or ""),
+        "key has changed" in (ended.error or ""),
     )
 
 

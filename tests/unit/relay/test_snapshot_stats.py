@@ -125,15 +125,15 @@ def test_the_reason_why_snapshots_yield_is_logged_once():
     """
     Each reason is logged the first time; afterwards only the metric changes.
     """
-    said: list[tuple[str, str]] = []
-    stats = Stats(on_first=lambda *what: said.append(what))
+    records: list[tuple[str, str]] = []
+    stats = Stats(on_first=lambda *what: records.append(what))
     known = []
     for reason in ("behind", "behind", "", "behind", "busy"):
         stats.snapshots_yield(reason)
         known.append(stats.yielding)
 
     assert ["behind", "behind", "", "behind", "busy"] == known
-    assert ["behind", "busy"] == [reason for _, reason in said]
+    assert ["behind", "busy"] == [reason for _, reason in records]
 
 
 def test_a_paused_table_neither_waits_nor_runs():

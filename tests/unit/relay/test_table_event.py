@@ -61,14 +61,14 @@ def test_the_notification_of_a_table_event_counts_its_rows():
     """
     Its shape is Debezium's.
     """
-    told = json.loads(table_notification("shop", EVENT, 5).value)
+    notification = json.loads(table_notification("shop", EVENT, 5).value)
 
     assert ('s."a.b"', "Table", "DROPPED", "truncate", "removed") == (
-        told["id"],
-        told["aggregate_type"],
-        told["type"],
-        told["additional_data"]["on_drop"],
-        told["additional_data"]["rows"],
+        notification["id"],
+        notification["aggregate_type"],
+        notification["type"],
+        notification["additional_data"]["on_drop"],
+        notification["additional_data"]["rows"],
     )
 
 

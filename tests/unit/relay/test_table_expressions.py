@@ -120,15 +120,15 @@ def test_an_expression_without_a_match_is_reported():
     """
     found = capture_findings(FACTS, settings_of("s.a", r"shop\..*"))
 
-    assert [r"[source] tables: shop\..* takes no table"] == [e.what for e in found]
+    assert [r"[source] tables: shop\..* matches no table"] == [e.what for e in found]
 
 
 @pytest.mark.parametrize(
-    ("has_run", "fill", "added", "said"),
+    ("has_run", "fill", "added", "warnings"),
     [(False, True, True, 0), (True, True, False, 1), (True, False, True, 0)],
 )
 def test_init_leaves_new_tables_to_a_relay_that_fills_them(
-    *, has_run: bool, fill: bool, added: bool, said: int
+    *, has_run: bool, fill: bool, added: bool, warnings: int
 ):
     """
     A table added by init is not filled, so init adds none that the relay would fill.
@@ -139,7 +139,7 @@ def test_init_leaves_new_tables_to_a_relay_that_fills_them(
     settings = settings_of(r"s\..*", fill_new_tables=fill)
     statements = " ".join(step.statement for step in plan_setup(facts, settings))
 
-    assert (added, said) == (
+    assert (added, warnings) == (
         '"s"."new"' in statements,
         len(setup_notes(facts, settings)),
     )
@@ -171,7 +171,8 @@ def test_init_leaves_the_slot_to_the_initial_snapshot(
         not made,
         missed is None,
         any(
-            "made by towpath relay run" in note for note in setup_notes(facts, settings)
+            "created by towpath relay run" in note
+            for note in setup_notes(facts, settings)
         ),
     )
 

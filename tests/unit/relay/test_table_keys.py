@@ -12,7 +12,7 @@ from towpath.relay.postgres.table_keys import (
 )
 
 
-def index(name: str, *columns: str | None, **told: Any) -> UniqueIndex:
+def index(name: str, *columns: str | None, **changes: Any) -> UniqueIndex:
     """Describe an index; the defaults make it a valid key."""
     facts: dict[str, Any] = {
         "is_primary": name == "pkey",
@@ -22,7 +22,7 @@ def index(name: str, *columns: str | None, **told: Any) -> UniqueIndex:
         "is_partial": False,
         "nullable": [],
     }
-    return UniqueIndex(1, name, list(columns), **facts | told)
+    return UniqueIndex(1, name, list(columns), **facts | changes)
 
 
 PKEY, OTHER = index("pkey", "b", "a"), index("other", "c")
@@ -81,5 +81,5 @@ def test_a_chosen_key_is_found_by_its_columns_in_any_order():
     flawed = index("flawed", "a", "b", is_partial=True)
 
     assert PKEY == chosen_key([flawed, PKEY], ["a", "b"])
-    assert "of flawed, it is partial" in str(chosen_key([flawed], ["a", "b"]))
+    assert "index flawed: it is partial" in str(chosen_key([flawed], ["a", "b"]))
     assert "no unique index of just these" in str(chosen_key([PKEY], ["a"]))

@@ -370,13 +370,13 @@ def test_a_moved_row_that_is_not_whole_needs_a_key_request():
     """
     No consumer has the unchanged values under the new key, so the key must be read.
     """
-    asked: list[tuple[Relation, tuple[bytes, ...], Position]] = []
-    callbacks = RouteCallbacks(on_incomplete=lambda *one: asked.append(one))
+    requests: list[tuple[Relation, tuple[bytes, ...], Position]] = []
+    callbacks = RouteCallbacks(on_incomplete=lambda *one: requests.append(one))
     made = change(Operation.UPDATE, (b"2", b"7", UNCHANGED), (b"1", b"7", None))
     *_, came = route(callbacks=callbacks).records(made, NOW_US)
 
     assert ([(LINES, (b"7", b"2"), Position(1160, 3))], ("unchanged", b'["note"]')) == (
-        asked,
+        requests,
         came.headers[1],
     )
 
@@ -398,13 +398,13 @@ def test_a_whole_row_and_a_kept_key_need_no_key_request(made: Change):
     """
     Only a row that moved to a new key with columns left out needs one.
     """
-    asked: list[Relation] = []
+    requests: list[Relation] = []
     callbacks = RouteCallbacks(
-        on_incomplete=lambda relation, *_: asked.append(relation)
+        on_incomplete=lambda relation, *_: requests.append(relation)
     )
     route(callbacks=callbacks).records(made, NOW_US)
 
-    assert [] == asked
+    assert [] == requests
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_a_compatible_schema_change_has_no_finding(old, new):
 @pytest.mark.parametrize(
     ("old", "new", "path", "reason"),
     [
-        (record(), record(field("int")), "a", "came without a default"),
+        (record(), record(field("int")), "a", "was added without a default"),
         (
             record(field("long")),
             record(field("int")),
@@ -127,13 +127,13 @@ def test_a_compatible_schema_change_has_no_finding(old, new):
             record(field(enum("A"))),
             record(field(enum("A") | {"name": "F"})),
             "a",
-            "was the enum shop.E, now another",
+            "was the enum shop.E and was renamed",
         ),
         (
             record(field({"type": "fixed", "name": "F", "size": 2})),
             record(field({"type": "fixed", "name": "F", "size": 3})),
             "a",
-            "was another fixed type",
+            "was a fixed type of another name or size",
         ),
         (
             record(field(LEAF), field("Leaf", "b")),

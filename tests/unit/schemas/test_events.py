@@ -122,7 +122,7 @@ def test_a_good_payload_gives_its_schema():
         ({"active": 1}, "active", "is not true or false"),
         ({"email": None}, "email", "is not text"),
         ({"nickname": "A"}, "nickname", "is not in the schema"),
-        ({"name": "\ud800"}, "name", "is text that UTF-8 cannot hold"),
+        ({"name": "\ud800"}, "name", "is text that cannot be encoded as UTF-8"),
     ],
 )
 def test_a_bad_payload_is_refused_by_field(change, field, reason):

@@ -62,11 +62,11 @@ def test_a_value_of_the_type_is_accepted(schema, value):
         ("double", "1", ("", "is not a number")),
         ("string", b"x", ("", "is not text")),
         (["null", "string"], 1, ("", "is not text")),
-        (["int", "string"], None, ("", "fits no branch of its union")),
+        (["int", "string"], None, ("", "matches no branch of its union")),
         (
             LETTERS,
             "C",
-            ("", "is none of A, B"),
+            ("", "is not one of A, B"),
         ),
         ({"type": "map", "values": "int"}, [], ("", "is not an object")),
         ({"type": "map", "values": "int"}, {1: 1}, ("", "has a key that is not text")),

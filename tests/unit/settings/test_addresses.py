@@ -65,9 +65,13 @@ def test_an_address_of_another_kind_is_a_mistake(kind: str, url: str, expected: 
     """
     The message names the sink and the expected prefix.
     """
-    told = "\n".join(mistakes(kind, url))
+    message = "\n".join(mistakes(kind, url))
 
-    assert ("it" in told or "sink" in told, "url" in told, expected in told) == (
+    assert (
+        "it" in message or "sink" in message,
+        "url" in message,
+        expected in message,
+    ) == (
         True,
         True,
         True,

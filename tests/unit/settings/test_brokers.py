@@ -226,8 +226,8 @@ def test_a_password_is_in_no_representation():
         (
             {"security.protocol": "SASL_SLS"},
             (
-                "kafka.client.security.protocol: 'SASL_SLS' is none of PLAINTEXT, SSL, "
-                "SASL_PLAINTEXT, SASL_SSL; did you mean 'SASL_SSL'?"
+                "kafka.client.security.protocol: 'SASL_SLS' is not one of PLAINTEXT, "
+                "SSL, SASL_PLAINTEXT, SASL_SSL; did you mean 'SASL_SSL'?"
             ),
         ),
         (

@@ -75,7 +75,7 @@ def test_settings_of_the_engine_come_from_the_file_and_from_secrets(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("executor.memory", "they begin with spark."),
         ("spark.master", "has a key of its own"),
@@ -83,9 +83,9 @@ def test_settings_of_the_engine_come_from_the_file_and_from_secrets(tmp_path: Pa
         ("spark.sql.session.timeZone", "set by the driver itself"),
     ],
 )
-def test_settings_that_decide_the_output_are_not_configurable(name: str, told: str):
+def test_settings_that_decide_the_output_are_not_configurable(name: str, message: str):
     """
     Nor is a key that is no setting of the engine at all.
     """
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=message):
         settings(settings={name: "x"})

@@ -50,7 +50,7 @@ def test_every_line_is_json_with_time_level_logger_and_event():
     Our records, libraries' records, warnings and failures have one form.
     """
     talked = talk()
-    told = [json.loads(line) for line in talked.stderr.splitlines()]
+    records = [json.loads(line) for line in talked.stderr.splitlines()]
 
     assert (
         "",
@@ -68,8 +68,8 @@ def test_every_line_is_json_with_time_level_logger_and_event():
     ) == (
         talked.stdout,
         talked.returncode,
-        [(one["level"], one["logger"], one["event"]) for one in told],
-        all(one["at"].endswith("Z") for one in told),
+        [(one["level"], one["logger"], one["event"]) for one in records],
+        all(one["at"].endswith("Z") for one in records),
     )
 
 
@@ -77,9 +77,9 @@ def test_a_failure_is_logged_without_the_values_of_its_variables():
     """
     Tracebacks name places; local variables may hold a credential.
     """
-    told = talk().stderr
+    printed = talk().stderr
 
-    assert (True, False) == ('"exc_value": "no"' in told, "hunter2" in told)
+    assert (True, False) == ('"exc_value": "no"' in printed, "hunter2" in printed)
 
 
 UNWRITABLE = """

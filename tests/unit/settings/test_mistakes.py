@@ -39,7 +39,7 @@ def mistakes(folder: Path, more: str, **environ: str) -> tuple[str, ...]:
         (
             '[relay]\ndelivery = "transactionel"',
             (
-                "relay.delivery: 'transactionel' is none of 'idempotent', "
+                "relay.delivery: 'transactionel' is not one of 'idempotent', "
                 "'transactional'; "
                 "did you mean 'transactional'?"
             ),
@@ -47,13 +47,13 @@ def mistakes(folder: Path, more: str, **environ: str) -> tuple[str, ...]:
         (
             '[relay]\npreset = "debezum"',
             (
-                "relay.preset: 'debezum' is none of 'towpath', 'debezium'; "
+                "relay.preset: 'debezum' is not one of 'towpath', 'debezium'; "
                 "did you mean 'debezium'?"
             ),
         ),
         (
             "[relay]\ndelivery = 3",
-            "relay.delivery: 3 is none of 'idempotent', 'transactional'",
+            "relay.delivery: 3 is not one of 'idempotent', 'transactional'",
         ),
         (
             '[topics]\npartitions = "many"',
@@ -105,7 +105,7 @@ def mistakes(folder: Path, more: str, **environ: str) -> tuple[str, ...]:
         (
             '[relay.outbox]\nplacements = ["a:header", "b:heder"]',
             (
-                "relay.outbox.placements.1: 'b:heder': 'heder' is none of 'header', "
+                "relay.outbox.placements.1: 'b:heder': 'heder' is not one of 'header', "
                 "'partition', 'envelope'"
             ),
         ),
@@ -121,7 +121,7 @@ def mistakes(folder: Path, more: str, **environ: str) -> tuple[str, ...]:
             '[relay.outbox]\ntopic = "a {aggregate_type}"',
             (
                 "relay.outbox.topic: 'a {aggregate_type}' is not a topic that Kafka "
-                "takes: "
+                "accepts: "
                 "letters, digits, dots, dashes and underscores, and "
                 "{aggregate_type} for "
                 "the aggregate type"
@@ -130,7 +130,7 @@ def mistakes(folder: Path, more: str, **environ: str) -> tuple[str, ...]:
         (
             '[relay.outbox]\ntopic = "{aggregate}"',
             (
-                "relay.outbox.topic: '{aggregate}' is not a topic that Kafka takes: "
+                "relay.outbox.topic: '{aggregate}' is not a topic that Kafka accepts: "
                 "letters, digits, dots, dashes and underscores, and "
                 "{aggregate_type} for "
                 "the aggregate type"
@@ -147,7 +147,7 @@ def mistakes(folder: Path, more: str, **environ: str) -> tuple[str, ...]:
         (
             '[[relay.rows.mask]]\ncolumns = ["a"]\nform = "hash"\nalgorithm = "MD0"',
             (
-                "relay.rows.mask.0.algorithm: 'MD0' is no hash that is known here, "
+                "relay.rows.mask.0.algorithm: 'MD0' is not a known hash, "
                 "such as "
                 "'SHA-256'"
             ),
@@ -198,13 +198,13 @@ def test_each_mistake_says_what_was_expected(
                 'route_replacement = "$1 ${a} $2 $21 ${b} $3"'
             ),
             (
-                "relay.outbox.route_replacement: ${b} is no group of "
+                "relay.outbox.route_replacement: ${b} is not a group of "
                 "relay.outbox.route_regex"
             ),
         ),
         (
             '[relay.messages]\ninclude = ["a"]\nexclude = ["b"]',
-            "relay.messages: include and exclude exclude each other",
+            "relay.messages: include and exclude cannot be combined",
         ),
     ],
 )
@@ -349,7 +349,7 @@ def test_the_environment_reaches_every_depth(tmp_path: Path) -> None:
             "TOWPATH_RELAY__DELIVERY",
             "idempotant",
             (
-                "TOWPATH_RELAY__DELIVERY: 'idempotant' is none of 'idempotent', "
+                "TOWPATH_RELAY__DELIVERY: 'idempotant' is not one of 'idempotent', "
                 "'transactional'; did you mean 'idempotent'?"
             ),
         ),
@@ -403,11 +403,11 @@ def test_an_unlikely_key_has_no_suggestion(tmp_path: Path):
 
     assert [
         (
-            "topics.zzz: unknown key; [topics] knows partitions, replication_factor, "
-            "retention_hours"
+            "topics.zzz: unknown key; [topics] has the keys partitions, "
+            "replication_factor, retention_hours"
         ),
         (
-            "bogus_key: unknown key; the file knows kafka, registry, relay, sink, "
-            "sinks, source, spark, state_folder, topics, version"
+            "bogus_key: unknown key; the file has the keys kafka, registry, relay, "
+            "sink, sinks, source, spark, state_folder, topics, version"
         ),
     ] == list(caught.value.mistakes)

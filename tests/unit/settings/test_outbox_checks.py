@@ -20,18 +20,18 @@ url = "http://localhost:1"
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ('placements = ["a:partition", "b:partition"]', "partition is given more"),
         ('placements = ["a:header:x", "b:header:x"]', "header x is given more"),
-        ('placements = ["a:envelope:payload"]', "the payload itself"),
+        ('placements = ["a:envelope:payload"]', "payload in an envelope"),
         ('placements = ["a:header:position"]', "header position is the relay's own"),
         ('placements = ["a:header:id"]', "header id is the relay's own"),
         ('cloudevents = "/x"\ncolumns = { type = "" }', "needs relay.outbox.columns"),
     ],
 )
 def test_outbox_options_that_contradict_are_mistakes(
-    tmp_path: Path, options: str, told: str
+    tmp_path: Path, options: str, message: str
 ):
     """
     Each names its wrong key, before anything starts (A50).
@@ -39,7 +39,7 @@ def test_outbox_options_that_contradict_are_mistakes(
     path = tmp_path / "towpath.toml"
     path.write_text(FILE + options, encoding="utf-8")
 
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=message):
         load(path, {})
 
 

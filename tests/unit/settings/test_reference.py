@@ -64,22 +64,22 @@ def test_the_reference_tells_the_defaults_that_hold():
     """
     Each key's default stands in the reference as the model has it.
     """
-    told = {name: default for name, (_, default) in documented().items()}
+    found = {name: default for name, (_, default) in documented().items()}
     expected = {key.name: default_of(key) for key in keys(Settings)}
 
-    assert expected == told
+    assert expected == found
 
 
 def test_the_reference_names_every_choice():
     """
     A key that takes one of several words lists them all.
     """
-    told = documented()
+    found = documented()
     missing = [
         (key.name, word)
         for key in keys(Settings)
         for word in words_of(key)
-        if f"`{word}`" not in told[key.name][0]
+        if f"`{word}`" not in found[key.name][0]
     ]
 
     assert missing == []
@@ -96,6 +96,6 @@ def test_the_reference_tells_what_the_preset_changes():
     expected["relay.outbox.placements"] = DEBEZIUM_OUTBOX["placements"]
     expected |= {f"relay.rows.{name}": value for name, value in DEBEZIUM_ROWS.items()}
     text = REFERENCE.read_text(encoding="utf-8").partition("What `preset")[2]
-    told = {row[1]: json.loads(row[2]) for row in _PRESET_ROW.finditer(text)}
+    found = {row[1]: json.loads(row[2]) for row in _PRESET_ROW.finditer(text)}
 
-    assert expected == told
+    assert expected == found

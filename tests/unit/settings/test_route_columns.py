@@ -87,12 +87,12 @@ customer_id = "uuid"
 
 
 @pytest.mark.parametrize(
-    ("route", "kind", "told"),
+    ("route", "kind", "message"),
     [
         (
             {"include": ["a"], "exclude": ["b"]},
             "cache",
-            "include and exclude exclude each other",
+            "include and exclude cannot be combined",
         ),
         (
             {"exclude": ["a"], "rename": {"a": "b"}},
@@ -104,39 +104,39 @@ customer_id = "uuid"
             "cache",
             "order_di is not one of include; did you mean 'order_id'?",
         ),
-        ({"rename": {"a": "c", "b": "c"}}, "cache", "two columns come to the name c"),
+        ({"rename": {"a": "c", "b": "c"}}, "cache", "two columns get the name c"),
         (
             {"include": ["a", "b"], "rename": {"a": "b"}},
             "cache",
-            "two columns come to the name b",
+            "two columns get the name b",
         ),
         (
             {"rename": {"a": "c"}, "constants": {"c": 1}},
             "cache",
-            "constants: c is the name of a column too",
+            "constants: c is also the name of a column",
         ),
-        ({"rename": {"a": "_x"}}, "cache", "sinks keep such names for themselves"),
-        ({"constants": {"": 1}}, "cache", "sinks keep such names for themselves"),
+        ({"rename": {"a": "_x"}}, "cache", "sinks reserve such names"),
+        ({"constants": {"": 1}}, "cache", "sinks reserve such names"),
         ({"constants": {"a": [1]}}, "cache", "constants.a: must be text, true, false"),
-        ({"constants": {"a": 2**63}}, "cache", "or a number that a column holds"),
+        ({"constants": {"a": 2**63}}, "cache", "or a number that a column can hold"),
         (
             {"constants": {"a": float("nan")}},
             "cache",
-            "or a number that a column holds",
+            "or a number that a column can hold",
         ),
-        ({"key": "{id}"}, "warehouse", "found by the key's own columns"),
+        ({"key": "{id}"}, "warehouse", "finds rows by the columns of the key"),
         ({"fields": {"a": "uuid"}}, "cache", "only a search index searches by fields"),
         ({"fields": {"a.b": "uuid"}}, "search", "a column is searched as a whole"),
         ({"topic": "towpath.shop.oders"}, "cache", "mean 'towpath.shop.orders'"),
         (
             {"kind": "event_log", "topic": "e.*", "rename": {"a": "b"}},
             "warehouse",
-            "rename: is of rows",
+            "rename: is for rows",
         ),
         (
             {"kind": "aggregate", "topic": "e", "state_types": ["A"], "key": "{id}"},
             "search",
-            "key: is of rows",
+            "key: is for rows",
         ),
         (
             {"kind": "event_log", "topic": "e.*", "fields": {"a": "uuid"}},
@@ -145,27 +145,27 @@ customer_id = "uuid"
         ),
     ],
 )
-def test_a_route_that_contradicts_itself_is_a_mistake(route: dict, kind: str, told):
+def test_a_route_that_contradicts_itself_is_a_mistake(route: dict, kind: str, message):
     """
     It is told with its sink, its route and its key.
     """
     (mistake,) = mistakes(route, kind=kind)
 
     assert mistake.startswith("sink.")
-    assert re.search(re.escape(told), mistake), mistake
+    assert re.search(re.escape(message), mistake), mistake
 
 
 def test_every_mistake_of_the_routes_is_reported_at_once():
     """
     Mistakes of several routes, and several of one, are in one message.
     """
-    told = mistakes(
+    found = mistakes(
         {"rename": {"a": "_b"}, "fields": {"c": "uuid"}, "topic": "towpath.shop.z"},
         {"constants": {"_c": 1}},
         kind="cache",
     )
 
-    assert 4 == len(told), told
+    assert 4 == len(found), found
 
 
 def test_a_topic_in_two_shapes_is_of_a_cache_only():
@@ -173,35 +173,35 @@ def test_a_topic_in_two_shapes_is_of_a_cache_only():
     Others look a table's shape up by its topic, and are told so.
     """
     routes = ({}, {"exclude": ["a"]})
-    (told,) = mistakes(*routes)
+    (message,) = mistakes(*routes)
 
-    assert "give one of them a sink of its own" in told
+    assert "give one of them a sink of its own" in message
     assert 2 == len(check(*routes, kind="cache").sink[0].route)
     assert 2 == len(check({}, {"key": "x-{id}"}).sink[0].route)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("orders", "names no column"),
         ("{}", "names no column"),
-        ("{id", "a brace that belongs to no column"),
-        ("{{id}}", "a brace that belongs to no column"),
+        ("{id", "a brace outside a column"),
+        ("{{id}}", "a brace outside a column"),
         ("{a}-{b}", "put a colon between {a} and {b}"),
         ("{a}{b}", "put a colon between {a} and {b}"),
         ("{a}:{a}", "names a twice"),
-        ("x::{a}", "nothing stands between two colons"),
-        (":{a}", "nothing stands between two colons"),
-        ("{a}:", "nothing stands between two colons"),
+        ("x::{a}", "an empty part between colons"),
+        (":{a}", "an empty part between colons"),
+        ("{a}:", "an empty part between colons"),
     ],
 )
-def test_a_template_that_two_keys_could_share_is_a_mistake(text: str, told: str):
+def test_a_template_that_two_keys_could_share_is_a_mistake(text: str, message: str):
     """
     The message names the mistake and a correct template.
     """
     (mistake,) = mistakes({"key": text})
 
-    assert told in mistake
+    assert message in mistake
 
 
 def test_a_template_is_parts_of_one_column_each():

@@ -56,9 +56,11 @@ def test_a_row_form_that_sinks_cannot_read_is_a_mistake(key: str, form: str, cur
     """
     The message names the sinks that would read it, and the forms that they can read.
     """
-    told = f'relay.rows.{key}: sinks of tables (cache) cannot read "{form}": set it to '
+    message = (
+        f'relay.rows.{key}: sinks of tables (cache) cannot read "{form}": set it to '
+    )
 
-    assert (told + cure,) == mistakes({"rows": {key: form}}, CACHE, LAKE)
+    assert (message + cure,) == mistakes({"rows": {key: form}}, CACHE, LAKE)
 
 
 def test_all_forms_of_the_preset_are_reported_at_once():
@@ -113,6 +115,6 @@ def test_an_invalid_row_form_is_reported_once():
     """
     A mistake in the key itself hides its contradictions.
     """
-    (told,) = mistakes({"rows": {"format": "xml"}}, CACHE)
+    (message,) = mistakes({"rows": {"format": "xml"}}, CACHE)
 
-    assert "sinks of tables" not in told
+    assert "sinks of tables" not in message

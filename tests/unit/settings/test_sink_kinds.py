@@ -32,10 +32,10 @@ name = "orders"
 HOOK = f'webhook = {{ secrets = ["{SECRET}"] }}'
 
 
-def read(folder: Path, kind: str, more: str = "", **told: str):
+def read(folder: Path, kind: str, more: str = "", **changes: str):
     """Write the file and read it."""
     path = folder / "towpath.toml"
-    values = {"url": "https://example.org/hook", "route": "", **told}
+    values = {"url": "https://example.org/hook", "route": "", **changes}
     path.write_text(FILE.format(kind=kind, more=more, **values), encoding="utf-8")
     return load(path, {}).sink_named("told")
 
@@ -83,21 +83,25 @@ def test_an_unknown_kind_names_those_of_packages_too(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "more", "told"),
+    ("kind", "more", "message"),
     [
         ("webhook", "", "name at least one secret"),
         ("webhook", 'webhook = { secrets = ["whsec_short"] }', "must be whsec_"),
-        ("webhook", HOOK.replace("[", f'["{SECRET}", "{SECRET}", '), "at most 2"),
+        (
+            "webhook",
+            HOOK.replace("[", f'["{SECRET}", "{SECRET}", '),
+            "2 or fewer elements",
+        ),
         ("webhook", HOOK + '\nfolder = "here"', "folder: a warehouse needs one"),
         ("webhook", HOOK + "\noptions = { a = 1 }", "options: a sink of the kind web"),
         ("cache", HOOK, "webhook: a sink of the kind cache has no such section"),
     ],
 )
-def test_a_section_belongs_to_its_kind(tmp_path: Path, kind, more, told):
+def test_a_section_belongs_to_its_kind(tmp_path: Path, kind, more, message):
     """
     Superfluous and missing sections of a kind are reported.
     """
-    with pytest.raises(ConfigurationError, match=told) as caught:
+    with pytest.raises(ConfigurationError, match=message) as caught:
         read(tmp_path, kind, more)
 
     assert SECRET not in str(caught.value)

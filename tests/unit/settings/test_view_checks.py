@@ -33,31 +33,33 @@ view = "s.other"
 def mistakes(folder: Path, **parts: str) -> str:
     """Return the mistakes of a file with a view."""
     path = folder / "towpath.toml"
-    told = {"tables": "[]", "options": "", "name": "order", "more": ""}
-    path.write_text(FILE.format(**told | parts), encoding="utf-8")
+    defaults = {"tables": "[]", "options": "", "name": "order", "more": ""}
+    path.write_text(FILE.format(**defaults | parts), encoding="utf-8")
     with pytest.raises(ConfigurationError) as refused:
         load(path, {})
     return str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("parts", "told"),
+    ("parts", "message"),
     [
         ({"more": AGAIN}, "outbox.order is declared more than once"),
         ({"more": AGAIN + 'name = "more"\nid_form = "uuid"'}, "differ in id_form"),
         ({"tables": '["s.state"]'}, "s.state is one of source.tables"),
-        ({"tables": '["outbox.order"]'}, "outbox.order is what signals call"),
+        ({"tables": '["outbox.order"]'}, "outbox.order is the name in signals"),
         ({"options": 'table = "s.state"'}, "s.state is the outbox"),
-        ({"options": 'route_by = "tenant"'}, "route_by: tenant is no column of a view"),
-        ({"options": 'placements = ["p:partition"]'}, "p:partition asks for what no"),
-        ({"name": "an order"}, "an order makes no topic name"),
+        ({"options": 'route_by = "tenant"'}, "tenant is not a column of views"),
+        ({"options": 'placements = ["p:partition"]'}, "p:partition needs a column"),
+        ({"name": "an order"}, "an order makes a topic name that"),
     ],
 )
-def test_a_view_that_contradicts_is_a_mistake(tmp_path: Path, parts: dict, told: str):
+def test_a_view_that_contradicts_is_a_mistake(
+    tmp_path: Path, parts: dict, message: str
+):
     """
     Each names its remedy, before anything starts.
     """
-    assert told in mistakes(tmp_path, **parts)
+    assert message in mistakes(tmp_path, **parts)
 
 
 def test_all_mistakes_of_views_are_reported_at_once(tmp_path: Path):
@@ -71,8 +73,8 @@ def test_all_mistakes_of_views_are_reported_at_once(tmp_path: Path):
         options='route_by = "tenant"\nplacements = ["p:partition"]',
     )
 
-    for told in ("more than once", "source.tables", "signals call", "tenant", "asks"):
-        assert told in found
+    for message in ("more than once", "source.tables", "in signals", "tenant", "needs"):
+        assert message in found
 
 
 def test_routing_by_the_aggregate_type_is_no_mistake(tmp_path: Path):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from support.dead_letters import Asked, Heads, Letters, context_of
+from support.dead_letters import FixedPositions, Letters, RecordedRepairs, context_of
 from support.kafka_rows import TOPIC, row, table
 from support.parked_shop import FILL, ROUTES, Shop, change
 from towpath.sinks.apply import batch as batches
@@ -91,7 +91,7 @@ def test_a_large_batch_is_written_in_slices(monkeypatch, count, told):
     """
     monkeypatch.setattr(batches, "BATCH_SLICE_RECORDS", 2)
     sink, letters = Safe(), Letters()
-    context = context_of(letters, heads=Heads("safe"))
+    context = context_of(letters, heads=FixedPositions("safe"))
     rows = [row(n, "c", order=n) for n in range(count)]
     result = BatchWriter(ROUTES, sink, context).write(table(*rows), 0)
 
@@ -139,9 +139,9 @@ def test_a_batch_interrupted_between_two_slices_ends_the_same(
         writer.write(table(*told), 0)
     writer.write(table(*told), 0)
 
-    assert (whole.rows, letters.told(), ["1", "2", "3", "4", "5"]) == (
+    assert (whole.rows, letters.reasons(), ["1", "2", "3", "4", "5"]) == (
         sink.rows,
-        letters_again.told(),
+        letters_again.reasons(),
         sorted(sink.rows["orders"]),
     )
 
@@ -159,7 +159,7 @@ def test_an_unreadable_record_is_a_dead_letter_and_the_rest_is_written():
     assert (1, 1, [(2, "the value is not JSON")]) == (
         result.rows,
         result.dead_letters,
-        letters.told(),
+        letters.reasons(),
     )
 
 
@@ -175,7 +175,7 @@ def test_all_records_of_a_refused_change_are_dead_letters():
     )
     result = BatchWriter(ROUTES, sink, context_of(letters)).write(batch, 0)
 
-    assert (1, [(1, ABSENT_ROW), (3, ABSENT_ROW)]) == (result.rows, letters.told())
+    assert (1, [(1, ABSENT_ROW), (3, ABSENT_ROW)]) == (result.rows, letters.reasons())
 
 
 def test_a_partial_change_after_a_delete_keeps_the_delete():
@@ -186,7 +186,10 @@ def test_a_partial_change_after_a_delete_keeps_the_delete():
     batch = table(row(1, "c", a=1, b=1), row(2, "d"), row(3, "u", a=2, unchanged=["b"]))
     BatchWriter(ROUTES, sink, context_of(letters)).write(batch, 0)
 
-    assert (None, [(3, ABSENT_ROW)]) == (sink.rows["orders"]["7"].row, letters.told())
+    assert (None, [(3, ABSENT_ROW)]) == (
+        sink.rows["orders"]["7"].row,
+        letters.reasons(),
+    )
 
 
 def test_a_batch_fails_if_its_dead_letters_are_not_durable():
@@ -245,7 +248,7 @@ def test_the_refused_rows_of_a_batch_are_found_by_bisection():
     assert (198, 2, [(31, "no such field"), (170, "no such field")], True) == (
         result.rows,
         result.dead_letters,
-        letters.told(),
+        letters.reasons(),
         sink.calls < 40,
     )
 
@@ -272,7 +275,7 @@ def test_a_target_that_refuses_everything_is_broken():
     with pytest.raises(EveryChangeRefusedError, match="no such field"):
         writer.write(table(*(row(n, "c", order=n) for n in range(200))), 0)
 
-    assert [] == letters.told()
+    assert [] == letters.reasons()
 
 
 def test_small_refused_batches_do_not_drain_the_topic():
@@ -301,14 +304,14 @@ def test_small_refused_batches_do_not_drain_the_topic():
     sink.poison = {51}
     mended = write_all(batches[25:])
 
-    assert ([25, 0, 0], 5, 51) == (refused, mended, len(letters.told()))
+    assert ([25, 0, 0], 5, 51) == (refused, mended, len(letters.reasons()))
 
 
 def test_a_missing_row_of_a_partial_change_is_refetched():
     """
     Once per key, also if a delete of the same batch removed it; it is no dead letter.
     """
-    letters, repairs = Letters(), Asked()
+    letters, repairs = Letters(), RecordedRepairs()
     batch = table(
         row(1, "u", order=9, a=1, unchanged=["b"]),
         row(2, "d", order=8),
@@ -322,7 +325,7 @@ def test_a_missing_row_of_a_partial_change_is_refetched():
         result.refetches_requested,
         result.dead_letters,
         sorted(repairs.keys),
-        letters.told(),
+        letters.reasons(),
     )
 
 
@@ -360,5 +363,5 @@ def test_partial_changes_after_a_refused_row_are_refused_too():
 
     assert ("placed", [2, 4]) == (
         shop.sink.rows["orders"]["7"].row["status"],
-        sorted(offset for offset, _ in shop.letters.told()),
+        sorted(offset for offset, _ in shop.letters.reasons()),
     )

@@ -36,7 +36,7 @@ def run(death=None):
     """Write all batches in turn, however often the writer dies."""
     shop = Shop(can_ask=True)
     if death is not None:
-        death.threaten(shop)
+        death.wrap_calls(shop)
     for batch in BATCHES:
         repeat(shop, lambda batch=batch: shop.write(*batch))
     shop.sink.is_mended = True

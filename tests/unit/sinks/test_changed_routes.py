@@ -194,7 +194,7 @@ def test_a_route_that_cannot_be_filled_is_logged_with_its_command(
     assert (
         [
             "Fill it: towpath sink refill s --route shop.lines",
-            "Nothing: earlier events cannot be read again.",
+            "No action is possible: earlier events cannot be read again.",
         ],
         [("route_added", "shop.lines"), ("route_added", "lake.events")],
     ) == (

@@ -6,7 +6,7 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from support.dead_letters import Asked, Letters, context_of
+from support.dead_letters import Letters, RecordedRepairs, context_of
 from support.kafka_rows import TOPIC, history, row, table
 from support.parked_shop import ROUTES
 from towpath.sinks.apply import batch
@@ -114,7 +114,7 @@ def test_plain_rows_are_taken_as_columns_and_the_rest_as_records():
     assert (13, 1, 1, row(13, "c", order=4)[-1][0][1].decode()) == (
         told.records,
         told.dead_letters,
-        len(letters.told()),
+        len(letters.reasons()),
         told.position,
     )
     # In slices of two nothing is folded, so each change counts.
@@ -168,7 +168,7 @@ def test_a_whole_row_after_an_unreadable_record_is_not_taken(monkeypatch):
         told.parked,
         told.held_back,
         sink.rows["orders"]["3"].row["note"],
-        [offset for offset, _ in letters.told()],
+        [offset for offset, _ in letters.reasons()],
     )
 
 
@@ -195,7 +195,7 @@ def test_any_history_in_columns_ends_as_in_records():
         BatchWriter(ROUTES, whole, desks[0]).write(table(*rows), 0)
         writer = BatchWriter(ROUTES, taking, desks[1])
         ColumnWriter(writer, taking, desks[1]).write(BatchInMemory(*rows), 0)
-        letters = [len(context.dead_letters.told()) for context in desks]
+        letters = [len(context.dead_letters.reasons()) for context in desks]
 
         assert (whole.rows, [0, 0]) == (taking.rows, letters)
 
@@ -204,7 +204,7 @@ def test_a_row_with_a_pending_refetch_is_written_as_a_record():
     """
     The refetch is settled, and the rest of the batch is taken as columns.
     """
-    sink, context = ColumnSink(), context_of(Letters(), repairs=Asked())
+    sink, context = ColumnSink(), context_of(Letters(), repairs=RecordedRepairs())
     writer = BatchWriter(ROUTES, sink, context)
     writer.write(BatchInMemory(row(1, "u", order=1, unchanged=["note"])).table, 0)
     refetches = len(context.refetches)

@@ -188,7 +188,7 @@ def test_a_filled_sink_is_not_added_again(config):
     declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
     declare.mark_ready(load(config, {}), "search2")
 
-    with pytest.raises(SinkExistsError, match="has everything"):
+    with pytest.raises(SinkExistsError, match="is declared and filled already"):
         declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
 
 
@@ -198,7 +198,7 @@ def test_another_sink_of_a_declared_name_is_refused(config):
     """
     declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
 
-    with pytest.raises(SinkExistsError, match="is another one"):
+    with pytest.raises(SinkExistsError, match="is declared with another block"):
         declare.declare_sink(
             config, BLOCK.replace("orders2", "orders3"), {}, Cluster(), Clock()
         )

@@ -140,7 +140,7 @@ def test_a_composite_value_in_a_key_is_its_text():
         (row_change({"op": "m"}, sweep="1"), "the header sweep"),
         (row_change({"op": "c"}), "no row in after"),
         (row_change({"op": "c", "after": None}), "no row in after"),
-        (row_change({"op": "c", "after": {"_x": 1}}), "keep for themselves"),
+        (row_change({"op": "c", "after": {"_x": 1}}), "sinks reserve"),
         (row_change({"op": "d"}, key=None), "without a key"),
         (row_change({"op": "d"}, key=b"7"), "the key is not a JSON object"),
         (row_change({"op": "d"}, key=b"{}"), "the key is not a JSON object"),
@@ -428,7 +428,7 @@ def test_an_event_without_the_state_is_left_out_and_counted():
     [
         (event(b"[1]"), "the value is not a JSON object"),
         (event(b"\x00\x00\x00\x00\x01abc"), "the value is not JSON"),
-        (event(b'{"_position": "1"}'), "sinks keep for themselves"),
+        (event(b'{"_position": "1"}'), "that sinks reserve"),
         (event(key=None), "the key is missing"),
         (event(type=b""), "the header type is missing"),
         (event(position=b"1"), "the header position"),

@@ -301,7 +301,7 @@ def test_a_supervisor_that_ended_by_itself_is_restarted(place):
     progress = read_progress(progress_path(place.state, "a"), "a")
 
     assert ["a", "b", "a"] == [one.sink.name for one in Supervisor.made]
-    assert ("failed", True) == (progress.state, "ended by itself" in progress.error)
+    assert ("failed", True) == (progress.state, "ended unexpectedly" in progress.error)
     assert lock_sink(place.state, "a") is None
 
 

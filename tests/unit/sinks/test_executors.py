@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.dead_letters import Asked, Heads, Letters, context_of
+from support.dead_letters import FixedPositions, Letters, RecordedRepairs, context_of
 from support.kafka_rows import BACKFILL, COLUMNS, TOPIC, row, rows_of
 from support.parked_shop import change
 from towpath.schemas import headers as names
@@ -110,7 +110,7 @@ class Bench:
     def __init__(self, folder, failure=None, heads=None):
         self.notes = []
         self.letters = Letters()
-        self.context = context_of(self.letters, repairs=Asked(), heads=heads)
+        self.context = context_of(self.letters, repairs=RecordedRepairs(), heads=heads)
         self.here = Noting("driver", self.notes)
         self.failure = failure
         self.plan = QueryPlan(SINK, Kafka(bootstrap_servers="unused:9092"), folder)
@@ -218,7 +218,7 @@ def test_tombstones_are_purged_only_after_the_batch(tmp_path):
     """
     It may have records from below the safe position, which was looked up since.
     """
-    bench = Bench(tmp_path, heads=Heads("safe"))
+    bench = Bench(tmp_path, heads=FixedPositions("safe"))
     bench.write(row(1, "c"))
     told = [note[3] for note in bench.notes if note[:2] == ("driver", "apply")]
 
@@ -229,7 +229,7 @@ def test_executors_purge_no_tombstone_above_a_dead_letter(tmp_path):
     """
     It can be replayed: the safe position that follows a batch is no higher.
     """
-    bench = Bench(tmp_path, heads=Heads("f" * 16))
+    bench = Bench(tmp_path, heads=FixedPositions("f" * 16))
     bench.context.parked.recall(
         [DeadLetter(change(1, note="bad"), "bad", "orders", True)]
     )

@@ -6,7 +6,7 @@ from confluent_kafka import KafkaError, KafkaException
 from towpath.schemas.clock import SystemClock
 from towpath.sinks.errors import BrokerUnavailableError, RecordsGoneError
 from towpath.sinks.kafka import fetch
-from towpath.sinks.kafka.fetch import _FetchPatience, table_of
+from towpath.sinks.kafka.fetch import _FetchTimeout, table_of
 
 TOPIC = "towpath.shop.orders"
 
@@ -68,7 +68,7 @@ def test_fetched_values_are_unchanged(monkeypatch, values, most):
     """
     Empty values, nulls, and more bytes than fit into one array are kept.
     """
-    monkeypatch.setattr(fetch, "_MOST_BYTES", most)
+    monkeypatch.setattr(fetch, "_MAX_ARRAY_BYTES", most)
     table = table_of([Message(n, [], value) for n, value in enumerate(values)])
     table.validate(full=True)
 
@@ -110,7 +110,7 @@ class Passing(SystemClock):
         ((0, 12), RecordsGoneError, 1),
         (KafkaError.UNKNOWN_TOPIC_OR_PART, RecordsGoneError, 1),
         (KafkaError._TIMED_OUT, BrokerUnavailableError, 1),
-        ((0, 20), BrokerUnavailableError, fetch._MOST_LOOKS),
+        ((0, 20), BrokerUnavailableError, fetch._MAX_CHECKS),
     ],
 )
 def test_silence_is_accepted_while_the_broker_has_the_records(answer, error, looks):
@@ -118,11 +118,11 @@ def test_silence_is_accepted_while_the_broker_has_the_records(answer, error, loo
     A large answer takes its time; deleted records are an error at once.
     """
     broker = Broker(answer)
-    silence = _FetchPatience(broker, Passing())
+    timeout = _FetchTimeout(broker, Passing())
 
     def wait():
-        for _ in range(100 * fetch._MOST_LOOKS):
-            silence.bear(8, {(TOPIC, 0): 20})
+        for _ in range(100 * fetch._MAX_CHECKS):
+            timeout.check(8, {(TOPIC, 0): 20})
 
     with pytest.raises(error, match=TOPIC):
         wait()
@@ -135,8 +135,8 @@ def test_progress_of_a_fetch_is_no_silence():
     Only the batch's missing records count as progress.
     """
     broker = Broker((0, 20))
-    silence = _FetchPatience(broker, Passing())
+    timeout = _FetchTimeout(broker, Passing())
     for missing in range(300, 0, -1):
-        silence.bear(missing, {(TOPIC, 0): 20})
+        timeout.check(missing, {(TOPIC, 0): 20})
 
     assert broker.asked == 0

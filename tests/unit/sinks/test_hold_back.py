@@ -50,7 +50,7 @@ def test_changes_after_an_unreadable_record_of_their_key_are_parked():
 
     assert ((2, 2, 1, 1), [(3, UNKNOWN), (4, BEHIND)], "paid", "c") == (
         (result.rows, result.dead_letters, result.held_back, result.parked),
-        shop.letters.told(),
+        shop.letters.reasons(),
         shop.sink.rows["orders"]["7"].row["status"],
         shop.sink.notes["8"],
     )

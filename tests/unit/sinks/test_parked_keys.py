@@ -5,8 +5,8 @@ Parked keys: which changes wait, what releases a key, and the dead-letter comman
 import pytest
 
 from support.copying import replace
-from support.dead_letters import Letters, Still, context_of
-from support.parked_shop import FILL, KEY, ROUTES, TOPIC, Choosy, Shop, change
+from support.dead_letters import Letters, StoppedClock, context_of
+from support.parked_shop import FILL, KEY, ROUTES, TOPIC, RefusingSink, Shop, change
 from towpath.sinks.apply.batch import BatchWriter
 from towpath.sinks.apply.replay import CANNOT_ERASE, CANNOT_READ, NO_ROUTE, NOTHING_OPEN
 from towpath.sinks.change import Origin, Record
@@ -50,7 +50,7 @@ def test_later_changes_wait_after_their_own_key_only(shop: Shop):
         {"7": "a", "8": "d"},
     ) == (
         (result.rows, result.dead_letters, result.held_back, result.parked),
-        shop.letters.told(),
+        shop.letters.reasons(),
         shop.sink.notes,
     )
 
@@ -63,7 +63,7 @@ def test_a_key_stays_parked_over_a_restart(shop: Shop):
     shop.write(change(4, "d"))
 
     assert ([3, 4], "a") == (
-        [offset for offset, _ in shop.letters.told()],
+        [offset for offset, _ in shop.letters.reasons()],
         shop.sink.notes["7"],
     )
 
@@ -79,7 +79,7 @@ def test_a_repeated_batch_writes_no_dead_letter_twice(shop: Shop):
 
     assert (0, [3, 4]) == (
         result.dead_letters,
-        [offset for offset, _ in shop.letters.told()],
+        [offset for offset, _ in shop.letters.reasons()],
     )
 
 
@@ -212,7 +212,7 @@ def test_the_row_of_an_unreadable_record_is_refetched(headers):
     lone = None if headers is None else (0, 3)
     said = shop.ask(Verb.DISCARD, replace(KEY, at=lone))
 
-    assert ("discarded; its row was asked for as it is", [("orders", (7,))], 0) == (
+    assert ("discarded; its row was requested", [("orders", (7,))], 0) == (
         said.how,
         shop.repairs.keys,
         len(shop.parked),
@@ -364,7 +364,7 @@ def test_too_many_parked_keys_are_refused_before_they_are_written():
     parked = ParkedKeys(max_keys=1)
     letters = Letters()
     context = context_of(letters, parked=parked)
-    sink = Choosy()
+    sink = RefusingSink()
     writer = BatchWriter(ROUTES, sink, context)
     batch = [change(1, order=1, note="bad"), change(2, order=2, note="bad")]
     with pytest.raises(TooManyParkedError):
@@ -450,9 +450,9 @@ def test_a_commands_sender_gets_the_answer(shop: Shop):
 
     shop.sink.is_mended = True
     topic = Topic()
-    done = requests.request_each(topic, [KEY], Verb.REPLAY, Still(), 0.0)
+    done = requests.request_each(topic, [KEY], Verb.REPLAY, StoppedClock(), 0.0)
     topic.is_running = False
-    waiting = requests.request_each(topic, [KEY], Verb.REPLAY, Still(), 0.0)
+    waiting = requests.request_each(topic, [KEY], Verb.REPLAY, StoppedClock(), 0.0)
 
     assert ("replayed", None) == (done[KEY].how, waiting[KEY])
 
@@ -468,4 +468,4 @@ def test_dead_letters_that_were_not_durable_are_written_by_the_retry(shop: Shop)
     shop.letters.fail = False
     shop.write(*batch)
 
-    assert [3, 4, 5] == [offset for offset, _ in shop.letters.told()]
+    assert [3, 4, 5] == [offset for offset, _ in shop.letters.reasons()]

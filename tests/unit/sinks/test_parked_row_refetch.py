@@ -3,7 +3,7 @@
 import pytest
 
 from support.copying import replace
-from support.dead_letters import Asked, InMind
+from support.dead_letters import MemoryRefetches, RecordedRepairs
 from support.parked_shop import FILL, Shop, change
 from towpath.sinks.dead_letters.entries import Verb
 
@@ -29,7 +29,7 @@ def clock():
 @pytest.fixture
 def shop(clock):
     """Return a shop with a parked order."""
-    shop = Shop(can_ask=True, refetches=InMind(clock=clock))
+    shop = Shop(can_ask=True, refetches=MemoryRefetches(clock=clock))
     shop.write(change(1, "c", note="a", bio="x"))
     shop.write(change(2, note="bad", unchanged=["bio"]))
     assert (1, []) == (len(shop.parked), shop.repairs.keys)
@@ -142,7 +142,7 @@ def test_a_refetch_that_cannot_be_sent_fails_the_batch(shop):
     """
     None of its dead letters is written before.
     """
-    shop.repairs = Asked()
+    shop.repairs = RecordedRepairs()
     letters = len(shop.letters.records)
 
     def fail(*_):

@@ -3,7 +3,7 @@
 import pytest
 
 from support.copying import replace
-from support.dead_letters import Asked, InMind, Still
+from support.dead_letters import MemoryRefetches, RecordedRepairs, StoppedClock
 from support.parked_shop import FILL, Shop, change
 from towpath.schemas import headers
 from towpath.schemas.clock import SystemClock
@@ -232,7 +232,7 @@ def test_a_row_that_cannot_be_requested_has_no_pending_refetch():
     shop.write(change(1, "c", note="a"))
     shop.write(paid(2, status="paid"), paid(3, order=8))
 
-    assert (0, 1) == (len(shop.refetches), len(shop.letters.told()))
+    assert (0, 1) == (len(shop.refetches), len(shop.letters.reasons()))
 
 
 def test_a_refetch_filled_by_an_operator_ends_with_the_fill():
@@ -316,7 +316,7 @@ def test_an_unanswered_refetch_is_requested_again_after_a_while():
     The next partial change requests it, not an earlier one.
     """
     clock = Clock()
-    shop = Shop(can_ask=True, refetches=InMind(clock=clock))
+    shop = Shop(can_ask=True, refetches=MemoryRefetches(clock=clock))
     asked = []
     for number, now_s in enumerate((0, 59, 61, 62), start=1):
         clock.now_s = now_s
@@ -355,8 +355,8 @@ class Unlisted(Shop):
     """
 
     def __init__(self, clock=None):
-        super().__init__(refetches=InMind(clock=clock))
-        self.repairs = Asked(by_key=False, reading=self.refetches.reading)
+        super().__init__(refetches=MemoryRefetches(clock=clock))
+        self.repairs = RecordedRepairs(by_key=False, reading=self.refetches.reading)
         self.begin()
 
     def answer(self, number, *rows):
@@ -390,7 +390,7 @@ def test_a_row_whose_key_cannot_be_listed_comes_with_its_whole_route():
 
     assert (2, WHOLE, [], 0, []) == (
         *(owed_at_first, shop.repairs.routes, shop.repairs.keys),
-        *(len(shop.refetches), shop.letters.told()),
+        *(len(shop.refetches), shop.letters.reasons()),
     )
     assert {"note": "a", "status": "sent"} == row_of(shop)
 
@@ -541,18 +541,20 @@ def test_the_kind_of_a_refetch_survives_a_restart(tmp_path):
     """
     Once the route has no pending rows, keys are requested singly if they can be listed.
     """
-    shop = Shop(refetches=PendingRefetches(tmp_path, "cache", ["orders"], Still()))
-    shop.repairs = Asked(by_key=False)
+    shop = Shop(
+        refetches=PendingRefetches(tmp_path, "cache", ["orders"], StoppedClock())
+    )
+    shop.repairs = RecordedRepairs(by_key=False)
     shop.begin()
     shop.repairs.request_all = lambda route, _why: (
         incomplete.begin(tmp_path, "cache", route, "repair-2") is None
     )
     shop.write(paid(2))
-    again = PendingRefetches(tmp_path, "cache", ["orders"], Still())
+    again = PendingRefetches(tmp_path, "cache", ["orders"], StoppedClock())
     told = len(again), again.is_requested_whole("orders"), again.incomplete_routes()
     incomplete.end(tmp_path, "cache", "orders", "repair-2")
     shop.write(change(3, note="a"))
-    last = PendingRefetches(tmp_path, "cache", ["orders"], Still())
+    last = PendingRefetches(tmp_path, "cache", ["orders"], StoppedClock())
 
     assert (1, True, frozenset()) == told
     assert (0, False) == (len(last), last.is_requested_whole("orders"))

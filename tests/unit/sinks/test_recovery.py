@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from support.dead_letters import Asked
+from support.dead_letters import RecordedRepairs
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Kafka, Route
 from towpath.settings import Sink as SinkSettings
@@ -108,7 +108,7 @@ class RecoveryBench:
         self.plan = QueryPlan(SINK, Kafka(bootstrap_servers="unused:9092"), folder)
         self.folder = folder / "sinks" / "cache"
         self.cluster = Cluster()
-        self.repairs = Asked()
+        self.repairs = RecordedRepairs()
 
     def has(self, **topics):
         """Set the topics, by their short names."""

@@ -306,5 +306,5 @@ def test_a_missing_signal_topic_is_not_created_by_the_sink(broker):
     """
     broker.names_there = []
 
-    with pytest.raises(BrokerUnavailableError, match="not made p-signal"):
+    with pytest.raises(BrokerUnavailableError, match="has not created p-signal"):
         KafkaRepairs(settings(), SINK).request_keys("orders", [(1,)])

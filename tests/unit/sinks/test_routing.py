@@ -91,7 +91,7 @@ def test_no_column_hides_another(options, row):
     """
     A column that the source gains may collide: the record is refused, not cut.
     """
-    with pytest.raises(UnreadableError, match="two columns come to one name"):
+    with pytest.raises(UnreadableError, match="two columns get one name"):
         routing(**options).row(row)
 
 
@@ -100,7 +100,7 @@ def test_reserved_column_names_are_refused_after_renaming():
     A source's column of such a name can be renamed or excluded.
     """
     assert {"y": 1} == routing(rename={"_x": "y"}).row({"_x": 1})
-    with pytest.raises(UnreadableError, match="keep for themselves"):
+    with pytest.raises(UnreadableError, match="sinks reserve"):
         routing(rename={"z": "y"}).row({"_x": 1})
 
 

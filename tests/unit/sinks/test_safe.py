@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.dead_letters import Heads, Letters, Still, context_of
+from support.dead_letters import FixedPositions, Letters, StoppedClock, context_of
 from support.kafka_rows import row, table
 from support.parked_shop import ROUTES
 from towpath.sinks.apply.batch import BatchWriter
@@ -26,7 +26,7 @@ def test_a_dead_letter_holds_the_safe_position_down(head, parked, expected):
     """
     It can be replayed, however old it is: what stands above it is not safe.
     """
-    safe = SafePosition(Heads(head), Still())
+    safe = SafePosition(FixedPositions(head), StoppedClock())
     safe.look(list)
 
     assert expected == safe.take(parked)
@@ -36,7 +36,7 @@ def test_a_safe_position_is_taken_once():
     """
     A purge is work for the target: it is repeated only when a head has moved.
     """
-    safe = SafePosition(Heads("5"), Still())
+    safe = SafePosition(FixedPositions("5"), StoppedClock())
     safe.look(list)
 
     assert ("5", None) == (safe.take(None), safe.take(None))
@@ -58,13 +58,15 @@ def test_a_batch_purges_no_tombstone_above_a_dead_letter():
     """
     The record that became a dead letter in a batch holds back the next one.
     """
-    context = context_of(Letters(), heads=Heads(BEHIND_EVERYTHING))
+    context = context_of(Letters(), heads=FixedPositions(BEHIND_EVERYTHING))
     sink = Purging()
     writer = BatchWriter(ROUTES, sink, context)
     writer.write(table(row(3, "z")), 0)
     context.safe.look(list)
     lowest = context.parked.lowest()
-    held = context_of(Letters(), parked=context.parked, heads=Heads(BEHIND_EVERYTHING))
+    held = context_of(
+        Letters(), parked=context.parked, heads=FixedPositions(BEHIND_EVERYTHING)
+    )
     BatchWriter(ROUTES, sink, held).write(table(row(4, "c", order=8)), 1)
 
     assert [BEHIND_EVERYTHING, lowest] == sink.safe

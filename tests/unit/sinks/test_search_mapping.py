@@ -214,7 +214,7 @@ def test_events_that_disagree_on_a_field_are_refused():
     """One field with two types cannot be one field of an index."""
     both = schemas(A=[field("total", "string")], B=[field("total", "long")])
 
-    with pytest.raises(DocumentFieldsError, match="B: its field total is another"):
+    with pytest.raises(DocumentFieldsError, match="B: its field total differs"):
         document_fields(aggregate("A", "B"), both)
 
 

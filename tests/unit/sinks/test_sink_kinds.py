@@ -82,7 +82,7 @@ def test_a_kind_of_another_package_is_found_by_its_entry_point():
 
 @pytest.mark.parametrize(
     ("kind", "told"),
-    [("none", "is no towpath.sinks.kinds.Kind"), ("gone", "cannot be imported")],
+    [("none", "is not a towpath.sinks.kinds.Kind"), ("gone", "cannot be imported")],
 )
 def test_a_package_without_its_kind_is_named_in_the_error(kind: str, told: str):
     """

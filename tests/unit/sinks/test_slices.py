@@ -6,7 +6,7 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from support.dead_letters import Asked, Heads, Letters, context_of
+from support.dead_letters import FixedPositions, Letters, RecordedRepairs, context_of
 from support.kafka_rows import TOPIC, history, row, rows_of, table
 from support.parked_shop import change
 from towpath.settings import Sink as SinkSettings
@@ -93,7 +93,7 @@ class Bench:
     def __init__(self, heads=None):
         self.sink = Noting()
         self.letters = Letters()
-        self.repairs = Asked()
+        self.repairs = RecordedRepairs()
         self.context = context_of(self.letters, repairs=self.repairs, heads=heads)
         self.writer = BatchWriter(Routes(SINK), self.sink, self.context)
         self.writing = PipelinedWriter("cache", self.writer, self.sink, self.context)
@@ -120,7 +120,7 @@ def test_slices_are_sent_in_order_and_flushed_once():
     """
     The safe position follows the batch, which may contain it.
     """
-    bench = Bench(heads=Heads("safe"))
+    bench = Bench(heads=FixedPositions("safe"))
     result = bench.write(*map(new, range(1, 6)))
 
     assert [
@@ -231,7 +231,7 @@ def test_portions_purge_no_tombstone_above_a_dead_letter():
     """
     It can be replayed: the safe position that follows a batch is no higher.
     """
-    bench = Bench(Heads("f" * 16))
+    bench = Bench(FixedPositions("f" * 16))
     bench.context.parked.recall(
         [DeadLetter(change(1, note="bad"), "bad", "orders", True)]
     )

@@ -143,7 +143,7 @@ def test_a_topic_that_is_not_deleted_in_time_is_an_error(topics):
     """
     admin = Admin()
     admin.lingers = 1000
-    with pytest.raises(BrokerUnavailableError, match="orders is not gone yet"):
+    with pytest.raises(BrokerUnavailableError, match="orders still exists"):
         topics(admin).delete(["orders"])
 
 

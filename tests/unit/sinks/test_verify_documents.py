@@ -22,7 +22,7 @@ POSITION = "0000000000000008.0000000000"
 
 def told(form, rows, *sink):
     """Return the differences of unchanging rows of the sink."""
-    held = {row.key: form.held(row) for row in sink}
+    held = {row.key: form.sink_row(row) for row in sink}
     with DigestTable() as digests:
         digests.put(held.values())
         suspected = list(suspects(rows, digests))
@@ -124,7 +124,9 @@ def test_a_payload_that_is_no_json_is_reported_with_its_aggregate(payload):
     The view that gives it is named; the sink's document is not called wrong.
     """
     form = DocumentForm("shop.documents")
-    reason = "shop.documents gives the aggregate 7 a payload .* cast payload to jsonb"
+    reason = (
+        "shop.documents returns invalid JSON .* aggregate 7: .* cast payload to jsonb"
+    )
     with pytest.raises(UnfitViewError, match=reason):
         form.source_rows([["6", "{}"], ["7", payload]])
 

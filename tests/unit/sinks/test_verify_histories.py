@@ -93,7 +93,7 @@ class Model:
             found = [(k, self.visible.get(k)) for k in (first, first + 1)]
             yield FORM.source_rows([(str(k), v) for k, v in found if v is not None])
 
-    def listed(self, _table, keys):
+    def listed_rows(self, _table, keys):
         self.step()
         found = [(int(key), self.visible.get(int(key))) for (key,) in keys]
         return [(str(key), text) for key, text in found if text is not None]
@@ -148,7 +148,7 @@ def judged(world, plant=lambda _: None, reader=lambda world: world):
     seen_by = reader(world)
     comparison = RouteComparison("t", TABLE, FORM, world, seen_by, world, world)
     with DigestTable() as digests, Suspects() as found:
-        digests.put(FORM.held(row) for row in world.stored())
+        digests.put(FORM.sink_row(row) for row in world.stored())
         found.add(suspects(world.rows(), digests))
         settle(comparison, found)
         wrong = [one.key for some in found.wrong() for one in some]

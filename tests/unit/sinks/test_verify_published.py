@@ -129,7 +129,7 @@ def test_an_excluded_key_column_is_only_read(rules):
     ("columns", "key", "reason"),
     [
         ("id", "", "without a key"),
-        ("id Id", "Id", "not all columns of its published key Id"),
+        ("id Id", "Id", "lacks columns of its published key Id"),
         ("id open", "open id", "open of the key"),
         ("id tags", "tags", "tags of the key"),
         ("id share", "share", "share of the key"),

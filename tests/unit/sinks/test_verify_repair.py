@@ -35,10 +35,10 @@ class VerifyBench:
         self.unread = ()
         self.is_possible = True
 
-    def listed(self, _table, keys):
+    def listed_rows(self, _table, keys):
         return [(*key, "right") for key in keys]
 
-    def possible(self, _table, keys):
+    def possible_keys(self, _table, keys):
         return keys if self.is_possible else []
 
     def at(self, _route, _keys):

@@ -96,7 +96,7 @@ def test_columns_that_are_not_compared_are_reported():
 
     assert printed(log)[-3:] == [
         "log not compared, masked columns: secret",
-        "log 1,003 rows of the sink have none in the source to compare",
+        "log 1,003 rows of the sink have no row in the source",
         "cache equals the source in all that was compared",
     ]
 
@@ -109,7 +109,7 @@ def test_a_sample_claims_only_its_own_rows():
     document = orjson.loads(as_json(found))
 
     assert printed(EQUAL, sample="1%")[-1] == (
-        "cache equals the source in a sample of 50,000 rows, no more is known"
+        "cache equals the source in a random sample of 50,000 rows"
     )
     assert ("equal", "1%", None) == (
         *(document[name] for name in ("result", "sample", "error")),
@@ -123,12 +123,12 @@ def test_a_sample_without_rows_proves_nothing():
     nothing = RouteReport("orders", "shop.orders", tombstones=7)
     document = orjson.loads(as_json(Verification("cache", [nothing, nothing], "1%")))
 
-    assert ("unverified", "chance picked no row for a sample of 1%") == (
+    assert ("unverified", "the random sample of 1% has no rows") == (
         document["result"],
         document["error"],
     )
     assert printed(nothing, sample="1%")[-1] == (
-        "cache could not be verified: chance picked no row for a sample of 1%"
+        "cache could not be verified: the random sample of 1% has no rows"
     )
 
 
@@ -145,7 +145,7 @@ def test_keys_that_kept_changing_are_reported():
     """
     They are no differences, and no proof either.
     """
-    assert ["hot 2 keys changed whenever they were looked at", "could not be"] == [
+    assert ["hot 2 keys changed in every round of reads", "could not be"] == [
         printed(RESTLESS)[-2],
         printed(RESTLESS)[-1].removeprefix("cache ")[:12],
     ]
@@ -158,7 +158,7 @@ def test_repaired_keys_are_reported():
     lines = printed(RouteReport("orders", "shop.orders", 9, 9, repaired=3))
 
     assert lines[-2:] == [
-        "orders 3 keys were asked for and are equal now",
+        "orders 3 keys were refetched and are equal now",
         "cache equals the source, every key and column",
     ]
 

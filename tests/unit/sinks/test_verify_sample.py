@@ -28,7 +28,7 @@ class SampleBench:
             return [self._source] if size >= 1 else []
         return self._sink
 
-    def listed(self, _table, keys):
+    def listed_rows(self, _table, keys):
         return [row for row in self._source if (row[0],) in keys]
 
     def at(self, _route, keys):

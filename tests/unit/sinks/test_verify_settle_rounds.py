@@ -36,7 +36,7 @@ class Sides:
         self._copies = copies
         self._time_s = 0.0
 
-    def listed(self, _table, keys):
+    def listed_rows(self, _table, keys):
         """Read the source."""
         return [(k, self.source[k]) for (k,) in keys if k in self.source]
 

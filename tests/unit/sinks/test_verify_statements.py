@@ -21,7 +21,7 @@ def test_rows_are_ordered_by_the_columns_and_not_by_their_texts():
     """
     The selected expressions have the columns' names, and would be used instead.
     """
-    text = statements.part(TABLE, None, 10).text.as_string(None)
+    text = statements.next_rows(TABLE, None, 10).text.as_string(None)
 
     assert text.endswith('order by "read"."raw", "read"."100%%", "read"."id" limit 10')
 
@@ -32,7 +32,7 @@ def test_a_type_whose_cast_differs_is_printed(kind):
     A cast of xml keeps the declaration of an encoding, which records do not have.
     """
     table = SourceTable("s", "t", (SourceColumn("v", kind),), ("v",))
-    text = statements.whole(table).text.as_string(None)
+    text = statements.all_rows(table).text.as_string(None)
 
     assert text.startswith(
         'select case when "read"."v" is not null then concat("read"."v") end from'
@@ -43,7 +43,7 @@ def test_a_key_is_compared_in_the_types_of_its_columns():
     """
     Texts become values again, without a length of one.
     """
-    text, parameters = statements.listed(TABLE, [("AA==", "x ", "7")])
+    text, parameters = statements.listed_rows(TABLE, [("AA==", "x ", "7")])
 
     assert [["AA=="], ["x "], ["7"]] == parameters
     assert (

@@ -181,7 +181,7 @@ def test_the_dead_letters_reason_names_the_remedy():
 
     assert reason.endswith(
         "at does not fit timestamp; "
-        "with warehouse.unfit = 'null' its row is written with null there"
+        "with warehouse.unfit = 'null' the row is written with null instead"
     )
 
 

@@ -12,22 +12,22 @@ class PrerequisiteError(UsageError):
 class StateFolderError(UsageError):
     """The state folder cannot be created or written."""
 
-    remedy = "Name a folder that this user may write, with --state or TOWPATH_STATE."
+    remedy = "Name a folder that this user can write to (--state or TOWPATH_STATE)."
 
 
 class JarsError(UnavailableError):
     """A Java archive is missing and could not be fetched."""
 
     remedy = (
-        "Check the network and run python -m towpath.deploy.jars, as make does by"
-        " itself; what is whole is kept."
+        "Check the network, then run python -m towpath.deploy.jars; archives that are"
+        " already complete are kept."
     )
 
 
 class PartError(UnavailableError):
-    """A part of the local stack did not start, or stopped by itself."""
+    """A part of the local stack did not start, or ended unexpectedly."""
 
-    remedy = "Read the log named above, mend the cause, then run towpath up again."
+    remedy = "Read the log named above, fix the cause, then run towpath up again."
 
 
 class NotReadyError(Exception):
@@ -43,7 +43,7 @@ class SourceUnreachableError(UnavailableError):
 class SignalRefusedError(UsageError):
     """A signal could not be inserted."""
 
-    remedy = "Run towpath relay init first, and give every signal an id of its own."
+    remedy = "Run towpath relay init first, and give every signal a unique id."
 
 
 class RelaySilentError(UnavailableError):
@@ -79,4 +79,4 @@ class NotADemoFolderError(UsageError):
 class StepError(UnavailableError):
     """A part of the demo did not complete a step in time."""
 
-    remedy = "Read the log named above, mend the cause, then run towpath demo again."
+    remedy = "Read the log named above, fix the cause, then run towpath demo again."

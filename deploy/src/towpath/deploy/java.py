@@ -110,6 +110,6 @@ def server(heap_mb: int, archive: Path) -> tuple[str, ...]:
         "-XX:+ExitOnOutOfMemoryError",
         "-XX:+AutoCreateSharedArchive",
         f"-XX:SharedArchiveFile={archive}",
-        # Two stacks may write the same archive: Java's warning is of no use.
+        # Two stacks may write the same archive: Java's warning is useless.
         *("-Xlog:disable", "-Xlog:all=error:stderr"),
     )

@@ -1,8 +1,8 @@
 """
 The state of the platform as one document: parts, relay, snapshots, sinks, problems.
 
-Each part is read by itself: the failure of one is reported in its place, beside the
-others. The lag of a sink is the difference of the offsets that it writes into
+Each part is read separately, and a failure is reported in the entry of that part. The
+lag of a sink is the difference between the offsets that it writes into
 ``progress.json`` after each batch and the ends of its topics on the broker.
 """
 
@@ -236,27 +236,27 @@ def problems_of(document: Document, critical_bytes: int) -> Iterator[str]:
 
     Args:
         document: Parts, relay, snapshots and sinks.
-        critical_bytes: The most log that the slot may retain.
+        critical_bytes: The largest size of log that the slot may retain.
     """
     for part in document["parts"]:
         if part["state"] is PartState.STOPPED:
             yield f"the part {part['name']} is stopped"
     relay = document["relay"]
     if relay is not None:
-        yield from _wrong_relay(relay, critical_bytes)
+        yield from _relay_problems(relay, critical_bytes)
     for table in document["snapshots"]:
         if table["state"] == INCOMPLETE:
             yield f"snapshot {table['snapshot']} of {table['table']}: {table['error']}"
     for sink in document["sinks"]:
-        yield from _wrong_sink(sink)
+        yield from _sink_problems(sink)
 
 
-def _wrong_relay(relay: Document, critical_bytes: int) -> Iterator[str]:
+def _relay_problems(relay: Document, critical_bytes: int) -> Iterator[str]:
     if relay["error"]:
         yield f"the relay: {relay['error']}"
     elif not relay["active"]:
         why = relay["halted"] or "does not run"
-        yield f"nobody follows the slot {relay['slot']}: the relay {why}"
+        yield f"no relay follows the slot {relay['slot']}: the relay {why}"
     yield from relay.get("problems", ())
     if relay.get("wal_status") in _LOST:
         yield f"the slot's log is {relay['wal_status']}"
@@ -264,7 +264,7 @@ def _wrong_relay(relay: Document, critical_bytes: int) -> Iterator[str]:
         yield f"the slot keeps {relay['retained_bytes']:,} bytes of log"
 
 
-def _wrong_sink(sink: Document) -> Iterator[str]:
+def _sink_problems(sink: Document) -> Iterator[str]:
     name = sink["sink"]
     if sink["state"] is State.FAILED or sink["error"]:
         yield f"{name}: {sink['error']}"
@@ -314,7 +314,7 @@ def progress_of(settings: Settings, sink: Sink) -> Progress:
 
 
 def refused_text(why: str) -> str:
-    """Return the sentence on a sink that refuses its changed block."""
+    """Return the sentence about a sink that refuses its changed block."""
     return f"its changed block is refused, it continues as before: {why}"
 
 

@@ -1,5 +1,5 @@
 """
-Recording of the events that aggregates collect.
+Record the events that aggregates collect.
 
 Domain code appends events to its aggregate, and ``track`` registers the aggregate with
 the session. Its events are recorded when the session flushes or commits: state and
@@ -45,7 +45,7 @@ AnyAggregate = TypeVar("AnyAggregate", bound=Aggregate)
 
 
 def track(session: Session, aggregate: AnyAggregate) -> AnyAggregate:
-    """Have the aggregate's events recorded in the session's transaction."""
+    """Register an aggregate, whose events the session's transaction then records."""
     tracked = session.info.setdefault(_TRACKED, [])
     if not any(known is aggregate for known in tracked):
         tracked.append(aggregate)
@@ -97,7 +97,7 @@ class Collector:
 
     def _on_begin(self, session: Session, transaction: SessionTransaction) -> None:
         if transaction.nested and any(a.events for a in session.info.get(_TRACKED, ())):
-            message = "a savepoint cannot begin before the events until now are written"
+            message = "a savepoint cannot begin while aggregates have unrecorded events"
             raise SavepointError(message)
 
     def _on_rollback(self, session: Session, _previous: SessionTransaction) -> None:

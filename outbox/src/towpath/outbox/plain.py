@@ -42,7 +42,7 @@ def rfc3339(at: datetime) -> str:
         ValueError: The datetime is not aware.
     """
     if at.utcoffset() is None:
-        message = f"a datetime without a zone is no instant: {at.isoformat()}"
+        message = f"a datetime without a time zone is not an instant: {at.isoformat()}"
         raise ValueError(message)
     in_utc = at.astimezone(UTC).replace(tzinfo=None)
     return in_utc.isoformat(timespec="microseconds") + "Z"

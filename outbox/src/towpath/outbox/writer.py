@@ -116,12 +116,12 @@ def _check_delivery(event: OutboxEvent) -> None:
         reason = "cannot be part of a topic's name"
         raise InvalidEventError(event.type, "aggregate_type", reason)
     if not event.aggregate_id or "\0" in event.aggregate_id:
-        reason = "is empty or holds a NUL character"
+        reason = "is empty or contains a NUL character"
         raise InvalidEventError(event.type, "aggregate_id", reason)
     if event.occurred_at.utcoffset() is None:
         reason = "has no time zone"
         raise InvalidEventError(event.type, "occurred_at", reason)
     for name, value in event.headers.items():
         if name in _RELAY_HEADERS or not isinstance(value, str):
-            reason = "is the relay's own, or not text"
+            reason = "is a header of the relay, or its value is not text"
             raise InvalidEventError(event.type, f"headers.{name}", reason)

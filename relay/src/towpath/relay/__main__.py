@@ -1,5 +1,5 @@
 """
-The relay's entry point: builds the process, and runs its commands.
+The relay's entry point: builds the process and runs its commands.
 
 ``init`` prepares the source, ``run`` follows it until a signal stops it, ``status``
 prints the relay's progress.
@@ -123,7 +123,7 @@ def run(config: Path) -> int:
 def _halted(
     failure: TowpathError, report: Callable[..., None], clock: SystemClock
 ) -> int:
-    """Log and store the reason of a halt; return the exit code."""
+    """Log and store the reason for a halt; return the exit code."""
     why = {"reason": str(failure), "remedy": failure.remedy}
     _LOG.critical("relay halted", **why)
     with suppress(OSError):
@@ -171,7 +171,7 @@ class Relay:
 
     def run(self) -> None:
         """
-        Follow the source, through retryable failures.
+        Follow the source; retry after retryable failures.
 
         Raises:
             TowpathError: A failure that is not retryable.
@@ -197,7 +197,7 @@ class Relay:
         _LOG.info("relay stopped", confirmed_lsn=format_lsn(self._stats.confirmed_lsn))
 
     def _signal_topic(self, signals: SourceSignalService) -> SignalTopicReader | None:
-        """Start to read signals from Kafka, if a topic is configured."""
+        """Start reading signals from Kafka, if a topic is configured."""
         settings = self._settings
         name, source = settings.signal_topic, settings.database
         if not name:

@@ -1,7 +1,7 @@
 """
 The admin port: ``/metrics``, ``/health/live``, ``/health/ready``, and signals.
 
-*Live* means that the loop turns: a restart may help a process that is stuck, not one
+*Live* means that the loop runs: a restart may help a process that is stuck, not one
 whose source or broker is down. *Ready* means that a recent heartbeat of this process
 has passed through the source's log.
 
@@ -107,22 +107,22 @@ class SignalPages:
         """
         if path.partition("?")[0] != _SIGNALS:
             return _json_response(
-                HTTPStatus.NOT_FOUND, {"reason": f"POST goes to {_SIGNALS}"}
+                HTTPStatus.NOT_FOUND, {"reason": f"send POST requests to {_SIGNALS}"}
             )
         if "origin" in headers or "sec-fetch-mode" in headers:
             return _json_response(
-                HTTPStatus.FORBIDDEN, {"reason": "not from web pages"}
+                HTTPStatus.FORBIDDEN, {"reason": "requests from web pages are refused"}
             )
         content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if content_type != _JSON:
-            reason = f"send {_JSON}, and say so in Content-Type"
+            reason = f"send {_JSON}, and set Content-Type to it"
             return _json_response(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, {"reason": reason})
         length = headers.get("content-length", "")
         if not (length.isascii() and length.isdigit()):
-            reason = "say in Content-Length how long the body is"
+            reason = "send the length of the body in Content-Length"
             return _json_response(HTTPStatus.LENGTH_REQUIRED, {"reason": reason})
         if int(length) > MAX_BODY_BYTES:
-            reason = f"at most {MAX_BODY_BYTES} bytes are taken"
+            reason = f"at most {MAX_BODY_BYTES} bytes are accepted"
             return _json_response(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"reason": reason}
             )
@@ -147,9 +147,7 @@ class SignalPages:
 
 def _found_response(what: Any) -> PageResponse:  # noqa: ANN401 - JSON
     if not what:
-        return _json_response(
-            HTTPStatus.NOT_FOUND, {"reason": "there is none of this id"}
-        )
+        return _json_response(HTTPStatus.NOT_FOUND, {"reason": "unknown id"})
     return _json_response(HTTPStatus.OK, what)
 
 
@@ -169,7 +167,7 @@ _PAGES: Final = (
     b"/metrics, /health/live, /health/ready, /snapshots, /snapshots/ID, /signals/ID\n"
 )
 
-# For how long an idle connection occupies a thread.
+# How long an idle connection may occupy a thread.
 _REQUEST_TIMEOUT_S: Final = 10.0
 
 
@@ -212,7 +210,7 @@ class AdminPages:
 
 
 class _AdminServer(ThreadingHTTPServer):
-    """A server that prints no errors of connections."""
+    """A server that does not print connection errors."""
 
     daemon_threads = True
 
@@ -261,7 +259,7 @@ class HealthServer:
 
     def __init__(self, port: int, pages: AdminPages, host: str = LOCAL_HOST) -> None:
         """
-        Listen on ``port`` of ``host``; 0 takes a free one.
+        Listen on ``port`` of ``host``; 0 picks a free port.
 
         Raises:
             AdminPortError: The port is taken.

@@ -14,7 +14,7 @@ The relay's errors, and the loop's reaction to each.
     │   └── DeliveryFailedError      a record was refused: restart from the log
     ├── DataError                 DEAD_LETTER: one record
     │   └── UnroutableError          an outbox row cannot become an event
-    └── HaltError                 HALT: a person decides
+    └── HaltError                 HALT: the operator decides
         ├── MalformedMessageError    a message of the stream cannot be parsed
         ├── SourceRefusedError       Postgres refuses the login or a statement
         ├── NotPreparedError         slot, publication or table is missing
@@ -54,7 +54,7 @@ from towpath.schemas.failure import (
 class StateRefusedError(UsageError):
     """The relay's state does not allow a command."""
 
-    remedy = "Look at towpath relay state show, and ask for what the state allows."
+    remedy = "Run towpath relay state show, and use a command that the state allows."
 
 
 class SourceUnavailableError(UnavailableError):
@@ -85,21 +85,23 @@ class RegistryUnavailableError(UnavailableError):
 
 
 class DeliveryFailedError(UnavailableError):
-    """Kafka refused a record for good: the relay restarts from the log."""
+    """Kafka refused a record permanently: the relay restarts from the log."""
 
-    remedy = "Read the broker's reason; the relay begins again from the log."
+    remedy = "Read the broker's reason; the relay restarts from the log."
 
 
 class UnroutableError(DataError):
     """An outbox row cannot become an event."""
 
-    remedy = "Find the row in the relay's dead letters, and mend what writes it."
+    remedy = (
+        "Find the row in the relay's dead letters, and fix the code that writes it."
+    )
 
 
 class MalformedMessageError(HaltError):
     """A message of the stream is short, long, unknown or out of order."""
 
-    remedy = "Report the message; the server speaks a protocol that is not known."
+    remedy = "Report the message; the server uses an unknown protocol."
 
 
 class SourceRefusedError(HaltError):
@@ -118,7 +120,7 @@ class PublicationYoungerError(HaltError):
     """A publication was created, or recreated, after log that is still to be read."""
 
     remedy = (
-        "Name the publication of before in [source] until the log is read, or drop the "
+        "Name the former publication in [source] until the log is read, or drop the "
         'slot and close the gap by snapshots (relay.on_gap = "plan" or "snapshot").'
     )
 
@@ -128,7 +130,7 @@ class SlotLostError(HaltError):
 
     remedy = (
         'Set relay.on_gap to "plan" or "snapshot", or run towpath relay init if there '
-        "was never a slot: a new slot is made, and the gap is closed by snapshots."
+        "was never a slot: a new slot is created, and snapshots close the gap."
     )
 
 
@@ -139,9 +141,9 @@ class SlotHeldError(HaltError):
 
 
 class AdminPortError(HaltError):
-    """Another process has the admin port, or the address is not this host's."""
+    """Another process uses the admin port, or the address is not this host's."""
 
-    remedy = "Give [relay] admin_port another number, or 0 for any that is free."
+    remedy = "Set [relay] admin_port to another port, or to 0 for any free port."
 
 
 class BrokerRefusedError(HaltError):
@@ -162,7 +164,7 @@ class TopicRefusedError(BrokerRefusedError):
 class RegistryRefusedError(HaltError):
     """The schema registry refuses the login or a right, or the URL has none."""
 
-    remedy = "Correct [registry] url, or grant there what the message names."
+    remedy = "Correct [registry] url, or grant the rights that the message names."
 
 
 class SchemaRefusedError(HaltError):
@@ -184,8 +186,8 @@ class OutboxUpdatedError(HaltError):
     """A row of the outbox was updated; only inserts are events."""
 
     remedy = (
-        'Mend what updates outbox rows; with on_update = "error" the relay passes over '
-        "the update."
+        'Fix the code that updates outbox rows; with on_update = "error" the relay '
+        "skips the update."
     )
 
 
@@ -193,8 +195,8 @@ class ParkedOverflowError(HaltError):
     """More aggregates are parked behind a dead letter than the relay can track."""
 
     remedy = (
-        "Raise [relay] max_parked_keys, and mend what writes the rows in the relay's "
-        "dead letters."
+        "Raise [relay] max_parked_keys, and fix the code that writes the rows in the "
+        "relay's dead letters."
     )
 
 
@@ -202,8 +204,8 @@ class TopicTruncatedError(HaltError):
     """A topic was truncated, or deleted and recreated: its records are lost."""
 
     remedy = (
-        "Bring the topic back, or stop the relay and run towpath relay state repair, "
-        "which makes the topic again and asks for snapshots of what it lost."
+        "Restore the topic, or stop the relay and run towpath relay state repair, "
+        "which recreates the topic and requests snapshots of its lost records."
     )
 
 
@@ -212,7 +214,7 @@ class PartitionCountChangedError(HaltError):
 
     remedy = (
         "Stop the relay and run towpath relay state repair, which lets it use the "
-        "added partitions from the next position on; keys move then."
+        "added partitions from the next position on; keys then change partitions."
     )
 
 
@@ -220,8 +222,8 @@ class FirstSnapshotFailedError(HaltError):
     """A relay that was started for the first snapshot only could not complete it."""
 
     remedy = (
-        "Mend what the message names of each table and start the relay again: only "
-        "what is incomplete is read."
+        "Fix what the message names for each table and start the relay again: it reads "
+        "only the incomplete tables."
     )
 
 
@@ -238,13 +240,13 @@ class HistoryChangedError(HaltError):
     """The source was restored, promoted or replaced since the last session."""
 
     remedy = (
-        'Point [source] dsn at the database of before, or set relay.on_gap to "plan" '
-        'or "snapshot" to go on and close the gap by snapshots.'
+        'Point [source] dsn at the former database, or set relay.on_gap to "plan" '
+        'or "snapshot" to continue and close the gap by snapshots.'
     )
 
 
 class KeyChangedError(HaltError):
-    """The key of a captured table changed: rows stand under the former key."""
+    """The key of a captured table changed: sinks keep rows under the former key."""
 
     remedy = (
         'Set relay.on_gap to "plan" or "snapshot": a snapshot of the table with a '

@@ -40,15 +40,15 @@ PROGRESS_INTERVAL_S: Final = 0.02
 # enough to cost nothing, often enough that the confirmed LSN keeps up.
 POLL_INTERVAL_S: Final = 0.01
 
-# For how long a server that requests replies may wait for a checkpoint: longer than an
-# election of Kafka takes, far less than a service manager gives a database to stop.
+# How long a server that requests replies may wait for a checkpoint: longer than a
+# leader election in Kafka, far shorter than a service manager's stop timeout.
 CHECKPOINT_TIMEOUT_S: Final = 15.0
 
-# The most transactions behind one that is held, for a signal that cannot be stored for
-# instance: some tens of megabytes.
+# The maximum number of transactions behind a held one (while a signal cannot be stored,
+# for instance): tens of megabytes.
 MAX_UNSETTLED: Final = 200_000
 
-# With nothing to do, how long the loop sleeps on its socket.
+# How long an idle loop sleeps on its socket.
 IDLE_INTERVAL_S: Final = 1.0
 
 
@@ -270,7 +270,7 @@ class Pipeline:
                 return
 
     def _read_timeout_s(self, *, is_active: bool) -> float:
-        """Return how long to wait for the stream; ``is_active``: a snapshot is."""
+        """Return how long to wait for the stream; ``is_active``: a snapshot runs."""
         if is_active and self._snapshots.has_ready:
             return self._snapshots.read_timeout_s
         if self._context.ledger.in_flight_bytes:

@@ -117,7 +117,7 @@ class TableCatalog(Protocol):
         """
         Return a table's key and its types' names.
 
-        The key of a dropped table is that of the present table of its name.
+        A dropped table has the key of the table that has its name now.
 
         Raises:
             SourceUnavailableError: The connection is lost.

@@ -72,7 +72,7 @@ def check_existing_topics(
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
-        TopicTruncatedError: A topic that had records is gone.
+        TopicTruncatedError: A topic that had records was deleted.
         StateLostError: The state cannot be read.
     """
     kafka = process.settings.kafka

@@ -115,7 +115,7 @@ class Session:
         self._process.wakeup.wake()
 
     def _run_session(self, closing: ExitStack) -> None:
-        """Run until the process stops, or the previous settings are not needed."""
+        """Run until the process stops or no longer needs the previous settings."""
         settings, process = self._process.settings, self._process
         source = settings.database
         connection = closing.enter_context(connect(source.dsn))
@@ -361,11 +361,11 @@ class Session:
         catalog: PostgresCatalog,
     ) -> tuple[Settings, int]:
         """
-        Return the settings to run with, and their last log LSN; 0: without end.
+        Return the settings to run with, and their last log LSN; 0: no end.
 
-        The file's settings are stored before the first record that they form. New
+        The file's settings are stored before the first record that depends on them. New
         publications apply from the log's end at the first session that has them: they
-        may not exist at earlier LSNs, and no change may be decoded by them there.
+        may not exist at earlier LSNs, and no change there may be decoded with them.
         """
         settings, stored = self._process.settings, recovered.state.settings
         changed = () if stored is None else changed_settings(settings, stored)
@@ -388,7 +388,7 @@ class Session:
         return settings, 0
 
 
-# A session of this length was healthy: the next failure is counted from one again.
+# A session of this length was healthy: the next failure counts as the first.
 _HEALTHY_S: Final = 10.0
 
 

@@ -95,7 +95,7 @@ class SourceClock:
         return max(0, now_us - self.ahead_us - committed_us) / 1_000_000
 
 
-# A heartbeat may be late, and one may be lost with its connection, but not a third.
+# One heartbeat may be late, and one may be lost with its connection.
 _MISSED_HEARTBEATS: Final = 3
 
 # The longest step of the loop is a request to Kafka or Postgres (10 s); a reconnect
@@ -282,10 +282,10 @@ class Stats:
 
     def is_stuck(self, now_s: float) -> bool:
         """
-        Return whether the loop has not turned for so long that it never will.
+        Return whether the loop's last turn is longer ago than any turn may take.
 
-        Without a stream there is no loop; the waits of a session's start have bounds of
-        their own.
+        Without a stream there is no loop; the waits of a session's start are bounded
+        separately.
         """
         return self.is_streaming and now_s - self.last_turn_at_s > STUCK_AFTER_S
 

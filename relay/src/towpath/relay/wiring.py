@@ -79,7 +79,7 @@ class PipelineBuilder:
         lent: Collection[str] = (),
     ) -> None:
         """
-        Prepare.
+        Create the builder.
 
         Args:
             process: The parts that outlive the session.
@@ -87,7 +87,7 @@ class PipelineBuilder:
             recovered: The state recovered from Kafka.
             decision: The lineage to follow, and its start.
             relay: The relay's registration.
-            lent: The snapshots whose database view was made with the slot.
+            lent: The snapshots whose database view was created with the slot.
         """
         self._relay = relay
         self._lent = lent
@@ -280,8 +280,8 @@ class PipelineBuilder:
         """
         Return the commit LSNs of transactions to skip.
 
-        A crash may stream a skipped transaction again. Confirmed LSNs, and those of
-        another lineage, are left out.
+        After a crash a skipped transaction is streamed again. Confirmed LSNs, and those
+        of another lineage, are left out.
         """
         state, decision = self._recovered.state, self._decision
         offset = decision.lineage.offset

@@ -1,6 +1,7 @@
 """
 The published language, shared by relay, sinks and services.
 
-It has positions, topic and header names, the envelope, event schemas, failures and the
-names of metrics. Only ``SystemClock`` waits, and only event schemas are read from disk.
+It contains positions, topic and header names, the envelope, event schemas, failures and
+the names of metrics. Only ``SystemClock`` waits, and only event schemas are read from
+disk.
 """

@@ -1,9 +1,9 @@
 """
-Time as a port, and the one edge that reads the system's clock.
+The clock port, and the only module that reads the system's clock.
 
-Code that needs the time or has to wait takes a ``Clock``. Only ``SystemClock`` asks the
-system, so tests can advance time themselves. Delays between attempts are a ``Backoff``:
-no loop invents a sleep of its own.
+Code that needs the time or has to wait takes a ``Clock``. Only ``SystemClock`` reads
+the system's clock, so tests can advance time themselves. Delays between attempts are a
+``Backoff``: no loop chooses delays of its own.
 """
 
 import random
@@ -20,7 +20,7 @@ class Clock(Protocol):
         """Return the wall time, aware, in UTC."""
 
     def monotonic_s(self) -> float:
-        """Return seconds that never go back."""
+        """Return seconds that never decrease."""
 
     def wait(self, delay_s: float) -> None:
         """Let ``delay_s`` seconds pass."""

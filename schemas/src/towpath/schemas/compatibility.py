@@ -129,7 +129,7 @@ def _records(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Findin
         yield Finding(path, f"was the record {pair[0]} and became {pair[1]}")
         return
     written = {f["name"]: f for f in old.schema["fields"]}
-    # Every written field registers its named types, even if nobody reads the field.
+    # Every written field registers its named types, even if the reader lacks it.
     for field in old.schema["fields"]:
         old.to(field["type"]).resolved()
     for field in new.schema["fields"]:
@@ -140,12 +140,12 @@ def _records(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Findin
             sides = old.to(writer["type"]), new.to(field["type"])
             yield from _compare(*sides, place, seen | {pair})
         elif "default" not in field:
-            yield Finding(place, "came without a default")
+            yield Finding(place, "was added without a default")
 
 
 def _enums(old: _Side, new: _Side, path: str, _seen: _Pairs) -> Iterator[Finding]:
     if _renamed(old, new):
-        yield Finding(path, f"was the enum {old.schema['name']}, now another")
+        yield Finding(path, f"was the enum {old.schema['name']} and was renamed")
     gone = [s for s in old.schema["symbols"] if s not in new.schema["symbols"]]
     if gone and "default" not in new.schema:
         yield Finding(path, f"lost {', '.join(gone)} and has no default")
@@ -163,7 +163,7 @@ def _maps(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Finding]:
 
 def _fixeds(old: _Side, new: _Side, path: str, _seen: _Pairs) -> Iterator[Finding]:
     if _renamed(old, new) or old.schema["size"] != new.schema["size"]:
-        yield Finding(path, "was another fixed type")
+        yield Finding(path, "was a fixed type of another name or size")
 
 
 _COMPARE: Final = MappingProxyType(

@@ -93,7 +93,7 @@ def check_event(event_type: str, payload: Mapping[str, Any]) -> EventSchema:
     schema = event_schemas().get(event_type)
     if schema is None:
         known = ", ".join(event_schemas())
-        reason = f"has no schema; there are {known}"
+        reason = f"has no schema; known: {known}"
         raise InvalidEventError(event_type, "", reason)
     mismatch = schema.check(payload)
     if mismatch is not None:
@@ -104,11 +104,11 @@ def check_event(event_type: str, payload: Mapping[str, Any]) -> EventSchema:
 def _read(file_name: str, text: str) -> EventSchema:
     match = _FILE_NAME.match(file_name)
     if match is None:
-        message = f"{file_name}: an event schema is named <name>.v<n>.avsc"
+        message = f"{file_name}: an event schema must be named <name>.v<n>.avsc"
         raise ValueError(message)
     parsed = fastavro.parse_schema(json.loads(text))
     if not isinstance(parsed, dict) or parsed.get("type") != "record":
-        message = f"{file_name}: an event schema is a record"
+        message = f"{file_name}: an event schema must be a record"
         raise ValueError(message)
     subject = str(parsed["name"])
     return EventSchema(

@@ -69,7 +69,7 @@ class UnavailableError(TowpathError):
 class BusyError(UnavailableError):
     """A part asks for a pause before the next attempt."""
 
-    remedy = "Wait, or give the part more room."
+    remedy = "Wait, or give the part more resources."
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
@@ -80,17 +80,17 @@ class DataError(TowpathError):
     """One record or row cannot be handled; the rest can."""
 
     disposition = Disposition.DEAD_LETTER
-    remedy = "Find it in the dead letters with its reason, mend it and replay it."
+    remedy = "Find it and its reason in the dead letters, correct it and replay it."
     exit_code = 1
 
 
 class TooManyFilesError(UnavailableError):
-    """The process may open no further file or connection."""
+    """The process cannot open another file or connection."""
 
     remedy = "Raise the limit of open files: ulimit -n, or LimitNOFILE of its service."
 
     def __init__(self, doing: str) -> None:
-        super().__init__(f"{doing}: this process may open no further file")
+        super().__init__(f"{doing}: this process cannot open another file")
 
 
 def has_no_descriptor(error: BaseException) -> bool:

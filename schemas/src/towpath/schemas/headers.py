@@ -5,9 +5,9 @@ from typing import Final
 POSITION: Final = "position"
 UNCHANGED: Final = "unchanged"
 SNAPSHOT: Final = "snapshot"
-# A record with the floor below which every row of its topic is gone.
+# A record with the floor below which every row of its topic was deleted.
 SWEEP: Final = "sweep"
-# The number of partitions that the sweep was written to: there may be more by now.
+# The number of partitions that the sweep was written to; there may be more now.
 SWEEP_PARTITIONS: Final = "sweep_partitions"
 # The oid of the dropped table whose rows the sweep removes.
 DROPPED: Final = "dropped"
@@ -48,7 +48,7 @@ OLD_ROW: Final = "old"
 PARKED: Final = "parked"
 RELEASED: Final = "released"
 ROUTE: Final = "route"
-# The kind of a record in a dead-letter topic of a sink that is not a dead letter.
+# The kind of a record in a sink's dead-letter topic that is not a dead letter.
 DEAD_LETTERS: Final = "towpath-dead-letters"
 SOURCE_TOPIC: Final = "topic"
 SOURCE_PARTITION: Final = "partition"

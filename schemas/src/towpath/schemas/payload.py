@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 
 class Mismatch(NamedTuple):
-    """The first thing in a payload that the schema does not allow."""
+    """The first value in a payload that the schema does not allow."""
 
     path: tuple[str | int, ...]
     reason: str
@@ -105,13 +105,13 @@ def _string(value: object) -> Mismatch | None:
         if not value.isascii():
             value.encode()
     except UnicodeEncodeError:
-        return Mismatch((), "is text that UTF-8 cannot hold")
+        return Mismatch((), "is text that cannot be encoded as UTF-8")
     return None
 
 
 def _enum(schema: Mapping[str, Any], names: _Names) -> Check:
     symbols = frozenset(schema["symbols"])
-    reason = f"is none of {', '.join(schema['symbols'])}"
+    reason = f"is not one of {', '.join(schema['symbols'])}"
 
     def check(value: object) -> Mismatch | None:
         known = isinstance(value, str) and value in symbols
@@ -200,7 +200,7 @@ def _union(branches: list[object], names: _Names) -> Check:
             return None
         if len(others) == 1:
             return others[0](value)
-        return Mismatch((), "fits no branch of its union")
+        return Mismatch((), "matches no branch of its union")
 
     return check
 

@@ -39,7 +39,7 @@ SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
         "default_transaction_read_only": "off",
         "default_transaction_deferrable": "off",
         # A commit is flushed here before it counts as durable, and does not wait for a
-        # standby that is away.
+        # standby that is unreachable.
         "synchronous_commit": "local",
         "exit_on_error": "off",
         "client_min_messages": "warning",

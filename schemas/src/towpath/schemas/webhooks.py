@@ -2,7 +2,7 @@
 Signatures by the Standard Webhooks specification, for senders and receivers.
 
 The signed content is ``id.timestamp.body``. A signature is ``v1,`` and an HMAC-SHA256
-in base64; there is one per secret, separated by blanks. A receiver accepts any of them,
+in base64; there is one per secret, separated by spaces. A receiver accepts any of them,
 so a secret can be rotated while requests are in flight. It compares the timestamp with
 its own clock, so an old request cannot be replayed.
 """
@@ -24,7 +24,7 @@ SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - a prefix, no secret
 SHORTEST_SECRET_BYTES: Final = 24
 LONGEST_SECRET_BYTES: Final = 64
 
-# As in the specification's own libraries: more than clocks differ and requests take.
+# As in the specification's own libraries: more than clock skew and request time.
 TOLERANCE_S: Final = 300
 
 _SCHEME: Final = "v1,"
@@ -97,7 +97,7 @@ def verify(
     # Every pair is compared, in the same time whether they match or not.
     matches = [hmac.compare_digest(one, known) for one in given for known in expected]
     if not webhook_id or not any(matches):
-        message = "the request has no signature of a secret that is taken"
+        message = "the request has no signature of an accepted secret"
         raise SignatureRefusedError(message)
     is_number = timestamp.isascii() and timestamp.isdigit()
     if not is_number or abs(now_s - int(timestamp)) > TOLERANCE_S:

@@ -2,8 +2,8 @@
 Register every event schema with the schema registry, once, at start.
 
 Each version is registered under its record's name, oldest first, and the subject is set
-to ``BACKWARD_TRANSITIVE`` before a second version may follow. All of it may be
-repeated, also by two services at once. No request of a client uses the registry.
+to ``BACKWARD_TRANSITIVE`` before a second version may follow. Registration may
+be repeated, also by two services at once. No request of a client uses the registry.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class RegistryUnavailableError(UnavailableError):
 class RegistryConflictError(HaltError):
     """The registry holds other schemas under our subjects."""
 
-    remedy: ClassVar[str] = "Register the versions in order, or mend the subject."
+    remedy: ClassVar[str] = "Register the versions in order, or correct the subject."
 
 
 def register_event_schemas(
@@ -58,7 +58,7 @@ def register_event_schemas(
 
     Raises:
         RegistryUnavailableError: It did not answer in time.
-        RegistryConflictError: It refuses a schema, or numbers its versions otherwise.
+        RegistryConflictError: It refuses a schema, or numbers its versions differently.
     """
     client = SchemaRegistryClient(
         {"url": url, "max.retries": 0, "timeout": REQUEST_TIMEOUT_S}
@@ -116,7 +116,7 @@ def _register_one(client: SchemaRegistryClient, schema: EventSchema) -> None:
     _keep_compatible(client, schema.subject)
     version = _version(client, schema)
     if version != schema.version:
-        message = f"the schema registry counts {schema.reference} as version {version}"
+        message = f"the schema registry has {schema.reference} as version {version}"
         raise RegistryConflictError(message)
 
 

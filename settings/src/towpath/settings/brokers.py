@@ -4,7 +4,7 @@
 ``[kafka.client]`` has librdkafka's setting names. Spark reads the same topics through
 Kafka's Java client, which has other names for TLS and login. Settings with a
 counterpart are translated here; a setting of TLS or login without one is reported, so
-that no client runs without it. Settings that only tune librdkafka stay with it.
+that no client runs without it. Settings that only tune librdkafka are not translated.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -172,7 +172,7 @@ def _login(kafka: Kafka) -> dict[str, str]:
     )
     module = _MODULES.get(kafka.mechanism)
     if module is None:
-        message = f"kafka.client: Spark cannot log in by {kafka.mechanism!r}"
+        message = f"kafka.client: Spark cannot log in with {kafka.mechanism!r}"
         raise ConfigurationError([message])
     return {
         "sasl.mechanism": kafka.mechanism,
@@ -227,6 +227,6 @@ def _content(name: str) -> str:
     try:
         return Path(name).read_text(encoding="ascii")
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no PEM file"
+        reason = error.strerror if isinstance(error, OSError) else "not a PEM file"
         message = f"kafka.client: {name}: {reason}; Spark's client needs one PEM file"
         raise ConfigurationError([message]) from error

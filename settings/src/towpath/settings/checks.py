@@ -59,7 +59,7 @@ def clients_are_secure(settings: Settings) -> Iterator[str]:
     if kafka.protocol not in PROTOCOLS:
         nearest = did_you_mean(kafka.protocol, PROTOCOLS)
         yield (
-            f"kafka.client.security.protocol: {kafka.protocol!r} is none of "
+            f"kafka.client.security.protocol: {kafka.protocol!r} is not one of "
             f"{', '.join(PROTOCOLS)}{nearest}"
         )
         return
@@ -130,7 +130,7 @@ def views_agree(settings: Settings) -> Iterator[str]:
         if view.view in tables:
             yield (
                 f"relay.outbox.view: {view.view} is one of source.tables, "
-                "which are tables: leave one of them out"
+                "which cannot be views: leave one of them out"
             )
         if view.view == settings.relay.outbox.table:
             yield (
@@ -139,8 +139,8 @@ def views_agree(settings: Settings) -> Iterator[str]:
             )
         if view.collection in tables:
             yield (
-                f"source.tables: {view.collection} is what signals call the view of "
-                f"{view.aggregate_type} (relay.outbox.view): rename one of them"
+                f"source.tables: {view.collection} is the name in signals of the view "
+                f"of {view.aggregate_type} (relay.outbox.view): rename one of them"
             )
 
 
@@ -159,19 +159,19 @@ def _types_agree(views: Sequence[AggregateView]) -> Iterator[str]:
 
 
 def views_have_topics(settings: Settings) -> Iterator[str]:
-    """List what a view cannot tell, and the topic or partition asks for."""
+    """List columns that topics or partitions need and a view does not have."""
     outbox = settings.relay.outbox
     if not outbox.view:
         return
     if outbox.route_by not in {"", outbox.columns.aggregate_type}:
         yield (
-            f"relay.outbox.route_by: {outbox.route_by} is no column of a view "
+            f"relay.outbox.route_by: {outbox.route_by} is not a column of views "
             "(relay.outbox.view): route by the aggregate type, or declare no view"
         )
     for text in outbox.placements:
         if parse_placement(text).place is PlacedIn.PARTITION:
             yield (
-                f"relay.outbox.placements: {text} asks for what no view has "
+                f"relay.outbox.placements: {text} needs a column that no view has "
                 "(relay.outbox.view): leave one of them out"
             )
     if outbox.route_regex:
@@ -180,8 +180,8 @@ def views_have_topics(settings: Settings) -> Iterator[str]:
         name = topics.outbox_topic(outbox.topic, view.aggregate_type)
         if not topics.is_legal_topic(name):
             yield (
-                f"relay.outbox.view: {view.aggregate_type} makes no topic name that "
-                "Kafka takes: letters, digits, dots, dashes and underscores"
+                f"relay.outbox.view: {view.aggregate_type} makes a topic name that "
+                "Kafka refuses: use letters, digits, dots, dashes and underscores"
             )
 
 
@@ -242,7 +242,7 @@ def _target(sink: Sink) -> Iterator[str]:
 
 Check = Callable[[Settings], Iterator[str]]
 
-# Besides those of every event: headers by which a restart recognises records.
+# Headers, besides those of every event, by which a restart recognises records.
 _OUR_HEADERS: Final = frozenset(
     {headers.POSITION, headers.SNAPSHOT, headers.PARKED, headers.RELEASED}
 )
@@ -349,11 +349,11 @@ def _route_is_whole(settings: Settings) -> Iterator[str]:
         return
     for group in unknown_groups(outbox.route_regex, outbox.route_replacement):
         yield (
-            f"relay.outbox.route_replacement: {group} is no group of "
+            f"relay.outbox.route_replacement: {group} is not a group of "
             "relay.outbox.route_regex"
         )
     if outbox.route_regex and ROUTED_VALUE not in outbox.topic:
-        yield f"relay.outbox.topic: lacks {ROUTED_VALUE}, so route_regex has no use"
+        yield f"relay.outbox.topic: lacks {ROUTED_VALUE}, so route_regex has no effect"
 
 
 def _placements_agree(settings: Settings) -> Iterator[str]:
@@ -370,7 +370,7 @@ def _placements_agree(settings: Settings) -> Iterator[str]:
     standing = outbox.columns.standing_headers
     for each in placements:
         if each.place is PlacedIn.ENVELOPE and each.name == "payload":
-            yield "relay.outbox.placements: the payload itself is payload in envelopes"
+            yield "relay.outbox.placements: payload in an envelope is the event's own"
         is_ours = each.name in standing or each.name in _OUR_HEADERS
         is_header = each.place is PlacedIn.HEADER
         if is_header and is_ours and standing.get(each.name) != each.column:
@@ -386,7 +386,7 @@ def _cloudevents_have_types(settings: Settings) -> Iterator[str]:
 def _one_of_a_kind(settings: Settings) -> Iterator[str]:
     messages = settings.relay.messages
     if messages.include and messages.exclude:
-        yield "relay.messages: include and exclude exclude each other"
+        yield "relay.messages: include and exclude cannot be combined"
 
 
 _CHECKS: Final[tuple[tuple[tuple[str, ...], Check], ...]] = (

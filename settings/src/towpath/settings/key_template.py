@@ -32,10 +32,10 @@ def parse_template(text: str) -> tuple[Part, ...]:
     # Texts at even indices, columns at odd ones.
     pieces = _COLUMN.split(text)
     if any(brace in piece for piece in pieces[::2] for brace in "{}"):
-        _refuse(f"{text!r} has a brace that belongs to no column, as in 'order-{{id}}'")
+        _refuse(f"{text!r} has a brace outside a column: write it as 'order-{{id}}'")
     columns = pieces[1::2]
     if not columns or not all(columns):
-        _refuse(f"{text!r} names no column of the key, as in 'order-{{id}}'")
+        _refuse(f"{text!r} names no column of the key: write it as 'order-{{id}}'")
     twice = next((name for name in columns if columns.count(name) > 1), None)
     if twice is not None:
         _refuse(f"{text!r} names {twice} twice")
@@ -43,14 +43,14 @@ def parse_template(text: str) -> tuple[Part, ...]:
     for column, piece in zip(columns, pieces[2::2], strict=True):
         if parts[-1].column:
             _refuse(
-                f"{text!r}: two keys could come to one id: put a colon between "
+                f"{text!r}: two keys could have the same id: put a colon between "
                 f"{{{parts[-1].column}}} and {{{column}}}"
             )
         after, *rest = piece.split(_JOINT)
         parts[-1] = Part(parts[-1].before, column, after)
         parts += [Part(one) for one in rest]
     if Part("") in parts:
-        _refuse(f"{text!r}: nothing stands between two colons")
+        _refuse(f"{text!r} has an empty part between colons")
     return tuple(parts)
 
 

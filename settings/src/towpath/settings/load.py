@@ -75,7 +75,7 @@ def _among_the_rest(document: dict[str, Any], wrong: list[Place]) -> list[str]:
     """List contradictions between the valid keys, if enough of them are valid."""
     pruned = copy.deepcopy(document)
     places = list(wrong)
-    # A removed value may be required: the next round puts a stand-in there.
+    # A removed value may be required: the next round puts a stand-in in its place.
     for _ in range(3):
         for place in places:
             _prune(pruned, place)

@@ -37,7 +37,7 @@ _CAPTURED: Final = "library log record"
 
 class _Output(io.TextIOBase):
     """
-    Standard error, which may fail: a full disk, or a reader that is gone.
+    Standard error, which may fail: a full disk, or a reader that has exited.
 
     A record that cannot be written must not end the thread that logs it. A record with
     the number of failures follows once writing is possible again.

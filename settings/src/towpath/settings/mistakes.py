@@ -18,7 +18,7 @@ from towpath.settings.shape import Place, keys, section_at
 
 # Below this similarity a name is not suggested.
 _ALIKE: Final = 0.6
-# In a name of two letters one may be wrong.
+# In a name of two letters, one letter may be wrong.
 _ALIKE_IN_SHORT: Final = 0.5
 _SHORT_LETTERS: Final = 3
 _KEY_STEP: Final = "[key]"
@@ -39,8 +39,8 @@ _BOUNDS: Final[Mapping[str, tuple[str, str]]] = {
     "less_than": ("lt", "less than {}"),
     "less_than_equal": ("le", "at most {}"),
     "string_too_short": ("min_length", "at least {} character"),
-    "too_short": ("min_length", "at least {} of them"),
-    "too_long": ("max_length", "at most {} of them"),
+    "too_short": ("min_length", "a list of {} or more elements"),
+    "too_long": ("max_length", "a list of {} or fewer elements"),
 }
 
 
@@ -107,9 +107,9 @@ def _reason(detail: ErrorDetails) -> str:
 def _none_of(value: object, expected: str) -> str:
     words = expected.replace(" or ", ", ")
     if not isinstance(value, str):
-        return f"{_shown(value)} is none of {words}"
+        return f"{_shown(value)} is not one of {words}"
     known = [word.strip("'") for word in words.split(", ")]
-    return f"{value!r} is none of {words}{did_you_mean(value, known)}"
+    return f"{value!r} is not one of {words}{did_you_mean(value, known)}"
 
 
 def _number(bound: object) -> object:
@@ -147,7 +147,7 @@ def _nearest(place: Place, *, is_variable: bool) -> str:
         meant = variable_for((*names, near[0])) if is_variable else near[0]
         return f"; did you mean {meant!r}?"
     where = f"[{'.'.join(names)}]" if names else "the file"
-    return f"; {where} knows {', '.join(sorted(known))}" if known else ""
+    return f"; {where} has the keys {', '.join(sorted(known))}" if known else ""
 
 
 def _path_text(path: tuple[str, ...], *, is_variable: bool) -> str:

@@ -18,7 +18,7 @@ class OnDrop(enum.StrEnum):
     The treatment of rows of a captured table that was dropped or renamed.
 
     ``keep`` leaves them in topic and sinks; ``truncate`` publishes that all rows of the
-    table are gone, as after a TRUNCATE.
+    table were deleted, as after a TRUNCATE.
     """
 
     KEEP = "keep"

@@ -80,7 +80,7 @@ class OutboxColumns(Section):
         }
 
 
-# In signals, precedes the aggregate type as a schema precedes a table.
+# In signals, it precedes the aggregate type as a schema precedes a table.
 COLLECTION_SCHEMA: Final = "outbox"
 
 
@@ -97,10 +97,10 @@ class AggregateView(Section):
     ``[[relay.outbox.view]]``: a SQL view that gives the state of each aggregate.
 
     The view has the columns ``aggregate_id, type, payload`` and one row per aggregate.
-    It is read in place of outbox rows that are gone. ``id_form`` is the form of the id
-    in events of this type. Events of ``state_types`` carry the aggregate's whole state,
-    so a reader of one needs no row of the view; ``*`` means all types. Further views of
-    a type, with other events of the same aggregates, have a ``name``.
+    It is read in place of outbox rows that no longer exist. ``id_form`` is the form of
+    the id in events of this type. Events of ``state_types`` carry the aggregate's whole
+    state, so a reader of one needs no row of the view; ``*`` means all types. Further
+    views of a type, with other events of the same aggregates, have a ``name``.
     """
 
     aggregate_type: str = Field(min_length=1)

@@ -1,7 +1,7 @@
 """
 ``[relay]``: limits, addresses and record forms of the relay.
 
-``[relay.snapshot]``: how existing rows are read, and when by themselves.
+``[relay.snapshot]``: how existing rows are read, and when this starts by itself.
 """
 
 import enum
@@ -26,7 +26,7 @@ _MEBIBYTE = 1024 * 1024
 
 class FirstStart(enum.StrEnum):
     """
-    The snapshots that the relay takes by itself when it starts.
+    The snapshots that the relay takes without a signal when it starts.
 
     ``never``: none. ``initial``: all tables, when the relay has never run before.
     ``initial_only``: the same, and then the relay ends. ``when_needed``: as
@@ -72,7 +72,7 @@ class Snapshot(Section):
     (0: no limit). With ``fill_new_tables``, a table that begins to match the source's
     ``tables`` while the relay runs gets a snapshot. ``signal_topic`` and
     ``signal_table`` are further channels for signals: a Kafka topic, by which sinks
-    request rows, and a plain table as Debezium has it.
+    request rows, and a plain table like Debezium's.
     """
 
     mode: FirstStart = FirstStart.NEVER
@@ -115,7 +115,7 @@ class OnGap(enum.StrEnum):
 
 class Transactions(Section):
     """
-    ``[relay.transactions]``: the topic of transaction boundaries, and the events'.
+    ``[relay.transactions]``: the topic of transaction boundaries.
 
     With ``metadata`` each transaction has a BEGIN and an END record in
     ``<prefix>.transaction``, and each row change has its index in the transaction.

@@ -1,5 +1,5 @@
 """
-Checks of all routes that need the file alone.
+Checks of all routes that need only the file.
 
 Whether the columns exist is known only from the relation that the stream announces; a
 sink checks that when it starts, and ``towpath sink check`` on request.
@@ -75,8 +75,8 @@ def _index_name(name: str) -> str:
         ""
         if is_index
         else (
-            f"{name!r} is no index: {_LONGEST_INDEX_BYTES} bytes at most, lower case, "
-            'without spaces and any of \\ / * ? " < > | , # :, and no - _ + . in front'
+            f"{name!r} is no index name: at most {_LONGEST_INDEX_BYTES} bytes in lower "
+            'case, without spaces or \\ / * ? " < > | , # :, not beginning with - _ + .'
         )
     )
 
@@ -84,7 +84,7 @@ def _index_name(name: str) -> str:
 def _lake_name(name: str) -> str:
     schema, dot, table = name.partition(".")
     is_table = schema and dot and table and "." not in table
-    return "" if is_table else f"{name!r} is no table: name it schema.table"
+    return "" if is_table else f"{name!r} is not a table: name it schema.table"
 
 
 def _written_twice(sinks: Iterable[Sink]) -> Iterator[str]:
@@ -96,8 +96,8 @@ def _written_twice(sinks: Iterable[Sink]) -> Iterator[str]:
             other = first.setdefault(place, sink.name)
             if other != sink.name:
                 yield (
-                    f"sink.{sink.name}.route.{route.name}.name: {other} writes "
-                    f"{route.name} there too: give it another name, or another url"
+                    f"sink.{sink.name}.route.{route.name}.name: {other} also "
+                    f"writes {route.name} there: give it another name, or another url"
                 )
 
 
@@ -123,8 +123,8 @@ def routes_have_tables(settings: Settings) -> Iterator[str]:
             )
             if route.kind is RouteKind.TABLE and not is_taken:
                 yield (
-                    f"sink.{sink.name}.route.{route.name}.topic: {route.topic} is the "
-                    f"topic of no table of source.tables"
+                    f"sink.{sink.name}.route.{route.name}.topic: {route.topic} is not "
+                    f"the topic of a table of source.tables"
                     f"{did_you_mean(route.topic, topics)}"
                 )
 
@@ -135,7 +135,7 @@ def _of_rows_only(route: Route, where: str) -> Iterator[str]:
     if route.on_truncate == "keep":
         given.append("on_truncate")
     for key in given:
-        yield f"{where}.{key}: is of rows: an event is kept as its service wrote it"
+        yield f"{where}.{key}: is for rows: an event is kept as its service wrote it"
     if route.fields and route.kind is RouteKind.EVENT_LOG:
         yield f"{where}.fields: an event log has the same columns for all events"
 
@@ -146,19 +146,19 @@ def _columns_agree(route: Route, where: str) -> Iterator[str]:
     names = Counter([*stay, *route.rename.values()])
     for name, count in names.items():
         if count > 1:
-            yield f"{where}: two columns come to the name {name}"
+            yield f"{where}: two columns get the name {name}"
     for name in route.constants:
         if name in names:
-            yield f"{where}.constants: {name} is the name of a column too"
+            yield f"{where}.constants: {name} is also the name of a column"
     new = [("rename", name) for name in route.rename.values()]
     for key, name in [*new, *(("constants", name) for name in route.constants)]:
         if not name or name.startswith(_OWN):
-            yield f"{where}.{key}: {name!r}: sinks keep such names for themselves"
+            yield f"{where}.{key}: {name!r}: sinks reserve such names"
 
 
 def _left_out(route: Route, where: str) -> Iterator[str]:
     if route.include and route.exclude:
-        yield f"{where}: include and exclude exclude each other"
+        yield f"{where}: include and exclude cannot be combined"
     for old in route.rename:
         if old in route.exclude:
             yield f"{where}.rename: {old} is left out by exclude"
@@ -169,7 +169,7 @@ def _left_out(route: Route, where: str) -> Iterator[str]:
 
 def _fit_the_sink(route: Route, sink: Sink, where: str) -> Iterator[str]:
     if route.key and sink.kind == SinkKind.WAREHOUSE:
-        yield f"{where}.key: a warehouse's rows are found by the key's own columns"
+        yield f"{where}.key: a warehouse finds rows by the columns of the key"
     if route.fields and sink.kind != SinkKind.SEARCH:
         yield f"{where}.fields: only a search index searches by fields"
     for path in route.fields:

@@ -40,7 +40,7 @@ def _check_constant(value: object) -> object:
         else isinstance(value, float) and isfinite(value)
     )
     if not is_fit:
-        message = "must be text, true, false, or a number that a column holds"
+        message = "must be text, true, false, or a number that a column can hold"
         raise ValueError(message)
     return value
 
@@ -88,7 +88,7 @@ class Route(Section):
         if self.kind is not RouteKind.AGGREGATE:
             if self.state_types or self.delete_types:
                 message = (
-                    "state_types and delete_types are of a route of the kind aggregate"
+                    "state_types and delete_types need a route of the kind aggregate"
                 )
                 raise ValueError(message)
             return self

@@ -133,7 +133,7 @@ class Rows(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.include_columns and self.exclude_columns:
-            message = "include_columns and exclude_columns exclude each other"
+            message = "include_columns and exclude_columns cannot be combined"
             raise ValueError(message)
         return self
 

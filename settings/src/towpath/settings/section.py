@@ -19,8 +19,8 @@ PATTERN_WORDS = {
     NAME: "must be lower-case letters, digits, dashes and underscores",
     PREFIX: "must be letters, digits, dots, dashes and underscores",
     SIGNAL_TOPIC: (
-        "must be letters, digits, dots, dashes and underscores, perhaps after "
-        "{prefix}, or empty"
+        "must be letters, digits, dots, dashes and underscores, optionally "
+        "after {prefix}, or empty"
     ),
 }
 
@@ -38,7 +38,7 @@ def table_of_text(text: str) -> TableName:
     if _TABLE.fullmatch(text) is None:
         message = f"must be schema.table, not {text!r}"
         if "." in text.strip("."):
-            message += ': quote a part that holds a dot or a space: "a.b".c'
+            message += ': quote a part that contains a dot or a space: "a.b".c'
         raise ValueError(message)
     return TableName.parse(text)
 

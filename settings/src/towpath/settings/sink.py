@@ -93,7 +93,7 @@ class WriteFrom(enum.StrEnum):
 
 def _check_setting(name: str) -> str:
     if not name.startswith(_SPARK_PREFIX):
-        message = f"{name!r} is no setting of Spark's: they begin with {_SPARK_PREFIX}"
+        message = f"{name!r} is not a setting of Spark: they begin with {_SPARK_PREFIX}"
         raise ValueError(message)
     if name == "spark.master":
         message = "'spark.master' has a key of its own: spark.master, beside settings"
@@ -241,7 +241,7 @@ def parse_partition(text: str) -> PartitionField:
     match = _FIELD.fullmatch(text.strip())
     if match is None:
         message = (
-            f"{text!r} is no partition field, such as 'bucket(8, order_id)', "
+            f"{text!r} is not a partition field, such as 'bucket(8, order_id)', "
             "'days(placed_at)' or a column's name"
         )
         raise ValueError(message)
@@ -387,9 +387,9 @@ class Sink(Section):
             yield from self._webhook_mistakes()
         kinds = {r.kind for r in self.route} if is_built_in(self.kind) else set()
         if RouteKind.EVENT_LOG in kinds and self.kind not in _EVENT_LOGS:
-            yield "route: only a warehouse keeps an event log, and webhooks tell it"
+            yield "route: an event log needs a sink of the kind warehouse or webhook"
         if RouteKind.AGGREGATE in kinds and self.kind not in _DOCUMENTS:
-            yield "route: only a search index keeps aggregates, and webhooks tell them"
+            yield "route: aggregates need a sink of the kind search or webhook"
         names = [r.name for r in self.route]
         if len(set(names)) != len(names):
             yield "route: two routes write the same name"

@@ -55,7 +55,7 @@ def parse_placement(text: str) -> Placement:
     column, place, *alias = parts
     known = [one.value for one in PlacedIn]
     if place not in known:
-        message = f"{text!r}: {place!r} is none of {', '.join(map(repr, known))}"
+        message = f"{text!r}: {place!r} is not one of {', '.join(map(repr, known))}"
         raise ValueError(message)
     return Placement(column, PlacedIn(place), alias[0] if alias else column)
 
@@ -98,7 +98,7 @@ def _has_group(regex: re.Pattern[str], reference: re.Match[str]) -> bool:
 
 
 def parsed_by(parse: Callable[[str], object], *, optional: bool) -> AfterValidator:
-    """Return a validator that keeps a text which can be parsed, or may be empty."""
+    """Return a validator that accepts text which can be parsed, or may be empty."""
 
     def check(text: str) -> str:
         if text or not optional:
@@ -124,8 +124,8 @@ def _check_template(text: str) -> str:
     filled = text.replace(ROUTED_VALUE, "a")
     if not is_legal_topic(filled):
         message = (
-            f"{text!r} is not a topic that Kafka takes: letters, digits, dots, dashes "
-            f"and underscores, and {ROUTED_VALUE} for the aggregate type"
+            f"{text!r} is not a topic that Kafka accepts: letters, digits, dots, "
+            f"dashes and underscores, and {ROUTED_VALUE} for the aggregate type"
         )
         raise ValueError(message)
     return text
@@ -160,14 +160,14 @@ def _check_hash(text: str) -> str:
     name = text.lower().replace("-", "").replace("_", "")
     known = {one.replace("_", ""): one for one in sorted(hashlib.algorithms_guaranteed)}
     if name not in known or name.startswith("shake"):
-        message = f"{text!r} is no hash that is known here, such as 'SHA-256'"
+        message = f"{text!r} is not a known hash, such as 'SHA-256'"
         raise ValueError(message)
     return text
 
 
 def _check_path(text: str) -> str:
     if _FIELD_PATH.fullmatch(text) is None:
-        message = f"{text!r} is no path into a document, such as 'lines[].quantity'"
+        message = f"{text!r} is not a path into a document, such as 'lines[].quantity'"
         raise ValueError(message)
     return text
 

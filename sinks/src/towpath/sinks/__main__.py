@@ -1,5 +1,5 @@
 """
-The root of the sinks: the only place that knows both the jobs and the targets.
+The root of the sinks: the only module that knows both the engine and the targets.
 
 ``run`` is the process of one Spark driver. The engine is found by ``JAVA_HOME`` and
 ``TOWPATH_SPARK_JARS`` (a folder), its heap is ``TOWPATH_SPARK_MEMORY``;
@@ -54,7 +54,7 @@ from towpath.sinks.targets.checks import check_block
 
 _log = structlog.get_logger("towpath.sinks")
 
-# Where the engine's own archives lie.
+# The folder of the engine's own jars.
 _OWN_JARS: Final = Path(pyspark.__file__).resolve().parent / "jars"
 
 # Set by spark-submit in the process that it starts.
@@ -78,14 +78,14 @@ def run(
         config: The configuration file.
         names: The sinks to run; empty for all those of the driver.
         driver: The driver whose sinks to run, those added later included.
-        java_home: A Java 21; left out, ``JAVA_HOME``.
-        jars: The folder of the engine's connectors; left out, ``TOWPATH_SPARK_JARS``.
+        java_home: A Java 21; by default ``JAVA_HOME``.
+        jars: The folder of the engine's connectors; by default ``TOWPATH_SPARK_JARS``.
 
     Raises:
         ConfigurationError: The configuration has mistakes.
         UnknownSinkError: A named sink is not declared.
-        EngineMissingError: There is no Java, or there are no connectors.
-        EngineDiedError: The engine's process ended by itself.
+        EngineMissingError: Java or the connectors are missing.
+        EngineDiedError: The engine's process ended unexpectedly.
     """
     environ = os.environ  # noqa: TID251 - the root
     configure_logs()
@@ -94,15 +94,15 @@ def run(
     chosen = chosen or [s for s in settings.sink if s.driver == driver]
     if java_home is not None:
         environ["JAVA_HOME"] = str(java_home)
-    # Executors run what this process runs, unless someone says otherwise.
+    # By default executors run the interpreter of this process.
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
     name = driver or "-".join(names)
     spark = start_session(_engine(name, settings, chosen, environ, jars))
     clock = SystemClock()
     oldest = KafkaRecordAges(settings.kafka, settings.database.prefix)
     monitor = Monitor(Topics(settings.kafka), oldest, clock)
-    stop = _stop_of_signals()
-    _settle_in()
+    stop = _stop_event()
+    _tune_interpreter()
     try:
         monitor.listen(spark)
         monitor.start(settings, name)
@@ -121,22 +121,22 @@ def run(
     return 0
 
 
-def _stop_of_signals() -> threading.Event:
-    """Return what SIGTERM and SIGINT set."""
+def _stop_event() -> threading.Event:
+    """Return an event that SIGTERM and SIGINT set."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     return stop
 
 
-def _settle_in() -> None:
+def _tune_interpreter() -> None:
     """
-    Set the interpreter up for batches of hundreds of thousands of records.
+    Tune the interpreter for batches of hundreds of thousands of records.
 
-    Garbage is collected less often: looking through so many small objects without
-    cycles again and again costs half of the time that making them does. Memory is the C
-    library's: Arrow's own allocator takes huge pages from the system, and having them
-    cleared costs a first batch more than decoding it.
+    Garbage is collected less often: scanning so many small objects without cycles takes
+    half as long as creating them. Arrow uses the C library's allocator: its own takes
+    huge pages from the system, and clearing them costs a first batch more than decoding
+    it.
     """
     gc.freeze()
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, 20, 100)
@@ -153,7 +153,7 @@ def _engine(
     is_submitted = _SUBMITTED in environ
     return Engine(
         name=f"towpath-{name}",
-        # What it was started with, it has already: --jars, or its own image.
+        # A submitted driver has its jars already: by --jars, or in its image.
         jars=() if is_submitted else _connectors(environ, jars),
         folder=settings.state_folder / "sinks" / f".{name}",
         memory=environ.get("TOWPATH_SPARK_MEMORY", engine_memory(sinks)),
@@ -165,23 +165,23 @@ def _engine(
 
 def _connectors(environ: Mapping[str, str], jars: Path | None) -> tuple[Path, ...]:
     """
-    Find the connectors, and see that there is a Java to run them.
+    Return the connectors that the engine must be given; check that there is a Java.
 
-    The engine loads what stands in its own folder by itself, on every machine.
+    The engine loads the jars of its own folder automatically, on every machine.
     """
     folder = jars or Path(environ.get("TOWPATH_SPARK_JARS", ""))
     found = tuple(sorted(folder.glob("*.jar"))) if folder.name else ()
     if not found:
-        message = "the folder of the engine's connectors is not known or empty"
+        message = "the folder of the engine's connectors is unknown or empty"
         raise EngineMissingError(message)
     if not (Path(environ.get("JAVA_HOME", "")) / "bin" / "java").exists():
-        message = "JAVA_HOME names no Java"
+        message = "JAVA_HOME is not the folder of a Java"
         raise EngineMissingError(message)
     return () if folder.resolve() == _OWN_JARS else found
 
 
 class _Newest:
-    """The configuration as it is; as it was before, if it has a mistake now."""
+    """Loads the configuration; returns the last valid one if it has mistakes."""
 
     def __init__(
         self, config: Path, environ: Mapping[str, str], settings: Settings
@@ -191,14 +191,14 @@ class _Newest:
         self._settings = settings
 
     def __call__(self) -> Settings:
-        # The driver tells of mistakes.
+        # The driver reports mistakes.
         with suppress(ConfigurationError):
             self._settings = load(self._config, self._environ)
         return self._settings
 
 
 def _check_engine(sink: SinkSettings, spark: SparkSession) -> None:
-    """See that the engine was started with what a sink needs of it."""
+    """Check that the engine was started with the settings that a sink needs."""
     for name, value in kind_of(sink).engine(sink).items():
         if spark.conf.get(name, None) != value:
             message = f"{sink.name}: the driver's engine was started without {name}"
@@ -244,7 +244,7 @@ def _parts(newest: _Newest, spark: SparkSession, monitor: Monitor) -> Supervisor
 
 
 def _routed(settings: Settings, sink: SinkSettings) -> RoutedRelations:
-    """Hold a sink's routes against its tables, which it sees through them."""
+    """Return the shapes of a sink's tables, after checking its routes against them."""
     announced = KafkaRelations(settings.kafka, settings.database.prefix)
     routed = RoutedRelations(announced, sink.route, kind_of(sink).unfit_name)
     path = progress_path(settings.state_folder, sink.name)

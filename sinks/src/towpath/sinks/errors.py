@@ -5,7 +5,7 @@ The sinks' branch of the failure tree.
 
     TowpathError
     ├── UnavailableError
-    │   ├── TopicRemadeError           a topic was deleted and created again
+    │   ├── TopicRemadeError           a topic was deleted and recreated
     │   ├── PartitionsAddedError       a topic has more partitions than it had
     │   ├── SourceUnavailableError     the source's database does not answer
     │   ├── TargetUnavailableError     a sink's target does not answer
@@ -17,11 +17,11 @@ The sinks' branch of the failure tree.
     │   └── SinkNotRunningError        a sink has not reached a state in time
     ├── BusyError
     │   └── TargetBusyError            a sink's target asks for a pause
-    │       └── IndexBlockedError      an index takes no writes for now
+    │       └── IndexBlockedError      an index accepts no writes for now
     ├── DataError
     │   └── BatchRefusedError          a target refuses a whole call
     ├── UsageError
-    │   ├── NothingToRebuildError      a sink has no such index, or is no search index
+    │   ├── NothingToRebuildError      a sink has no such index, or is no search sink
     │   ├── UnknownSinkError           no sink of that name is declared
     │   └── SinkExistsError            a sink of that name exists
     └── HaltError
@@ -31,7 +31,7 @@ The sinks' branch of the failure tree.
         ├── EveryChangeRefusedError    a target refuses every change
         ├── StatementRefusedError      the engine refuses a statement
         ├── RecordsGoneError           records were deleted before the sink read them
-        ├── EngineDiedError            the engine's process ended by itself
+        ├── EngineDiedError            the engine's process ended unexpectedly
         ├── MetricsPortError           the metrics port cannot be opened
         ├── EngineMissingError         Java or the engine's connectors are missing
         ├── SearchRefusedError         the search index refuses a call
@@ -61,31 +61,31 @@ class SourceUnavailableError(UnavailableError):
 
 
 class TargetUnavailableError(UnavailableError):
-    """A sink's target does not answer; nothing is lost by trying again."""
+    """A sink's target does not answer; a retry loses nothing."""
 
     remedy = "Start the sink's target, or correct its url in towpath.toml."
 
 
 class TargetBusyError(BusyError):
-    """A sink's target asks for a pause; nothing is lost by trying again."""
+    """A sink's target asks for a pause; a retry loses nothing."""
 
-    remedy = "Give the sink's target more room, or wait until it is done."
+    remedy = "Give the sink's target more resources, or wait until its load drops."
 
 
 class IndexGoneError(TargetUnavailableError):
-    """An index went away while a batch was written; the next attempt looks again."""
+    """An index was deleted during a batch; the next attempt looks it up again."""
 
-    remedy = "Nothing: the index is found again, or made anew and filled."
+    remedy = "No action needed: the index is found again, or recreated and filled."
 
 
 class IndexBlockedError(TargetBusyError):
-    """An index takes no writes: its disk is full, it is closed, or someone said so."""
+    """An index accepts no writes: its disk is full, or it is closed or blocked."""
 
-    remedy = "Free disk space, open the index, or take its blocks (index.blocks) off."
+    remedy = "Free disk space, open the index, or remove its blocks (index.blocks)."
 
 
 class BrokerUnavailableError(UnavailableError):
-    """Kafka does not answer; nothing is lost by trying again."""
+    """Kafka does not answer; a retry loses nothing."""
 
     remedy = (
         "Start Kafka, or correct kafka.bootstrap_servers, and TLS and login in "
@@ -94,27 +94,33 @@ class BrokerUnavailableError(UnavailableError):
 
 
 class ExecutorsFailedError(UnavailableError):
-    """Executors could not do their work; nothing is lost by trying again."""
+    """Executors could not write a batch; a retry loses nothing."""
 
-    remedy = "Read the reason: each executor needs Towpath, Kafka and the target."
+    remedy = (
+        "Read the reason: each executor must have Towpath, and reach Kafka and target."
+    )
 
 
 class TopicRemadeError(UnavailableError):
-    """A topic was deleted and made anew while it was read; the next start cures it."""
+    """A topic was recreated while it was read; the next start recovers."""
 
-    remedy = "Nothing: the topic is read from its start, and its rows are asked for."
+    remedy = "No action needed: the topic is read again, and its rows are requested."
 
 
 class PartitionsAddedError(UnavailableError):
-    """A topic got more partitions while it was read; the next start cures it."""
+    """A topic got more partitions while it was read; the next start recovers."""
 
-    remedy = "Nothing: they are read from their start, and the rows are asked for."
+    remedy = (
+        "No action needed: they are read from the start, and the rows are requested."
+    )
 
 
 class StateNotWrittenError(UnavailableError):
-    """A file of the state folder cannot be written; nothing is lost by trying again."""
+    """A file of the state folder cannot be written; a retry loses nothing."""
 
-    remedy = "Free disk space for state_folder and make it writable; it is tried again."
+    remedy = (
+        "Free disk space for state_folder and make it writable; writes are retried."
+    )
 
 
 class BatchRefusedError(DataError):
@@ -125,23 +131,25 @@ class BatchRefusedError(DataError):
     found; see ``apply.bisect``.
     """
 
-    remedy = "Read the target's answer; the dead letters hold the change with it."
+    remedy = (
+        "Read the target's answer, which is the reason of the change's dead letter."
+    )
 
 
 class ShapeUnknownError(UnavailableError):
     """The relay has not yet announced the shape of a table."""
 
-    remedy = "Start the relay and see that the table is listed in source.tables."
+    remedy = "Start the relay, and check that source.tables lists the table."
 
 
 class SinkNotRunningError(UnavailableError):
     """A sink does not run, or has not reached a state in time."""
 
-    remedy = "Look at the sink's error: towpath sink list; and at its driver's log."
+    remedy = "Read the sink's error (towpath sink list) and its driver's log."
 
 
 class NothingToRebuildError(UsageError):
-    """A sink has made no such index, or is not a search index."""
+    """A sink has created no such index, or is not a search sink."""
 
     remedy = "Name a search sink that runs, and one of its routes: towpath sink list."
 
@@ -149,7 +157,7 @@ class NothingToRebuildError(UsageError):
 class UnknownSinkError(UsageError):
     """No sink of that name is declared."""
 
-    remedy = "Name a sink that stands in towpath.toml: towpath sink list."
+    remedy = "Name a sink that towpath.toml declares: towpath sink list."
 
 
 class SinkExistsError(UsageError):
@@ -159,70 +167,71 @@ class SinkExistsError(UsageError):
 
 
 class TooManyParkedError(HaltError):
-    """More keys are parked behind dead letters than the sink keeps in mind."""
+    """More keys are parked behind dead letters than the sink keeps in memory."""
 
-    remedy = "Cure what the dead letters name, then towpath dead-letters replay."
+    remedy = (
+        "Fix the causes that the dead letters name, then towpath dead-letters replay."
+    )
 
 
 class EveryChangeRefusedError(HaltError):
-    """A target refuses change after change: it is the target, not the changes."""
+    """A target refuses many changes in a row: the target is the cause, not they."""
 
-    remedy = "Read the target's answer; once it takes changes, the sink goes on."
+    remedy = "Read the target's answer; once it accepts changes, the sink continues."
 
 
 class StatementRefusedError(HaltError):
-    """The engine refuses a statement of the warehouse, and will again."""
+    """The engine refuses a statement of the warehouse, and a retry does not help."""
 
-    remedy = "Read the engine's answer: a table is not as the sink left it."
+    remedy = "Read the engine's answer: a table was altered outside of the sink."
 
 
 class EngineMissingError(HaltError):
-    """Java or the connectors that the engine needs are not there."""
+    """Java or the connectors that the engine needs are missing."""
 
     remedy = "Set JAVA_HOME to a Java 21 and TOWPATH_SPARK_JARS to the folder of jars."
 
 
 class EngineDiedError(HaltError):
-    """The engine's process ended by itself, and with it every query of the driver."""
+    """The engine's process ended unexpectedly, and so did every query of its driver."""
 
     remedy = "Start the driver again; if it recurs, give it more TOWPATH_SPARK_MEMORY."
 
 
 class RecordsGoneError(HaltError):
-    """Records went before a sink had read them; the query's next start cures it."""
+    """Records were deleted before a sink read them; the query's next start recovers."""
 
-    remedy = "Nothing: the sink goes on at what is left, and its rows are asked for."
+    remedy = "No action needed: the sink continues, and the missing rows are requested."
 
 
 class MetricsPortError(HaltError):
-    """Another process has the metrics port, or the address is not this host's."""
+    """Another process uses the metrics port, or the address is not this host's."""
 
-    remedy = "Give [sinks] metrics_ports another number for the driver, or none."
+    remedy = "Set another port for the driver in [sinks] metrics_ports, or none."
 
 
 class EvictingCacheError(HaltError):
-    """The cache may throw keys away, and with them the guard against older rows."""
+    """The cache may evict keys, and with them the guard against older rows."""
 
     remedy = "Set the cache's maxmemory-policy to noeviction."
 
 
 class CacheRefusedError(HaltError):
-    """The cache answers a call with an error that waiting does not cure."""
+    """The cache answers a call with an error that a retry does not cure."""
 
-    remedy = (
-        "Read the cache's answer, and let towpath sink check name the rights that are "
-        "missing."
-    )
+    remedy = "Read the cache's answer; towpath sink check lists the missing rights."
 
 
 class SearchRefusedError(HaltError):
-    """The search index refuses a call, and waiting does not cure it."""
+    """The search index refuses a call, and a retry does not help."""
 
-    remedy = "Read the index's answer: a name, a right or a limit is not as it must be."
+    remedy = (
+        "Read the index's answer, and correct the name, right or limit that it names."
+    )
 
 
 class RouteMistakesError(HaltError):
-    """Routes name columns or keys that their tables do not have so."""
+    """Routes name columns or keys that their tables do not have."""
 
     remedy = "Correct the sink's routes in towpath.toml: towpath sink check."
 
@@ -230,40 +239,44 @@ class RouteMistakesError(HaltError):
 class SinkUnfitError(HaltError):
     """A sink's block does not fit its tables, its target or the engine that runs it."""
 
-    remedy = "Correct what is named; towpath sink check tells what is left."
+    remedy = (
+        "Correct the reported mistakes; towpath sink check lists those that remain."
+    )
 
 
 class KeylessTableError(HaltError):
     """A route reads a table that has no primary key."""
 
-    remedy = "Give the table a primary key, or take its route out of the sink."
+    remedy = "Give the table a primary key, or remove its route from the sink."
 
 
 class ForeignIndexError(HaltError):
-    """An index of the route's name exists that no sink has made, or several do."""
+    """A route's alias names an index that no sink created, or several indexes."""
 
-    remedy = "Give the route another name, or take the index and its alias away."
+    remedy = "Give the route another name, or delete the index and its alias."
 
 
 class DocumentFieldsError(HaltError):
-    """The events of an aggregate do not say which fields its document has."""
+    """The events of an aggregate do not define the fields of its document."""
 
     remedy = "Name state_types whose schemas agree, or list the route's fields."
 
 
 class KindBrokenError(HaltError):
-    """The package that adds a kind of sink does not give it."""
+    """The package that adds a kind of sink does not provide it."""
 
-    remedy = "Read the reason: the package or what it needs is not installed as it was."
+    remedy = "Read the reason: the package or a dependency is missing or has changed."
 
 
 class WebhookRefusedError(HaltError):
-    """A receiver refuses webhooks altogether: their address, their signature or all."""
+    """A receiver refuses all webhooks, by their address, their signature or a rule."""
 
-    remedy = "Ask the receiver: correct the sink's url or its secrets, or remove it."
+    remedy = (
+        "Ask the receiver, and correct the sink's url or secrets, or remove the sink."
+    )
 
 
 class MalformedRelationError(HaltError):
-    """The relations topic holds something that is not a table's shape."""
+    """The relations topic has a record that is not a table's shape."""
 
-    remedy = "Look at the topic's last record; no one but the relay may write there."
+    remedy = "Look at the topic's last record; only the relay may write to the topic."

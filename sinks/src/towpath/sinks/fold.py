@@ -8,9 +8,9 @@ key left out stay ``unchanged``: the target still has them.
 A partial change above a delete of the same batch has no row to be merged with: it is
 refused, and the delete remains.
 
-Changes of different partitions are not merged: rows read for this sink come beside the
-stream, and a topic with added partitions has moved keys. Changes in between may have
-come in an earlier batch or may still come; only the target knows. A partial change
+Changes of different partitions are not merged: rows refetched for this sink arrive in
+another topic, and a topic with added partitions has moved keys. Changes in between may
+be in an earlier batch or in a later one; only the target knows. A partial change
 above a whole row from another partition is kept apart and applied after it. One above
 another partial change from another partition is refused, and its row is refetched.
 

@@ -136,7 +136,7 @@ def _keyless(route: Route, shape: RelationShape) -> Iterator[str]:
     if not shape.key:
         yield (
             f"{_where(route, shape)}: the table has no key: give it a primary key, "
-            "name its key in relay.rows.key_columns, or take the route out"
+            "name its key in relay.rows.key_columns, or remove the route"
         )
 
 
@@ -160,7 +160,7 @@ def _collisions(routing: Routing, columns: list[str]) -> Iterator[str]:
     names = [name for name in map(routing.name, columns) if name is not None]
     for name, count in Counter([*names, *routing.constants]).items():
         if count > 1:
-            yield f"two columns come to the name {name}: rename or exclude one"
+            yield f"two columns get the name {name}: rename or exclude one"
 
 
 def _of_the_key(route: Route, routing: Routing, shape: RelationShape) -> Iterator[str]:
@@ -193,7 +193,7 @@ class SinkParts:
 
     Attributes:
         prefix: The prefix of all topics.
-        replay_window_s: How long an older change may still come: tombstones outlive it.
+        replay_window_s: How long older changes may arrive; tombstones live longer.
         folder: A folder for the sink's own files; it lives as long as the sink.
         relations: The shapes of the routes' tables, as the routes leave them.
         repairs: Requests rows of this sink from the source.
@@ -294,7 +294,9 @@ def kind_of(sink: SinkSettings) -> Kind:
         message = f"the kind {sink.kind} ({point.value}) cannot be imported: {error}"
         raise KindBrokenError(message) from error
     if not isinstance(found, Kind):
-        message = f"the kind {sink.kind} ({point.value}) is no towpath.sinks.kinds.Kind"
+        message = (
+            f"the kind {sink.kind} ({point.value}) is not a towpath.sinks.kinds.Kind"
+        )
         raise KindBrokenError(message)
     return found
 
@@ -378,7 +380,7 @@ def eraser_of(sink: SinkSettings) -> Callable[[SinkSettings, str], None]:
     """
     found = kind_of(sink).erase
     if found is None:
-        message = f"what {sink.name} wrote cannot be taken away: drop without --data"
+        message = f"the data of {sink.name} cannot be deleted: drop it without --data"
         raise UsageError(message)
     return found
 

@@ -283,7 +283,7 @@ class Cluster(Protocol):
 
     def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
         """
-        Return the id that the broker gave to each topic when it was made.
+        Return the id that the broker gave to each topic when it was created.
 
         A topic that does not exist, or has no id, is left out.
 
@@ -302,7 +302,7 @@ class Repairs(Protocol):
 
     def request_keys(self, route: str, keys: Iterable[tuple[Value, ...]]) -> bool:
         """
-        Request the rows of these keys; deletes are delivered for those that are gone.
+        Request the rows of these keys; deletes are delivered for absent rows.
 
         Returns:
             Whether they can be requested; those of an event log cannot.

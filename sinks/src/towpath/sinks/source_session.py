@@ -14,15 +14,15 @@ _CONNECT_TIMEOUT_S = 10
 
 def connected(dsn: str, **settings: str) -> Connection:
     """
-    Open a session in autocommit, whatever environment, role or database set.
+    Open a session in autocommit, unaffected by environment, role and database.
 
     Args:
-        dsn: Where to, in libpq's words.
+        dsn: The connection string, as libpq takes it.
         settings: The settings that differ from ``schemas.session``.
 
     Raises:
         psycopg.Error: The database cannot be reached.
-        TooManyFilesError: This process may open no connection.
+        TooManyFilesError: This process has no file descriptor left.
     """
     try:
         connection = psycopg.connect(

@@ -70,8 +70,8 @@ def text_of(conversion: Conversion, name: str) -> str:
             "column.mask.hash.MD2.with.salt.x",
             "a.b.c",
             (
-                "not supported: relay.rows.mask.0.algorithm: 'MD2' is no hash that is "
-                "known here, such as 'SHA-256'"
+                "not supported: relay.rows.mask.0.algorithm: 'MD2' is not a known "
+                "hash, such as 'SHA-256'"
             ),
         ),
         (
@@ -240,7 +240,7 @@ def test_expressions_stay_expressions(
         (
             {"signal.enabled.channels": "kafka,jmx", "signal.kafka.topic": "asks"},
             "signal.enabled.channels",
-            "not supported: jmx: ask with towpath snapshot start",
+            "not supported: jmx: request snapshots with towpath",
         ),
         (
             {"signal.kafka.topic": "asks"},

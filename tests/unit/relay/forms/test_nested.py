@@ -48,12 +48,12 @@ def form(
     typmod: int = -1,
     *,
     is_debezium: bool = False,
-    told: list[str] | None = None,
+    reasons: list[str] | None = None,
     **rows: object,
 ) -> Form:
     """Choose a form."""
     modes = Modes(Rows.model_validate(rows), is_debezium)
-    on_lost = [].append if told is None else told.append
+    on_lost = [].append if reasons is None else reasons.append
     found = FormChooser(TYPES, modes, on_lost).of(type_oid, typmod)
     assert found is not None
     return found
@@ -165,14 +165,14 @@ def test_a_composite_with_another_number_of_fields_fits_its_schema_and_is_logged
     """
     Where a schema is fixed, fields without a place in it are left out and logged.
     """
-    told: list[str] = []
-    found = form(PAIR, told=told, format="avro")
+    reasons: list[str] = []
+    found = form(PAIR, reasons=reasons, format="avro")
     row = {"n": 1, "quoted name": "a", "list": [1]}
 
     assert (row, row | {"list": None}, 1) == (
         found.value(b"(1,a,{1},new)"),
         found.value(b"(1,a)"),
-        len(told),
+        len(reasons),
     )
 
 

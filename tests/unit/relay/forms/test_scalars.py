@@ -22,9 +22,9 @@ def form(
     type_oid: int, typmod: int = -1, *, is_debezium: bool = False, **rows: object
 ) -> Form:
     """Choose the form of a built-in type."""
-    told: list[str] = []
+    reasons: list[str] = []
     modes = Modes(Rows.model_validate(rows), is_debezium)
-    found = FormChooser(NOTHING, modes, told.append).of(type_oid, typmod)
+    found = FormChooser(NOTHING, modes, reasons.append).of(type_oid, typmod)
     assert found is not None
     return found
 
@@ -208,15 +208,15 @@ def test_values_that_precise_decimals_lose_are_logged():
     """
     A null that stands for NaN is logged each time.
     """
-    told: list[str] = []
+    reasons: list[str] = []
     modes = modes_of(Relay.model_validate({"rows": {"decimals": "precise"}}))
-    found = FormChooser(NOTHING, modes, told.append).of(1700, -1)
+    found = FormChooser(NOTHING, modes, reasons.append).of(1700, -1)
     assert found is not None
     found.json(b"NaN")
     found.value(b"Infinity")
     found.json(b"1.5")
 
-    assert 2 == len(told)
+    assert 2 == len(reasons)
 
 
 @pytest.mark.parametrize(

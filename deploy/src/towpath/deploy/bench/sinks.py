@@ -1,5 +1,5 @@
 """
-The benchmark of sinks: each case on a stack of its own, with empty targets.
+The benchmark of sinks: each case on its own stack, with empty targets.
 
 A difference in one case ends the figures of both. The case ``checkout`` runs the demo's
 shop, its sinks and its sampler at stated rates: shop, relay, drivers and the sinks'
@@ -89,12 +89,12 @@ def rates_of(text: str) -> tuple[float, ...]:
     except ValueError:
         rates = ()
     if not rates or min(rates) <= 0:
-        message = f"{text!r} is no list of rates, such as 20,40,60"
+        message = f"{text!r} is not a list of rates such as 20,40,60"
         raise UsageError(message)
     return rates
 
 
-# The demo's; a smaller backlog asks for a smaller shop.
+# The demo's number; a smaller backlog needs a smaller shop.
 _MOST_OLD_ORDERS: Final = 50_000
 
 

@@ -51,7 +51,7 @@ def check(*, config: ConfigOption = None) -> int:
         for topic in tables_by_expression(settings, sink)
     ]
     more = ", ".join(unsure)
-    hint = f"; whether {more} have tables, towpath sink check tells" if more else ""
+    hint = f"; towpath sink check reports whether {more} have tables" if more else ""
     print(f"{path}: no mistakes{hint}")
     return 0
 
@@ -197,7 +197,7 @@ def _as_json(conversion: Conversion, text: str) -> dict[str, object]:
 
 
 def _report(conversion: Conversion, file: TextIO) -> None:
-    """Print one line per property, so that a search finds it whole."""
+    """Print one line per property, so that a search finds the whole entry."""
     for each in conversion.findings:
         name = f"{each.name} (Debezium's default)" if each.is_implied else each.name
         print(f"{name}: {each.text}", file=file)

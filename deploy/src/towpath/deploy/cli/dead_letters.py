@@ -146,7 +146,7 @@ def discard(*, request: _LetterOptions) -> int:
 
 
 def _send(verb: Verb, request: _LetterOptions) -> int:
-    """Send a sink a request about letters of a key, or all; print its answer."""
+    """Send a request about a key's dead letters, or all; print the answers."""
     if (request.key is None) is not request.all_:
         message = f"name a --key to {verb}, or say --all"
         raise UsageError(message)
@@ -154,7 +154,7 @@ def _send(verb: Verb, request: _LetterOptions) -> int:
     subjects = view.chosen(book, request.key)
     if not subjects:
         message = (
-            "nothing of that key is set aside: "
+            "that key has no dead letters: "
             f"towpath dead-letters list --sink {request.sink}"
         )
         raise UsageError(message)
@@ -176,11 +176,11 @@ def _send(verb: Verb, request: _LetterOptions) -> int:
 def _outcome(
     subject: Subject, dead_letters: int, answer: Resolution | Reply | None
 ) -> dict[str, Any]:
-    """Return the outcome of one matter, as it is printed."""
+    """Return the outcome of one subject, as it is printed."""
     if answer is None:
-        state, outcome = "open", "the sink has not taken the order yet: it stands"
+        state, outcome = "open", "the sink has not answered yet; the request stays open"
     elif isinstance(answer, Reply):
-        state, outcome = "refused", f"stays set aside: {answer.text}"
+        state, outcome = "refused", f"stays a dead letter: {answer.text}"
     else:
         state, outcome = "done", answer.how
     return {
@@ -193,7 +193,7 @@ def _outcome(
 
 
 def _read(settings: Settings, sink: str) -> tuple[DeadLetterTopic, OpenDeadLetters]:
-    """Read the open letters of a sink."""
+    """Read the open dead letters of a sink."""
     topic = DeadLetterTopic(settings, sink_named(settings, sink).name)
     return topic, OpenDeadLetters().read(topic.entries())
 
@@ -206,7 +206,7 @@ def _settings(config: ConfigOption) -> Settings:
 
 def _print(lines: Sequence[dict[str, Any]]) -> None:
     if not lines:
-        print("nothing is set aside")
+        print("no dead letters")
         return
     table = Table("sink", *(c.replace("_", " ") for c in _COLUMNS), box=None)
     for line in lines:

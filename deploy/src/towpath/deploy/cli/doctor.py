@@ -65,14 +65,14 @@ def doctor(
     elif rows:
         Console().print(_table(rows))
     else:
-        print("nothing found: source, broker, registry and sinks are as they should be")
+        print("nothing found: source, broker, registry and sinks are in order")
     if any(row.level == "unavailable" for row in rows):
         return 3
     return int(any(row.level == "error" for row in rows))
 
 
 def examine(settings: Settings, clock: Clock) -> list[DoctorFinding]:
-    """Check every part and return the findings, the gravest of each part first."""
+    """Check every part and return the findings, the most severe of each part first."""
     return [
         *_checked("source", lambda: _source(settings, clock)),
         *_checked("broker", lambda: _broker(settings)),
@@ -94,7 +94,7 @@ def _checked(
         level = "unavailable" if failure.exit_code == 3 else "error"  # noqa: PLR2004 - the table of exit codes
         return [
             DoctorFinding(
-                part, level, str(failure), "it could not be asked", failure.remedy
+                part, level, str(failure), "it could not be checked", failure.remedy
             )
         ]
 
@@ -148,7 +148,7 @@ def _clock_row(difference_s: float) -> DoctorFinding:
         "source",
         "warning",
         f"the source's clock is {abs(difference_s):.1f} s {word} this machine's",
-        "latencies and the times of records are off by as much",
+        "latencies and the times of records are wrong by that much",
         "run a time service on both: timedatectl set-ntp true",
     )
 

@@ -86,15 +86,16 @@ YesOption = Annotated[
 ]
 
 _SHOWN_PARKED: Final = 20
-_WHAT_SKIP_MEANS: Final = """\
-The transaction that commits at {lsn} will not be published. Its messages go to the
-dead letters ({dead}) as they came, and everything behind it flows.
+_SKIP_CONSEQUENCES: Final = """\
+The transaction that commits at {lsn} will not be published. Its messages are written
+unchanged to the dead letters ({dead}), and later transactions are published.
 
-- It is never published by itself later: mend and replay it from the dead letters.
+- It is never published later: correct its messages and replay them from the dead
+  letters.
 - Other events of the same aggregates are published without it.
-- Once it is passed and confirmed, Postgres forgets it: a slot never goes back.
-- The relay reads this when it starts, or connects again: restart it now if it runs.
-- Until then it can be taken back: towpath relay state skip --undo {lsn}
+- Once the relay has confirmed it, Postgres drops its log: a slot never goes back.
+- The relay reads this request when it starts or reconnects: restart it if it runs.
+- Until then the request can be cancelled: towpath relay state skip --undo {lsn}
 """
 
 
@@ -179,12 +180,12 @@ def skip(
         return 0
     meant = format_lsn(state.resolve_skip(settings, lsn))
     dead = f"{settings.database.prefix}.dead.relay"
-    print(_WHAT_SKIP_MEANS.format(lsn=meant, dead=dead))
+    print(_SKIP_CONSEQUENCES.format(lsn=meant, dead=dead))
     if not yes and not _confirmed(meant):
         print("nothing was done")
         return 1
     state.request_skip(settings, state.resolve_skip(settings, lsn))
-    print(f"{meant} will be set aside")
+    print(f"the messages of {meant} will become dead letters")
     return 0
 
 
@@ -230,9 +231,9 @@ def repair(
 
 
 def _confirmed(word: str) -> bool:
-    """Read a typed word as a confirmation; a closed input is a no."""
+    """Return whether a person types the word; a closed input counts as no."""
     try:
-        return input(f"Type {word} to go on: ").strip() == word
+        return input(f"Type {word} to continue: ").strip() == word
     except EOFError:
         return False
 
@@ -264,7 +265,9 @@ def _print(document: dict[str, Any], console: Console) -> None:
         console.print(_table("skips", document["skips"], _SKIP))
     if document["settings_differ"]:
         names = ", ".join(document["settings_differ"])
-        console.print(f"the file differs from what is in force: {names}", markup=False)
+        console.print(
+            f"the file differs from the settings in effect: {names}", markup=False
+        )
 
 
 _LINEAGE: Final = ("number", "system_identifier", "timeline", "offset", "start_lsn")
@@ -278,10 +281,10 @@ def _print_gap(lineage: dict[str, Any], console: Console) -> None:
     if gap is None:
         return
     plan = ", ".join(gap["plan"]) or "nothing"
-    asked = "asked for" if gap["started"] else "not asked for yet"
+    requested = "requested" if gap["started"] else "not requested yet"
     console.print(
         f"gap before lineage {lineage['number']}, {gap['at']}: {gap['reason']}; "
-        f"since {gap['since_lsn']}; snapshots {asked}: {plan}",
+        f"since {gap['since_lsn']}; snapshots {requested}: {plan}",
         markup=False,
     )
 
@@ -305,5 +308,5 @@ def _facts(title: str, facts: dict[str, Any]) -> Table:
 
 
 def _cell(value: object) -> Text:
-    """Return a value as plain text: brackets in it are no markup."""
+    """Return a value as plain text, whose brackets are not markup."""
     return Text("" if value is None else str(value))

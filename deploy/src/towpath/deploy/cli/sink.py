@@ -132,7 +132,7 @@ app.command(rebuild)
 
 
 def _require_driver(settings: Settings, driver: str | None) -> None:
-    """Refuse a driver without sinks: it would start an engine, and wait for ever."""
+    """Refuse a driver without sinks: it would start an engine, and wait forever."""
     known = sorted({sink.driver for sink in settings.sink})
     if driver is not None and driver not in known:
         drivers = ", ".join(known) or "none"

@@ -80,16 +80,16 @@ def add(
         declare.wait_running(settings, sink.name, clock, _RUNNING_WITHIN_S)
     except SinkNotRunningError:
         print(
-            f"{sink.name} stays declared: correct its block in {path}, its driver "
-            f"looks at it, and add the same; or towpath sink drop {sink.name}",
+            f"{sink.name} stays declared. Correct its block in {path}, then run the "
+            f"same towpath sink add again; or run towpath sink drop {sink.name}",
             file=sys.stderr,
         )
         raise
     speed = max_rows_per_second
     if collections and not _fill(settings, sink, collections, speed, signal_id=signal):
         print(
-            f"{sink.name} stays declared, without the rows of before: add the same "
-            f"again, or towpath sink drop {sink.name}",
+            f"{sink.name} stays declared, without its earlier rows: run the same "
+            f"towpath sink add again, or towpath sink drop {sink.name}",
             file=sys.stderr,
         )
         return 1
@@ -186,12 +186,12 @@ def _fill(
     has_sweep: bool = False,
     signal_id: str | None = None,
 ) -> bool:
-    """Fill a sink, or resume that, until the sink has applied the whole snapshot."""
+    """Fill a sink, or resume its fill, and wait until it has applied the snapshot."""
     source, clock = settings.database, SystemClock()
     begun, is_old = filling.begin_fill(
         settings, sink, collections, has_sweep=has_sweep, signal_id=signal_id
     )
-    verb = "goes on to fill" if is_old else "fills"
+    verb = "continues to fill" if is_old else "fills"
     print(f"snapshot {begun.signal_id} {verb} {sink.name}", flush=True)
     if signal_id:
         wanted = (begun.collections, sink.name, begun.signal_id)
@@ -226,7 +226,7 @@ def _report_parked(settings: Settings, name: str) -> int:
 
 def _confirm(question: str) -> bool:
     if not sys.stdin.isatty():
-        message = "nobody can be asked here: say --yes"
+        message = "there is no terminal to confirm on: pass --yes"
         raise UsageError(message)
     return input(f"{question} [y/N] ").strip().lower() in {"y", "yes"}
 
@@ -318,7 +318,7 @@ def _rebuild_route(context: _RebuildContext, route: Route) -> int:
     # An index that an interrupted rebuild left after its swap.
     context.rebuild.retire(route, context.clock)
     begun = context.rebuild.begin(route, f"rebuild-{uuid.uuid4().hex[:12]}")
-    word = "goes on with" if begun.is_resumed else "fills"
+    word = "continues to fill" if begun.is_resumed else "fills"
     print(f"{route.name}: snapshot {begun.snapshot} {word} {begun.new}", flush=True)
     if not _fill_route(context, route, begun.snapshot):
         context.rebuild.abort(route)
@@ -330,8 +330,9 @@ def _rebuild_route(context: _RebuildContext, route: Route) -> int:
     )
     if more := _dead_letters(context) - letters_before:
         print(
-            f"{more} records were set aside meanwhile: {begun.new} may lack them and "
-            "replaces nothing yet. Look at them, then say this again: it goes on."
+            f"{more} records became dead letters meanwhile: {begun.new} may lack them "
+            "and replaces nothing yet. Look at them, then run this command again: it "
+            "resumes."
         )
         return 1
     done = context.rebuild.swap(route)

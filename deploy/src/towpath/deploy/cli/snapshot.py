@@ -84,7 +84,7 @@ class SnapshotOptions:
         """
         listed = keys(self.key, self.keys)
         if listed is not None and len(collections) != 1:
-            message = "keys are those of one table: name just that"
+            message = "keys belong to one table: name that table only"
             raise UsageError(message)
         return {
             "type": self.type,
@@ -148,7 +148,7 @@ def _lines(file: Path | None) -> list[str]:
         message = f"{file}: {error.strerror}"
         raise UsageError(message) from error
     except UnicodeDecodeError as error:
-        message = f"{file} is not in UTF-8"
+        message = f"{file} is not UTF-8 text"
         raise UsageError(message) from error
     return text.splitlines()
 
@@ -324,7 +324,7 @@ def _signal_running(
     if names and signals.progress(source, names[0]):
         snapshot_id, *collections = names
     elif names and "." not in names[0]:
-        message = f"there is no snapshot {names[0]}, and it is no table's name"
+        message = f"there is no snapshot {names[0]}; a table is named schema.table"
         raise UsageError(message)
     fields = {"data-collections": collections or None, "snapshot-id": snapshot_id}
     signal_id = signals.send(source, kind, fields)
@@ -354,7 +354,7 @@ def _interruptible(snapshot_id: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         print(
-            f"snapshot {snapshot_id} goes on: towpath snapshot show {snapshot_id} "
+            f"snapshot {snapshot_id} continues: towpath snapshot show {snapshot_id} "
             f"--follow, or towpath snapshot stop {snapshot_id}",
             file=sys.stderr,
         )

@@ -215,7 +215,7 @@ def _read_document(config: Path | None, state: Path | None, clock: Clock) -> Doc
     if settings is None:
         missing = (
             f"there is no configuration {config_file(config)}: relay and sinks are not "
-            "known; name one by --config, or let towpath up write one"
+            "known; name one with --config, or run towpath up to write one"
         )
         document["wrong"] = [missing, *document["wrong"]]
     return document
@@ -259,7 +259,7 @@ def screen(document: Document) -> RenderableType:
 def _relay_line(relay: Mapping[str, Any]) -> Text:
     if relay["error"]:
         return Text(f"relay  {relay['error']}")
-    follows = "streaming" if relay["active"] else "nobody follows the slot"
+    follows = "streaming" if relay["active"] else "no relay follows the slot"
     facts = [
         f"{relay.get('lag_bytes', 0):,} bytes behind",
         f"{relay['retained_bytes']:,} bytes of log kept",

@@ -1,7 +1,7 @@
 """
 ``towpath demo``, ``towpath bench relay | snapshot | sinks`` and ``towpath chaos``.
 
-Each starts a stack of its own, and removes it again.
+Each starts its own stack, and removes it afterwards.
 """
 
 from functools import partial
@@ -312,7 +312,9 @@ def chaos_snapshot(  # noqa: PLR0913 - each is an option of the command
     victims = () if kill == "nobody" else tuple(kill.split(","))
     unknown = sorted(set(victims) - set(VICTIMS))
     if unknown:
-        message = f"nobody is called {unknown[0]!r}; there are: {', '.join(VICTIMS)}"
+        message = (
+            f"--kill: unknown process {unknown[0]!r}; there are: {', '.join(VICTIMS)}"
+        )
         raise UsageError(message)
     options = ChaosOptions(
         minutes=minutes,

@@ -61,7 +61,7 @@ def verify(  # noqa: PLR0913 - a command's options
 
     configure_logs()
     if erase and not repair:
-        message = "--erase goes with --repair"
+        message = "--erase needs --repair"
         raise UsageError(message)
     path = config_file(config)
     names = sinks or _readable(path)
@@ -114,7 +114,7 @@ def wait(
     """
     Wait until a sink has applied a commit, so that its rows can be read there.
 
-    The LSN is one at or behind the commit's end: the header Towpath-Lsn of a service's
+    The LSN is one at or after the commit's end: the header Towpath-Lsn of a service's
     answer, or pg_current_wal_flush_lsn() read after the commit. Exit 1 if the sink has
     not applied it in time, 3 if the source or Kafka does not answer.
 

@@ -7,11 +7,12 @@ supported with that reason, so the resulting file can always be loaded.
 
 import copy
 import difflib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+import tomlkit
 
 from towpath.deploy.debezium.connector import Connector
 from towpath.deploy.debezium.properties import PROPERTIES
@@ -97,7 +98,7 @@ class _Draft:
             return _finding(name, value, Outcome(PropertyStatus.UNKNOWN, _guess(name)))
         first = self._seen.setdefault(_identity(found), name)
         if first != name:
-            outcome = not_supported(f"{first} says it already, and wins")
+            outcome = not_supported(f"{first} sets the same and takes precedence")
         else:
             outcome = self._merged(self._outcome(found))
         return _finding(name, value, outcome, is_secret=found.known.is_secret)
@@ -267,81 +268,24 @@ def _guess(name: str) -> str:
 def _to_do(document: Mapping[str, Any]) -> Iterator[str]:
     source, relay = document["source"][0], document["relay"]
     if source["dsn"] == _NO_DSN:
-        yield "source.dsn is empty: write where the database is."
+        yield "source.dsn is empty: write the address of the database."
     if document["kafka"]["bootstrap_servers"] == _BROKERS:
         yield (
-            "kafka.bootstrap_servers is a guess: Kafka Connect's worker has the true "
-            "one; give it with --kafka."
+            "kafka.bootstrap_servers is a guess: Kafka Connect's worker has the right "
+            "value; give it with --kafka."
         )
     if "tables" not in source and "table" not in relay.get("outbox", {}):
-        yield "source.tables is empty: name the tables that are to be captured."
+        yield "source.tables is empty: list the tables to capture."
     yield (
         "Slot and publication of the connector belong to it while it exists. To lose "
         "nothing, write other names to source.slot and source.publication, run towpath "
         "relay init while the connector still runs, stop the connector, start the "
-        "relay: what both have published is there twice. Then drop the connector's."
+        "relay: what both have published is in the topics twice. Then drop the slot "
+        "and the publication of the connector."
     )
 
 
-_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
-
-
 def toml_text(document: Mapping[str, object], comment: str = "") -> str:
-    """
-    Write a document as TOML: plain keys, then sections, then lists of sections.
-
-    It writes what a configuration holds: text, numbers, booleans, lists, and tables of
-    them. The comment is put above, with a ``#`` before each line.
-    """
+    """Write a document as TOML, below a comment with a ``#`` before each line."""
     head = "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
-    return head + "\n".join(_lines(document, ())).strip("\n") + "\n"
-
-
-def _lines(table: Mapping[str, object], above: tuple[str, ...]) -> Iterator[str]:
-    for name, value in table.items():
-        if not _is_section(value):
-            yield f"{_key(name)} = {_value(value)}"
-    for name, value in table.items():
-        path = (*above, name)
-        title = ".".join(map(_key, path))
-        if isinstance(value, Mapping) and value:
-            yield from _section(f"[{title}]", value, path)
-        elif isinstance(value, list) and _is_section(value):
-            for each in value:
-                yield from _section(f"[[{title}]]", each, path)
-
-
-def _section(
-    title: str, table: Mapping[str, object], path: tuple[str, ...]
-) -> Iterator[str]:
-    has_plain = any(not _is_section(value) for value in table.values())
-    if has_plain or title.startswith("[["):
-        yield ""
-        yield title
-    yield from _lines(table, path)
-
-
-def _is_section(value: object) -> bool:
-    if isinstance(value, Mapping):
-        return bool(value)
-    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
-
-
-def _key(name: str) -> str:
-    return name if _BARE.fullmatch(name) else _text(name)
-
-
-def _value(value: object) -> str:
-    if isinstance(value, str):
-        return _text(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_value, value))}]"
-    if isinstance(value, Mapping):
-        pairs = (f"{_key(str(k))} = {_value(v)}" for k, v in value.items())
-        return f"{{ {', '.join(pairs)} }}" if value else "{}"
-    return json.dumps(value)
-
-
-def _text(text: str) -> str:
-    """Write a basic string: TOML's escapes are those of JSON, except for DEL."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return head + tomlkit.dumps(document)

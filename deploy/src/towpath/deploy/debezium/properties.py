@@ -28,39 +28,43 @@ from towpath.deploy.debezium.rules import (
 
 _ROWS: Final = "relay.rows"
 _DSN: Final = running.part_of_dsn
-_ITS_OWN: Final = "while the connector has one of that name, write another"
+_OTHER_NAME: Final = "choose another name while the connector exists"
 _NO_CLASSIC: Final = needless(
-    "snapshots are read in chunks, and none locks a table for longer than one"
+    "snapshots are read in chunks, and no table is locked for longer than a chunk"
 )
 _NO_WORKER: Final = needless("there is no Kafka Connect worker")
 _OWN_BACKPRESSURE: Final = needless(
-    "relay.max_in_flight_bytes bounds what is read ahead, down to the socket"
+    "relay.max_in_flight_bytes bounds the data that is read ahead"
 )
-_MAKE_TOPICS: Final = refused("make topics with other settings before the relay does")
+_MAKE_TOPICS: Final = refused("create such topics before the relay starts")
 _ONE_CLIENT: Final = needless("kafka.client holds for all clients of the relay")
-_DEAD_LETTERS: Final = always("what cannot be published is in <prefix>.dead.relay")
-_CHANNELS_ELSE: Final = refused("ask with towpath snapshot start, or over HTTP")
+_DEAD_LETTERS: Final = always("dead letters are in <prefix>.dead.relay")
+_OTHER_CHANNELS: Final = refused(
+    "request snapshots with towpath snapshot start, or over HTTP"
+)
 
 _SOURCE: Final = (
-    Property("name", needless("a relay is known by its slot and its prefix")),
+    Property("name", needless("slot and prefix identify a relay")),
     Property("connector.class", needless("the relay follows Postgres only")),
     Property("tasks.max", always("one relay follows one slot")),
-    Property("plugin.name", only("pgoutput", "", "pgoutput is what is read, and all")),
-    Property("slot.name", key("source.slot", remark=_ITS_OWN), implied="debezium"),
+    Property("plugin.name", only("pgoutput", "", "the relay reads pgoutput only")),
+    Property("slot.name", key("source.slot", remark=_OTHER_NAME), implied="debezium"),
     Property("slot.drop.on.stop", running.slot_drop),
     Property("slot.stream.params", refused("the relay chooses pgoutput's options")),
     Property("slot.max.retries", running.takeover),
     Property("slot.retry.delay.ms", running.takeover),
-    Property("slot.failover", always("relay init makes failover slots from 17 on")),
+    Property(
+        "slot.failover", always("relay init creates failover slots from Postgres 17 on")
+    ),
     Property(
         "publication.name",
-        key("source.publication", remark=_ITS_OWN),
+        key("source.publication", remark=_OTHER_NAME),
         implied="dbz_publication",
     ),
     Property("publication.autocreate.mode", running.autocreate),
     Property(
         "publish.via.partition.root",
-        only("true", "", "partitions are published as their root"),
+        only("true", "", "partitions are published as their root table"),
     ),
     Property(
         "replica.identity.autoset.values",
@@ -76,7 +80,9 @@ _SOURCE: Final = (
     Property("database.sslkey", _DSN),
     Property("database.sslpassword", running.key_password, is_secret=True),
     Property("database.sslrootcert", _DSN),
-    Property("database.sslfactory", refused("TLS is libpq's own: use database.ssl*")),
+    Property(
+        "database.sslfactory", refused("libpq has no socket factory: use database.ssl*")
+    ),
     Property("database.tcpKeepAlive", running.keepalive),
     Property(
         "database.initial.statements",
@@ -85,8 +91,11 @@ _SOURCE: Final = (
     Property(
         "database.query.timeout.ms", refused("run ALTER ROLE ... SET statement_timeout")
     ),
-    Property("driver.*", refused("there is no JDBC driver: add libpq's to source.dsn")),
-    Property("read.only", refused("heartbeats and watermarks need a right to write")),
+    Property(
+        "driver.*",
+        refused("there is no JDBC driver: add libpq's options to source.dsn"),
+    ),
+    Property("read.only", refused("heartbeats and watermarks need write access")),
     Property("topic.prefix", running.prefix, ("database.server.name",)),
     Property(
         "table.include.list", tables.include_list, ("table.whitelist",), implied=""
@@ -143,7 +152,7 @@ _ROW_FORMS: Final = (
     Property("column.propagate.source.type", rows.source_types),
     Property(
         "datatype.propagate.source.type",
-        refused("write expressions on columns to relay.rows.source_types"),
+        refused("list column expressions in relay.rows.source_types"),
     ),
     Property("message.key.columns", rows.key_columns),
     Property(
@@ -156,25 +165,28 @@ _ROW_FORMS: Final = (
     Property("field.name.adjustment.mode", rows.sanitized, ("sanitize.field.names",)),
     Property(
         "schema.name.adjustment.mode",
-        needless("names of schemas are made legal wherever the form asks for it"),
+        needless("schema names are made legal where relay.rows.format requires it"),
     ),
     Property("money.fraction.digits", only("2", "", "money has two fraction digits")),
-    Property("converters", refused("choose among the forms of relay.rows")),
+    Property("converters", refused("choose among the options of relay.rows")),
     Property("value.converter", rows.value_converter),
     Property("key.converter", rows.key_converter),
     Property("value.converter.*", rows.converter_option),
     Property("key.converter.*", rows.converter_option),
     Property("header.converter", needless("headers are text")),
-    Property("schema.refresh.mode", needless("each change has its own time's shape")),
+    Property(
+        "schema.refresh.mode",
+        needless("each change has the columns that the table had then"),
+    ),
     Property(
         "event.processing.failure.handling.mode",
-        needless("a row that cannot be published is a dead letter, and nothing else"),
+        needless("a row that cannot be published always becomes a dead letter"),
     ),
     Property(
         "event.converting.failure.handling.mode",
-        needless("a row that cannot be published is a dead letter, and nothing else"),
+        needless("a row that cannot be published always becomes a dead letter"),
     ),
-    Property("extended.headers.enabled", refused("the header position tells more")),
+    Property("extended.headers.enabled", refused("use the header position")),
 )
 
 _RUNNING: Final = (
@@ -196,16 +208,27 @@ _RUNNING: Final = (
     Property("max.queue.size", _OWN_BACKPRESSURE),
     Property("max.queue.size.in.bytes", running.in_flight),
     Property("max.batch.size", _OWN_BACKPRESSURE),
-    Property("poll.interval.ms", needless("nothing polls: the stream is followed")),
+    Property("poll.interval.ms", needless("the relay streams and does not poll")),
     Property("status.update.interval.ms", always("progress is confirmed within 10 s")),
-    Property("lsn.flush.mode", only("connector", "", "the relay itself confirms")),
-    Property("lsn.flush.timeout.*", needless("confirming never waits")),
-    Property("flush.lsn.source", only("true", "", "the relay itself confirms")),
-    Property("offset.mismatch.strategy", needless("lineages and marks decide")),
     Property(
-        "retriable.restart.connector.wait.ms", always("the delay grows by itself")
+        "lsn.flush.mode", only("connector", "", "the relay confirms positions itself")
     ),
-    Property("errors.max.retries", always("what may pass is tried again without end")),
+    Property(
+        "lsn.flush.timeout.*", needless("the relay never waits for a confirmation")
+    ),
+    Property(
+        "flush.lsn.source", only("true", "", "the relay confirms positions itself")
+    ),
+    Property(
+        "offset.mismatch.strategy",
+        needless("lineages and marks decide where to resume"),
+    ),
+    Property(
+        "retriable.restart.connector.wait.ms", always("the delay between retries grows")
+    ),
+    Property(
+        "errors.max.retries", always("temporary failures are retried without limit")
+    ),
     Property("xmin.fetch.interval.ms", only("0", "", "source.xmin is always null")),
     Property("connection.validation.timeout.ms", _NO_WORKER),
     Property("executor.shutdown.timeout.ms", key("relay.stop_timeout_s", seconds)),
@@ -237,7 +260,7 @@ _SNAPSHOTS: Final = (
     ),
     Property(
         "incremental.snapshot.allow.schema.changes",
-        always("each chunk brings its own columns"),
+        always("each chunk has the columns that the table has then"),
     ),
     Property(
         "incremental.snapshot.watermarking.strategy",
@@ -250,11 +273,14 @@ _SNAPSHOTS: Final = (
     Property("signal.enabled.channels", tables.signal_channels),
     Property("signal.kafka.bootstrap.servers", running.brokers),
     Property("signal.kafka.topic", tables.signal_kafka_topic),
-    Property("signal.kafka.groupId", needless("the slot's name tells the reader")),
-    Property("signal.kafka.poll.timeout.ms", needless("signals are awaited")),
+    Property(
+        "signal.kafka.groupId",
+        needless("the slot's name determines the consumer group"),
+    ),
+    Property("signal.kafka.poll.timeout.ms", needless("the relay waits for signals")),
     Property("signal.consumer.*", _ONE_CLIENT),
-    Property("signal.file", _CHANNELS_ELSE),
-    Property("signal.poll.interval.ms", needless("signals arrive by the stream")),
+    Property("signal.file", _OTHER_CHANNELS),
+    Property("signal.poll.interval.ms", needless("signals arrive in the stream")),
     Property(
         "notification.enabled.channels",
         only(
@@ -267,15 +293,19 @@ _SNAPSHOTS: Final = (
 )
 
 _KAFKA: Final = (
-    Property("topic.creation.enable", always("the relay makes its topics")),
+    Property("topic.creation.enable", always("the relay creates its topics")),
     Property("topic.creation.default.partitions", running.partitions),
     Property("topic.creation.default.replication.factor", running.replication),
     Property("topic.creation.default.retention.ms", running.retention),
     Property("topic.creation.default.*", _MAKE_TOPICS),
     Property("topic.creation.*", _MAKE_TOPICS),
-    Property("topic.delimiter", only(".", "", "topics are <prefix>.<schema>.<table>")),
-    Property("topic.naming.strategy", refused("topics are <prefix>.<schema>.<table>")),
-    Property("topic.cache.size", needless("names are built once per table")),
+    Property(
+        "topic.delimiter", only(".", "", "topics are named <prefix>.<schema>.<table>")
+    ),
+    Property(
+        "topic.naming.strategy", refused("topics are named <prefix>.<schema>.<table>")
+    ),
+    Property("topic.cache.size", needless("topic names are built once per table")),
     Property("topic.transaction", running.transaction_topic),
     Property("bootstrap.servers", running.brokers),
     Property("producer.override.*", running.client_option, is_secret=True),
@@ -289,16 +319,16 @@ _KAFKA: Final = (
     Property("predicates", needless("relay.outbox.table names the router's table")),
     Property("predicates.*", needless("relay.outbox.table names the router's table")),
     Property("errors.tolerance", _DEAD_LETTERS),
-    Property("errors.log.enable", always("what is set aside is logged")),
+    Property("errors.log.enable", always("dead letters are logged")),
     Property("errors.log.include.messages", refused("row values are never logged")),
-    Property("errors.retry.*", always("what may pass is tried again without end")),
+    Property("errors.retry.*", always("temporary failures are retried without limit")),
     Property("errors.deadletterqueue.*", _DEAD_LETTERS),
     Property("transaction.boundary", _NO_WORKER),
     Property("transaction.boundary.interval.ms", _NO_WORKER),
     Property("offsets.storage.topic", needless("marks are in <prefix>.relay-state")),
     Property("config.action.reload", _NO_WORKER),
     Property("custom.metric.tags", refused("add labels where the metrics are scraped")),
-    Property("guardrail.*", needless("source.tables says which tables there are")),
+    Property("guardrail.*", needless("source.tables lists the captured tables")),
     Property("openlineage.integration.*", refused("no lineage is sent to OpenLineage")),
     Property("internal.*", needless("it is internal to Debezium")),
 )

@@ -40,17 +40,17 @@ _WHOLE: Final = re.compile(r"\((?:\?<([A-Za-z]\w*)>)?\.[*+]\)")
 
 # Other transforms, with the setting or place that replaces each.
 _OTHERS: Final = {
-    "ExtractNewRecordState": "the sinks and the consumers read the envelope's after",
+    "ExtractNewRecordState": "sinks and consumers read the envelope's field after",
     "ByLogicalTableRouter": "partitioned tables are published as their root; "
-    "rename topics at the consumers",
+    "rename topics in the consumers",
     "RegexRouter": "topics are named <prefix>.<schema>.<table>; "
-    "rename them at the consumers",
-    "ContentBasedRouter": "route at the consumers",
+    "rename them in the consumers",
+    "ContentBasedRouter": "route in the consumers",
     "Filter": "give the publication a row filter in Postgres instead",
     "DecodeLogicalDecodingMessageContent": "a message's content is published as it is",
     "MaskField": "use relay.rows.mask",
     "ReplaceField": "use relay.rows.include_columns or exclude_columns",
-    "ExtractChangedRecordState": "the header unchanged tells what was left out",
+    "ExtractChangedRecordState": "the header unchanged lists the omitted columns",
     "PartitionRouting": "use relay.rows.key_columns",
 }
 
@@ -58,16 +58,16 @@ _OTHERS: Final = {
 def transforms(given: PropertyValue, connector: Connector) -> Outcome:
     """Convert the event router; the other transforms are not supported."""
     others = [name for name in split(given.value) if name != connector.router]
-    gone = f"not run here: {', '.join(others)} (see their types)" if others else ""
+    not_run = f"not run here: {', '.join(others)} (see their types)" if others else ""
     if connector.router is None:
-        return not_supported(gone) if others else not_needed("there are none")
+        return not_supported(not_run) if others else not_needed("there are none")
     table = outbox_table(connector)
     if table is None:
         return not_supported(
             "which table the event router reads is unknown: "
             "write it to relay.outbox.table, and leave it out of source.tables"
         )
-    return taken({_TABLE: table}, gone)
+    return taken({_TABLE: table}, not_run)
 
 
 def transform_type(given: PropertyValue, connector: Connector) -> Outcome:
@@ -79,7 +79,7 @@ def transform_type(given: PropertyValue, connector: Connector) -> Outcome:
     last = re.split(r"[.$]", given.value.removesuffix("$Value").removesuffix("$Key"))[
         -1
     ]
-    advice = _OTHERS.get(last, "do its work at the consumers")
+    advice = _OTHERS.get(last, "do its work in the consumers")
     return not_supported(f"no transforms are run: {advice}")
 
 
@@ -107,7 +107,7 @@ def _topic(_given: PropertyValue, connector: Connector) -> Outcome:
     return _topic_of(connector)
 
 
-def _spare_key(given: PropertyValue, connector: Connector) -> Outcome:
+def _payload_id(given: PropertyValue, connector: Connector) -> Outcome:
     if connector.routed("table.field.event.key"):
         return not_needed("table.field.event.key names the key")
     return key(f"{_COLUMNS}.aggregate_id")(given, connector)
@@ -115,13 +115,13 @@ def _spare_key(given: PropertyValue, connector: Connector) -> Outcome:
 
 def _expanded(given: PropertyValue, _connector: Connector) -> Outcome:
     boolean(given.value)
-    return same("a JSON payload is published as the JSON it is")
+    return same("a JSON payload is published as JSON")
 
 
 _UPDATES: Final = {"warn": "warn", "error": "error", "fatal": "halt"}
 _MISSING: Final = {"true": "error", "false": "skip"}
 _EMPTY: Final = {"true": "tombstone", "false": "event"}
-_NO_SPANS: Final = "no spans are made: a traceparent is carried or continued"
+_NO_SPANS: Final = "no spans are created: a traceparent is carried or continued"
 
 ROUTER: Final[tuple[Property, ...]] = (
     Property("type", transform_type),
@@ -132,7 +132,7 @@ ROUTER: Final[tuple[Property, ...]] = (
     Property("table.field.event.type", key(f"{_COLUMNS}.type")),
     Property("table.field.event.timestamp", key(f"{_COLUMNS}.timestamp")),
     Property("table.field.event.payload", key(f"{_COLUMNS}.payload")),
-    Property("table.field.event.payload.id", _spare_key),
+    Property("table.field.event.payload.id", _payload_id),
     Property("table.field.event.schema.version", key(f"{_COLUMNS}.schema_version")),
     Property(
         "table.fields.additional.placement",
@@ -148,7 +148,7 @@ ROUTER: Final[tuple[Property, ...]] = (
     Property("table.expand.json.payload", _expanded),
     Property(
         "table.json.payload.null.behavior",
-        needless("the payload is published untouched, its nulls too"),
+        needless("the payload is published unchanged, including nulls"),
     ),
     Property("route.by.field", key(f"{_COLUMNS}.aggregate_type")),
     Property("route.topic.regex", _topic),
@@ -160,8 +160,8 @@ ROUTER: Final[tuple[Property, ...]] = (
     Property(
         "tracing.span.context.field",
         refused(
-            "write a W3C traceparent into a column of its own, "
-            "and name that in relay.outbox.columns.traceparent"
+            "write a W3C traceparent into a separate column, "
+            "and name that column in relay.outbox.columns.traceparent"
         ),
     ),
     Property("tracing.operation.name", needless(_NO_SPANS)),

@@ -138,25 +138,25 @@ def sanitized(given: PropertyValue, _connector: Connector) -> Outcome:
 
 
 def value_converter(given: PropertyValue, connector: Connector) -> Outcome:
-    """Convert the converter of values to the form of row changes."""
+    """Convert the converter of values to the format of row changes."""
     last = _class_name(given.value)
     if last in _RAW_CLASSES:
-        return same("outbox payloads are published untouched")
+        return same("outbox payloads are published unchanged")
     ours = _form(given, connector)
     if ours is None:
         return not_supported("row changes are JSON, JSON with schemas, or Avro")
     is_quoted = connector.router is not None and last == "JsonConverter"
     if is_quoted and connector.routed("table.expand.json.payload") != "true":
         return not_supported(
-            "outbox payloads are published as the JSON that they are, not as JSON text "
-            "in quotes: parse them once",
+            "outbox payloads are published as JSON, not as JSON inside a string: "
+            "parse them once",
             {FORMAT: ours},
         )
     return taken({FORMAT: ours})
 
 
 def key_converter(given: PropertyValue, connector: Connector) -> Outcome:
-    """Check that keys have the form of values; outbox keys are text."""
+    """Check that keys have the format of values; outbox keys are text."""
     ours = _form(given, connector)
     values = connector.get("value.converter")
     if _class_name(given.value) in _RAW_CLASSES:
@@ -167,10 +167,10 @@ def key_converter(given: PropertyValue, connector: Connector) -> Outcome:
         return not_supported("keys are JSON, JSON with schemas, or Avro")
     like = PropertyValue("value.converter", values)
     if values and ours != _form(like, connector):
-        return not_supported("keys have the form of values: relay.rows.format")
+        return not_supported("keys have the format of values: relay.rows.format")
     if not values:
-        return taken({FORMAT: ours}, "values have the same form")
-    return same("keys have the form of values: relay.rows.format")
+        return taken({FORMAT: ours}, "values have the same format")
+    return same("keys have the format of values: relay.rows.format")
 
 
 def converter_option(given: PropertyValue, connector: Connector) -> Outcome:
@@ -178,7 +178,7 @@ def converter_option(given: PropertyValue, connector: Connector) -> Outcome:
     option = given.parts[0]
     if option == "schemas.enable":
         boolean(given.value)
-        return not_needed("relay.rows.format says it")
+        return not_needed("relay.rows.format decides it")
     if option in _REGISTRY_OPTIONS:
         first = split(given.value)[0] if split(given.value) else ""
         own = option.startswith("apicurio")
@@ -186,7 +186,7 @@ def converter_option(given: PropertyValue, connector: Connector) -> Outcome:
         return taken({REGISTRY_URL: connector.registry or first}, remark)
     if option.endswith("auto.register.schemas"):
         return same("schemas are registered by the relay")
-    return not_supported("the forms of relay.rows have no such option")
+    return not_supported("the formats of relay.rows have no such option")
 
 
 def _form(given: PropertyValue, connector: Connector) -> str | None:
@@ -215,7 +215,7 @@ def included_columns(given: PropertyValue, _connector: Connector) -> Outcome:
 
 
 def excluded_columns(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Convert the columns that are left out."""
+    """Convert the columns that are omitted."""
     return columns("exclude_columns", given)
 
 

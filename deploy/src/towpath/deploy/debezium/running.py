@@ -36,15 +36,15 @@ _JAAS: Final = re.compile(r"""(username|password)\s*=\s*["']([^"']*)["']""")
 _OURS: Final = {
     "acks": "every record is acknowledged by all replicas (acks=all)",
     "enable.idempotence": "the producer is always idempotent",
-    "compression.type": "records travel compressed with lz4",
+    "compression.type": "records are compressed with lz4",
     "linger.ms": "batches wait at most a millisecond",
     "batch.size": "the topics' own limits bound a batch",
     "max.request.size": "the topics' own limits bound a record",
-    "buffer.memory": "relay.max_in_flight_bytes bounds what is on its way",
-    "delivery.timeout.ms": "records are delivered without a limit of time",
+    "buffer.memory": "relay.max_in_flight_bytes bounds the data in flight",
+    "delivery.timeout.ms": "records are delivered without a time limit",
     "max.in.flight.requests.per.connection": "the producer is always idempotent",
     "transactional.id": "relay.delivery decides",
-    "partitioner.class": "keys are placed as Java's default does",
+    "partitioner.class": "the relay uses the default partitioner of Java clients",
     "key.serializer": "relay.rows.format decides",
     "value.serializer": "relay.rows.format decides",
 }
@@ -69,7 +69,9 @@ def takeover(given: PropertyValue, connector: Connector) -> Outcome:
 def heartbeat_interval(given: PropertyValue, _connector: Connector) -> Outcome:
     """Convert the interval; heartbeats cannot be switched off."""
     if whole(given.value) == 0:
-        return not_needed("the relay beats every 10 s of its own; it must not be off")
+        return not_needed(
+            "the relay sends a heartbeat every 10 s, which cannot be switched off"
+        )
     return taken({(RELAY, "heartbeat_interval_s"): seconds(given.value)})
 
 
@@ -85,16 +87,16 @@ def retention(given: PropertyValue, _connector: Connector) -> Outcome:
     """Convert the retention of new topics to whole hours, rounded up."""
     ms = whole(given.value)
     if ms < 0:
-        return not_supported("topics are kept for a time: set topics.retention_hours")
+        return not_supported("retention is always limited: set topics.retention_hours")
     hours = max(1, -(-ms // _MS_PER_HOUR))
     remark = "" if hours * _MS_PER_HOUR == ms else "rounded up to whole hours"
     return taken({("topics", "retention_hours"): hours}, remark)
 
 
 def topic_count(name: str, given: PropertyValue) -> Outcome:
-    """Convert a count of new topics; -1 is the broker's own."""
+    """Convert a count of new topics; -1 is the broker's default."""
     if whole(given.value) == -1:
-        return not_supported(f"the broker's own number: write it to topics.{name}")
+        return not_supported(f"write the broker's default to topics.{name}")
     return taken({("topics", name): whole(given.value)})
 
 
@@ -111,7 +113,7 @@ def replication(given: PropertyValue, _connector: Connector) -> Outcome:
 def in_flight(given: PropertyValue, _connector: Connector) -> Outcome:
     """Convert the bound of the queue in bytes."""
     if whole(given.value) == 0:
-        return not_needed("what is in flight is always bounded")
+        return not_needed("the data in flight is always bounded")
     return taken({(RELAY, "max_in_flight_bytes"): whole(given.value)})
 
 
@@ -175,8 +177,8 @@ def _login(given: PropertyValue, connector: Connector) -> Outcome:
         keys[(*CLIENT, "sasl.password")] = found["password"]
         return taken(keys)
     return not_supported(
-        "a password does not belong into the file: set "
-        "TOWPATH_KAFKA__CLIENT__SASL_PASSWORD, or convert with --include-secrets",
+        "passwords are left out of the file: set TOWPATH_KAFKA__CLIENT__SASL_PASSWORD, "
+        "or convert with --include-secrets",
         keys,
     )
 
@@ -197,20 +199,20 @@ def transaction_topic(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def autocreate(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Compare the way in which publications are created."""
+    """Compare how publications are created."""
     mode = given.value.strip().lower()
     if mode == "disabled":
-        return same("relay init makes publications; tables are added as they come")
+        return same("relay init creates publications and adds new tables to them")
     if mode == "filtered":
-        return same("the publication names the tables one by one, and is kept in step")
+        return same("the publication lists the captured tables, and is kept up to date")
     return not_supported(
-        "ours names the tables one by one: if the publication of that name is for all "
-        "tables, drop it or write another name to source.publication"
+        "the relay's publication lists the captured tables: if the publication of that "
+        "name is for all tables, drop it or write another name to source.publication"
     )
 
 
 def slot_drop(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Never drop a slot."""
+    """Report that the relay never drops a slot."""
     if not boolean(given.value):
         return same("a slot is never dropped by the relay")
     return not_supported("drop it by hand: select pg_drop_replication_slot(...)")
@@ -259,7 +261,7 @@ def part_of_dsn(given: PropertyValue, connector: Connector) -> Outcome:
         return not_supported(f"{given.value!r} is none of {known}")
     remark = ""
     if given.name == "database.sslkey":
-        remark = "libpq wants the key in PEM form, not PKCS-8 DER"
+        remark = "libpq needs the key as PEM, not PKCS-8 DER"
     return taken({DSN: dsn(connector)}, remark)
 
 
@@ -275,9 +277,9 @@ def password(given: PropertyValue, connector: Connector) -> Outcome:
     if connector.includes_secrets:
         return taken({DSN: dsn(connector)})
     return not_supported(
-        "a password does not belong into the file: set PGPASSWORD where the relay "
-        "runs, or TOWPATH_SOURCE__DSN_FILE to a file with the whole address, or "
-        "convert with --include-secrets"
+        "passwords are left out of the file: set PGPASSWORD where the relay runs, or "
+        "TOWPATH_SOURCE__DSN_FILE to a file with the whole address, or convert with "
+        "--include-secrets"
     )
 
 
@@ -286,7 +288,7 @@ def key_password(given: PropertyValue, connector: Connector) -> Outcome:
     if given.value and connector.includes_secrets:
         return taken({DSN: dsn(connector)})
     return not_supported(
-        "a password does not belong into the file: add sslpassword to the address in "
+        "passwords are left out of the file: add sslpassword to the address in "
         "TOWPATH_SOURCE__DSN_FILE, or convert with --include-secrets"
     )
 
@@ -294,7 +296,7 @@ def key_password(given: PropertyValue, connector: Connector) -> Outcome:
 def keepalive(given: PropertyValue, connector: Connector) -> Outcome:
     """Convert TCP keepalives, which are on by default in both systems."""
     if boolean(given.value):
-        return same("every connection keeps itself alive")
+        return same("every connection has keepalives")
     return taken({DSN: dsn(connector)})
 
 

@@ -1,5 +1,5 @@
 r"""
-Rules about captured tables, snapshots and signals: Debezium's lists made into ours.
+Rules about captured tables, snapshots and signals, which convert Debezium's lists.
 
 An entry that is a plain name, or a plain choice (``public\.(orders|customers)``),
 becomes names. Any other expression is matched with the source's catalog, if that was
@@ -138,11 +138,11 @@ def include_list(given: PropertyValue, connector: Connector) -> Outcome:
         named = ", ".join(map(repr, useless))
         return not_supported(f"{named} matches no schema.table: {_EXPAND}", keys)
     if not given.value and connector.catalog is None:
-        return taken(keys, "every table that the other lists leave, also later ones")
+        return taken(keys, "every table that the other lists leave, and later ones")
     if not chosen.tables and not chosen.open:
         return not_supported("the database has no such table: check source.tables")
     if not entries:
-        return not_needed("all that is captured is the outbox or the signal table")
+        return not_needed("only the outbox or the signal table is captured")
     return taken(keys, _apart(connector))
 
 
@@ -191,12 +191,12 @@ def other_list(given: PropertyValue, connector: Connector) -> Outcome:
         return same("it is empty")
     tables = table_entries(connector)
     if not tables:
-        return not_needed("no table that is captured is left")
+        return not_needed("it leaves no captured table")
     keys: dict[KeyPath, object] = {TABLES: tables}
     if connector.catalog is None and any(map(is_expression, tables)):
         excluded = excluded_entries(connector)
         keys |= {EXCLUDED: excluded} if excluded else {}
-    return taken(keys, "what it leaves")
+    return taken(keys, "the tables that it leaves")
 
 
 def _apart(connector: Connector) -> str:
@@ -268,17 +268,18 @@ _MODES: Final[Mapping[str, str]] = MappingProxyType(
 )
 _RECOVERY: Final = ("recovery", "schema_only_recovery")
 _READS: Final = (
-    "the first start reads all rows; with never it does not, if the connector's topics "
-    "have them"
+    'the first start reads all rows; write "never" if the connector\'s topics have them'
 )
-_INSTEAD: Final = "ask with towpath snapshot start, or over HTTP on the admin port"
+_INSTEAD: Final = (
+    "request snapshots with towpath snapshot start, or over HTTP on the admin port"
+)
 
 
 def snapshot_mode(given: PropertyValue, connector: Connector) -> Outcome:
     """Convert the mode of initial snapshots."""
     value = given.value.strip().lower()
     if value in _RECOVERY:
-        return not_needed("Postgres needs no schema history that could be recovered")
+        return not_needed("Postgres needs no schema history to recover")
     if value not in _MODES:
         return not_supported(
             f"{given.value!r}: choose one of relay.snapshot.mode: "

@@ -1,5 +1,5 @@
 """
-Commands that run to their end beside other processes: seed, init, verify.
+Run commands to completion beside other processes: seed, init, verify.
 
 Each is a process of the demo. An interrupted wait kills the commands that have not
 ended: no process outlives the wait for it.
@@ -73,7 +73,7 @@ class RunningCommand:
         trace: TracebackType | None,
     ) -> None:
         if self._process is not None:
-            # The whole session: a shell's children are its, whether it lives or not.
+            # The whole session: children of a shell may outlive it.
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()

@@ -1,7 +1,7 @@
 """
 Compare every sink with the database, and sum up the results of the demo.
 
-Each comparison is ``towpath verify`` in a process of its own, two at a time.
+Each comparison is ``towpath verify`` in a separate process, two at a time.
 """
 
 import json
@@ -38,7 +38,7 @@ class Published:
 
 
 def published(stage: Stage) -> Published:
-    """Count the records that the relay has published until now."""
+    """Count the records that the relay has published so far."""
     settings = stage.settings()
     topics = Topics(settings.kafka)
     ends = stage.retried(lambda: read_ends(topics))

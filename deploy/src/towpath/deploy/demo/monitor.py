@@ -44,7 +44,7 @@ OURSELVES = "demo"
 
 def memory_bytes(parts: Mapping[str, int]) -> dict[str, int]:
     """
-    Sum up memory per part; other processes, the caller included, are our own.
+    Sum up memory per part; the caller and all other processes form one entry.
 
     Args:
         parts: Each part's name and its first process.

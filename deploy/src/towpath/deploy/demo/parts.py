@@ -76,7 +76,7 @@ def own_stage(
     options: DemoOptions,
     plan: DemoPlan,
 ) -> OwnStage:
-    """Create the stage of a platform of the demo's own; nothing is started."""
+    """Create the stage of the demo's own platform; nothing is started."""
     stack, supervisor = local
     clock, given = SystemClock(), ports.one_each((ORDERS, RELAY))
     return OwnStage(

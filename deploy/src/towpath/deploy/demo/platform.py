@@ -1,8 +1,8 @@
 """
-The demo's platform: started, filled from the existing rows, and caught up again.
+Start the demo's platform, fill it from existing rows, and let it catch up.
 
 The old orders exist before publication and slot are created, so the stream does not
-have them. The two Spark drivers start as soon as there is a configuration: they take
+contain them. The two Spark drivers start as soon as there is a configuration: they take
 the longest. The sinks are filled by a row in the signal table. The platform has caught
 up when the slot's confirmed position has passed the last commit, so that every record
 is in Kafka, and each sink has applied its topics up to their ends.

@@ -148,11 +148,11 @@ def _run_load(stage: Stage) -> table.Traffic:
     before = compare.published(stage)
     shop.open_shop(stage)
     opened_at_s = stage.elapsed_s()
-    stage.announce("checkouts go on")
+    stage.announce("checkouts continue")
     stage.pause(stage.plan.new_sink_after_s)
     shop.declare_sink(stage)
     shop.fill_sink(stage)
-    stage.announce("checkouts go on")
+    stage.announce("checkouts continue")
     stage.pause(max(0.0, opened_at_s + stage.plan.load_s - stage.elapsed_s()))
     shop.close_shop(stage)
     platform.settle(stage)
@@ -180,7 +180,7 @@ def _keep(stage: OwnStage, console: Console) -> None:
     }
     for name, place in places.items():
         console.print(f"{name:20} {place}", soft_wrap=True, highlight=False)
-    console.print("\nEverything runs on; Ctrl-C stops it.")
+    console.print("\nEverything keeps running; Ctrl-C stops it.")
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             stage.pause(3600.0)

@@ -1,7 +1,7 @@
 """
 The live screen of the demo, and plain lines where there is no terminal.
 
-Both print each step in a line of its own. Below those lines the live screen draws one
+Both print each step on a separate line. Below those lines the live screen draws one
 view of all parts, rates, sinks and snapshots. The views are values that ``monitor``
 fills.
 """

@@ -1,9 +1,9 @@
 """
 The load of the shop, and a sink that is added during checkouts.
 
-The load, which samples the sinks too, is a process of its own. After SIGTERM it
+The load, which samples the sinks too, is a separate process. After SIGTERM it
 finishes its last orders and its last samples. The new sink's block is added to the
-configuration, and its driver starts it by itself. It follows the orders' events, most
+configuration, and its driver starts it. It follows the orders' events, most
 of which are stored nowhere: the snapshot reads the same documents from a view. The
 statement of the signal is shown as a person would write it.
 """
@@ -90,7 +90,7 @@ def _checkouts(stage: Stage) -> int:
 
 def _still_runs(stage: Stage) -> bool:
     if process.find(stage.state.process_file(parts.LOAD)) is None:
-        message = f"the load has ended by itself; log: {_log(stage)}"
+        message = f"the load has ended unexpectedly; log: {_log(stage)}"
         raise StepError(message)
     return True
 
@@ -137,7 +137,7 @@ def fill_sink(stage: Stage) -> None:
     speed = stage.plan.max_rows_per_second
     shown = signals.statement(stage.source(), [COLLECTION], SINK, SIGNAL, speed)
     stage.report(f"[bold]{escape(shown)}[/bold]")
-    with stage.doing(f"fill {SINK} while checkouts go on"):
+    with stage.doing(f"fill {SINK} while checkouts continue"):
         stage.retried(
             lambda: signals.request_snapshot(
                 stage.source(),

@@ -177,7 +177,7 @@ class Stage:
 
     def until(self, condition: Callable[[], bool], what: str, within_s: float) -> None:
         """
-        Wait until a condition holds; while a part is unavailable, it does not.
+        Wait until a condition holds; it does not hold while a part is unavailable.
 
         Raises:
             StepError: It does not hold in time; ``what`` completes "waited for".

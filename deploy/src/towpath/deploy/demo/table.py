@@ -152,7 +152,7 @@ def _lines(result: Result) -> list[tuple[str, str, str]]:
         ("failed requests", f"{traffic.failed_requests:,}", failed),
         ("row changes", f"{traffic.row_changes:,}", f"in {traffic.load_s:.0f} s"),
         ("events", f"{traffic.events:,}", "through the outbox"),
-        ("dead letters", f"{traffic.dead_letters:,}", "set aside, with their reason"),
+        ("dead letters", f"{traffic.dead_letters:,}", "each with its reason"),
         (
             "rows backfilled",
             f"{snapshot.rows:,}",

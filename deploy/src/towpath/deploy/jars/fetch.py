@@ -1,15 +1,15 @@
 """
-Bring the store up to its lock: fetch missing archives, check them, put them in place.
+Fetch the archives that the store lacks, check them and put them in place.
 
 A fetch may be interrupted and repeated: complete archives are kept in a work folder
 until all of them are there. One process at a time changes a store; another waits.
 
-- Maven, where it is installed, fetches many files at once. Each use is a module of its
-  own, because uses need different versions of one artifact. Every archive is named, and
-  its dependencies are excluded: the lock decides.
+- Maven, where it is installed, fetches many files at once. Each use is a separate
+  module, because uses need different versions of one artifact. Every archive is named,
+  and its dependencies are excluded: the lock lists them all.
 - Otherwise the Ivy inside PySpark fetches, which needs only a Java runtime. It fetches
-  one file after the other, so several processes share the work, each with a cache of
-  its own. Checksums are off, because the lock's sha256 is checked afterwards.
+  one file after the other, so several processes share the work, each with its own
+  cache. Checksums are off, because the lock's sha256 is checked afterwards.
 - Java has its own list of certificate authorities. The certificates of
   ``SSL_CERT_FILE`` are written as a trust store that Java reads.
 """
@@ -70,7 +70,7 @@ def maven_command(program: str, jars: Sequence[Jar], work: Path) -> list[str]:
     return [
         *(program, "--batch-mode", "--errors", "--fail-at-end"),
         *("--file", str(project / "pom.xml")),
-        # A repository of our own: Maven runs of two clones must not share one.
+        # A separate repository: Maven runs of two clones must not share one.
         f"-Dmaven.repo.local={repository(work)}",
         "-Dmaven.artifact.threads=16",
         f"{_MAVEN_PLUGIN}:resolve",
@@ -177,7 +177,7 @@ def _ivy_program() -> Path:
     origin = Path(spec.origin) if spec and spec.origin else Path("/")
     for found in sorted(origin.parent.glob("jars/ivy-*.jar")):
         return found
-    message = "neither Maven nor the Ivy inside PySpark is here"
+    message = "neither Maven nor PySpark's Ivy is installed"
     raise JarsError(message)
 
 
@@ -280,7 +280,7 @@ def _unchecked(jars: Sequence[Jar], work: Path) -> list[Jar]:
     for jar in jars:
         path = repository(work) / jar.repository_path
         if not store.check(jar, path):
-            # Maven and Ivy trust existing files, their marks of failures included.
+            # Maven and Ivy trust existing files, their failure markers included.
             shutil.rmtree(path.parent, ignore_errors=True)
             left.append(jar)
     return left
@@ -315,7 +315,7 @@ def _trust_flags(work: Path, environ: Mapping[str, str]) -> list[str]:
 
 
 def _run(commands: list[list[str]], work: Path, env: dict[str, str]) -> str:
-    """Run commands at once and return the output of a failed one; kill all at exit."""
+    """Run commands in parallel; return the output of a failed one; kill all at exit."""
     running = []
     try:
         for number, words in enumerate(commands):

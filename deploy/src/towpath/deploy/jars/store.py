@@ -5,8 +5,8 @@ The lock has one line for each archive::
 
     <use> <group>:<artifact>:<version>[:<type>[:<classifier>]] <file> <sha256> <bytes>
 
-Archives lie in ``<clone>/.towpath/jars/<lock>/<use>/``: another lock, another folder.
-A file is checked against its sha256 before it is put there, in one step, so that a name
+Archives are in ``<clone>/.towpath/jars/<lock>/<use>/``: each lock has its own folder. A
+file is checked against its sha256 before it is put there, in one step, so that a name
 in the store guarantees the right bytes. Its size is checked before each use, which
 finds a file that was truncated later. The one archive that is unpacked has a list of
 its files' sizes beside it.
@@ -65,7 +65,7 @@ def read_lock(path: Path = LOCK) -> tuple[Jar, ...]:
 
 
 def lock_digest(path: Path = LOCK) -> str:
-    """Return a short name of the lock's content: another lock, another folder."""
+    """Return a short digest of the lock's content, which names its folder."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
@@ -91,13 +91,13 @@ def of(use: str) -> Path:
     store = folder()
     broken = [jar for jar in read_lock() if jar.use == use and not is_whole(jar, store)]
     if broken:
-        message = f"{broken[0].file} is missing or cut off in {store / use}"
+        message = f"{broken[0].file} is missing or truncated in {store / use}"
         raise JarsError(message)
     return store / use
 
 
 def missing(jars: Sequence[Jar], store: Path) -> list[Jar]:
-    """Return the archives that are not in the store, or not whole."""
+    """Return the archives that are missing from the store, or incomplete."""
     return [jar for jar in jars if not is_whole(jar, store)]
 
 

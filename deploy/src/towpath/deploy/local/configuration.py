@@ -21,8 +21,8 @@ _ADDRESS: Final = re.compile(rf"(?<![\d.]){re.escape(LOOPBACK)}:(\d+)")
 
 _HEAD: Final = """\
 {mark}
-# The line above belongs to towpath up, which keeps the ports below true; the rest is
-# yours to change.
+# towpath up writes the line above and keeps the ports below up to date; you may change
+# the rest.
 version = 1
 state_folder = "."
 
@@ -39,7 +39,7 @@ bootstrap_servers = "{kafka}"
 [registry]
 url = "{registry}"
 
-# The documents of orders whose events are gone: read by a snapshot of outbox.order.
+# The documents of orders whose events were deleted: read by a snapshot of outbox.order.
 [[relay.outbox.view]]
 aggregate_type = "order"
 view = "shop.order_documents"

@@ -3,9 +3,9 @@ Start one part, report its status, stop it.
 
 A part that runs and answers is left alone; one that runs but does not answer in time is
 restarted; one that ended is started on its data. After a crash a part recovers its
-data: a broker reads its segments, a database its log. No fixed time fits, so a part has
-more time as long as its log grows or it reads. The status of parts is also a document,
-and a table of one line each.
+data: a broker reads its segments, a database its log. No fixed time fits, so the
+deadline of a part is extended while its log grows or it reads. The status of parts is
+also a document, and a table of one line each.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from towpath.deploy.local import process
 from towpath.deploy.local.part import Part, StateFolder
 from towpath.schemas.clock import Deadline, StallTimeout, SystemClock
 
-# A part without progress for this long hangs.
+# A part without progress for this long counts as hanging.
 _STUCK_AFTER_S: Final = 10.0
 # Probes and idle housekeeping read less.
 _COUNTED_BYTES: Final = 1024 * 1024

@@ -1,7 +1,7 @@
 """
 A local stack for one run of one command: its folder, its processes, its clean-up.
 
-Benchmarks and chaos get a temporary folder. The demo has a state folder of its own: a
+Benchmarks and chaos get a temporary folder. The demo has its own state folder: a
 file marks the folder, and the process that holds its lock is the demo that runs there.
 No files are deleted from a folder without that mark.
 
@@ -67,7 +67,7 @@ def _lock(lock: TextIO, folder: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         lock.seek(0)
-        message = f"a demo (pid {lock.read().strip()}) works in {folder}"
+        message = f"a demo (pid {lock.read().strip()}) runs in {folder}"
         raise DemoRunsError(message) from error
     lock.truncate(0)
     lock.write(f"{os.getpid()}\n")
@@ -134,7 +134,7 @@ def interrupted_once() -> Iterator[InterruptHandler]:
 
 
 def kill_children(within_s: float) -> None:
-    """Kill processes that an interruption met at their start; wait for their end."""
+    """Kill processes whose start was interrupted, and wait for their end."""
     children = psutil.Process(os.getpid()).children(recursive=True)
     for child in children:
         with contextlib.suppress(psutil.NoSuchProcess):

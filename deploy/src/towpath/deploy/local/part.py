@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from towpath.deploy.errors import StateFolderError
 
-# The longest recovery of a part's data after a crash; a longer one does not end.
+# The longest recovery of a part's data after a crash; a longer one counts as hanging.
 RECOVERS_WITHIN_S: Final = 1800.0
 
 
@@ -69,7 +69,7 @@ class Part:
 
 
 class StateFolder(NamedTuple):
-    """Paths below one state folder; nothing is created by naming it."""
+    """Paths below one state folder; only ``create`` creates folders."""
 
     root: Path
 

@@ -1,7 +1,7 @@
 """
 Free ports of the loopback address, and small probes of the servers behind them.
 
-A port is kept over restarts, so that addresses in a configuration file stay valid. It
+A port is kept across restarts, so that addresses in a configuration file stay valid. It
 is replaced only if another process uses it while our part is down.
 """
 

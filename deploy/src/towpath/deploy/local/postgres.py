@@ -4,8 +4,8 @@ Postgres with ``wal_level=logical``, created and started by its own programs.
 A killed server leaves a stale ``postmaster.pid`` and backends that still run for a
 moment; both are removed before the next start.
 
-Postgres refuses to be root. Started by an ordinary user, everything lies below the
-state folder. Started by root it runs as ``nobody``, which may have no right to enter
+Postgres refuses to run as root. If an ordinary user starts it, everything is below the
+state folder. If root starts it, it runs as ``nobody``, which may have no right to enter
 the folders above the clone, so programs and data go below ``/var/lib/towpath``::
 
     /var/lib/towpath/
@@ -16,7 +16,7 @@ A data folder whose state folder was deleted is removed by the next start of any
 
 The tests need the oldest release that the relay supports, Postgres 15, too.
 ``TOWPATH_PG_BIN`` may name the ``bin`` folder of an installed one; another release is
-ignored. Otherwise an archive with a lock of its own is fetched, checked and unpacked
+ignored. Otherwise an archive with its own lock is fetched, checked and unpacked
 once: beside the archive, or, for root, where ``nobody`` may read it.
 """
 
@@ -53,7 +53,7 @@ def clear_remains(data: Path) -> None:
     """
     Remove the remains of a killed server from a data folder that no server uses.
 
-    Backends end by themselves as soon as they notice; a busy one gets SIGQUIT. A lock
+    Backends end when they notice the death; a busy one gets SIGQUIT. A lock
     file that remains may name a pid that was reused since.
     """
     orphans = [p for p in psutil.process_iter() if _works_in(p, data)]

@@ -1,5 +1,5 @@
 """
-Processes by file: start in a session of their own, find again, stop with a deadline.
+Start processes in their own sessions, find them by a file, stop them by a deadline.
 
 The process file holds pid, start time in clock ticks and boot id. All three must match,
 so that a reused pid is never mistaken for ours. A process that ended but was not
@@ -22,7 +22,7 @@ from towpath.schemas.clock import Clock, Deadline, SystemClock
 LOG_LIMIT_BYTES: Final = 20 * 1024 * 1024
 _POLL_EVERY_S: Final = 0.02
 
-# Children of this very process, by pid: kept so that they can be collected.
+# Children of this process, by pid: kept so that they can be collected.
 _CHILDREN: Final[dict[int, subprocess.Popen[bytes]]] = {}
 
 

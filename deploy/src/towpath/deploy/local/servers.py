@@ -1,9 +1,10 @@
 """
 Kafka, the schema registry, OpenSearch and Redis: servers of one process each.
 
-- Kafka is one broker that is its own controller (KRaft), formatted by a file of ours.
-  Its registration lapses quickly, so that a killed broker is back in two seconds
-  instead of ten. Message sizes, and all else that applications see, are defaults.
+- Kafka is one broker that is its own controller (KRaft), formatted from a file that
+  this module writes. Its registration lapses quickly, so that a killed broker is back
+  in two seconds instead of ten. Message sizes, and all else that applications see, are
+  defaults.
 - The schema registry is Apicurio with Confluent's interface, kept in one file.
 - OpenSearch is one node, started by the runner of its test suites. That runner takes
   HTTP ports up to 9299 only and ends silently beyond. The common analysis module is
@@ -150,7 +151,7 @@ def registry_part(state: StateFolder, port: int, management_port: int) -> Part:
     settings = {
         "quarkus.http.host": LOOPBACK,
         "quarkus.http.port": str(port),
-        # Its default is 9000 on every address, where two stacks would meet.
+        # Its default is 9000 on every address, where two stacks would collide.
         "quarkus.management.host": LOOPBACK,
         "quarkus.management.port": str(management_port),
         "apicurio.storage.kind": "sql",
@@ -176,7 +177,7 @@ def registry_part(state: StateFolder, port: int, management_port: int) -> Part:
 
 
 def registry_url(port: int) -> str:
-    """Return the address that clients of Confluent's registry take."""
+    """Return the address for clients of Confluent's registry."""
     return f"http://{LOOPBACK}:{port}/apis/ccompat/v7"
 
 

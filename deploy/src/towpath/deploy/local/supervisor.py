@@ -178,7 +178,7 @@ class Supervisor:
             attempt = 0 if is_stable else self._attempts.get(name, 0)
             self._attempts[name] = attempt + 1
             self._due_at_s[name] = now_s + self._backoff.delay_s(attempt)
-            # Processes that it left in its session would meet its successor.
+            # Processes that it left in its session would disturb its successor.
             process.sweep(self._state.process_file(name))
         elif now_s >= self._due_at_s[name]:
             self._restarts[name] += 1

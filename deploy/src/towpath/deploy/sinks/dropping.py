@@ -1,12 +1,12 @@
 """
-Drop a sink: its block, its state, its topics and, if asked for, its data.
+Drop a sink: its block, its state, its topics and, if requested, its data.
 
 The plan is recorded first, so that the same command completes an interrupted drop. Then
-the block is cut out of the configuration, whereupon the driver releases the sink; data
-are deleted only under the lock of the sink's folder.
+the block is cut out of the configuration, and the driver releases the sink. Data are
+deleted only under the lock of the sink's folder.
 
 - The block is cut out of the text, and everything else stays as it was written. The
-  result is checked: it must mean the same as the old text without that sink.
+  result must parse to the same document as the old text without that sink.
 - The topics of a sink hold its dead letters and the rows that snapshots read for it.
   Snapshots that still read for it are stopped first, because the relay would wait for a
   deleted topic.
@@ -86,7 +86,7 @@ def delete_own(
     settings: Settings, name: str, sink: Sink | None, broker: Broker, clock: Clock
 ) -> Iterator[str]:
     """
-    Delete a sink's own topics, safe to repeat; yield a line on each.
+    Delete a sink's own topics and yield a line for each; safe to repeat.
 
     Raises:
         UnavailableError: The broker or the relay does not answer.
@@ -101,12 +101,12 @@ def delete_own(
 
 
 def _stop_snapshots(source: Source, sink: str, clock: Clock) -> Iterator[str]:
-    """Stop the snapshots that still read for a sink, its own included."""
+    """Stop the snapshots that still read for a sink, the relay's own included."""
     try:
         found = signals.progress(source, own=True)
     except (SourceUnreachableError, SignalRefusedError) as error:
-        # Without a source no snapshot is read either.
-        yield f"snapshots for {sink} were not looked for: {error}"
+        # Without the source, the relay reads no snapshot.
+        yield f"snapshots for {sink} could not be listed: {error}"
         return
     running = {one.snapshot_id for one in found if _reads_for(one, sink)}
     for snapshot_id in sorted(running):
@@ -206,7 +206,7 @@ class DropServices:
 
     Attributes:
         erase: Deletes the data of a sink; ``None`` if they stay.
-        report: Prints a line on each deletion.
+        report: Prints a line for each deletion.
     """
 
     erase: Erase | None
@@ -221,7 +221,7 @@ def plan_drop(settings: Settings, name: str, *, has_data: bool) -> DropPlan:
 
     Raises:
         UnknownSinkError: There is no such sink, and none is being dropped.
-        UsageError: Another sink writes the same places.
+        UsageError: Another sink writes to the same places.
     """
     begun = _begun(settings, name)
     if begun is not None:
@@ -248,7 +248,8 @@ def carry_out_drop(
         services: The parts that the drop needs.
 
     Raises:
-        ConfigurationError: The file without the block has mistakes: it stays.
+        ConfigurationError: The file would have mistakes without the block; it is
+            unchanged.
         UsageError: The block must be cut by hand; nothing was changed.
         SinkHeldError: The sink's driver does not release it.
         UnavailableError: The sink's target, or the broker, cannot be reached.
@@ -280,7 +281,7 @@ def _cut(
     sink: Sink,
     folder: Path,
 ) -> None:
-    """Remove the block from the file, once the plan is recorded."""
+    """Record the plan, then remove the block from the file."""
     candidate = config.with_name(f".{config.name}.dropping")
     try:
         text = without_sink(config.read_text(encoding="utf-8"), sink.name)

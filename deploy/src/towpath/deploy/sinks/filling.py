@@ -1,15 +1,15 @@
 """
-Fill a sink from the existing rows: one signal, whose id is known before it is sent.
+Fill a sink from the existing rows by one signal, whose id is stored before it is sent.
 
 Before a new sink is declared, the relay is checked: it must follow its slot and be able
 to read every table and view that the sink's routes need.
 
 The signal is recorded in ``<state>/sinks/<sink>/filling.json`` until the sink has
-applied its snapshot. An interrupted command is run again: it finds the id, sends the
-signal if it was not sent, and waits again. No row is read twice. A route that is filled
-again lacks rows until that is done (``incomplete``). Its earlier notes end with the
-fill, whose rows complete it. A note that was made meanwhile stays, because those rows
-may have been lost after they were filled.
+applied its snapshot. An interrupted command can be run again: it finds the id, sends
+the signal if it was not sent, and waits again. No row is read twice. A route that is
+refilled is noted as ``incomplete`` until the fill is applied. The fill then removes the
+route's earlier notes, because its rows complete the route. A note that is made during
+the fill stays, because its rows may have been lost after they were filled.
 """
 
 import json
@@ -85,7 +85,7 @@ def begin_fill(
         sink: The sink.
         collections: The tables and aggregates to read.
         has_sweep: Whether the sink deletes rows that the source lacks.
-        signal_id: The signal's id; left out, one is made.
+        signal_id: The signal's id; generated if omitted.
 
     Raises:
         UsageError: Another fill of the sink has not ended.
@@ -106,8 +106,8 @@ def begin_fill(
     if (found.collections, found.has_sweep) != (wanted.collections, has_sweep):
         listed = ", ".join(found.collections)
         message = (
-            f"{sink.name} is being filled from {listed}: end that first, by the "
-            "command that began it"
+            f"{sink.name} is being filled from {listed}: complete that "
+            "fill first, with the command that began it"
         )
         raise UsageError(message)
     _note(settings, sink, found, routes)
@@ -136,7 +136,7 @@ def carry_out_fill(
     """
     Send the signal unless it was sent, and watch the snapshot to its end.
 
-    An incomplete snapshot reads only the rows again that were not delivered.
+    An incomplete snapshot reads again only the rows that were not delivered.
 
     Raises:
         SourceUnreachableError: The source does not answer; run it again.
@@ -164,7 +164,7 @@ def carry_out_fill(
 def end_fill(
     settings: Settings, sink: Sink, filling: SinkFill, *, is_applied: bool
 ) -> None:
-    """Delete the record of a fill: it is applied, or will not be."""
+    """Delete the record of a fill that was applied, or that never will be."""
     routes = _filled_routes(settings, sink, filling.collections)
     own = [(route, filling.signal_id) for route in routes]
     for route, snapshot_id in (*own, *(filling.noted if is_applied else ())):
@@ -259,8 +259,8 @@ def check_fillable(settings: Settings, sink: str, collections: Sequence[str]) ->
     facts, _ = slot_facts(settings)
     if facts is None or not facts.is_active:
         message = (
-            f"no relay follows the slot {settings.database.slot}: nobody would fill "
-            f"{sink}, which is not declared"
+            f"no relay follows the slot {settings.database.slot}: {sink} could not be "
+            "filled, so it is not declared"
         )
         raise RelaySilentError(message)
 

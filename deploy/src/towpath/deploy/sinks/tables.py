@@ -110,5 +110,5 @@ def routes_without_table(
         for table in unknown:
             yield Finding(
                 f"{sink.name}: the source has no table {table}, although an "
-                "expression of source.tables takes it"
+                "expression of source.tables selects it"
             )

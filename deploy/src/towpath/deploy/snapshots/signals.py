@@ -89,12 +89,12 @@ def request_snapshot(
         collections: Tables, views of aggregates, or expressions.
         target: The one sink that gets the rows.
         max_rows_per_second: Bound of the reading speed.
-        signal_id: The id; left out, one is made.
+        signal_id: The id; generated if omitted.
         more_fields: Further fields of the signal, under their own names.
 
     Raises:
         SourceUnreachableError: The source does not answer.
-        SignalRefusedError: The signal table is not there, or has the id already.
+        SignalRefusedError: The signal table does not exist, or has the id already.
     """
     fields = {
         "data-collections": list(collections),
@@ -113,7 +113,7 @@ def statement(
     signal_id: str,
     max_rows_per_second: int | None = None,
 ) -> str:
-    """Return the SQL that requests a snapshot for one sink, as a person writes it."""
+    """Return the SQL that requests a snapshot for one sink, as people write it."""
     fields = {
         "data-collections": list(collections),
         "target": target,
@@ -136,7 +136,7 @@ def send(
 
     Raises:
         SourceUnreachableError: The source does not answer.
-        SignalRefusedError: The signal table is not there, or has the id already.
+        SignalRefusedError: The signal table does not exist, or has the id already.
     """
     chosen = signal_id or uuid.uuid4().hex[:_ID_CHARACTERS]
     addressed = {**fields, "relay": source.slot}
@@ -147,7 +147,7 @@ def send(
         try:
             connection.execute(_INSERT, [chosen, kind, data])
         except psycopg.errors.UniqueViolation as error:
-            message = f"there is a signal {chosen} already"
+            message = f"signal {chosen} exists already"
             raise SignalRefusedError(message) from error
         except psycopg.errors.StringDataRightTruncation as error:
             message = f"the id {chosen} is too long: 64 characters are allowed"
@@ -286,7 +286,7 @@ def watch(
     show: Callable[[Sequence[TableProgress]], None],
 ) -> SignalAnswer:
     """
-    Show a snapshot again and again until it has ended, and return its last answer.
+    Show a snapshot's progress until it has ended, and return its last answer.
 
     Raises:
         UsageError: There is no such snapshot.

@@ -1,4 +1,4 @@
-"""Progress of snapshots as a table, and as bars that move while one is watched."""
+"""Progress of snapshots, as a table and as live bars."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -24,10 +24,10 @@ _TITLES: Final = (
 )
 _NUMBERS: Final = frozenset({"rows", "dropped", "%", "rows/s", "left"})
 
-# Narrower they cannot be read, however long the longest is.
+# Narrower columns cannot be read.
 _WIDTHS: Final = {"snapshot": 12, "table": 12}
 
-# A chunk takes a second or so: a relay without progress for so long waits, or is gone.
+# A chunk takes about a second: a relay without progress for this long waits or stopped.
 _QUIET_S: Final = 30.0
 
 
@@ -76,7 +76,7 @@ def quiet_text(row: TableProgress) -> str:
     quiet_s = row.quiet_s or 0.0
     if row.state != "running" or quiet_s < _QUIET_S:
         return ""
-    return f"no news for {time_text(quiet_s)}: is the relay away, or does it yield?"
+    return f"no progress for {time_text(quiet_s)}: is the relay down, or does it yield?"
 
 
 def rate_text(row: TableProgress) -> str:
@@ -97,7 +97,7 @@ def time_left_s(row: TableProgress) -> float | None:
 
 
 def time_text(time_s: float | None) -> str:
-    """Write a time as hours, minutes and seconds."""
+    """Return a time as hours, minutes and seconds."""
     if time_s is None:
         return ""
     minutes, seconds = divmod(round(time_s), 60)
@@ -106,7 +106,7 @@ def time_text(time_s: float | None) -> str:
 
 
 def key_text(key: Sequence[str] | None) -> str:
-    """Write a key for people: its only column's text, or a JSON list of them."""
+    """Return a key as text: its only column's text, or a JSON list of its columns."""
     if not key:
         return ""
     return key[0] if len(key) == 1 else json.dumps(list(key), ensure_ascii=False)

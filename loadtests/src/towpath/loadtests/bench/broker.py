@@ -50,7 +50,7 @@ class Broker:
         self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
     def date_by_append(self) -> None:
-        """Make the broker date records by their append, in every new topic."""
+        """Make the broker set append times on the records of every new topic."""
         entry = ConfigEntry(
             "log.message.timestamp.type",
             "LogAppendTime",

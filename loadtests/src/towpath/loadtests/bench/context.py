@@ -225,7 +225,7 @@ class RunRecords:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Translate the errors of drivers whose server is gone."""
+    """Translate the errors of drivers whose server is unreachable."""
     try:
         yield
     except (psycopg.Error, KafkaException, TimeoutError) as error:

@@ -11,16 +11,16 @@ from typing import Protocol
 
 
 class Launcher(Protocol):
-    """Starts processes, each in a session of its own, with a log file of its name."""
+    """Starts processes, each in its own session, with a log file of its name."""
 
     def start(self, name: str, words: Sequence[str]) -> int:
         """Start a process and return its pid; none of that name may be running."""
 
     def stop(self, name: str) -> None:
-        """Stop a process, and wait until it is gone."""
+        """Stop a process, and wait until it has ended."""
 
     def kill(self, name: str) -> None:
-        """Kill a process at once, and wait until it is gone."""
+        """Kill a process at once, and wait until it has ended."""
 
     def log(self, name: str) -> Path:
         """Return the log file of a process."""

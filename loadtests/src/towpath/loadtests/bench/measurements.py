@@ -105,7 +105,7 @@ def until_there(
     bench: Bench, run: BenchRun, pid: int, watch: ProcessWatch, goal: Goal
 ) -> None:
     """
-    Wait until the topic has so many records; sample the processes meanwhile.
+    Wait until the topic has all awaited records; sample the processes meanwhile.
 
     Raises:
         BenchError: The system ended, or did not finish in time.
@@ -323,7 +323,7 @@ def pgbench(
 
 
 def _rate(facts: Mapping[bytes, CommittedEvent], since_us: int) -> float:
-    """Return the rate of commits that the load really had."""
+    """Return the actual rate of the load's commits."""
     times_us = [f.committed_us for f in facts.values() if f.committed_us >= since_us]
     elapsed_s = (max(times_us) - since_us) / _MICROSECONDS
     return len(times_us) / elapsed_s

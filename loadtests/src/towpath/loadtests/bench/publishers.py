@@ -223,7 +223,7 @@ _CONNECTOR: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 # Waits of half a second by default are cut to a millisecond; any less would make each
-# event a request of its own, and the connector would fall behind at 2,000 a second.
+# event a separate request, and the connector would fall behind at 2,000 a second.
 _LATENCY: Final[Mapping[str, str]] = MappingProxyType(
     {
         "poll.interval.ms": "1",

@@ -158,7 +158,7 @@ class BenchSource:
         self.settle()
 
     def settle(self) -> None:
-        """Make the server write everything that it would write later."""
+        """Run a checkpoint, so that the server does not write later."""
         self._connection.execute("checkpoint")
 
     def row_count(self) -> int:
@@ -183,7 +183,7 @@ class BenchSource:
 
     def drop_slot(self, slot: str) -> None:
         """
-        Drop a slot once its reader has gone.
+        Drop a slot once its reader has disconnected.
 
         Raises:
             BenchError: The slot is still in use.
@@ -202,14 +202,14 @@ class BenchSource:
         raise BenchError(message)
 
     def reader_pid(self, slot: str) -> int | None:
-        """Return the server process that sends what a slot gives, if there is one."""
+        """Return the process id of the slot's walsender, if there is one."""
         found = self._one(
             "select active_pid from pg_replication_slots where slot_name = %s", slot
         )
         return None if found is None else int(found)
 
     def backend_pid(self) -> int:
-        """Return the server process that serves this connection."""
+        """Return the process id of the backend that serves this connection."""
         return self._connection.info.backend_pid
 
     def decode(self, slot: str, report: Callable[[int], None]) -> int:
@@ -281,7 +281,7 @@ def database(
 
 
 def _drop(environment: BenchEnvironment, name: str) -> None:
-    """Drop the database and its slots; ignore a server that is gone."""
+    """Drop the database and its slots; ignore a server that is unreachable."""
     with (
         contextlib.suppress(psycopg.Error),
         psycopg.connect(environment.dsn, autocommit=True) as connection,

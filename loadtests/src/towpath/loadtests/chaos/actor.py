@@ -1,9 +1,9 @@
 """
-Actors: threads that take random steps in a session of their own.
+Actors: threads that take random steps, each in its own session.
 
 An actor draws only from the seed and its own name, never from what it reads, so that a
 seed repeats the steps of each actor. Steps that the server refuses (a lock timeout, a
-deadlock, a column that is gone) are counted and not retried.
+deadlock, a dropped column) are counted and not retried.
 """
 
 import contextlib

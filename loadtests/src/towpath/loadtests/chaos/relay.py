@@ -125,7 +125,7 @@ class ChaosRelay:
             self._environment.launcher.stop(_RELAY)
 
     def check(self) -> None:
-        """Start the relay again if it ended by itself, and keep the end of its log."""
+        """Restart the relay if it ended unexpectedly, and keep the end of its log."""
         with self._lock:
             if not _is_alive(self._pid):
                 self.exits.append(self.log_tail())

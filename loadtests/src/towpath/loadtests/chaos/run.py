@@ -213,11 +213,11 @@ class _ChaosRun:
             if answer.status == "completed":
                 continue
             self._result.not_completed[answer.signal_id] = f"{answer.detail}"
-            if not _may_end_so(answer, allowed):
+            if not _may_end_uncompleted(answer, allowed):
                 self._add_finding(
                     f"{answer.signal_id} {answer.status}: {answer.detail}"
                 )
-        self._result.findings += [f"ended by itself: {e}" for e in self._relay.exits]
+        self._result.findings += [f"ended unexpectedly: {e}" for e in self._relay.exits]
         self._relay.exits.clear()
 
     # During a round ---------------------------------------------------
@@ -290,7 +290,7 @@ class _ChaosRun:
         self._screen.log(what)
 
 
-def _may_end_so(answer: SignalAnswer, allowed: set[str]) -> bool:
+def _may_end_uncompleted(answer: SignalAnswer, allowed: set[str]) -> bool:
     """Return whether a signal may end uncompleted, by the states of its tables."""
     if answer.status == "rejected":
         return answer.type != "execute-snapshot"

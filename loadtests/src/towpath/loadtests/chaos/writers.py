@@ -1,5 +1,5 @@
 """
-Sessions that write every kind of change, each to rows of its own.
+Sessions that write every kind of change, each to its own rows.
 
 A session owns the row numbers with its remainder, so each key has one writer (except
 for the session that alters tables) and its counter rises. A TRUNCATE deletes the rows

@@ -112,7 +112,7 @@ class LagSampling:
         if "ready" in first:
             return
         self.close()
-        reason = "the sampler ended by itself; its output above has the reason"
+        reason = "the sampler ended unexpectedly; its output above has the reason"
         raise TargetUnavailableError(first.get("error", reason))
 
     def _send(self, line: str) -> None:

@@ -345,7 +345,7 @@ def facts_of(
 ) -> dict[str, str]:
     """Return time, shop, load, machine and options of a run, as text."""
     found = {
-        "began": f"{began_at:%Y-%m-%d %H:%M:%S} UTC, and went on for {elapsed_s:.0f} s",
+        "began": f"{began_at:%Y-%m-%d %H:%M:%S} UTC, and lasted {elapsed_s:.0f} s",
         "shop": without_password(environment.host or ""),
         "load": _load(environment),
         "machine": f"{summary()}, locust {locust.__version__}",

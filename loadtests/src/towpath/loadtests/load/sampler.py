@@ -1,7 +1,7 @@
 """
 The sampler: measures the time from a commit to the first read in each target.
 
-It is a process of its own, so that a scan of the warehouse delays no request of locust.
+It is a separate process, so that a scan of the warehouse delays no request of locust.
 It places orders through the API at an interval, and notes the time of each answer,
 which follows the commit. One thread per target polls for the orders that it has not
 seen yet, through the target's own API. Redis shows a row at once. OpenSearch shows it
@@ -16,7 +16,7 @@ scanned with a filter, at long intervals because a scan is expensive.
     out   {"placed": ms}, {"failed": [name, reason]}, {"seen": [target, ms]},
           {"lost": target}, {"report": {...}}; the last report is finished
 
-If its input ends without "stop", its parent process is gone and it ends at once.
+If its input ends without "stop", its parent has ended, and it ends at once too.
 """
 
 import dataclasses

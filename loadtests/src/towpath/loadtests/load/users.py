@@ -4,7 +4,7 @@ Locust's users: customers who check out, pay, cancel and come back.
 ``Shopper`` and ``ReturningCustomer`` wait for their answers (closed loop). ``OpenLoop``
 begins each visit at its due time, whether or not the last one was answered; a late
 arrival does not delay later ones. Requests are named by their action. A 409 means that
-the order has changed since: it counts under a name of its own, not as a failure.
+the order has changed since: it counts under a separate name, not as a failure.
 
 Each process of a run has its own customers, open orders and count of arrivals under
 way. Locust declares options and runner as optional; in a run both are present.
@@ -31,7 +31,7 @@ from towpath.loadtests.load.options import ANY
 from towpath.loadtests.load.shop import Schedule, basket, registration
 from towpath.schemas.clock import SystemClock
 
-# Old ones are forgotten: a load may go on for days.
+# Old ones are dropped: a load may run for days.
 _REMEMBERED_ORDERS: Final = 20_000
 
 # By this option the master passes the total number of users to its workers.
@@ -171,7 +171,7 @@ class Customer(FastHttpUser):
             gevent.sleep(_REGISTER_AGAIN_AFTER_S)
 
     def place(self) -> int | None:
-        """Place an order under a key of its own; return its number."""
+        """Place an order under a new key; return its number."""
         with self.client.post(
             "/orders",
             json=basket(self.random, self.customers),
@@ -266,7 +266,7 @@ class Returning(Customer):
     @tag("return")
     @task(100)
     def come_back(self) -> None:
-        """Pay or cancel an order at last."""
+        """Pay or cancel an order that was left open."""
         self.begin(self.settle)
 
 

@@ -46,12 +46,12 @@ def prepare_repair(settings: Settings, clock: Clock | None = None) -> RepairPlan
     if state is not None:
         return _plan_marks(settings, state, time)
     found = _source_history(settings, time)
-    remains = scan_topics(settings.kafka, _own_topics(settings))
+    contents = scan_topics(settings.kafka, _own_topics(settings))
     return plan_repair(
         Evidence(
-            marks=remains.marks,
-            published_log_lsn=remains.published_log_lsn,
-            offsets=remains.offsets,
+            marks=contents.marks,
+            published_log_lsn=contents.published_log_lsn,
+            offsets=contents.offsets,
             found=found,
             settings=publishing_settings(settings),
             tables=_captured(settings),
@@ -61,25 +61,25 @@ def prepare_repair(settings: Settings, clock: Clock | None = None) -> RepairPlan
 
 
 def _plan_marks(settings: Settings, state: State, clock: Clock) -> RepairPlan:
-    """Plan for marks that do not fit their topics any more."""
+    """Plan the repair of marks that no longer fit their topics."""
     ends = marked_ends(settings.kafka, state.marks)
-    misfits = find_mismatches(state.marks, partition_counts(settings.kafka), ends)
-    if not misfits:
-        reason = "the state is there and fits the topics: nothing is to be repaired"
+    mismatches = find_mismatches(state.marks, partition_counts(settings.kafka), ends)
+    if not mismatches:
+        reason = "the state exists and fits the topics: there is nothing to repair"
         raise StateRefusedError(reason)
     topics = MismatchFacts(
-        misfits,
+        mismatches,
         had=state.marks,
         former=state.former,
-        has=scan_topics(settings.kafka, misfits).marks,
-        collections=_collections(settings, misfits),
+        has=scan_topics(settings.kafka, mismatches).marks,
+        collections=_collections(settings, mismatches),
         at=clock.now().isoformat(timespec="seconds"),
     )
     return plan_marks(topics, _source_history(settings, clock))
 
 
 def _collections(settings: Settings, topics: Iterable[str]) -> dict[str, str | None]:
-    """Return what can fill each topic; without those that nothing writes any more."""
+    """Return each topic's collection, or None; omit topics of former tables."""
     prefix, outbox = settings.database.prefix, settings.relay.outbox
     filled: dict[str, str | None] = {
         names.table_topic(prefix, TableName.parse(table)): table
@@ -100,20 +100,20 @@ def apply_repair(
     settings: Settings, repair: RepairPlan, clock: Clock | None = None
 ) -> None:
     """
-    Write what a repair found; the lineage last, so that it can be repeated.
+    Write the repaired state; the lineage last, so that a repair can be repeated.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
     """
     source = settings.database
     topics = KafkaTopics(settings.kafka, settings.topics, clock or SystemClock())
-    topics.make_again(source.prefix, repair.made)
+    topics.recreate(source.prefix, repair.made)
     topics.open(source.prefix, settings.capture.names)
     if repair.asked:
-        # Before the marks: an interrupted repair that is repeated requests them again.
+        # Before the marks, so that a repeated repair requests them again.
         with (
             connect(source.dsn) as connection,
-            translated_errors("asking for snapshots"),
+            translated_errors("requesting snapshots"),
         ):
             selects, relay = selects_by_table(settings), source.slot
             signal_id, asked = repair.signal_id, repair.asked
@@ -141,7 +141,7 @@ def _whole_state(settings: Settings) -> State | None:
 
 
 def _source_history(settings: Settings, clock: Clock) -> SourceHistory:
-    """Ask the source what it is; its heartbeat has nothing to be compared with."""
+    """Read the source's history; there is no heartbeat to compare, so it is 0."""
     source = settings.database
     with ExitStack() as closing:
         connection = closing.enter_context(connect(source.dsn))
@@ -168,7 +168,7 @@ def _captured(settings: Settings) -> tuple[str, ...]:
 
 
 def _own_topics(settings: Settings) -> set[str]:
-    """List the topics that streamed records may be in."""
+    """Return the topics that may have streamed records."""
     source, outbox = settings.database, settings.relay.outbox
     prefix = source.prefix
     existing = set(partition_counts(settings.kafka))

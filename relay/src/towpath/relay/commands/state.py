@@ -2,7 +2,7 @@
 ``towpath relay state``: show the state, export it, skip a transaction.
 
 The commands work beside a running relay, which reads their records at its next session.
-Log below the confirmed LSN cannot be recovered: a slot never goes back.
+Log below the confirmed LSN cannot be streamed again: a slot never goes back.
 
 LSNs are written in Postgres' format, positions in that of headers.
 """
@@ -56,7 +56,7 @@ def require_topic(settings: Settings) -> None:
     Make sure that there is a state topic.
 
     Raises:
-        StateRefusedError: There is none.
+        StateRefusedError: There is no state topic.
         BrokerUnavailableError: Kafka cannot be reached.
     """
     topic = names.state_topic(settings.database.prefix)
@@ -76,19 +76,19 @@ def lineage_offset(settings: Settings) -> int:
 
 def remove_key(settings: Settings, key: str) -> None:
     """
-    Remove a key from the state topic; it is gone when this returns.
+    Remove a key from the state topic; durable when this returns.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
     """
     topic = names.state_topic(settings.database.prefix)
     name, size = key.encode(), len(key)
-    gone = Record(topic, name, None, [], b"", 0, size, FIRST_PARTITION)
-    write_now(settings.kafka, gone)
+    tombstone = Record(topic, name, None, [], b"", 0, size, FIRST_PARTITION)
+    write_now(settings.kafka, tombstone)
 
 
 def slot_facts(settings: Settings) -> tuple[SlotFacts | None, str | None]:
-    """Ask the server for its view of the slot; why it did not answer, otherwise."""
+    """Return the server's facts of the slot, or why they cannot be read."""
     source = settings.database
     try:
         with connect(source.dsn) as connection:
@@ -145,7 +145,7 @@ def state_document(
     Args:
         state: The state topic's content.
         around: Facts beside it.
-        first: How many parked aggregates are named.
+        first: How many parked aggregates are listed.
     """
     return {
         "topic": around.topic,
@@ -317,16 +317,18 @@ def resolve_skip(settings: Settings, text: str) -> int:
     ``text`` is an LSN as ``X/Y``, or the position of one of the transaction's records.
 
     Raises:
-        StateRefusedError: It cannot be skipped; the message has the reason.
+        StateRefusedError: The transaction cannot be skipped.
     """
     state = parse_state(newest_values(settings))
     lineages = parse_lineages(state.lineage)
     if not lineages or state.confirmed is None:
-        reason = "nothing is known of what was confirmed: the relay has not run yet"
+        reason = "the state has no checkpoint: the relay has not run yet"
         raise StateRefusedError(reason)
     lsn = _parse_target(text, lineages[-1].offset)
     if lsn % _ALIGNMENT:
-        reason = f"{format_lsn(lsn)} is no commit's: those are multiples of 8"
+        reason = (
+            f"{format_lsn(lsn)} is not the LSN of a commit: those are multiples of 8"
+        )
         raise StateRefusedError(reason)
     facts, _ = slot_facts(settings)
     highest = max(state.confirmed.lsn, facts.confirmed_lsn if facts else 0)
@@ -353,7 +355,7 @@ def _parse_target(text: str, offset: int) -> int:
 
 def request_skip(settings: Settings, lsn: int, clock: Clock | None = None) -> None:
     """
-    Request that a transaction is skipped. Call order: ``resolve_skip`` has allowed it.
+    Request the skip of a transaction. Call order: after ``resolve_skip``.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
@@ -370,7 +372,7 @@ def request_skip(settings: Settings, lsn: int, clock: Clock | None = None) -> No
 
 def cancel_skip(settings: Settings, text: str) -> str:
     """
-    Take a pending skip back, and return its LSN.
+    Cancel a pending skip, and return its LSN.
 
     Raises:
         StateRefusedError: No skip of this LSN is pending.

@@ -2,8 +2,8 @@
 ``towpath relay status``: the relay's progress, by the source and the state topic.
 
 The file ``<state>/relay/<slot>.json`` has the state of the relay's process. It is
-replaced when a relay starts, stops or halts. The source knows whether the slot is
-followed, only this file why it is not.
+replaced when a relay starts, stops or halts. The source knows whether a relay follows
+the slot; only this file knows why none does.
 """
 
 import enum
@@ -49,7 +49,7 @@ class ProcessState:
     The relay's process.
 
     Attributes:
-        at: The time of its change, as RFC 3339 in UTC.
+        at: The time of the last change, as RFC 3339 in UTC.
         reason: Why it halted; empty otherwise.
         remedy: The remedy of a halt.
     """
@@ -62,7 +62,7 @@ class ProcessState:
 
     @property
     def sentence(self) -> str:
-        """A sentence on a halt and its reason; empty without."""
+        """A sentence on a halt and its reason; empty without a halt."""
         if self.state is not RunState.HALTED:
             return ""
         return f"halted at {self.at}: {self.reason} ({self.remedy})"
@@ -72,7 +72,7 @@ def write_process_state(
     folder: Path, slot: str, state: RunState, now: datetime, **why: str
 ) -> None:
     """
-    Replace the file. A disk that is full must not keep a relay from running.
+    Replace the file; a failure is logged only, so that a full disk stops no relay.
 
     Args:
         folder: The state folder.
@@ -95,7 +95,7 @@ def write_process_state(
 
 
 def read_process_state(folder: Path, slot: str) -> ProcessState | None:
-    """Read what the relay of a slot last wrote here; None if there is nothing."""
+    """Return the last state of the relay of a slot; None without one."""
     try:
         document = json.loads(_path(folder, slot).read_bytes())
         return ProcessState(**document | {"state": RunState(document["state"])})

@@ -1,12 +1,12 @@
 """
-The aggregate route: a row of an aggregate view to a READ event on the outbox topic.
+The aggregate route: turns a row of an aggregate view into a READ event of its topic.
 
 The row becomes a row of an outbox, so that streamed and read events have one format. A
-view has no headers, trace, ``occurred_at`` or columns of placements. A requested id
+view has no columns for headers, trace, ``occurred_at`` or placements. A requested id
 that is missing gives a tombstone. The event's id is a UUID made of snapshot, aggregate
 type and aggregate id, the same whenever a chunk is read again.
 
-``canonical_id`` spells an aggregate's id as Postgres does, in the form that its view
+``canonical_id`` writes an aggregate's id as Postgres does, in the form that its view
 declares: ``text`` unchanged; ``integer`` decimal, without a plus and leading zeros;
 ``uuid`` in lower case with dashes. Other texts have no canonical form.
 """
@@ -89,7 +89,9 @@ class AggregateRoute:
         records = []
         for row in rows:
             if len(row) != _WIDTH:
-                reason = f"a row of {len(row)} values for {self.relation.name}"
+                reason = (
+                    f"a row of {self.relation.name} has {len(row)} values, not {_WIDTH}"
+                )
                 raise MalformedMessageError(reason)
             aggregate_id, kind, payload = row
             event_id = make_id(aggregate_id if isinstance(aggregate_id, bytes) else b"")
@@ -132,7 +134,7 @@ class AggregateRoute:
 
 
 class AggregateRoutes:
-    """The routes of the declared views, each made with its first row."""
+    """The routes of the declared views, each created with its first row."""
 
     def __init__(
         self, outbox: Outbox, dead: DeadLetters, on_skipped: Callable[[str], None]
@@ -141,7 +143,7 @@ class AggregateRoutes:
         Resolve the topics of the declared views.
 
         Raises:
-            ConfigurationError: A type has no topic that events may use.
+            ConfigurationError: The topic of a type is illegal or reserved.
         """
         self._outbox = outbox
         self._dead = dead
@@ -150,7 +152,7 @@ class AggregateRoutes:
         self._routes: dict[int, AggregateRoute] = {}
 
     def of(self, relation: Relation) -> ReadRoute | None:
-        """Return the route of a collection; None: it is a table."""
+        """Return the route of a collection; None for a table."""
         declared = self._declared.get(relation.full_name.joined)
         if relation.schema != COLLECTION_SCHEMA or declared is None:
             return None
@@ -222,7 +224,7 @@ Canonical = Callable[[bytes], bytes | None]
 
 
 def canonical_id(form: IdForm) -> Canonical:
-    """Return the function that spells the ids of a form."""
+    """Return the function that makes ids of a form canonical."""
     return _FORMS[form]
 
 

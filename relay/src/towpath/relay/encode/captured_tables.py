@@ -3,14 +3,14 @@ The captured tables, and the check that each has a topic of its own.
 
 A topic's name is less exact than a table's. Kafka allows only letters, digits, dots,
 dashes and underscores, and does not distinguish names that differ only in dots and
-underscores. So two tables may have one topic, or a table may have a topic of the
+underscores. So two tables may share one topic, or a table may have a topic of the
 relay's own; then the rows of one would overwrite and delete those of the other.
 
 Tables of the relations topic count too: a topic belongs to the table whose rows it has,
-also if that table is not captured any more.
+even if that table is no longer captured.
 
 Tables may be added while the relay runs. Tables that the file names are captured from
-the start, tables of its expressions once the publication has them. The slot monitor
+the start, matches of its expressions once the publication has them. The slot monitor
 replaces all names at once, from its own thread.
 """
 
@@ -44,7 +44,7 @@ def topic_findings(
     Args:
         settings: The configuration.
         tables: Captured tables, and those to be captured.
-        announced: The tables whose rows topics may have.
+        announced: The tables whose rows may be in topics.
 
     Returns:
         The finding of each table that has one.
@@ -66,7 +66,7 @@ def check_topics(
     Make sure that each table has a topic of its own.
 
     Raises:
-        NameCollisionError: Some have none; the message names all of them.
+        NameCollisionError: Some tables have none; the message names all of them.
     """
     found = dict.fromkeys(topic_findings(settings, tables, announced).values())
     if found:
@@ -98,7 +98,7 @@ def _shared_findings(
             texts = [name.text for name in sorted(several)]
             used = place if kind != "topic" else _listed(prefix, sorted(several))
             finding = error_finding(
-                f"the tables {' and '.join(texts)} have one {kind}: {used}",
+                f"the tables {' and '.join(texts)} share one {kind}: {used}",
                 "the rows of one would overwrite and delete those of the other",
                 _CURE,
             )
@@ -108,7 +108,7 @@ def _shared_findings(
 def _former_findings(
     settings: Settings, names: Collection[TableName], announced: Collection[TableName]
 ) -> Iterator[tuple[str, Finding]]:
-    """Find tables whose topic has rows of a table that is not captured any more."""
+    """Find tables whose topic has rows of a table that is no longer captured."""
     prefix = settings.database.prefix
     former: dict[str, TableName] = {
         _as_kafka_compares(topics.table_topic(prefix, name)): name
@@ -142,19 +142,21 @@ def _reserved_findings(
         if topic.startswith(topics.dead_letter_topic(prefix, "")):
             use = "dead letters"
         elif topics.is_backfill(topic):
-            use = "the rows that are read for one sink"
+            use = "the rows of a snapshot for one sink"
         if use is not None:
-            what = f"the topic of the table {name.text}, {topic}, is that of {use}"
+            what = f"the topic of the table {name.text}, {topic}, is the topic of {use}"
             yield (
                 name.text,
-                error_finding(what, "readers would take one for the other", _ALONE),
+                error_finding(
+                    what, "readers could not tell their records apart", _ALONE
+                ),
             )
         elif not topics.is_legal_topic(topic):
             yield (
                 name.text,
                 error_finding(
                     f"the topic of the table {name.text} has {len(topic)} characters",
-                    f"Kafka takes {topics.MAX_TOPIC_LENGTH}",
+                    f"Kafka allows {topics.MAX_TOPIC_LENGTH}",
                     f"shorten [source] prefix, or {_ALONE}",
                 ),
             )
@@ -180,7 +182,7 @@ def _listed(prefix: str, names: Iterable[TableName]) -> str:
     found = dict.fromkeys(topics.table_topic(prefix, name) for name in names)
     if len(found) == 1:
         return next(iter(found))
-    return f"{' and '.join(found)}, which Kafka takes for one"
+    return f"{' and '.join(found)}, which Kafka does not distinguish"
 
 
 def _as_kafka_compares(topic: str) -> str:
@@ -192,7 +194,7 @@ class CapturedTables(Collection[str]):
     The captured tables as ``schema.table``, in the order of their capture.
 
     Attributes:
-        announced: The tables whose rows topics have, as of the last start.
+        announced: The tables whose rows were in topics at the last start.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:

@@ -8,11 +8,11 @@ truncate              the first ``length`` characters; of character columns only
 hash                  hex digest of salt and value, no longer than the column
 key_columns           the record's key, instead of the table's own
 source_types          the schema has Postgres's type, length and scale
-sanitize_names        names valid in Avro; two that become one are refused
+sanitize_names        names valid in Avro; two that become equal are refused
 ====================  ================================================================
 
 Rules are regular expressions that match the whole of ``schema.table.column``. NULL
-stays NULL. The key's columns are not changed: masked, two keys would become one. The
+stays NULL. The key's columns are not changed: masked keys could become equal. The
 digest is Debezium's, over the salt and the text as Java serializes it, so that earlier
 hashes stay comparable.
 """
@@ -73,7 +73,7 @@ class ColumnRules:
 
         Raises:
             NotPreparedError: The configured key names a missing column.
-            NameCollisionError: Two columns get one name.
+            NameCollisionError: Two columns get the same name.
         """
         forms = FormChooser(facts.types, self._modes, self._on_lost)
         names = self._names(relation)
@@ -137,7 +137,7 @@ class ColumnRules:
     def _ruled(
         self, field: Field, relation: Relation, forms: FormChooser
     ) -> tuple[Field, bool]:
-        """Return the field by its rule, and whether it has become a text."""
+        """Return the field with its rule applied, and whether it became a text."""
         rule = self._rule(_full(relation, field.at))
         if rule is None:
             return field, False

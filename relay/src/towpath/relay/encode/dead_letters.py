@@ -16,13 +16,13 @@ Every dead letter has its position, its reason (also in the headers of Kafka Con
 and, if known, topic and table. Rows are JSON objects of the log's texts; bytes are
 ``{"base64": ...}``, unchanged TOASTed values ``{"unchanged": true}``.
 
-A dead letter of an event parks its aggregate, which the header ``parked`` names. One of
-a row change parks nothing, because a later full image of the row supersedes it.
+A dead letter of an event parks its aggregate, which the header ``parked`` names. That
+of a row change parks nothing, because a later full image of the row supersedes it.
 
 ``RefusedRoute`` makes a dead letter of each change of a table whose schema the registry
 refuses, with ``relay.rows.on_refused_schema = "park"``. All dead letters of a row have
-one key, and so one partition. Nothing is parked: the table's next schema is tried
-again.
+the same key, and so the same partition. Nothing is parked: the relay tries the table's
+next schema.
 """
 
 import base64
@@ -71,7 +71,7 @@ def _column_text(value: Value) -> Any:  # noqa: ANN401 - a JSON value
 
 
 def printable(value: bytes) -> str | dict[str, str]:
-    """Return bytes as text, or as base64 if they are no text."""
+    """Return bytes as text, or as base64 if they are not UTF-8."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -105,11 +105,11 @@ def _named(relation: Relation | None, row: Row) -> Any:  # noqa: ANN401 - JSON
 
 
 _PART: Final = "relay"
-TOO_LARGE: Final = "the record is larger than its topic takes"
+TOO_LARGE: Final = "the record is larger than its topic allows"
 BEHIND: Final = "parked behind an earlier event of its aggregate"
 NO_KEY: Final = "the record has no key, and its topic is compacted"
-NO_SUCH_PARTITION: Final = "the topic has no partition of the number that the row names"
-TOPIC_REFUSED: Final = "Kafka refuses the topic that the aggregate type makes"
+NO_SUCH_PARTITION: Final = "the topic does not have the partition that the row names"
+TOPIC_REFUSED: Final = "Kafka refuses the topic of the aggregate type"
 SKIPPED: Final = "an operator skipped its transaction"
 
 # The aggregate of an event: its type and id, as far as they are known.
@@ -193,7 +193,7 @@ class DeadLetters:
         Args:
             message: The message.
             place: Its position's text, and its time in milliseconds.
-            reason: Why it cannot.
+            reason: Why it cannot be one.
             aggregate: The known parts of its aggregate, which is parked.
 
         Raises:
@@ -248,7 +248,7 @@ class DeadLetters:
 
         Args:
             raw: The message's bytes.
-            position: The message's own.
+            position: The message's position.
             timestamp_ms: The commit time.
             relation: Its table, if known; names the columns.
         """
@@ -367,7 +367,7 @@ def _text(value: str | bytes | None) -> str | None:
     return value.decode() if isinstance(value, bytes) else value
 
 
-# The counted reason; the registry's own is in the dead letters.
+# The reason that is counted; dead letters have that of the registry.
 REFUSED: Final = "the schema of the table is refused"
 
 
@@ -413,7 +413,7 @@ class RefusedRoute:
         return [self._read(Operation.READ, row, place) for row in rows]
 
     def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:
-        """Return the dead letter of a key, in key order, missing in its chunk."""
+        """Return the dead letter of a key, in key order, that its chunk lacks."""
         texts = dict(zip(self.relation.key, key, strict=True))
         row = tuple(texts.get(at) for at in range(len(self.relation.columns)))
         return (self._read(Operation.DELETE, row, place),)

@@ -14,7 +14,7 @@ ce_specversion     1.0
 ce_id, ce_type     the event's id and type, both required
 ce_source          the configured URI
 ce_subject         the aggregate's id, unless it is null or empty
-ce_time            the time of occurrence, if it is a time of RFC 3339
+ce_time            the time of occurrence, if it is an RFC 3339 time
 ce_dataschema      the row's header ``schema``, if there is one
 content-type       the row's own, or by the payload's type; none without a value
 =================  ====================================================
@@ -86,7 +86,7 @@ class EventDraft:
         self.size += sum([len(name) + len(value or b"") for name, value in more])
 
     def rewrite(self, name: str, change: Callable[[bytes], bytes]) -> None:
-        """Replace a header's value by one of the same length, if there is one."""
+        """Replace a header's value, if it exists, by one of the same length."""
         for at, (known, value) in enumerate(self.headers):
             if known == name and isinstance(value, bytes):
                 self.headers[at] = name, change(value)
@@ -112,7 +112,7 @@ class EventDraft:
 DraftStep = Callable[[EventDraft], None]
 
 
-BAD_PARTITION: Final = "the column that names the partition holds no partition's number"
+BAD_PARTITION: Final = "the column that names the partition has no partition number"
 
 _BOOLEAN: Final = 16
 _NUMBERS: Final = frozenset({20, 21, 23, 26})
@@ -130,7 +130,7 @@ def placement_steps(relation: Relation, outbox: Outbox) -> Iterable[DraftStep]:
     Yield the steps of the placements.
 
     Raises:
-        NotPreparedError: The table has no such column, which is an error.
+        NotPreparedError: A column is missing, and the options forbid that.
     """
     known = column_places(relation)
     is_strict = outbox.on_missing_column is MissingColumn.ERROR

@@ -68,7 +68,7 @@ from towpath.settings.syntax import parse_placement
 
 # The collection of messages in transaction metadata: their topic without its prefix.
 COLLECTION: Final = "message"
-EXCLUDED: Final = "the configuration leaves out a logical message's prefix"
+EXCLUDED: Final = "the configuration excludes the logical message's prefix"
 
 OWN_PREFIXES: Final = frozenset(
     {"towpath.watermark", "towpath.heartbeat", "towpath.verify", "towpath.table"}
@@ -251,7 +251,7 @@ class RawJson:
         Parse the object.
 
         Raises:
-            UnroutableError: The content is no JSON object.
+            UnroutableError: The content is not a JSON object.
         """
         try:
             members = orjson.loads(content)
@@ -318,8 +318,8 @@ def _skip(content: str, at: int) -> int:
 MISSING_MEMBERS: Final = (
     "the message lacks id, aggregate_type, aggregate_id, type or payload"
 )
-NO_ID: Final = "the message's id is not a text"
-BAD_TIME: Final = "the message's occurred_at is not a time of RFC 3339"
+NO_ID: Final = "the message's id is not a string"
+BAD_TIME: Final = "the message's occurred_at is not an RFC 3339 time"
 
 _REQUIRED: Final = frozenset(
     {"id", "aggregate_type", "aggregate_id", "type", "payload"}

@@ -2,7 +2,7 @@
 Notifications of snapshots and captured tables, in Debezium's format.
 
 When a captured table was dropped, renamed or recreated, or its key changed, the slot
-monitor writes a logical message, which the log has behind every change of that table.
+monitor writes a logical message, which follows every change of that table in the log.
 The relay publishes a notification (``aggregate_type`` ``Table``) and, if the message
 demands it, records that empty the topic: Debezium's ``t`` in each partition, with the
 header ``sweep`` at its own position and the header ``dropped`` with the table's oid.
@@ -58,7 +58,7 @@ TABLE_EVENT_PREFIX: Final = "towpath.table"
 
 class TableEvent(NamedTuple):
     """
-    An event of a captured table, as the log has it.
+    An event of a captured table, from its logical message.
 
     ``empties``: the topic is to be emptied. ``is_swept``: a snapshot with a sweep
     follows. ``more``: further members of the notification.
@@ -117,11 +117,11 @@ def emptying_records(
     """
     Return records that empty a topic, one per partition.
 
-    Before a sweep there are some only in formats that readers without sweeps use.
+    If a sweep follows, only plain JSON has them, for readers without sweeps.
 
     Args:
         event: Names the table.
-        router: Has prefix, database and the format of records.
+        router: Provides prefix, database and the format of records.
         transaction: The event's transaction.
         ordinal: The event's ordinal in it.
         topic: The partition count, and whether the topic is compacted.
@@ -155,7 +155,7 @@ def emptying_records(
 
 
 def _headers(event: TableEvent, position: bytes, partitions: int) -> list[Header]:
-    """Return position and oid; the floor for sinks unless a sweep follows."""
+    """Return position and oid, and the floor for sinks unless a sweep follows."""
     made: list[Header] = [
         (headers.POSITION, position),
         (headers.DROPPED, b"%d" % event.oid),

@@ -1,5 +1,5 @@
 """
-The outbox route: an inserted row to an event, or to the dead letters. Hot path.
+The outbox route: turns an inserted row into an event or a dead letter. Hot path.
 
 Only inserts are events. An update of an outbox row is counted, or halts the relay; a
 delete gives no record, also in the transaction of its insert. A row that cannot become
@@ -62,11 +62,11 @@ from towpath.settings.syntax import PlacedIn, parse_placement
 NO_AGGREGATE_TYPE: Final = "the row has no aggregate type"
 NO_ROUTE: Final = "the column that names the topic is null"
 HEADERS_NOT_AN_OBJECT: Final = "the row's headers are not a JSON object"
-NO_INSTANT: Final = "the row's occurred_at is not a time as Postgres writes it"
-BAD_TIMESTAMP: Final = "the row's timestamp is none that Kafka takes"
-OWN_NAME: Final = "a header of a row has a name that is the relay's own"
+NO_INSTANT: Final = "the row's occurred_at is not a Postgres timestamp"
+BAD_TIMESTAMP: Final = "Kafka does not accept the row's timestamp"
+OWN_NAME: Final = "a header of a row has a name that the relay reserves"
 
-# A bound on cached types and header objects. A service has tens of them: more do not
+# The most cached types and header objects. A service has tens of them; more would not
 # repeat, such as a header that is unique per row, and would only cost memory.
 _MAX_CACHED: Final = 1024
 
@@ -77,7 +77,7 @@ _AGGREGATE_TYPE_AT: Final = EVENT_PARTS.index("aggregate_type")
 _AGGREGATE_ID_AT: Final = EVENT_PARTS.index("aggregate_id")
 _PAYLOAD_AT: Final = EVENT_PARTS.index("payload")
 
-# By default, a broker refuses timestamps of more than an hour after its own clock.
+# By default, a broker refuses timestamps more than an hour ahead of its own clock.
 _MAX_AHEAD_MS: Final = 30 * 60 * 1000
 
 _RELAY_HEADERS: Final = frozenset(
@@ -318,7 +318,7 @@ def _milliseconds(text: bytes, committed_ms: int) -> int:
 _CREATE: Final = Operation.CREATE
 
 UPDATED: Final = "an outbox row was updated"
-# The same where it is an error, which is logged each time.
+# The reason if updates are an error, which is logged each time.
 WRONGLY_UPDATED: Final = "an outbox row was updated, which is an error"
 
 _UPDATE_REASONS: Final[Mapping[OnUpdate, str]] = MappingProxyType(

@@ -27,9 +27,9 @@ from towpath.schemas import topics
 from towpath.settings.outbox import Outbox, OutboxColumns
 from towpath.settings.rewriting import rewriting
 
-ILLEGAL_TOPIC: Final = "the aggregate type makes no topic name that Kafka takes"
+ILLEGAL_TOPIC: Final = "the aggregate type gives a topic name that Kafka does not allow"
 RESERVED_TOPIC: Final = (
-    "the aggregate type makes a topic of Kafka's, of the relay's or of a table's"
+    "the aggregate type gives a topic of Kafka, of the relay or of a table"
 )
 
 _OF_KAFKA: Final = frozenset(
@@ -61,7 +61,7 @@ class TopicRule:
         Return the topic of a value.
 
         Raises:
-            UnroutableError: There is no topic that events may use.
+            UnroutableError: The topic is illegal or reserved.
         """
         name = topics.outbox_topic(self._template, self._rewritten(value))
         if not value or not topics.is_legal_topic(name):

@@ -1,5 +1,5 @@
 """
-Parked aggregates: their later events are held behind one that became a dead letter.
+Parked aggregates: an event that became a dead letter holds back the later ones.
 
 Each aggregate has spans of positions, as a flat list ``start, end, start, ...`` of
 position texts, the last one open while it is parked. An event is held if its position
@@ -9,7 +9,7 @@ start, and later ones have positions above the replay.
 
 An event without an aggregate type parks its id for every type, as its own is unknown;
 one without an id parks nothing. This module also reads and writes the headers of dead
-letters that carry this.
+letters that record parking and releases.
 """
 
 import hashlib
@@ -74,7 +74,7 @@ class ParkedAggregates:
     """
     The parked aggregates, by id and then by type.
 
-    ``max_keys`` bounds how many may be parked at a time.
+    ``max_keys`` limits how many may be parked at a time.
     """
 
     def __init__(self, max_keys: int) -> None:
@@ -92,7 +92,7 @@ class ParkedAggregates:
         self, aggregate_type: str | None, aggregate_id: bytes | None, position: bytes
     ) -> None:
         """
-        Hold the aggregate's events above ``position``, also those that are repeated.
+        Hold the aggregate's events above ``position``, including repeated ones.
 
         Raises:
             ParkedOverflowError: More aggregates are parked than allowed.
@@ -103,7 +103,7 @@ class ParkedAggregates:
 
     def check(self) -> None:
         """
-        Check the bound.
+        Check the limit.
 
         Raises:
             ParkedOverflowError: More aggregates are parked than allowed.
@@ -163,12 +163,12 @@ class ParkedAggregates:
         self, key: bytes | None, value: bytes | None, found: Iterable[Header]
     ) -> None:
         """
-        Read one record of the dead letters, at a start.
+        Apply one record of the dead letter topic, at a start.
 
         A release has a key, no value, the header ``released`` with a position, and the
         header ``aggregate_type`` unless it is for every type of the id.
         """
-        # The last header of a name is the dead letter's own, behind the event's.
+        # The last header of a name is that of the dead letter; the event's comes first.
         marks = {name: _as_bytes(value) for name, value in found}
         aggregate_type = marks.get(headers.AGGREGATE_TYPE)
         type_name = None if aggregate_type is None else aggregate_type.decode()

@@ -1,5 +1,5 @@
 """
-Table schemas, made of the stream's relation message and the catalog.
+Table schemas, made from the stream's relation message and the catalog.
 
 The stream has columns and types, the catalog the key's order and the types' names.
 Every schema goes to the compacted topic ``<prefix>.relations`` with the position from
@@ -51,7 +51,7 @@ class CatalogFacts:
 
     Attributes:
         key_names: The primary key's columns in key order, or those of another key;
-            empty without, or if the table was dropped.
+            empty without one, or if the table was dropped.
         type_names: By type oid, as ``format_type`` writes it, without modifiers.
         required_names: The columns that are NOT NULL.
         other_keys: The columns of further unique indexes on columns that are NOT NULL.
@@ -70,7 +70,7 @@ NOTHING_KNOWN = CatalogFacts((), {}, frozenset())
 
 def bind(shape: RelationShape, facts: CatalogFacts) -> Relation:
     """
-    Return the relation of a stream's relation message and the catalog's facts.
+    Return the relation made from a relation message and the catalog's facts.
 
     The stream has the key's columns as of its rows: those of the replica identity. The
     catalog has their order, and the columns themselves under the identities ``full``

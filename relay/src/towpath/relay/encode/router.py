@@ -5,8 +5,8 @@ A table schema that the registry refuses halts the relay, or has a route that ma
 rows dead letters, as ``on_refused_schema`` says.
 
 With transaction metadata, ``CountedChanges`` and ``CountedEvents`` count events whose
-values have no room for their place in the transaction: the END record counts them. Dead
-letters count too.
+values have no field for their place in the transaction: the END record counts them.
+Dead letters count too.
 """
 
 from collections.abc import Callable, Sequence
@@ -123,7 +123,7 @@ class Router:
         Return the route of a relation; None for signal tables.
 
         Raises:
-            NotPreparedError: The outbox table has no such column, or configured key.
+            NotPreparedError: The outbox or a configured key lacks a column.
             SchemaRefusedError: The registry refuses the schema, which halts.
         """
         if self._is_signals(relation.name):

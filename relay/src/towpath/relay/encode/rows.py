@@ -85,9 +85,9 @@ class ReadRoute(Protocol):
 
 def undelivered_read(record: Record, place: ReadSlice, reason: str) -> Record:
     """
-    Return a notice for the one sink that a row was read for, but not delivered to.
+    Return a notice to the one sink for which a row was read, but not delivered.
 
-    Its value is no row, so the sink makes it a dead letter and parks its key.
+    Its value is not a row, so the sink makes it a dead letter and parks its key.
     """
     value, text = orjson.dumps(reason), reason.encode()
     position, snapshot_id = b"%016x.-" % place.log_lsn, place.snapshot_id.encode()
@@ -207,7 +207,7 @@ def sweep_records(
 
     Args:
         value: The envelope, in the topic's format.
-        floor: The log LSN below which rows are gone.
+        floor: The log LSN below which rows are deleted.
         place: The position and topic of the sweep.
         partitions: The number of partitions.
         is_compacted: Whether the topic requires keys.

@@ -1,5 +1,5 @@
 """
-The table route: a row change to the records of its table's topic. Hot path.
+The table route: turns a row change into records of its table's topic. Hot path.
 
 ========================  =====================================================
 insert                    ``c``
@@ -14,7 +14,7 @@ sweep                     ``m`` to every partition
 The route decides on the records, their keys, headers and positions; the codec writes
 values. An unchanged TOASTed value is taken from the old row if that has it, and
 otherwise named in the header ``unchanged``. ``on_incomplete`` is called for a row that
-came to a new key with values missing: no record of the new key has them, so the row
+moved to a new key without some values: no record of the new key has them, so the row
 must be read again.
 
 Skipped operations are counted and give no record. The first record of a change has the
@@ -57,9 +57,9 @@ _CREATE: Final = Operation.CREATE
 _DELETE: Final = Operation.DELETE
 
 SKIPPED_OPERATION: Final = "the configuration skips the operation"
-SKIPPED_UNCHANGED: Final = "an update changed nothing that is published"
+SKIPPED_UNCHANGED: Final = "an update changed no published column"
 INCOMPLETE_KEY: Final = (
-    "the replica identity does not tell the whole configured key of an old row: "
+    "the replica identity lacks columns of the configured key: "
     "set REPLICA IDENTITY FULL"
 )
 
@@ -70,7 +70,7 @@ _Key = bytes | None
 
 
 class SourceNames(NamedTuple):
-    """The topic prefix and the database, which names of the source begin with."""
+    """The topic prefix and the database, with which names of the source begin."""
 
     prefix: str
     database: str
@@ -94,7 +94,7 @@ class RouteCallbacks:
     Attributes:
         on_skipped: Called with the reason for a change without its usual record.
         on_incomplete: Called with a relation, the texts of a key (in key order) whose
-            row has missing values in Kafka, and the change's position, also on a
+            row lacks values in Kafka, and the change's position, also on a
             replay: that key must be read again.
         enrich: Counts a table's envelope in its transaction and returns its place;
             None without enrichment.
@@ -177,7 +177,7 @@ class TableRoute:
         if not rows:
             return ()
         if set(map(len, rows)) != {self._width}:
-            reason = f"a row of {self.relation.name} has not {self._width} values"
+            reason = f"a row of {self.relation.name} does not have {self._width} values"
             raise MalformedMessageError(reason)
         columns = tuple(zip(*rows, strict=True))
         values = self._codec.reads(columns, read_envelope_facts(b"r", place))

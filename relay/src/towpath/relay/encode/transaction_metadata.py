@@ -2,7 +2,7 @@
 Transaction metadata: the place of each event in its transaction.
 
 BEGIN, every event and END have the transaction's id, ``<xid>:<LSN of the commit record,
-decimal>``: an xid alone is reused.
+decimal>``, as Postgres reuses an xid.
 
 Each envelope of a row change counts as an event (a changed key gives two, ``d`` and
 ``c``), and so do a truncate per table, each outbox event and each published logical
@@ -81,7 +81,7 @@ class TransactionMetadata:
         self._has_begin = False
 
     def begin(self, transaction: Transaction) -> None:
-        """Start to count the events of a transaction."""
+        """Start counting the events of a transaction."""
         self._transaction = transaction
         self._id = transaction_id(transaction)
         self._total = 0

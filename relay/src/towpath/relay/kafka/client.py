@@ -1,8 +1,8 @@
 """
 Kafka clients: their shared configuration, their errors and their log records.
 
-``librdkafka`` writes to stderr unless it has a logger; the relay's turns its lines into
-structured log records.
+``librdkafka`` writes to stderr unless it has a logger; the relay's logger turns its
+lines into structured log records.
 """
 
 import logging
@@ -17,17 +17,17 @@ from towpath.relay.errors import BrokerRefusedError, BrokerUnavailableError
 from towpath.schemas.failure import ConfigurationError, TowpathError
 from towpath.settings import Kafka, client_settings
 
-# One request to the cluster. Longer than an election takes; the loop's own failure
-# handling tries again with a back-off. A request that is given it is answered by then,
-# be it with an error, so whoever waits for the answer sets no second bound: of two that
-# are equal either may come first, and only one is an error of Kafka's.
+# The timeout of one request to the cluster, longer than a leader election. After a
+# failure the loop retries with a back-off. The client returns a result or an error
+# within this time, so callers wait without a timeout: a second, equal one could expire
+# first and hide Kafka's error.
 REQUEST_TIMEOUT_S: Final = 10.0
 
 _Client = TypeVar("_Client")
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
-# Errors that pass by themselves; a new topic causes several of them for a moment.
-_AWAY: Final = frozenset(
+# Transient errors; a new topic causes several of them for a moment.
+_TRANSIENT: Final = frozenset(
     {
         KafkaError._TRANSPORT,  # noqa: SLF001 - the client's public names
         KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
@@ -60,7 +60,7 @@ _AWAY: Final = frozenset(
 
 
 class _ToStructlog(logging.Handler):
-    """Passes the client library's lines on."""
+    """Forwards the client library's lines to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
         structlog.get_logger("towpath.relay.kafka").debug(
@@ -69,7 +69,7 @@ class _ToStructlog(logging.Handler):
 
 
 def client_logger() -> logging.Logger:
-    """Return the logger that clients are given."""
+    """Return the logger of all clients."""
     logger = logging.getLogger("towpath.relay.kafka.client")
     if not logger.handlers:
         logger.addHandler(_ToStructlog())
@@ -79,7 +79,7 @@ def client_logger() -> logging.Logger:
 
 def configuration(kafka: Kafka, more: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
     """
-    Return a client's configuration, as the library spells it.
+    Return a client's configuration, with the library's names.
 
     Args:
         kafka: The brokers.
@@ -87,7 +87,7 @@ def configuration(kafka: Kafka, more: Mapping[str, Any] = _NOTHING) -> dict[str,
     """
     defaults = {
         "client.id": "towpath-relay",
-        # A broker that comes back is found within a second or two.
+        # The client reconnects to a restarted broker within two seconds.
         "reconnect.backoff.max.ms": 2000,
     }
     return client_settings(kafka, {"logger": client_logger(), **more}, defaults)
@@ -99,15 +99,15 @@ def make_client(
     more: Mapping[str, Any] = _NOTHING,
 ) -> _Client:
     """
-    Make a client.
+    Create a client.
 
     Args:
-        make: Its class.
+        make: The class of the client.
         kafka: The brokers.
         more: Further settings, above those of ``[kafka.client]``.
 
     Raises:
-        ConfigurationError: ``[kafka.client]`` cannot be used.
+        ConfigurationError: The library refuses ``[kafka.client]``.
     """
     try:
         return make(configuration(kafka, more))
@@ -117,17 +117,17 @@ def make_client(
 
 
 def relay_error(error: KafkaException, doing: str) -> TowpathError:
-    """Return the relay's error for the client's."""
+    """Return the relay's error for an error of the client."""
     detail = error.args[0] if error.args else error
     message = f"{doing}: {_reason(detail)}"
-    if isinstance(detail, KafkaError) and is_away(detail):
+    if isinstance(detail, KafkaError) and is_transient(detail):
         return BrokerUnavailableError(message)
     return BrokerRefusedError(message)
 
 
-def is_away(error: KafkaError) -> bool:
+def is_transient(error: KafkaError) -> bool:
     """Return whether a retry may help."""
-    return error.code() in _AWAY or bool(error.retriable())
+    return error.code() in _TRANSIENT or bool(error.retriable())
 
 
 def _reason(detail: object) -> str:

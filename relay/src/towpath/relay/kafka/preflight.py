@@ -1,4 +1,4 @@
-"""Checks of broker and topics; each finding says why it matters and its cure."""
+"""Checks of broker and topics; each finding has its reason and its remedy."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -28,7 +28,7 @@ _UNBOUNDED: Final = -1
 
 
 class TopicSettings(NamedTuple):
-    """A topic as it is: its partitions, the fewest replicas of one, its settings."""
+    """A topic's partitions, lowest replica count of a partition, and settings."""
 
     partition_count: int
     replica_count: int
@@ -51,7 +51,7 @@ class ClusterFacts(NamedTuple):
     Attributes:
         broker_count: How many there are.
         broker: The settings of one of them.
-        topics: Those of ours that exist.
+        topics: The relay's topics that exist.
         marked: By topic, how many partitions it had when marks were last stored.
     """
 
@@ -63,21 +63,21 @@ class ClusterFacts(NamedTuple):
 
 def read_cluster(settings: Settings) -> ClusterFacts:
     """
-    Ask the brokers.
+    Read the facts from the brokers.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
         BrokerRefusedError: Kafka refuses the request.
-        StateLostError: The state topic holds what cannot be read.
+        StateLostError: The stored state cannot be parsed.
     """
     try:
         return _read(settings)
     except KafkaException as failure:
-        raise relay_error(failure, "asking the broker") from failure
+        raise relay_error(failure, "reading the brokers' settings") from failure
 
 
 def kafka_findings(facts: ClusterFacts, settings: Settings) -> list[Finding]:
-    """Return what endangers delivery, order or what was delivered. Pure."""
+    """Return the dangers to delivery, order and delivered records. Pure."""
     prefix = settings.database.prefix
     tables = captured_in(facts.topics, settings)
     found = [*_cluster_findings(facts, settings)]
@@ -140,19 +140,19 @@ def _cluster_findings(facts: ClusterFacts, settings: Settings) -> Iterator[Findi
     if wanted > facts.broker_count:
         yield error_finding(
             f"[topics] replication_factor is {wanted} on {facts.broker_count} brokers",
-            "no topic could be made",
+            "no topic could be created",
             f"set replication_factor = {facts.broker_count}, or start more brokers",
         )
     elif wanted == 1 and facts.broker_count > 1:
         yield warning_finding(
             f"[topics] replication_factor is 1 on {facts.broker_count} brokers",
-            "a broker that dies takes acknowledged records with it",
+            "the loss of a broker loses acknowledged records",
             f"set replication_factor = {min(3, facts.broker_count)}",
         )
     if facts.broker.get("auto.create.topics.enable") == "true":
         yield warning_finding(
             "auto.create.topics.enable is true",
-            "a reader that comes first makes topics with other partitions than ours",
+            "an early consumer creates topics with the broker's partition count",
             "set auto.create.topics.enable=false in the brokers' configuration and "
             "restart them",
         )
@@ -169,13 +169,13 @@ def _compacted_findings(topic: str, each: TopicSettings) -> Iterator[Finding]:
     if each.settings.get("cleanup.policy", "compact") != "compact":
         yield error_finding(
             f"topic {topic} has cleanup.policy {each.settings['cleanup.policy']}",
-            "what it keeps for ever would vanish with time",
+            "the relay needs its records for ever, but they would expire",
             _alter(topic, "cleanup.policy=compact"),
         )
     if each.partition_count != 1:
         yield error_finding(
             f"topic {topic} has {each.partition_count} partitions",
-            "it must read in one order",
+            "its records must have one order",
             f"delete the topic and run towpath relay state repair: {topic}",
         )
 
@@ -189,7 +189,7 @@ def _streamed_findings(
         yield warning_finding(
             f"topic {topic} keeps records for {retention_ms // _MS_AN_HOUR} h, "
             f"[topics] says {settings.topics.retention_hours} h",
-            "a sink that stays away longer misses changes",
+            "a sink that is stopped for longer misses changes",
             _alter(topic, f"retention.ms={wanted_ms}"),
         )
     bound = each.number("retention.bytes")
@@ -202,7 +202,7 @@ def _streamed_findings(
 
 
 def _dead_findings(facts: ClusterFacts, prefix: str) -> Iterator[Finding]:
-    """Look whether dead letters are kept, and have room for whole rows."""
+    """Check that dead letters do not expire, and have room for whole rows."""
     dead = names.dead_letter_topic(prefix, "relay")
     retention_ms = (
         facts.topics[dead].number("retention.ms") if dead in facts.topics else None
@@ -210,7 +210,7 @@ def _dead_findings(facts: ClusterFacts, prefix: str) -> Iterator[Finding]:
     if retention_ms is not None and retention_ms != _UNBOUNDED:
         yield error_finding(
             f"topic {dead} keeps records for {retention_ms // _MS_AN_HOUR} h",
-            "what is forgotten there parks its aggregate no more after a restart",
+            "after a restart, expired dead letters no longer park their aggregates",
             _alter(dead, "retention.ms=-1"),
         )
     limits = {
@@ -221,7 +221,7 @@ def _dead_findings(facts: ClusterFacts, prefix: str) -> Iterator[Finding]:
     highest = max(limits.values(), default=0)
     if dead in limits and limits[dead] < highest:
         yield warning_finding(
-            f"topic {dead} takes {limits[dead]} bytes, other topics up to {highest}",
+            f"topic {dead} accepts {limits[dead]} bytes, other topics up to {highest}",
             "a large row that cannot be routed would be kept as a stub only",
             _alter(dead, f"max.message.bytes={highest}"),
         )
@@ -242,7 +242,7 @@ def _any_findings(
     takes = int(facts.broker.get("message.max.bytes", 0))
     if limit is not None and limit < takes:
         yield warning_finding(
-            f"topic {topic} takes {limit} bytes, other topics of the broker {takes}",
+            f"topic {topic} accepts {limit} bytes, other topics of the broker {takes}",
             "larger rows become dead letters",
             _alter(topic, f"max.message.bytes={takes}"),
         )
@@ -250,7 +250,7 @@ def _any_findings(
     if had != each.partition_count:
         yield error_finding(
             f"topic {topic} has {each.partition_count} partitions, it had {had}",
-            "keys would change their order, so the relay refuses to start",
+            "records of a key could change their order, so the relay does not start",
             "stop the relay and run towpath relay state repair, which lets it use the "
             "added partitions from the next position on",
         )

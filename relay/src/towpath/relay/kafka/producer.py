@@ -2,7 +2,7 @@
 The one producer: idempotent, ``acks=all``, without a limit on delivery time.
 
 With ``delivery = "transactional"`` its records are also part of Kafka's transactions,
-which the loop commits every tenth of a second. The next process fences an old one, and
+which the loop commits every tenth of a second. A new process fences the old one, and
 the broker then aborts its open transaction.
 
 If the client ever fails to deliver a record, the session restarts from the log.
@@ -10,8 +10,8 @@ If the client ever fails to deliver a record, the session restarts from the log.
 A key's partition is the one of Java's partitioner for the partition count that the
 relay has stored. The client itself would use added partitions at once, which would move
 keys before an operator allows it. librdkafka exports its partitioner as a function:
-through ctypes it costs a third of a microsecond, a tenth of the same in Python, which
-serves where the symbol is missing.
+a call through ctypes costs a third of a microsecond, a tenth of the same in Python,
+which is used if the symbol is missing.
 """
 
 import ctypes
@@ -28,19 +28,19 @@ from towpath.relay.ports import Outgoing
 from towpath.settings import Kafka
 
 # As librdkafka declares it: topic, key, its length, partition count, two values for
-# other partitioners; only key, length and count are looked at.
+# other partitioners; only key, length and count are used.
 Partitioner = Callable[[None, bytes, int, int, None, None], int]
 
 _SYMBOL: Final = "rd_kafka_msg_partitioner_murmur2"
-# Every length of a tail, a zero and bytes above 127.
+# Tails of every length, a zero and bytes above 127.
 _SAMPLES: Final = (b"", b"a", b"42", b"\xff\x00\x80", b"four", b"\xfe" * 9 + b"12345")
 _COUNT: Final = 1_000_003
 
 
 def find_partitioner() -> Partitioner:
-    """Return librdkafka's partitioner, or Python's where that cannot be called."""
+    """Return librdkafka's partitioner, or Python's if that cannot be called."""
     try:
-        # Keeps the interpreter's lock: a call is shorter than letting go of it. Without
+        # Keeps the interpreter's lock: a call is shorter than releasing it. Without
         # declared argument types, numbers pass as C's int, which keys and counts fit;
         # declaring them doubles the cost of a call.
         exported = ctypes.PyDLL(cimpl.__file__)[_SYMBOL]
@@ -62,12 +62,12 @@ def _in_python(
 
 _LOG = structlog.get_logger(__name__)
 
-# How long a batch waits for company. At 1 ms a lone event's latency is hardly felt and
-# a backlog still fills batches; 5 ms gained nothing measurable in a drain.
+# How long a batch waits for more records. 1 ms hardly delays a single event, and a
+# backlog still fills batches; 5 ms gained nothing measurable in a drain.
 LINGER_MS: Final = 1
 
-# The client's own bounds lie above ours, which is checked once per read: they are
-# reached only when one read brings much more than fits.
+# The client's limits are above the loop's, which is checked once per read: only a read
+# that brings much more than fits reaches them.
 _ROOM_FACTOR: Final = 2
 _MAX_MESSAGES: Final = 500_000
 
@@ -76,7 +76,7 @@ MAX_BATCH_BYTES: Final = 1_000_000
 
 
 class KafkaProducer:
-    """The relay's way into Kafka. Its methods are called from the loop's thread."""
+    """Produces records to Kafka. The loop's thread calls its methods."""
 
     def __init__(
         self,
@@ -89,28 +89,28 @@ class KafkaProducer:
         transactional_id: str | None = None,
     ) -> None:
         """
-        Make the producer; it connects in the background.
+        Create the producer; it connects in the background.
 
         Args:
             kafka: The brokers.
-            counts: By topic, among how many partitions keys are spread.
-            max_in_flight_bytes: The loop's bound.
-            batch_bytes: No batch is larger: the smallest limit of any topic.
-            record_bytes: No record is larger: the largest limit of any topic.
-            transactional_id: The id of its transactions; None: without transactions.
+            counts: The partition counts by which keys are placed, by topic.
+            max_in_flight_bytes: The loop's limit.
+            batch_bytes: The largest batch: the smallest limit of any topic.
+            record_bytes: The largest record: the largest limit of any topic.
+            transactional_id: The id of its transactions; None without transactions.
         """
         self._fatal: str | None = None
         self._is_transactional = transactional_id is not None
         self._has_uncommitted = False
-        self._is_away = False
-        of_transactions = (
+        self._is_unreachable = False
+        transactional = (
             {} if transactional_id is None else {"transactional.id": transactional_id}
         )
         self._producer = make_client(
             Producer,
             kafka,
             {
-                **of_transactions,
+                **transactional,
                 "acks": "all",
                 "enable.idempotence": True,
                 "compression.type": "lz4",
@@ -154,10 +154,10 @@ class KafkaProducer:
 
     def commit(self) -> None:
         """
-        End the transaction and begin the next one; nothing without transactions.
+        Commit the transaction and begin the next. Does nothing without transactions.
 
         Raises:
-            DeliveryFailedError: It was given up, or another process took our name.
+            DeliveryFailedError: The commit failed, or another process has the id.
         """
         if not self._is_transactional:
             return
@@ -171,7 +171,7 @@ class KafkaProducer:
 
     def produce(self, outgoing: Sequence[Outgoing]) -> int:
         """
-        Queue records; return how many there was room for.
+        Queue records; return how many of them had room.
 
         Raises:
             DeliveryFailedError: The producer has failed.
@@ -192,8 +192,8 @@ class KafkaProducer:
                     partition = partition_of(
                         None, key, len(key), counts[topic], None, None
                     )
-                # By place: topic, value, key, partition, callback, on_delivery,
-                # timestamp, headers. Names would cost a third of the call.
+                # Positional: topic, value, key, partition, callback, on_delivery,
+                # timestamp, headers. Keywords would cost a third of the call.
                 produce(
                     topic, value, key, partition, on_delivery, None, time_ms, headers
                 )
@@ -212,13 +212,13 @@ class KafkaProducer:
         Raises:
             DeliveryFailedError: The producer has failed.
         """
-        if self._producer.poll(timeout_s) and self._is_away:
-            self._is_away = False
+        if self._producer.poll(timeout_s) and self._is_unreachable:
+            self._is_unreachable = False
             _LOG.info("broker reachable again")
         self._raise_if_fatal()
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until nothing is in flight, or the time is over."""
+        """Wait until nothing is in flight, or the timeout expires."""
         self._producer.flush(timeout_s)
 
     def settle(self, timeout_s: float) -> None:
@@ -232,11 +232,11 @@ class KafkaProducer:
         self._producer.poll(0)
 
     def _notice(self, error: KafkaError) -> None:
-        """Note an error of the client; called from ``poll``."""
+        """Record an error of the client; called from ``poll``."""
         if error.fatal():
             self._fatal = error.str()
-        elif not self._is_away and error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
-            self._is_away = True
+        elif not self._is_unreachable and error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
+            self._is_unreachable = True
             _LOG.warning("broker not reachable: waiting", reason=error.str())
 
     def _raise_if_fatal(self) -> None:
@@ -246,7 +246,7 @@ class KafkaProducer:
 
 def fence(kafka: Kafka, transactional_id: str) -> None:
     """
-    End what a process of this name left open: the broker hears it no more.
+    Fence the process with this id, and abort its open transaction.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
@@ -256,4 +256,4 @@ def fence(kafka: Kafka, transactional_id: str) -> None:
     try:
         producer.init_transactions(REQUEST_TIMEOUT_S)
     except KafkaException as error:
-        raise relay_error(error, "ending transactions of before") from error
+        raise relay_error(error, "fencing the previous process") from error

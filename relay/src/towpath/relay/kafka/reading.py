@@ -1,7 +1,7 @@
 """
-Reads topics from given offsets to their present ends, and writes barriers.
+Reads topics from given offsets to their current ends, and writes barriers.
 
-Records are consumed one by one, as consuming a number of them waits for that number.
+Records are consumed one by one: consuming several waits until all have arrived.
 The client reports the end of each partition at once.
 
 On a replicated topic a record is on the leader first, and readers get it once every
@@ -34,21 +34,21 @@ from towpath.relay.encode.record import BARRIER_KEY
 from towpath.relay.errors import BrokerUnavailableError
 from towpath.relay.kafka.client import (
     REQUEST_TIMEOUT_S,
-    is_away,
+    is_transient,
     make_client,
     relay_error,
 )
 from towpath.schemas import headers
 from towpath.settings import Kafka
 
-# A topic and the number of a partition of it.
+# A topic and a partition number.
 TopicOffset = tuple[str, int]
 
 _READING: Final = {
     "group.id": "towpath-relay",
     "enable.auto.commit": False,
     "enable.partition.eof": True,
-    # An offset may lie below what retention has left.
+    # Retention may have deleted the record at an offset.
     "auto.offset.reset": "earliest",
     "fetch.wait.max.ms": 10,
 }
@@ -67,12 +67,12 @@ def read_to_ends(
     is_committed: bool = True,
 ) -> Iterator[Message]:
     """
-    Yield the records of partitions, each in its order.
+    Yield the records of partitions, in the order of each.
 
     Args:
         kafka: The brokers.
         starts: The first offset of each partition.
-        what: Describes the records, for messages.
+        what: Describes the records, for error messages.
         is_committed: Whether records of open transactions are left out.
 
     Raises:
@@ -175,7 +175,7 @@ def replicated(kafka: Kafka, topics: Iterable[str]) -> dict[str, int]:
 
 def write_barriers(kafka: Kafka, counts: dict[str, int]) -> None:
     """
-    Write a barrier to each partition; all before it is shown when this returns.
+    Write a barrier to each partition; readers then get every record before it.
 
     Args:
         kafka: The brokers.
@@ -183,7 +183,7 @@ def write_barriers(kafka: Kafka, counts: dict[str, int]) -> None:
 
     Raises:
         BrokerUnavailableError: Kafka does not answer, or lacks replicas in sync.
-        BrokerRefusedError: Kafka does not take them.
+        BrokerRefusedError: Kafka refuses the barriers.
     """
     compacted = _compacted(kafka, counts)
     refused: list[KafkaError] = []
@@ -192,8 +192,7 @@ def write_barriers(kafka: Kafka, counts: dict[str, int]) -> None:
         if error is not None:
             refused.append(error)
 
-    # The time of a replica that is away and comes back is the operator's: an attempt
-    # that fails is made again.
+    # A replica may be unreachable for long: the attempt fails, and the caller retries.
     bounds = {"acks": "all", "linger.ms": 0, "message.timeout.ms": _timeout_ms()}
     producer = make_client(Producer, kafka, bounds)
     for topic, count in counts.items():
@@ -208,15 +207,17 @@ def write_barriers(kafka: Kafka, counts: dict[str, int]) -> None:
                 on_delivery=on_delivery,
             )
     left = producer.flush(2 * REQUEST_TIMEOUT_S)
-    lasting = [error for error in refused if not is_away(error) and not _late(error)]
+    lasting = [
+        error for error in refused if not is_transient(error) and not _is_timeout(error)
+    ]
     if lasting:
         raise relay_error(KafkaException(lasting[0]), "writing barriers")
     if left or refused:
-        reason = "not every replica in sync has taken what is in our topics"
+        reason = "not every in-sync replica has all records of the relay's topics"
         raise BrokerUnavailableError(reason)
 
 
-def _late(error: KafkaError) -> bool:
+def _is_timeout(error: KafkaError) -> bool:
     return bool(error.code() == KafkaError._MSG_TIMED_OUT)  # noqa: SLF001 - public
 
 

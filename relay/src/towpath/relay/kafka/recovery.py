@@ -1,18 +1,19 @@
 """
 Reads the relay's topics at a start, and for a repair of its state.
 
-``read_tails`` reads each partition from its mark to its end, headers only. Records that
-a dead process published after its last marks make the marks exact. A partition that
+``read_tails`` reads each partition from its mark to its end, headers only: a process
+that died may have published records after it stored its last marks. A partition that
 ends below its mark was truncated or recreated; its records are lost, so the start
 fails.
 
-``read_contents`` serves a repair without marks. Positions of streamed records only rise
-within a partition, so the last one covers all before it. A window at the end is read;
-one full of READ rows is widened. A topic without Towpath's headers is not the relay's.
-A row change also has its LSN in the source, which proves the offset of its lineage.
+``scan_topics`` finds marks for a repair that has none. Positions of streamed records
+only rise within a partition, so the last one covers all before it. A window at the end
+is read; one full of READ rows is widened. A topic without Towpath's headers is not the
+relay's. A row change also has the commit LSN of the source, which proves the offset of
+its lineage.
 
-``read_parked`` reads all dead letters, and ``read_announced`` the tables of the
-relations topic, whose rows topics have.
+``read_parked`` reads all dead letters. ``read_announced`` reads the relations topic,
+which names the tables whose rows are in topics.
 """
 
 from collections.abc import Iterable, Mapping
@@ -41,7 +42,7 @@ from towpath.schemas.table_name import TableName
 from towpath.schemas.topics import relations_topic, table_topic
 from towpath.settings import Kafka
 
-# How many topics one message names.
+# How many topics an error message names.
 _NAMED: Final = 5
 
 
@@ -100,17 +101,17 @@ def read_tails(
 
 def end_offsets(kafka: Kafka, places: Iterable[TopicOffset]) -> dict[TopicOffset, int]:
     """
-    Return the end offset of each partition; -1 for one that is not there.
+    Return the end offset of each partition; -1 for one that does not exist.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
     """
     admin = make_client(AdminClient, kafka)
-    asked = {
+    requested = {
         TopicPartition(*at): OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the library's
         for at in places
     }
-    futures = admin.list_offsets(asked, request_timeout=REQUEST_TIMEOUT_S)
+    futures = admin.list_offsets(requested, request_timeout=REQUEST_TIMEOUT_S)
     ends = {}
     for place, future in futures.items():
         try:
@@ -124,7 +125,7 @@ def end_offsets(kafka: Kafka, places: Iterable[TopicOffset]) -> dict[TopicOffset
 
 def require_topics(kafka: Kafka, marks: Mapping[str, TopicMarks]) -> None:
     """
-    Make sure that each topic with marks of records exists. Creates none.
+    Make sure that each topic that had records exists. Creates no topic.
 
     Raises:
         TopicTruncatedError: Topics are missing; the message describes them.
@@ -132,25 +133,25 @@ def require_topics(kafka: Kafka, marks: Mapping[str, TopicMarks]) -> None:
     """
     written = {topic: each for topic, each in marks.items() if published_count(each)}
     counts = partition_counts(kafka) if written else {}
-    gone = {topic: each for topic, each in written.items() if topic not in counts}
-    if gone:
-        raise TopicTruncatedError(describe_missing_topics(gone))
+    missing = {topic: each for topic, each in written.items() if topic not in counts}
+    if missing:
+        raise TopicTruncatedError(describe_missing_topics(missing))
 
 
 def published_count(marks: TopicMarks) -> int:
-    """Return how many records a topic has had, by its marks."""
+    """Return how many records a topic ever had, by its marks."""
     return sum(mark.next_offset for mark in marks.values())
 
 
-def describe_missing_topics(gone: Mapping[str, TopicMarks]) -> str:
+def describe_missing_topics(missing: Mapping[str, TopicMarks]) -> str:
     """Describe missing topics, and their lost records."""
     lines = []
-    for topic, marks in sorted(gone.items()):
+    for topic, marks in sorted(missing.items()):
         highest = max((m.position for m in marks.values() if m.position), default=b"")
         last = f", the last change at {highest.decode()}" if highest else ""
         lines.append(
-            f"topic {topic} is gone, and what it kept of {published_count(marks)} "
-            f"records in {len(marks)} partitions{last}"
+            f"topic {topic} no longer exists: it had {published_count(marks)} records "
+            f"in {len(marks)} partitions{last}"
         )
     more = len(lines) - _NAMED
     return "; ".join(lines[:_NAMED]) + (f"; and {more} more topics" if more > 0 else "")
@@ -173,7 +174,7 @@ def _check_ends(
     for (topic, partition), mark in sorted(places.items()):
         end = ends[topic, partition]
         if end < mark.next_offset:
-            what = "is gone" if end < 0 else f"ends at {end}"
+            what = "no longer exists" if end < 0 else f"ends at {end}"
             reason = (
                 f"partition {partition} of {topic} {what}, "
                 f"but reached {mark.next_offset} before"
@@ -190,18 +191,18 @@ class TailScan:
 
     def run(self, kafka: Kafka, *, is_committed: bool) -> None:
         """
-        Read everything.
+        Read each partition to its end.
 
         Raises:
             BrokerUnavailableError: Kafka cannot be reached.
         """
         starts = {at: mark.next_offset for at, mark in self.found.items()}
-        what = "the tails of our topics"
+        what = "the tails of the relay's topics"
         for message in read_to_ends(kafka, starts, what, is_committed=is_committed):
             self.take(message)
 
     def take(self, message: Message) -> None:
-        """Move a partition to a streamed record; a READ row moves none."""
+        """Move the partition's mark to a streamed record; READ rows do not move it."""
         found_headers = dict(message.headers() or ())
         position = found_headers.get(headers.POSITION)
         if not isinstance(position, bytes):
@@ -242,7 +243,7 @@ class TopicContents(NamedTuple):
 
     @property
     def published_log_lsn(self) -> int:
-        """The highest log LSN of any streamed record; 0: there is none."""
+        """The highest log LSN of any streamed record; 0 without one."""
         positions = (
             mark.position.decode()
             for of_topic in self.marks.values()
@@ -253,7 +254,7 @@ class TopicContents(NamedTuple):
 
 
 class _PartitionScan:
-    """The scan of one partition, from its end back."""
+    """The scan of one partition, backwards from its end."""
 
     def __init__(self, end: int) -> None:
         self.end = end
@@ -283,7 +284,7 @@ class _PartitionScan:
 
 def scan_topics(kafka: Kafka, topics: Iterable[str]) -> TopicContents:
     """
-    Return what the topics have.
+    Return the marks and lineage offsets that the topics' records prove.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
@@ -355,7 +356,7 @@ _PART: Final = "relay"
 
 def read_parked(kafka: Kafka, prefix: str, max_parked_keys: int) -> ParkedAggregates:
     """
-    Return which aggregates are parked. Call order: the topic exists, if it ever did.
+    Return the parked aggregates. Call order: after ``require_topics``.
 
     Args:
         kafka: The brokers.
@@ -365,7 +366,7 @@ def read_parked(kafka: Kafka, prefix: str, max_parked_keys: int) -> ParkedAggreg
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
         BrokerRefusedError: Kafka refuses the topic.
-        ParkedOverflowError: More are parked than that.
+        ParkedOverflowError: More aggregates are parked than allowed.
     """
     topic = topics.dead_letter_topic(prefix, _PART)
     parked = ParkedAggregates(max_parked_keys)
@@ -390,7 +391,7 @@ _WHAT: Final = "the announced tables"
 
 def read_announced(kafka: Kafka, prefix: str) -> frozenset[TableName]:
     """
-    Return the announced tables whose topics are still there.
+    Return the announced tables whose topics still exist.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.

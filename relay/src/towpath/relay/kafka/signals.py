@@ -7,12 +7,12 @@ Signals from a Kafka topic, in Debezium's layout.
 
 A record is a signal if its key is the source's prefix; its value is JSON of ``type``,
 ``data`` and perhaps ``id``. Records with other keys are other connectors' signals. An
-invalid signal is refused with its offset. Sinks request refetches here, without a right
-on the source.
+invalid signal is refused with its offset. Sinks request refetches here, which needs no
+right on the source.
 
-The topic is read by a thread of its own, with the relay's own consumer group, which
-begins with the earliest record. A record that is read again after a crash has the same
-id, and is ignored.
+A separate thread reads the topic with the relay's own consumer group, which begins with
+the earliest record. A record that is read again after a crash has the same id, and is
+ignored.
 """
 
 import threading
@@ -28,7 +28,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
 
 from towpath.relay.kafka.client import (
     REQUEST_TIMEOUT_S,
-    is_away,
+    is_transient,
     make_client,
     relay_error,
 )
@@ -44,14 +44,14 @@ from towpath.settings import Kafka, Topics
 
 _LOG = structlog.get_logger("towpath.relay")
 
-# How long a stop waits for a poll, and for the thread. It has nothing to lose: what is
-# not committed is read again; and with a broker that hangs, more would help nobody.
+# How long a stop waits for a poll, and for the thread. Nothing is lost: the next start
+# reads uncommitted records again. With a broker that hangs, a longer wait has no use.
 _POLL_S: Final = 0.1
 _CLOSE_TIMEOUT_S: Final = 0.5
-# How long a killed reader keeps the topic from the next: as little as brokers take.
+# How long a killed reader blocks the next one: the minimum that brokers allow.
 _SESSION_MS: Final = 6_000
 
-# A topic just made is unknown to some brokers for a moment.
+# A new topic is unknown to some brokers for a moment.
 _SPREADING: Final = frozenset(
     {
         KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the client's public names
@@ -61,7 +61,7 @@ _SPREADING: Final = frozenset(
 
 
 class SignalSource(NamedTuple):
-    """Which records are ours: of this topic, with this key, read as this group."""
+    """The topic and the key of the relay's signals, and the group that reads them."""
 
     topic: str
     prefix: str
@@ -69,28 +69,28 @@ class SignalSource(NamedTuple):
 
 
 class SignalTopicReader:
-    """Reads a topic and leaves its signals, from ``start`` to ``close``."""
+    """Reads a topic and stores its signals, from ``start`` to ``close``."""
 
     def __init__(
         self,
         clients: tuple[Kafka, Topics],
         place: SignalSource,
-        leave: Callable[[ExternalSignal], object],
+        store: Callable[[ExternalSignal], object],
         refuse: Callable[[SignalRefusal], None],
     ) -> None:
         """
-        Prepare; nothing is done yet.
+        Prepare the thread; ``start`` starts it.
 
         Args:
             clients: The brokers, and the settings of topics.
             place: The topic, the key of its signals, and the group.
-            leave: Stores a signal; raises ``SignalRejectedError`` for an invalid one,
-                another ``TowpathError`` to be retried.
+            store: Stores a signal; raises ``SignalRejectedError`` for an invalid one,
+                and another ``TowpathError`` if a retry may help.
             refuse: Called with each refusal.
         """
         self._kafka, self._topics = clients
         self._place = place
-        self._leave = leave
+        self._store = store
         self._refuse = refuse
         self._backoff = Backoff()
         self._attempt = 0
@@ -98,7 +98,7 @@ class SignalTopicReader:
         self._thread = threading.Thread(target=self._run, name="signals", daemon=True)
 
     def start(self) -> None:
-        """Start to read."""
+        """Start reading."""
         self._thread.start()
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class SignalTopicReader:
             self._attempt += 1
 
     def _follow(self) -> None:
-        """Read until the end, or until Kafka or the source cannot be reached."""
+        """Read signals until ``close``, or until Kafka or the source is unreachable."""
         self._ensure_topic()
         consumer = make_client(
             Consumer,
@@ -146,10 +146,10 @@ class SignalTopicReader:
             consumer.close()
 
     def _take(self, consumer: Consumer, message: Message) -> None:
-        """Leave one signal, and only then commit that it was read."""
+        """Store one signal, then commit its offset."""
         error = message.error()
         if error is not None:
-            if is_away(error) or error.code() in _SPREADING:
+            if is_transient(error) or error.code() in _SPREADING:
                 _LOG.debug("signal topic waits for the broker", reason=error.str())
                 return
             raise KafkaException(error)
@@ -161,18 +161,18 @@ class SignalTopicReader:
     def _read(self, message: Message) -> None:
         partition, offset = message.partition() or 0, message.offset() or 0
         source = f"{self._place.topic}[{partition}]@{offset}"
-        # The time distinguishes a recreated topic, which has the same offsets.
+        # The timestamp distinguishes a recreated topic, which has the same offsets.
         fallback_id = f"kafka-{partition}-{offset}-{message.timestamp()[1]:x}"
         signal_id = fallback_id
         try:
             signal = read_document(message.value() or b"", fallback_id, source)
             signal_id = signal.signal_id
-            self._leave(signal)
+            self._store(signal)
         except SignalRejectedError as rejection:
             self._refuse(SignalRefusal(signal_id, str(rejection), source))
 
     def _ensure_topic(self) -> None:
-        """Make the topic if there is none, with one partition: signals keep order."""
+        """Create a missing topic; with one partition signals keep their order."""
         name = self._place.topic
         admin = make_client(AdminClient, self._kafka)
         known = admin.list_topics(name, timeout=REQUEST_TIMEOUT_S).topics

@@ -75,7 +75,7 @@ class StateTopic:
 
 def write_now(kafka: Kafka, *records: Record) -> None:
     """
-    Write records, beside the loop's producer; they are durable when this returns.
+    Write records without the loop's producer; they are durable when this returns.
 
     Raises:
         BrokerUnavailableError: Kafka does not answer in time.
@@ -86,7 +86,7 @@ def write_now(kafka: Kafka, *records: Record) -> None:
         if error is not None:
             refused.append(error)
 
-    # Records that replace their like: no need to wait for a producer's id.
+    # A repeated record only replaces its own key: no need to wait for a producer id.
     producer = make_client(Producer, kafka, {"acks": "all", "linger.ms": 0})
     for record in records:
         producer.produce(
@@ -99,5 +99,5 @@ def write_now(kafka: Kafka, *records: Record) -> None:
         )
     if producer.flush(REQUEST_TIMEOUT_S) or refused:
         topics = ", ".join(sorted({record.topic for record in records}))
-        reason = f"{topics} did not take a record"
+        reason = f"Kafka did not acknowledge a record to {topics}"
         raise BrokerUnavailableError(reason)

@@ -1,7 +1,7 @@
 """
-Monitors the relay's topics: deleted ones, and changed partition counts.
+Monitors the relay's topics for deletions and changed partition counts.
 
-The relay writes to the partition count that it has stored, but an operator who adds
+The relay places keys by the partition count that it has stored; an operator who adds
 partitions should learn at once that they are not used. A thread checks all topics every
 few seconds, in one request; a finding ends the session with its remedy.
 """
@@ -19,10 +19,10 @@ from towpath.settings import Kafka
 
 _LOG = structlog.get_logger("towpath.relay.kafka")
 
-# Soon enough for a person, rarely enough for a cluster of thousands of topics.
+# Short enough for a person, long enough for a cluster of thousands of topics.
 INTERVAL_S: Final = 2.0
 # A new topic may be unknown to a broker for a moment.
-_MISSED_LOOKS: Final = 2
+_MISSED_CHECKS: Final = 2
 # A frozen broker must not delay the relay's stop; the thread ends with its request.
 _CLOSE_TIMEOUT_S: Final = 0.5
 
@@ -38,7 +38,7 @@ class TopicMonitor:
         on_found: Callable[[], None],
     ) -> None:
         """
-        Prepare; ``start`` begins.
+        Prepare the thread; ``start`` starts it.
 
         Args:
             kafka: The brokers.
@@ -59,35 +59,35 @@ class TopicMonitor:
         )
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start checking."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop looking. Never raises."""
+        """Stop checking. Never raises."""
         self._is_closing.set()
         if self._thread.is_alive():
             self._thread.join(_CLOSE_TIMEOUT_S)
 
     def check(self) -> None:
         """
-        Make sure that nothing was found; called from the loop.
+        Raise the finding, if there is one; called from the loop.
 
         Raises:
             PartitionCountChangedError: A topic has other partitions.
-            TopicTruncatedError: A topic is gone.
+            TopicTruncatedError: A topic was deleted.
         """
         if self._found is not None:
             raise self._found
 
-    def look(self, there: Mapping[str, int]) -> HaltError | None:
-        """Return what is wrong with the cluster's topics, by their partition counts."""
+    def _compare(self, existing: Mapping[str, int]) -> HaltError | None:
+        """Return the error of a topic that was deleted or has new partitions."""
         for topic, count in tuple(self._counts.items()):
             if not self._is_marked(topic):
                 continue
-            found = there.get(topic, 0)
+            found = existing.get(topic, 0)
             if not found:
                 self._missed[topic] = self._missed.get(topic, 0) + 1
-                if self._missed[topic] >= _MISSED_LOOKS:
+                if self._missed[topic] >= _MISSED_CHECKS:
                     reason = f"topic {topic} was deleted while the relay writes it"
                     return TopicTruncatedError(reason)
                 continue
@@ -101,9 +101,9 @@ class TopicMonitor:
         with TopicCounts(self._kafka) as topics:
             while not self._is_closing.wait(INTERVAL_S):
                 try:
-                    found = self.look(topics.read())
+                    found = self._compare(topics.read())
                 except TowpathError as error:
-                    # The loop notices for itself that Kafka is away.
+                    # The loop itself notices that Kafka is unreachable.
                     _LOG.debug(
                         "topic monitor failed, next look retries", reason=str(error)
                     )

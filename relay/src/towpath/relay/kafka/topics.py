@@ -1,12 +1,12 @@
 """
-Topics: made by the relay, with the settings of ``[topics]``; existing ones are kept.
+Creates topics with the settings of ``[topics]``; existing topics keep theirs.
 
-Topics are described and created many in a request; ``ensure`` does not repeat requests
-of ``open``. A new topic is unknown to some brokers for a moment: only unknown ones are
-requested again, ever less often.
+One request describes or creates many topics; ``ensure`` does not repeat requests of
+``open``. A new topic is unknown to some brokers for a moment: only unknown ones are
+requested again, with growing delays.
 
 ``streamed`` topics lose records that are older than the retention. ``compacted`` ones
-keep the newest record of each key, and have one partition, so that they read in order.
+keep the newest record of each key, and have one partition, which gives them one order.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public  # type: ignore[attr-defined]  # public
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
     AdminClient,
     ConfigResource,
     NewTopic,
@@ -40,7 +40,7 @@ _POLICY: Final = "cleanup.policy"
 _COMPACT: Final = "compact"
 # The limit of a broker that reports none: Kafka's default.
 DEFAULT_LIMIT_BYTES: Final = 1_048_588
-# How many topics one request names: an answer of some hundred kilobytes.
+# How many topics one request names: its answer has some hundred kilobytes.
 TOPICS_AT_ONCE: Final = 500
 # A new topic is known to every broker within tens of milliseconds.
 _SPREADING_S: Final = 0.02
@@ -50,7 +50,7 @@ _Item = TypeVar("_Item")
 
 
 class MetadataPropagation:
-    """Waits, ever longer, until brokers know topics; for ever while more are known."""
+    """Waits until all brokers know new topics; gives up if no more become known."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -59,11 +59,11 @@ class MetadataPropagation:
         self._attempt = 0
 
     def is_over(self, left: int) -> bool:
-        """Take how much is not known; tell whether it has been no less for too long."""
+        """Return whether the count of unknown topics has not fallen for too long."""
         return self._stall.is_over(left)
 
     def wait(self) -> None:
-        """Let time pass before the next look."""
+        """Wait before the next request."""
         self._clock.wait(self._backoff.delay_s(self._attempt))
         self._attempt += 1
 
@@ -72,7 +72,7 @@ def facts_of(
     admin: AdminClient, clock: Clock, wanted: list[str]
 ) -> dict[str, TopicFacts]:
     """
-    Return the facts of topics; those just made may take a while to be known everywhere.
+    Return the facts of topics; wait until every broker knows the new ones.
 
     Raises:
         BrokerUnavailableError: Kafka does not answer, or does not know a topic.
@@ -155,13 +155,13 @@ _LOG = structlog.get_logger(__name__)
 
 # The dead letters record which aggregates are parked, until an operator releases them.
 _FOR_EVER: Final = -1
-# A broker makes at most ten thousand partitions in one request.
+# A broker creates at most ten thousand partitions in one request.
 _PARTITIONS_AT_ONCE: Final = 5_000
 _NO_COUNTS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 def compacted_topics(prefix: str) -> tuple[str, ...]:
-    """Name the topics that keep the newest record per key."""
+    """Return the topics that keep the newest record per key."""
     return (
         names.relations_topic(prefix),
         names.state_topic(prefix),
@@ -170,7 +170,7 @@ def compacted_topics(prefix: str) -> tuple[str, ...]:
 
 
 def streamed_topics(prefix: str, tables: Iterable[str]) -> tuple[str, ...]:
-    """Name the topics that exist from the beginning and are kept for a time."""
+    """Return the topics that exist from the start and have a retention time."""
     return (
         names.dead_letter_topic(prefix, "relay"),
         names.notifications_topic(prefix),
@@ -179,14 +179,14 @@ def streamed_topics(prefix: str, tables: Iterable[str]) -> tuple[str, ...]:
 
 
 def captured_in(topics: Iterable[str], settings: Settings) -> tuple[str, ...]:
-    """Name the captured tables: what is named, and what expressions take of topics."""
+    """Return the captured tables: named ones, and those of topics that match."""
     prefix = settings.database.prefix
     tables = (names.table_of(prefix, topic) for topic in topics)
     return settings.capture.chosen(table for table in tables if table is not None)
 
 
 class KafkaTopics:
-    """Makes topics and knows their limits."""
+    """Creates topics and keeps their size limits."""
 
     def __init__(self, kafka: Kafka, settings: Topics, clock: Clock) -> None:
         self._clock = clock
@@ -200,12 +200,12 @@ class KafkaTopics:
 
     @property
     def opened(self) -> Mapping[str, TopicFacts]:
-        """The topics that ``open`` has looked at."""
+        """The topics that ``open`` has read."""
         return self._opened
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Among how many partitions each known topic's keys are spread, as of now."""
+        """The partition counts of known topics; later topics are added in place."""
         return self._counts
 
     def open(
@@ -215,15 +215,15 @@ class KafkaTopics:
         had: Mapping[str, int] = _NO_COUNTS,
     ) -> Mapping[str, TopicFacts]:
         """
-        Create the topics that exist from the beginning, and read the facts of all.
+        Create the topics that exist from the start, and read the facts of all.
 
         Args:
             prefix: The topics' prefix.
             tables: The captured tables.
-            had: The partition counts by the marks of deleted topics without records.
+            had: The partition counts that deleted topics without records had.
 
         Returns:
-            The facts of these topics and of those that earlier runs made.
+            The facts of these topics and of those that earlier runs created.
 
         Raises:
             BrokerUnavailableError: Kafka cannot be reached.
@@ -249,17 +249,17 @@ class KafkaTopics:
 
     @property
     def batch_bytes(self) -> int:
-        """The size limit of batches that every known topic accepts."""
+        """The largest batch that every known topic accepts."""
         return self._batch_bytes
 
     @property
     def record_bytes(self) -> int:
-        """The largest size limit of records of any known topic."""
+        """The largest record that any known topic accepts."""
         return self._record_bytes
 
     def ensure(self, topic: str) -> TopicFacts:
         """
-        Return a topic's facts; a missing topic is created.
+        Return a topic's facts; create a missing topic.
 
         Raises:
             BrokerUnavailableError: Kafka cannot be reached; or the topic's limit needs
@@ -272,7 +272,7 @@ class KafkaTopics:
         if topic not in self._partition_counts(topic):
             self._create([self._streamed(topic)])
         facts = self._facts_of([topic])[topic]
-        self._heed(topic, facts.limit_bytes)
+        self._check_limit(topic, facts.limit_bytes)
         return facts
 
     def ends(self, topic: str, partition_count: int) -> Mapping[int, int]:
@@ -313,17 +313,19 @@ class KafkaTopics:
                     raise BrokerUnavailableError(reason)
             spreading.wait()
 
-    def _heed(self, topic: str, limit_bytes: int) -> None:
+    def _check_limit(self, topic: str, limit_bytes: int) -> None:
         if self._batch_bytes <= limit_bytes <= self._record_bytes:
             return
         self._batch_bytes = min(self._batch_bytes, limit_bytes)
         self._record_bytes = max(self._record_bytes, limit_bytes)
-        reason = f"topic {topic} takes {limit_bytes} bytes: the producer must know"
+        reason = (
+            f"topic {topic} accepts {limit_bytes} bytes: the producer must be recreated"
+        )
         raise BrokerUnavailableError(reason)
 
-    def make_again(self, prefix: str, counts: Mapping[str, int]) -> None:
+    def recreate(self, prefix: str, counts: Mapping[str, int]) -> None:
         """
-        Make topics that are gone with the partition counts that they had.
+        Create deleted topics again, with the partition counts that they had.
 
         Raises:
             BrokerUnavailableError: Kafka cannot be reached.
@@ -360,7 +362,7 @@ class KafkaTopics:
         )
 
     def _create(self, wanted: Iterable[NewTopic]) -> None:
-        # The client ends the process when it is given a name twice.
+        # The client aborts the process if a request names a topic twice.
         once = {topic.topic: topic for topic in wanted}
         at_once = max(1, _PARTITIONS_AT_ONCE // self._settings.partitions)
         for new in in_requests(once.values(), min(TOPICS_AT_ONCE, at_once)):
@@ -374,10 +376,10 @@ class KafkaTopics:
         except KafkaException as error:
             code = error.args[0].code()
             if code == KafkaError.TOPIC_EXCEPTION:
-                reason = f"making topic {name}: {error.args[0].str()}"
+                reason = f"creating topic {name}: {error.args[0].str()}"
                 raise TopicRefusedError(reason) from error
             if code != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise relay_error(error, f"making topic {name}") from error
+                raise relay_error(error, f"creating topic {name}") from error
         else:
             _LOG.info("topic made", topic=name)
 

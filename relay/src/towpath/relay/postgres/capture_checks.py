@@ -87,7 +87,7 @@ def generated_findings(
         found.append(
             warning_finding(
                 f"{name}: generated columns are left out: {_listed_columns(left_out)}",
-                "topics, snapshots and sinks are without them",
+                "topics, snapshots and sinks lack them",
                 cure,
             )
         )
@@ -108,7 +108,7 @@ class GeneratedColumns:
         Check once, and log new findings.
 
         Raises:
-            psycopg.Error: The connection is gone.
+            psycopg.Error: The connection is lost.
             SourceUnavailableError: The same.
         """
         publication = {"publication": self._settings.database.publication}
@@ -182,7 +182,7 @@ def _cure(is_stored: bool, publication: str, version: int) -> str:  # noqa: FBT0
     if is_stored:
         return (
             f"run ALTER PUBLICATION {quoted(publication)} SET"
-            " (publish_generated_columns = stored), then ask for a snapshot"
+            " (publish_generated_columns = stored), then request a snapshot"
         )
     return "make virtual columns STORED: the server sends no others"
 
@@ -233,9 +233,9 @@ def capture_list_findings(facts: SourceFacts, settings: Settings) -> Iterator[Fi
         alone = settings.capture.only(entry)
         if not any(alone.takes(name) for name in facts.tables):
             yield warning_finding(
-                f"[source] tables: {entry} takes no table",
-                "nothing comes from it until there is one",
-                "correct it, or make the table",
+                f"[source] tables: {entry} matches no table",
+                "it captures nothing until a table matches",
+                "correct it, or create the table",
             )
 
 
@@ -260,7 +260,7 @@ def table_findings(
     if table is None:
         yield error_finding(
             f"{name}: there is no such table",
-            "nothing would ever come from it",
+            "it would produce no records",
             "correct [source] tables",
         )
         return

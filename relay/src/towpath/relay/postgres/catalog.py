@@ -37,7 +37,7 @@ class PostgresCatalog:
         that the rest of its stream keeps the order of the key's columns.
 
         Raises:
-            SourceUnavailableError: The connection is gone.
+            SourceUnavailableError: The connection is lost.
         """
         with translated_errors("reading the catalog"):
             execute = self._connection.execute
@@ -62,7 +62,7 @@ class PostgresCatalog:
         Return the LSN of the log's end.
 
         Raises:
-            SourceUnavailableError: The connection is gone.
+            SourceUnavailableError: The connection is lost.
         """
         with translated_errors("reading the end of the log"):
             row = self._connection.execute(query("read_log_end")).fetchone()
@@ -73,7 +73,7 @@ class PostgresCatalog:
         Return the facts of a slot; None if there is none.
 
         Raises:
-            SourceUnavailableError: The connection is gone.
+            SourceUnavailableError: The connection is lost.
         """
         with translated_errors("reading the slot"):
             execute = self._connection.execute
@@ -82,10 +82,10 @@ class PostgresCatalog:
 
     def holder(self, slot: str) -> str:
         """
-        Describe the process that holds a slot, for people.
+        Return a readable description of the process that holds a slot.
 
         Raises:
-            SourceUnavailableError: The connection is gone.
+            SourceUnavailableError: The connection is lost.
         """
         with translated_errors("reading who holds the slot"):
             execute = self._connection.execute
@@ -100,7 +100,7 @@ def session_text(
     address: str | None,
     since: datetime | None,
 ) -> str:
-    """Describe a session for people; another role's is partly hidden."""
+    """Return a session as readable text; another role's is partly hidden."""
     session = f"process {pid} of the server, {application or 'unnamed'} of role {role}"
     if since is None:
         return f"{session} (the rest is hidden from this role: grant pg_read_all_stats)"
@@ -138,7 +138,7 @@ def read_table_keys(connection: Connection, oids: Sequence[int]) -> list[TableKe
     Return the keys of the tables that still exist.
 
     Raises:
-        psycopg.Error: The connection is gone.
+        psycopg.Error: The connection is lost.
     """
     if not oids:
         return []
@@ -166,5 +166,5 @@ def record_key(
 
 
 def key_columns_text(key: Sequence[str] | None) -> str:
-    """Return a key's columns for people."""
+    """Return a key's columns as readable text."""
     return f"({', '.join(key)})" if key else "none"

@@ -66,7 +66,7 @@ def copy_out(connection: Connection, statement: bytes) -> Iterator[list[bytes]]:
     A caller that stops early loses the connection: it is closed.
 
     Raises:
-        psycopg.Error: The server refuses, cancels, or is gone.
+        psycopg.Error: The server refuses or cancels, or the connection is lost.
     """
     pgconn = connection.pgconn
     poll = select.poll()
@@ -119,7 +119,7 @@ def _read_to_the_end(pgconn: pq.abc.PGconn, poll: select.poll) -> None:
 
 def _error(result: pq.abc.PGresult | None) -> psycopg.Error:
     if result is None or result.status != pq.ExecStatus.FATAL_ERROR:
-        return psycopg.ProgrammingError("the statement is no COPY to stdout")
+        return psycopg.ProgrammingError("the statement is not a COPY to stdout")
     return psycopg.errors.error_from_result(result)
 
 
@@ -144,12 +144,12 @@ def write_watermark(connection: Connection, token: str, form: Watermarks) -> Non
             connection.execute(query("delete_window"), row)
 
 
-# Below it one reader ends before a second one has begun.
+# A smaller table is read before a second reader has started.
 _ROWS_WORTH_PARTS: Final = 50_000
 # These rows come from a few hundred pages at random places, and cut a table into parts
 # that differ by a few percent. Ten times as many cost a second.
 _SAMPLED_ROWS: Final = 20_000
-# The errors of tables and schemas that do not exist any more.
+# The errors of tables and schemas that no longer exist.
 _GONE: Final = (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)
 
 
@@ -232,7 +232,7 @@ class ChunkReader:
 
         Raises:
             TableRefusedError: It cannot be read, or is another table by now.
-            ViewLostError: The exported snapshot does not hold it any more.
+            ViewLostError: The exported snapshot no longer shows it.
         """
         # A lock needs a name; the shape that counts is read under the lock.
         arguments = (self._connection, request.collection, request.order_by)
@@ -286,7 +286,7 @@ class ChunkReader:
 
         Raises:
             TableRefusedError: The table differs from its plan.
-            ViewLostError: The exported snapshot does not hold it any more.
+            ViewLostError: The exported snapshot no longer shows it.
         """
         has_marks = request.view is None
         if request.low_token is not None and has_marks:
@@ -367,9 +367,9 @@ class ChunkReader:
 
 
 def _check_oid(shape: TableShape, request: ReadPlan) -> None:
-    """Refuse another table that has taken the name of the signalled one."""
+    """Refuse another table that now has the name of the signalled one."""
     if shape.relation.oid != request.table_oid:
-        reason = "it was dropped and made again, or renamed, since the signal"
+        reason = "it was dropped and recreated, or renamed, since the signal"
         raise tables.TableRefusedError(reason)
 
 

@@ -2,12 +2,12 @@
 Connections to the source, and the translation of the driver's errors.
 
 ===================  ==============================================================
-08, 57P0, 53         the server is away, shutting down or full: retry
+08, 57P0, 53         the server is unreachable, shutting down or full: retry
 no SQLSTATE          the connection broke, or was never made: retry
 28, or a password    the login is refused: halt
 3D000, 42501         no such database, a missing right: halt
 55006                the slot is in use: retry, for a while
-55000, 58P01         the slot needs log that is gone: halt
+55000, 58P01         the slot needs log that was removed: halt
 42704                no such slot or publication: halt
 everything else      the server refuses a statement of ours: halt
 ===================  ==============================================================
@@ -62,7 +62,7 @@ _BY_STATE: Final = MappingProxyType(
     }
 )
 _PORTS: Final = re.compile(r"[0-9,]*\Z")
-_AWAY: Final = ("08", "57P0", "53")
+_UNAVAILABLE: Final = ("08", "57P0", "53")
 
 
 def connect(dsn: str, *, replication: bool = False) -> Connection:
@@ -137,10 +137,10 @@ def failure(error: psycopg.Error, doing: str) -> TowpathError:
 def failure_of(
     state: str | None, message: str, *, was_login: bool = False
 ) -> TowpathError:
-    """Return our error for a SQLSTATE; None: there was no answer at all."""
+    """Return our error for a SQLSTATE; None: the server did not answer."""
     if was_login:
         return SourceRefusedError(message)
-    if state is None or state.startswith(_AWAY):
+    if state is None or state.startswith(_UNAVAILABLE):
         return SourceUnavailableError(message)
     return _BY_STATE.get(state, SourceRefusedError)(message)
 

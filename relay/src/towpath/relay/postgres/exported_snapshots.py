@@ -37,7 +37,7 @@ from towpath.relay.postgres.connect import (
 )
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.replication import Wakeup
-from towpath.relay.postgres.slot import exporting_command
+from towpath.relay.postgres.slot import blocking_transactions, exporting_command
 from towpath.relay.snapshot.sql import quoted_text
 from towpath.relay.snapshot.visibility import XidSnapshot
 from towpath.schemas.clock import Clock, Deadline
@@ -45,15 +45,15 @@ from towpath.schemas.failure import TowpathError, UnavailableError
 
 
 class ViewLostError(UnavailableError):
-    """The exported snapshot is gone, or does not hold a table any more."""
+    """The exported snapshot is lost, or no longer shows a table."""
 
-    remedy = "Nothing is to be done: what is left is read chunk by chunk."
+    remedy = "No action is needed: the remaining rows are read chunk by chunk."
 
 
 class TableAlteredError(UnavailableError):
     """A table was altered between a transaction's view of it and its lock."""
 
-    remedy = "Nothing is to be done: the chunk is read again."
+    remedy = "No action is needed: the chunk is read again."
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class _ExportedSnapshot:
     """
     An exported snapshot, and the session that holds it.
 
-    Without a name it is gone for good: another snapshot would show another moment.
+    Without a name it is lost for good: another snapshot would show another moment.
     """
 
     name: str | None
@@ -86,7 +86,7 @@ class ExportedSnapshots:
         Import a snapshot into a repeatable-read transaction without a query yet.
 
         Raises:
-            ViewLostError: The snapshot is gone.
+            ViewLostError: The snapshot is lost.
             TowpathError: It could not be exported.
         """
         name = self._name(view)
@@ -119,14 +119,14 @@ class ExportedSnapshots:
             if found is None:
                 found = self._views[view] = self._export()
         if found.name is None:
-            reason = "the snapshot's view of the database is gone"
+            reason = "the snapshot's view of the database is lost"
             raise ViewLostError(reason)
         return found.name
 
     def _export(self) -> _ExportedSnapshot:
         holder = self._connect()
         try:
-            with translated_errors("making a view of the database"):
+            with translated_errors("exporting a view of the database"):
                 holder.execute(query("lift_session_limits"))
                 holder.execute("begin isolation level repeatable read read only")
                 row = holder.execute(query("export_snapshot")).fetchone()
@@ -136,7 +136,7 @@ class ExportedSnapshots:
         return _ExportedSnapshot(str(row[0]) if row else None, holder)
 
     def _lose(self, view: str) -> None:
-        """Record that a snapshot is gone."""
+        """Record that a snapshot is lost."""
         with self._lock:
             lost = self._views.get(view)
             if lost is not None:
@@ -158,7 +158,7 @@ def check_unaltered(connection: Connection) -> None:
     snapshot = XidSnapshot.parse(str(visible[0] if visible else ""))
     for name, is_other, writers in connection.execute(query("read_altered_tables")):
         if is_other or not all(map(snapshot.sees_streamed, writers)):
-            reason = f"{name} was altered after the moment that is read"
+            reason = f"{name} was altered after the snapshot was taken"
             raise TableAlteredError(reason)
 
 
@@ -206,7 +206,7 @@ class SlotMaker:
 
     def make(self, dsn: str, slot: str, catalog: Connection) -> SlotSnapshot | None:
         """
-        Create the slot; None if the process is to stop before there is one.
+        Create the slot; None if the process stops before it exists.
 
         Args:
             dsn: The source.
@@ -214,7 +214,7 @@ class SlotMaker:
             catalog: An ordinary connection, to read the transactions that block it.
 
         Raises:
-            SourceUnavailableError: The connection is gone, or another process has just
+            SourceUnavailableError: The connection is lost, or another process has just
                 created the slot.
             SourceRefusedError: The server refuses.
         """
@@ -224,7 +224,7 @@ class SlotMaker:
                 for setting in _NO_TIMEOUTS:
                     connection.execute(setting)
             command = exporting_command(slot, connection.info.server_version)
-            with translated_errors("making the slot"):
+            with translated_errors("creating the slot"):
                 name = self._create(connection, command, catalog)
         except BaseException:
             connection.close()
@@ -262,22 +262,19 @@ class SlotMaker:
 
 
 def _log_blockers(catalog: Connection) -> None:
-    old = catalog.execute(query("read_old_transactions")).fetchall()
     _LOG.warning(
         "slot creation waits for older transactions",
-        transactions=[
-            f"{who} ({application}, {age_s:.0f} s)" for who, application, age_s in old
-        ],
+        transactions=blocking_transactions(catalog),
         remedy="End them, or run select pg_terminate_backend(pid) or rollback prepared",
     )
 
 
 def _creation_error(result: pq.abc.PGresult | None) -> TowpathError:
     if result is None:
-        return SourceUnavailableError("making the slot: the server gave no answer")
+        return SourceUnavailableError("creating the slot: the server gave no answer")
     field = result.error_field
     state = (field(pq.DiagnosticField.SQLSTATE) or b"").decode()
     message = (field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"refused").decode()
     if state == _DUPLICATE:
-        return SourceUnavailableError(f"making the slot: {message}")
-    return failure_of(state or None, f"making the slot: {message}")
+        return SourceUnavailableError(f"creating the slot: {message}")
+    return failure_of(state or None, f"creating the slot: {message}")

@@ -48,7 +48,7 @@ _BEAT_TIMEOUT: Final = b"set local lock_timeout = '5s'"
 
 class HistoryStore(NamedTuple):
     """
-    The functions of the state in Kafka.
+    The functions that read and write the state in Kafka.
 
     All but ``read`` return when Kafka has acknowledged. ``confirm`` lowers the stored
     confirmed LSN to an LSN of the newest lineage.
@@ -89,7 +89,7 @@ class LineageResolver:
             SlotLostError: The same, without a usable slot.
             NotPreparedError: Slot, publication or heartbeat table is missing.
             StateLostError: Kafka lacks the state of an existing slot or topic.
-            SourceUnavailableError: The server is away, or only a standby.
+            SourceUnavailableError: The server is unreachable, or a standby.
         """
         stored = self._store.read()
         found = self.found(stored.heartbeat)
@@ -122,7 +122,7 @@ class LineageResolver:
 
         Raises:
             NotPreparedError: There is no heartbeat table.
-            SourceUnavailableError: The server is away, or only a standby.
+            SourceUnavailableError: The server is unreachable, or a standby.
         """
         identity = self._stream.identify()
         with translated_errors("reading the source's history"):
@@ -184,10 +184,10 @@ class LineageResolver:
         source, connection = self._source, self._connection
         require_publications(connection, source)
         if found.slot is not None:
-            with translated_errors("dropping the slot that serves no more"):
+            with translated_errors("dropping the unusable slot"):
                 connection.execute(query("drop_slot"), {"slot": source.slot})
         statement = slot_statement(source.slot, connection.info.server_version)
-        setup.run_setup(connection, [setup.SetupStep("making the slot", statement)])
+        setup.run_setup(connection, [setup.SetupStep("creating the slot", statement)])
         _LOG.warning("slot recreated", slot=source.slot)
 
     def _with_start(self, decision: LineageDecision) -> LineageDecision:
@@ -195,7 +195,7 @@ class LineageResolver:
         with translated_errors("reading the slot"):
             slot = read_slot(self._connection, self._source.slot)
         if slot is None:
-            reason = f"slot {self._source.slot} has just vanished"
+            reason = f"slot {self._source.slot} has just been dropped"
             raise SourceUnavailableError(reason)
         lineage = replace(decision.lineage, start_lsn=slot.confirmed_lsn)
         decision = replace(

@@ -103,7 +103,7 @@ class InitialSnapshot:
 
         Raises:
             NotPreparedError: A publication is missing.
-            SourceUnavailableError: The connection is gone.
+            SourceUnavailableError: The connection is lost.
         """
         self._view, self._relay = None, relay
         mode = self._options.mode

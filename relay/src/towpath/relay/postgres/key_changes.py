@@ -49,7 +49,7 @@ class KeyChange(NamedTuple):
     now: TableKey
 
     def __str__(self) -> str:
-        """Return the change for people."""
+        """Return the change as readable text."""
         former, key = key_columns_text(self.known.key), key_columns_text(self.now.key)
         return f"{self.known.name} from {former} to {key}"
 
@@ -62,7 +62,7 @@ def require_same_keys(
 
     Raises:
         KeyChangedError: The key of a captured table changed.
-        SourceUnavailableError: The connection is gone.
+        SourceUnavailableError: The connection is lost.
     """
     if settings.relay.on_gap is not OnGap.HALT:
         return
@@ -103,7 +103,7 @@ class KeyChanges:
         Check once, and handle each changed key.
 
         Raises:
-            psycopg.Error: The connection is gone.
+            psycopg.Error: The connection is lost.
         """
         self._store.store_first_keys(connection)
         for change in _key_changes(connection, self._settings, self._store):

@@ -6,7 +6,7 @@ captured name and compares it with the catalog at each turn. The rows survive a 
 so a table that was recreated while the relay was down is recognised.
 
 ==============  ======================================================================
-``DROPPED``     the name has no table any more
+``DROPPED``     the name no longer has a table
 ``RENAMED``     the same, and the table has another name or schema by now
 ``RECREATED``   the name belongs to another table
 ==============  ======================================================================
@@ -43,8 +43,8 @@ _LOG = structlog.get_logger("towpath.relay.slot_monitor")
 
 _KEPT: Final = (
     "topic and sinks keep the rows that were captured under this name; set on_drop = "
-    '"truncate" in [[source]] to remove them, or ask for a snapshot with a sweep once '
-    "there is a table of this name"
+    '"truncate" in [[source]] to remove them, or request a snapshot with a sweep once '
+    "a table has this name"
 )
 _EMPTIED: Final = "none is needed: topic and sinks receive the deletion of all its rows"
 _SWEPT: Final = "none is needed: the new table's snapshot removes the old rows"
@@ -60,7 +60,7 @@ class TableEventKind(enum.StrEnum):
 
 class KnownTable(NamedTuple):
     """
-    A captured name, its last table, and whether that table is gone.
+    A captured name, its last table, and whether that table was dropped.
 
     ``key`` holds the columns of its key; None: an older release stored the row.
     """
@@ -94,7 +94,7 @@ def captured_name_changes(
     on_drop: OnDrop = OnDrop.KEEP,
 ) -> list[CapturedNameChange]:
     """
-    Return the captured names that do not have their table any more.
+    Return the captured names that no longer have their table.
 
     If ``on_drop`` is truncate, they include names whose rows were kept until now.
     """
@@ -143,7 +143,7 @@ class KnownTables:
         Return the rows by name; columns that an older release lacks are added.
 
         Raises:
-            psycopg.Error: The connection is gone, or the role may not create the table.
+            psycopg.Error: The connection is lost, or the role may not create the table.
         """
         if not self._is_migrated:
             missing = connection.execute(query("read_whether_captured_is_outdated"))
@@ -189,7 +189,7 @@ class KnownTables:
         connection.execute(query("store_changed_key"), changed)
 
     def forget(self, connection: Connection, known: KnownTable) -> None:
-        """Delete a name that is not captured any more, or whose rows are gone."""
+        """Delete a name that is no longer captured, or whose rows are deleted."""
         connection.execute(query("delete_known_table"), self._names(known))
 
     def outdated(
@@ -227,7 +227,7 @@ class KnownTables:
     def empty(
         self, connection: Connection, known: KnownTable, now: ListedTable
     ) -> None:
-        """Publish that all former rows of a name are gone; no snapshot sweeps them."""
+        """Publish the deletion of a name's former rows, as no snapshot sweeps them."""
         change = CapturedNameChange(known, TableEventKind.RECREATED, now)
         if self._on_drop is OnDrop.KEEP:
             self._write(connection, change, remedy=_EMPTIED)
@@ -290,8 +290,8 @@ class TableReport(NamedTuple):
             yield warning_finding(
                 f"{name}: the key changed {change}",
                 "topic and sinks keep rows under the former key",
-                "ask for a snapshot of the table with a sweep, or wait for the one "
-                "that runs: towpath snapshot start --sweep",
+                "request a snapshot of the table with a sweep (towpath snapshot start "
+                "--sweep), or wait for the one that runs",
             )
         for name, reason in self.unreadable.items():
             yield warning_finding(
@@ -306,7 +306,7 @@ def report_tables(connection: Connection, settings: Settings) -> TableReport:
     Report all captured tables.
 
     Raises:
-        SourceUnavailableError: The connection is gone.
+        SourceUnavailableError: The connection is lost.
     """
     listed = list_tables(connection, settings)
     takes = settings.capture.takes
@@ -328,7 +328,7 @@ def unreadable_tables(
     Return the tables that snapshots cannot read, with the reason.
 
     Raises:
-        psycopg.Error: The connection is gone.
+        psycopg.Error: The connection is lost.
     """
     wanted = {**name_lists(names), "publication": publication}
     found = {}

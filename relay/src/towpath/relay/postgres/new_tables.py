@@ -8,13 +8,13 @@ should be captured and is not yet gets a transaction of its own::
 
 The lock lasts until the commit, so every row is either visible to the snapshot or
 streamed; the first half of a transaction that writes before and after would be neither.
-A writer is waited for only briefly, and again after it has ended. The publication takes
-a table once, so it is filled once, however many relays try. A table that was removed
-from the publication by hand and is captured again is filled with a sweep: changes were
-missed.
+The relay waits briefly for a writer, and retries after it has ended. The publication
+takes a table once, so it is filled once, however many relays try. A table that was
+removed from the publication by hand and is captured again is filled with a sweep:
+changes were missed.
 
 A table that cannot be captured is refused; the reason is logged once and checked again
-each time. Dropped tables leave the publication by themselves.
+each time. Postgres removes dropped tables from the publication.
 
 Before that, the captured names are compared with their tables at the last turn
 (``known_tables``), also of an earlier process. ``on_drop`` decides about a name without
@@ -55,7 +55,7 @@ from towpath.settings import Settings
 
 _LOG = structlog.get_logger("towpath.relay.slot_monitor")
 
-REFUSED: Final = "a table that is to be captured cannot be"
+REFUSED: Final = "a table that should be captured cannot be captured"
 
 # New tables are rarely urgent; the catalog of ten thousand takes some milliseconds.
 CHECK_INTERVAL_S: Final = 5.0
@@ -93,7 +93,7 @@ class NewTables:
         Check once, and capture new tables.
 
         Raises:
-            psycopg.Error: The connection is gone.
+            psycopg.Error: The connection is lost.
             SourceUnavailableError: The same.
         """
         listed = list_tables(connection, self._settings)
@@ -275,7 +275,7 @@ class NewTables:
                 _LOG.warning(
                     "publication sends a table that is not captured",
                     table=each.name,
-                    remedy="run towpath relay init, which takes it out",
+                    remedy="run towpath relay init, which removes it",
                 )
 
 

@@ -21,6 +21,7 @@ from towpath.relay.postgres.capture_checks import capture_list_findings, topic_p
 from towpath.relay.postgres.connect import Connection, connect, quoted
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.relays import RELAY_TABLE
+from towpath.relay.postgres.slot import age_text
 from towpath.relay.postgres.source_facts import OWN_TABLES, SourceFacts
 from towpath.relay.recovery.backfill import MAKES_SLOT
 from towpath.schemas.failure import TowpathError
@@ -80,8 +81,8 @@ def replication_findings(dsn: str) -> list[Finding]:
 def _refused_replication(refused: TowpathError) -> Finding:
     return error_finding(
         f"no replication connection ({refused})",
-        "the log is streamed over one, and ordinary connections work",
-        "let [source] dsn lead to the server itself, not to PgBouncer or another "
+        "ordinary connections work, but the log is streamed over a replication one",
+        "point [source] dsn at the server itself, not at PgBouncer or another "
         "pooler; grant the role REPLICATION and allow it in pg_hba.conf",
     )
 
@@ -91,14 +92,14 @@ def _server_findings(facts: SourceFacts) -> Iterator[Finding]:
     if server.version < _OLDEST_VERSION:
         yield error_finding(
             f"the server's version is {server.version}",
-            "what publications know came with version 15",
+            "the relay uses publication features of version 15",
             "it must be 15 or later: upgrade the server",
         )
     if server.is_standby:
         yield error_finding(
             "the server is a standby",
             "slot, heartbeats and signals are written on a primary only",
-            "let [source] dsn lead to the primary, or run pg_ctl promote",
+            "point [source] dsn at the primary, or run pg_ctl promote",
         )
     if server.wal_level != "logical":
         yield error_finding(
@@ -109,13 +110,13 @@ def _server_findings(facts: SourceFacts) -> Iterator[Finding]:
     if server.encoding != "UTF8":
         yield error_finding(
             f"the database's encoding is {server.encoding}",
-            "records are UTF-8, and some characters would have no form",
-            "it must be UTF8: dump and restore it into one that is",
+            "records are UTF-8, and some characters could not be converted",
+            "dump the database and restore it into one with encoding UTF8",
         )
     if not server.may_replicate:
         yield error_finding(
             "the role may not replicate",
-            "the slot could not be made or read",
+            "the slot could not be created or read",
             "run ALTER ROLE CURRENT_USER REPLICATION as a superuser",
         )
 
@@ -135,7 +136,7 @@ def _publication_findings(facts: SourceFacts, settings: Settings) -> Iterator[Fi
     if silent:
         yield warning_finding(
             f"publication {name} does not send {', '.join(silent)}",
-            "sinks would keep what the source changed or deleted",
+            "sinks would keep rows that the source changed or deleted",
             f"ALTER PUBLICATION {quoted(name)} SET (publish = "
             "'insert, update, delete, truncate')",
         )
@@ -166,7 +167,7 @@ def _prepared_findings(facts: SourceFacts, settings: Settings) -> Iterator[Findi
             )
     signals = filter(None, (_SIGNAL_TABLE, settings.relay.snapshot.signal_table))
     unsent = "its changes are not sent"
-    unseen = "signals that are left there are never seen"
+    unseen = "signals that are inserted there are not seen"
     for publication, table, why in (
         *((source.publication, each, unsent) for each in settings.capture.names),
         *((source.publication, each, unseen) for each in signals),
@@ -193,12 +194,14 @@ def _slot_findings(facts: SourceFacts, settings: Settings) -> Iterator[Finding]:
         return
     if facts.slot is None:
         yield error_finding(
-            f"slot {slot} is missing", "no log is kept for us", "run towpath relay init"
+            f"slot {slot} is missing",
+            "the server keeps no log for the relay",
+            "run towpath relay init",
         )
     elif not facts.slot.is_ours:
         what = f"slot {slot} is {facts.slot.kind}"
         yield error_finding(
-            what, "it is not ours", "choose another name in [source] slot"
+            what, "this relay cannot use it", "choose another name in [source] slot"
         )
     elif facts.slot.is_lost:
         cause = facts.slot.invalidation_reason or "max_slot_wal_keep_size"
@@ -215,7 +218,7 @@ def _room_findings(facts: SourceFacts) -> Iterator[Finding]:
     if facts.slot is None and server.slots >= server.max_slots:
         yield error_finding(
             f"all {server.max_slots} replication slots are taken",
-            "ours could not be made",
+            "the relay's slot could not be created",
             f"ALTER SYSTEM SET max_replication_slots = {server.max_slots + 5} and "
             "restart the server, or drop an unused slot",
         )
@@ -234,13 +237,13 @@ def _bound_findings(facts: SourceFacts) -> Iterator[Finding]:
     if server.keep_mebibytes == _UNBOUNDED:
         yield warning_finding(
             "max_slot_wal_keep_size is -1",
-            "a relay that stays away fills the disk with log",
+            "while a relay is down, its retained log can fill the disk",
             "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; SELECT pg_reload_conf()",
         )
     if server.decoding_kibibytes < _DEFAULT_DECODING_KIBIBYTES:
         yield warning_finding(
             f"logical_decoding_work_mem is {server.decoding_kibibytes} kB",
-            "large transactions spill to disk and come late",
+            "large transactions spill to disk and arrive late",
             "ALTER SYSTEM SET logical_decoding_work_mem = '64MB'; "
             "SELECT pg_reload_conf()",
         )
@@ -249,23 +252,16 @@ def _bound_findings(facts: SourceFacts) -> Iterator[Finding]:
 def _old_findings(facts: SourceFacts) -> Iterable[Finding]:
     for who, application, age_s in facts.old_transactions:
         is_prepared = who.startswith("prepared ")
-        # A hidden age is no reason for an alarm.
+        # A hidden age is no reason for a warning.
         is_old = age_s is not None and age_s >= _OLD_S
         if is_old or (is_prepared and facts.slot is None):
             yield warning_finding(
                 f"transaction of {who} ({application}) is open for {age_text(age_s)}",
-                "making a slot waits for it, and it keeps log and dead rows",
+                "creating a slot waits for it, and it retains log and dead rows",
                 f"ROLLBACK PREPARED '{who.removeprefix('prepared ')}'"
                 if is_prepared
                 else f"SELECT pg_terminate_backend({who})",
             )
-
-
-def age_text(age_s: float | None) -> str:
-    """Return an age as text; that of another role's session may be hidden."""
-    if age_s is None:
-        return "a time that is hidden from this role (grant pg_read_all_stats)"
-    return f"{age_s:.0f} s"
 
 
 def _sql(name: str) -> str:
@@ -284,7 +280,7 @@ def rights_findings(connection: Connection) -> Iterator[Finding]:
     ``report_tables`` covers captured tables.
 
     Raises:
-        psycopg.Error: The connection is gone.
+        psycopg.Error: The connection is lost.
     """
     wanted = [
         (TableName.parse(table), right)

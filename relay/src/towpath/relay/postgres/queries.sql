@@ -219,7 +219,7 @@ select exists (select from towpath.snapshot)
     or exists (select from towpath.signal where status is not null)
 
 -- name: count_other_slots
--- Slots of this database with our plugin that other processes have made.
+-- Slots of this database with our plugin that other processes have created.
 select count(*) from pg_catalog.pg_replication_slots
 where database = pg_catalog.current_database() and plugin = 'pgoutput'
     and slot_name <> %(slot)s
@@ -492,7 +492,7 @@ limit %(limit)s
 select pg_catalog.to_jsonb(s) from towpath.signal s where s.id = %(id)s::text
 
 -- name: store_first_answer
--- Nothing is returned if the signal has an answer already, or is gone. Without a relay
+-- Nothing is returned if the signal is answered already, or deleted. Without a relay
 -- the signal's own stays.
 update towpath.signal
 set status = %(status)s, detail = %(detail)s, updated_at = now(),
@@ -510,7 +510,7 @@ set status = %(status)s, detail = coalesce(detail, '{}') || %(detail)s,
 where id = %(id)s
 
 -- name: reopen_signal
--- A snapshot that had ended is resumed: its signal has no final answer any more.
+-- A snapshot that had ended is resumed: its signal no longer has a final answer.
 update towpath.signal set status = 'accepted', updated_at = now()
 where id = %(id)s and status in ('failed', 'incomplete')
 

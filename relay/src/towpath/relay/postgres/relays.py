@@ -65,7 +65,7 @@ def read_relays(connection: Connection, slot: str) -> RelayFacts:
     Read the relays of a database, also from the tables of earlier releases.
 
     Raises:
-        psycopg.Error: The connection is gone.
+        psycopg.Error: The connection is lost.
     """
     execute = connection.execute
     numbers: dict[str, int] = {}
@@ -90,7 +90,7 @@ def read_registration(connection: Connection, name: str) -> Registration:
 
     Raises:
         NotPreparedError: It is not.
-        SourceUnavailableError: The connection is gone.
+        SourceUnavailableError: The connection is lost.
     """
     with translated_errors("reading the registered relays"):
         is_there = _is_there(connection, RELAY_TABLE)

@@ -149,7 +149,7 @@ class SlotStream:
         Return the server's identity. Call order: before ``start``.
 
         Raises:
-            SourceUnavailableError: The connection is gone.
+            SourceUnavailableError: The connection is lost.
         """
         with translated_errors("identifying the system"):
             row = self._connection.execute("IDENTIFY_SYSTEM").fetchone()
@@ -163,7 +163,7 @@ class SlotStream:
         Return the forks of a timeline. Call order: before ``start``.
 
         Raises:
-            SourceUnavailableError: The connection is gone.
+            SourceUnavailableError: The connection is lost.
         """
         with translated_errors("reading the timeline's history"):
             return read_forks(self._connection, timeline)
@@ -174,9 +174,9 @@ class SlotStream:
 
         Raises:
             SlotBusyError: Another process has the slot.
-            SlotLostError: The slot needs log that is gone.
+            SlotLostError: The slot needs log that was removed.
             NotPreparedError: There is no such slot.
-            SourceUnavailableError: The connection is gone.
+            SourceUnavailableError: The connection is lost.
         """
         names = ",".join(quoted(name) for name in publications).replace("'", "''")
         command = (
@@ -198,7 +198,7 @@ class SlotStream:
         Raises:
             PublicationYoungerError: Changes were skipped; no frame after them is
                 returned.
-            SourceUnavailableError: The connection is gone.
+            SourceUnavailableError: The connection is lost.
         """
         frames: list[bytes] = []
         if self._end is not None:
@@ -219,7 +219,7 @@ class SlotStream:
 
         Raises:
             PublicationYoungerError: As ``read`` does, if that ended the stream.
-            SourceUnavailableError: The connection is gone.
+            SourceUnavailableError: The connection is lost.
         """
         if self._end is not None:
             raise self._end

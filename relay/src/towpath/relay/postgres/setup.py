@@ -22,7 +22,11 @@ from towpath.relay.postgres.capture_checks import SENDING_VERSION, tables_to_cap
 from towpath.relay.postgres.connect import Connection, quoted, translated_errors
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.relays import assignment_statement, registration_statement
-from towpath.relay.postgres.slot import SLOT_TIMEOUT, slot_statement
+from towpath.relay.postgres.slot import (
+    SLOT_TIMEOUT,
+    blocking_transactions,
+    slot_statement,
+)
 from towpath.relay.postgres.source_facts import (
     OWN_TABLES,
     PublicationFacts,
@@ -107,11 +111,11 @@ def plan_setup(facts: SourceFacts, settings: Settings) -> list[SetupStep]:
 
 
 def setup_notes(facts: SourceFacts, settings: Settings) -> list[str]:
-    """Return the steps that the relay itself does, as notes for people."""
+    """Return the steps that the relay itself performs, as notes for the operator."""
     found = []
     if preflight.leaves_slot(facts, settings):
         found.append(
-            f"slot {settings.database.slot} is made by towpath relay run, together "
+            f"slot {settings.database.slot} is created by towpath relay run, together "
             "with the view of the database that its first snapshot reads"
         )
     relays, slot = facts.relays, settings.database.slot
@@ -137,9 +141,9 @@ def run_setup(connection: Connection, steps: Iterable[SetupStep]) -> None:
     Raises:
         SourceRefusedError: The server refuses one; earlier steps stay.
         NotPreparedError: Old transactions block the slot; they are named.
-        SourceUnavailableError: The connection is gone.
+        SourceUnavailableError: The connection is lost.
     """
-    with translated_errors("bounding the time of statements"):
+    with translated_errors("setting the statement timeout"):
         connection.execute(SLOT_TIMEOUT)
     try:
         for step in steps:
@@ -155,13 +159,9 @@ def run_setup(connection: Connection, steps: Iterable[SetupStep]) -> None:
 
 def _blocked_by(connection: Connection, step: SetupStep) -> NotPreparedError:
     """Return the error that names the transactions which block a statement."""
-    old = connection.execute(query("read_old_transactions")).fetchall()
-    names = ", ".join(
-        f"{who} ({application}, {preflight.age_text(age)})"
-        for who, application, age in old
-    )
+    names = ", ".join(blocking_transactions(connection))
     return NotPreparedError(
-        f"{step.purpose} waits for older transactions: {names or 'they are gone now'}: "
+        f"{step.purpose} waits for older transactions: {names or 'they have ended'}: "
         "end them, or run select pg_terminate_backend(pid) or rollback prepared"
     )
 
@@ -192,19 +192,19 @@ def _captured_by_relay(facts: SourceFacts, settings: Settings) -> list[str]:
 
 
 def _table_steps(facts: SourceFacts, outbox: Outbox) -> Iterable[SetupStep]:
-    """Yield the missing tables; an outbox of another name is the services' own."""
+    """Yield the missing tables; services create an outbox of another name."""
     missing = [
         name
         for name in OWN_TABLES
         if name not in facts.own_tables and name in {outbox.table, *_ALWAYS_OURS}
     ]
     if missing:
-        yield SetupStep("making schema towpath", query("create_schema").decode())
+        yield SetupStep("creating schema towpath", query("create_schema").decode())
     for name in missing:
         statement = query(OWN_TABLES[name]).decode()
         if name == outbox.table:
             statement = outbox_statement(statement, outbox.columns)
-        yield SetupStep(f"making table {name}", statement)
+        yield SetupStep(f"creating table {name}", statement)
 
 
 def outbox_statement(statement: str, columns: OutboxColumns) -> str:
@@ -246,7 +246,7 @@ def _publication_steps(
     if existing is None:
         options = f"publish = '{sending.text}', publish_via_partition_root = true"
         yield SetupStep(
-            f"making publication {name}",
+            f"creating publication {name}",
             f"create publication {quoted(name)} for table {_listed(tables)} "
             f"with ({options}{_generated(facts)})",
         )
@@ -257,7 +257,7 @@ def _publication_steps(
             f"run DROP PUBLICATION {quoted(name)} and init again, or name another"
         )
         raise NotPreparedError(reason)
-    purpose = f"bringing publication {name} in step"
+    purpose = f"updating publication {name}"
     missing = [table for table in tables if not existing.covers(table)]
     foreign = sorted(existing.tables.keys() - set(tables))
     if missing:
@@ -283,7 +283,7 @@ def _sending_steps(
     existing: PublicationFacts | None = facts.publications.get(name)
     if existing is not None and existing.operations != sending.operations:
         yield SetupStep(
-            f"bringing publication {name} in step",
+            f"updating publication {name}",
             f"alter publication {quoted(name)} set (publish = '{sending.text}')",
         )
 
@@ -294,7 +294,7 @@ def _slot_steps(facts: SourceFacts, settings: Settings) -> Iterable[SetupStep]:
         return
     if facts.slot is None:
         yield SetupStep(
-            f"making slot {slot}", slot_statement(slot, facts.server.version)
+            f"creating slot {slot}", slot_statement(slot, facts.server.version)
         )
     elif not facts.slot.is_ours:
         reason = f"slot {slot} is {facts.slot.kind}: choose another name"

@@ -221,7 +221,7 @@ class SourceSignalService:
 
         Raises:
             SignalRejectedError: Another signal has its id.
-            TowpathError: The source is away, or not prepared.
+            TowpathError: The source is unreachable, or not prepared.
         """
         with self._connected("inserting a signal") as connection:
             insert_signal(connection, signal._replace(relay=self._relay))
@@ -231,7 +231,7 @@ class SourceSignalService:
         Return a signal's row, or None.
 
         Raises:
-            TowpathError: The source is away, or not prepared.
+            TowpathError: The source is unreachable, or not prepared.
         """
         with self._connected("reading a signal") as connection:
             row = connection.execute(query("show_signal"), {"id": signal_id}).fetchone()
@@ -242,7 +242,7 @@ class SourceSignalService:
         Return the tables of one snapshot, or of all snapshots of this relay's signals.
 
         Raises:
-            TowpathError: The source is away, or not prepared.
+            TowpathError: The source is unreachable, or not prepared.
         """
         names = {"id": snapshot_id, "limit": MAX_LISTED, "relay": self._relay}
         with self._connected("reading snapshots") as connection:

@@ -36,6 +36,19 @@ _PLUGIN: Final = "pgoutput"
 SLOT_TIMEOUT: Final = b"set statement_timeout = '60s'"
 
 
+def age_text(age_s: float | None) -> str:
+    """Return an age as text; that of another role's session may be hidden."""
+    if age_s is None:
+        return "a time that is hidden from this role (grant pg_read_all_stats)"
+    return f"{age_s:.0f} s"
+
+
+def blocking_transactions(connection: Connection) -> list[str]:
+    """Describe the transactions that block a slot's creation, the oldest first."""
+    old = connection.execute(query("read_old_transactions")).fetchall()
+    return [f"{who} ({application}, {age_text(age)})" for who, application, age in old]
+
+
 def slot_statement(slot: str, version: int) -> str:
     """Return the statement that creates a slot, with failover from version 17 on."""
     failover = ", false, false, true" if version >= _FAILOVER_VERSION else ""
@@ -60,14 +73,14 @@ def require_publications(connection: Connection, source: Source) -> None:
 
     Raises:
         NotPreparedError: One is missing.
-        SourceUnavailableError: The connection is gone.
+        SourceUnavailableError: The connection is lost.
     """
     for name in (source.publication, source.outbox_publication):
         with translated_errors("reading the publications"):
             found = connection.execute(query("read_publication"), {"publication": name})
             is_there = found.fetchone() is not None
         if not is_there:
-            reason = f"publication {name} is missing, and the slot with it"
+            reason = f"publication {name} is missing: it must exist before the slot"
             raise NotPreparedError(reason)
 
 
@@ -139,8 +152,8 @@ def wait_for_slot(
 
     Raises:
         SlotHeldError: Another process keeps it.
-        SlotBusyError: Another process has it, and this one is to stop.
-        SourceUnavailableError: The connection is gone.
+        SlotBusyError: Another process has it, and this one stops.
+        SourceUnavailableError: The connection is lost.
     """
     deadline = Deadline(wait.clock, wait.timeout_s)
     is_logged = False
@@ -186,18 +199,18 @@ class SlotOwnership:
 
         Raises:
             SlotHeldError: Another process keeps it.
-            SlotBusyError: Another process has it, and this one is to stop.
-            SourceUnavailableError: The connection is gone.
+            SlotBusyError: Another process has it, and this one stops.
+            SourceUnavailableError: The connection is lost.
         """
         wait = ClaimWait(clock, sleeper, timeout_s, is_stopping)
         wait_for_slot(self._slot, self._claim, self.holder, wait)
 
     def holder(self) -> str:
         """
-        Describe the process that holds the claim, for people.
+        Return a readable description of the process that holds the claim.
 
         Raises:
-            SourceUnavailableError: The connection is gone.
+            SourceUnavailableError: The connection is lost.
         """
         with translated_errors("reading who holds the slot"):
             execute = self._connection.execute
@@ -209,7 +222,7 @@ class SlotOwnership:
         Check that the claim still holds: it lasts as long as its connection.
 
         Raises:
-            SourceUnavailableError: The connection is gone, and the claim with it.
+            SourceUnavailableError: The connection is lost, and the claim with it.
         """
         with translated_errors("keeping the claim on the slot"):
             self._connection.execute(b"select 1")

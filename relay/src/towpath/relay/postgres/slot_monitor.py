@@ -93,7 +93,7 @@ class SlotBounds:
         )
 
     def crossings(self, stats: SlotStats) -> list[BoundCrossing]:
-        """Return the bounds that are crossed, or kept again, since the last reading."""
+        """Return the bounds crossed, or no longer crossed, since the last reading."""
         relay, size = self._relay, stats.retained_bytes
         inactive_s = stats.inactive_s or 0.0
         bounds = {
@@ -116,9 +116,9 @@ class SlotBounds:
 
 
 def slot_loss(reading: SlotReading | None, slot: str) -> str | None:
-    """Return why the slot cannot be used any more; None if it can."""
+    """Return why the slot can no longer be used; None if it can."""
     if reading is None:
-        return f"slot {slot} is gone"
+        return f"slot {slot} no longer exists"
     if reading.wal_status == _LOST or reading.invalidation_reason is not None:
         cause = reading.invalidation_reason or "max_slot_wal_keep_size"
         return f"slot {slot} has lost log that it still needed ({cause})"
@@ -235,11 +235,11 @@ class SlotMonitor:
             self._disconnect()
 
     def _turn(self) -> str | None:
-        """Do what is due; return why the session must end, if it must."""
+        """Run what is due; return why the session must end, if it must."""
         try:
             self._claim.check()
-        except SourceUnavailableError as gone:
-            return f"the claim on the slot is lost: {gone}"
+        except SourceUnavailableError as lost:
+            return f"the claim on the slot is lost: {lost}"
         reason = None
         try:
             if self._clock.monotonic_s() >= self._heartbeat_at_s:
@@ -308,7 +308,7 @@ class SlotMonitor:
                 self._stats.skip(OUTBOX_UPDATED)
 
     def _write_heartbeat(self, connection: Connection) -> str | None:
-        """Write a heartbeat; return why not, if the counter is not above our last."""
+        """Write a heartbeat; return the reason if the counter is not above the last."""
         before, counter = self._counter, 0
         with connection.transaction():
             own = {"number": self._relay.number}
@@ -322,7 +322,7 @@ class SlotMonitor:
         if before and counter <= before:
             return (
                 "the database went back in time: its heartbeat was "
-                f"{counter - 1}, we had left it at {before}"
+                f"{counter - 1}, but {before} was written last"
             )
         self._counter = counter
         self._run_heartbeat_query(connection)

@@ -41,7 +41,7 @@ def source_problems(connection: Connection, settings: Settings) -> list[Finding]
     Return the present problems of publications and outbox.
 
     Raises:
-        SourceUnavailableError: The connection is gone.
+        SourceUnavailableError: The connection is lost.
     """
     with translated_errors("checking publications and outbox"):
         return [
@@ -63,7 +63,7 @@ class SourceChecks:
         Check once.
 
         Raises:
-            SourceUnavailableError: The connection is gone.
+            SourceUnavailableError: The connection is lost.
         """
         problems = source_problems(connection, self._settings)
         found = {each.what: each for each in problems}
@@ -102,7 +102,7 @@ def _publication_problems(
             yield warning_finding(
                 f"slot {source.slot} is older than publication {publication}",
                 "the relay halts at the first change in log from before the publication"
-                " was made",
+                " was created",
                 "see PublicationYoungerError in the runbook",
             )
         names = {"publication": publication, **name_lists(tables)}

@@ -140,7 +140,7 @@ def list_tables(connection: Connection, settings: Settings) -> list[ListedTable]
     Return all tables that may be captured, are named, or are published.
 
     Raises:
-        SourceUnavailableError: The connection is gone.
+        SourceUnavailableError: The connection is lost.
     """
     parameters = {
         "publication": settings.database.publication,
@@ -156,7 +156,7 @@ def read_captured(connection: Connection, settings: Settings) -> tuple[str, ...]
     Return the captured tables: named ones, and published ones that expressions match.
 
     Raises:
-        SourceUnavailableError: The connection is gone.
+        SourceUnavailableError: The connection is lost.
     """
     listed = list_tables(connection, settings)
     return settings.capture.chosen(each.name for each in listed if each.is_published)
@@ -167,7 +167,7 @@ def read_streamed(connection: Connection, settings: Settings) -> tuple[str, ...]
     Return the tables with a topic: captured ones, and all others that are published.
 
     Raises:
-        SourceUnavailableError: The connection is gone.
+        SourceUnavailableError: The connection is lost.
     """
     listed = list_tables(connection, settings)
     capture = settings.capture
@@ -193,7 +193,7 @@ def read_source_facts(
         only: The captured tables to read; None: all.
 
     Raises:
-        SourceUnavailableError: The connection is gone.
+        SourceUnavailableError: The connection is lost.
     """
     source = settings.database
     with translated_errors("reading the catalog"):

@@ -34,7 +34,7 @@ class SnapshotStore:
     """Writes and reads the signals and snapshots of one relay."""
 
     def __init__(self, connection: Connection, relay: str) -> None:
-        """Create a store of ``relay`` over a connection that nobody else uses."""
+        """Create a store of ``relay`` over a connection of its own."""
         self._connection = connection
         self._relay = relay
 

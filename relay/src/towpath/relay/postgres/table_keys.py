@@ -107,12 +107,12 @@ def _no_key(indexes: Sequence[UniqueIndex]) -> str:
         return f"it has no primary key and no unique index: {cure}"
     primary = [index for index in indexes if index.is_primary]
     flawed = _flaws(primary or indexes)
-    missing = "no primary key that will do" if primary else "no primary key"
-    return f"it has {missing}, and no other unique index will: {flawed}; {cure}"
+    missing = "no usable primary key" if primary else "no primary key"
+    return f"it has {missing}, and no other usable unique index: {flawed}; {cure}"
 
 
 def _flaws(indexes: Iterable[UniqueIndex]) -> str:
-    return "; ".join(f"of {index.name}, {index.flaw}" for index in indexes)
+    return "; ".join(f"index {index.name}: {index.flaw}" for index in indexes)
 
 
 def _identity_flaw(

@@ -237,7 +237,7 @@ def canonical_keys(
     Return listed keys in the server's spelling, each once: ``007`` is ``7``.
 
     Raises:
-        TableRefusedError: One of them is no key of this table.
+        TableRefusedError: One of them is not a key of this table.
     """
     check_width(shape, keys)
     spelt: dict[Key, None] = {}
@@ -250,7 +250,9 @@ def canonical_keys(
         except psycopg.Error as error:
             if not (error.sqlstate or "").startswith(WRONG_VALUE):
                 raise
-            reason = f"a listed key is none of this table: {error.diag.message_primary}"
+            reason = (
+                f"a listed key does not fit this table: {error.diag.message_primary}"
+            )
             raise TableRefusedError(reason) from error
         spelt.update((key_of(row, range(len(row))), None) for row in rows)
     return tuple(spelt)
@@ -261,7 +263,7 @@ def check_width(shape: TableShape, keys: Sequence[Key]) -> None:
     Check that keys have as many columns as the table's.
 
     Raises:
-        TableRefusedError: One of them has not.
+        TableRefusedError: A key has another number of columns.
     """
     names = shape.relation.key_names
     for key in keys:
@@ -324,8 +326,10 @@ def _refusals(table: _Table, publication: str) -> dict[str, bool]:
         f" {name} set logged": table.persistence != _PERMANENT,
         f"its partition {table.foreign_partition} is a foreign table: its changes are"
         " in another log": table.foreign_partition is not None,
-        f"it is a partition of {table.root}, under whose name its changes come: name"
-        " that, with a condition": (not table.is_published and table.root is not None),
+        f"it is a partition of {table.root}, and its changes come under that name: name"
+        " that table, with a condition": (
+            not table.is_published and table.root is not None
+        ),
         f"it is not in the publication {publication}: add it to [source] tables and"
         " run towpath relay init": not table.is_published,
         f"this role may not read it: grant select on {name}": not table.may_read,

@@ -114,7 +114,7 @@ class _Function(NamedTuple):
 
 
 class _Clauses(NamedTuple):
-    """The clauses of the queries beside relations and functions."""
+    """The clauses of the queries besides relations and functions."""
 
     returns_time: bool
     samples: bool
@@ -236,7 +236,7 @@ def _columns_refusal(columns: dict[str, _ViewColumn], form: IdForm) -> str:
     """Return why the columns are wrong; empty if they are right."""
     if set(columns) != set(COLUMNS):
         found = ", ".join(columns)
-        return f"its columns must be {', '.join(COLUMNS)}, and are {found}"
+        return f"its columns must be {', '.join(COLUMNS)}, but are {found}"
     key, kind, payload = (columns[name] for name in COLUMNS)
     refusals = {
         f"aggregate_id is {key.type_name}; for id_form {form} it must be "
@@ -350,7 +350,7 @@ class CollectionCatalog(NamedTuple):
         Return the present shape of a planned collection, under its lock.
 
         Raises:
-            TableRefusedError: It cannot be read any more, or its keys changed.
+            TableRefusedError: It can no longer be read, or its keys changed.
         """
         name, order_by = planned.collection, tables.order_names(planned)
         shape = self.describe(connection, name, order_by)

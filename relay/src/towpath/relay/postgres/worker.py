@@ -113,7 +113,7 @@ class SnapshotCommands:
         Perform an effect and return its fact, if it has one; safe to repeat.
 
         Raises:
-            psycopg.Error: The server refuses, or is gone.
+            psycopg.Error: The server refuses, or the connection is lost.
         """
         match effect:
             case ReleaseSnapshot():
@@ -336,7 +336,7 @@ class SnapshotWorker:
             return SnapshotStore(connection, self._relay).read_unfinished()
 
     def submit(self, effect: WorkerEffect) -> None:
-        """Queue an effect; ``wake`` is called when its fact is there."""
+        """Queue an effect; ``wake`` is called when its fact is available."""
         if isinstance(effect, _ReadEffect):
             self._read_effects.put(effect)
         else:

@@ -3,7 +3,7 @@ Deliveries in flight: acknowledgements become the one LSN that is safe to confir
 
 Acknowledgements arrive in any order. A transaction is *settled* when it is committed,
 all its records are acknowledged and no hold is left on it. The acknowledged LSN is the
-end of the last transaction up to which all are settled. One rule more moves it: while
+end of the last transaction up to which all are settled. One more rule moves it: while
 no transaction is unsettled and no record is in flight, the LSN of a keepalive counts.
 """
 
@@ -70,7 +70,7 @@ class Delivery:
     def acknowledge_unordered_in(
         self, topic: str | None, error: object, acknowledgement: Acknowledgement
     ) -> None:
-        """Do the same for a topic that the caller has bound. Hot path."""
+        """Record the same for a topic that the caller has bound. Hot path."""
         ledger = self._ledger
         ledger.in_flight_bytes -= len(acknowledgement) + RECORD_BYTES
         if error is None:
@@ -124,7 +124,7 @@ class DeliveryLedger:
         return delivery
 
     def commit(self, end_lsn: int) -> None:
-        """Close the open delivery: no record is added to it any more."""
+        """Close the open delivery: no more records are added to it."""
         delivery = self._open
         if delivery is None:
             reason = f"no transaction is open that could end at {format_lsn(end_lsn)}"
@@ -154,7 +154,7 @@ class DeliveryLedger:
         return delivery
 
     def end_chunk(self, chunk_id: int) -> None:
-        """Close a chunk's delivery: no row is added to it any more."""
+        """Close a chunk's delivery: no more rows are added to it."""
         self._chunks[chunk_id].pending -= 1
 
     def take_delivered(self) -> tuple[int, ...]:

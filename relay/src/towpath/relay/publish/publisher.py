@@ -1,5 +1,5 @@
 """
-The publisher: every record of the relay passes it, and waits while Kafka is slow.
+The publisher: produces every record of the relay, and waits while Kafka is slow.
 
 Sizes are checked against the topic's limit before producing; a record that is too large
 becomes a dead letter, so that the broker refuses none for its size. While there is no
@@ -58,7 +58,7 @@ class Publisher:
         run_duties: Callable[[], None],
     ) -> None:
         """
-        Prepare.
+        Create the publisher.
 
         Args:
             sender: Gives records to the producer.
@@ -233,7 +233,7 @@ class Publisher:
         return facts.partition_count
 
     def _place(self, record: Record, facts: TopicFacts) -> Record:
-        """Give a streamed record its partition, where the producer cannot."""
+        """Set the partition of a streamed record where the producer cannot."""
         former = self._former.get(record.topic)
         if former is None:
             return place_keyless(record, facts.partition_count)

@@ -1,5 +1,5 @@
 """
-The snapshots that close a gap, and those that a start begins by itself. Pure.
+The snapshots that close a gap, and those that a start requests. Pure.
 
 A gap's notification is in Debezium's format; its data contains the statement that
 requests the snapshots of the plan.
@@ -77,7 +77,7 @@ def fill_statement(lineage: Lineage, gap: Gap, relay: Registration) -> str:
 
 
 def signal_statement(name: str, data: str) -> str:
-    """Return the statement that leaves a signal; it is printed for people."""
+    """Return the statement that inserts a signal, as text for the operator."""
     data = data.replace("'", "''")
     # The relay itself passes the data as a parameter.
     return (
@@ -117,7 +117,7 @@ SNAPSHOT_ID: Final = "towpath-initial"
 SELECT_SUFFIX: Final = "-select"
 ALWAYS_PREFIX: Final = "towpath-always-"
 
-# The modes whose first start makes the slot itself.
+# The modes whose first start creates the slot itself.
 MAKES_SLOT: Final = frozenset(
     {FirstStart.INITIAL, FirstStart.INITIAL_ONLY, FirstStart.WHEN_NEEDED}
 )

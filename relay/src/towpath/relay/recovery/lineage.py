@@ -62,12 +62,12 @@ class Lineage:
 
     Attributes:
         number: 1 is the first.
-        system_identifier: The database cluster's own.
+        system_identifier: The identifier of the database cluster.
         timeline: The timeline on which it was last followed.
         offset: The offset added to each LSN.
         slot: The slot that follows it.
-        gap: Why it is not the first; None for the first.
-        start_lsn: Where the slot stood when it took the lineage up; None while pending.
+        gap: The gap that it begins with; None for the first lineage.
+        start_lsn: The slot's LSN when it began to serve the lineage; None if pending.
     """
 
     number: int
@@ -85,11 +85,11 @@ class StoredHistory(NamedTuple):
 
     Attributes:
         lineages: Every lineage, the newest last; empty at first start.
-        confirmed_lsn: The highest LSN that was to be confirmed; None if none was.
+        confirmed_lsn: The highest LSN stored for confirmation; None if none was.
         confirmed_log_lsn: The same with its lineage's offset.
         published_log_lsn: The highest position in any mark or topic, READ rows too.
         heartbeat: The highest counter that was streamed.
-        has_records: Whether some topic of ours holds records.
+        has_records: Whether any of the relay's topics holds records.
     """
 
     lineages: tuple[Lineage, ...] = ()
@@ -101,7 +101,7 @@ class StoredHistory(NamedTuple):
 
 
 class Fork(NamedTuple):
-    """Where a timeline was left for the next one."""
+    """The point at which the next timeline branched off."""
 
     timeline: int
     lsn: int
@@ -112,7 +112,7 @@ class SlotHistory(NamedTuple):
     The server's facts of the slot.
 
     ``is_ours`` is False for a slot of another database, kind or plugin, which
-    ``kind`` describes. ``has_streamed``: it was read before.
+    ``kind`` describes. ``has_streamed``: whether it was read before.
     """
 
     confirmed_lsn: int
@@ -134,7 +134,7 @@ class SourceHistory(NamedTuple):
     The history that the source reports.
 
     Attributes:
-        system_identifier: The database cluster's.
+        system_identifier: The identifier of the database cluster.
         timeline: Its present timeline.
         forks: The forks of its timeline, the oldest first.
         current_lsn: The end of its log.
@@ -155,7 +155,7 @@ class SourceHistory(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class LineageDecision:
     """
-    The lineage to follow, and the actions before.
+    The lineage to follow, and the actions to take first.
 
     Attributes:
         lineages: Every lineage, the one to follow last.
@@ -182,16 +182,16 @@ class LineageDecision:
 
 
 def lineages_document(lineages: Sequence[Lineage]) -> dict[str, Any]:
-    """Return what the state topic keeps under ``lineage``."""
+    """Return the state topic's document of lineages."""
     return {"lineages": [asdict(lineage) for lineage in lineages]}
 
 
 def parse_lineages(stored: Mapping[str, Any] | None) -> tuple[Lineage, ...]:
     """
-    Read what the state topic keeps under ``lineage``; nothing without it.
+    Parse the state topic's document of lineages; empty without a document.
 
     Raises:
-        StateLostError: It is something else.
+        StateLostError: The document is invalid.
     """
     try:
         chosen = _NONE if stored is None else stored
@@ -233,8 +233,8 @@ def choose_lineage(
         at: The time of a gap that is found.
 
     Raises:
-        NotPreparedError: There is no slot and never was; or it is somebody else's.
-        StateLostError: Slot or topics have a history that the state topic has not.
+        NotPreparedError: There never was a slot, or this relay cannot use it.
+        StateLostError: Slot or topics have a history that the state topic lacks.
     """
     if found.slot is not None and not found.slot.is_ours:
         reason = f"slot {found.slot_name} is {found.slot.kind}: choose another name"
@@ -251,7 +251,7 @@ def choose_lineage(
 def gap_error(
     decision: LineageDecision, found: SourceHistory
 ) -> HistoryChangedError | SlotLostError:
-    """Return the error of a gap that is not to be passed by itself."""
+    """Return the error that reports a gap."""
     reason = decision.gap.reason if decision.gap else "the history changed"
     if found.slot is None or decision.needs_slot:
         return SlotLostError(reason)
@@ -268,7 +268,7 @@ def _first_lineage(remembered: StoredHistory, found: SourceHistory) -> LineageDe
         reason = f"there is no slot {found.slot_name}"
         raise NotPreparedError(reason)
     if found.slot.is_lost:
-        reason = f"{_lost(found, found.slot)} before anything was read from it"
+        reason = f"{_lost_reason(found, found.slot)} before anything was read from it"
         raise SlotLostError(reason)
     start_lsn = found.slot.confirmed_lsn
     lineage = Lineage(
@@ -283,7 +283,7 @@ def _first_lineage(remembered: StoredHistory, found: SourceHistory) -> LineageDe
 
 
 def _known_history(remembered: StoredHistory) -> _KnownHistory:
-    """Take for the newest lineage's what was confirmed and published in it."""
+    """Return the stored facts of the newest lineage."""
     lineage = remembered.lineages[-1]
     published_lsn = remembered.published_log_lsn - lineage.offset
     confirmed_log_lsn = remembered.confirmed_log_lsn
@@ -308,8 +308,8 @@ def _reasons(known: _KnownHistory, found: SourceHistory) -> Iterator[str]:
     lineage = known.lineage
     if found.system_identifier != lineage.system_identifier:
         yield (
-            f"the server is {found.system_identifier}, "
-            f"followed so far was {lineage.system_identifier}"
+            f"the server's identifier is {found.system_identifier}, "
+            f"that of the followed server is {lineage.system_identifier}"
         )
     elif lineage.start_lsn is not None:
         yield from _timeline_reasons(known, found)
@@ -328,8 +328,9 @@ def _timeline_reasons(known: _KnownHistory, found: SourceHistory) -> Iterator[st
         # A fork is the end of the last record that both share, so a commit that
         # stands at the fork is not shared.
         yield (
-            f"timeline {found.timeline} left timeline {ours} at "
-            f"{format_lsn(fork_lsn)}, published is {format_lsn(known.published_lsn)}"
+            f"timeline {found.timeline} branched off timeline {ours} at "
+            f"{format_lsn(fork_lsn)}, but changes up to "
+            f"{format_lsn(known.published_lsn)} are published"
         )
 
 
@@ -337,7 +338,7 @@ def _regress_reasons(known: _KnownHistory, found: SourceHistory) -> Iterator[str
     if found.heartbeat < known.heartbeat:
         yield (
             f"the database went back in time: its heartbeat is {found.heartbeat}, "
-            f"streamed was {known.heartbeat}"
+            f"but {known.heartbeat} was streamed"
         )
     confirmed_lsn = (
         known.confirmed_lsn if found.timeline == known.lineage.timeline else None
@@ -346,26 +347,27 @@ def _regress_reasons(known: _KnownHistory, found: SourceHistory) -> Iterator[str
     if found.current_lsn < highest_lsn:
         yield (
             "the database went back in time: its log ends at "
-            f"{format_lsn(found.current_lsn)}, followed was {format_lsn(highest_lsn)}"
+            f"{format_lsn(found.current_lsn)}, but it was read up to "
+            f"{format_lsn(highest_lsn)}"
         )
 
 
 def _slot_reasons(known: _KnownHistory, found: SourceHistory) -> Iterator[str]:
     slot, confirmed_lsn = found.slot, _shared_confirmed_lsn(known, found)
     if slot is None:
-        yield f"slot {found.slot_name} is gone"
+        yield f"slot {found.slot_name} no longer exists"
     elif slot.is_lost:
-        yield _lost(found, slot)
+        yield _lost_reason(found, slot)
     elif confirmed_lsn is not None and slot.confirmed_lsn > confirmed_lsn:
         yield (
-            f"slot {found.slot_name} stands at {format_lsn(slot.confirmed_lsn)}, "
-            f"confirmed was {format_lsn(confirmed_lsn)}: "
-            "it was moved or made anew by somebody else"
+            f"slot {found.slot_name} is at {format_lsn(slot.confirmed_lsn)}, "
+            f"but only {format_lsn(confirmed_lsn)} was confirmed: "
+            "another program moved or recreated it"
         )
 
 
 def _shared_confirmed_lsn(known: _KnownHistory, found: SourceHistory) -> int | None:
-    """Return what we confirmed of the log that the server still shares with us."""
+    """Return the confirmed LSN, but none beyond the fork."""
     fork_lsn = _fork_lsn(known, found)
     if fork_lsn is None or known.confirmed_lsn is None:
         return known.confirmed_lsn
@@ -373,7 +375,7 @@ def _shared_confirmed_lsn(known: _KnownHistory, found: SourceHistory) -> int | N
 
 
 def _fork_lsn(known: _KnownHistory, found: SourceHistory) -> int | None:
-    """Return where our timeline was left; None if it was not, or is not known."""
+    """Return where the server left the followed timeline; None without a known fork."""
     ours = known.lineage.timeline
     if found.timeline == ours:
         return None
@@ -383,7 +385,7 @@ def _fork_lsn(known: _KnownHistory, found: SourceHistory) -> int | None:
     return min(fork.lsn for fork in found.forks[timelines.index(ours) :])
 
 
-def _lost(found: SourceHistory, slot: SlotHistory) -> str:
+def _lost_reason(found: SourceHistory, slot: SlotHistory) -> str:
     cause = f" ({slot.invalidation_reason})" if slot.invalidation_reason else ""
     return f"slot {found.slot_name} has lost log that it still needed{cause}"
 
@@ -391,7 +393,7 @@ def _lost(found: SourceHistory, slot: SlotHistory) -> str:
 def _new_lineage(
     remembered: StoredHistory, known: _KnownHistory, found: SourceHistory, gap: Gap
 ) -> LineageDecision:
-    """Begin a lineage above everything; its slot is settled later."""
+    """Return the decision for a new lineage, above every position used so far."""
     highest = max(remembered.published_log_lsn, remembered.confirmed_log_lsn or 0)
     highest = max(highest, known.lineage.offset + (known.confirmed_lsn or 0))
     lineage = Lineage(
@@ -416,7 +418,7 @@ def _new_lineage(
 def _continued(
     remembered: StoredHistory, known: _KnownHistory, found: SourceHistory
 ) -> LineageDecision:
-    """Follow the newest lineage, on the timeline that the server writes now."""
+    """Return the decision to follow the newest lineage on the server's timeline."""
     lineage = replace(known.lineage, timeline=found.timeline, slot=found.slot_name)
     return LineageDecision(
         lineages=(*remembered.lineages[:-1], lineage),

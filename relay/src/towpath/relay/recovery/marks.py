@@ -111,7 +111,7 @@ class Marks:
 
     def check_count(self, topic: str, count: int) -> None:
         """
-        Make sure that a topic's partition count is that of its marks.
+        Check that a topic has as many partitions as marks.
 
         Raises:
             PartitionCountChangedError: It has changed.
@@ -130,17 +130,17 @@ class Marks:
         Move marks by acknowledgements; return the topics whose marks moved.
 
         Raises:
-            PartitionCountChangedError: A topic was given partitions.
+            PartitionCountChangedError: Partitions were added to a topic.
             TopicTruncatedError: A topic was deleted and recreated.
         """
         moved: set[str] = set()
         for at, (position, place) in ordered.items():
-            moved.update(self._raise(at, place.offset(), position))
+            moved.update(self._move_mark(at, place.offset(), position))
         for at, place in unordered.items():
-            moved.update(self._raise(at, place.offset(), None))
+            moved.update(self._move_mark(at, place.offset(), None))
         return frozenset(moved)
 
-    def _raise(
+    def _move_mark(
         self,
         at: Partition,
         offset: int | None,
@@ -156,13 +156,13 @@ class Marks:
             reason = f"topic {topic} had {len(marks)} partitions and has more now"
             raise PartitionCountChangedError(reason)
         # Streamed records are confirmed in the order of transactions, READ rows as they
-        # are acknowledged: only among its own kind does an offset never go back.
+        # are acknowledged: offsets only rise within each kind.
         kind = at, position is None
         last = self._last_offsets.get(kind, offset)
         if offset < last:
             reason = (
-                f"partition {partition} of {topic} took a record at {offset}, but "
-                f"reached {last + 1} before: the topic was made again"
+                f"partition {partition} of {topic} assigned offset {offset} after "
+                f"offset {last}: the topic was recreated"
             )
             raise TopicTruncatedError(reason)
         self._last_offsets[kind] = offset

@@ -1,5 +1,5 @@
 """
-Rebuilds a lost state from the remains in Kafka and the source. Pure.
+Rebuilds a lost state from the records in Kafka and the source. Pure.
 
 Marks that do not match their topics are replaced. A deleted or truncated topic has lost
 records: it is recreated, and snapshots fill it. A topic that was given partitions uses
@@ -46,30 +46,29 @@ _LAST_ORDINAL: Final = 9_999_999_999
 _NUMBER: Final = 1
 _SIGNAL: Final = "repair"
 _AGAIN_FROM: Final = (
-    "what these topics lack of the log from the confirmed position on is published"
+    "records that these topics lack are published from the confirmed position on"
 )
 _MOVED: Final = (
-    "topic {topic} uses {count} partitions behind position {until}: keys move. Sinks "
-    "compare positions and need nothing; a consumer that needs the order of each key "
-    "reads every partition up to its barrier (header towpath-partition-count) before "
-    "it goes on behind one"
+    "topic {topic} uses {count} partitions after position {until}: keys change "
+    "partitions. Sinks compare positions and need no change; a consumer that needs the "
+    "order of each key reads every partition up to its barrier (header "
+    "towpath-partition-count) before it reads past any barrier"
 )
-_REQUESTED: Final = (
-    "snapshots of {tables} are asked for by signal {signal}, with a sweep"
-)
+_REQUESTED: Final = "signal {signal} requests snapshots of {tables}, with a sweep"
 _UNREAD: Final = (
-    "what topic {topic} lost cannot be read from a table: fill its readers from "
-    "elsewhere (docs/runbook.md, TopicTruncatedError)"
+    "the lost records of topic {topic} cannot be read from a table: fill its readers "
+    "from another source (docs/runbook.md, TopicTruncatedError)"
 )
 _SETTINGS: Final = (
-    "the settings of the file are taken for those of before: if they decide otherwise "
-    "than then, records that Kafka has are published again"
+    "the file's settings are assumed to be those of the last run: if they differ, "
+    "records that Kafka has may be published again"
 )
-_AGAIN: Final = "what Kafka has of it is published again, at new positions"
+_AGAIN: Final = "records that Kafka has are published again, at new positions"
 _CLOSED_BY: Final = (
-    "snapshots of every captured table close the gap: relay.on_gap says who asks"
+    "snapshots of every captured table close the gap: relay.on_gap decides whether "
+    "the relay requests them"
 )
-LOST: Final = "the state topic was lost, and nothing proves where its lineage began"
+LOST: Final = "the state topic was lost, and no record proves its lineage's offset"
 
 
 class Evidence(NamedTuple):
@@ -119,12 +118,12 @@ class RepairPlan(NamedTuple):
 
 class MarkMismatch(NamedTuple):
     """
-    A topic that its marks do not fit.
+    A topic that does not match its marks.
 
     Attributes:
-        reason: Why, for people.
-        partition_count: Its content now; 0: it is gone.
-        has_lost: Whether records are gone; otherwise partitions were added.
+        reason: The mismatch, as text.
+        partition_count: Its present partition count; 0: it was deleted.
+        has_lost: Whether records were lost; otherwise partitions were added.
     """
 
     reason: str
@@ -134,15 +133,16 @@ class MarkMismatch(NamedTuple):
 
 class MismatchFacts(NamedTuple):
     """
-    All that is known of topics that their marks do not fit.
+    The facts of topics that do not match their marks.
 
     Attributes:
-        misfits: By topic.
+        misfits: The mismatches, by topic.
         had: Their marks as stored.
         former: Their former partition counts, as stored.
-        has: Their content now; without one that has nothing.
-        collections: Which table or view each topic that the relay still writes can be
-            filled from; None: from none.
+        has: Their marks as read from the topics now; topics without records of the
+            relay are omitted.
+        collections: By topic that the relay still writes, the table or view that can
+            fill it; None: there is none.
         at: The time, as RFC 3339.
     """
 
@@ -156,7 +156,7 @@ class MismatchFacts(NamedTuple):
 
 def plan_repair(evidence: Evidence) -> RepairPlan:
     """
-    Return what the state must have been.
+    Return the records that rebuild the state.
 
     Raises:
         StateRefusedError: There is no slot, or it is in use.
@@ -189,12 +189,12 @@ def find_mismatches(
     ends: Mapping[tuple[str, int], int],
 ) -> dict[str, MarkMismatch]:
     """
-    Return the topics that marks do not fit any more.
+    Return the topics that no longer match their marks.
 
     Args:
-        marks: As stored.
-        counts: The partitions of each topic that there is.
-        ends: The end offset of each marked partition; -1 if it is gone.
+        marks: The stored marks.
+        counts: The partition count of each existing topic.
+        ends: The end offset of each marked partition; -1 if it does not exist.
     """
     found = {}
     for topic, of_topic in sorted(marks.items()):
@@ -202,7 +202,7 @@ def find_mismatches(
         short = [n for n, mark in of_topic.items() if ends[topic, n] < mark.next_offset]
         changed = f"had {had} partitions and has {count}"
         if not count:
-            found[topic] = MarkMismatch("is gone", 0, has_lost=True)
+            found[topic] = MarkMismatch("was deleted", 0, has_lost=True)
         elif short:
             reason = f"ends below its mark in partition {short[0]}"
             found[topic] = MarkMismatch(reason, count, has_lost=True)
@@ -262,7 +262,7 @@ def plan_marks(topics: MismatchFacts, found: SourceHistory) -> RepairPlan:
 
 
 def _kept(now: TopicMarks, had: TopicMarks) -> TopicMarks:
-    """Return today's marks, with the positions that retention has taken since."""
+    """Return the present marks, with stored positions where retention deleted all."""
     return {
         partition: Mark(
             mark.next_offset,
@@ -273,7 +273,7 @@ def _kept(now: TopicMarks, had: TopicMarks) -> TopicMarks:
 
 
 def _former(now: TopicMarks, had: TopicMarks) -> tuple[FormerCount, ...]:
-    """Return the former partition count of what is published, if anything is."""
+    """Return the former partition count of the published records; empty without."""
     positions = [mark.position for mark in now.values() if mark.position]
     if not positions:
         return ()
@@ -292,8 +292,8 @@ def _usable_slot(found: SourceHistory) -> SlotHistory:
     slot = found.slot
     if slot is None or not slot.is_ours or slot.is_lost:
         reason = (
-            f"slot {found.slot_name} is not there or of no use: drop it if there is "
-            "one, run towpath relay init, then repair the state"
+            f"slot {found.slot_name} is missing or unusable: drop it if it exists, "
+            "run towpath relay init, then repair the state"
         )
         raise StateRefusedError(reason)
     _refuse_in_use(found)
@@ -301,21 +301,21 @@ def _usable_slot(found: SourceHistory) -> SlotHistory:
 
 
 def _offset(evidence: Evidence) -> tuple[int | None, str]:
-    """Return what is added to LSNs, None if nobody knows, and how that is known."""
+    """Return the lineage's offset, None if it is unknown, and the explanation."""
     highest, end_lsn = evidence.published_log_lsn, evidence.found.current_lsn
     if evidence.offsets:
         log_lsn = max(evidence.offsets)
         offset = evidence.offsets[log_lsn]
         if offset >= 0 and offset % _ALIGNMENT == 0 and highest - offset <= end_lsn:
-            return offset, f"a row change proves that {offset} is added to LSNs"
+            return offset, f"a row change proves the lineage's offset {offset}"
     elif highest <= end_lsn:
         return 0, (
-            "nothing that was published lies beyond the server's log, which ends at "
-            f"{format_lsn(end_lsn)}: it is taken for the first lineage"
+            "no published record lies beyond the server's log, which ends at "
+            f"{format_lsn(end_lsn)}: the lineage is assumed to be the first"
         )
     return None, (
-        f"published is {format_lsn(highest)}, the server's log ends at "
-        f"{format_lsn(end_lsn)}: a new lineage begins above what was published"
+        f"records up to {format_lsn(highest)} are published, the server's log ends at "
+        f"{format_lsn(end_lsn)}: a new lineage begins above the published records"
     )
 
 
@@ -340,5 +340,5 @@ def _lineage(evidence: Evidence, slot: SlotHistory, offset: int | None) -> Linea
 def _notes(slot: SlotHistory, *, is_exact: bool) -> tuple[str, ...]:
     begin = f"the log is streamed from {format_lsn(slot.confirmed_lsn)} on"
     if is_exact:
-        return f"{begin}; what Kafka has is left out", _SETTINGS
+        return f"{begin}; records that Kafka has are skipped", _SETTINGS
     return f"{begin}; {_AGAIN}", _CLOSED_BY, _SETTINGS

@@ -90,7 +90,7 @@ class State:
 
 def parse_state(newest: Mapping[str, bytes]) -> State:
     """
-    Return the state that the newest values make.
+    Return the state parsed from the newest value of each key.
 
     Raises:
         StateLostError: One of them cannot be read.
@@ -98,7 +98,7 @@ def parse_state(newest: Mapping[str, bytes]) -> State:
     try:
         return _parse({key: orjson.loads(text) for key, text in newest.items()})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = f"the state topic holds what cannot be read: {error}"
+        reason = f"the state topic holds an invalid value: {error}"
         raise StateLostError(reason) from error
 
 
@@ -143,11 +143,11 @@ class StateRecords:
         return self._record(f"{MARKS_KEY}{topic}", document, now_ms)
 
     def confirmed(self, confirmed: Confirmed, now_ms: int) -> Record:
-        """Return the record of how far Postgres may forget."""
+        """Return the record of a checkpoint."""
         return self._record(CONFIRMED_KEY, confirmed._asdict(), now_ms)
 
     def skipped(self, lsn_text: str, log_lsn: int, now_ms: int) -> Record:
-        """Return the record that says that a transaction was set aside."""
+        """Return the record of a skipped transaction."""
         document = {"done": True, "log_lsn": log_lsn}
         return self._record(f"{SKIP_KEY}{lsn_text}", document, now_ms)
 
@@ -163,7 +163,7 @@ _LEFT_OUT: Final = MappingProxyType({"rows": "mask", "outbox": "view"})
 
 
 def publishing_settings(settings: Settings) -> dict[str, Any]:
-    """Return what decides ordinals, routes, keys and partitions, as a document."""
+    """Return the settings that decide ordinals, routes, keys and partitions."""
     source = settings.database.model_dump(mode="json", include=set(_SOURCE))
     relay = settings.relay.model_dump(mode="json", include=set(_RELAY))
     for section, key in _LEFT_OUT.items():
@@ -173,7 +173,7 @@ def publishing_settings(settings: Settings) -> dict[str, Any]:
 
 def with_stored(settings: Settings, stored: Mapping[str, Any]) -> Settings:
     """
-    Return the settings with what was stored in place of what decides.
+    Return the settings, with stored values in place of the file's.
 
     Raises:
         StateLostError: The stored settings are invalid.
@@ -195,7 +195,7 @@ def with_stored(settings: Settings, stored: Mapping[str, Any]) -> Settings:
 
 
 def changed_settings(settings: Settings, stored: Mapping[str, Any]) -> tuple[str, ...]:
-    """Name the settings of the file that differ from those that were stored."""
+    """Return the names of the file's settings that differ from the stored ones."""
     now = publishing_settings(settings)
     return tuple(
         f"{section}.{name}"

@@ -1,1 +1,1 @@
-"""The relay's edge to the schema registry: the only home of its HTTP."""
+"""The relay's client of the schema registry; no other package sends it requests."""

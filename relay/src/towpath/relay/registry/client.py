@@ -1,9 +1,9 @@
 """
 Ids of schemas, from a registry with Confluent's interface.
 
-A schema is looked up first and registered only if the subject does not have it: a
-replay of old shapes, and a registry that may only be read, work too. Compatibility
-levels are the operators' own; the relay changes none.
+A schema is looked up first and registered only if the subject does not have it, so that
+a replay of old shapes and a read-only registry work too. Operators set the
+compatibility levels; the relay changes none.
 """
 
 from http import HTTPStatus
@@ -19,13 +19,13 @@ from towpath.relay.errors import (
     SchemaRefusedError,
 )
 
-# One answer takes milliseconds, and the loop waits for it: this bounds a registry that
-# hangs, well below the minute after which Postgres ends a silent connection.
+# An answer takes milliseconds, and the loop waits for it: a registry that hangs must
+# fail well before Postgres ends the silent connection after a minute.
 REQUEST_TIMEOUT_S: Final = 5.0
 
 _INCOMPATIBLE: Final = (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
 _PASSING: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
-_NO_REGISTRY: Final = "what answers at [registry] url is not a schema registry"
+_NO_REGISTRY: Final = "the server at [registry] url is not a schema registry"
 _MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 
 
@@ -40,11 +40,11 @@ class SchemaIds:
 
     def __call__(self, subject: str, schema: str) -> int:
         """
-        Return the id of a schema, which is registered if the subject has it not.
+        Return the id of a schema; register it if the subject does not have it.
 
         Raises:
-            RegistryUnavailableError: No answer now.
-            RegistryRefusedError: The registry refuses us, or is none.
+            RegistryUnavailableError: The registry cannot answer now.
+            RegistryRefusedError: The server refuses the relay, or is no registry.
             SchemaRefusedError: The registry refuses the schema.
         """
         known = self._known.get((subject, schema))
@@ -60,8 +60,8 @@ class SchemaIds:
         Make sure that a schema registry answers.
 
         Raises:
-            RegistryUnavailableError: No answer now.
-            RegistryRefusedError: The registry refuses us, or is none.
+            RegistryUnavailableError: The registry cannot answer now.
+            RegistryRefusedError: The server refuses the relay, or is no registry.
         """
         answer = self._answer("GET", "/schemas/types")
         _check(answer)
@@ -80,7 +80,7 @@ class SchemaIds:
         answer = self._post(f"/subjects/{quote(subject, safe='')}", schema)
         if answer.status_code == HTTPStatus.NOT_FOUND:
             return None
-        # Some registries refuse to look for what they would refuse to take.
+        # Some registries refuse to look up a schema that they would not register.
         if answer.status_code in _INCOMPATIBLE:
             return None
         return _id(answer)
@@ -111,7 +111,7 @@ class SchemaIds:
                 timeout=self._timeout_s,
             )
         except (InvalidSchema, InvalidURL, MissingSchema) as e:
-            reason = "[registry] url is not an address of a schema registry"
+            reason = "[registry] url is not a valid URL"
             raise RegistryRefusedError(reason) from e
         except requests.RequestException as e:
             # Not the error's text, which may hold the address with its password.
@@ -121,15 +121,15 @@ class SchemaIds:
 
 def _check(answer: requests.Response) -> None:
     """
-    Raise what an answer that is none means.
+    Raise the error that a failed answer stands for.
 
     Raises:
-        RegistryUnavailableError: No answer now.
+        RegistryUnavailableError: The registry cannot answer now.
         RegistryRefusedError: The registry refuses the login or a right.
     """
     status = answer.status_code
     if status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        reason = f"the schema registry has no answer now: {_reason(answer)}"
+        reason = f"the schema registry cannot answer now: {_reason(answer)}"
         raise RegistryUnavailableError(reason)
     if not answer.ok:
         reason = f"the schema registry refuses the relay: {_reason(answer)}"

@@ -1,9 +1,9 @@
 """
-Incremental snapshots: existing rows read into the stream while the stream continues.
+Incremental snapshots: existing rows are read while the stream continues.
 
-Decide, do not do: nothing in this package touches a socket, a file, a thread or a
-clock. The driver takes facts and answers with effects; the loop and the worker in
-``relay/postgres`` perform them.
+The package is pure: nothing in it touches a socket, a file, a thread or a clock. The
+driver takes facts and returns effects; the loop and the worker in ``relay/postgres``
+perform them.
 
 The rule: a commit can be in the log before any query sees it, so the textbook window
 (drop a chunk's row if its key is seen between the watermarks) lets stale rows through

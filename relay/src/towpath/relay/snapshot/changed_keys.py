@@ -7,15 +7,15 @@ chunk's snapshot does not see its transaction. Its outcome is one of
 FULL
     The stream carries the key's whole state: a row, or its absence.
 PARTIAL
-    The stream leaves columns out (unchanged TOAST), so a consumer without the previous
-    row does not have this row.
+    The stream omits columns (unchanged TOAST), so a consumer without the previous row
+    cannot build this one.
 MOVED
-    The row came here from another key, with columns left out. No earlier change of this
-    key can fill them in.
+    The row moved to this key from another one, with columns left out. No earlier change
+    of this key has their values.
 
-After MOVED, and after PARTIAL with no change before it, the key must be read again. A
-row may also leave the range that is still to be read for the range that has been read:
-the relay requests such a key itself (``key_requests``), and the scan ends after that.
+After MOVED, and after PARTIAL with no change before it, the key must be refetched. A
+row may also move from the unread range into the range that has been read: the relay
+requests such a key itself (``key_requests``), and the scan ends after that request.
 
 Changes are on the hot path and bounded. Above the bound all of them are dropped, and
 the scan restarts its recording from a new start mark. Several readers may share the
@@ -32,9 +32,9 @@ from towpath.relay.snapshot.shape import Key
 from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.snapshot.visibility import XidSnapshot
 
-# One change of a short key costs about 300 bytes: 60 MB at the bound. Half of it makes
-# a busy table restart its recording while the stream lags; double threatens the relay's
-# 150 MB.
+# One change of a short key costs about 300 bytes: 60 MB at the bound. At half of it, a
+# busy table restarts its recording while the stream lags; twice as many threaten the
+# relay's 150 MB.
 MAX_CHANGED_KEYS: Final = 200_000
 
 
@@ -82,7 +82,7 @@ class ChangedKeys:
             self._grow()
 
     def begin(self) -> None:
-        """Record from here on; earlier changes are dropped."""
+        """Start recording, and drop earlier changes."""
         self._drop_all()
         self._has_overflowed = False
         self._is_recording = True
@@ -166,7 +166,7 @@ class ChangedKeys:
         self._count = sum(map(len, self._by_key.values())) + len(self._of_all_keys)
 
     def set_limit(self, max_changed_keys: int) -> None:
-        """Set the number of changes that may be kept from here on."""
+        """Set the number of changes that may be kept."""
         self._max_changed_keys = max_changed_keys
 
     def _grow(self) -> None:
@@ -183,7 +183,7 @@ class ChangedKeys:
 
 
 class ChangedKeyFeed:
-    """The changes of one table, from the loop to every scan that records them."""
+    """The feed of one table's changes to every scan that records them."""
 
     def __init__(self) -> None:
         self.recordings: list[ChangedKeys] = []
@@ -218,7 +218,7 @@ class ChangedKeyFeed:
 
 
 def _after(outcome: ChangeOutcome | None, newer: ChangeOutcome) -> ChangeOutcome:
-    """Fold the outcome of a newer change of a key onto that of the older ones."""
+    """Return the combined outcome of a key's older changes and a newer one."""
     if newer is ChangeOutcome.PARTIAL and outcome is not None:
         return outcome
     return newer
@@ -232,9 +232,9 @@ class ChangedKeyFeeds:
         tables: The feeds of table changes, by oid.
         aggregates: The feeds of aggregate events, by aggregate type.
         reordered: The oids of tables that are read by a surrogate key, paused ones
-            included. An update may move such a row out of the range that is still to be
-            read without a change of its primary key, so each of its updates with
-            columns left out leads to a key request.
+            included. An update may move such a row out of the unread range without
+            changing its primary key, so each update with columns left out leads to a
+            key request.
     """
 
     def __init__(self, views: Mapping[str, str]) -> None:
@@ -255,19 +255,19 @@ class ChangedKeyFeeds:
         return self._views.keys()
 
     def start(self, table: StoredTable, changed_keys: ChangedKeys) -> None:
-        """Feed a scan with the changes of its table from here on."""
+        """Start to feed a scan with the changes of its table."""
         feeds, key = self._place(table)
         feeds.setdefault(key, ChangedKeyFeed()).recordings.append(changed_keys)
 
     def stop(self, table: StoredTable, changed_keys: ChangedKeys) -> None:
-        """Feed a scan no more."""
+        """Stop feeding a scan."""
         feeds, key = self._place(table)
         feeds[key].recordings.remove(changed_keys)
         if not feeds[key].recordings:
             del feeds[key]
 
     def _place(self, table: StoredTable) -> tuple[dict[Any, ChangedKeyFeed], str | int]:
-        """Return the feeds of a table's kind, and its key there."""
+        """Return the feeds of a table's kind, and the table's key in them."""
         aggregate_type = self._views.get(table.collection)
         if aggregate_type is None:
             return self.tables, table.table_oid

@@ -1,8 +1,8 @@
 """
 The snapshot driver: answers signals, queues snapshots and runs the queues.
 
-Decide, do not do: ``on`` takes a fact and answers with effects, which the loop performs
-or hands to the worker. A signal that was stored before and is streamed again after a
+The driver is pure: ``on`` takes a fact and returns effects, which the loop performs or
+hands to the worker. A signal that was stored before and is streamed again after a
 crash starts nothing: ``UnfinishedRead`` brings the unfinished tables. The same holds
 for key requests (``key_requests``).
 """
@@ -45,12 +45,12 @@ from towpath.relay.wal.messages import Relation
 from towpath.schemas.position import Position
 
 # The number of tiny tables begun beside those that are read. Each waits for about ten
-# round trips: twice as many gain nothing, since the workers are busy by then.
+# round trips: twice as many gain nothing, since the workers are then busy.
 TINY_AHEAD: Final = 8
 
-# While a signal or scan waits for a transaction to become visible. A commit is rarely
-# invisible for longer than its flush, so a shorter interval gains little; ten times as
-# long delays the start of every snapshot noticeably.
+# The interval of probes while a signal or scan waits for a transaction to become
+# visible. A commit is rarely invisible for longer than its flush, so a shorter interval
+# gains little; ten times as long delays the start of every snapshot noticeably.
 PROBE_INTERVAL_S: Final = 0.02
 
 # The interval at which the source's load is probed.
@@ -104,9 +104,10 @@ class SnapshotDriver:
         Create an idle driver.
 
         Args:
-            invisible: The streamed transactions that may be invisible; the loop adds.
+            invisible: The streamed transactions that may be invisible; the loop adds
+                them.
             scope: The collections that may be read.
-            run_id: Distinguishes this process's watermarks from those of dead ones.
+            run_id: Distinguishes this process's watermarks from those of earlier ones.
             limits: Bounds of memory and speed.
             throttle: The conditions under which reading of whole tables yields.
         """
@@ -125,11 +126,10 @@ class SnapshotDriver:
         def queue(policy: QueuePolicy) -> SnapshotQueue:
             return SnapshotQueue(services, limits, self.changed_keys, points, policy)
 
-        self._key_requests = queue(QueuePolicy(1, None, self._end_batch))
-        self._listed_keys = queue(QueuePolicy(1, None, _ignored))
-        policy = QueuePolicy(limits.readers, throttle, _ignored, TINY_AHEAD)
-        self._whole_tables = queue(policy)
-        # Whole tables come last: they may end once the key requests have.
+        self._key_requests = queue(QueuePolicy(1, None))
+        self._listed_keys = queue(QueuePolicy(1, None))
+        self._whole_tables = queue(QueuePolicy(limits.readers, throttle, TINY_AHEAD))
+        # Whole tables come last: they may end once the key requests have ended.
         self._queues = (self._key_requests, self._listed_keys, self._whole_tables)
         self._storing: dict[str, tuple[StoredTable, ...]] = {}
         self.is_active = False
@@ -157,7 +157,7 @@ class SnapshotDriver:
 
     @property
     def yield_reason(self) -> str:
-        """Why the reading of whole tables yields; empty: it does not."""
+        """The reason why reading of whole tables yields; empty: it does not."""
         return self._throttle.reason if self._whole_tables.is_busy else ""
 
     def on(self, fact: Fact) -> list[Effect]:
@@ -165,6 +165,7 @@ class SnapshotDriver:
         effects = self._handle(fact)
         for queue in self._queues:
             effects += queue.on(fact)
+            self._end_batches(queue.take_ended())
         effects += self._store_requests()
         effects += self._probe_load()
         effects += self._probe_visibility(effects)
@@ -263,7 +264,7 @@ class SnapshotDriver:
         """Return the tables that can be stopped: key requests cannot."""
         return self._whole_tables.open_tables() + self._listed_keys.open_tables()
 
-    # Stored tables, to their queues ----------------------------------------------
+    # Queueing of stored tables ---------------------------------------------------
 
     def _add(self, tables: Iterable[StoredTable]) -> None:
         for _, group in groupby(tables, key=lambda table: table.snapshot_id):
@@ -294,8 +295,11 @@ class SnapshotDriver:
             return table
         return table._replace(kind=BLOCKING if table.condition else INCREMENTAL)
 
-    def _end_batch(self, run: SnapshotRun) -> None:
-        self.requests.end_batch(run.tables)
+    def _end_batches(self, ended: Iterable[SnapshotRun]) -> None:
+        """Record the ends of key requests."""
+        for run in ended:
+            if run.tables[0].asked_until is not None:
+                self.requests.end_batch(run.tables)
 
     def _store_requests(self) -> list[StoreKeys]:
         effects: list[StoreKeys] = []
@@ -335,7 +339,3 @@ class SnapshotDriver:
 def _unloaded(table: StoredTable) -> StoredTable:
     """Return a table without its listed keys, which are loaded with its plan."""
     return table if table.asked_keys is None else table._replace(pending_keys=None)
-
-
-def _ignored(_run: SnapshotRun) -> None:
-    pass

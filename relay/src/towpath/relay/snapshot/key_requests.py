@@ -5,7 +5,7 @@ Key requests: rows that moved to a new key with columns left out are read by tha
 
     requested -> batch open -> full, or alone, or a second old -> stored
 
-The stream carries such a row nowhere whole, so a snapshot reads it and sends it as
+The stream never carries such a row whole, so a snapshot reads it and sends it as
 READ. Keys are batched across changes and transactions, since a snapshot for each would
 never catch up. A batch is named after the position of its first change and stores that
 of its last. Batches are stored in the order of the stream: after a crash, changes at or
@@ -26,16 +26,16 @@ from towpath.schemas.position import Position, parse_position
 
 SNAPSHOT_PREFIX: Final = "towpath-keys-"
 
-# The keys of one stored row: half as many doubles the rows that a mass update leaves;
-# twice as many doubles the text that each chunk's progress writes again.
+# The number of keys in one stored row: half as many doubles the rows that a mass update
+# stores; twice as many doubles the text that each chunk's progress writes again.
 MAX_BATCH_KEYS: Final = 10_000
 MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
 
-# The memory of a key beside its text.
+# The memory that a key takes besides its text.
 _KEY_BYTES: Final = 150
 
-# A batch waits at most this long for the previous one to end, so that few are stored:
-# its transactions cannot be confirmed meanwhile.
+# A batch waits for the previous one to end, so that few are stored, but at most this
+# long: its transactions cannot be confirmed meanwhile.
 MAX_WAIT_S: Final = 1.0
 
 

@@ -62,8 +62,8 @@ def expand(
     Args:
         entries: The signal's entries.
         known: The existing collections.
-        absent: The refusal of a name that is no collection's.
-        unmatched: The refusal of an expression without a match; empty: there is none.
+        absent: The refusal of a name that no collection has.
+        unmatched: The refusal of an expression without a match; empty: it is accepted.
     """
     found: dict[str, None] = {}
     refusals: dict[str, str] = {}
@@ -97,7 +97,7 @@ def matching_collections(entry: str, known: Iterable[str]) -> list[str]:
     collections = list(known)
     same = [name for name in collections if _is_name_of(entry, name)]
     if len(same) > 1:
-        message = f"it may be {' or '.join(same)}: name one of them, with its quotes"
+        message = f"it may mean {' or '.join(same)}: name one of them, with its quotes"
         raise AmbiguousNameError(message)
     exact = _exact_name(entry)
     if exact is not None:
@@ -111,7 +111,7 @@ def matching_collections(entry: str, known: Iterable[str]) -> list[str]:
 
 def matches(entry: str, collection: str) -> bool:
     """
-    Return whether an entry names a collection, if there are no others.
+    Return whether an entry names or matches a collection, considered alone.
 
     Raises:
         re.error: It is neither a name nor a regular expression.
@@ -163,12 +163,12 @@ class Registration(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        """The suffix of the ids of its key requests: another relay has another."""
+        """The suffix of its key requests' ids, different for each relay."""
         return "" if self.number == 1 else f"~{self.number}"
 
 
 class SignalAddress(NamedTuple):
-    """Whether a signal is this relay's; with a ``refusal`` it is no relay's."""
+    """Whether a signal is for this relay; with a ``refusal`` it is for no relay."""
 
     is_ours: bool
     refusal: str | None = None
@@ -194,7 +194,7 @@ def resolve_address(
     address: str | None, own: str, registered: Sequence[str]
 ) -> SignalAddress:
     """
-    Decide whether a signal is this relay's.
+    Decide whether a signal is for this relay.
 
     Args:
         address: The relay that the signal names, if any.
@@ -212,5 +212,5 @@ def resolve_address(
             '"relay" in the signal\'s data'
         )
     else:
-        reason = f"no relay {address!r} follows this database; there are: {names}"
+        reason = f"no relay {address!r} follows this database; known: {names}"
     return SignalAddress(is_ours=False, refusal=reason)

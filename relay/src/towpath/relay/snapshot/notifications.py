@@ -1,13 +1,13 @@
 """
-Notifications: of a snapshot in Debezium's types and fields, of a signal in ours.
+Notifications of snapshots, in Debezium's types and fields, and of signals, in ours.
 
 A snapshot has STARTED, IN_PROGRESS per chunk, TABLE_SCAN_COMPLETED per table, PAUSED
 and RESUMED, and at the end COMPLETED, or ABORTED when a table failed, was stopped or is
 incomplete. The aggregate type is ``Incremental Snapshot``, or ``Initial Snapshot`` for
 tables that are read in an exported snapshot. The id is the signal's.
 
-The answer of a signal is published too, since a signal of a bare table or of Kafka has
-no row for it: aggregate type ``Signal``, types ACCEPTED, REJECTED, COMPLETED,
+The answer to a signal is published too, since a signal from a bare table or from Kafka
+has no row for it: aggregate type ``Signal``, types ACCEPTED, REJECTED, COMPLETED,
 INCOMPLETE, FAILED.
 """
 
@@ -25,7 +25,7 @@ SIGNAL: Final = "Signal"
 # A signal of 10,000 regular expressions may have as many refusals; a notification must
 # fit into a record. The signal's row has the whole text.
 _MAX_DETAIL: Final = 100_000
-# The bound of all tables' names in a notification of one: about a hundred tables.
+# The bound of all tables' names in one table's notification: about a hundred tables.
 _MAX_NAMES: Final = 4_000
 
 _SCAN_STATUS: Final = MappingProxyType(
@@ -114,7 +114,7 @@ def answered(signal_id: str, status: str, detail: Mapping[str, Any]) -> Notify:
 
 
 def readable_key(key: Key | None) -> str:
-    """Return a key as text: its only column's, or a JSON list."""
+    """Return a key as text: its only column's value, or a JSON list."""
     if key is None:
         return ""
     texts = [part.decode(errors="replace") for part in key]

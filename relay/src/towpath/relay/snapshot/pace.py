@@ -1,7 +1,7 @@
 """
 The size of the next chunk, and the time of its read.
 
-A chunk grows and shrinks towards a wanted time and size. Reading yields to the rate
+A chunk grows and shrinks towards a target time and size. Reading yields to the rate
 that the signal allows, to the backoff after a failed attempt, and to a busy source or a
 lagging stream (``Throttle``). The time is passed in; nothing here reads a clock.
 """
@@ -16,14 +16,13 @@ from towpath.schemas.clock import Backoff
 # next holds half as many rows.
 MIN_CHUNK_ROWS: Final = 100
 
-# After so many timeouts of the smallest chunk in a row, the table fails.
+# After this many timeouts of the smallest chunk in a row, the table fails.
 MAX_TIMEOUTS: Final = 5
 
 # No chunk holds more rows, however narrow they are: each is a tuple in memory.
 MAX_CHUNK_ROWS: Final = 20_000
 
-# The factor by which a chunk may grow or shrink: one slow answer does not make a slow
-# server.
+# The maximum factor between two chunks: one slow answer does not mean a slow server.
 _STEP: Final = 2.0
 
 # The half-life of the moving average of the rate.
@@ -37,10 +36,10 @@ class Throttle:
 
     Attributes:
         max_lag_s: While the stream lags by more, nothing is read.
-        max_active_sessions: While more sessions are at work in the source, nothing is
+        max_active_sessions: While more sessions are active in the source, nothing is
             read; 0: no bound.
-        lag_s: The present lag of the stream.
-        active_sessions: The present number of sessions at work.
+        lag_s: The current lag of the stream.
+        active_sessions: The current number of active sessions.
     """
 
     max_lag_s: float
@@ -55,14 +54,14 @@ class Throttle:
             return "the stream is behind by more than max_lag_s"
         limit = self.max_active_sessions
         if limit and self.active_sessions > limit:
-            return "more than max_active_sessions are at work in the source"
+            return "more than max_active_sessions sessions are active in the source"
         return ""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkSize:
     """
-    The wanted size of chunks.
+    The target size of chunks.
 
     Attributes:
         rows: The number of rows of the first chunk.
@@ -127,7 +126,7 @@ class ScanPace:
         self.max_rows = max(self._floor_rows, self.max_rows // 2)
 
     def adapt(self, chunk: Chunk) -> None:
-        """Adapt the next chunk to the wanted time and size."""
+        """Adapt the next chunk to the target time and size."""
         row_count = len(chunk.rows)
         ratios = [_STEP]
         if chunk.elapsed_s > 0:
@@ -156,7 +155,7 @@ class ReadRate:
         return self._rows_per_second
 
     def add(self, rows: int, now_s: float) -> None:
-        """Count rows that are done."""
+        """Add rows that were read."""
         if self._since_s is None:
             self._since_s, self._rows = now_s, 0
             return

@@ -59,7 +59,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class RowsRefused:
-    """Rows of a chunk went to the dead letters; ``keys`` are the table's own."""
+    """Rows of a chunk became dead letters; ``keys`` are in the table's own key."""
 
     chunk_id: int
     keys: tuple[Key, ...]
@@ -107,7 +107,7 @@ class UnfinishedRead:
 
 @dataclass(frozen=True, slots=True)
 class VisibilityRead:
-    """The transactions that the server shows by now."""
+    """The transactions that the server now shows."""
 
     snapshot: XidSnapshot
 
@@ -192,8 +192,8 @@ class ReadFailed:
 
     Attributes:
         may_recover: A retry may help; if not, the table's snapshot has failed.
-        has_lost_view: The exported snapshot is gone, or does not hold the table any
-            more; the rest is read chunk by chunk.
+        has_lost_view: The exported snapshot no longer exists, or no longer shows the
+            table; the rest is read chunk by chunk.
         has_timed_out: The statement took longer than the server allows.
     """
 
@@ -213,7 +213,7 @@ class ProgressSaved:
 
 @dataclass(frozen=True, slots=True)
 class LoadRead:
-    """The number of other sessions at work in the source."""
+    """The number of other active sessions in the source."""
 
     active_sessions: int
 
@@ -253,7 +253,7 @@ class EmitRows:
         target: The one sink that receives them, through ``<topic>.backfill.<target>``;
             None: they go to the table's topic.
         absent: Requested keys that have no row: deletes at the same position.
-        is_last: No more of this chunk will come.
+        is_last: Whether this is the last slice of the chunk.
     """
 
     chunk_id: int
@@ -306,7 +306,7 @@ class Notify:
 
 @dataclass(frozen=True, slots=True)
 class ProbeVisibility:
-    """Take a snapshot: ``VisibilityRead``. The loop may request one by itself."""
+    """Read the visible transactions: ``VisibilityRead``. The loop may request it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,7 +415,7 @@ class ReadPlan:
         keys_of: The snapshot whose stored keys are read instead of a range.
         order_by: The columns of a surrogate key; none: the table's own key.
         parts: The number of ranges into which the table may be cut.
-        view: The exported snapshot to read in, made at its first request; None: each
+        view: The exported snapshot to read in, created at its first request; None: each
             chunk has a snapshot of its own.
         select: A SELECT that is read in place of the table.
     """
@@ -470,7 +470,7 @@ class ReleaseSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ProbeLoad:
-    """Count the sessions at work in the source: ``LoadRead``."""
+    """Count the active sessions in the source: ``LoadRead``."""
 
 
 LoopEffect = EmitRows | EmitSweep | Notify

@@ -2,7 +2,7 @@
 A queue of snapshots whose tables are read in order, some of them at the same time.
 
 Whole tables, listed keys and key requests have a queue each, so that a few keys never
-wait behind a table of hours.
+wait behind a table that takes hours.
 
 All tables of a run with a consistent point begin together, since they share the mark
 behind which the stream is blocked.
@@ -10,7 +10,6 @@ behind which the stream is blocked.
 
 from collections import deque
 from collections.abc import Iterable
-from functools import partial
 from typing import Final
 
 from towpath.relay.snapshot import notifications
@@ -24,7 +23,6 @@ from towpath.relay.snapshot.protocol import (
     SaveProgress,
     Tick,
 )
-from towpath.relay.snapshot.range_reader import ReadPolicy
 from towpath.relay.snapshot.run import (
     QueuePolicy,
     SnapshotLimits,
@@ -40,11 +38,11 @@ from towpath.relay.snapshot.table_scan import (
     TableScan,
 )
 
-# Beside the chunks that are read: one waits for the stream, one for Kafka.
+# Chunks besides those that are read: one waits for the stream, one for Kafka.
 _WAITING_CHUNKS: Final = 2
 
-# The chunk of a tiny table. Tables are begun ahead only while chunks are no larger, so
-# that the chunks in flight stay within the bound of the readers' chunks.
+# The largest chunk of a tiny table. Tables are begun ahead only while chunks are no
+# larger, so that the chunks in flight stay within the bound of the readers' chunks.
 _TINY_BYTES: Final = 64 * 1024
 # The tables that are begun ahead may record a quarter of one table's changes.
 _PART_AHEAD: Final = 4
@@ -85,11 +83,12 @@ class SnapshotQueue:
         self._points = points
         self._policy = policy
         self._runs: deque[SnapshotRun] = deque()
+        self._ended: list[SnapshotRun] = []
         self._scans: dict[_Name, TableScan] = {}
         self._points_in_use: dict[_Name, ConsistentPoint] = {}
         self._now_s = 0.0
         self._notified: dict[_Name, int] = {}
-        # The number of tables begun ahead: as many as were tiny lately.
+        # The number of tables begun ahead: it grows with each tiny table.
         self._ahead = 0
         # Per scan that blocks the stream: its chunk count, and the time of the last.
         self._blocked: dict[_Name, tuple[int, float]] = {}
@@ -123,6 +122,11 @@ class SnapshotQueue:
             if not table.has_ended
         ]
 
+    def take_ended(self) -> list[SnapshotRun]:
+        """Return the runs that have ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
     def add(self, tables: Iterable[StoredTable]) -> None:
         """Append a snapshot."""
         self._runs.append(SnapshotRun(tables))
@@ -136,13 +140,15 @@ class SnapshotQueue:
             self._ahead = 0
         effects: list[Effect] = []
         for name, scan in self._scans.items():
-            effects += self._with_notifications(name, scan.on(fact))
+            effects += self._with_notifications(
+                name, scan.on(fact, self._room_of(scan))
+            )
         if isinstance(fact, Tick):
             effects += self._unblock_stream()
         return effects + self._advance()
 
     def _unblock_stream(self) -> list[Effect]:
-        """Leave exported snapshots that block the stream without any progress."""
+        """Leave exported snapshots that block the stream without progress."""
         effects: list[Effect] = []
         for name, scan in self._scans.items():
             chunks, since_s = self._blocked.get(name, (-1, self._now_s))
@@ -157,11 +163,11 @@ class SnapshotQueue:
     # Signals -------------------------------------------------------------------
 
     def stop(self, table: StoredTable, reason: str) -> list[Effect]:
-        """End one table at its present place; one of another queue is ignored."""
+        """End one table at its current progress; ignore one of another queue."""
         return self._halt(table, "stopped", reason)
 
     def pause(self, table: StoredTable) -> list[Effect]:
-        """Pause one table at its present place; one of another queue is ignored."""
+        """Pause one table at its current progress; ignore one of another queue."""
         effects = self._halt(table, "paused", None)
         run = self._run_of(table)
         if effects and run is not None:
@@ -177,8 +183,8 @@ class SnapshotQueue:
 
         Args:
             tables: The tables to resume.
-            siblings: The others of the snapshot. If it has ended by now, they count in
-                its final answer.
+            siblings: The snapshot's other tables. If it has ended, they count in its
+                final answer.
         """
         effects: list[Effect] = []
         others: list[StoredTable] = []
@@ -265,7 +271,7 @@ class SnapshotQueue:
             self._points_in_use[table[:2]] = point
         options = ScanOptions(
             changed_keys=changed_keys,
-            read_policy=ReadPolicy(pace, partial(self._may_request, table[:2])),
+            pace=pace,
             parts=1 if table.ranges else self._policy.readers,
             consistent_point=point,
         )
@@ -273,25 +279,25 @@ class SnapshotQueue:
         run.update(running)
         scan = self._scans[table[:2]] = TableScan(running, options, self._services)
         self._feeds.start(running, changed_keys)
-        return effects + scan.on(Tick(self._now_s))
+        return effects + scan.on(Tick(self._now_s), self._room_of(scan))
 
-    def _may_request(self, name: _Name) -> bool:
+    def _room_of(self, scan: TableScan) -> int:
         """
-        Return whether there is room for another chunk of a scan.
+        Return how many chunks of a scan may be in flight.
 
         Chunks that wait for the stream take no room from a scan that blocks it:
         otherwise each would wait for the other.
         """
-        blocks_stream = self._scans[name].blocks_stream
-        in_flight = sum(
-            scan.in_flight
-            for scan in self._scans.values()
-            if scan.blocks_stream or not blocks_stream
+        blocks_stream = scan.blocks_stream
+        others = sum(
+            other.in_flight
+            for other in self._scans.values()
+            if other is not scan and (other.blocks_stream or not blocks_stream)
         )
-        return in_flight < self._policy.readers + _WAITING_CHUNKS + self._ahead
+        return self._policy.readers + _WAITING_CHUNKS + self._ahead - others
 
     def _max_changed_keys(self, place: int) -> int:
-        """Return a scan's bound: the tables that are begun ahead share a part."""
+        """Return a scan's bound of changes; tables begun ahead share a part of it."""
         whole = self._limits.max_changed_keys
         if place < self._policy.readers or not self._policy.ahead:
             return whole
@@ -327,7 +333,7 @@ class SnapshotQueue:
 
     def _end_run(self, run: SnapshotRun) -> list[Effect]:
         self._runs.remove(run)
-        self._policy.on_ended(run)
+        self._ended.append(run)
         status = run.status()
         notice = notifications.ended(run.snapshot_id, run.collections, status, run.kind)
         detail = run.detail()

@@ -21,7 +21,7 @@ emitted and not acknowledged. All of them are stored with the progress.
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -114,7 +114,7 @@ class RangeReader:
         Args:
             rows: The maximum number of rows.
             at_once: The previous chunk was read just now, so its high watermark serves
-                as the low one. After a pause that would evict rows without need.
+                as the low one. After a pause, that one would evict rows unnecessarily.
         """
         context = self._context
         keys = self._next_keys(rows)
@@ -344,19 +344,6 @@ class RangeReader:
             self._number = None
 
 
-class ReadPolicy(NamedTuple):
-    """
-    The conditions under which chunks are requested.
-
-    Attributes:
-        pace: The size of chunks, and the time of the next.
-        may_request: Returns whether there is room for another chunk.
-    """
-
-    pace: ScanPace
-    may_request: Callable[[], bool]
-
-
 class RangeReaders:
     """All readers of a table; there are none before its plan is read."""
 
@@ -469,14 +456,20 @@ class RangeReaders:
             undelivered=tuple(chain.from_iterable(d.undelivered for d in delivered)),
         )
 
-    def next_requests(self, policy: ReadPolicy) -> list[ReadChunk]:
-        """Return as many chunk requests as there is room for, one per reader."""
+    def next_requests(self, pace: ScanPace, room: int) -> list[ReadChunk]:
+        """
+        Return as many chunk requests as there is room for, one per reader.
+
+        Args:
+            pace: The size of chunks, and the time of the next.
+            room: The number of chunks that may be in flight.
+        """
         requests: list[ReadChunk] = []
         just_read = self._just_read
         for reader in self._readers:
-            if reader.is_full or not (policy.pace.may_read and policy.may_request()):
+            if reader.is_full or not pace.may_read or self.in_flight >= room:
                 continue
             at_once = just_read is not None and reader.last_read == just_read
-            request = reader.next_request(policy.pace.max_rows, at_once=at_once)
+            request = reader.next_request(pace.max_rows, at_once=at_once)
             requests += [request] if request else []
         return requests

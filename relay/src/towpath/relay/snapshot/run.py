@@ -1,6 +1,6 @@
 """One snapshot with its tables, in order, and the limits of a queue."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -10,7 +10,7 @@ from towpath.relay.snapshot.pace import ChunkSize, Throttle
 from towpath.relay.snapshot.protocol import AnswerSignal
 from towpath.relay.snapshot.stored import INCOMPLETE, StoredTable
 
-# A refused table is failed from the first and has no notification.
+# A refused table fails at once and has no notification.
 _BEGUN: Final = frozenset({"running", "paused", "completed", "incomplete", "stopped"})
 
 
@@ -57,14 +57,14 @@ class SnapshotRun:
         return self._tables.get(collection)
 
     def update(self, table: StoredTable) -> None:
-        """Replace one of the tables by its present progress."""
+        """Replace one of the tables with its current progress."""
         self._tables[table.collection] = table
         if table.has_ended:
             self._open.pop(table.collection, None)
         elif table.collection in self._open:
             self._open[table.collection] = table
         else:
-            # It resumes after its end: at its place in the order.
+            # It resumes after its end, at its place in the order.
             every = self._tables.values()
             self._open = {t.collection: t for t in every if not t.has_ended}
 
@@ -113,7 +113,7 @@ def resumed_table(table: StoredTable, known: StoredTable | None) -> StoredTable:
     Return the progress from which a table resumes.
 
     A table that is read by a surrogate key, and had ended, starts from the beginning:
-    meanwhile no key request covered the rows that left the unread range.
+    meanwhile, no key request covered rows that left the unread range.
     """
     has_ended = known is None or known.has_ended
     if not (table.order_by and has_ended):
@@ -127,7 +127,7 @@ class SnapshotLimits:
     Bounds of memory and speed.
 
     Attributes:
-        chunk: The wanted size of chunks.
+        chunk: The target size of chunks.
         readers: The number of chunks that are read at the same time.
         max_changed_keys: The number of changes that are kept per table.
         batch_keys: The number of key requests that are stored together.
@@ -146,12 +146,10 @@ class QueuePolicy(NamedTuple):
     Attributes:
         readers: The number of tables, and ranges of a table, read at the same time.
         throttle: The conditions under which it yields; None: it never does.
-        on_ended: Called with each run that has ended.
         ahead: The number of further tables that are begun while tables turn out to be
             tiny, so that they do not wait for each other's round trips.
     """
 
     readers: int
     throttle: Throttle | None
-    on_ended: Callable[[SnapshotRun], None]
     ahead: int = 0

@@ -32,7 +32,7 @@ class WatermarkTokens:
         self._numbers = itertools.count(1)
 
     def next_id(self) -> int:
-        """Return a number that no request of this run has had."""
+        """Return an unused request number."""
         return next(self._numbers)
 
     def watermark(self, request_id: int, mark: str) -> str:

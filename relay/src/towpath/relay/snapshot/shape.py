@@ -62,7 +62,7 @@ class TableShape:
         order: The indexes of the surrogate key's columns, by which it is read in order;
             none: it is read by its key.
         order_types: The SQL types of those columns.
-        collations: The oids of the collations of the key's columns, then of those.
+        collations: The oids of the collations of the key's columns, then the order's.
         row_filter: The publication's filter, an SQL expression.
         view: The view that is read; None: the collection is a table.
     """

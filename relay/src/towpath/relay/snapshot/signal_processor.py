@@ -5,7 +5,7 @@ The signal processor: answers the stream's signals, one after another.
 
     seen -> its transaction visible -> claimed -> tables inspected, or read -> answer
 
-A signal that names this relay is claimed at once; the relay of another is looked up.
+A signal that names this relay is claimed at once; for others, the relay is looked up.
 The answer goes into the signal's own row, so the row must be visible first. Every
 signal gets an answer, so that its transaction can be confirmed. The changes of a signal
 are stored with its answer and take effect after that.
@@ -120,7 +120,7 @@ def queued_tables(
 def refused_tables(
     signal_id: str, refusals: Mapping[str, str], first_ordinal: int
 ) -> tuple[StoredTable, ...]:
-    """Return the refused entries of a signal as tables that are failed."""
+    """Return the refused entries of a signal as failed tables."""
     return tuple(
         StoredTable(signal_id, entry, ordinal, "failed", 0, error=reason)
         for ordinal, (entry, reason) in enumerate(refusals.items(), first_ordinal)
@@ -132,7 +132,7 @@ ACTIVE: Final = frozenset({"queued", "running"})
 PAUSED: Final = frozenset({"paused"})
 RESUMABLE: Final = frozenset({"paused", "failed", "stopped", "incomplete"})
 
-_NOT_OPEN: Final = "no snapshot of it is open"
+_NOT_OPEN: Final = "it has no open snapshot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +183,12 @@ def _mismatch_reason(table: StoredTable, states: Collection[str]) -> str | None:
     if table.state not in states:
         return f"it is {table.state} in snapshot {table.snapshot_id}"
     if table.has_ended and not table.table_oid:
-        return f"it was refused from the first: {table.error}"
+        return f"it was refused at the start: {table.error}"
     return None
 
 
 _OURS: Final = f"ids that begin with {SNAPSHOT_PREFIX} are the relay's own"
-_UNMATCHED: Final = "no captured table has this name, or matches it as an expression"
+_UNMATCHED: Final = "no captured table has this name or matches this expression"
 
 
 class SignalProcessor:
@@ -226,7 +226,7 @@ class SignalProcessor:
 
     @property
     def waits_for_visibility(self) -> bool:
-        """Whether the first signal may be invisible yet."""
+        """Whether the first signal may still be invisible."""
         return bool(self._signals) and not self._has_begun
 
     def add(self, signal: SignalSeen) -> None:
@@ -240,7 +240,7 @@ class SignalProcessor:
         Begin to answer the first signal, if this snapshot sees it.
 
         Args:
-            snapshot: The transactions that are visible by now.
+            snapshot: The transactions that are visible now.
             open_tables: The tables that have not ended and can be stopped.
         """
         if not self.waits_for_visibility:
@@ -340,7 +340,7 @@ class SignalProcessor:
         expansion = expand(request.collections, self._captured, unmatched=_UNMATCHED)
         request = with_filters(request, expansion.collections, self._captured)
         if request.keys and len(expansion.collections) + len(expansion.refusals) != 1:
-            reason = "keys are those of one table: name just that in data-collections"
+            reason = "keys belong to one table: name that table only"
             raise SignalRejectedError(reason)
         self._refusals = expansion.refusals
         if expansion.collections:
@@ -441,7 +441,7 @@ def with_filters(
             reason = f"the additional condition for {entry!r}: {ambiguous}"
             raise SignalRejectedError(reason) from ambiguous
         if not names:
-            reason = f"the additional condition for {entry!r} names no table to be read"
+            reason = f"the additional condition for {entry!r} matches no table to read"
             raise SignalRejectedError(reason)
         conditions = {**dict.fromkeys(names, condition), **conditions}
     return replace(request, conditions=conditions)

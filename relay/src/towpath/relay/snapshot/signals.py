@@ -1,5 +1,5 @@
 """
-Signals: the requests of the signal table's rows, in Debezium's names and JSON.
+Signals: requests in the signal table's rows, with Debezium's names and JSON.
 
 ``execute-snapshot`` takes ``data-collections``, ``type`` (``incremental``, or
 ``blocking``: all tables in one exported snapshot while the stream waits),
@@ -16,7 +16,7 @@ and ``snapshot-id``; without them they mean all. Each may name its ``relay``
 (``naming``). A signal that cannot be run is rejected with the reason; the stream
 continues.
 
-A bare table as Debezium has it, a Kafka topic and the admin port take signals too. Each
+A bare table like Debezium's, a Kafka topic and the admin port take signals too. Each
 becomes a row of ``towpath.signal`` and is answered like any other. A signal that cannot
 be such a row is rejected with the reason.
 """
@@ -68,7 +68,7 @@ MAX_KEYS: Final = 10_000
 class SignalRejectedError(DataError):
     """The signal cannot be run; the message is the answer."""
 
-    remedy = "Send another signal that heeds the answer; this one changed nothing."
+    remedy = "Send a corrected signal; this one changed nothing."
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def parse_signal(signal_type: str, data: str | None) -> Request:
     """
     if signal_type not in {"execute-snapshot", "log", *_SELECTIONS}:
         known = ", ".join(["execute-snapshot", *_SELECTIONS, "log"])
-        _reject(f"unknown signal type {signal_type!r}; there are {known}")
+        _reject(f"unknown signal type {signal_type!r}; known: {known}")
     not_json = "the signal's data are not JSON"
     no_object = "the signal's data must be a JSON object"
     fields = _json_object(data or "{}", not_json, no_object)
@@ -187,7 +187,7 @@ def _execute(fields: Mapping[str, Any]) -> ExecuteSnapshot:
     if not isinstance(sweeps, bool):
         _reject("sweep must be true or false")
     if sweeps and any(conditions.values()):
-        _reject("sweep and conditions exclude each other: rows left out would go")
+        _reject("sweep cannot be combined with conditions: other rows would be deleted")
     sweeps |= bool(columns)
     if kind == BLOCKING:
         _check_selects(conditions)
@@ -212,7 +212,7 @@ def _refuse_unknown(fields: Mapping[str, Any], known: Collection[str]) -> None:
 def _kind(fields: Mapping[str, Any]) -> str:
     kind = fields.get("type") or INCREMENTAL
     if not isinstance(kind, str) or kind.lower() not in {INCREMENTAL, BLOCKING}:
-        _reject(f"snapshot type {kind!r} is none of {INCREMENTAL}, {BLOCKING}")
+        _reject(f"snapshot type {kind!r} is not one of {INCREMENTAL}, {BLOCKING}")
     return kind.lower()
 
 
@@ -242,7 +242,7 @@ def _columns(fields: Mapping[str, Any], kind: str) -> str:
         _reject("columns are read incrementally: a blocking snapshot takes none")
     for other in _NOT_WITH_COLUMNS:
         if fields.get(other):
-            _reject(f"columns and {other} exclude each other")
+            _reject(f"columns and {other} cannot be combined")
     is_list = isinstance(names, list) and all(_is_text(x) and x for x in names)
     if not is_list or not names:
         _reject("columns must be a list of names")
@@ -267,11 +267,11 @@ def _keys(fields: Mapping[str, Any], kind: str) -> tuple[Key, ...]:
     for other in _NOT_WITH_KEYS:
         if fields.get(other):
             # A row that the filter leaves out would count as deleted.
-            _reject(f"keys and {other} exclude each other")
+            _reject(f"keys and {other} cannot be combined")
     if not isinstance(keys, list) or not keys:
         _reject("keys must be a list of keys, each a list of values in key order")
     if len(keys) > MAX_KEYS:
-        _reject(f"{len(keys)} keys are listed; at most {MAX_KEYS} may be")
+        _reject(f"{len(keys)} keys are listed; at most {MAX_KEYS} are allowed")
     return tuple(dict.fromkeys(map(_key, keys)))
 
 
@@ -282,14 +282,14 @@ def _key(values: object) -> Key:
 
 
 def _key_part(value: object) -> bytes:
-    """Return a value's text, as exact as it was written."""
+    """Return a value's text with all its digits."""
     if isinstance(value, bool):
         return b"true" if value else b"false"
     if not isinstance(value, (str, int, float, Decimal)):
-        _reject(f"{_shown(value)} in a key is not a text, a number or a truth value")
+        _reject(f"{_shown(value)} in a key is not text, a number or a boolean")
     text = str(value)
     if not is_storable(text):
-        _reject(f"{_shown(value)} in a key is not a text that Postgres holds")
+        _reject(f"{_shown(value)} in a key is not text that Postgres can store")
     return text.encode()
 
 
@@ -324,7 +324,7 @@ def _text(fields: Mapping[str, Any], name: str) -> str | None:
 
 
 def _is_text(value: object) -> bool:
-    """Return whether it is a text that Postgres can store."""
+    """Return whether it is text that Postgres can store."""
     return isinstance(value, str) and is_storable(value)
 
 
@@ -339,7 +339,7 @@ def _conditions(fields: Mapping[str, Any]) -> Mapping[str, str]:
     if not _is_text(older):
         _reject("additional-condition must be an SQL expression")
     if older and items:
-        _reject("additional-condition and additional-conditions exclude each other")
+        _reject("additional-condition and additional-conditions cannot be combined")
     if older:
         return {".*": older}
     conditions: dict[Any, Any] = {}
@@ -414,25 +414,25 @@ def external_signal(
     if len(kind) > MAX_TYPE_LENGTH or kind in WINDOW_TYPES:
         _reject(f"unknown signal type {kind[:MAX_TYPE_LENGTH]!r}")
     if not all(map(is_storable, (signal_id, kind, data or ""))):
-        _reject("the signal holds what is not a text that Postgres holds")
+        _reject("the signal contains text that Postgres cannot store")
     return ExternalSignal(signal_id, kind, data, source)
 
 
 def read_document(document: bytes, fallback_id: str, source: str) -> ExternalSignal:
     """
-    Parse a signal that is a JSON object of ``type``, ``data`` and perhaps ``id``.
+    Parse a signal that is a JSON object of ``type``, ``data`` and an optional ``id``.
 
     ``data`` may be an object, or its text. ``fallback_id`` is the id of a signal that
     has none.
 
     Raises:
-        SignalRejectedError: It is no signal.
+        SignalRejectedError: It is not a signal.
     """
-    no_object = "the signal must be a JSON object of type, data and perhaps id"
+    no_object = "the signal must be a JSON object of type, data and an optional id"
     fields = _json_object(document, "the signal is not JSON", no_object)
     unknown = sorted(set(fields) - _FIELDS)
     if unknown:
-        _reject(f"unknown field {unknown[0]!r} beside id, type and data")
+        _reject(f"unknown field {unknown[0]!r} besides id, type and data")
     return external_signal(
         _document_text(fields, "id") or fallback_id,
         _document_text(fields, "type"),
@@ -444,7 +444,7 @@ def read_document(document: bytes, fallback_id: str, source: str) -> ExternalSig
 def _document_text(fields: Mapping[str, Any], name: str) -> str | None:
     value = fields.get(name)
     if value is not None and not isinstance(value, str):
-        _reject(f"the signal's {name} must be a text")
+        _reject(f"the signal's {name} must be text")
     return value
 
 

@@ -5,8 +5,8 @@ Only the server compares keys, in the columns' own types and collations: as rows
 (``(a, b) > (x, y)``, never ``a > x and b > y``), with the text of a key cast to its
 column's type. COPY takes no parameters, so values are written as literals.
 
-A table has two keys, mostly the same: the key that identifies a row, for lists of keys,
-and the key by which the table is read in order, for all bounds.
+A table has two keys, usually the same: the key that identifies a row, for lists of
+keys, and the key by which the table is read in order, for all bounds.
 
 In COPY's text format a line holds columns between tabs and ends with a newline. ``\N``
 alone is NULL. In a value a backslash begins an escape: ``\b \f \n \r \t \v`` are
@@ -50,7 +50,7 @@ class _Columns(NamedTuple):
 
 
 def chunk_query(request: ReadChunk, shape: TableShape) -> str:
-    """Return the COPY that reads a chunk, in its order and with the present shape."""
+    """Return the COPY that reads a chunk, in its order and with the current shape."""
     order = _order_columns(shape)
     if request.keys:
         bounds, limit = [_listed(_key_columns(shape), request.keys)], ""
@@ -71,8 +71,8 @@ def spare_rows(request: ReadChunk) -> int:
     """
     Return the number of rows to read beyond a chunk, which are not delivered with it.
 
-    A view or a SELECT may have two rows for one key. The row behind the last one shows
-    whether the chunk's end is in between.
+    A view or a SELECT may have two rows for one key. The row after the last one shows
+    whether the chunk's end is between two of them.
     """
     return int(request.shape.view is not None or request.select is not None)
 
@@ -84,7 +84,7 @@ def spelling_query(keys: Iterable[Key], shape: TableShape) -> str:
 
 
 def maximum_key_query(shape: TableShape, select: str | None = None) -> str:
-    """Return the COPY that reads the highest key, or a null one if there is any."""
+    """Return the COPY that reads the highest key, or a null key if there is one."""
     order = _order_columns(shape)
     names, source = ", ".join(order.names), _source(shape, select)
     query = (
@@ -112,9 +112,9 @@ def boundaries_query(
     """
     Return the COPY that cuts the range below the maximum key into parts.
 
-    A sample of the table's pages is put in order, and the boundaries are its rows at
-    each n-th part. With fewer than a hundred sampled rows per part there is none: the
-    condition leaves few rows, or an unknown number.
+    A sample of the table's pages is sorted, and the boundaries are its rows at
+    each n-th part. With fewer than a hundred sampled rows per part there are none:
+    the condition selects few rows, or an unknown number.
     """
     order = _order_columns(shape)
     named = [f"{name} as k{at}" for at, name in enumerate(order.names)]
@@ -136,7 +136,7 @@ def boundaries_query(
 
 def lock_statement(shape: TableShape) -> str:
     """
-    Return the lock that keeps the table from being altered or rewritten meanwhile.
+    Return the statement that locks the table against being altered or rewritten.
 
     A view is locked together with the relations that it reads.
     """
@@ -144,7 +144,7 @@ def lock_statement(shape: TableShape) -> str:
 
 
 def table_source(shape: TableShape) -> str:
-    """Return the table for a FROM: children of plain inheritance are other tables."""
+    """Return the table for a FROM, without the children of plain inheritance."""
     if shape.view is not None:
         return TableName.parse(shape.view.name).sql
     name = shape.relation.full_name.sql
@@ -177,14 +177,14 @@ def _order_columns(shape: TableShape) -> _Columns:
 
 
 def _source(shape: TableShape, select: str | None) -> str:
-    """Return the source of rows; a comment at a SELECT's end ends with its line."""
+    """Return the source of rows; a newline ends a comment at a SELECT's end."""
     if select is None:
         return table_source(shape)
     return f"({select.rstrip().rstrip(';')}\n) selected"
 
 
 def _where(shape: TableShape, condition: str | None, *bounds: str) -> str:
-    """Join conditions; a comment at the end of one ends with its line."""
+    """Join conditions; a newline ends a comment at the end of one."""
     filters = [shape.row_filter] if shape.row_filter else []
     filters += [condition] if condition else []
     whole = [*(f"({each}\n)" for each in filters), *bounds]
@@ -193,7 +193,7 @@ def _where(shape: TableShape, condition: str | None, *bounds: str) -> str:
 
 def _listed(key: _Columns, keys: Iterable[Key]) -> str:
     listed = ", ".join(map(key.literals, keys))
-    # A list of rows is planned as one OR for each: eight times slower for 500.
+    # A list of rows is planned as one OR per row: eight times slower for 500.
     rows = listed if len(key.names) == 1 else f"values {listed}"
     return f"{key.row} in ({rows})"
 

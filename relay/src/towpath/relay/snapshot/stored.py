@@ -9,7 +9,7 @@ INCREMENTAL: Final = "incremental"
 BLOCKING: Final = "blocking"
 INITIAL: Final = "initial"
 
-# The state of a table of which rows are dead letters.
+# The state of a table with rows that are dead letters.
 INCOMPLETE: Final = "incomplete"
 
 # They are stored in one row, which is written again with each chunk's progress.
@@ -41,8 +41,8 @@ class StoredTable(NamedTuple):
     ``incremental``, ``blocking`` or ``initial``; the ``condition`` of the first is a
     filter, that of the others a SELECT. ``order_by`` names the columns of a surrogate
     key. ``ranges`` are the progress of several readers. ``floor`` is the log LSN of the
-    first start mark: with ``sweeps``, rows below it are gone at the end.
-    ``key_columns`` describe its keys when it was first planned: a place in another key
+    first start mark: with ``sweeps``, rows below it are deleted at the end.
+    ``key_columns`` describe its keys when it was first planned: progress in another key
     means other rows. ``undelivered`` counts the rows that are dead letters, of which
     the first keys are kept. ``rows_per_second`` is a moving average.
     """
@@ -87,7 +87,7 @@ class StoredTable(NamedTuple):
 
     @property
     def eta_s(self) -> float | None:
-        """The remaining time at the present rate; None: it is unknown."""
+        """The remaining time at the current rate; None: it is unknown."""
         left = self.estimated_rows - self.rows - self.dropped
         if self.state != "running" or not self.rows_per_second or left < 0:
             return None
@@ -114,8 +114,8 @@ class StoredTable(NamedTuple):
         """
         Return the progress from which a resumed table continues.
 
-        An incomplete table reads the undelivered rows again; if they are too many to be
-        listed, all of its rows.
+        An incomplete table reads the undelivered rows again; if there are too many to
+        list, it reads all of its rows.
         """
         queued = self._replace(state="queued", error=None)
         if self.state != INCOMPLETE:
@@ -160,8 +160,8 @@ def _incomplete_reason(table: StoredTable) -> str:
         again = f"towpath snapshot start {table.collection} --key '{listed}'"
     else:
         again = f"towpath snapshot resume {table.snapshot_id}"
-    scope = "just these" if table.undelivered == len(keys) else "the table"
+    scope = "only these" if table.undelivered == len(keys) else "the table"
     return (
-        f"{table.undelivered} rows are dead letters, the first keys {first}: "
+        f"{table.undelivered} rows are dead letters (first keys: {first}); "
         f"once they can be delivered, {again} reads {scope} again"
     )

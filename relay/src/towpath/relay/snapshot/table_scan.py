@@ -1,5 +1,5 @@
 """
-One table being read, from its first chunk to its last.
+The scan of one table, from its first chunk to its last.
 
 ::
 
@@ -10,18 +10,18 @@ One table being read, from its first chunk to its last.
                                     a failure, a pause        v
                                         └──────> ENDED <── COMPLETING
 
-Recording begins with the start mark, again for each start and each resume: all that was
-streamed before it must be visible before anything is read, the plan included.
+Recording begins with the start mark, a new one for each start and each resume: all that
+was streamed before it must be visible before anything is read, the plan included.
 
 A scan with a *consistent point* reads in an exported snapshot, and the start mark is
 the low and high watermark of every chunk. It shares mark and snapshot with the other
 tables of its run, and the stream is not read meanwhile. When the exported snapshot is
 lost the scan continues like any other.
 
-An update may move a row from the range that is still to be read into the range that has
-been read, with columns left out. The relay requests such rows itself. A scan of a whole
-table is complete only when the key requests until its end are delivered, and when Kafka
-has the sweep if there is to be one.
+An update may move a row from the unread range into the range that has been read, with
+columns left out. The relay requests such rows itself. A scan of a whole table is
+complete only when the key requests made until its end are delivered, and when Kafka has
+the sweep, if one is requested.
 """
 
 import enum
@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 
 from towpath.relay.snapshot.changed_keys import ChangedKeys
 from towpath.relay.snapshot.key_requests import KeyRequests
-from towpath.relay.snapshot.pace import ReadRate
+from towpath.relay.snapshot.pace import ReadRate, ScanPace
 from towpath.relay.snapshot.protocol import (
     ChunkRead,
     Delivered,
@@ -48,7 +48,7 @@ from towpath.relay.snapshot.protocol import (
     WatermarkSeen,
     WriteWatermark,
 )
-from towpath.relay.snapshot.range_reader import RangeReaders, ReadPolicy
+from towpath.relay.snapshot.range_reader import RangeReaders
 from towpath.relay.snapshot.scan_context import (
     ConsistentPoint,
     ScanContext,
@@ -91,26 +91,26 @@ class ScanOptions(NamedTuple):
 
     Attributes:
         changed_keys: The recorded changes of its table.
-        read_policy: The conditions under which it requests chunks.
+        pace: The size of its chunks, and the time of the next.
         parts: The number of ranges into which its table may be cut.
         consistent_point: The mark and exported snapshot that its run shares; None: each
             chunk has its own watermarks.
     """
 
     changed_keys: ChangedKeys
-    read_policy: ReadPolicy
+    pace: ScanPace
     parts: int
     consistent_point: ConsistentPoint | None = None
 
 
-_MOVES_LOST = "rows whose key was changed meanwhile could not be read by their new key"
-_TOO_MANY_CHANGES = "too much changed while the one view of the tables was made"
-_OTHER_KEY = "its key was changed since it was begun: "
+_MOVES_LOST = "rows whose key changed meanwhile could not be refetched by their new key"
+_TOO_MANY_CHANGES = "too many rows changed while the exported snapshot was made"
+_OTHER_KEY = "its key has changed since the snapshot began: "
 _TOO_SLOW = "reading even the smallest chunk takes longer than the server allows: "
 
 
 class TableScan:
-    """The scan of one table; ``on`` answers a fact with effects."""
+    """The scan of one table; ``on`` takes a fact and returns effects."""
 
     def __init__(
         self, table: StoredTable, options: ScanOptions, services: ScanServices
@@ -120,7 +120,7 @@ class TableScan:
         self._options = options
         self._point = options.consistent_point
         self._stored = table
-        self._pace = options.read_policy.pace
+        self._pace = options.pace
         self._rate = ReadRate()
         self._readers = RangeReaders(table.pending_keys or ())
         self._must_load = table.pending_keys is None
@@ -162,8 +162,14 @@ class TableScan:
         """Whether the stream must not be read until its chunks are read."""
         return self._point is not None and self.stage in _BLOCKING
 
-    def on(self, fact: Fact) -> list[Effect]:
-        """Process a fact, then request whatever is possible by now."""
+    def on(self, fact: Fact, room: int) -> list[Effect]:
+        """
+        Process a fact, then make every request that is now possible.
+
+        Args:
+            fact: The fact.
+            room: The number of chunks that may be in flight.
+        """
         effects: list[Effect] = []
         self._readers.note_fact(fact)
         match fact:
@@ -184,15 +190,15 @@ class TableScan:
             case _:
                 pass
         max_rows = fact.max_rows if isinstance(fact, EmitAllowed) else 0
-        return effects + self._advance(max_rows)
+        return effects + self._advance(max_rows, room)
 
     @property
     def delivered(self) -> int:
-        """The number of chunks that Kafka has."""
+        """The number of chunks that Kafka has acknowledged."""
         return self._stored.chunks
 
     def end(self, state: str, reason: str | None) -> list[Effect]:
-        """End the scan at its present place."""
+        """End the scan at its current progress."""
         if self._point and self.stage is ScanStage.MARKING and self._request_id:
             self._point.view = ""
         self.stage = ScanStage.ENDED
@@ -307,9 +313,9 @@ class TableScan:
         self.stage = ScanStage.MARKING
         return [*effects, *self._save()]
 
-    # Requests that are possible by now -----------------------------------------
+    # Requests that are possible now --------------------------------------------
 
-    def _advance(self, max_rows: int) -> list[Effect]:
+    def _advance(self, max_rows: int, room: int) -> list[Effect]:
         if self.stage in {ScanStage.COMPLETING, ScanStage.ENDED, ScanStage.FAILING}:
             has_failed = self.stage is ScanStage.FAILING
             return self._end_failed() if has_failed else self._complete()
@@ -320,7 +326,7 @@ class TableScan:
             effects += self._readers.deduplicate(max_rows)
         effects += self._count_delivered()
         if self._pace.may_read:
-            effects += self._next_requests()
+            effects += self._next_requests(room)
         if self.stage is ScanStage.READING and self._readers.are_done:
             effects += self._end_reading()
         return effects + self._complete()
@@ -375,9 +381,9 @@ class TableScan:
             return self.end("failed", _MOVES_LOST)
         return self.end(*scan_outcome(self._stored))
 
-    def _next_requests(self) -> list[Effect]:
+    def _next_requests(self, room: int) -> list[Effect]:
         if self.stage is ScanStage.READING:
-            return [*self._readers.next_requests(self._options.read_policy)]
+            return [*self._readers.next_requests(self._pace, room)]
         if self._request_id is not None:
             return []
         if self.stage is ScanStage.MARKING and not (self._point and self._point.view):

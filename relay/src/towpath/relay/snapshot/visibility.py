@@ -79,7 +79,7 @@ class InvisibleTransactions:
         return len(self._unseen)
 
     def add(self, xid32: int, end_lsn: int) -> None:
-        """Add a streamed commit. Call order: as streamed."""
+        """Add a streamed commit; commits are added in stream order."""
         self._unseen.append((xid32, self._last_end_lsn))
         self._last_end_lsn = end_lsn
 

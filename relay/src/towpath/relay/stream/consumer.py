@@ -392,7 +392,7 @@ class StreamConsumer:
             self._aggregate_keys.row(change, self._sequence)
 
     def _request_row(self, change: Change) -> None:
-        """Request a row that may have come to a new key with columns missing."""
+        """Request a row that may have moved to a new key with columns missing."""
         key = partial_key(change)
         if key is not None:
             position = Position(change.transaction.log_lsn, change.ordinal)

@@ -133,7 +133,7 @@ class RelationAnnouncer:
 
 
 class RowRequests:
-    """Requests rows that came to a new key with columns missing."""
+    """Requests rows that moved to a new key with columns missing."""
 
     def __init__(self, driver: SnapshotDriver, ledger: DeliveryLedger) -> None:
         self._driver = driver
@@ -165,7 +165,7 @@ class LoopContext:
         invisible: Streamed transactions that may not be visible to queries yet.
         sender: Gives records to the producer.
         publisher: Publishes records.
-        router: Decides which records a change gives.
+        router: Decides which records a change produces.
         relations: Published table schemas.
         row_requests: Requests incomplete rows.
         stats: Counters of the process.

@@ -35,7 +35,7 @@ from towpath.schemas.envelope import Operation
 from towpath.settings.outbox import AggregateView, Outbox
 
 OTHER_FORM: Final = "an event's id is not of the form that its view declares"
-OTHER_SPELLING: Final = "an event spells its id unlike its view"
+OTHER_SPELLING: Final = "an event's id is spelled differently than in its view"
 
 _CREATE: Final = Operation.CREATE
 _TYPE_AT: Final = EVENT_PARTS.index("aggregate_type")
@@ -116,7 +116,7 @@ class AggregateKeyRecorder:
 
     def __init__(self, outbox: Outbox, touched: KeyRecorder, stats: Stats) -> None:
         """
-        Prepare.
+        Create the recorder.
 
         Args:
             outbox: ``[relay.outbox]``, with the declared views.
@@ -183,7 +183,7 @@ class AggregateKeyRecorder:
         try:
             step = sequencer.peek(parse_message(frame[PAYLOAD_AT:]))
         except MalformedMessageError:
-            # Perhaps the reason for the skip; its keys cannot be known.
+            # The transaction may have been skipped because of it; its keys are unknown.
             return
         self._dead_letter_count = _NOTHING_IS_PUBLISHED
         if isinstance(step, LogicalMessageEvent):
@@ -227,7 +227,7 @@ class AggregateKeyRecorder:
 
 
 def _views(views: Iterable[AggregateView]) -> Iterable[tuple[str, _ViewEvents]]:
-    """Return by aggregate type what is common to all of its views."""
+    """Return, by aggregate type, the facts that all of its views share."""
     known: dict[str, _ViewEvents] = {}
     for view in views:
         types = frozenset(each.encode() for each in view.state_types)

@@ -78,7 +78,7 @@ class LogicalMessageHandler:
         relay_name: str = "",
     ) -> None:
         """
-        Prepare.
+        Create the handler.
 
         Args:
             context: The loop's context.
@@ -121,10 +121,10 @@ class LogicalMessageHandler:
     def _on_table_event(
         self, message: LogicalMessageEvent, now_us: int
     ) -> Sequence[Record]:
-        """Publish the event of a captured table; empty its topic if it says so."""
+        """Publish a captured table's event; empty its topic if it requires that."""
         context, event = self._context, parse_table_event(message)
         if event is None or message.transaction is None:
-            context.stats.skip("a table event that is not ours")
+            context.stats.skip("a table event that no relay wrote")
             return ()
         if event.relay != self._relay_name:
             return ()
@@ -150,7 +150,7 @@ class LogicalMessageHandler:
             counter, run_id = int(document["counter"]), str(document["run"])
             relay = document.get("relay")
         except (ValueError, KeyError, TypeError):
-            self._context.stats.skip("a heartbeat that is not ours")
+            self._context.stats.skip("a heartbeat that no relay wrote")
             return
         if relay != self._relay_name:
             # Another relay's, whose counter is not this one's.

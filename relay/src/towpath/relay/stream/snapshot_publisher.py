@@ -3,7 +3,7 @@ Publishes rows and sweeps of snapshots, each by the route of its collection.
 
 A row is a record of its table's topic, or of its aggregate's; rows for one sink have a
 topic of their own. The window has just checked the rows of a call: no record of the
-stream is published between that check and them.
+stream is published between that check and these rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,15 +31,15 @@ from towpath.relay.wal.messages import Relation
 from towpath.schemas import headers, topics
 
 UNREPORTED_DELETE: Final = (
-    "a key that was asked for is gone, and the configured key of its records cannot be "
-    "made of the primary key alone"
+    "a requested row no longer exists, and its record's key cannot be computed from "
+    "the primary key alone"
 )
 
 UNSWEPT: Final = (
-    "the sweep of a table whose schema is refused is left out: its rows were set aside"
+    "a table's schema is refused and its rows are dead letters, so its sweep is omitted"
 )
 
-# Returns the route of a collection that is no table; None: it is a table.
+# Returns the route of a collection that is not a table; None for a table.
 AggregateRouteOf = Callable[[Relation], ReadRoute | None]
 
 
@@ -151,7 +151,7 @@ class SnapshotPublisher:
     def _notify_target(
         self, records: Sequence[Record], place: ReadSlice, delivery: Delivery
     ) -> None:
-        """Publish, for the sink that the rows are for, which are dead letters."""
+        """Notify the sink that the rows are for which of them are dead letters."""
         for record in records:
             if record.key is not None:
                 found = dict(record.headers).get(headers.REASON)
@@ -164,7 +164,7 @@ class SnapshotPublisher:
     def _deletes(
         self, route: ReadRoute, key: Key, place: ReadSlice
     ) -> Sequence[Record]:
-        """Return the deletes of an absent key, if a record's key can be made of it."""
+        """Return the deletes of an absent key, if it determines a record's key."""
         try:
             return route.absent(key, place)
         except MalformedMessageError:

@@ -158,7 +158,7 @@ def _name(table: StoredTable) -> Name:
 
 _LOG = structlog.get_logger("towpath.relay")
 
-REFUSED: Final = "a signal that was left outside towpath.signal was refused"
+REFUSED: Final = "a signal from outside towpath.signal was refused"
 
 
 class ExternalSignals:
@@ -173,7 +173,7 @@ class ExternalSignals:
         self, context: LoopContext, inbox: Inbox, refusals: deque[SignalRefusal]
     ) -> None:
         """
-        Prepare.
+        Create the handler.
 
         Args:
             context: The loop's context.

@@ -1,1 +1,1 @@
-"""Bytes in, values out: nothing here waits, opens or knows a socket."""
+"""Decodes the bytes of the stream into values. Performs no I/O."""

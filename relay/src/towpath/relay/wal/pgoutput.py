@@ -79,7 +79,7 @@ class Reader:
         return self._number(_U64)
 
     def text(self) -> str:
-        """Read UTF-8 up to and with a zero byte."""
+        """Read UTF-8 up to and including a zero byte."""
         end = self._data.find(b"\0", self._at)
         if end < 0:
             raise MalformedMessageError(self._described("text without an end"))
@@ -292,8 +292,8 @@ def _logical_message(data: bytes, at: int) -> LogicalMessage:
     return LogicalMessage(bool(flags), lsn, prefix, content)
 
 
-# What a parser raises beside MalformedMessageError if the bytes are too short, and the
-# lookup for a tag that has none.
+# The other exceptions of a parser if the bytes are too short, and of the lookup of an
+# unknown tag.
 PARSER_ERRORS: Final = (KeyError, IndexError, struct.error)
 
 # By tag. A parser takes the message's bytes and the index behind the tag.

@@ -69,7 +69,7 @@ class Change(NamedTuple):
         is_full: Whether ``old`` is the whole row.
         transaction: The transaction.
         ordinal: Its index among the transaction's messages.
-        lsn: The row's own LSN: for people, never for order.
+        lsn: The row's own LSN: for information, never for order.
     """
 
     operation: Operation

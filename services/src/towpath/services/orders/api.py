@@ -55,7 +55,7 @@ blueprint = Blueprint("orders", __name__)
 
 
 class RouteContext(NamedTuple):
-    """The services that the routes need; the application has it under ``EXTENSION``."""
+    """The services that the routes need; stored in the application as ``EXTENSION``."""
 
     sessions: sessionmaker[Session]
     clock: Clock

@@ -1,4 +1,4 @@
-"""The wiring of the orders service: the only module that knows every part."""
+"""The wiring of the orders service: the only module that imports every part."""
 
 from typing import Final
 
@@ -26,7 +26,7 @@ class _BigintConverter(IntegerConverter):
     """An order's number within Postgres's bigint; any other number is not found."""
 
     def to_python(self, value: str) -> int:
-        # Nineteen digits are the most; Python refuses to read thousands.
+        # A bigint has at most nineteen digits; Python refuses to parse thousands.
         if len(value) > len(str(_MAX_BIGINT)) or int(value) > _MAX_BIGINT:
             raise ValidationError
         return int(value)

@@ -38,7 +38,7 @@ class OrderStatus(enum.StrEnum):
 class OrderRuleError(DataError):
     """The order's state does not allow the change."""
 
-    remedy = "Look at the order first: it went another way."
+    remedy = "Read the order again: its status has changed."
 
 
 class AmountError(DataError):
@@ -186,6 +186,6 @@ def total_of(lines: Sequence[Line]) -> Decimal:
     """
     total = sum((line.quantity * line.unit_price for line in lines), Decimal("0.00"))
     if total > MAX_AMOUNT:
-        message = f"The lines sum up to more than {MAX_AMOUNT}."
+        message = f"The lines add up to more than {MAX_AMOUNT}."
         raise AmountError(message)
     return total

@@ -3,7 +3,7 @@ A repeated request is executed once.
 
 The key is claimed by inserting its row in the command's own transaction: a second
 request with the key waits there until the first has ended. If the first committed, its
-answer is repeated; if it did not, the key is free and the second takes its place. A key
+answer is repeated; if it did not, the key is free and the second claims it. A key
 that comes with another request is refused. Failed requests leave no key.
 """
 
@@ -50,8 +50,8 @@ def claim_of(request: Request) -> Claim | None:
     if _KEY.match(key) is None:
         reason = "must be 1 to 200 visible ASCII characters"
         raise _refused(reason)
-    what = f"{request.method} {request.path}\n".encode() + request.get_data()
-    return Claim(key, hashlib.sha256(what).hexdigest())
+    content = f"{request.method} {request.path}\n".encode() + request.get_data()
+    return Claim(key, hashlib.sha256(content).hexdigest())
 
 
 def earlier_answer(session: Session, claim: Claim) -> Answer | None:
@@ -68,7 +68,7 @@ def earlier_answer(session: Session, claim: Claim) -> Answer | None:
     query = select(idempotency).where(idempotency.c.key == claim.key)
     earlier = session.execute(query).one()
     if earlier.request_hash != claim.request_hash:
-        reason = "was used before, for another request"
+        reason = "was already used for another request"
         raise _refused(reason)
     return Answer(earlier.status, earlier.response)
 

@@ -5,7 +5,7 @@ An aggregate that is written is tracked too: its events are recorded in the same
 transaction. An order is changed only under its row's lock. The tables are described for
 SQLAlchemy; the migrations create them.
 
-``seed_shop`` fills the shop with customers and orders that no event announced. Two
+``seed_shop`` fills the shop with customers and orders that have no events. Two
 statements do it, in one transaction and without outbox rows: such orders reach a sink
 only by a snapshot. The same ``seed`` gives the same customers, products, quantities and
 prices; totals are the sums of their lines.

@@ -1,8 +1,8 @@
 """
 The database of a service: engine, errors, migrations, unit of work, health.
 
-A driver's error becomes one of ours in one place, by its SQLSTATE, never by its text.
-An error that is not in the table is raised unchanged.
+A driver's error becomes a failure of the platform in one place, by its SQLSTATE, never
+by its text. An error with another SQLSTATE is raised unchanged.
 
 Two processes of a service may migrate its tables at once: a whole run is one
 transaction under one advisory lock, and the second one finds nothing to do.
@@ -88,7 +88,7 @@ def make_engine(dsn: str, *, pool_size: int) -> Engine:
             statement_timeout=str(STATEMENT_TIMEOUT_MS),
             idle_in_transaction_session_timeout=str(IDLE_TIMEOUT_MS),
             row_security="on",
-            # A confirmed order is on the standby, too.
+            # A confirmed order is also on the standby.
             synchronous_commit="on",
         )
         with connection, connection.cursor() as cursor:
@@ -130,10 +130,10 @@ def failure_of(error: DBAPIError) -> UnavailableError | None:
     """Return the platform's failure for a driver's error, if there is one."""
     state = sqlstate(error)
     if state.startswith(_BUSY):
-        message = "The database did not answer in time, or another request was first."
+        message = "The database did not answer in time, or two transactions collided."
         return DatabaseBusyError(message, retry_after_s=1.0)
     if state.startswith(_MISSING):
-        return MissingTableError("A table of the database is not there yet.")
+        return MissingTableError("A table of the database does not exist yet.")
     lost = not state and isinstance(error.orig, psycopg2.OperationalError)
     if state.startswith(_UNAVAILABLE) or error.connection_invalidated or lost:
         return DatabaseUnavailableError("The database cannot be reached.")
@@ -217,7 +217,7 @@ class UnitOfWork:
         self.session.commit()
 
     def written_lsn(self) -> str | None:
-        """Return an LSN at or behind the last commit of this unit."""
+        """Return an LSN at or after the last commit of this unit."""
         return written_lsn(self._connection)
 
     def __exit__(

@@ -4,7 +4,7 @@ Requests and answers over HTTP: bodies, problem documents, trace context, LSN.
 A body is JSON by its media type or it is refused (415). Bytes that are not JSON in
 UTF-8 are a 400; JSON with invalid values is a 422 that lists all of them.
 
-Errors are problem documents (RFC 9457), the one form of a refusal.
+Errors are problem documents (RFC 9457), the only form of a refusal.
 
 ::
 
@@ -21,17 +21,17 @@ The W3C trace context of a request is kept if it is valid and dropped if it is n
 ``version-traceid-parentid-flags`` in lower-case hex; ids of zeros and version ``ff``
 are invalid. A later version may append fields, which are cut off.
 
-The header ``Towpath-Lsn`` is an LSN at or behind the end of the request's commit. A
+The header ``Towpath-Lsn`` is an LSN at or after the end of the request's commit. A
 client can wait until a sink has applied everything up to it, and then reads its own
 write there. It is read after the commit, on the commit's own connection:
 
 - With synchronous commits the commit's record was flushed before the commit returned,
-  so the flush LSN, read afterwards, lies at its end or behind it. Other commits in
+  so the flush LSN, read afterwards, lies at its end or after it. Other commits in
   between only raise it: it is an upper bound. The insert LSN would be one too, but log
   that is not flushed is not sent, and a wait for it could last until the next commit.
 - With ``synchronous_commit = off`` the commit may not be flushed: then the insert LSN
   is the bound.
-- On another connection of the same server, as behind a pooler, both still hold: the
+- On another connection of the same server, as with a pooler, both still hold: the
   LSNs are the server's, not the session's. On another *server* they would not, so after
   a lost connection there is no header at all rather than a wrong one. A failover behind
   a pooler can still answer for the new server, whose log may lack the commit: no LSN
@@ -183,7 +183,7 @@ class Input(BaseModel):
 def without_nul(text: str) -> str:
     """Refuse a NUL character, which Postgres cannot store in text."""
     if "\0" in text:
-        message = "must not hold a NUL character"
+        message = "must not contain a NUL character"
         raise ValueError(message)
     return text
 
@@ -231,7 +231,7 @@ def _refusal(details: list[ErrorDetails]) -> UnreadableError | InvalidInputError
     if details[0]["type"] == "json_invalid":
         return UnreadableError(f"The body is not JSON: {details[0]['ctx']['error']}.")
     errors = [FieldError(_field(d["loc"]), _reason(d)) for d in details]
-    return InvalidInputError("Some fields are not allowed as they are.", errors)
+    return InvalidInputError("Some fields are invalid.", errors)
 
 
 def _field(loc: tuple[int | str, ...]) -> str:
@@ -272,7 +272,7 @@ _END: Final = text(
 
 def written_lsn(connection: Connection) -> str | None:
     """
-    Return an LSN at or behind the last commit of this connection.
+    Return an LSN at or after the last commit of this connection.
 
     Returns:
         The LSN in Postgres's form; None if the connection was lost after the commit.

@@ -103,5 +103,5 @@ def configure_logs(level: int = logging.INFO) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)
-    # Start-up remarks only: the migration itself is logged by the service.
+    # Start-up messages only: the migration itself is logged by the service.
     logging.getLogger("alembic").setLevel(logging.WARNING)

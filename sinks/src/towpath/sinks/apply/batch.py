@@ -1,9 +1,9 @@
 """
 One micro-batch: decode, fold, write, store the dead letters. Free of Spark.
 
-Records come as Arrow tables. Records that cannot be read or applied are durable among
-the dead letters before the batch counts as done: after a crash in between the batch is
-repeated, and the guard absorbs the repetition. A partial change without a row is not a
+Records come as Arrow tables. Records that cannot be read or applied are durable as dead
+letters before the batch counts as done: after a crash in between the batch is repeated,
+and the guard absorbs the repetition. A partial change without a row is not a
 dead letter: its row is refetched.
 """
 
@@ -194,7 +194,7 @@ class BatchWriter:
             HaltError: The sink refuses to continue.
         """
         with self.lock:
-            # A batch id of its own: sinks may keep state by batch id.
+            # No batch has a negative id: sinks may keep state by batch id.
             self._replay_id -= 1
             return self._apply(records, ParkedKeys(), self._replay_id)
 

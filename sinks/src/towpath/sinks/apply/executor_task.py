@@ -157,7 +157,7 @@ def _failure(error: Exception) -> PartitionResult:
         return PartitionResult(
             fallback_reason=text, is_unavailable=True, retry_after_s=error.retry_after_s
         )
-    # The driver creates an index that is gone.
+    # The driver recreates a deleted index.
     is_unavailable = isinstance(error, TargetUnavailableError)
     return PartitionResult(
         fallback_reason=text,

@@ -1,12 +1,12 @@
 """
-Holds back the records of a batch that stand behind an older dead letter of their key.
+Holds back the records of a batch that follow an older dead letter of their key.
 
 Only positions decide, so that the outcome does not depend on how records are split into
 batches. A key may have been parked long ago, or by an unreadable record of this batch.
 The records of a key are checked in the order of positions: an unreadable one parks the
 key, and later ones are held back. A whole row from a snapshot, or a floor, above all of
 them supersedes them and releases the key, until another record parks it again. Events
-are never superseded: a row does not tell what happened.
+are never superseded: a row does not replace them.
 
 A refused change may have been folded from several records. Each of them becomes a dead
 letter, because each is needed for a replay. Pure.
@@ -124,7 +124,7 @@ def hold_back_parked(
     parked: ParkedKeys,
     rule: KeyRule,
 ) -> HeldBack:
-    """Hold back the records of keys that are parked, also by this very batch."""
+    """Hold back the records of keys that are parked, also by this batch."""
     unread = frozenset(record.origin for record in decoded.unreadable)
     held = HeldBack(decoded.changes, decoded.events, unread, frozenset(), {})
     if not unread and not len(parked):

@@ -16,7 +16,7 @@ from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import ParkedKey, shared_topic
 from towpath.sinks.fold import newest_per_key
 
-# The reason to write a plain batch again: rows that it changed may be gone.
+# The reason to write a plain batch again: the target may have lost its rows.
 ROWS_LOST: Final = "the target was found to lack rows"
 
 

@@ -7,7 +7,7 @@ row is requested as it is now.
 
 Until the row arrives, further partial changes of it would be merged with the same wrong
 row, at positions above the answer, which the guard would then refuse as stale. So a
-refetch stays pending until a whole row stands above all partial changes. A whole row
+refetch stays pending until a whole row is above all partial changes. A whole row
 below the newest of them was read too early: the row is requested once more. There is
 one request per row at a time; one without an answer is repeated with the next partial
 change after ``REFETCH_AGAIN_AFTER_S``.
@@ -90,7 +90,7 @@ class PendingRefetches:
         self._sink = sink
         self._clock = clock
         self._path = refetches_path(state_folder, sink)
-        self._asked_s: dict[str, float] = {}
+        self._requested_s: dict[str, float] = {}
         kept = decode_refetches(self._read(), self._routes, clock.monotonic_s())
         self._stored = kept.without_remains(self._reading())
 
@@ -124,7 +124,7 @@ class PendingRefetches:
         """Return whether a route may be requested as a whole by now."""
         if route in self._stored.requested:
             return True
-        requested_s = self._asked_s.get(route)
+        requested_s = self._requested_s.get(route)
         now_s = self._clock.monotonic_s()
         is_recent = (
             requested_s is not None and now_s - requested_s < ROUTE_AGAIN_AFTER_S
@@ -161,12 +161,12 @@ class PendingRefetches:
 
     def end_uncounted_request(self, route: str) -> None:
         """Note that the route was requested for uncounted rows; none stays pending."""
-        self._asked_s[route] = self._clock.monotonic_s()
+        self._requested_s[route] = self._clock.monotonic_s()
         self.forget(route)
 
     def end_route_request(self, route: str) -> None:
         """Note that the route was requested for its pending refetches."""
-        self._asked_s[route] = self._clock.monotonic_s()
+        self._requested_s[route] = self._clock.monotonic_s()
         snapshots = self._reading().get(route, NO_SNAPSHOT)
         whole = {**self._stored.whole, route: snapshots}
         requested = self._stored.requested - {route}
@@ -218,10 +218,10 @@ class PendingRefetches:
                 topic = shared_topic(change.origin.topic)
                 record_key = ParkedKey(topic, keys[change.origin])
                 if id(change) in waiting:
-                    self._judge_held_back(change, record_key, due)
+                    self._plan_held_back(change, record_key, due)
                     continue
                 is_doubtful = change.route in incomplete_routes or id(change) in lost
-                self._judge(change, record_key, due, is_doubtful=is_doubtful)
+                self._plan_row(change, record_key, due, is_doubtful=is_doubtful)
         self._end_undelivered(records, due)
         return due
 
@@ -266,7 +266,7 @@ class PendingRefetches:
         is_open = bool(change.unchanged) and change.route in incomplete_routes
         return is_open or (change.route, change.key) in self._stored.rows
 
-    def _judge_held_back(
+    def _plan_held_back(
         self, change: Change, record_key: ParkedKey, due: RefetchPlan
     ) -> None:
         """Plan the refetch of a row whose change is held back behind a dead letter."""
@@ -297,7 +297,7 @@ class PendingRefetches:
         )
         due.requests[row] = None
 
-    def _judge(
+    def _plan_row(
         self,
         change: Change,
         record_key: ParkedKey,

@@ -148,7 +148,7 @@ def _place(change: Change) -> tuple[object, ...]:
 def _request(
     due: RefetchPlan, refetches: PendingRefetches, repairs: Repairs
 ) -> tuple[int, set[str]]:
-    """Send the requests; return the number of rows, and the routes without any way."""
+    """Send the requests; return the number of rows, and the routes without a source."""
     count, unavailable = 0, set()
     by_route: dict[str, list[Row]] = defaultdict(list)
     for row in due.requests:

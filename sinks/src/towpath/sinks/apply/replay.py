@@ -58,9 +58,9 @@ class _NextAttempt(NamedTuple):
 
 class RetrySchedule:
     """
-    When the keys of one sink are retried.
+    The times at which the keys of one sink are retried.
 
-    A restart begins with the first attempts.
+    After a restart, all keys are at their first attempt.
     """
 
     def __init__(self, parked: ParkedKeys, clock: Clock) -> None:
@@ -91,9 +91,9 @@ class RetrySchedule:
         self._rests_until_s = self._clock.monotonic_s() + _REST_FACTOR * read_s
 
 
-CANNOT_ERASE: Final = "the sink cannot take single keys out of its target"
+CANNOT_ERASE: Final = "the sink cannot delete single keys from its target"
 CANNOT_READ: Final = "the rows of these keys cannot be read from the source"
-NO_ROUTE: Final = "the sink has no such route any more"
+NO_ROUTE: Final = "the sink no longer has this route"
 NOTHING_OPEN: Final = "no open dead letter has this key"
 AWAITS_REFETCH: Final = (
     "its row was requested from the source: the key is released when it arrives"
@@ -262,7 +262,7 @@ class DeadLetterRequests:
         if written.awaits_refetch:
             return Reply(request.id, AWAITS_REFETCH, request.subject)
         is_stale = written.delivered.stale > 0
-        how = "replayed; what the sink had newer stayed" if is_stale else "replayed"
+        how = "replayed; newer rows of the sink stayed" if is_stale else "replayed"
         return Resolution(request.subject, dead_letters[-1].position, how, request.id)
 
     def _discarded(
@@ -270,7 +270,7 @@ class DeadLetterRequests:
     ) -> Resolution:
         how = "discarded"
         if self._refetch(dead_letters):
-            how = "discarded; its row was asked for as it is"
+            how = "discarded; its row was requested"
         return Resolution(request.subject, dead_letters[-1].position, how, request.id)
 
     def _erased(
@@ -283,8 +283,8 @@ class DeadLetterRequests:
             return Reply(request.id, CANNOT_ERASE, request.subject)
         keys = map(key_parts, request.keys)
         # The rows are applied afterwards: no batch is written meanwhile.
-        ask = self._repairs.request_keys
-        if request.is_read_again and not ask(request.route, keys):
+        request_keys = self._repairs.request_keys
+        if request.is_read_again and not request_keys(request.route, keys):
             return Reply(request.id, CANNOT_READ, request.subject)
         self._writer.erase(request.route, request.keys)
         _log.warning(

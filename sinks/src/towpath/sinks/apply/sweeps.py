@@ -1,8 +1,8 @@
 """
 Floors that take effect once every partition of their topic has delivered them.
 
-A sweep ends a snapshot: in each partition it stands behind the rows that the snapshot
-read. Until the last partition has reached it, some of these rows may still come, so the
+A sweep ends a snapshot: in each partition it follows the rows that the snapshot read.
+Until the last partition has delivered it, some of these rows may still arrive, so the
 floor waits. The sweep names the number of partitions it was written to; partitions
 added since have no rows to spare. The partitions that delivered a sweep are kept in a
 file, written before the batch counts as done; a repeated batch changes nothing.
@@ -51,7 +51,7 @@ class Sweeps:
         Note a batch's floors durably; return those that take effect now.
 
         Raises:
-            UnavailableError: The broker does not tell the number of partitions.
+            UnavailableError: The broker does not report the number of partitions.
         """
         given = list(floors)
         waiting = [floor for floor in given if floor.needs_all]
@@ -115,7 +115,7 @@ def _name(floor: Floor) -> str:
     """
     Return the name of a floor in the file.
 
-    Ends without rows below share a position.
+    Floors of snapshots that read only some rows share a position.
     """
     if floor.is_end_only:
         return f"{floor.position} {floor.snapshot_id}"

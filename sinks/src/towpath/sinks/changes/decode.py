@@ -86,7 +86,7 @@ def aggregate_change(record: Record, route: Route) -> Change | None:
             return None
     row = None if text is None else object_in(text, "value")
     if row is not None and not RESERVED_COLUMNS.isdisjoint(row):
-        refuse("the document has a field whose name sinks keep for themselves")
+        refuse("the document has a field with a name that sinks reserve")
     return Change(
         route.name,
         (text_in(record.key, "key"),),
@@ -227,7 +227,7 @@ def _row_change(
     if routing is not None:
         return _routed(change, routing)
     if change.row is not None and not RESERVED_COLUMNS.isdisjoint(change.row):
-        refuse("a column has a name that sinks keep for themselves")
+        refuse("a column has a name that sinks reserve")
     return change
 
 

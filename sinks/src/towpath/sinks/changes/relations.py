@@ -44,7 +44,7 @@ class Column:
 
     @property
     def precision_and_scale(self) -> tuple[int, int] | None:
-        """Digits in all and behind the point of a numeric; ``None`` if unbounded."""
+        """The precision and scale of a numeric; ``None`` if unbounded."""
         if self.type != "numeric" or self.typmod < _TYPMOD_OFFSET:
             return None
         packed = self.typmod - _TYPMOD_OFFSET

@@ -9,8 +9,8 @@ their source names unless stated otherwise. Pure.
 The route of a table or an aggregate reads its topic, and the topic of snapshots for
 this sink only. The topic of an event log's route may end in ``*``: it matches every
 topic with that prefix, except backfills, also topics that appear later. Several routes
-may read one topic, each into a place of its own. A topic that a route names is read by
-no route whose topic ends in ``*``.
+may read one topic, each for another place in the sink. A topic that a route names is
+read by no route whose topic ends in ``*``.
 
 Hot path, once per record of a route with a routing: one plan per set of columns.
 """
@@ -141,9 +141,9 @@ class Routing:
         plan = [(column, name) for column, name in named if name is not None]
         names = {name for _, name in plan}
         if len(names) < len(plan) or not names.isdisjoint(self._constants):
-            refuse("two columns come to one name by the route's renames and constants")
+            refuse("two columns get one name by the route's renames and constants")
         if not names.isdisjoint(RESERVED_COLUMNS):
-            refuse("a column has a name that sinks keep for themselves")
+            refuse("a column has a name that sinks reserve")
         if len(self._plans) >= _MOST_PLANS:
             self._plans.clear()
         self._plans[columns] = plan

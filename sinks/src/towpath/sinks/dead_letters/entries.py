@@ -47,7 +47,7 @@ _OURS: Final = frozenset(
 
 
 class ParkedKey(NamedTuple):
-    """A key of a topic; for a backfill topic, that of the topic beside it."""
+    """A key and its topic; for a backfill topic, the topic that it fills."""
 
     topic: str
     key: bytes
@@ -153,7 +153,7 @@ _FIELDS: Final = {"subject": "matter", "request_id": "order"}
 
 
 def shared_topic(topic: str) -> str:
-    """Return the topic beside which a backfill topic stands."""
+    """Return the topic that a backfill topic fills; any other topic as it is."""
     return topic.partition(BACKFILL)[0]
 
 
@@ -198,7 +198,7 @@ def dead_letter_headers(dead_letter: DeadLetter) -> list[Header]:
 def entry_content(
     entry: Resolution | DeadLetterRequest | Reply,
 ) -> tuple[list[Header], bytes]:
-    """Return the headers and the value of an entry that is no dead letter."""
+    """Return the headers and the value of an entry that is not a dead letter."""
     matter = {"topic": entry.subject.topic, "at": entry.subject.at}
     document = {_FIELDS.get(n, n): v for n, v in entry._asdict().items()}
     document["matter"] = matter
@@ -208,7 +208,7 @@ def entry_content(
 def entry_of(
     key: bytes | None, value: bytes | None, headers: Sequence[Header]
 ) -> Entry | None:
-    """Decode one record of the topic; ``None`` if it is no entry."""
+    """Decode one record of the topic; ``None`` if it is not an entry."""
     kind = dict(headers).get(names.DEAD_LETTERS)
     if kind is None:
         return _dead_letter(key, value, headers)

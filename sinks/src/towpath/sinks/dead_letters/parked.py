@@ -2,8 +2,8 @@
 Parked keys of a sink, and its open dead letters. Pure.
 
 Only positions decide which records are parked, so that a batch repeated after a crash
-decides the same. Resolutions are remembered, too: a record that comes again from below
-one is not parked again. Both are bounded.
+decides the same. Resolutions are remembered, too: a record below one is not parked when
+it is delivered again. Both are bounded.
 
 A record that was written to the dead letters twice, because its batch was repeated, is
 one dead letter.
@@ -182,7 +182,9 @@ class ParkedKeys:
     def superseded(self, parked: ParkedKey) -> Resolution:
         """Return the resolution of a key whose row was read by a snapshot."""
         highest = self._waiting[parked].highest
-        return Resolution(Subject(*parked), highest, "superseded by its row as it is")
+        return Resolution(
+            Subject(*parked), highest, "superseded by its row from a snapshot"
+        )
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Dead letters as a person reads them: by key, with the newest reason. Pure."""
+"""Summaries of dead letters for display, by key. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

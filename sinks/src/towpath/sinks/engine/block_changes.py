@@ -42,7 +42,7 @@ class BlockChangeOutcome(enum.StrEnum):
 _DESCRIPTIONS: Final[Mapping[BlockChangeOutcome, str]] = {
     BlockChangeOutcome.ROUTE_ADDED: "the route is new",
     BlockChangeOutcome.ROUTE_CHANGED: "the settings of the route have changed",
-    BlockChangeOutcome.ROUTE_REMOVED: "the route was removed: its rows stay there",
+    BlockChangeOutcome.ROUTE_REMOVED: "the route was removed: the target keeps rows",
     BlockChangeOutcome.TARGET_CHANGED: "the sink has another target",
 }
 
@@ -149,7 +149,7 @@ class BlockChanges:
     def _remedy(self, name: str) -> str:
         (route,) = (r for r in self._sink.route if r.name == name)
         if route.kind is RouteKind.EVENT_LOG:
-            return "Nothing: earlier events cannot be read again."
+            return "No action is possible: earlier events cannot be read again."
         return f"Fill it: towpath sink refill {self._sink.name} --route {name}"
 
     def _note(self, found: tuple[BlockChange, ...]) -> None:

@@ -4,7 +4,7 @@ Bulk writers: large batches as columns, or sent slice by slice while the target 
 ``ColumnWriter`` gives a sink the plain records of a batch as columns, and the batch
 writer the others. Both pass the same guard, so their order does not matter; plain rows
 come first, because a partial change may depend on one of them. All records of a key
-take the same way.
+take the same path.
 
 ``PipelinedWriter`` sends a batch slice by slice: while the target works on one slice,
 the next is decoded, and one flush waits for all responses. Only plain slices are sent
@@ -112,7 +112,7 @@ class ColumnCollector:
         """
         self._routes = routes
         self._excluded_keys = excluded_keys
-        self._lay_out = encode_columns
+        self._encode_columns = encode_columns
         self._slices: list[tuple[pa.Table, list[_EncodedSlice]]] = []
         self._schemas: dict[str, pa.Schema] = {}
 
@@ -125,7 +125,7 @@ class ColumnCollector:
         """
         encoded = []
         for columns in plain_columns(slice_, self._routes, self._excluded_keys):
-            found = self._lay_out(columns)
+            found = self._encode_columns(columns)
             if found is None or not len(found.rows):
                 continue
             schema = self._schemas.setdefault(columns.route, found.rows.schema)

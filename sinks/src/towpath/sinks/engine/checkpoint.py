@@ -6,14 +6,14 @@ of JSON per source, ``{"<topic>": {"<partition>": <next offset>}}``. The engine 
 it before the batch runs, so the batch can read it. Its offsets also count transaction
 markers, which are no records. The first batch's start is in a file of the same form.
 
-A batch counts once its number is among the commits. A checkpoint without commits holds
-nothing that a new query would not find out again.
+A batch counts once its number is among the commits. A checkpoint without commits has no
+information that a new query would lack.
 
 ``PartitionCounts`` notices partitions that were added to a topic. The engine reads an
 added partition from its first record, but keys move to it: a later change of a key may
 be read before an earlier one in another partition, and a partial change then lacks
 columns of the earlier one. Keys have moved once an added partition has records, so it
-counts from then on; rows read later stand above all such changes.
+counts from then on; rows read later are above all such changes.
 """
 
 import shutil
@@ -51,7 +51,7 @@ def span(checkpoint: Path, batch_id: int) -> Span:
     A partition that is new with this batch begins with its first record.
 
     Raises:
-        RecordsGoneError: A partition that was read before is gone, or ends earlier.
+        RecordsGoneError: A partition that was read before was deleted, or ends earlier.
     """
     ends = read_offsets(checkpoint, batch_id)
     begins = read_offsets(checkpoint, batch_id - 1) if batch_id else _first(checkpoint)
@@ -216,7 +216,7 @@ class PartitionCounts:
 
 
 def _added(partitions: Mapping[str, int], count: int | None) -> list[int]:
-    """Return the ends of the partitions added to a topic."""
+    """Return the end offsets of the partitions added to a topic."""
     return [
         end
         for partition, end in partitions.items()

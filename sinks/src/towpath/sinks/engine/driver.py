@@ -6,7 +6,7 @@ second: an added sink is started, a removed one is stopped, and one whose block 
 changed is checked, stopped and started again; the others are untouched. A healthy sink
 keeps its previous block if the new one does not fit. The new block is checked again
 every few seconds, because its tables or its target may change. A running sink's folder
-is locked, so that no other driver runs it and nobody drops it.
+is locked, so that no other driver runs it and no command drops it.
 """
 
 import threading
@@ -30,7 +30,7 @@ from towpath.sinks.state.progress import State
 
 LOOK_EVERY_S: Final = 1.0
 
-# A check opens connections of its own to the broker and the target.
+# Each check opens new connections to the broker and the target.
 CHECK_AGAIN_EVERY_S: Final = 10.0
 
 # The engine lets a running batch finish for 30 s; the sum of all stops is bounded.
@@ -104,12 +104,12 @@ class Driver:
         Keep every selected sink running; return when all of them have stopped.
 
         Raises:
-            EngineDiedError: The engine's process ended by itself.
+            EngineDiedError: The engine's process ended unexpectedly.
         """
         while not self._stop.is_set():
             self._check_configuration()
             if not is_alive(self._spark):
-                message = "the engine's Java process ended by itself"
+                message = "the engine's Java process ended unexpectedly"
                 raise EngineDiedError(message)
             self._stop.wait(LOOK_EVERY_S)
         deadline = Deadline(self._parts.clock, STOP_WITHIN_S)
@@ -208,8 +208,8 @@ class Driver:
     def _start_again(self, running: _RunningSink, settings: Settings) -> None:
         """Start a sink again whose supervisor has ended unexpectedly."""
         running.report.failed(
-            "the sink's supervisor ended by itself",
-            remedy="Read the driver's log; the sink starts again by itself.",
+            "the sink's supervisor ended unexpectedly",
+            remedy="Read the driver's log; the sink restarts automatically.",
             retry_after_s=0,
         )
         again = self._supervisor(running.sink, settings, running.report, running.stop)

@@ -5,7 +5,7 @@ Counters are those of the progress files, so they continue over restarts. Labels
 declared sinks, their states and the stages of a batch: all bounded by the configuration
 and this code. An unknown value is left out, never zero.
 
-The metrics port is served by a thread of its own, so that a request never delays a
+The metrics port is served by a separate thread, so that a request never delays a
 batch. It listens on this host only unless the configuration says otherwise: it has no
 login.
 """

@@ -9,7 +9,7 @@ Publishes the state of a driver's sinks: metrics on a port, their lag, and alarm
 
 Nothing here delays a batch: a failure is logged once and retried at the next check.
 
-PySpark's own listener fetches each field of an event by a call of its own into the
+PySpark's own listener fetches each field of an event by a separate call into the
 engine, some sixty in all: at several triggers a second that costs more than writing
 small batches. ``EngineListener`` makes one call, for the event as JSON.
 """
@@ -222,5 +222,5 @@ class Monitor:
         while not self._stop.wait(LOOK_EVERY_S):
             try:
                 self.look()
-            except Exception:  # noqa: BLE001 - the sinks go on, and the log tells
+            except Exception:  # noqa: BLE001 - the sinks continue
                 _log.exception("sink lag check failed: retrying")

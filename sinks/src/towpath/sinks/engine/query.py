@@ -2,8 +2,7 @@
 One query: from the topics of a sink's routes to its batch handler.
 
 The source lists the topics at each trigger, so new topics are read from the next one
-on. Lost records are never skipped: a topic that was cut below the read offsets stops
-the query.
+on. Lost records are never skipped: a topic that lost unread records stops the query.
 """
 
 from collections.abc import Callable, Iterator
@@ -99,7 +98,7 @@ class BatchRows:
         return True
 
 
-# The handler of each batch; an error has the batch delivered again.
+# The handler of each batch; after an error the batch is delivered again.
 OnBatch: TypeAlias = Callable[[DataFrame, int], None]
 
 

@@ -1,7 +1,7 @@
 """
 Recovers a query that cannot continue at its offsets, before it starts.
 
-The engine refuses to continue where unread records are gone, and again at each restart.
+The engine refuses to continue if unread records were deleted, also at each restart.
 Each finding has a name (``RecoveryOutcome``), which the log, the file of recoveries and
 the runbook use. The old offsets are dropped, the query continues at the earliest
 retained record, and the routes behind the gap are requested as a whole. The request
@@ -57,16 +57,16 @@ class RecoveryOutcome(enum.StrEnum):
 
 
 DESCRIPTIONS: Final[Mapping[RecoveryOutcome, str]] = {
-    RecoveryOutcome.CHECKPOINT_LOST: "the query's checkpoint is gone",
+    RecoveryOutcome.CHECKPOINT_LOST: "the query's checkpoint does not exist",
     RecoveryOutcome.CHECKPOINT_UNREADABLE: "the query's checkpoint cannot be read",
     RecoveryOutcome.RETENTION_PASSED: (
         "records were deleted before the sink had read them"
     ),
-    RecoveryOutcome.TOPIC_RECREATED: "the topic is not the one that the sink has read",
-    RecoveryOutcome.TOPIC_GONE: "the topic is gone",
+    RecoveryOutcome.TOPIC_RECREATED: "the topic was recreated since the sink read it",
+    RecoveryOutcome.TOPIC_GONE: "the topic no longer exists",
     RecoveryOutcome.PARTITIONS_GONE: "the topic has fewer partitions than it had",
     RecoveryOutcome.PARTITIONS_ADDED: "the topic has more partitions than it had",
-    RecoveryOutcome.ROUTE_GONE: "no route reads the topic any more",
+    RecoveryOutcome.ROUTE_GONE: "no route reads the topic anymore",
 }
 
 # Outcomes without a gap: the topics are read as before.
@@ -85,11 +85,11 @@ class RecoveryFinding(NamedTuple):
     outcome: RecoveryOutcome
     topic: str = ""
 
-    def ends_reading(self, stands: Offsets) -> bool:
+    def ends_reading(self, committed: Offsets) -> bool:
         """Return whether the engine cannot continue at the committed offsets."""
         # A topic without its first records cannot be read from its beginning.
         is_cut = self.outcome is RecoveryOutcome.RETENTION_PASSED
-        is_known = self.topic in stands or not self.topic or is_cut
+        is_known = self.topic in committed or not self.topic or is_cut
         return is_known and self.outcome is not RecoveryOutcome.PARTITIONS_ADDED
 
     def may_lack(self, route: Route) -> bool:
@@ -141,18 +141,18 @@ class Retained(NamedTuple):
 
 
 def examine(
-    stands: Offsets, retained: Retained, is_read: Callable[[str], bool]
+    committed: Offsets, retained: Retained, is_read: Callable[[str], bool]
 ) -> ExaminedOffsets:
     """
     Compare the committed offsets of a query with the retained records.
 
     Args:
-        stands: The next offset, per topic and partition, after the last durable batch.
+        committed: By topic and partition, the next offset after the last durable batch.
         retained: The records of the existing topics.
         is_read: Returns whether a route reads a topic.
     """
     examined = ExaminedOffsets()
-    for topic, partitions in stands.items():
+    for topic, partitions in committed.items():
         if not is_read(topic):
             examined.found(RecoveryOutcome.ROUTE_GONE, topic)
         elif topic in retained.first:
@@ -162,7 +162,7 @@ def examine(
             examined.found(RecoveryOutcome.ROUTE_GONE, topic)
         else:
             examined.found(RecoveryOutcome.TOPIC_GONE, topic)
-    _examine_new(stands, retained, examined)
+    _examine_new(committed, retained, examined)
     return examined
 
 
@@ -208,11 +208,11 @@ def _examine_topic(
 
 
 def _examine_new(
-    stands: Offsets, retained: Retained, examined: ExaminedOffsets
+    committed: Offsets, retained: Retained, examined: ExaminedOffsets
 ) -> None:
     """Check topics without committed offsets: they are read from the start."""
     for topic, partitions in retained.first.items():
-        known = stands.get(topic, {})
+        known = committed.get(topic, {})
         if not known and topic in retained.remade:
             examined.found(RecoveryOutcome.TOPIC_RECREATED, topic)
             continue
@@ -257,22 +257,22 @@ class Recovery:
         checkpoint = self._plan.checkpoint
         unreadable = False
         try:
-            stands = committed_offsets(checkpoint)
+            committed = committed_offsets(checkpoint)
         except CheckpointUnreadableError as error:
             _log.warning("sink checkpoint cannot be read: recovering", why=str(error))
             unreadable = True
-            stands = newest_readable(checkpoint) or self._progress().applied
-        if not stands and not unreadable:
-            return self._begin(is_lost=stands is None)
+            committed = newest_readable(checkpoint) or self._progress().applied
+        if not committed and not unreadable:
+            return self._begin(is_lost=committed is None)
         self._plan.resumes_file.unlink(missing_ok=True)
-        return self._go_on(stands or {}, unreadable=unreadable)
+        return self._resume(committed or {}, unreadable=unreadable)
 
-    def _go_on(
-        self, stands: Offsets, *, unreadable: bool
+    def _resume(
+        self, committed: Offsets, *, unreadable: bool
     ) -> tuple[RecoveryFinding, ...]:
-        """Continue at the committed offsets, or as near to them as records are left."""
-        retained = self._retained(stands)
-        examined = self._examine(stands, retained)
+        """Continue at the committed offsets, or at the retained records behind them."""
+        retained = self._retained(committed)
+        examined = self._examine(committed, retained)
         short: list[str] = []
         if unreadable:
             examined.found(RecoveryOutcome.CHECKPOINT_UNREADABLE)
@@ -280,28 +280,28 @@ class Recovery:
             short = cut_short(planned_offsets(self._plan.checkpoint), retained)
         for topic in short:
             examined.found(RecoveryOutcome.TOPIC_RECREATED, topic)
-        self._ask(examined)
+        self._request_routes(examined)
         self._note(examined)
-        if short or any(one.ends_reading(stands) for one in examined.findings):
+        if short or any(one.ends_reading(committed) for one in examined.findings):
             _offsets(self._plan.resumes_file).keep(examined.positions)
             drop_checkpoint(self._plan.checkpoint)
-        self._note_topics(stands, retained)
+        self._note_topics(committed, retained)
         return tuple(examined.findings)
 
     def _begin(self, *, is_lost: bool) -> tuple[RecoveryFinding, ...]:
-        """Start without a checkpoint: the first time, or because it is gone."""
+        """Start without a checkpoint: for the first time, or because it was lost."""
         begins = _offsets(self._plan.begins_file)
         progress, stored = self._progress(), begins.read()
         # A checkpoint dropped by a recovery is no loss: its rows were requested then.
         resumes = self._plan.resumes_file.exists()
-        stands = stored if resumes else progress.applied or stored
-        retained = self._retained(stands)
-        examined = self._examine(stands, retained)
+        committed = stored if resumes else progress.applied or stored
+        retained = self._retained(committed)
+        examined = self._examine(committed, retained)
         if is_lost and progress.batches > 0 and not resumes:
             examined.found(RecoveryOutcome.CHECKPOINT_LOST)
-        is_requested = self._ask(examined)
+        is_requested = self._request_routes(examined)
         self._note(examined)
-        usable = _usable(stored, stands, retained)
+        usable = _usable(stored, committed, retained)
         if is_requested:
             # The query resumes there: one request is enough.
             whole = {t: {**f, **usable.get(t, {})} for t, f in retained.first.items()}
@@ -309,7 +309,7 @@ class Recovery:
         elif usable != stored:
             begins.keep(usable)
         drop_checkpoint(self._plan.checkpoint)
-        self._note_topics(stands, retained)
+        self._note_topics(committed, retained)
         return tuple(examined.findings)
 
     def look(self) -> None:
@@ -342,8 +342,8 @@ class Recovery:
     def _topics(self) -> list[str]:
         return self._routes.matching(self._cluster.names())
 
-    def _examine(self, stands: Offsets, retained: Retained) -> ExaminedOffsets:
-        examined = examine(stands, retained, self._is_read)
+    def _examine(self, committed: Offsets, retained: Retained) -> ExaminedOffsets:
+        examined = examine(committed, retained, self._is_read)
         for topic in self._counts.grown(retained.ends):
             if topic not in retained.remade:
                 examined.found(RecoveryOutcome.PARTITIONS_ADDED, topic)
@@ -353,29 +353,29 @@ class Recovery:
         name = self._plan.sink.name
         return read_progress(progress_path(self._plan.state_folder, name), name)
 
-    def _retained(self, stands: Offsets) -> Retained:
+    def _retained(self, committed: Offsets) -> Retained:
         """Return the retained records; topic ids are read before the offsets."""
-        names = {*stands, *self._topics()}
+        names = {*committed, *self._topics()}
         ids = self._cluster.topic_ids(names)
         first = self._cluster.first_offsets(names)
         ends = self._cluster.end_offsets(names)
         return Retained(first, ends, ids, self._ids.others(ids))
 
-    def _note_topics(self, stands: Offsets, retained: Retained) -> None:
+    def _note_topics(self, committed: Offsets, retained: Retained) -> None:
         """
         Store the present topics: the rows they lack have been requested.
 
-        Only topics that were reported gone are forgotten. Another topic without an id
-        may be about to be recreated.
+        Only topics that were reported as deleted are forgotten. Another topic without
+        an id may be about to be recreated.
         """
-        gone = {t for t in stands if t not in retained.first or not self._is_read(t)}
+        gone = {t for t in committed if t not in retained.first or not self._is_read(t)}
         self._ids.note(retained.ids, gone)
         self._counts.note(retained.ends, retained.remade | gone)
 
     def _is_read(self, topic: str) -> bool:
         return bool(self._routes.reading(topic))
 
-    def _ask(self, examined: ExaminedOffsets) -> bool:
+    def _request_routes(self, examined: ExaminedOffsets) -> bool:
         """Request the routes behind each gap; return whether there were any."""
         gaps = dict(self._by_route(examined.findings))
         for route, findings in gaps.items():
@@ -428,7 +428,7 @@ def append_recovery(
 
 
 def _usable(
-    stored: Offsets, stands: Offsets, retained: Retained
+    stored: Offsets, committed: Offsets, retained: Retained
 ) -> dict[str, dict[str, int]]:
     """
     Return the stored offsets at which reading may begin without skipping a record.
@@ -441,7 +441,7 @@ def _usable(
             p: offset
             for p, offset in partitions.items()
             if retained.has(topic, p, offset)
-            and offset <= stands.get(topic, {}).get(p, -1)
+            and offset <= committed.get(topic, {}).get(p, -1)
         }
         for topic, partitions in stored.items()
         if topic in retained.first

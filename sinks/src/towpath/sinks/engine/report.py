@@ -58,8 +58,8 @@ class Report:
         """
         The present progress, as an immutable value.
 
-        While its file cannot be written, the sink counts as failed: nobody else could
-        tell its progress after a crash.
+        While its file cannot be written, the sink counts as failed: a crash would lose
+        its progress.
         """
         progress, why = self._progress, self._unwritten
         if why is None or progress.state is State.FAILED:
@@ -89,8 +89,8 @@ class Report:
         """
         Report that the query is about to start, or waits for its first topic.
 
-        A lost progress file is recreated from the checkpoint, so that nobody waits for
-        records that were applied long ago.
+        A lost progress file is recreated from the checkpoint, so that no command waits
+        for records that were applied long ago.
         """
         applied = self._progress.applied or self._committed()
         self._write(state=State.STARTING, applied=applied)

@@ -64,8 +64,8 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.streaming.stopTimeout": "30s",
 }
 
-_HERE: Final = "local"
-_SETTINGS_HERE: Final[Mapping[str, str]] = {
+_LOCAL_MASTER: Final = "local"
+_LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.default.parallelism": "2",
@@ -73,7 +73,7 @@ _SETTINGS_HERE: Final[Mapping[str, str]] = {
 }
 
 # Batches are small for a cluster: the default of 200 partitions would be all overhead.
-_SETTINGS_AWAY: Final[Mapping[str, str]] = {"spark.sql.shuffle.partitions": "8"}
+_CLUSTER_SETTINGS: Final[Mapping[str, str]] = {"spark.sql.shuffle.partitions": "8"}
 
 
 # SQL states of cardinality, data and integrity errors: a row is the cause, and the same
@@ -143,7 +143,7 @@ def settings_of(engine: Engine, submitted: Mapping[str, str]) -> dict[str, str]:
     jars = {"spark.jars": ",".join(map(str, engine.jars))} if engine.jars else {}
     wanted = {
         **_SETTINGS,
-        **(_SETTINGS_HERE if master.startswith(_HERE) else _SETTINGS_AWAY),
+        **(_LOCAL_SETTINGS if master.startswith(_LOCAL_MASTER) else _CLUSTER_SETTINGS),
         **jars,
         "spark.master": master,
         "spark.driver.memory": engine.memory,
@@ -158,7 +158,7 @@ def is_alive(session: SparkSession) -> bool:
     """
     Return whether the engine still runs.
 
-    It ends with its process, and when its cluster gives it up.
+    It ends with its process, or when its cluster stops it.
     """
     context = session.sparkContext
     gateway = context._gateway  # noqa: SLF001 - there is no public way
@@ -174,12 +174,12 @@ def is_alive(session: SparkSession) -> bool:
 
 def _submitted() -> dict[str, str]:
     """Return the arguments of ``spark-submit`` and those of its files."""
-    SparkContext._ensure_initialized()  # noqa: SLF001 - connects to the process there is
+    SparkContext._ensure_initialized()  # noqa: SLF001 - connects to the existing process
     return dict(SparkConf().getAll())
 
 
 class SparkSql:
-    """SQL on a session, with the engine's errors turned into ours."""
+    """SQL on a session; translates the engine's errors."""
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
@@ -194,7 +194,7 @@ class SparkSql:
             if _is_of_a_row(error):
                 message = f"the warehouse refused a row: {first_line(error)}"
                 raise BatchRefusedError(message) from error
-            message = f"the warehouse could not carry it out: {first_line(error)}"
+            message = f"the warehouse could not run a statement: {first_line(error)}"
             raise TargetUnavailableError(message) from error
 
     def register(self, name: str, table: pa.Table) -> None:

@@ -15,7 +15,7 @@ there.
 Before the start and between batches the supervisor carries out dead letter requests,
 requests overdue refetches, and lets the target be checked (``SupportsUpkeep``), never
 beside a batch. A query is stopped after the batch under way: otherwise the engine might
-not commit a batch that was written, and all of it would come again.
+not commit a batch that was written, and would deliver all of it again.
 """
 
 import threading
@@ -73,7 +73,8 @@ from towpath.sinks.ports import (
 )
 from towpath.sinks.state.progress import full_disk, records_in
 
-# A batch that takes longer comes again. The driver waits twice as long for the sinks.
+# A batch that takes longer is delivered again. The driver waits twice as long for its
+# sinks.
 FINISH_WITHIN_S: Final = 20.0
 _LOOK_EVERY_S: Final = 0.02
 
@@ -196,7 +197,7 @@ _UNKNOWN_REMEDY: Final = "Read the driver's log."
 
 # Part of the engine's error about a topic that appeared between our listing and its
 # own, before the first batch: our next listing has it.
-_TOPIC_CAME_UP: Final = "specify all TopicPartitions"
+_TOPIC_APPEARED: Final = "specify all TopicPartitions"
 MAX_STARTS_AT_ONCE: Final = 10
 
 
@@ -219,7 +220,7 @@ _log = structlog.get_logger("towpath.sinks")
 
 
 class _StoppedError(Exception):
-    """The driver is stopping; the batch comes again at the next start."""
+    """The driver is stopping; the next start delivers the batch again."""
 
 
 class Supervisor:
@@ -262,7 +263,7 @@ class Supervisor:
                     self._report.starting()
                     self._wait_for_a_topic()
                     self._open_and_run()
-                except Exception as error:  # noqa: BLE001 - whatever ends it, it starts again
+                except Exception as error:  # noqa: BLE001 - any failure restarts the sink
                     self._pause(self._take_cause() or error)
 
     def _wait_for_a_topic(self) -> None:
@@ -337,7 +338,7 @@ class Supervisor:
                 self._query(run)
             except StreamingQueryException as error:
                 is_last = attempt == MAX_STARTS_AT_ONCE - 1
-                if _TOPIC_CAME_UP not in str(error) or is_last:
+                if _TOPIC_APPEARED not in str(error) or is_last:
                     raise
                 _log.info(
                     "sink topic appeared while the query started: restarting",

@@ -34,14 +34,14 @@ from towpath.settings import Kafka, Settings, client_settings
 from towpath.sinks.changes.relations import RelationShape, parse_relation
 from towpath.sinks.errors import BrokerUnavailableError, ShapeUnknownError
 
-# Long enough for a broker that just elected a leader, short enough that a driver which
-# is asked to stop does stop while the broker is gone.
+# Long enough for the election of a leader, short enough that a driver stops in time
+# while the broker is unreachable.
 REQUEST_TIMEOUT_S: Final = 10.0
 
 _MS_PER_HOUR: Final = 3_600_000
-_FOR_EVER: Final = -1
+_FOREVER: Final = -1
 
-# What is said of partitions that were made, or came to another leader, just now.
+# Errors of partitions that were just created, or have just changed their leader.
 _SETTLING: Final = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -53,7 +53,7 @@ _SETTLING: Final = frozenset(
 _SETTLED_WITHIN_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.1
 
-# Why a topic is not deleted, now or later.
+# Errors of a deletion that no retry cures.
 _KEPT_BY: Final = frozenset(
     {
         KafkaError.TOPIC_DELETION_DISABLED,
@@ -63,7 +63,7 @@ _KEPT_BY: Final = frozenset(
     }
 )
 
-# What brokers give that know of no ids.
+# The id that brokers without topic ids return.
 _NO_ID: Final = str(Uuid(0, 0))
 
 _LATEST: Final = OffsetSpec.latest()  # type: ignore[no-untyped-call]
@@ -75,7 +75,7 @@ _Client = TypeVar("_Client", Consumer, Producer, AdminClient)
 
 def admin(kafka: Kafka) -> AdminClient:
     """
-    Make a client that asks about topics, and makes them.
+    Make a client that describes, creates and deletes topics.
 
     Raises:
         ConfigurationError: ``[kafka.client]`` cannot be used.
@@ -85,7 +85,7 @@ def admin(kafka: Kafka) -> AdminClient:
 
 def consumer(kafka: Kafka, own: Mapping[str, Any]) -> Consumer:
     """
-    Make a consumer; what it needs to be what it is stands above ``[kafka.client]``.
+    Make a consumer whose own settings override ``[kafka.client]``.
 
     Raises:
         ConfigurationError: ``[kafka.client]`` cannot be used.
@@ -95,7 +95,7 @@ def consumer(kafka: Kafka, own: Mapping[str, Any]) -> Consumer:
 
 def producer(kafka: Kafka) -> Producer:
     """
-    Make a producer whose records are not lost and do not come twice.
+    Make a producer whose records are neither lost nor duplicated.
 
     Raises:
         ConfigurationError: ``[kafka.client]`` cannot be used.
@@ -106,7 +106,7 @@ def producer(kafka: Kafka) -> Producer:
 def _made(
     make: Callable[[dict[str, Any]], _Client], kafka: Kafka, own: Mapping[str, Any]
 ) -> _Client:
-    # librdkafka would write to stderr by itself; what matters is raised instead.
+    # librdkafka would log to stderr; errors are raised instead.
     settings = client_settings(kafka, {**own, "log_level": 0})
     try:
         return make(settings)
@@ -156,7 +156,7 @@ class Topics:
 
     def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
         """
-        Return the id that the broker gave to each topic when it was made.
+        Return the id that the broker gave to each topic when it was created.
 
         A topic that does not exist, or has no id, is left out.
 
@@ -181,22 +181,22 @@ class Topics:
         self, name: str, settings: Settings, *, is_kept_whole: bool = False
     ) -> bool:
         """
-        Create a topic unless it is there.
+        Create a topic unless it exists.
 
         Args:
             name: Its name.
-            settings: How topics are made.
-            is_kept_whole: Keep all records, however old, and in one order.
+            settings: The configuration, with the settings of new topics.
+            is_kept_whole: Whether to keep all records forever, in one partition.
 
         Returns:
-            Whether it was not there.
+            Whether it was created.
 
         Raises:
             BrokerUnavailableError: The broker does not answer.
         """
         retention_ms = settings.topics.retention_hours * _MS_PER_HOUR
         if is_kept_whole:
-            retention_ms = _FOR_EVER
+            retention_ms = _FOREVER
         topic = NewTopic(
             name,
             num_partitions=1 if is_kept_whole else settings.topics.partitions,
@@ -214,10 +214,10 @@ class Topics:
 
     def delete(self, names: Iterable[str]) -> dict[str, str]:
         """
-        Delete topics, and wait until they are gone; safe to repeat.
+        Delete topics, and wait until they no longer exist; safe to repeat.
 
         Returns:
-            Those that the broker keeps, each with its reason.
+            The topics that the broker does not delete, each with the reason.
 
         Raises:
             BrokerUnavailableError: The broker does not answer, or takes too long.
@@ -235,14 +235,14 @@ class Topics:
                     kept[name] = error.args[0].str()
                 elif error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise unavailable(error) from error
-        self._wait_gone(set(known) - kept.keys())
+        self._wait_deleted(set(known) - kept.keys())
         return kept
 
-    def _wait_gone(self, names: set[str]) -> None:
+    def _wait_deleted(self, names: set[str]) -> None:
         deadline = Deadline(self._clock, REQUEST_TIMEOUT_S)
         while left := names & self._partitions().keys():
             if deadline.passed():
-                message = f"Kafka: the topic {min(left)} is not gone yet"
+                message = f"Kafka: the topic {min(left)} still exists"
                 raise BrokerUnavailableError(message)
             self._clock.wait(_LOOK_EVERY_S)
 
@@ -285,7 +285,7 @@ class Topics:
 
 class KafkaRelations:
     """
-    The shapes of tables, from the relations topic; reads on where it stopped.
+    The shapes of tables, read from the relations topic, each record once.
 
     Belongs to one sink: its calls must not overlap.
     """
@@ -326,11 +326,11 @@ class KafkaRelations:
                 self._take(value)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._consumer.close()
 
     def _ends(self) -> dict[int, int]:
-        """Return where each partition ends; known ones are asked directly."""
+        """Return the end offset of each partition."""
         if not self._next_offsets:
             ends = self._cluster.end_offsets([self._topic]).get(self._topic, {})
             return {int(partition): end for partition, end in ends.items()}
@@ -345,7 +345,7 @@ class KafkaRelations:
         shape = parse_relation(value)
         name = topics.table_topic(self._prefix, shape.full_name)
         before = self._shapes.get(name)
-        # A relay that begins again announces older shapes again.
+        # A relay that starts again repeats older announcements.
         if before is None or shape.position >= before.position:
             self._shapes[name] = shape
 
@@ -357,7 +357,7 @@ def records_to(
     next_offsets: dict[int, int],
 ) -> Iterator[Message]:
     """
-    Yield the records of a topic from the next offsets to the ends, and move the former.
+    Yield the records of a topic up to the ends, and advance the next offsets.
 
     Raises:
         BrokerUnavailableError: The topic could not be read to its end.
@@ -384,7 +384,7 @@ def records_to(
 
 
 def headers_of(message: Message) -> list[tuple[str, bytes]]:
-    """Return a record's headers; one without a value is empty."""
+    """Return a record's headers; a header without a value has an empty one."""
     given = message.headers() or []
     pairs = given.items() if isinstance(given, dict) else given
     return [
@@ -394,5 +394,5 @@ def headers_of(message: Message) -> list[tuple[str, bytes]]:
 
 
 def unavailable(error: KafkaException) -> BrokerUnavailableError:
-    """Turn the client's error into ours."""
+    """Translate an error of the client."""
     return BrokerUnavailableError(f"Kafka: {error.args[0].str()}")

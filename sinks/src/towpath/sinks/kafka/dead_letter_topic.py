@@ -1,8 +1,8 @@
 """
-The dead-letter topic of one sink: ``<prefix>.dead.<sink>``, kept whole, in one order.
+The dead-letter topic of one sink: ``<prefix>.dead.<sink>``.
 
-One partition, and no retention: what is parked is read from here at each start, and
-must not be forgotten because nobody looked at it for a week.
+It has one partition and no retention: parked keys are restored from it at each start,
+however old their dead letters are.
 """
 
 from collections import defaultdict
@@ -40,7 +40,7 @@ from towpath.sinks.kafka.client import (
     unavailable,
 )
 
-# Enough letters on their way to keep the broker busy, and few enough to hold.
+# Enough records in flight to keep the broker busy, few enough to hold in memory.
 _PRODUCED_AT_ONCE: Final = 5_000
 
 _log = structlog.get_logger("towpath.sinks.kafka")
@@ -50,7 +50,7 @@ class DeadLetterTopic:
     """
     Implements ``DeadLetterStore``.
 
-    Belongs to one thread, but for ``put`` and ``resolve``.
+    Used by one thread, except for ``put`` and ``resolve``.
     """
 
     def __init__(self, settings: Settings, sink: str) -> None:
@@ -117,7 +117,7 @@ class DeadLetterTopic:
             BrokerUnavailableError: The topic could not be read to its end.
         """
         self._seen = {}
-        # A topic that was made just now is empty, and may have no leader yet.
+        # A topic that was just created is empty, and may have no leader yet.
         if not self._create():
             yield from self._read_on()
 
@@ -145,10 +145,10 @@ class DeadLetterTopic:
             raise
 
     def close(self) -> None:
-        """Nothing is left open between two calls."""
+        """Do nothing: no connection stays open between two calls."""
 
     def _create(self) -> bool:
-        """Create the topic once; tell whether it was not there."""
+        """Create the topic unless it exists; return whether it was created."""
         if self._exists:
             return False
         is_new = self._cluster.create(self.name, self._settings, is_kept_whole=True)
@@ -156,7 +156,7 @@ class DeadLetterTopic:
         return is_new
 
     def _read_on(self) -> Iterator[Entry]:
-        """Read from where the last reading ended to the present end."""
+        """Yield the entries since the last read."""
         ends = self._cluster.end_offsets([self.name]).get(self.name, {})
         wanted = {int(partition): end for partition, end in ends.items()}
         if all(self._seen.get(p, 0) >= end for p, end in wanted.items()):
@@ -205,7 +205,7 @@ class DeadLetterTopic:
         waiting = self._producer.flush(REQUEST_TIMEOUT_S)
         if waiting or self._failures:
             why = self._failures[0].str() if self._failures else "no answer in time"
-            message = f"nothing could be written to {self.name}: {why}"
+            message = f"records could not be written to {self.name}: {why}"
             raise BrokerUnavailableError(message)
 
     def _delivered(self, error: KafkaError | None, _message: Message) -> None:
@@ -214,12 +214,12 @@ class DeadLetterTopic:
 
     def _log_written(self, dead_letters: Iterable[DeadLetter]) -> None:
         """Log the dead letters, once per reason and topic."""
-        aside: dict[tuple[str, str], list[Origin]] = defaultdict(list)
+        by_cause: dict[tuple[str, str], list[Origin]] = defaultdict(list)
         for dead_letter in dead_letters:
-            aside[dead_letter.reason, dead_letter.record.origin.topic].append(
+            by_cause[dead_letter.reason, dead_letter.record.origin.topic].append(
                 dead_letter.record.origin
             )
-        for (reason, topic), origins in aside.items():
+        for (reason, topic), origins in by_cause.items():
             _log.warning(
                 "dead letters written",
                 reason=reason,

@@ -36,7 +36,7 @@ class KafkaEarliestPositions:
         Return the lowest position among the first records of all partitions.
 
         Returns:
-            ``None`` if no record is retained, or one has no position to go by.
+            ``None`` if no record is retained, or a first record has no position.
 
         Raises:
             BrokerUnavailableError: The broker does not answer.
@@ -62,7 +62,7 @@ class KafkaEarliestPositions:
             "group.id": "towpath-sinks",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
-            # A record of each is enough.
+            # One record per partition is enough.
             "fetch.message.max.bytes": 65_536,
             "isolation.level": "read_uncommitted",
         }
@@ -77,7 +77,7 @@ class KafkaEarliestPositions:
                     raise BrokerUnavailableError(text)
                 error = message.error()
                 if error is not None and error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own name
-                    # Nothing but marks of transactions is left.
+                    # Only transaction markers are left.
                     continue
                 if error is not None:
                     raise unavailable(KafkaException(error))
@@ -90,7 +90,7 @@ class KafkaEarliestPositions:
 
 
 def position_of_headers(given: Iterable[tuple[str, bytes]]) -> str | None:
-    """Return the position that headers tell, if they tell one."""
+    """Return the position in headers; ``None`` if there is no valid one."""
     try:
         return position_in(dict(given))
     except UnreadableError:
@@ -99,7 +99,7 @@ def position_of_headers(given: Iterable[tuple[str, bytes]]) -> str | None:
 
 _TIMEOUT_S: Final = 10.0
 
-# The broker sends at least one batch of records, however large; no need for more.
+# The broker sends at least one record batch, however large; that is enough.
 _FETCH_BYTES: Final = 4096
 
 
@@ -114,7 +114,7 @@ class KafkaRecordAges:
                 "group.id": f"{prefix}.sinks",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
-                # What retention has taken is not behind any more.
+                # Records deleted by retention do not count as lag.
                 "auto.offset.reset": "earliest",
                 "fetch.message.max.bytes": _FETCH_BYTES,
                 "queued.min.messages": 1,
@@ -127,7 +127,7 @@ class KafkaRecordAges:
 
     def oldest_ms(self, places: Places) -> int | None:
         """
-        Return the lowest timestamp of the first record at or behind each place.
+        Return the lowest timestamp of the first record at or after each place.
 
         Raises:
             BrokerUnavailableError: The broker does not answer.
@@ -136,7 +136,7 @@ class KafkaRecordAges:
         found: list[int] = []
         wanted = [TopicPartition(*at, places[at]) for at in places]
         self._consumer.assign(wanted)
-        # Those of the look before may still be paused.
+        # Partitions of the previous call may still be paused.
         self._consumer.resume(wanted)
         try:
             while waiting:
@@ -146,11 +146,11 @@ class KafkaRecordAges:
         return min(found, default=None)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._consumer.close()
 
     def _take(self, waiting: set[tuple[str, int]], found: list[int]) -> None:
-        """Take the answer for one partition."""
+        """Process the first record, or the end, of one partition."""
         message = self._consumer.poll(_TIMEOUT_S)
         if message is None:
             text = "the age of records could not be read"

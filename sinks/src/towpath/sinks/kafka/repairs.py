@@ -1,11 +1,12 @@
 """
-Requests rows for one sink: it asks the relay through Kafka, and needs no source.
+Requests rows for one sink from the relay, through Kafka.
 
-A request is an ``execute-snapshot`` signal with the sink as its ``target`` on the
-relay's signal topic: for some keys, which are read again or delivered as deletes, or
-for a whole collection, with a sweep. The rows read stand below all later changes, so a
-repeated request is harmless. Requests are not merged over time: of two requests for a
-key, the first may have been answered before the row was lost again.
+A request is an ``execute-snapshot`` signal on the relay's signal topic, with the sink
+as its ``target``. It lists keys, or covers a whole collection. The relay delivers the
+row of each key, or a delete if there is none; a whole collection ends with a sweep.
+These rows have positions below all later changes, so a repeated request is harmless.
+Requests are not merged over time: of two requests for a key, the first may have been
+answered before the row was lost again.
 """
 
 import uuid
@@ -28,7 +29,7 @@ from towpath.sinks.kafka import client
 from towpath.sinks.kafka.client import REQUEST_TIMEOUT_S, KafkaRelations, Topics
 from towpath.sinks.state import incomplete
 
-# A key of Postgres has at most 2,704 bytes, and a record of Kafka a million.
+# Postgres limits a key to 2,704 bytes, Kafka a record to about a million.
 KEYS_AT_ONCE: Final = 300
 
 Key = tuple[Value, ...]
@@ -40,7 +41,7 @@ class KafkaRepairs:
     """Requests rows of one sink's routes from the relay."""
 
     def __init__(self, settings: Settings, sink: Sink) -> None:
-        """Describe whom to ask; nothing is connected yet."""
+        """Store the parameters; nothing is connected yet."""
         self._settings = settings
         self._sink = sink
         self._topic = settings.signal_topic
@@ -53,10 +54,10 @@ class KafkaRepairs:
         Request the rows of these keys, and deletes for the absent ones.
 
         Returns:
-            Whether they can be asked for; not so of an event log.
+            Whether they can be requested; those of an event log cannot.
 
         Raises:
-            BrokerUnavailableError: It is not known to be asked for.
+            BrokerUnavailableError: The request is not known to be durable.
         """
         routing = routing_of(self._route(route))
         found = (routing.source_key(key) if routing else key for key in keys)
@@ -64,16 +65,16 @@ class KafkaRepairs:
 
     def request_source_keys(self, route: str, keys: Iterable[Key]) -> list[str] | None:
         """
-        Ask as ``ask_keys`` does, for keys as the source has them.
+        Request rows as ``request_keys`` does, by keys as the source has them.
 
         Returns:
-            The ids of the signals; ``None``: the keys cannot be asked for.
+            The ids of the signals; ``None`` if the rows cannot be requested.
 
         Raises:
-            BrokerUnavailableError: It is not known to be asked for.
+            BrokerUnavailableError: The request is not known to be durable.
         """
         collection = self._collection(self._route(route))
-        if not self._can_ask(route, collection, is_by_key=True):
+        if not self._can_request(route, collection, is_by_key=True):
             return None
         signals = [
             self._signal({"data-collections": [collection], "keys": piece})
@@ -88,21 +89,21 @@ class KafkaRepairs:
         self, route: str, columns: Sequence[str], why: str
     ) -> str | None:
         """
-        Have those rows of a route read in which one of these columns is not null.
+        Request the rows of a route in which one of these columns is not null.
 
         Returns:
-            The id of the snapshot; ``None``: they cannot be asked for.
+            The id of the snapshot; ``None`` if the rows cannot be requested.
 
         Raises:
-            BrokerUnavailableError: It is not known to be asked for.
+            BrokerUnavailableError: The request is not known to be durable.
         """
         collection = self._collection(self._route(route))
-        if not self._can_ask(route, collection):
+        if not self._can_request(route, collection):
             return None
         data = {"data-collections": [collection], "columns": list(columns)}
         signal = self._signal(data)
         snapshot_id = str(signal["id"])
-        # Beside earlier notes: this snapshot does not read what they lack.
+        # Earlier notes stay: this snapshot does not read the rows they stand for.
         state_folder, sink = self._settings.state_folder, self._sink.name
         incomplete.note(state_folder, sink, route, snapshot_id)
         self._send([signal])
@@ -113,16 +114,16 @@ class KafkaRepairs:
 
     def request_all(self, route: str, why: str) -> bool:
         """
-        Have all rows of a route read; what is gone from the source is swept away.
+        Request all rows of a route, with a sweep of those deleted from the source.
 
         Returns:
-            Whether they can be asked for; not so of an event log.
+            Whether they can be requested; those of an event log cannot.
 
         Raises:
-            BrokerUnavailableError: It is not known to be asked for.
+            BrokerUnavailableError: The request is not known to be durable.
         """
         collection = self._collection(self._route(route))
-        if not self._can_ask(route, collection):
+        if not self._can_request(route, collection):
             return False
         signal = self._signal({"data-collections": [collection], "sweep": True})
         incomplete.begin(
@@ -138,7 +139,7 @@ class KafkaRepairs:
         return True
 
     def _collection(self, route: Route) -> str | None:
-        """Return what a signal calls what a route holds, from memory if it was met."""
+        """Return the collection of a route as signals name it, looked up once."""
         if route.name not in self._collections:
             announced = announced_name(self._settings, route)
             found = collection_of(self._settings, route, announced)
@@ -148,17 +149,17 @@ class KafkaRepairs:
     def _route(self, name: str) -> Route:
         return next(route for route in self._sink.route if route.name == name)
 
-    def _can_ask(
+    def _can_request(
         self, route: str, collection: str | None, *, is_by_key: bool = False
     ) -> bool:
         reason = None
         if collection is None:
-            reason = "no table and no view of the source gives its rows"
+            reason = "no captured table or view provides its rows"
         elif not self._topic:
             reason = "relay.snapshot.signal_topic is empty"
         elif is_by_key and self._has_key_columns(collection):
-            # Read as a primary key, it would name other rows.
-            reason = "relay.rows.key_columns gives its records a key of their own"
+            # As a primary key, it would match other rows.
+            reason = "relay.rows.key_columns gives its records another key"
         if reason is not None:
             _log.warning(
                 "refetch not possible: fill the route with towpath sink refill",
@@ -191,15 +192,15 @@ class KafkaRepairs:
         waiting = producer.flush(REQUEST_TIMEOUT_S)
         if waiting or self._failures:
             why = self._failures[0].str() if self._failures else "no answer in time"
-            message = f"rows could not be asked for on {self._topic}: {why}"
+            message = f"rows could not be requested on {self._topic}: {why}"
             raise BrokerUnavailableError(message)
 
     def _producer(self) -> Producer:
-        """Connect; a topic that is not there is the relay's to make."""
+        """Return the producer; only the relay creates the topic."""
         kafka = self._settings.kafka
         if self._opened is None:
             if self._topic not in Topics(kafka).names():
-                message = f"the relay has not made {self._topic} yet"
+                message = f"the relay has not created {self._topic} yet"
                 raise BrokerUnavailableError(message)
             self._opened = client.producer(kafka)
         return self._opened
@@ -211,7 +212,7 @@ class KafkaRepairs:
 
 def announced_name(settings: Settings, route: Route) -> TableName | None:
     """
-    Ask the relay's announcements for a route's table, if the file does not name it.
+    Return the announced table of a route, if the configuration does not name it.
 
     Raises:
         BrokerUnavailableError: The broker does not answer.
@@ -232,7 +233,9 @@ def collection_of(
     settings: Settings, route: Route, announced: TableName | None = None
 ) -> str | None:
     """
-    Return what a signal calls what a route holds; none: it cannot be read again.
+    Return the collection of a route as signals name it.
+
+    ``None`` if its rows cannot be read again.
 
     Args:
         settings: The configuration.
@@ -254,10 +257,10 @@ def table_behind(
     settings: Settings, topic: str, announced: TableName | None = None
 ) -> str | None:
     """
-    Name the captured table whose changes a topic carries.
+    Return the captured table whose changes a topic carries.
 
-    A topic's name does not tell all characters of a table's, so what the relay has
-    announced counts for a table that the file does not name.
+    A topic's name does not preserve all characters of a table's name, so the announced
+    table counts unless the configuration names one.
     """
     prefix = settings.database.prefix
     if announced is not None and settings.capture.takes(announced.text):
@@ -272,10 +275,10 @@ def table_behind(
 
 def view_behind(settings: Settings, topic: str) -> AggregateView | None:
     """
-    Find the declared view that gives the state of a topic's aggregates.
+    Return the declared view that provides the state of a topic's aggregates.
 
-    Further views of a type, which have a name, give events that are no whole state: of
-    a topic with no other view nothing can be read anew.
+    A view with a name is additional: its events are not the whole state, so it cannot
+    provide the rows.
     """
     outbox = settings.relay.outbox
     for view in outbox.view:

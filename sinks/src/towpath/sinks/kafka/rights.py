@@ -1,8 +1,8 @@
 """
-The Kafka rights that the user of ``[kafka.client]`` lacks, all of them at once.
+Lists all Kafka rights that the user of ``[kafka.client]`` lacks.
 
-Nothing is written: the broker says itself what a user may do with a topic, and whether
-it might be made.
+Nothing is written: the broker reports the operations that it allows on a topic, and
+validates the creation of a topic without creating it.
 """
 
 from collections import defaultdict
@@ -31,13 +31,13 @@ _REFUSED: Final = frozenset(
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     }
 )
-# There is no such topic or group, or there is one already: nothing is refused.
+# The topic or group does not exist, or exists already: nothing is refused.
 _NO_REFUSAL: Final = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError.TOPIC_ALREADY_EXISTS,
         KafkaError.GROUP_ID_NOT_FOUND,
-        # A group's coordinator, not known yet, looks at rights first.
+        # The broker checks rights before it looks for the group's coordinator.
         KafkaError.NOT_COORDINATOR,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -49,12 +49,12 @@ _NO_REFUSAL: Final = frozenset(
 
 class Rights(NamedTuple):
     """
-    A right that a user needs.
+    The rights that a user needs.
 
     Attributes:
-        operations: By topic, what is done with it.
-        made: Topics that the user makes, unless they are there.
-        groups: Consumer groups that the user looks at.
+        operations: The operations on each topic.
+        made: Topics that the user creates unless they exist.
+        groups: Consumer groups that the user describes.
     """
 
     operations: Mapping[str, AbstractSet[AclOperation]]
@@ -63,7 +63,7 @@ class Rights(NamedTuple):
 
 
 def rights_of(settings: Settings, sink: Sink) -> Rights:
-    """Return what a sink does with topics and groups."""
+    """Return the rights that a sink needs."""
     prefix = settings.database.prefix
     dead = topics.dead_letter_topic(prefix, sink.name)
     reads = {*Routes(sink).exact, dead, topics.relations_topic(prefix)}
@@ -77,7 +77,7 @@ def rights_of(settings: Settings, sink: Sink) -> Rights:
 
 def missing_rights(kafka: Kafka, wanted: Rights) -> Iterator[str]:
     """
-    List what the user may not do, a sentence for each operation.
+    Yield a sentence for each operation that the user is denied.
 
     Raises:
         BrokerUnavailableError: The broker does not answer.
@@ -85,7 +85,7 @@ def missing_rights(kafka: Kafka, wanted: Rights) -> Iterator[str]:
     admin = client.admin(kafka)
     try:
         lacking = _lacking(admin, wanted.operations)
-        lacking["create"] += _not_to_be_made(admin, wanted.made)
+        lacking["create"] += _not_creatable(admin, wanted.made)
         asked = admin.describe_consumer_groups(
             list(wanted.groups), request_timeout=REQUEST_TIMEOUT_S
         )
@@ -102,7 +102,7 @@ def missing_rights(kafka: Kafka, wanted: Rights) -> Iterator[str]:
 def _lacking(
     admin: AdminClient, wanted: Mapping[str, AbstractSet[AclOperation]]
 ) -> dict[str, list[str]]:
-    """Return the topics by the operation that is missing; unknown ones are left out."""
+    """Return the topics by missing operation; those that do not exist are left out."""
     asked = admin.describe_topics(
         TopicCollection(list(wanted)),
         include_authorized_operations=True,
@@ -123,12 +123,12 @@ def _missing(
     if answer.exception() is not None:
         return ()
     granted = answer.result().authorized_operations
-    # Brokers before 2.3 do not say.
+    # Brokers before 2.3 do not report them.
     return () if granted is None else wanted - set(granted)
 
 
-def _not_to_be_made(admin: AdminClient, names: Sequence[str]) -> list[str]:
-    """Return the topics that the user may not make; none is made."""
+def _not_creatable(admin: AdminClient, names: Sequence[str]) -> list[str]:
+    """Return the topics that the user is not allowed to create; none is created."""
     wanted = [NewTopic(name, 1) for name in names]
     asked = admin.create_topics(
         wanted, validate_only=True, request_timeout=REQUEST_TIMEOUT_S
@@ -138,10 +138,10 @@ def _not_to_be_made(admin: AdminClient, names: Sequence[str]) -> list[str]:
 
 def _refused(answer: Future[Any]) -> bool:
     """
-    Tell whether the broker refuses a right.
+    Return whether the broker refuses a right.
 
     Raises:
-        KafkaException: It does not answer.
+        KafkaException: The broker does not answer.
     """
     try:
         answer.result()

@@ -1,5 +1,5 @@
 """
-Declare a new sink to a running system, so that it misses nothing and repeats little.
+Declares a new sink in a running system, without missing a change.
 
 The order of the steps matters. The end offsets of the sink's topics are listed and
 stored first. Then the sink's block is added to the configuration, and its driver starts
@@ -38,7 +38,7 @@ from towpath.sinks.state.progress import (
 
 STARTING_OFFSETS_FILE: Final = "starting_offsets.json"
 READY_FILE: Final = "ready"
-# What is left to do of a drop that was interrupted.
+# The remaining steps of an interrupted drop.
 DROPPING_FILE: Final = "dropping.json"
 
 _LOOK_EVERY_S: Final = 0.2
@@ -49,7 +49,7 @@ class Broker(Cluster, Protocol):
 
     def create(self, name: str, settings: Settings) -> object:
         """
-        Create a topic unless it is there.
+        Create a topic unless it exists.
 
         Raises:
             UnavailableError: The broker does not answer.
@@ -62,8 +62,8 @@ def store_starting_offsets(
     """
     List the end offsets of a new sink's topics and store them for its first start.
 
-    Records below them count as applied from now on. The topics that its snapshots
-    come on are made, so that none appears while the query starts.
+    Records below them count as applied from now on. The topics of its snapshots are
+    created, so that none appears while the query starts.
 
     Raises:
         SinkExistsError: A sink of that name has run before.
@@ -71,14 +71,14 @@ def store_starting_offsets(
     """
     folder = sink_folder(settings.state_folder, sink.name)
     if (folder / DROPPING_FILE).exists():
-        message = f"the old {sink.name} is not gone: towpath sink drop {sink.name}"
+        message = f"{sink.name} is not fully dropped: towpath sink drop {sink.name}"
         raise SinkExistsError(message)
     if (folder / "checkpoint").exists():
         message = f"a sink named {sink.name} has run before: {folder}"
         raise SinkExistsError(message)
     existing = broker.names()
     topics = Routes(sink).matching(existing)
-    # First: whatever is made anew from now on has offsets of its own.
+    # First: the ids reveal a topic that is recreated from now on.
     TopicIds(folder).note(broker.topic_ids(topics))
     offsets = broker.end_offsets(topics)
     for topic in sorted({backfill_topic(r.topic, sink.name) for r in filled(sink)}):
@@ -92,7 +92,7 @@ def store_starting_offsets(
 
 
 def filled(sink: Sink) -> list[Route]:
-    """Return the routes that a snapshot can fill; an event log is none."""
+    """Return the routes that a snapshot can fill: all but event logs."""
     return [route for route in sink.route if route.kind is not RouteKind.EVENT_LOG]
 
 
@@ -105,9 +105,10 @@ def declare_sink(
     check: Callable[[Settings, Sink], None] | None = None,
 ) -> Sink:
     """
-    Add a ``[[sink]]`` block to the configuration; its driver starts it by itself.
+    Add a ``[[sink]]`` block to the configuration; its driver then starts the sink.
 
-    A block that was added before, and was not filled yet, is gone on with.
+    If an earlier attempt added the block, and the sink is not filled yet, the attempt
+    is continued.
 
     Args:
         config: The configuration file.
@@ -115,13 +116,13 @@ def declare_sink(
         environ: The variables that override the file.
         broker: The broker.
         clock: The time.
-        check: Holds the sink against its tables and its target; left out, that is
-            done when it starts.
+        check: Checks that the sink fits its tables and its target; by default that
+            is checked when it starts.
 
     Raises:
         ConfigurationError: The file with the block has mistakes; nothing was changed.
         SinkUnfitError: Tables or target do not fit; nothing was changed.
-        SinkExistsError: The block declares no sink of a new name.
+        SinkExistsError: The block does not declare one sink with a new name.
         UnavailableError: The broker does not answer; nothing was changed.
     """
     text = config.read_text(encoding="utf-8")
@@ -136,7 +137,7 @@ def declare_sink(
         settings = load(candidate, environ)
         added = [sink for sink in settings.sink if sink.name not in names]
         if len(added) != 1:
-            message = "the block must declare one sink of a new name"
+            message = "the block must declare one sink with a new name"
             raise SinkExistsError(message)
         if check is not None:
             check(settings, added[0])
@@ -154,8 +155,8 @@ def _declared_before(
     Return the sink that an earlier attempt has declared; ``None`` for a new name.
 
     Raises:
-        ConfigurationError: The block is no TOML, or has mistakes.
-        SinkExistsError: The sink is another one, or has everything.
+        ConfigurationError: The block is not TOML, or has mistakes.
+        SinkExistsError: The sink has another block, or is filled already.
     """
     blocks = _blocks(block)
     names = [one.get("name") for one in blocks]
@@ -167,10 +168,10 @@ def _declared_before(
     document["sink"] = [*rest, *blocks]
     meant = read(document, environ, config.resolve().parent).sink_named(declared.name)
     if meant != declared:
-        message = f"a sink named {declared.name} is declared, and is another one"
+        message = f"a sink named {declared.name} is declared with another block"
         raise SinkExistsError(message)
     if (sink_folder(settings.state_folder, declared.name) / READY_FILE).exists():
-        message = f"the sink {declared.name} is there, and has everything"
+        message = f"the sink {declared.name} is declared and filled already"
         raise SinkExistsError(message)
     return declared
 
@@ -186,10 +187,10 @@ def _blocks(block: str) -> list[dict[str, Any]]:
 
 def wait_running(settings: Settings, name: str, clock: Clock, timeout_s: float) -> None:
     """
-    Wait until a sink's query runs, that is, until a snapshot may be asked for.
+    Wait until a sink's query runs, that is, until a snapshot may be requested.
 
     Raises:
-        SinkNotRunningError: It does not run in time; the message has its own error.
+        SinkNotRunningError: It does not run in time; the message has the sink's error.
     """
     path = progress_path(settings.state_folder, name)
     deadline = Deadline(clock, timeout_s)
@@ -205,11 +206,11 @@ def wait_running(settings: Settings, name: str, clock: Clock, timeout_s: float) 
 
 
 def _why_not(settings: Settings, name: str, clock: Clock) -> str:
-    """Tell why a sink does not run that has no error."""
+    """Return why a sink without an error does not run."""
     if is_alive(settings.state_folder, name, clock.now()):
         return "it is starting"
     driver = sink_named(settings, name).driver
-    return f"no driver has it: towpath sink run --driver {driver}"
+    return f"no driver runs it: towpath sink run --driver {driver}"
 
 
 def wait_applied(
@@ -218,11 +219,11 @@ def wait_applied(
     """
     Wait until a sink has applied everything below the given offsets.
 
-    However much that is: the bound is on the time from one batch to the next, and a
-    batch that is being written is waited for.
+    The timeout applies to the time between two batches; it does not run while a batch
+    is being written.
 
     Raises:
-        SinkNotRunningError: It makes no progress; the message has its own error.
+        SinkNotRunningError: It makes no progress; the message has the sink's error.
     """
     path = progress_path(settings.state_folder, name)
     stall = StallTimeout(clock, stuck_after_s)
@@ -231,14 +232,14 @@ def wait_applied(
             stall = StallTimeout(clock, stuck_after_s)
         if stall.is_over(left):
             own = read_progress(path, name).error
-            why = own or f"it has applied none for {stuck_after_s:g} s"
+            why = own or f"it has applied no record for {stuck_after_s:g} s"
             message = f"the sink {name} is {left} records behind: {why}"
             raise SinkNotRunningError(message)
         clock.wait(_LOOK_EVERY_S)
 
 
 def mark_ready(settings: Settings, name: str) -> None:
-    """State that a new sink has everything: its snapshot ended and was applied."""
+    """Mark a new sink as filled: its snapshot has ended and is applied."""
     replace_file(sink_folder(settings.state_folder, name) / READY_FILE, b"")
 
 
@@ -273,6 +274,6 @@ def sink_named(settings: Settings, name: str) -> Sink:
     sink = settings.sink_named(name)
     if sink is None:
         known = ", ".join(s.name for s in settings.sink) or "none"
-        message = f"no sink is named {name}; declared are: {known}"
+        message = f"no sink is named {name}; the declared sinks: {known}"
         raise UnknownSinkError(message)
     return sink

@@ -13,7 +13,8 @@ one, so the ids are kept beside the checkpoint. A broker without topic ids revea
 nothing.
 
 A driver holds the lock of a sink's folder while it runs the sink, so that no other
-driver runs it and nobody drops it. The system releases the lock of a process that ends.
+driver runs it and no command drops it. The system releases the lock of a process that
+ends.
 """
 
 import fcntl
@@ -107,7 +108,7 @@ class TopicIds:
         return frozenset(n for n, one in found.items() if noted.get(n, one) != one)
 
     def note(self, found: Mapping[str, str], gone: Collection[str] = ()) -> None:
-        """Store the found ids beside the others, and delete those that are gone."""
+        """Store the found ids beside the others, and delete those of deleted topics."""
         known = {**self._file.read(), **found}
         self._file.keep({t: one for t, one in known.items() if t not in gone})
 

@@ -70,5 +70,5 @@ def _path(state_folder: Path, sink: str, route: str, snapshot_id: str) -> Path:
 
 
 def _quoted(text: str) -> str:
-    # A route may be named with dots, and nothing forbids that it begins with one.
+    # A route's name may contain dots, and begin with one.
     return quote(text, safe="").replace(".", "%2E")

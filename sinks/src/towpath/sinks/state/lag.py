@@ -36,7 +36,7 @@ class RecordAges(Protocol):
 
     def oldest_ms(self, places: Places) -> int | None:
         """
-        Return the lowest timestamp of the first record at or behind each offset.
+        Return the lowest timestamp of the first record at or after each offset.
 
         Returns:
             Milliseconds since 1970; ``None`` if there is no record.
@@ -73,7 +73,7 @@ def lag_of(
     at_ms = oldest.oldest_ms(behind) if behind else None
     if at_ms is None:
         return Lag(records, 0.0)
-    # Timestamps are of the source's clock: one in the future counts as now.
+    # Timestamps come from the source's clock: one in the future counts as now.
     return Lag(records, max(0.0, now.timestamp() - at_ms / _MS_PER_S))
 
 

@@ -6,8 +6,8 @@ reader never sees half of it. ``applied`` is the next offset to apply, per topic
 partition. Counters continue over restarts.
 
 A driver with a full disk cannot replace the file. Its heartbeat, ``driver.json``, grows
-old then, and readers ask the driver itself at its metrics port. A full disk is known by
-the error number in Python, and in the engine's errors by the system's text for it.
+old then, and readers ask the driver itself at its metrics port. A full disk is
+recognized in Python's errors by their number, and in the engine's by the system's text.
 """
 
 import dataclasses
@@ -28,16 +28,16 @@ import orjson
 from towpath.schemas.clock import SystemClock
 from towpath.sinks.errors import StateNotWrittenError
 
-_NUMBERS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_WORDS: Final = tuple(map(os.strerror, _NUMBERS))
+_FULL_DISK_ERRNOS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL_DISK_TEXTS: Final = tuple(map(os.strerror, _FULL_DISK_ERRNOS))
 
 
 def full_disk(error: BaseException) -> StateNotWrittenError | None:
     """Return the failure that stands for a full disk, if an error reports one."""
     if isinstance(error, OSError):
-        return _failure(error) if error.errno in _NUMBERS else None
+        return _failure(error) if error.errno in _FULL_DISK_ERRNOS else None
     for line in str(error).splitlines():
-        if any(words in line for words in _WORDS):
+        if any(text in line for text in _FULL_DISK_TEXTS):
             return StateNotWrittenError(f"disk full: {line.strip()}")
     return None
 
@@ -57,7 +57,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def _failure(error: OSError, path: Path | None = None) -> StateNotWrittenError:
-    is_full = error.errno in _NUMBERS
+    is_full = error.errno in _FULL_DISK_ERRNOS
     what = "disk full" if is_full else "the state folder cannot be written"
     place = path or error.filename
     reason = error.strerror or str(error)
@@ -68,7 +68,7 @@ def _failure(error: OSError, path: Path | None = None) -> StateNotWrittenError:
 
 Offsets: TypeAlias = Mapping[str, Mapping[str, int]]
 
-# A topic and a partition; and the offsets between which a batch reads each.
+# A topic and a partition, and per partition the offsets between which a batch reads.
 Place: TypeAlias = tuple[str, int]
 Span: TypeAlias = dict[Place, tuple[int, int]]
 
@@ -147,12 +147,12 @@ _FIELDS: Final = frozenset(each.name for each in dataclasses.fields(Progress))
 
 
 def sink_folder(state_folder: Path, sink: str) -> Path:
-    """Name the folder that holds a sink's checkpoint and progress."""
+    """Return the folder that holds a sink's checkpoint and progress."""
     return state_folder / "sinks" / sink
 
 
 def progress_path(state_folder: Path, sink: str) -> Path:
-    """Name the file that holds a sink's progress."""
+    """Return the file that holds a sink's progress."""
     return sink_folder(state_folder, sink) / "progress.json"
 
 
@@ -291,7 +291,7 @@ def replace_file(path: Path, content: bytes, *, is_durable: bool = False) -> Non
 
     Args:
         path: The file.
-        content: All of it.
+        content: The new content.
         is_durable: Whether it must survive a crash of the machine.
 
     Raises:

@@ -1,6 +1,6 @@
 """
-The driver of sinks as a file that ``spark-submit`` takes: ``__main__.py``.
+The driver of sinks as a file for ``spark-submit``: ``__main__.py``.
 
-It stands alone in its folder, because Python looks for modules beside the file that it
-is started with, before it looks anywhere else.
+It is alone in its folder, because Python searches the folder of the started file before
+all others for modules.
 """

@@ -1,1 +1,1 @@
-"""The kinds of sink that come with the platform."""
+"""The built-in kinds of sink."""

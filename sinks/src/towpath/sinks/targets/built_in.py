@@ -1,8 +1,8 @@
 """
-The kinds of sink that come with the platform, built like those of other packages.
+The built-in kinds of sink, defined like those of other packages.
 
-A target's driver is imported when its first sink is made: a process that only checks a
-configuration, or verifies one sink, imports no others.
+A target's driver is imported when its first sink is created: a process that only checks
+a configuration, or verifies one sink, imports no other drivers.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ def _cache(sink: SinkSettings, parts: SinkParts) -> Sink:
 def _cache_on_executor(sink: SinkSettings, parts: ExecutorParts) -> Sink:
     from towpath.sinks.targets.cache.sink import CacheSink  # noqa: PLC0415 - see above
 
-    # The driver's sink notices losses, after all executors have written.
+    # The driver's sink detects losses, after all executors have written.
     return CacheSink(sink.url, parts.prefix, parts.replay_window_s)
 
 
@@ -149,7 +149,7 @@ SEARCH = Kind(
     unfit_name=_unfit_in_index,
     routes=frozenset({RouteKind.TABLE, RouteKind.AGGREGATE}),
 )
-# A MERGE needs room to sort and to hold the files that it rewrites.
+# A MERGE needs memory to sort, and for the files that it rewrites.
 WAREHOUSE = Kind(
     make=_warehouse,
     read=_warehouse_reader,

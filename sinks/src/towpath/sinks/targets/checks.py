@@ -35,7 +35,7 @@ def check_block(settings: Settings, sink: Sink, relations: RelationSource) -> No
 
     Raises:
         ConfigurationError: The block breaks a rule of its kind.
-        SinkUnfitError: Tables or target do not fit; the message has every mistake.
+        SinkUnfitError: Tables or target do not fit; the message lists every mistake.
         UnavailableError: The broker does not answer.
     """
     check_kinds([sink])

@@ -1,9 +1,9 @@
 """
-The reference sink: a dictionary that every target must equal.
+The reference sink: a dictionary whose contents every target must equal.
 
-A real sink lets a server compare and write in one step; this one compares and writes.
-It keeps tombstones, as they must: without one, a replayed older change would restore a
-deleted row.
+A real sink lets a server compare and write in one step; this one compares, then writes.
+Like every sink, it keeps tombstones: without one, a replayed older change would restore
+a deleted row.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class Stored(NamedTuple):
 
 
 class MemorySink:
-    """A sink in memory; it outlives its own ``close``, as a server would."""
+    """A sink in memory; its rows outlive ``close``, like those of a server."""
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Stored]] = {}

@@ -1,9 +1,9 @@
 """
 The root of ``towpath verify``: wires source, reader, repairs and report.
 
-Exit codes: 0 equal, 1 differences, 3 a part unavailable or changes still in flight. A
-difference is reported even if another route could not be compared, and repeated
-verification continues after a failure.
+Exit codes: 0 equal, 1 differences, 3 a system is unavailable or changes are still in
+flight. A difference is reported even if another route could not be compared, and
+repeated verification continues after a failure.
 """
 
 import os
@@ -28,7 +28,7 @@ from towpath.sinks.verify import report
 from towpath.sinks.verify.errors import UnroutedTableError
 from towpath.sinks.verify.forms import form_of
 from towpath.sinks.verify.progress import CatchUpWaiter, SourceLog
-from towpath.sinks.verify.repair import OrderedEraser
+from towpath.sinks.verify.repair import RequestedEraser
 from towpath.sinks.verify.report import (
     ProgressBars,
     RouteReport,
@@ -56,10 +56,10 @@ class VerifyOptions:
     Attributes:
         as_json: Print one JSON document; one line each if repeated.
         names: The routes, or their tables; empty for all.
-        sample: The rows of each, or a percentage; empty for all.
-        repairs: Whether to request differing rows, and to compare again.
+        sample: The number of rows per route, or a percentage; empty for all rows.
+        repairs: Whether to refetch differing rows and compare them again.
         every_s: The period of repeated verification; ``None`` verifies once.
-        erases: Whether a repair erases keys that no row replaces.
+        erases: Whether a repair erases keys that a refetch cannot correct.
     """
 
     as_json: bool = False
@@ -82,29 +82,29 @@ def verify(config: Path, sink: str, options: VerifyOptions) -> int:
     Raises:
         ConfigurationError: The configuration has mistakes.
         UnknownSinkError: No sink of that name is declared.
-        UsageError: The options name an unknown route, or no sample.
+        UsageError: The options name an unknown route or an invalid sample.
         NotAtRestError: Earlier commits do not reach the sink.
-        UnavailableError: Source or broker do not answer. With JSON output or repeated
-            verification it is reported as unverified instead.
+        UnavailableError: The source or the broker does not answer. With JSON output or
+            repeated verification the result is "unverified" instead.
     """
     settings = load(config, os.environ)  # noqa: TID251 - a root
     declared = settings.sink_named(sink)
     if declared is None:
         message = f"no sink is named {sink}"
         raise UnknownSinkError(message)
-    judge = SinkVerifier(settings, declared, options)
+    verifier = SinkVerifier(settings, declared, options)
     if options.every_s is not None:
         worst = verify_repeatedly(
-            judge.once, judge.report_failure, options.every_s, SystemClock()
+            verifier.once, verifier.report_failure, options.every_s, SystemClock()
         )
         return _EXIT_CODES[worst]
     try:
-        return _EXIT_CODES[judge.once()]
+        return _EXIT_CODES[verifier.once()]
     except UnavailableError as failure:
         # A reader of JSON always gets a document.
         if not options.as_json:
             raise
-        return _EXIT_CODES[judge.report_failure(failure)]
+        return _EXIT_CODES[verifier.report_failure(failure)]
 
 
 def verify_repeatedly(
@@ -119,8 +119,8 @@ def verify_repeatedly(
     Args:
         once: Verifies once.
         report_failure: Reports why a verification failed, and returns its verdict.
-        every_s: From one start to the next.
-        clock: Waits.
+        every_s: The time from one start to the next.
+        clock: The time.
     """
     worst: Verdict | None = None
     with suppress(KeyboardInterrupt):
@@ -145,7 +145,7 @@ class SinkVerifier:
         self._clock = SystemClock()
         self._routes = chosen_routes(settings, sink, options.names)
         self._sample = sample_size(options.sample)
-        # All rows are no sample.
+        # A sample of all rows is a full comparison.
         self._sample_text = "" if self._sample is None else options.sample
 
     def once(self) -> Verdict:
@@ -205,7 +205,7 @@ class SinkVerifier:
         catch_up: CatchUpWaiter,
         bars: ProgressBars,
     ) -> RouteReport:
-        """Compare a route; a failure is in the report."""
+        """Compare a route; report a failure instead of raising it."""
         try:
             comparison = self._comparison(route, tables, reader, catch_up)
         except (UnavailableError, UnroutedTableError) as failure:
@@ -214,10 +214,10 @@ class SinkVerifier:
         if self._options.repairs:
             repairs = KafkaRepairs(self._settings, self._sink)
         if self._options.erases:
-            eraser = OrderedEraser(self._settings, self._sink, self._clock)
+            eraser = RequestedEraser(self._settings, self._sink, self._clock)
 
-        def show_progress(what: str, rows: int, estimate: int) -> None:
-            bars.advance(f"{comparison.route}: {what}", rows, estimate)
+        def show_progress(step: str, rows: int, estimate: int) -> None:
+            bars.advance(f"{comparison.route}: {step}", rows, estimate)
 
         return verify_route(comparison, self._sample, repairs, show_progress, eraser)
 

@@ -5,13 +5,13 @@ Rows are texts packed into one, so that equal rows cost one comparison; only dif
 rows are unpacked.
 
 Both sides may change while they are compared, so a difference is a suspect at first. It
-is judged by two reads of the sink with the source in between::
+is judged by two reads of the sink, with a read of the source in between::
 
     the sink before  <  the source  <  the sink after, which has passed the source
 
-A row with the same position before and after did not change between: if the source has
-other content, the sink is wrong. A row that moved on is read again, unless it came to
-the source's content.
+A row with the same position before and after did not change in between: if its content
+differs from the source's, the sink is wrong. A row that has changed is read again,
+unless it has the source's content now.
 """
 
 import enum
@@ -81,12 +81,12 @@ class Difference(NamedTuple):
     One difference.
 
     Attributes:
-        kind: Missing or deleted: the source has the row. Extra: it has not. Changed: a
-            column has another value. Twice: the sink has the key more than once.
-            Surplus: the sink has a field that no column of the route has.
+        kind: Missing or deleted: only the source has the row. Extra: only the sink has
+            it. Changed: a column has another value. Twice: the sink has the key more
+            than once. Surplus: the sink has a field that no column of the route has.
         column: The changed column, or the surplus field.
-        source: Its text in the source; null has none.
-        sink: Its text in the sink.
+        source: Its text in the source; ``None`` for null.
+        sink: Its text in the sink; ``None`` for null.
     """
 
     kind: DifferenceKind
@@ -115,11 +115,11 @@ class SinkDigests(Protocol):
         """Remove rows and return their digests; missing keys are left out."""
 
     def rest(self) -> Iterator[SinkRow]:
-        """Go through the rows that were never removed, packed as digests."""
+        """Yield the rows that were never removed, packed as digests."""
 
 
 def pack(texts: Sequence[str | None]) -> bytes:
-    """Pack a row's texts, so that no two rows have the same."""
+    """Pack a row's texts; different rows have different results."""
     return orjson.dumps(texts)
 
 
@@ -168,7 +168,7 @@ def state_of(suspect: Suspect, *, is_pruned: bool = False) -> SuspectState:
         return SuspectState.EQUAL
     if suspect.before == suspect.after:
         return SuspectState.WRONG
-    # It was equal and moved on: its next content is for the next verification.
+    # It was equal before it changed; the next verification compares its new content.
     if suspect.copies <= 1 and is_same(suspect.source, suspect.before):
         return SuspectState.EQUAL
     return SuspectState.MOVING
@@ -180,7 +180,7 @@ def differences(columns: Sequence[str], suspect: Suspect) -> Iterator[Difference
 
     Args:
         columns: Names of the columns, in the order of the texts.
-        suspect: Both sides of it.
+        suspect: Both sides of the row.
     """
     held = suspect.after
     if suspect.copies > 1:
@@ -214,7 +214,7 @@ _SENTENCES = {
     ),
     DifferenceKind.TWICE: "{key}: the sink has it more than once",
     DifferenceKind.SURPLUS: (
-        "{key}: the sink has a field {column} that the source has not"
+        "{key}: the sink has a field {column} that the source does not have"
     ),
 }
 

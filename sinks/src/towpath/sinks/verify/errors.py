@@ -6,8 +6,8 @@ Errors of verifying a sink.
     TowpathError
     ├── UnavailableError
     │   ├── IncomparableError        the rows of a table cannot be distinguished
-    │   ├── NoOutboxError            no outbox exists to compare an event log with
-    │   ├── UnfitViewError           a view lacks the contents of documents
+    │   ├── NoOutboxError            an event log has no outbox table to compare with
+    │   ├── UnfitViewError           a view cannot be compared with documents
     │   └── NotAtRestError           changes are still in flight
     └── UsageError
         └── UnroutedTableError       a route reads no declared table or view
@@ -20,36 +20,38 @@ class IncomparableError(UnavailableError):
     """The rows of a table cannot be distinguished by their published columns."""
 
     remedy = (
-        "Give the table a primary key of single values, or name in "
-        "relay.rows.key_columns those of a unique index that are all NOT NULL."
+        "Give the table a primary key of scalar columns, or set "
+        "relay.rows.key_columns to the columns of a unique index, all NOT NULL."
     )
 
 
 class NoOutboxError(UnavailableError):
-    """An event log has no outbox to be compared with, or one without its columns."""
+    """The outbox table of an event log does not exist, or lacks a column."""
 
     remedy = (
-        "Correct relay.outbox.table and relay.outbox.columns; a log of events that "
-        "never had a row cannot be verified: name the other routes."
+        "Correct relay.outbox.table and relay.outbox.columns; if the events never have "
+        "outbox rows, their log cannot be verified: name the other routes."
     )
 
 
 class UnfitViewError(UnavailableError):
-    """A view returns no aggregates to compare documents with."""
+    """A view lacks a column, or returns a payload that is not JSON."""
 
     remedy = (
-        "Have the view give the columns aggregate_id, type and payload, and each "
-        "payload as JSON."
+        "Change the view to return the columns aggregate_id, type and payload, with "
+        "each payload as JSON."
     )
 
 
 class NotAtRestError(UnavailableError):
     """Commits do not reach the sink: a comparison would prove nothing."""
 
-    remedy = "See that relay and sink run and get on, and verify again."
+    remedy = (
+        "Check that the relay and the sink run and make progress, then verify again."
+    )
 
 
 class UnroutedTableError(UsageError):
-    """A route reads a topic of no listed table and no declared view."""
+    """A route reads a topic that belongs to no listed table or declared view."""
 
     remedy = "List the table in source.tables, or the view in relay.outbox.view."

@@ -1,17 +1,17 @@
 """
 Comparable forms of rows: columns of a table, or documents. Pure.
 
-A row's name is its key's parts in one text (see ``key_text``), and a template may have
-made the parts: both can be reversed. A name that no key has, as of a foreign row, has
-no key.
+A row's name is the text of its key's parts (see ``key_text``), which a template may
+have formatted; both steps can be reversed. The name of a foreign row may stand for no
+key.
 
-Both sides are brought to the text that a record carries. The source does it in SQL, the
-sinks' readers return values as records do; the rest is to write numbers and booleans as
-text, and floats, which have many texts, as the shortest equal one.
+Both sides are converted to the text that a record carries. The source does this in SQL,
+and the sinks' readers return values in the form of records; this module writes numbers
+and booleans as text, and floats as the shortest text of the same value.
 
-A document is compared as one canonical text, with names in order; only differing
-documents are compared by their values. Numbers are equal if they are the same number,
-however written; no digit is lost.
+A document is compared as one canonical text, with its names sorted; only differing
+documents are compared value by value. Numbers are equal if they have the same value,
+however they are written; no digit is lost.
 """
 
 import json
@@ -40,14 +40,14 @@ Key = tuple[str, ...]
 
 
 class KeyNames:
-    """The names of one route's rows; the key's values are texts."""
+    """The names of one route's rows, and the source keys that they stand for."""
 
     def __init__(self, columns: Sequence[str], routing: Routing | None) -> None:
         self._columns = tuple(columns)
         self._routing = routing
 
     def name(self, values: Sequence[str | None]) -> str:
-        """Return the name of the row of a source's key."""
+        """Return the row name of a source key."""
         if self._routing is None:
             (first, *others) = values
             is_plain = first and not others and ":" not in first and "%" not in first
@@ -55,7 +55,7 @@ class KeyNames:
         return key_text(self._routing.key(self._columns, tuple(values))[1])
 
     def key(self, name: str) -> Key | None:
-        """Return the source's key of a name; ``None`` if it has none."""
+        """Return the source key of a row name; ``None`` if it has none."""
         parts = key_parts(name)
         try:
             values = self._routing.source_key(parts) if self._routing else parts
@@ -70,17 +70,17 @@ Canonical = Callable[[Value], str | None]
 
 
 def canonical(value: Value) -> str | None:
-    """Write any value but a float."""
+    """Return the canonical text of any value except a float."""
     return None if value is None else text_of(value)
 
 
 def canonical_double(value: Value) -> str | None:
-    """Write a float of 64 bits."""
+    """Return the canonical text of a 64-bit float."""
     return None if value is None else repr(float(value))
 
 
 def canonical_real(value: Value) -> str | None:
-    """Write a float of 32 bits, which some sinks hold in 64."""
+    """Return the canonical text of a 32-bit float, which some sinks store in 64."""
     if value is None:
         return None
     return repr(struct.unpack("f", struct.pack("f", float(value)))[0])
@@ -91,7 +91,7 @@ _BY_TYPE: Final[dict[str, Canonical]] = {
     "double precision": canonical_double,
 }
 
-# Values that a warehouse may hold as null.
+# Values that a warehouse may store as null.
 _UNFIT: Final[dict[str, Callable[[Value], bool]]] = {
     "numeric": is_no_number,
     "date": is_no_instant,
@@ -103,11 +103,11 @@ _UNFIT: Final[dict[str, Callable[[Value], bool]]] = {
 
 def canonical_of(type_name: str, *, nulls_unfit: bool = False) -> Canonical:
     """
-    Return the writer of values of a Postgres type.
+    Return the function that writes values of a Postgres type.
 
     Args:
-        type_name: Postgres' own name of it.
-        nulls_unfit: Whether unrepresentable values are null, on both sides.
+        type_name: The type's name in Postgres.
+        nulls_unfit: Whether unrepresentable values count as null on both sides.
     """
     is_unfit = _UNFIT.get(type_name) if nulls_unfit else None
     if is_unfit is None:
@@ -124,7 +124,7 @@ Json: TypeAlias = Any
 
 
 def canonical_document(value: Json) -> str:
-    """Write a JSON value so that equal values have one text."""
+    """Return the canonical text of a JSON value; equal values have one text."""
     match value:
         case dict():
             parts = (
@@ -141,12 +141,12 @@ def canonical_document(value: Json) -> str:
 
 
 def parsed(text: str) -> Json:
-    """Read JSON without losing a digit."""
+    """Parse JSON without losing a digit."""
     return json.loads(text, parse_float=Decimal)
 
 
-def taken_apart(difference: Difference) -> Iterator[Difference]:
-    """Yield the differing values of two documents; other differences stay."""
+def _value_differences(difference: Difference) -> Iterator[Difference]:
+    """Yield a changed document's differing values; yield other differences as is."""
     if difference.kind is not DifferenceKind.CHANGED:
         yield difference
         return
@@ -198,30 +198,29 @@ class Form(Protocol):
 
     def source_rows(self, rows: Rows) -> list[SourceRow]:
         """
-        Write rows of the source, as far as the sink should hold them.
+        Convert rows of the source, without those that the sink should not have.
 
         Raises:
             UnfitViewError: A view returns an invalid document.
         """
 
-    def held(self, row: StoredRow) -> SinkRow:
-        """Write a row of the sink."""
+    def sink_row(self, row: StoredRow) -> SinkRow:
+        """Convert a row of the sink."""
 
     def refined(self, found: Iterable[Difference]) -> Iterator[Difference]:
         """Refine differences for a reader of the report."""
 
     def key(self, name: str) -> Key | None:
-        """Return the source's key of a sink's row; ``None`` if it has none."""
+        """Return the source key of a row name; ``None`` if it has none."""
 
 
 class RowForm:
     """
-    Rows, column by column, as the route leaves them.
+    Rows, column by column, with the columns and constants of the route.
 
-    A row that is not named by its key's columns has a name for its key. With
-    ``nulls_unfit`` unrepresentable values are null on both sides. With ``sees_surplus``
-    a field that no column of the route has is a difference; a warehouse keeps columns
-    that the source has dropped.
+    With ``nulls_unfit``, unrepresentable values count as null on both sides. With
+    ``sees_surplus``, a field that no column of the route has is a difference; a
+    warehouse keeps columns that the source has dropped.
     """
 
     def __init__(
@@ -245,14 +244,14 @@ class RowForm:
         ]
         constants = dict(routing.constants) if routing else {}
         self._places = [place for place, _, _ in kept]
-        self._constants = [_of(value)(value) for value in constants.values()]
+        self._constants = [_constant_form(value)(value) for value in constants.values()]
         self.columns = tuple([name for _, name, _ in kept] + list(constants))
         known = {name for _, name, _ in columns if name}.union(constants)
         known |= {name for each in table.unread if (name := _routed(routing, each))}
         self._known = frozenset(known) if sees_surplus else None
         forms = [*(_form(c, nulls_unfit=nulls_unfit) for *_, c in kept)]
-        forms += map(_of, constants.values())
-        # Other texts are compared unchanged: a whole table passes through here.
+        forms += map(_constant_form, constants.values())
+        # Other texts are compared unchanged: every row of a table comes through here.
         self._floats = [
             (place, form) for place, form in enumerate(forms) if form is not canonical
         ]
@@ -281,7 +280,7 @@ class RowForm:
                 written[place] = form(written[place])
         return written + self._constants
 
-    def held(self, row: StoredRow) -> SinkRow:
+    def sink_row(self, row: StoredRow) -> SinkRow:
         if row.is_deleted:
             return SinkRow(row.key, is_deleted=True, packed=b"", position=row.position)
         fields = row.fields
@@ -293,7 +292,7 @@ class RowForm:
             for value in values
         ]
         if self._known is not None and (surplus := fields.keys() - self._known):
-            # After all columns: the source's texts end before.
+            # Appended to the columns: the source has no texts there.
             texts += sorted(surplus)
         packed = pack(texts)
         return SinkRow(row.key, is_deleted=False, packed=packed, position=row.position)
@@ -306,7 +305,7 @@ class RowForm:
 
 
 class DocumentForm:
-    """Aggregates as JSON documents: their id and document in the source's view."""
+    """Aggregates as JSON documents: the id and payload of each row of a view."""
 
     columns = (DOCUMENT,)
     _names = KeyNames((DOCUMENT,), None)
@@ -327,12 +326,12 @@ class DocumentForm:
             return canonical_document(parsed(text))
         except (ValueError, ArithmeticError, RecursionError) as error:
             message = (
-                f"the view {self._view} gives the aggregate {key} a payload that "
-                "cannot be read as JSON: correct the view, or cast payload to jsonb"
+                f"the view {self._view} returns invalid JSON as the payload of the "
+                f"aggregate {key}: correct the view, or cast payload to jsonb"
             )
             raise UnfitViewError(message) from error
 
-    def held(self, row: StoredRow) -> SinkRow:
+    def sink_row(self, row: StoredRow) -> SinkRow:
         if row.is_deleted:
             return SinkRow(row.key, is_deleted=True, packed=b"", position=row.position)
         packed = pack([canonical_document(dict(row.fields))])
@@ -340,7 +339,7 @@ class DocumentForm:
 
     def refined(self, found: Iterable[Difference]) -> Iterator[Difference]:
         for difference in found:
-            yield from taken_apart(difference)
+            yield from _value_differences(difference)
 
     def key(self, name: str) -> Key | None:
         return self._names.key(name)
@@ -359,7 +358,7 @@ def form_of(route: Route, table: SourceTable, sink: Sink) -> Form:
 
 
 def _nulls_unfit(route: Route, sink: Sink) -> bool:
-    """Return whether the sink has null for unrepresentable values; a log always has."""
+    """Return whether the sink stores unrepresentable values as null."""
     if route.kind is RouteKind.EVENT_LOG:
         return True
     return sink.kind == SinkKind.WAREHOUSE and sink.warehouse.unfit is Unfit.NULL
@@ -376,6 +375,6 @@ def _form(column: SourceColumn, *, nulls_unfit: bool) -> Canonical:
     return canonical_of(column.type, nulls_unfit=is_nulled)
 
 
-def _of(constant: Value) -> Canonical:
-    """Return the writer of a constant."""
+def _constant_form(constant: Value) -> Canonical:
+    """Return the function that writes a constant."""
     return canonical_of("double precision") if type(constant) is float else canonical

@@ -1,10 +1,10 @@
 """
-Waiting until a sink has passed a moment of the source, while others write on.
+Waiting until a sink has applied all earlier commits, while the source is written.
 
 Three distances must be zero: snapshots have no table left to read for the sink, the
-slot has confirmed every commit until then, and the sink has applied every record that
-its topics had when the slot had confirmed. The ends are fixed, so that later writes are
-not waited for. Progress is waited for, however long it takes.
+slot has confirmed every earlier commit, and the sink has applied every record that its
+topics had when the slot confirmed. The end offsets are fixed, so later writes do not
+extend the wait. As long as there is progress, the wait has no time limit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,25 +28,25 @@ from towpath.sinks.state.progress import (
 from towpath.sinks.verify.errors import NotAtRestError
 from towpath.sinks.verify.source import translated
 
-# An idle relay confirms at its timer, every 10 s; a warehouse commits every 10 s or so,
-# and compacts for some seconds now and then.
+# An idle relay confirms every 10 s; a warehouse commits about every 10 s, and sometimes
+# compacts for a few seconds.
 STUCK_AFTER_S: Final = 60.0
 LOOK_EVERY_S: Final = 0.1
 
-# A commit is visible some milliseconds after it can be read from the log; later only if
-# it waits for a standby.
+# A commit becomes visible a few milliseconds after it can be read from the WAL; later
+# only if it waits for a standby.
 _SEEN_WITHIN_S: Final = 10.0
 
 
 class PendingSnapshots(NamedTuple):
     """
-    The tables that snapshots have still to read for a sink.
+    The tables that snapshots still have to read for a sink.
 
     Attributes:
-        tables: Tables not read to their end, without snapshots for all sinks that are
-            paused: they have no rows in flight until they are resumed.
-        paused: The number of them that are paused.
-        moved: Changes whenever any snapshot makes progress, also within a table.
+        tables: The number of tables not read to their end. Paused snapshots for all
+            sinks do not count: they have no rows in flight until they are resumed.
+        paused: The number of these tables that are paused.
+        moved: Changes whenever any snapshot makes progress, even within a table.
     """
 
     tables: int
@@ -60,9 +60,9 @@ class Distance(NamedTuple):
 
     Attributes:
         to_go: The remaining amount.
-        missing: The same in words.
-        moved: Changes with progress, also if as much is left.
-        is_working: Whether progress is known without being visible.
+        missing: The remaining amount in words.
+        moved: Changes with progress, even if the remaining amount does not.
+        is_working: Whether there is progress that no number shows yet.
     """
 
     to_go: int
@@ -72,16 +72,16 @@ class Distance(NamedTuple):
 
 
 class Log(Protocol):
-    """The database's log, as the wait needs it."""
+    """The progress of the database's WAL, slots, snapshots and signals."""
 
     def mark(self) -> int:
-        """Return an LSN that a slot confirms only after all present commits."""
+        """Return an LSN that a slot confirms only after all commits until now."""
 
     def confirmed(self, slot: str) -> int | None:
         """Return a slot's confirmed LSN; ``None`` without a slot."""
 
     def pending_snapshots(self, sink: str) -> PendingSnapshots:
-        """Return what snapshots have still to read for a sink."""
+        """Return the tables that snapshots still have to read for a sink."""
 
     def answered(self, signals: Sequence[str]) -> int:
         """Count the signals that are completed or refused."""
@@ -97,7 +97,7 @@ class Log(Protocol):
 
 
 class CatchUpWaiter:
-    """Waits for one sink; each wait is for what exists when it begins."""
+    """Waits for one sink; each wait covers only commits made before it."""
 
     def __init__(
         self, settings: Settings, sink: Sink, log: Log, cluster: Cluster, clock: Clock
@@ -115,7 +115,7 @@ class CatchUpWaiter:
         This includes the rows of its running snapshots.
 
         Args:
-            poll: Called at the beginning, and now and then meanwhile.
+            poll: Called at the beginning, and repeatedly during the wait.
 
         Raises:
             NotAtRestError: The sink makes no progress; the message says what is
@@ -134,8 +134,8 @@ class CatchUpWaiter:
         """
         Return when running transactions have ended and are visible.
 
-        A commit can be in the log, and in a sink, before others see it. A transaction
-        that stays open for long has no commit in the log: it is not waited for further.
+        A commit can be in the WAL, and in a sink, before other sessions see it. A
+        transaction that stays open has no commit in the WAL, so the wait is bounded.
 
         Raises:
             UnavailableError: The database does not answer.
@@ -196,7 +196,7 @@ class CatchUpWaiter:
 
     def _signal_distance(self, signals: Sequence[str]) -> Distance:
         count = len(signals) - self._log.answered(signals)
-        # They may wait behind a snapshot, of whichever sink.
+        # They may wait behind a snapshot for any sink.
         moved = self._log.pending_snapshots(self._sink.name).moved
         return Distance(count, f"the relay has not answered {count} signals", moved)
 
@@ -205,7 +205,7 @@ class CatchUpWaiter:
         confirmed = self._log.confirmed(slot)
         if confirmed is None:
             message = (
-                f"not at rest: the slot {slot} does not exist, so no relay is at work"
+                f"not at rest: the slot {slot} does not exist, so no relay is running"
             )
             raise NotAtRestError(message)
         left = mark - confirmed
@@ -247,7 +247,7 @@ _CONFIRMED: Final[LiteralString] = (
     "select confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s"
 )
 _HAS_SNAPSHOTS: Final[LiteralString] = "select to_regclass('towpath.snapshot')::text"
-_UNREAD: Final[LiteralString] = """
+_PENDING_SNAPSHOTS: Final[LiteralString] = """
     select count(*) filter (where target = %(sink)s
                or target is null and state <> 'paused'),
            count(*) filter (where target = %(sink)s and state = 'paused'),
@@ -275,7 +275,7 @@ _NEXT: Final[LiteralString] = (
 
 
 class SourceLog:
-    """The progress of the database's log, always as of now."""
+    """The current progress of the database's WAL, read on each call."""
 
     def __init__(self, dsn: str, relay: str) -> None:
         """
@@ -283,7 +283,7 @@ class SourceLog:
 
         Args:
             dsn: The database.
-            relay: The relay that reads for the sinks, by its slot's name.
+            relay: The slot of the relay that reads for the sinks.
 
         Raises:
             SourceUnavailableError: The database cannot be reached.
@@ -294,10 +294,10 @@ class SourceLog:
 
     def mark(self) -> int:
         """
-        Return an LSN that a slot confirms only after all present commits.
+        Return an LSN that a slot confirms only after all commits until now.
 
-        If the user may, it is written here, as a transaction without rows: a slot of an
-        idle database would otherwise have nothing to confirm.
+        A user with the right to do so writes a transaction without rows for it, because
+        the slot of an idle database would have nothing to confirm.
         """
         with translated():
             try:
@@ -313,12 +313,12 @@ class SourceLog:
         return None if row is None or row[0] is None else parse_lsn(row[0])
 
     def pending_snapshots(self, sink: str) -> PendingSnapshots:
-        """Return what snapshots have still to read for a sink."""
+        """Return the tables that snapshots still have to read for a sink."""
         with translated():
             if self._connection.execute(_HAS_SNAPSHOTS).fetchone() == (None,):
                 return PendingSnapshots(0)
             names = {"sink": sink, "relay": self._relay}
-            row = self._connection.execute(_UNREAD, names).fetchone()
+            row = self._connection.execute(_PENDING_SNAPSHOTS, names).fetchone()
         return PendingSnapshots(0) if row is None else PendingSnapshots(*row)
 
     def answered(self, signals: Sequence[str]) -> int:

@@ -1,14 +1,14 @@
 """
-Repairing differences: refetch wrong rows, or let the sink erase single keys.
+Repairing differences: refetching wrong rows, and erasing single keys.
 
 Wrong keys are requested for this sink only; the relay reads their rows, and publishes
-deletes for missing ones. When it has answered and the sink has passed that, the keys
-are compared once more. Keys that are wrong even then are reported with the reason:
-another request would change nothing.
+deletes for missing ones. Once the relay has answered and the sink has applied the
+records, the keys are compared again. Keys that are still wrong are reported with the
+reason: another request would change nothing.
 
-Keys are erased by the sink itself, by an order in its dead-letter topic: only the sink
-writes to its target, and no batch is running meanwhile. An order that is not answered
-in time is withdrawn: no key is erased later, unnoticed.
+The sink itself erases keys, on a request in its dead-letter topic: only the sink writes
+to its target, and it erases between batches. A request without a reply in time is
+withdrawn, so that no key is erased later, unnoticed.
 """
 
 import uuid
@@ -33,28 +33,28 @@ from towpath.sinks.verify.settle import RouteComparison, settle_further
 from towpath.sinks.verify.suspects import Suspects
 
 NOT_REQUESTED: Final = (
-    "nothing reads these rows anew: an event log keeps what it has; of a document, "
-    "declare its view in relay.outbox.view; of a table with relay.rows.key_columns, "
-    "have all rows read: towpath sink refill SINK --route ROUTE; "
+    "rows of this route cannot be refetched by key: events never can; documents need "
+    "their view in relay.outbox.view; a table with relay.rows.key_columns needs a full "
+    "read by towpath sink refill SINK --route ROUTE; otherwise "
     "relay.snapshot.signal_topic may be empty"
 )
 NO_KEY: Final = (
-    "the source's table can have no such key, so nothing can be read for it: have it "
-    "erased by towpath verify SINK --repair --erase"
+    "the source's table cannot contain the key, so its row cannot be refetched: erase "
+    "it with towpath verify SINK --repair --erase"
 )
-NOT_ERASED: Final = "it was to be erased, and is not"
+NOT_ERASED: Final = "the key could not be erased"
 ABOVE: Final = (
-    "the sink holds it at a position above all that it ever applied, so no row that is "
-    "read anew replaces it: have just its key erased and read anew by towpath verify "
+    "the sink has the row at a position above every position that it has applied, so a "
+    "refetched row does not replace it: erase and refetch its key with towpath verify "
     "SINK --repair --erase"
 )
 TWICE: Final = (
-    "the sink holds it more than once, and a row that is read anew replaces every copy "
-    "and takes none away: have just its key erased and read anew by towpath verify "
-    "SINK --repair --erase"
+    "the sink has the row more than once, and a refetched row replaces every copy "
+    "without removing one: erase and refetch its key with towpath verify SINK --repair "
+    "--erase"
 )
 STILL_WRONG: Final = (
-    "it was read anew and differs all the same: see the sink's log and its dead letters"
+    "the row was refetched and still differs: see the sink's log and its dead letters"
 )
 
 
@@ -82,24 +82,25 @@ class Eraser(Protocol):
 
     def erase(self, route: str, keys: Sequence[str], *, is_read_again: bool) -> str:
         """
-        Have keys erased; return why it failed, or nothing.
+        Erase keys; return why that failed, or an empty text.
 
-        Rows of the source that are to be read again are requested before that.
+        With ``is_read_again`` the sink requests the rows of the keys before it erases
+        them.
 
         Raises:
-            UnavailableError: The order may not have been sent.
+            UnavailableError: The request may not have been sent.
         """
 
 
 class UnrepairedKeys(NamedTuple):
-    """The number of keys that a repair did not make equal, and why."""
+    """The number of keys that still differ after a repair, and why."""
 
     reason: str
     keys: int
 
 
 class Repaired(NamedTuple):
-    """The number of keys equal since their refetch, and the keys left."""
+    """The number of repaired keys, and the keys that still differ."""
 
     equal: int
     left: tuple[UnrepairedKeys, ...] = ()
@@ -115,34 +116,35 @@ def repair(
     eraser: Eraser | None = None,
 ) -> Repaired:
     """
-    Request wrong rows, and compare them again when they have come.
+    Refetch wrong rows, and compare them again once the sink has applied them.
 
     Args:
         comparison: Both sides.
         suspects: The wrong keys.
         repairs: Requests rows.
-        eraser: Erases keys that no row replaces, which are then requested again;
-            ``None`` leaves them.
+        eraser: Erases keys that a refetch cannot correct, which are then requested
+            again; ``None`` leaves them.
 
     Raises:
-        UnavailableError: A part does not answer, or the sink makes no progress.
+        UnavailableError: A system does not answer, or the sink makes no progress.
     """
     wrong_before = suspects.wrong_count
     if not wrong_before:
         return NOTHING_REPAIRED
     # Restless keys are compared again too, and may turn out wrong.
     differed = wrong_before + suspects.open_count
-    refusals = _read_again(comparison, suspects, repairs)
+    refusals = _refetch(comparison, suspects, repairs)
     if refusals is None:
         return Repaired(0, (UnrepairedKeys(NOT_REQUESTED, wrong_before),))
-    kept = ""
+    failure = ""
     if eraser is not None:
         # A row that the relay refuses to read would be missing once it is erased.
-        kept = "; ".join(refusals) or _erase(comparison, eraser, suspects)
-        refusals = _read_again(comparison, suspects, repairs) or ()
+        failure = "; ".join(refusals) or _erase(comparison, eraser, suspects)
+        refusals = _refetch(comparison, suspects, repairs) or ()
     reasons = (why for _, why in _reasons(comparison, suspects, refusals))
     left = Counter(
-        f"{NOT_ERASED}: {kept}" if kept and why in _ERASED else why for why in reasons
+        f"{NOT_ERASED}: {failure}" if failure and why in _ERASED else why
+        for why in reasons
     )
     equal = differed - suspects.wrong_count - suspects.open_count
     return Repaired(
@@ -150,7 +152,7 @@ def repair(
     )
 
 
-def _read_again(
+def _refetch(
     comparison: RouteComparison, suspects: Suspects, repairs: SourceRepairs
 ) -> tuple[str, ...] | None:
     """Refetch and compare the wrong rows; return why some were not read."""
@@ -169,20 +171,20 @@ def _reasons(
     comparison: RouteComparison, suspects: Suspects, refusals: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
     """Yield the reason of each key that is still wrong."""
-    for some in suspects.wrong():
-        for one in some:
-            yield one.key, _reason(comparison, one, refusals)
+    for batch in suspects.wrong():
+        for suspect in batch:
+            yield suspect.key, _reason(comparison, suspect, refusals)
 
 
 def _erase(comparison: RouteComparison, eraser: Eraser, suspects: Suspects) -> str:
-    """Erase keys that nothing else repairs; return why it failed."""
+    """Erase keys that a refetch cannot correct; return why that failed."""
     found: dict[bool, list[str]] = {True: [], False: []}
     for key, why in _reasons(comparison, suspects, ()):
         if why in _ERASED:
             found[why != NO_KEY].append(key)
     failures = [
-        eraser.erase(comparison.route, keys, is_read_again=can_be)
-        for can_be, keys in found.items()
+        eraser.erase(comparison.route, keys, is_read_again=is_possible)
+        for is_possible, keys in found.items()
         if keys
     ]
     return "; ".join(filter(None, failures))
@@ -191,29 +193,29 @@ def _erase(comparison: RouteComparison, eraser: Eraser, suspects: Suspects) -> s
 def _request(
     comparison: RouteComparison, suspects: Suspects, repairs: SourceRepairs
 ) -> list[str] | None:
-    """Request all wrong rows whose key the source can have."""
+    """Request all wrong rows whose key the source can contain."""
     signals: list[str] = []
-    for some in suspects.wrong():
-        keys = _possible(comparison, [one.key for one in some])
-        # Even without a key it returns whether keys can be requested.
-        asked = repairs.request_source_keys(comparison.route, keys)
-        if asked is None:
+    for batch in suspects.wrong():
+        keys = _possible_keys(comparison, [suspect.key for suspect in batch])
+        # Called without a key too: it returns whether keys can be requested.
+        requested = repairs.request_source_keys(comparison.route, keys)
+        if requested is None:
             return None
-        signals += asked
+        signals += requested
     return signals
 
 
-def _possible(comparison: RouteComparison, names: Sequence[str]) -> list[Key]:
-    """Return the source's keys of these names, as far as it can have them."""
+def _possible_keys(comparison: RouteComparison, names: Sequence[str]) -> list[Key]:
+    """Return the source keys of these names, without keys it cannot contain."""
     keys = [key for name in names if (key := comparison.form.key(name)) is not None]
-    return comparison.source.possible(comparison.table, keys)
+    return comparison.source.possible_keys(comparison.table, keys)
 
 
 def _reason(
     comparison: RouteComparison, suspect: Suspect, refusals: Sequence[str]
 ) -> str:
     """Return why a key is still wrong after its refetch."""
-    if not _possible(comparison, [suspect.key]):
+    if not _possible_keys(comparison, [suspect.key]):
         return NO_KEY
     if suspect.copies > 1:
         return TWICE
@@ -223,18 +225,18 @@ def _reason(
     return "; ".join(refusals) or STILL_WRONG
 
 
-# This many fit a Kafka record, and a statement of the warehouse.
+# This many keys fit into a Kafka record, and into a statement of the warehouse.
 KEYS_AT_ONCE: Final = 100
 # A warehouse may be in the middle of a batch.
 _ANSWER_WITHIN_S: Final = 120.0
 
 _WITHDRAWN: Final = (
-    "the sink did not answer, and the order was withdrawn: start the sink"
+    "the sink did not answer, so the request was withdrawn: start the sink"
 )
 
 
-class OrderedEraser:
-    """Erases keys of one sink."""
+class RequestedEraser:
+    """Erases keys of one sink by requests in its dead-letter topic."""
 
     def __init__(self, settings: Settings, sink: Sink, clock: Clock) -> None:
         self._settings = settings
@@ -243,31 +245,37 @@ class OrderedEraser:
 
     def erase(self, route: str, keys: Sequence[str], *, is_read_again: bool) -> str:
         """
-        Have keys erased; return why it failed, or nothing.
+        Erase keys; return why that failed, or an empty text.
 
         Args:
-            route: Their route.
-            keys: As the target has them.
-            is_read_again: Whether the source's table can have them: then the sink
-                requests their rows.
+            route: The route of the keys.
+            keys: The keys as the target stores them.
+            is_read_again: Whether the sink requests their rows first; the source's
+                table must be able to contain the keys.
 
         Raises:
             UnavailableError: The broker does not answer.
         """
         (topic,) = {one.topic for one in self._sink.route if one.name == route}
         subject = Subject(topic, None)
-        orders = [
+        requests = [
             DeadLetterRequest(
-                uuid.uuid4().hex, Verb.ERASE, subject, route, tuple(some), is_read_again
+                uuid.uuid4().hex,
+                Verb.ERASE,
+                subject,
+                route,
+                tuple(keys[first : first + KEYS_AT_ONCE]),
+                is_read_again,
             )
             for first in range(0, len(keys), KEYS_AT_ONCE)
-            if (some := keys[first : first + KEYS_AT_ONCE])
         ]
         with closing(DeadLetterTopic(self._settings, self._sink.name)) as dead_letters:
-            replies = send_requests(dead_letters, orders, self._clock, _ANSWER_WITHIN_S)
-            for order, answer in replies.items():
-                if answer is None:
-                    dead_letters.reply(Reply(order, _WITHDRAWN, subject))
+            replies = send_requests(
+                dead_letters, requests, self._clock, _ANSWER_WITHIN_S
+            )
+            for request_id, reply in replies.items():
+                if reply is None:
+                    dead_letters.reply(Reply(request_id, _WITHDRAWN, subject))
         if None in replies.values():
             return _WITHDRAWN
         refused = (one.text for one in replies.values() if isinstance(one, Reply))

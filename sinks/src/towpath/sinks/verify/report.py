@@ -1,9 +1,9 @@
 """
 The report of a verification, for people and for scripts.
 
-Every difference is counted; the first are shown with both values. A route that could
-not be compared has its error, beside the results of the others. A sample claims no more
-than its rows, and nothing if there were none.
+Every difference is counted; the first ones are shown with both values. A route that
+could not be compared is reported with its error, next to the results of the others. The
+result of a sample covers only its rows; a sample without rows proves nothing.
 """
 
 import enum
@@ -50,16 +50,16 @@ class RouteReport:
     Attributes:
         table: The source's table, with its schema.
         source_rows: Rows of the source that were compared.
-        sink_rows: Live rows of the sink; of a sample, those picked there.
+        sink_rows: Live rows of the sink; of a sample, only those picked in the sink.
         tombstones: Tombstones of the sink.
         differences: The number of differences.
         restless: Keys that changed in every round: neither equal nor wrong.
         repaired: Keys that differed, and are equal since their refetch.
-        left: Keys that a repair did not make equal, by reason.
+        left: Keys that still differ after a repair, by reason.
         first: The first differences.
         error: Why the comparison ended early, if it did.
         notes: Parts that are not compared, and why.
-        unmatched: Rows of the sink that the source has deleted and may delete.
+        unmatched: Rows of the sink without a row in a source that may delete rows.
     """
 
     route: str
@@ -114,20 +114,20 @@ class Verification:
 
     @property
     def reason(self) -> str | None:
-        """The reason why the result proves nothing, if so."""
+        """The reason why the result proves nothing, if there is one."""
         picked = sum(route.source_rows + route.sink_rows for route in self.routes)
         if self.sample and not self.error and not picked:
-            return f"chance picked no row for a sample of {self.sample}"
+            return f"the random sample of {self.sample} has no rows"
         return self.error
 
 
 def worse(one: Verdict, other: Verdict) -> Verdict:
-    """Return the worse of two."""
+    """Return the worse of two verdicts."""
     return max(one, other, key=_WORST_LAST.index)
 
 
 def as_json(found: Verification, *, is_line: bool = False) -> str:
-    """Write a verification as one JSON document, perhaps on one line."""
+    """Return a verification as a JSON document; with ``is_line`` on one line."""
     document = {
         "sink": found.sink,
         "result": found.verdict,
@@ -174,7 +174,7 @@ def _lines(found: Verification) -> list[str]:
     if found.differences > len(lines):
         lines.append(f"... and {found.differences - len(lines):,} more")
     lines += [
-        f"{r.route} {r.repaired:,} keys were asked for and are equal now"
+        f"{r.route} {r.repaired:,} keys were refetched and are equal now"
         for r in routes
         if r.repaired
     ]
@@ -184,13 +184,13 @@ def _lines(found: Verification) -> list[str]:
         for left in r.left
     ]
     lines += [
-        f"{r.route} {r.restless:,} keys changed whenever they were looked at"
+        f"{r.route} {r.restless:,} keys changed in every round of reads"
         for r in routes
         if r.restless
     ]
     lines += [f"{r.route} {note}" for r in routes for note in r.notes]
     lines += [
-        f"{r.route} {r.unmatched:,} rows of the sink have none in the source to compare"
+        f"{r.route} {r.unmatched:,} rows of the sink have no row in the source"
         for r in routes
         if r.unmatched
     ]
@@ -209,7 +209,7 @@ def _count_differences(found: Verification) -> str:
         return f"{found.sink} could not be verified{why}"
     if found.sample:
         rows = f"{found.rows:,} rows"
-        return f"{found.sink} equals the source in a sample of {rows}, no more is known"
+        return f"{found.sink} equals the source in a random sample of {rows}"
     if any(route.notes for route in found.routes):
         return f"{found.sink} equals the source in all that was compared"
     return f"{found.sink} equals the source, every key and column"
@@ -219,7 +219,7 @@ _WORST_LAST = (Verdict.EQUAL, Verdict.UNVERIFIED, Verdict.DIFFERENT)
 
 
 class _Rate(ProgressColumn):
-    """Rows a second."""
+    """Rows per second."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
@@ -254,12 +254,12 @@ class ProgressBars:
     ) -> None:
         self._bars.stop()
 
-    def advance(self, what: str, rows: int, estimate: int) -> None:
-        """Add rows to a bar; an estimate of zero is none."""
-        task = self._tasks.get(what)
+    def advance(self, step: str, rows: int, estimate: int) -> None:
+        """Add rows to a bar; an estimate of zero means an unknown total."""
+        task = self._tasks.get(step)
         if task is None:
-            task = self._bars.add_task(what, total=estimate or None)
-            self._tasks[what] = task
+            task = self._bars.add_task(step, total=estimate or None)
+            self._tasks[step] = task
         self._bars.advance(task, rows)
 
 
@@ -268,7 +268,7 @@ _WHOLE_PERCENT: Final = 100
 
 def sample_size(text: str) -> float | None:
     """
-    Read ``1000`` or ``5%``; below one it is a share, ``None`` means all.
+    Parse ``1000`` or ``5%``; below one it is a share, ``None`` means all.
 
     Raises:
         UsageError: It is neither, or zero.
@@ -283,5 +283,5 @@ def sample_size(text: str) -> float | None:
     if rest or size <= 0 or (percent and size > 1):
         message = f"a sample is a number of rows or a percentage, not {text!r}"
         raise UsageError(message)
-    # All rows are no sample: then rows that only the sink has are found too.
+    # 100% is a full comparison, which also finds rows that only the sink has.
     return None if percent and size == 1 else size

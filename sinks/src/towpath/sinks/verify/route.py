@@ -31,13 +31,13 @@ from towpath.sinks.verify.suspects import DigestTable, Suspects
 ProgressCallback = Callable[[str, int, int], None]
 
 _REPORT_EVERY: Final = 1000
-# The smallest sample: all rows may be in the sink alone.
-_LEAST: Final = 100
+# The smallest sample; the source may have no rows while the sink has some.
+_SMALLEST_SAMPLE: Final = 100
 
 
 @dataclass(slots=True)
 class _RowCounts:
-    """The counts of a comparison, also if it ends early."""
+    """The counts of a comparison, even of one that ends early."""
 
     source_rows: int = 0
     sink_rows: int = 0
@@ -55,14 +55,14 @@ def verify_route(
     eraser: Eraser | None = None,
 ) -> RouteReport:
     """
-    Compare a route; a failure is in the report, not raised.
+    Compare a route; report a failure instead of raising it.
 
     Args:
         comparison: Both sides.
         sample: The number of rows, or below one their share; ``None`` for all.
-        repairs: Requests wrong rows; ``None`` leaves them.
+        repairs: Refetches wrong rows; ``None`` leaves them.
         report_progress: Called with progress.
-        eraser: Erases keys that no row replaces; ``None`` leaves them.
+        eraser: Erases keys that a refetch cannot correct; ``None`` leaves them.
     """
     counts = _RowCounts()
     began_s = comparison.clock.monotonic_s()
@@ -71,7 +71,7 @@ def verify_route(
             if sample is None:
                 _read_all(comparison, suspects_found, counts, report_progress)
             else:
-                _read_some(comparison, sample, suspects_found, counts)
+                _read_sample(comparison, sample, suspects_found, counts)
             settle(comparison, suspects_found)
             if repairs is not None:
                 counts.repaired = repair(comparison, suspects_found, repairs, eraser)
@@ -102,7 +102,7 @@ def _read_all(
     counts: _RowCounts,
     report_progress: ProgressCallback,
 ) -> None:
-    """Read the sink's digests, then the source; suspect rows that differ."""
+    """Read the sink's digests, then the source; add differing rows as suspects."""
     estimate = comparison.source.estimate(comparison.table)
 
     def stored() -> Iterator[StoredRow]:
@@ -120,7 +120,7 @@ def _read_all(
 
     with DigestTable() as digests:
         try:
-            digests.put(comparison.form.held(row) for row in stored())
+            digests.put(comparison.form.sink_row(row) for row in stored())
             is_pruned = comparison.table.is_pruned
             suspects_found.add(suspects(source_rows(), digests, is_pruned=is_pruned))
             if is_pruned:
@@ -130,23 +130,23 @@ def _read_all(
             counts.tombstones = digests.tombstones
 
 
-def _read_some(
+def _read_sample(
     comparison: RouteComparison,
     sample: float,
     suspects_found: Suspects,
     counts: _RowCounts,
 ) -> None:
-    """Suspect random rows of the source and of the sink."""
+    """Add random rows of the source and of the sink as suspects."""
     _pick(comparison, sample, suspects_found, counts)
     if not counts.source_rows:
-        # A small share of few rows may be none: an emptied sink would look equal.
-        _pick(comparison, _LEAST, suspects_found, counts)
-    # A row that only a log has proves nothing.
+        # A small share of few rows may be empty: an emptied sink would look equal.
+        _pick(comparison, _SMALLEST_SAMPLE, suspects_found, counts)
+    # A row that only an event log has proves nothing.
     if comparison.table.is_pruned or not isinstance(comparison.reader, SampleReader):
         return
-    as_many = max(counts.source_rows, int(sample), _LEAST)
+    as_many = max(counts.source_rows, int(sample), _SMALLEST_SAMPLE)
     for stored in comparison.reader.sample(comparison.route, as_many):
-        held = comparison.form.held(stored)
+        held = comparison.form.sink_row(stored)
         counts.tombstones += held.is_deleted
         if not held.is_deleted:
             suspects_found.add([Suspect(held.key, None, held)])
@@ -159,7 +159,7 @@ def _pick(
     suspects_found: Suspects,
     counts: _RowCounts,
 ) -> None:
-    """Suspect random rows of the source."""
+    """Add random rows of the source as suspects."""
     rows: Iterable[Texts] = chain.from_iterable(
         comparison.source.sample(comparison.table, sample)
     )
@@ -174,8 +174,8 @@ def _count_differences(
     """Return the number of differences, and the first ones."""
     count = 0
     first: list[Difference] = []
-    for some in found.wrong():
-        for suspect in some:
+    for batch in found.wrong():
+        for suspect in batch:
             each = comparison.form.refined(
                 differences(comparison.form.columns, suspect)
             )

@@ -2,7 +2,7 @@
 The expected contents of each route: a table, outbox events or a view.
 
 Rows of an outbox are deleted, often by the transaction that inserted them, and some
-events never had one. So an event that only the log has proves nothing; one that only
+events never had a row. So an event that only the log has proves nothing; one that only
 the outbox has is missing.
 """
 
@@ -47,15 +47,15 @@ _PARTS: Final = (
     "payload",
     "occurred_at",
 )
-# Columns that an event carries in another form than rows of tables have.
+# Columns whose form in an event differs from that in a table's row.
 _OTHER_FORMS: Final = {
     ("aggregate_id", "bytea"): TEXT_IN_BYTES,
     ("payload", "bytea"): TEXT_IN_BYTES,
     ("occurred_at", "timestamp without time zone"): UTC_TIMESTAMP,
 }
 _PRUNED: Final = (
-    "only events whose rows the outbox still has are compared: what only the log has "
-    "may have lost its row, or never had one"
+    "only events whose rows are still in the outbox are compared: the row of any other "
+    "event may have been deleted, or may never have existed"
 )
 _ENVELOPED: Final = (
     "not compared, payloads: relay.outbox.placements puts them into an envelope"
@@ -69,14 +69,14 @@ def outbox_table(
     Describe the outbox rows whose events a route reads.
 
     Raises:
-        NoOutboxError: The outbox is not there, or lacks a column.
-        IncomparableError: The ids of its events cannot be distinguished.
+        NoOutboxError: The outbox does not exist, or lacks a column.
+        IncomparableError: The type of its ids does not distinguish events.
         SourceUnavailableError: The database cannot be read.
     """
     outbox = settings.relay.outbox
     name = TableName.parse(outbox.table)
     if not source.has_table(name):
-        message = f"there is no table {outbox.table} to compare a log of events with"
+        message = f"the outbox {outbox.table} does not exist"
         raise NoOutboxError(message)
     table = source.table(name)
     own = {one.name: one for one in table.columns}
@@ -90,7 +90,7 @@ def outbox_table(
     events = SourceTable(
         *(name.schema, name.table, columns, (outbox.columns.id,)),
         is_partitioned=table.is_partitioned,
-        only=Limit(routed_by, tuple(_read(route, sink, outbox, values))),
+        only=Limit(routed_by, tuple(_values_of(route, sink, outbox, values))),
         is_pruned=True,
         notes=(_PRUNED, *([_ENVELOPED] if _is_enveloped(outbox) else [])),
     )
@@ -119,7 +119,9 @@ def _is_enveloped(outbox: Outbox) -> bool:
     return any(one.place is PlacedIn.ENVELOPE for one in placements)
 
 
-def _read(route: Route, sink: Sink, outbox: Outbox, values: list[str]) -> Iterator[str]:
+def _values_of(
+    route: Route, sink: Sink, outbox: Outbox, values: list[str]
+) -> Iterator[str]:
     """Yield the values that route an event to the route's topics."""
     routes = Routes(sink)
     for value in values:
@@ -146,7 +148,7 @@ class Tables:
         Describe the expected contents of a route.
 
         Raises:
-            UnroutedTableError: No listed table, or no declared view, has its topic.
+            UnroutedTableError: Its topic belongs to no listed table or declared view.
             IncomparableError: Its rows cannot be distinguished.
             UnfitViewError: Its view lacks a column.
             UnavailableError: The source or the broker does not answer.
@@ -164,7 +166,8 @@ class Tables:
         name = table_behind(self.settings, route.topic, self._announced(route.topic))
         if name is None:
             message = (
-                f"the route {route.name} reads {route.topic}, which no listed table has"
+                f"the route {route.name} reads {route.topic}, which is the topic of no "
+                "listed table"
             )
             raise UnroutedTableError(message)
         table = self.source.table(TableName.parse(name))
@@ -172,15 +175,15 @@ class Tables:
         try:
             shape = self.relations.shape(route.topic)
         except ShapeUnknownError:
-            # No record was published yet: all of its rows are missing in the sink.
+            # No record has been published: all of its rows are missing in the sink.
             if not table.key:
                 raise
             return comparable(as_written(table, rows))
         table = published(table, shape, rows)
         if not self.source.has_key(table):
             message = (
-                f"{table.full_name} is published by the key {', '.join(table.key)}, "
-                "of which it may have several rows, or null"
+                f"{table.full_name} is published with the key {', '.join(table.key)}, "
+                "which may be null or not unique"
             )
             raise IncomparableError(message)
         return table
@@ -195,8 +198,8 @@ class Tables:
         view = view_behind(self.settings, route.topic)
         if view is None:
             message = (
-                f"the route {route.name} reads {route.topic}, which no view of "
-                "relay.outbox.view gives"
+                f"the route {route.name} reads {route.topic}, for which "
+                "relay.outbox.view has no view"
             )
             raise UnroutedTableError(message)
         table = self.source.table(TableName.parse(view.view))
@@ -207,22 +210,22 @@ class Tables:
                 f"have {', '.join(_OF_VIEW)}"
             )
             raise UnfitViewError(message)
-        # A view has no parts of its own: its rows are those that it gives.
+        # A view is read without ``only``, like a partitioned table.
         return SourceTable(
             *(table.schema, table.name, _document(types), ("aggregate_id",)),
             is_partitioned=True,
             is_view=True,
-            only=_of_state(route),
+            only=_limit_to_state(route),
             key_type=types["aggregate_id"],
         )
 
 
 def chosen_routes(settings: Settings, sink: Sink, names: Sequence[str]) -> list[Route]:
     """
-    Return the routes of these names, or of these tables; all without names.
+    Return the routes with these names or tables; all if there are no names.
 
     Raises:
-        UsageError: No route has a name.
+        UsageError: A name is that of no route and no table.
     """
     known = {
         route.name: (route.name, table_behind(settings, route.topic))
@@ -240,7 +243,7 @@ def chosen_routes(settings: Settings, sink: Sink, names: Sequence[str]) -> list[
 
 
 def _names(text: str) -> set[str]:
-    """Return a text as a route's name, and as a table's."""
+    """Return a text, and the full table name that it may be."""
     return {text, TableName.parse(text).text} if "." in text.strip(".") else {text}
 
 
@@ -250,8 +253,8 @@ def _document(types: Mapping[str, str]) -> tuple[SourceColumn, ...]:
     return SourceColumn("aggregate_id", "text"), SourceColumn("payload", payload)
 
 
-def _of_state(route: Route) -> Limit:
-    """Limit a view to aggregates of a type that carries a state, null included."""
+def _limit_to_state(route: Route) -> Limit:
+    """Limit a view to rows of a type that carries state, null included."""
     if route.state_types:
         return Limit("type", route.state_types)
     return Limit("type", route.delete_types, is_of_others=True)

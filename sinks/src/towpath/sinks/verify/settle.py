@@ -1,16 +1,16 @@
 """
 Settling suspects: reading both sides again until each is equal or wrong.
 
-Each round reads the source, then, once the sink has passed it, the sink. The sink's row
-before is that of the previous round. The first round marks no key wrong, because a row
-of the sink may not have been visible in the source yet: before the source is read
-again, running transactions are waited for.
+Each round reads the source, waits until the sink has applied all earlier commits, and
+reads the sink. The sink's row before is that of the previous round. The first round
+marks no key wrong, because a row of the sink may not have been visible in the source
+yet: each later round first waits for running transactions.
 
 A row that changes in every round proves nothing. While few are left, the source is read
-often during the wait for the sink: if it ever had the content that the sink came to,
+often during the wait for the sink: if it ever had the content that the sink has now,
 the sink follows it.
 
-A sink is read again by key where its reader can, else as a whole.
+The sink is read by key if its reader can do that, otherwise as a whole.
 """
 
 from collections import defaultdict
@@ -29,7 +29,7 @@ from towpath.sinks.verify.table import SourceTable
 
 @runtime_checkable
 class KeyReader(Protocol):
-    """A reader that can find a few keys without reading all."""
+    """A reader that can read a few keys without reading all rows."""
 
     def at(self, route: str, keys: Iterable[str]) -> Iterator[StoredRow]:
         """
@@ -42,11 +42,11 @@ class KeyReader(Protocol):
 
 @runtime_checkable
 class SampleReader(Protocol):
-    """A reader that can pick a few random keys without reading all."""
+    """A reader that can read a few random keys without reading all rows."""
 
     def sample(self, route: str, count: int) -> Iterator[StoredRow]:
         """
-        Read about ``count`` rows, tombstones among them, in the form of ``rows``.
+        Read about ``count`` random rows and tombstones, in the form of ``rows``.
 
         Raises:
             UnavailableError: The target cannot be reached.
@@ -61,13 +61,13 @@ def read_sink(reader: SinkReader, route: str, form: Form, suspects: Suspects) ->
         UnavailableError: The target cannot be reached.
     """
     if not isinstance(reader, KeyReader):
-        suspects.record_sink_rows(form.held(row) for row in reader.rows(route))
+        suspects.record_sink_rows(form.sink_row(row) for row in reader.rows(route))
         return
-    keys = (suspect.key for some in suspects.open() for suspect in some)
-    suspects.record_sink_rows(form.held(row) for row in reader.at(route, keys))
+    keys = (suspect.key for batch in suspects.open() for suspect in batch)
+    suspects.record_sink_rows(form.sink_row(row) for row in reader.at(route, keys))
 
 
-# The time without a settled row after which the others are restless.
+# After this time without a settled row, the remaining ones are restless.
 RESTLESS_AFTER_S: Final = 30.0
 _FEW: Final = 200
 
@@ -75,16 +75,16 @@ Contents = defaultdict[str, set[bytes | None]]
 
 
 class CatchUp(Protocol):
-    """The waits before a read counts."""
+    """The waits that make a read valid."""
 
     def wait(self, poll: Callable[[], None] | None = None) -> None:
-        """Return when the sink has all present commits; call ``poll`` meanwhile."""
+        """Return when the sink has all earlier commits; call ``poll`` meanwhile."""
 
     def wait_until_seen(self) -> None:
         """Return when running transactions have ended and are visible."""
 
     def wait_for_answers(self, signals: Sequence[str]) -> tuple[str, ...]:
-        """Return when the relay has handled the signals; and why some were refused."""
+        """Return the reasons of refusals, once the relay has handled all signals."""
 
     def highest(self) -> str:
         """Return the highest position that the sink applied; empty if unknown."""
@@ -110,7 +110,7 @@ def settle(comparison: RouteComparison, suspects: Suspects) -> None:
     Suspects that stay open changed in every round.
 
     Raises:
-        UnavailableError: A part does not answer, or the sink makes no progress.
+        UnavailableError: A system does not answer, or the sink makes no progress.
     """
     if not suspects.open_count:
         return
@@ -125,7 +125,7 @@ def settle_further(comparison: RouteComparison, suspects: Suspects) -> None:
     Settle suspects that were read before.
 
     Raises:
-        UnavailableError: A part does not answer, or the sink makes no progress.
+        UnavailableError: A system does not answer, or the sink makes no progress.
     """
     stall = StallTimeout(comparison.clock, RESTLESS_AFTER_S)
     while (left := suspects.open_count) and not stall.is_over(left):
@@ -135,11 +135,11 @@ def settle_further(comparison: RouteComparison, suspects: Suspects) -> None:
 def _round(comparison: RouteComparison, suspects: Suspects) -> None:
     suspects.start_round()
     comparison.catch_up.wait_until_seen()
-    for some in suspects.open():
-        suspects.record_source_rows(_contents(comparison, some))
+    for batch in suspects.open():
+        suspects.record_source_rows(_contents(comparison, batch))
     had: Contents = defaultdict(set)
     is_few = suspects.open_count <= _FEW
-    few = [one for some in suspects.open() for one in some] if is_few else []
+    few = [one for batch in suspects.open() for one in batch] if is_few else []
 
     def read_source() -> None:
         rows = _contents(comparison, few)
@@ -159,11 +159,11 @@ def _judge(
     is_first: bool,
 ) -> None:
     is_pruned = comparison.table.is_pruned
-    for some in suspects.open():
+    for batch in suspects.open():
         states = {
-            suspect.key: state_of(suspect, is_pruned=is_pruned) for suspect in some
+            suspect.key: state_of(suspect, is_pruned=is_pruned) for suspect in batch
         }
-        for suspect in some:
+        for suspect in batch:
             if states[suspect.key] is SuspectState.MOVING and _followed(suspect, had):
                 states[suspect.key] = SuspectState.EQUAL
         suspects.drop([k for k, found in states.items() if found is SuspectState.EQUAL])
@@ -180,8 +180,8 @@ def _followed(suspect: Suspect, had: dict[str, set[bytes | None]]) -> bool:
     )
 
 
-def _contents(comparison: RouteComparison, some: list[Suspect]) -> dict[str, bytes]:
-    """Read the source's rows of suspects; a name without a key has no row."""
-    keys = [key for one in some if (key := comparison.form.key(one.key)) is not None]
-    rows = comparison.source.listed(comparison.table, keys) if keys else ()
+def _contents(comparison: RouteComparison, batch: list[Suspect]) -> dict[str, bytes]:
+    """Read the source's rows of suspects; a suspect without a source key has none."""
+    keys = [key for one in batch if (key := comparison.form.key(one.key)) is not None]
+    rows = comparison.source.listed_rows(comparison.table, keys) if keys else ()
     return {row.key: pack(row.texts) for row in comparison.form.source_rows(rows)}

@@ -1,9 +1,9 @@
 """
 Reading tables of the source chunk by chunk, every value as text from SQL.
 
-The forms are those of records, arrived at independently of the relay: the database
-formats times, booleans and bytes itself. A chunk is a statement of its own: no snapshot
-of the database is held longer, which would prevent cleanup on the server.
+The texts have the form of records, without the relay's code: the database formats
+times, booleans and bytes itself. Each chunk is a separate statement, because a database
+snapshot that is held for longer prevents cleanup on the server.
 
 Column types come from the catalog. A domain is resolved to its base type; an array, a
 composite and an hstore include the types inside them.
@@ -40,8 +40,8 @@ _COLUMNS: Final[LiteralString] = """
                  and attgenerated = 's' and to_jsonb(p) ->> 'pubgencols' = 's')))
     order by attnum
 """
-# Operators of an extension's type are not found by their plain names, and those of a
-# type it can be cast to would be taken instead.
+# The plain names of operators do not find those of an extension's type; they find those
+# of a type that it can be cast to.
 _TYPE: Final[LiteralString] = """
     select oid::regtype::text, typname::text, typdelim::text, typbasetype::bigint,
            (select e.oid::bigint from pg_type e where e.typarray = t.oid),
@@ -84,7 +84,7 @@ _IS_PARTITIONED: Final[LiteralString] = (
     "select relkind = 'p' from pg_class where oid = %s::regclass"
 )
 
-# The digits of a warehouse's widest decimal.
+# The number of digits of a warehouse's widest decimal.
 _MOST_DIGITS: Final = 38
 
 
@@ -115,12 +115,12 @@ def primary_key_of(connection: Connection, table: str) -> tuple[str, ...]:
 
 def is_unique(connection: Connection, table: str, names: tuple[str, ...]) -> bool:
     """Return whether the values of these columns are unique and never null."""
-    asked = {"table": table, "names": list(names)}
-    return connection.execute(_IS_UNIQUE, asked).fetchone() == (True,)
+    parameters = {"table": table, "names": list(names)}
+    return connection.execute(_IS_UNIQUE, parameters).fetchone() == (True,)
 
 
 def is_partitioned(connection: Connection, table: str) -> bool:
-    """Return whether a table's rows are those of its partitions."""
+    """Return whether a table is partitioned."""
     return connection.execute(_IS_PARTITIONED, [table]).fetchone() == (True,)
 
 
@@ -150,21 +150,23 @@ def _type(connection: Connection, oid: int) -> SourceType:
 
 Texts = tuple[str | None, ...]
 
-# Some hundred kilobytes a round trip; larger gains nothing, smaller costs round trips.
+# A few hundred kilobytes per round trip: more gains nothing, less costs round trips.
 ROWS_AT_ONCE: Final = 5000
 
 _ESTIMATE: Final[LiteralString] = """
     select sum(greatest(reltuples, 0))::bigint
     from pg_partition_tree(%s::regclass) join pg_class on oid = relid where isleaf
 """
-_ONE_VIEW: Final[LiteralString] = "set transaction isolation level repeatable read"
+_REPEATABLE_READ: Final[LiteralString] = (
+    "set transaction isolation level repeatable read"
+)
 
 
 class Source:
     """
-    The database.
+    The source database.
 
-    Call order: ``with``, then anything.
+    Call order: ``with``, then any method.
     """
 
     def __init__(self, dsn: str, publication: str = "") -> None:
@@ -199,7 +201,7 @@ class Source:
         """
         # In one transaction, so that columns and key are consistent.
         with translated(), self._connection.transaction():
-            self._connection.execute(_ONE_VIEW)
+            self._connection.execute(_REPEATABLE_READ)
             return SourceTable(
                 name.schema,
                 name.table,
@@ -231,7 +233,7 @@ class Source:
 
     def values_of(self, table: TableName, column: str) -> list[str]:
         """
-        List the different values of a column, null aside.
+        Return the distinct values of a column, without null.
 
         Raises:
             SourceUnavailableError: The database cannot be read.
@@ -244,7 +246,7 @@ class Source:
 
     def estimate(self, table: SourceTable) -> int:
         """
-        Return about how many rows a table has; 0 if the server does not know.
+        Return the estimated number of rows; 0 if the server has no estimate.
 
         Raises:
             SourceUnavailableError: The database cannot be read.
@@ -255,22 +257,22 @@ class Source:
 
     def rows(self, table: SourceTable) -> Iterator[list[Texts]]:
         """
-        Go through a table in key order, some thousand rows at a time.
+        Yield the rows of a table in key order, a few thousand at a time.
 
         Raises:
             SourceUnavailableError: The database cannot be read.
         """
         if table.is_view:
-            yield from self._stream(statements.whole(table))
+            yield from self._stream(statements.all_rows(table))
             return
         last: list[str] | None = None
-        while rows := self._fetch(statements.part(table, last, ROWS_AT_ONCE)):
+        while rows := self._fetch(statements.next_rows(table, last, ROWS_AT_ONCE)):
             yield rows
             last = [str(rows[-1][place]) for place in table.key_places]
 
     def sample(self, table: SourceTable, size: float) -> Iterator[list[Texts]]:
         """
-        Go through random rows.
+        Yield random rows, a few thousand at a time.
 
         Args:
             table: The table.
@@ -279,36 +281,36 @@ class Source:
         Raises:
             SourceUnavailableError: The database cannot be read.
         """
-        is_part = size < 1
+        is_share = size < 1
         yield from self._stream(
-            statements.share(table, size)
-            if is_part
-            else statements.some(table, int(size))
+            statements.random_share(table, size)
+            if is_share
+            else statements.random_rows(table, int(size))
         )
 
-    def listed(
+    def listed_rows(
         self, table: SourceTable, keys: Sequence[Sequence[str]]
     ) -> Iterator[Texts]:
         """
-        Read the rows of some keys; an impossible key has none.
+        Yield the rows of some keys; an impossible key has none.
 
         Raises:
             SourceUnavailableError: The database cannot be read.
         """
         try:
-            yield from self._connection.execute(*statements.listed(table, keys))
+            yield from self._connection.execute(*statements.listed_rows(table, keys))
         except psycopg.DataError:
             if len(keys) > 1:
                 for key in keys:
-                    yield from self.listed(table, [key])
+                    yield from self.listed_rows(table, [key])
         except psycopg.Error as error:
             raise _unavailable(error) from error
 
-    def possible(
+    def possible_keys(
         self, table: SourceTable, keys: Sequence[tuple[str, ...]]
     ) -> list[tuple[str, ...]]:
         """
-        Return the keys that rows of the table can have, in the table's spelling.
+        Return the keys that are canonical, and that the table can contain.
 
         Raises:
             SourceUnavailableError: The database cannot be read.
@@ -316,14 +318,17 @@ class Source:
         if not keys:
             return []
         try:
-            found = self._connection.execute(*statements.spelt(table, keys)).fetchall()
+            statement = statements.canonical_keys(table, keys)
+            found = self._connection.execute(*statement).fetchall()
         except psycopg.DataError:
             half = len(keys) // 2
             parts = (keys[:half], keys[half:]) if half else ()
-            return [key for part in parts for key in self.possible(table, part)]
+            return [key for part in parts for key in self.possible_keys(table, part)]
         except psycopg.Error as error:
             raise _unavailable(error) from error
-        return [key for key, spelt in zip(keys, found, strict=True) if key == spelt]
+        return [
+            key for key, canonical in zip(keys, found, strict=True) if key == canonical
+        ]
 
     def _fetch(self, statement: Statement) -> list[Texts]:
         with translated():

@@ -1,8 +1,8 @@
 """
 The statements that read a table of the source: columns as canonical text, keys typed.
 
-A key comes back as the text that was read, and is compared in the columns' own types
-and collations, never here.
+A key is passed back as the text that was read; only the database compares keys, in the
+types and collations of their columns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ _INTERVAL: Final[LiteralString] = """
 _AS_PRINTED: Final[LiteralString] = (
     "case when {value} is not null then concat({value}) end"
 )
-# Types with other texts in records than Postgres' own.
+# Types whose text in records is not that of Postgres.
 _FORMS: Final[Mapping[str, LiteralString]] = MappingProxyType(
     {
         "timestamp with time zone": _TIMES.replace("{moment}", _IN_UTC).replace(
@@ -50,23 +50,23 @@ _FORMS: Final[Mapping[str, LiteralString]] = MappingProxyType(
             "{zone}", ""
         ),
         UTC_TIMESTAMP: _TIMES.replace("{moment}", "{value}").replace("{zone}", '"Z"'),
-        # Always in one zone, so that its name has always three characters.
+        # Always in UTC, so that the offset always has three characters.
         "time with time zone": "left(" + _IN_UTC + "::text, -3) || 'Z'",
         "interval": _INTERVAL,
         "money": "{value}::numeric::text",
         # Postgres breaks base64 into lines.
         "bytea": r"translate(encode({value}, 'base64'), E'\n', '')",
         TEXT_IN_BYTES: "convert_from({value}, 'UTF8')",
-        # A cast would cut the padding off, which is part of the value's text, would add
-        # the size of a network that an address has not, and would keep the encoding
-        # that a document declares.
+        # A cast would remove the padding, which is part of the value's text, would add
+        # a netmask to an address without one, and would keep the encoding that a
+        # document declares.
         "character": _AS_PRINTED,
         "inet": _AS_PRINTED,
         "xml": _AS_PRINTED,
     }
 )
 
-# As the name of a type these would mean a length of one.
+# As type names these would mean a length of one.
 _WITHOUT_LENGTH: Final = {"character": "bpchar", "bit": '"bit"'}
 
 
@@ -77,33 +77,33 @@ class Statement(NamedTuple):
     parameters: list[object]
 
 
-def whole(table: SourceTable) -> Statement:
+def all_rows(table: SourceTable) -> Statement:
     """Read all rows, in key order."""
     return _select(table, [], sql.SQL(" order by {}").format(_key(table)))
 
 
-def part(table: SourceTable, after: Sequence[str] | None, rows: int) -> Statement:
-    """Read the next rows in key order, behind a key."""
+def next_rows(table: SourceTable, after: Sequence[str] | None, rows: int) -> Statement:
+    """Read the next rows in key order, after a key."""
     tail = sql.SQL(" order by {} limit {}").format(_key(table), sql.Literal(rows))
     if after is None:
         return _select(table, [], tail)
     values = [_typed(type_, sql.SQL("%s::text")) for type_ in table.key_types]
-    behind = sql.SQL("({}) > ({})").format(_key(table), sql.SQL(", ").join(values))
-    return _select(table, [(behind, list(after))], tail)
+    is_after = sql.SQL("({}) > ({})").format(_key(table), sql.SQL(", ").join(values))
+    return _select(table, [(is_after, list(after))], tail)
 
 
-def listed(table: SourceTable, keys: Sequence[Sequence[str]]) -> Statement:
+def listed_rows(table: SourceTable, keys: Sequence[Sequence[str]]) -> Statement:
     """Read the rows of some keys."""
     names = _key_names(table)
     values = map(_typed, table.key_types, names)
-    asked = sql.SQL("({}) in (select {} from {})").format(
+    is_listed = sql.SQL("({}) in (select {} from {})").format(
         _key(table), sql.SQL(", ").join(values), _listed_keys(table)
     )
-    return _select(table, [(asked, _columns(keys))], sql.SQL(""))
+    return _select(table, [(is_listed, _columns(keys))], sql.SQL(""))
 
 
-def spelt(table: SourceTable, keys: Sequence[Sequence[str]]) -> Statement:
-    """Write some keys as their columns would; fails for an impossible key."""
+def canonical_keys(table: SourceTable, keys: Sequence[Sequence[str]]) -> Statement:
+    """Convert keys to their columns' texts; fails for an impossible key."""
     values = [
         _written(type_, _typed(type_, name))
         for type_, name in zip(table.key_types, _key_names(table), strict=True)
@@ -114,12 +114,12 @@ def spelt(table: SourceTable, keys: Sequence[Sequence[str]]) -> Statement:
     return Statement(text, _columns(keys))
 
 
-def share(table: SourceTable, share: float) -> Statement:
+def random_share(table: SourceTable, share: float) -> Statement:
     """Read a random share of the rows."""
     return _select(table, [(sql.SQL("random() < %s"), [share])], sql.SQL(""))
 
 
-def some(table: SourceTable, rows: int) -> Statement:
+def random_rows(table: SourceTable, rows: int) -> Statement:
     """Read a number of random rows."""
     tail = sql.SQL(" order by random() limit {}").format(sql.Literal(rows))
     return _select(table, [], tail)
@@ -153,9 +153,9 @@ def _limited(only: Limit) -> tuple[sql.Composable, list[object]]:
 
 
 def _listed_keys(table: SourceTable) -> sql.Composed:
-    """Make rows of listed keys, a text each; ``place`` is where it was listed."""
+    """Turn listed keys into rows of texts; ``place`` is the place in the list."""
     names = _key_names(table)
-    return sql.SQL("unnest({}) with ordinality as asked ({}, place)").format(
+    return sql.SQL("unnest({}) with ordinality as listed ({}, place)").format(
         sql.SQL(", ").join([sql.SQL("%s::text[]")] * len(names)),
         sql.SQL(", ").join(names),
     )
@@ -170,21 +170,21 @@ def _columns(keys: Sequence[Sequence[str]]) -> list[object]:
 
 
 def _key(table: SourceTable) -> sql.Composed:
-    # By the table's own columns: what is selected has the same names, and is text.
+    # Qualified by the table: the selected texts have the same names.
     return sql.SQL(", ").join(_name("read", name) for name in table.key)
 
 
 def _typed(type_name: str, text: sql.Composable) -> sql.Composable:
-    """Write the expression that gives a value again, of its canonical text."""
+    """Return the expression that turns a canonical text back into a value."""
     if type_name == "bytea":
         return sql.SQL("decode({}, 'base64')").format(text)
-    # The catalog's own name of the type.
+    # The name of the type in the catalog.
     name = _WITHOUT_LENGTH.get(type_name, type_name)
     return sql.SQL("{}::{}").format(text, sql.SQL(name))
 
 
 def _text(column: SourceColumn) -> sql.Composed:
-    """Write the expression that gives a column's canonical text."""
+    """Return the expression of a column's canonical text."""
     written = _written(column.type, _name("read", column.name))
     if not column.is_blank_null:
         return written
@@ -192,10 +192,10 @@ def _text(column: SourceColumn) -> sql.Composed:
 
 
 def _written(type_name: str, value: sql.Composable) -> sql.Composed:
-    """Write the expression that gives a value's canonical text."""
+    """Return the expression of a value's canonical text."""
     return sql.SQL(_FORMS.get(type_name, "{value}::text")).format(value=value)
 
 
 def _name(*parts: str) -> sql.Identifier:
-    """Quote a name for a statement with parameters, where a percent sign is two."""
+    """Quote a name, with doubled percent signs: the statement has parameters."""
     return sql.Identifier(*(part.replace("%", "%%") for part in parts))

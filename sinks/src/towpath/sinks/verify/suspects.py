@@ -1,10 +1,10 @@
 """
 Temporary databases on disk: the sink's rows by key, and the suspects.
 
-Memory stays small however many rows there are: of a lost sink, every key is a suspect.
-A sink returns its rows in any order, the source returns them by key; a digest of each
-row is kept, because differing rows are read again anyway. A database ends with its
-connection.
+Memory use does not grow with the rows: after the loss of a sink, every key is a
+suspect. A sink returns its rows in any order, the source returns them by key. Only a
+digest of each row is stored, because differing rows are read again anyway. A database
+is deleted with its connection.
 
 Hot path, once per row of both sides.
 """
@@ -24,7 +24,7 @@ class Scratch:
     statements: tuple[str, ...]
 
     def __enter__(self) -> Self:
-        # An empty name is a temporary file that ends with the connection.
+        # An empty name means a temporary file, deleted with the connection.
         self._file = sqlite3.connect("", isolation_level=None)
         self._file.execute("pragma journal_mode = off")
         for statement in self.statements:
@@ -56,12 +56,12 @@ _ADD: Final = """
         (key, source, before_deleted, before_packed, before_position)
     values (?, ?, ?, ?, ?)
 """
-_SAW: Final = """
+_RECORD_SINK_ROW: Final = """
     update suspect set after_deleted = ?, after_packed = ?, after_position = ?,
         copies = copies + 1
     where key = ? and not is_wrong
 """
-_AGAIN: Final = """
+_START_ROUND: Final = """
     update suspect set source = null, copies = 0, before_deleted = after_deleted,
         before_packed = after_packed, before_position = after_position,
         after_deleted = null, after_packed = null, after_position = null
@@ -106,21 +106,23 @@ class Suspects(Scratch):
 
     def record_sink_rows(self, rows: Iterable[SinkRow]) -> None:
         """Store the sink's rows of open suspects; other keys are ignored."""
-        waiting = iter(rows)
-        while some := list(islice(waiting, AT_ONCE)):
-            self._file.executemany(_SAW, ((*_columns(one), one.key) for one in some))
+        remaining = iter(rows)
+        while batch := list(islice(remaining, AT_ONCE)):
+            self._file.executemany(
+                _RECORD_SINK_ROW, ((*_columns(row), row.key) for row in batch)
+            )
 
     def start_round(self) -> None:
-        """Start a round: the rows read last become those before."""
-        self._file.execute(_AGAIN)
+        """Start a round: each ``after`` row becomes the ``before`` row."""
+        self._file.execute(_START_ROUND)
 
     def open(self) -> Iterator[list[Suspect]]:
-        """Go through the unsettled suspects, in batches."""
-        return self._some(is_wrong=False)
+        """Yield the unsettled suspects, in batches."""
+        return self._batches(is_wrong=False)
 
     def wrong(self) -> Iterator[list[Suspect]]:
-        """Go through the wrong suspects, in batches."""
-        return self._some(is_wrong=True)
+        """Yield the wrong suspects, in batches."""
+        return self._batches(is_wrong=True)
 
     def drop(self, keys: Sequence[str]) -> None:
         """Remove open suspects that are equal."""
@@ -142,7 +144,7 @@ class Suspects(Scratch):
         self.open_count += self.wrong_count
         self.wrong_count = 0
 
-    def _some(self, *, is_wrong: bool) -> Iterator[list[Suspect]]:
+    def _batches(self, *, is_wrong: bool) -> Iterator[list[Suspect]]:
         last = ""
         while rows := self._file.execute(_NEXT, (is_wrong, last, AT_ONCE)).fetchall():
             last = rows[-1][0]
@@ -168,10 +170,10 @@ def _held(key: str, *columns: object) -> SinkRow | None:
     return SinkRow(key, bool(is_deleted), packed, str(position))
 
 
-# Keys of one statement. SQLite takes at most 32,766; more than this gains nothing.
+# Keys per statement. SQLite allows at most 32,766; more than 1,000 gain nothing.
 _AT_ONCE: Final = 1000
 
-# Rows are in no order, so most of the table is touched all the time: with two million
+# Rows come in any order, so most of the table is in use all the time: with two million
 # rows, it takes about 120 MB, and half the time of SQLite's default of 2 MB.
 _KEPT_IN_MEMORY: Final = "pragma cache_size = -65536"
 
@@ -196,16 +198,16 @@ class DigestTable(Scratch):
         self.tombstones = 0
 
     def put(self, rows: Iterable[SinkRow]) -> None:
-        """Add rows; of a repeated key the first stays."""
-        waiting = iter(rows)
-        while some := [
+        """Add rows; of a repeated key only the first is stored."""
+        remaining = iter(rows)
+        while batch := [
             (key, _DELETED if is_deleted else digest_of(packed))
-            for key, is_deleted, packed, _ in islice(waiting, _AT_ONCE)
+            for key, is_deleted, packed, _ in islice(remaining, _AT_ONCE)
         ]:
-            self._file.executemany(_PUT, some)
-            deleted = sum(digest == _DELETED for _, digest in some)
+            self._file.executemany(_PUT, batch)
+            deleted = sum(digest == _DELETED for _, digest in batch)
             self.tombstones += deleted
-            self.live_rows += len(some) - deleted
+            self.live_rows += len(batch) - deleted
 
     @property
     def twice(self) -> Sequence[str]:
@@ -221,17 +223,17 @@ class DigestTable(Scratch):
         """
         taken: dict[str, bytes] = {}
         for first in range(0, len(keys), _AT_ONCE):
-            some = keys[first : first + _AT_ONCE]
-            marks = ",".join("?" * len(some))
+            batch = keys[first : first + _AT_ONCE]
+            marks = ",".join("?" * len(batch))
             found = self._file.execute(
                 f"delete from row where key in ({marks}) returning key, digest",  # noqa: S608 - marks only
-                some,
+                batch,
             )
             taken.update(found)
         return taken
 
     def rest(self) -> Iterator[SinkRow]:
-        """Go through the remaining rows, by key."""
+        """Yield the remaining rows, ordered by key."""
         for key, digest in self._file.execute(
             "select key, digest from row order by key"
         ):

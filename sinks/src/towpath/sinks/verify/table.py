@@ -1,9 +1,9 @@
 """
 The source side of a route: a table, a part of one, or a view. Pure.
 
-Names and key are the announced ones; the rest is the table's own. A masked column is
-read only if it is in the key, and never compared; a truncating rule masks only columns
-of characters.
+Column names and key come from the announcement, everything else from the table. A
+masked column is read only if it is in the key, and never compared; a truncating rule
+masks only columns of characters.
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,10 +29,10 @@ class SourceColumn:
 
     Attributes:
         name: Its name in the source.
-        type: Postgres' own name of its type; of a domain, its base type.
-        kept_as: Its name in records, if that is another.
+        type: The name of its type in Postgres; of a domain, of its base type.
+        kept_as: Its name in records, if that differs.
         inside: The type of nested values, if it has any.
-        is_compared: Whether it is read for more than for the key.
+        is_compared: Whether it is compared; otherwise it is read for the key only.
         is_blank_null: Whether a blank text stands for null.
         has_plain_order: Whether plain operators order it, so that it can be read in
             chunks.
@@ -58,12 +58,12 @@ class SourceColumn:
 @dataclass(frozen=True, slots=True)
 class Limit:
     """
-    The rows of a table that count.
+    A condition on the rows of a table.
 
     Attributes:
-        column: A column of texts.
-        values: Its values.
-        is_of_others: Whether instead rows with any other value count, null too.
+        column: A text column.
+        values: The values of the rows that belong to the route.
+        is_of_others: Whether instead rows with any other value belong to it, null too.
     """
 
     column: str
@@ -80,11 +80,11 @@ class SourceTable:
         columns: The columns to read, with those of the key.
         key: The columns of the published key, in key order.
         is_partitioned: Whether its rows are those of its partitions.
-        is_view: Whether it has no index, so that it is read at once.
-        only: The limit of its rows, if there is one.
+        is_view: Whether it has no index, so that one statement reads all rows.
+        only: The condition on its rows, if there is one.
         key_type: The type of a view's key, which it may return in another form.
-        is_pruned: Whether it loses rows that the sink keeps, so that rows of only the
-            sink prove nothing.
+        is_pruned: Whether it deletes rows that the sink keeps, so that rows that only
+            the sink has prove nothing.
         unread: Columns of records that are not compared.
         notes: Sentences on what is not compared, and why.
     """
@@ -141,11 +141,13 @@ def published(table: SourceTable, shape: RelationShape, rows: Rows) -> SourceTab
     own = {column.name: column for column in table.columns}
     announced = [column.name for column in shape.columns]
     if not shape.key:
-        message = f"{table.full_name} is published without a key to compare by"
+        message = (
+            f"{table.full_name} is published without a key, so it cannot be compared"
+        )
         raise IncomparableError(message)
     if not own.keys() >= set(shape.key):
         listed = ", ".join(shape.key)
-        message = f"{table.full_name} has not all columns of its published key {listed}"
+        message = f"{table.full_name} lacks columns of its published key {listed}"
         raise IncomparableError(message)
     masked = {
         name for name in announced if name in own and _is_masked(table, own[name], rows)
@@ -159,8 +161,7 @@ def published(table: SourceTable, shape: RelationShape, rows: Rows) -> SourceTab
     notes = (
         _note("masked columns", (name for name in announced if name in masked)),
         _note(
-            "columns that the table has no more, or generates, or that have another "
-            "name in records",
+            "columns that are dropped, generated, or renamed in records",
             (name for name in announced if name not in own),
         ),
     )
@@ -212,7 +213,7 @@ def _is_masked(table: SourceTable, column: SourceColumn, rows: Rows) -> bool:
 
 
 def _is_characters(type_name: str) -> bool:
-    # An extension's type has the name of the schema that the extension is in.
+    # The name of an extension's type includes its schema.
     return type_name in _CHARACTERS or type_name.rpartition(".")[2] == "citext"
 
 
@@ -220,9 +221,9 @@ def _matches(patterns: Iterable[str], name: str) -> bool:
     return any(compiled(pattern).fullmatch(name) for pattern in patterns)
 
 
-def _note(what: str, names: Iterator[str]) -> str:
+def _note(kind: str, names: Iterator[str]) -> str:
     listed = ", ".join(names)
-    return f"not compared, {what}: {listed}" if listed else ""
+    return f"not compared, {kind}: {listed}" if listed else ""
 
 
 def comparable(table: SourceTable) -> SourceTable:
@@ -230,8 +231,8 @@ def comparable(table: SourceTable) -> SourceTable:
     Return the table, if keys can be read back from their texts.
 
     Raises:
-        IncomparableError: A key column's type has ambiguous texts, or an order of its
-            own.
+        IncomparableError: A key column's type has ambiguous texts, or an order that an
+            extension defines.
     """
     for column in (table.columns[place] for place in table.key_places):
         if flaw := _flaw(column):
@@ -245,7 +246,7 @@ def comparable(table: SourceTable) -> SourceTable:
 
 def _flaw(column: SourceColumn) -> str:
     if column.inside or column.type == "time with time zone":
-        return "of which a record does not tell all"
+        return "whose values a record does not fully contain"
     if column.type in _FLOATS:
-        return "of which a value can be written in several ways"
+        return "whose values can be written in several ways"
     return "" if column.has_plain_order else "whose order an extension defines"

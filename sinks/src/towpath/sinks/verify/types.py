@@ -1,15 +1,15 @@
 r"""
-Values inside values, as records carry them: arrays, composites and hstore. Pure.
+Nested values in the form of records: arrays, composites and hstore. Pure.
 
-SQL writes such a value as one text, in which every value has its own text; so only here
-are they taken apart. The forms are those of the records' documentation, arrived at
-independently of the relay::
+Postgres writes such a value as one text that contains the texts of the inner values;
+this module parses it. The forms are those of the records' documentation, without the
+relay's code::
 
     {1,NULL,"a\"b",{..}}    a list; bounds before the braces are ignored
     (1,"a b",)              an object of its type's fields; an empty one is null
     "a"=>"1", "b"=>NULL     a text that holds JSON, or an object
 
-``SINGLES`` converts single values inside others from Postgres' text; other types stay
+``SINGLES`` converts inner values from the text of Postgres; values of other types stay
 texts.
 """
 
@@ -131,7 +131,7 @@ class SourceType:
     A type of the source, with domains resolved.
 
     Attributes:
-        name: Postgres' own name of it; an extension's without its schema.
+        name: Its name in Postgres; that of ``hstore`` without a schema.
         element: The type of its elements, if it is an array.
         delimiter: The separator of its elements.
         fields: The names and types of a composite's fields, in order.
@@ -146,14 +146,14 @@ class SourceType:
 
     @property
     def is_nested(self) -> bool:
-        """Whether there are values inside its values."""
+        """Whether its values contain other values."""
         is_hstore = self.name in {HSTORE, HSTORE_MAP}
         return self.element is not None or bool(self.fields) or is_hstore
 
 
 def nested_text(kind: SourceType, text: str | None) -> str | None:
     """
-    Write a value as the text in a record.
+    Convert a text of Postgres to the text in a record.
 
     Raises:
         ValueError: The text is not of its type.
@@ -162,7 +162,7 @@ def nested_text(kind: SourceType, text: str | None) -> str | None:
 
 
 def text_of_nested(value: Json) -> str | None:
-    """Write a sink's value in the same form; text is written already."""
+    """Convert a sink's value to the same form; a text stays as it is."""
     if value is None or isinstance(value, str):
         return value
     # A reader that keeps all digits returns all floats as decimals.
@@ -194,7 +194,7 @@ def _array(element: SourceType, values: list[Json]) -> list[Json]:
 
 
 def _elements(text: str, delimiter: str) -> list[Json]:
-    """Read an array's elements: texts, null, and lists of further dimensions."""
+    """Parse an array's elements: texts, null, and lists of further dimensions."""
     mark = re.escape(delimiter)
     token = re.compile(
         rf'"((?:[^"\\]|\\.)*)"|([{{}}])|((?:[^{{}}"\\{mark}]|\\.)+)|{mark}', re.DOTALL

@@ -2,8 +2,8 @@
 Read-your-writes: wait until a sink has applied a commit.
 
 ``wait_for`` waits once; a ``Waiter`` keeps its connections for many waits. The LSN is
-one at or behind the end of the commit, such as a service's header ``Towpath-Lsn``
-returns. Nothing here needs the engine that runs the sinks.
+at or after the end of the commit, as in a service's response header ``Towpath-Lsn``.
+Nothing here needs the engine that runs the sinks.
 """
 
 import os
@@ -25,13 +25,13 @@ from towpath.sinks.wait.source import PostgresSlot
 
 __all__ = ["Applied", "Waiter", "wait_for"]
 
-# The largest budget except a warehouse's; its callers pass their own.
+# The largest lag budget except a warehouse's, for which callers pass their own timeout.
 DEFAULT_TIMEOUT_S: Final = 60.0
 
 
 class Waiter:
     """
-    A waiter for any sinks, any number of times; for one thread at a time.
+    Waits for any sinks, any number of times; used by one thread at a time.
 
     The first wait connects, and so does the next one after a failure.
     """
@@ -61,7 +61,7 @@ class Waiter:
         Return when the sink has applied everything that was committed by ``lsn``.
 
         Raises:
-            NotAppliedError: It has not in time; the message says what is missing.
+            NotAppliedError: It is not applied in time; the message has the reason.
             UsageError: The sink does not exist, or the LSN is outside of the history.
             UnavailableError: The database or the broker does not answer.
         """
@@ -113,7 +113,7 @@ def wait_for(
         environ: Overrides of the file; the environment by default.
 
     Raises:
-        NotAppliedError: It has not in time; the message says what is missing.
+        NotAppliedError: It is not applied in time; the message has the reason.
         UsageError: The sink does not exist, or the LSN is invalid.
         UnavailableError: The database or the broker does not answer.
     """

@@ -18,7 +18,7 @@ from towpath.schemas.failure import UnavailableError, UsageError
 class NotAppliedError(UnavailableError):
     """A sink has not applied a commit in the given time."""
 
-    remedy = "Wait for longer, or see what is behind: towpath status."
+    remedy = "Wait longer, or find out what lags: towpath status."
     exit_code: ClassVar[int] = 1
 
 

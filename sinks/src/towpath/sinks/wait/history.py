@@ -1,8 +1,8 @@
 """
 The start of the history that the relay follows, as the relay stored it in Kafka.
 
-Earlier commits are not known to be published: the slot may have been created again
-behind them. Only the newest record of one key counts; each record is read once.
+Earlier commits may be unpublished, since the slot may have been recreated behind them.
+Only the newest record of one key counts; each record is read once.
 """
 
 from typing import Final
@@ -47,7 +47,7 @@ class KafkaHistory:
 
     def start_lsn(self) -> int | None:
         """
-        Return the LSN from which on everything committed is published.
+        Return the LSN from which every commit is published.
 
         Returns:
             The LSN; ``None`` if the relay has not begun, or is about to begin a new

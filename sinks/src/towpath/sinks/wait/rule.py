@@ -1,20 +1,23 @@
 """
-The rule by which a sink is known to have applied a commit, without I/O of its own.
+Decides whether a sink has applied a commit, in five steps.
 
 ::
 
-    1  the slot has confirmed the LSN         all that ended below is in Kafka
-    2  the LSN lies in the present history    the slot itself has passed it, not one
-                                              that was created again behind it
-    3  the ends of the sink's topics are      none of its records can lie behind
-       read                                   them, new topics and partitions included
-    4  the sink has applied all below them,   and is filled, if it began late or lost
-       and never more than exists             rows (a topic created again begins at 0)
-    5  its refetches of that time have ended  a partial change found no row, or one
-                                              too old: it is nowhere until they end
+    step                                      reason
+    1  the slot has confirmed the LSN         all transactions that ended below it are
+                                              in Kafka
+    2  the LSN lies in the present history    a slot that was recreated behind the LSN
+                                              confirms it without having published it
+    3  the ends of the sink's topics are      all records of the commit lie below them,
+       read                                   also in new topics and partitions
+    4  the sink has applied all below them,   an offset above the end belongs to a topic
+       never more than exists, and lacks no   that was deleted; a late sink, or one that
+       rows                                   lost rows, is filled first
+    5  the refetches pending then have ended  a partial change without a row, or with an
+                                              old one, is not applied before
 
-The order decides: a later step can only be further. A lost progress file says nothing,
-so the answer is "not yet".
+The order matters: each step covers at least what the steps before it covered. Without
+a progress file the answer is "not yet".
 """
 
 from collections.abc import Callable
@@ -46,8 +49,8 @@ from towpath.sinks.wait.source import SlotStatus
 # A check is a round trip to the database, or a small file: a fraction of a millisecond.
 LOOK_EVERY_S: Final = 0.01
 
-# The relay stores its marks ten times a second, and checks what is visible as often. An
-# LSN that is not confirmed by then may lie behind the last flushed commit.
+# The relay stores its marks, and checks which commits are visible, ten times a second.
+# An LSN that is not confirmed by then may lie behind the last flushed commit.
 NUDGE_AFTER_S: Final = 0.4
 
 
@@ -58,7 +61,7 @@ class Slot(Protocol):
         """Return the present state of the slot; ``None`` if it does not exist."""
 
     def nudge(self) -> None:
-        """Advance the log, if the user may."""
+        """Advance the log, if the user has the right."""
 
 
 class History(Protocol):
@@ -74,12 +77,12 @@ class Applied(NamedTuple):
 
     Attributes:
         waited_s: The duration of the wait.
-        confirmed_s: The part of it that the relay took.
-        dead_letters: All dead letters of the sink, ever: the commit's may be among
-            them.
+        confirmed_s: The part of it until the relay had confirmed the LSN.
+        dead_letters: All dead letters that the sink ever wrote; the commit's may be
+            among them.
         parked: Keys whose changes wait behind a dead letter.
-        asked: Rows that the sink has refetched, ever; those that were pending have
-            come.
+        asked: All rows that the sink ever refetched; those that were pending have
+            arrived.
     """
 
     sink: str
@@ -115,12 +118,12 @@ class Wait:
         Return when the sink has applied every change of commits that ended by ``lsn``.
 
         Raises:
-            NotAppliedError: It has not in time; the message says what is missing.
+            NotAppliedError: It is not applied in time; the message has the reason.
             UnknownLsnError: The LSN is outside of the followed history.
             UnavailableError: The database or the broker does not answer.
         """
         began_s = self._clock.monotonic_s()
-        # Existing records are read while the relay still works.
+        # Reads the existing records while the relay still publishes the commit.
         history.start_lsn()
         self._until_confirmed(lsn, slot)
         self._until(lambda: _outside(lsn, history.start_lsn()))
@@ -146,7 +149,7 @@ class Wait:
             nonlocal is_nudged
             status = slot.status()
             if status is None:
-                return f"the slot {self._slot_name} does not exist: no relay is at work"
+                return f"the slot {self._slot_name} does not exist: no relay runs"
             _check_end(lsn, status)
             if status.confirmed_lsn >= lsn:
                 return None
@@ -175,8 +178,8 @@ class Wait:
             for partition, end in partitions.items():
                 if before.applied.get(topic, {}).get(partition, 0) > end:
                     message = (
-                        f"the topic {topic} was created again since the sink "
-                        f"{self._sink.name} has read it"
+                        f"the topic {topic} was recreated since the sink "
+                        f"{self._sink.name} read it"
                     )
                     raise NotAppliedError(message)
         return ends
@@ -194,19 +197,19 @@ class Wait:
                 return f"the sink {self._sink.name} has {left:,} records to go{why}"
             if self._is_being_filled():
                 return f"the sink {self._sink.name} is still being filled{why}"
-            # Refetches of later changes are not waited for: that would have no end.
+            # Refetches of later changes do not count: the wait might never end.
             now = refetch_ids(self._folder, self._sink.name)
             pending = now if pending is None else pending & now
             if pending:
                 return (
-                    f"the sink {self._sink.name} has asked for {len(pending):,} rows "
-                    f"that have not come yet{why}"
+                    f"the sink {self._sink.name} has requested {len(pending):,} rows "
+                    f"that have not arrived yet{why}"
                 )
             # Last: a deferred route is noted before its refetches end.
             if routes := incomplete.routes(self._folder, self._sink.name):
                 return (
                     f"the sink {self._sink.name} lost rows of {', '.join(routes)}, "
-                    "which are being read anew: towpath snapshot list"
+                    "which are being read again: towpath snapshot list"
                 )
             return None
 
@@ -215,9 +218,9 @@ class Wait:
 
     def _until(self, missing: Callable[[], str | None]) -> None:
         """Wait until ``missing`` returns nothing."""
-        while (what := missing()) is not None:
+        while (reason := missing()) is not None:
             if self._deadline.passed():
-                message = f"not applied within {self._timeout_s:g} s: {what}"
+                message = f"not applied within {self._timeout_s:g} s: {reason}"
                 raise NotAppliedError(message)
             self._clock.wait(LOOK_EVERY_S)
 
@@ -236,24 +239,24 @@ def _check_end(lsn: int, status: SlotStatus) -> None:
     if lsn > status.log_end_lsn:
         message = (
             f"{format_lsn(lsn)} lies behind the end of the source's log, "
-            f"{format_lsn(status.log_end_lsn)}: it is none of this server's"
+            f"{format_lsn(status.log_end_lsn)}: it is not an LSN of this server"
         )
         raise UnknownLsnError(message)
 
 
 def _outside(lsn: int, start_lsn: int | None) -> str | None:
     """
-    Return why the relay is not known to have published what it confirmed.
+    Return why the LSN is not in the present history yet.
 
     Raises:
-        UnknownLsnError: It never will be known.
+        UnknownLsnError: It lies before the history.
     """
     if start_lsn is None:
         return "the relay has not begun its present history"
     if lsn < start_lsn:
         message = (
             f"{format_lsn(lsn)} lies before {format_lsn(start_lsn)}, where the relay "
-            "began: a snapshot brings what was committed before"
+            "began: earlier commits arrive by a snapshot"
         )
         raise UnknownLsnError(message)
     return None

@@ -1,7 +1,7 @@
 """
 The slot and the end of the log, read from the source's database.
 
-The connection is kept: each query is a round trip and a look into shared memory.
+The connection stays open: each query is one round trip that reads shared memory.
 """
 
 from typing import Final, LiteralString, NamedTuple
@@ -17,7 +17,7 @@ _SLOT: Final[LiteralString] = """
     from pg_replication_slots
     where slot_name = %s and database = current_database()
 """
-# A commit of its own, so that the log is flushed and streamed up to here.
+# This commits, so that the log is flushed and streamed up to here.
 _NUDGE: Final[LiteralString] = (
     "select pg_logical_emit_message(true, 'towpath.wait', '')"
 )
@@ -30,7 +30,7 @@ class SlotStatus(NamedTuple):
     Attributes:
         confirmed_lsn: Every transaction that ended below it is in Kafka.
         is_active: Whether a relay follows the slot.
-        log_end_lsn: Nothing was ever written behind it.
+        log_end_lsn: The end of the written log.
     """
 
     confirmed_lsn: int
@@ -73,7 +73,7 @@ class PostgresSlot:
 
     def nudge(self) -> None:
         """
-        Write a small message to the log, if the user may.
+        Write a small message to the log, if the user has the right.
 
         Raises:
             SourceUnavailableError: The database does not answer.

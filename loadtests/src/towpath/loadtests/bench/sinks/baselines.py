@@ -8,7 +8,7 @@ Baselines beside the sinks: the same rows, written without a sink.
 - Cache: plain pipelined writes of the same hashes, without a guard. It is a ceiling,
   not a goal: commands are packed before the clock runs, and answers are counted, not
   parsed. So it is the speed of the server, including its append-only file.
-- Warehouse: one MERGE of the same rows from Parquet, in a session of its own. The rows
+- Warehouse: one MERGE of the same rows from Parquet, in a separate session. The rows
   of the sink's table are written as Parquet, then merged into an empty table with the
   same columns and properties, by an engine with the same settings.
 """
@@ -54,7 +54,7 @@ def measure_merge(bench: Bench, backlog: Backlog, targets: Targets) -> Figures:
         client.wait(_LEAST_WITHIN_S + backlog.rows / _SLOWEST_PER_S)
     measured = json.loads(report.read_text(encoding="utf-8"))
     if measured["rows"] != backlog.rows:
-        message = f"the MERGE has left {measured['rows']:,} of {backlog.rows:,} rows"
+        message = f"the MERGE wrote {measured['rows']:,} of {backlog.rows:,} rows"
         raise BenchError(message)
     return {"rows_per_s": measured["rows"] / measured["elapsed_s"]}
 
@@ -94,7 +94,7 @@ class _BulkBody(NamedTuple):
 
 def measure_bulk_load(bench: Bench, source: ItemSource, url: str) -> Figures:
     """
-    Load the whole table into an index of its own, and return the rate.
+    Load the whole table into a new index, and return the rate.
 
     Raises:
         BenchError: The server refuses, or does not answer.
@@ -114,11 +114,11 @@ def measure_bulk_load(bench: Bench, source: ItemSource, url: str) -> Figures:
             there = client.count(index=_BULK_INDEX)["count"]
             client.indices.delete(index=_BULK_INDEX)
         except OpenSearchException as error:
-            message = f"the index takes no bulk load: {error}"
+            message = f"the index refuses the bulk load: {error}"
             raise BenchError(message) from error
     path.unlink()
     if there != rows:
-        message = f"the bulk load has left {there:,} of {rows:,} documents"
+        message = f"the bulk load wrote {there:,} of {rows:,} documents"
         raise BenchError(message)
     return {"rows_per_s": rows / elapsed_s}
 
@@ -236,6 +236,6 @@ def _answers(connection: socket.socket, count: int) -> None:
         except TimeoutError:
             answer = b""
         if not answer or b"-" in answer:
-            message = f"the cache does not take plain writes: {answer[:200]!r}"
+            message = f"the cache refuses plain writes: {answer[:200]!r}"
             raise BenchError(message)
         count -= answer.count(_ANSWER_ENDS)

@@ -5,7 +5,7 @@ A sink is measured from the start of its process to the end of its topic. Three
 processes are watched: the driver's, the engine's below it, and the target's server.
 Progress is read from the sink's own files: ``progress.json`` has the applied offsets
 and the time when they were durable, and the engine's offset log has the time of the
-first batch. The comparison is ``towpath verify``, in a process of its own.
+first batch. The comparison is ``towpath verify``, in a separate process.
 """
 
 import contextlib
@@ -248,7 +248,9 @@ def read_findings(document: Mapping[str, Any], rows: int) -> tuple[str, ...]:
     compared = sum(route["source_rows"] for route in routes)
     found = [f"{differences:,} differences"] if differences else []
     if not found and document["result"] != "equal":
-        doubts = [route["error"] or "restless keys" for route in routes]
+        doubts = [
+            route["error"] or "keys changed at every comparison" for route in routes
+        ]
         why = document.get("error") or "; ".join(doubts)
         message = f"{document['sink']} could not be compared: {why}"
         raise BenchError(message)

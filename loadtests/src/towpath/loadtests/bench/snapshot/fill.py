@@ -90,7 +90,7 @@ class SnapshotMeasurement:
                 self._start()
                 self._until_serving()
                 stack.enter_context(run_load(self._bench, self._run))
-                idle_ms = self._rest()
+                idle_ms = self._run_idle()
                 self._watch.restart()
                 requested_ms = self._now_ms()
                 systems.ask(self._run, self._source)
@@ -107,12 +107,12 @@ class SnapshotMeasurement:
         self._bench.screen.begin(f"{self._run.name}: starting", 0)
         self._source.update_one()
         deadline = Deadline(self._bench.clock, _SERVING_WITHIN_S)
-        while not self._there():
+        while not self._record_count():
             self._poll(deadline, "it does not read its slot")
         reader = self._source.reader_pid(self._run.name)
         self._watch.add("walsender", reader, is_new=True)
 
-    def _rest(self) -> float:
+    def _run_idle(self) -> float:
         """Run the load without a snapshot; return the start of the measurement."""
         if self._run.load is Load.QUIET:
             return self._now_ms()
@@ -130,8 +130,8 @@ class SnapshotMeasurement:
         deadline = Deadline(self._bench.clock, within_s)
         while not systems.has_completed(self._bench, self._run, self._source):
             self._poll(deadline, f"not done after {within_s:.0f} s")
-            report(self._there())
-        report(self._there())
+            report(self._record_count())
+        report(self._record_count())
 
     def _poll(self, deadline: Deadline, complaint: str) -> None:
         """Check and sample the system, then wait for one interval."""
@@ -159,7 +159,7 @@ class SnapshotMeasurement:
         found["topic_bytes_per_row"] = size / records
         return found, verdict
 
-    def _there(self) -> int:
+    def _record_count(self) -> int:
         return sum(self._bench.broker.ends(self._run.topic).values())
 
     def _now_ms(self) -> float:

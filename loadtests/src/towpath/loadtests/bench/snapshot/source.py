@@ -219,7 +219,7 @@ class ItemSource(BenchSource):
             for line in copy.rows():
                 row = dict(zip(names, line, strict=True))
                 if int(row["id"] or 0) != len(digests):
-                    message = f"row {len(digests)} of the table is not there"
+                    message = f"row {len(digests)} of the table is missing"
                     raise BenchError(message)
                 digests.append(content(row).digest)
         return digests

@@ -50,7 +50,7 @@ Write = Callable[[Any], bytes]
 
 _ONE_BYTE: Final = 0x80
 
-# Longs up to this number are looked up: lengths of texts, above all.
+# Longs up to this number are cached; most of them are lengths of texts.
 _KNOWN_LONGS: Final = 1024
 
 
@@ -158,7 +158,9 @@ def _map(put: Write) -> Write:
 
 _HEX: Final = "hex:"
 
-_LACKS_KEY: Final = "a change lacks a column of its key: check the table's identity"
+_LACKS_KEY: Final = (
+    "a change lacks a column of its key: check the table's replica identity"
+)
 
 # The errors of a writer for null, or a missing value, in a required field.
 _NO_VALUE: Final = (TypeError, AttributeError, KeyError, struct.error)
@@ -176,7 +178,7 @@ class EnvelopeStyle(NamedTuple):
     The configured options of envelopes.
 
     Attributes:
-        placeholder: Replaces unchanged values; None: null does.
+        placeholder: Replaces unchanged values; None: they are null.
         is_debezium: Whether ``source`` has Debezium's finer times and sequence.
     """
 
@@ -185,7 +187,7 @@ class EnvelopeStyle(NamedTuple):
 
 
 class _AvroColumn(NamedTuple):
-    """How one column is written; ``null`` is None where the schema requires a value."""
+    """The writer of a column; ``null`` is None where the schema requires a value."""
 
     at: int
     convert: Callable[[bytes], object]
@@ -239,12 +241,12 @@ class AvroCodec:
         """
         Return the envelope.
 
-        In a ``before`` that is not full, only the key's columns are not null.
+        A ``before`` that is not full has the key's columns; all others are null.
 
         Raises:
             MalformedMessageError: A row has no value for a key column.
         """
-        del is_full  # the rest of a key-only row is null as it comes
+        del is_full  # other columns of a key-only row are null already
         columns, now_us = self._columns, facts.now_us
         if now_us != self._now_us:
             self._now_us = now_us
@@ -289,7 +291,7 @@ class AvroCodec:
 
 
 class _Source:
-    """Writes ``source``: what a transaction's rows share is made once for them."""
+    """Writes ``source``; the part that a transaction's rows share is made once."""
 
     def __init__(self, names: TableNames, *, is_debezium: bool) -> None:
         self._head = b"".join(
@@ -344,7 +346,7 @@ class _Source:
 
 
 def _write(columns: Sequence[_AvroColumn], row: Row) -> bytes:
-    # Any: a None among them is a value that is missing, and the join refuses it.
+    # Any: None stands for a missing value, which the join refuses.
     parts: list[Any] = []
     try:
         for at, convert, put, null, unchanged in columns:
@@ -366,7 +368,7 @@ def _write_all(
     rows: Sequence[Values],
     closing: bytes,
 ) -> list[bytes]:
-    """Return each row between what they share; they come column by column."""
+    """Return rows, given column by column, each between the shared parts."""
     # Any: as in ``_write``.
     parts: list[Any] = [repeat(opening)]
     try:
@@ -404,10 +406,10 @@ def _marker(placeholder: str) -> bytes:
 
 
 def _filler(schema: Schema, marker: bytes) -> object:
-    """Return the placeholder in a column's form; None where it has none."""
+    """Return the placeholder in a column's form; None if the form cannot express it."""
     if schema.kind == "string":
         return marker.decode(errors="replace")
-    # A number that is written as bytes would read as one that nobody wrote.
+    # In a number that is written as bytes, it would look like data.
     if schema.kind == "bytes" and schema.name is None:
         return marker
     entry = _filler(schema.items, marker) if schema.items else None

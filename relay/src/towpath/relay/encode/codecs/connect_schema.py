@@ -1,5 +1,5 @@
 """
-From a table's columns to the schemas of its keys and values, as Kafka Connect has them.
+Makes the schemas of a table's keys and values from its columns, as Kafka Connect does.
 
 =================================  ==================================================
 ``<prefix>.<schema>.<table>.Key``  the key's columns, in key order
@@ -10,8 +10,8 @@ From a table's columns to the schemas of its keys and values, as Kafka Connect h
 Names and fields are Debezium's; the additional ``source.commit_lsn`` and
 ``source.origin`` are optional. Outside the key every column may be null, also under NOT
 NULL: a delete has only its key, an update no unchanged TOASTed values, and some values
-have no form. So added and removed columns, and NOT NULL, break no reader. Defaults of
-columns are left out: Kafka Connect would use them for NULL.
+have no form. So neither added nor removed columns nor NOT NULL break readers. Defaults
+of columns are left out: Kafka Connect would use them for NULL.
 """
 
 import re
@@ -87,13 +87,13 @@ ENVELOPE_VERSION: Final = 2
 
 class Field(NamedTuple):
     """
-    A column as records have it.
+    A column in records.
 
     Attributes:
-        at: Its place in the rows.
+        at: Its index in the rows.
         name: Its name in records.
         form: The form of its values.
-        is_nullable: Whether NULL is a value of it.
+        is_nullable: Whether it may be NULL.
     """
 
     at: int
@@ -136,7 +136,7 @@ def envelope_schema(
 def row_schema(
     names: TableNames, key: Sequence[Field], columns: Sequence[Field]
 ) -> Schema:
-    """Return the schema of a table's rows; only what its key needs is never null."""
+    """Return the schema of a table's rows; only the key's columns are required."""
     needed = {field.at for field in key if not field.is_nullable}
     return Schema(
         "struct",
@@ -156,22 +156,22 @@ def items_of(schema: Schema) -> Schema:
     Return the schema of an array's elements, or of a map's values.
 
     Raises:
-        ValueError: There is none.
+        ValueError: The schema does not have one.
     """
     if schema.items is None:
-        reason = f"a schema of kind {schema.kind} does not say of what"
+        reason = f"a schema of kind {schema.kind} has no schema of its items"
         raise ValueError(reason)
     return schema.items
 
 
 def sanitized(name: str) -> str:
-    """Return a name as Avro takes it: letters, digits, underscores; no digit first."""
+    """Return a name that Avro allows: letters, digits, underscores; no digit first."""
     safe = _UNSAFE.sub("_", name)
     return f"_{safe}" if not safe or safe[0].isdigit() else safe
 
 
 def sanitized_path(name: str) -> str:
-    """Return a name with dots as Avro takes it, part by part."""
+    """Return a name with dots that Avro allows, part by part."""
     return ".".join(sanitized(part) for part in name.split("."))
 
 
@@ -180,7 +180,7 @@ def sanitized_all(names: Iterable[str], of: str) -> Mapping[str, str]:
     Return the sanitised name of each name.
 
     Raises:
-        NameCollisionError: Two names become one.
+        NameCollisionError: Two names become the same.
     """
     taken: dict[str, str] = {}
     for name in names:

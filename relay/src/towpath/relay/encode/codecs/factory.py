@@ -6,19 +6,19 @@ with its schema's id. JSON with its schema is ``{"schema": ..., "payload": ...}`
 Kafka Connect's converter writes it; a tombstone has neither.
 
 Avro's schemas are registered under the subjects ``<topic>-key`` and ``<topic>-value``.
-Two tables with one name in Kafka or in Avro are refused. ``avro_text`` makes Avro's
+Two tables with the same name in Kafka or Avro are refused. ``avro_text`` makes Avro's
 schemas from Connect's, as Confluent's converter does:
 
 ===================  ================================================================
 optional             a union with ``null`` first, and null as the field's default
-optional, default    a union with ``null`` last, since Avro's defaults are of the first
+optional, default    a union with ``null`` last: a default in Avro has the first type
 int16                ``int``, with ``connect.type``
 semantic types       ``connect.name``, ``connect.version``, ``connect.parameters``
 Connect's Decimal    ``logicalType`` decimal, unless its scale is one Avro forbids
-struct               a record: defined where it is met first, then named
+struct               a record: defined at its first use, then referenced by its name
 ===================  ================================================================
 
-Every name is sanitized; two that become one are an error that names both.
+Every name is sanitized; two that become the same are an error that names both.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -177,13 +177,13 @@ def avro_text(schema: Schema) -> str:
     Return a record's Avro schema as the registry takes it.
 
     Raises:
-        NameCollisionError: Two names become one.
+        NameCollisionError: Two names become the same.
     """
     return orjson.dumps(_Translation().of(schema, "")).decode()
 
 
 class _Translation:
-    """One schema's translation: which records it has defined so far."""
+    """Translates one schema, and keeps the records that are defined so far."""
 
     def __init__(self) -> None:
         self._defined: dict[str, tuple[str, Schema]] = {}
@@ -262,7 +262,7 @@ def _logical(schema: Schema) -> dict[str, Any]:
     found = schema.parameters.get("connect.decimal.precision", _DEFAULT_PRECISION)
     precision, scale = int(found), int(schema.parameters.get("scale", "0"))
     digits = {"scale": scale, "precision": precision}
-    # numeric(2, -3) and numeric(3, 5) are columns in Postgres, and no decimals in Avro.
+    # Postgres allows numeric(2, -3) and numeric(3, 5); Avro has no such decimals.
     return {"logicalType": "decimal", **digits} if 0 <= scale <= precision else digits
 
 
@@ -303,7 +303,7 @@ class CodecFactory:
         Return a codec; ``key`` is in key order, ``columns`` in the order of rows.
 
         Raises:
-            NameCollisionError: Two tables, or two fields of a struct, have one name.
+            NameCollisionError: Two tables, or two fields of a struct, share a name.
             SchemaRefusedError: The registry refuses the schema.
             RegistryRefusedError: The registry refuses the login or a right.
             RegistryUnavailableError: The registry cannot be reached.

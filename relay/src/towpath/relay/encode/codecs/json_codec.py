@@ -167,7 +167,7 @@ class JsonCodec:
         return b"{" + b"".join(parts)[1:] + b"}" if parts else None
 
     def key_header(self, row: Row) -> bytes | None:
-        """Return the key of a row as headers have it: as records do."""
+        """Return the key of a row for headers, the same as that of records."""
         return self.key(row)
 
     def value(
@@ -247,7 +247,7 @@ class JsonCodec:
 
 
 def _envelope(names: TableNames) -> bytes:
-    """Return what all envelopes of a table share, as a format."""
+    """Return the shared parts of a table's envelopes, as a format string."""
     fields = {"db": names.database, "schema": names.schema, "table": names.table}
     head = {
         "version": envelope.SOURCE_VERSION,
@@ -278,7 +278,7 @@ def _origin(facts: EnvelopeFacts) -> bytes:
 
 
 def _finer(facts: EnvelopeFacts) -> bytes:
-    """Return what only Debezium's source has; a chunk's row has no LSN of its own."""
+    """Return the members that only Debezium's source has; a chunk's row has no LSN."""
     committed_us, commit_lsn = facts.committed_us, facts.commit_lsn
     lsn = commit_lsn if facts.lsn is None else facts.lsn
     sequence = orjson.dumps(f'["{commit_lsn}","{lsn}"]')
@@ -339,7 +339,7 @@ def _column(field: Field, placeholder: str | None) -> _Column:
 
 
 def _picker(columns: Sequence[Field]) -> Callable[[Row], Row] | None:
-    """Return what picks the published values of a row; None if they are its first."""
+    """Return the picker of a row's published values; None if they are its first."""
     places = [field.at for field in columns]
     if places == list(range(len(places))):
         return None

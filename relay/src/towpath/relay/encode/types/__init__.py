@@ -1,1 +1,1 @@
-"""How Postgres's text forms become values: one form per column, chosen once."""
+"""Converts Postgres's texts to values: one form per column, chosen once."""

@@ -3,7 +3,7 @@ Chooses the form of a column, by its type, the catalog and the configured modes.
 
 ====================================  ================================================
 a built-in type                       by its oid, which never changes
-a type of an extension                by its name, wherever the extension lives
+a type of an extension                by its name, in any schema
 a domain                              the form of its base type, through all levels
 an array                              a list of its element's form
 a composite                           an object of its fields' forms
@@ -13,7 +13,7 @@ any other type                        by ``unknown_types``
 a dropped type                        its text
 ====================================  ================================================
 
-Each column is decided once; a form consists of plain functions on bytes.
+A column's form is chosen once; it consists of plain functions on bytes.
 """
 
 from collections.abc import Callable, Mapping
@@ -94,7 +94,7 @@ _FIXED: Final = MappingProxyType(
 # "char", name, text, char(n) and varchar.
 _CHARACTERS: Final = frozenset({18, 19, 25, 1042, 1043})
 
-# Their texts hold numbers that Debezium's driver reads and writes again.
+# Debezium's driver parses the numbers in their texts and formats them again.
 _GEOMETRIC: Final = frozenset({601, 602, 603, 604, 628, 718})
 
 _UTC_TIME: Final = Form(
@@ -185,7 +185,7 @@ class FormChooser:
         self._on_lost = on_lost
 
     def of(self, type_oid: int, typmod: int) -> Form | None:
-        """Return the form of a column; None if the column is to be left out."""
+        """Return the form of a column; None if the column is left out."""
         form = self._built_in(type_oid, typmod)
         if form is not None:
             return form
@@ -200,7 +200,7 @@ class FormChooser:
         return self._user(type_oid, typmod, facts)
 
     def is_characters(self, type_oid: int) -> bool:
-        """Return whether a column holds characters, and not the text of something."""
+        """Return whether a column has a character type."""
         facts = self._types.get(type_oid)
         if facts is not None and facts.base_oid:
             return self.is_characters(facts.base_oid)
@@ -222,7 +222,7 @@ class FormChooser:
             return enum(facts.labels)
         if facts.kind == "r":
             return TEXT
-        # Composites are unknown types to Debezium.
+        # Debezium treats composites as unknown types.
         is_known = self._modes.rows.unknown_types is not UnknownTypes.BYTES
         if facts.kind == "c" and is_known:
             return self._composite(facts)
@@ -239,7 +239,7 @@ class FormChooser:
 
     def _composite(self, facts: TypeFacts) -> Form:
         fields = [(f.name, self.of(f.type_oid, f.typmod)) for f in facts.fields]
-        # A field has its place in the text: one without a form is its text.
+        # The text has every field, so a field without a form becomes its text.
         known = [(name, form or TEXT) for name, form in fields]
         return composite(
             facts.full_name, known, self._on_lost, has_schema=self._modes.has_schema
@@ -251,9 +251,9 @@ class FormChooser:
             return None
         if mode is UnknownTypes.TEXT:
             return TEXT
-        read = java_numbers if type_oid in _GEOMETRIC else _itself
+        read = java_numbers if type_oid in _GEOMETRIC else _as_is
         return binary(self._modes.rows.binaries, read)
 
 
-def _itself(text: bytes) -> bytes:
+def _as_is(text: bytes) -> bytes:
     return text

@@ -140,7 +140,7 @@ Types = Mapping[int, TypeFacts]
 
 class Modes(NamedTuple):
     """
-    How values are to be written.
+    The modes in which values are written.
 
     Attributes:
         rows: The configured modes.

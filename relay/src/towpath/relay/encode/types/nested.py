@@ -3,8 +3,8 @@ Arrays: ``{1,NULL,"a\"b",{..}}`` to lists of the element's form. Hot path if fla
 
 NULL without quotes is null; ambiguous elements are quoted. Bounds before the braces
 (``[0:1]={..}``) are dropped. JSON without schemas keeps every dimension as a list of
-lists; a schema has one dimension only (Postgres does not fix a column's), so that there
-all elements are in one list, row by row.
+lists; a schema has one dimension only, as Postgres does not fix a column's dimensions:
+there all elements are in one list, row by row.
 
 Composite types: ``(1,"a b",)`` to an object of their fields, by name.
 
@@ -16,7 +16,7 @@ additional fields are dropped and reported to ``on_lost``, and missing ones are 
 ``hstore``: ``"a"=>"1", "b"=>NULL`` to a JSON text, or to a map, in hstore's order of
 keys. All keys and values are quoted; a backslash escapes.
 
-Points and PostGIS's types as Debezium's structs, and geometric texts as Java has them.
+Points and PostGIS's types as Debezium's structs; geometric texts as Java writes them.
 
 ==================================  ==================================================
 point                               ``x``, ``y``, ``wkb`` (little-endian), ``srid`` null
@@ -177,7 +177,7 @@ def _malformed_array(text: bytes) -> MalformedMessageError:
     return MalformedMessageError(f"not an array: {len(text)} bytes")
 
 
-FIELDS_LOST: Final = "a composite value has more fields than its type has by now"
+FIELDS_LOST: Final = "a composite value has more fields than its current type"
 
 _FIELD: Final = re.compile(rb'(?:"((?:[^"\\]|""|\\.)*)"|([^,()"\\]*))([,)])', re.DOTALL)
 _COMPOSITE_ESCAPED: Final = re.compile(rb'(?:\\|"(?="))(.)', re.DOTALL)
@@ -315,7 +315,7 @@ _LITTLE_ENDIAN: Final = 1
 _HAS_SRID: Final = 0x2000_0000
 
 _NUMBER: Final = re.compile(rb"[-+]?(?:[0-9.]+(?:e[-+]?[0-9]+)?|Infinity|NaN)")
-# Where Java's doubles begin to be written with an exponent.
+# Outside these bounds Java writes doubles with an exponent.
 _JAVA_PLAIN_FROM: Final = 1e-3
 _JAVA_PLAIN_BELOW: Final = 1e7
 

@@ -4,14 +4,14 @@ Types whose form is their text: characters, documents, networks, enums. Hot path
 They differ in the semantic name only. A document (json, jsonb, xml) is a string with
 its text, so that a JSON ``null`` in a column is not a NULL.
 
-Booleans, integers and floats are numbers as Postgres writes them. ``NaN`` and the
-infinities, which JSON has no numbers for, are their names as strings.
+Booleans, integers and floats are numbers as Postgres writes them. JSON has no numbers
+for ``NaN`` and the infinities: they are strings with their names.
 
 ``numeric`` and ``money``: text, Connect's Decimal, or a double.
 
 ==========  ===========================================================================
 string      ``"1.10"``; ``NaN`` and the infinities by their names; money without its
-            currency: ``"-1234.56"`` (the connection speaks the C locale)
+            currency: ``"-1234.56"`` (the connection uses the C locale)
 precise     Decimal with the column's precision and scale; without them a struct of
             scale and value. Values are two's complement, big-endian. ``NaN`` and the
             infinities are null, and reported to ``on_lost``
@@ -36,7 +36,7 @@ from towpath.settings.rows import Binaries, Decimals
 
 _QUOTE: Final = b'"'
 
-# No text of Postgres's holds it, and JSON always escapes it.
+# Postgres's texts never contain it, and JSON always escapes it.
 _NUL: Final = b"\0"
 _ESCAPED_NUL: Final = b"\\u0000"
 _ESCAPE_BYTES: Final = len(_ESCAPED_NUL) - len(_NUL)
@@ -61,17 +61,17 @@ def text_column(texts: Sequence[bytes]) -> Fragments:
     parts = written.split(_ESCAPED_NUL)
     if len(parts) == len(texts):
         return Fragments(parts, _QUOTE)
-    # One of them spells an escaped NUL out.
+    # A text contains an escaped NUL in its own characters.
     return Fragments(list(map(text_json, texts)))
 
 
 def plain_json(text: bytes) -> bytes:
-    """Quote a text that never holds what JSON escapes."""
+    """Quote a text without characters that JSON escapes."""
     return b'"' + text + b'"'
 
 
 def plain_column(texts: Sequence[bytes]) -> Fragments:
-    """Quote texts that never hold what JSON escapes."""
+    """Quote texts without characters that JSON escapes."""
     return Fragments(texts, _QUOTE)
 
 
@@ -115,12 +115,12 @@ _NO_NUMBERS: Final = MappingProxyType(
 
 
 def number_json(text: bytes) -> bytes:
-    """Write what is a JSON number already."""
+    """Return a text that is a JSON number already."""
     return text
 
 
 def number_column(texts: Sequence[bytes]) -> Fragments:
-    """Write what are JSON numbers already."""
+    """Return texts that are JSON numbers already."""
     return Fragments(texts)
 
 
@@ -142,7 +142,7 @@ def boolean_json(text: bytes) -> bytes:
 
 
 def boolean_column(texts: Sequence[bytes]) -> Fragments:
-    """Write many of them."""
+    """Write many ``t`` or ``f``."""
     return Fragments(list(map(_BOOLEANS.__getitem__, texts)))
 
 
@@ -164,7 +164,7 @@ DOUBLE: Final = Form(Schema("double"), float_json, float, column=float_column)
 OnLost = Callable[[str], None]
 _Made = TypeVar("_Made")
 
-NO_DECIMAL: Final = "a numeric that is no number has no precise form and became null"
+NO_DECIMAL: Final = "a numeric value has no precise form and became null"
 
 _DECIMAL: Final = "org.apache.kafka.connect.data.Decimal"
 _VARIABLE: Final = Schema(
@@ -175,7 +175,7 @@ _VARIABLE: Final = Schema(
 )
 _MONEY_SCALE: Final = 2
 
-# How Postgres packs precision and scale: behind an offset, the scale in eleven bits,
+# Postgres packs precision and scale behind an offset; the scale has eleven bits, and is
 # signed since version 15.
 _TYPMOD_OFFSET: Final = 4
 _SCALE_SIGN: Final = 1 << 10
@@ -259,7 +259,7 @@ def _nullable(
     json: Callable[[_Made], bytes],
     on_lost: OnLost,
 ) -> Form:
-    """Return a form that has null for what is no number."""
+    """Return a form that writes null for values that it cannot express."""
 
     def checked(text: bytes) -> _Made | None:
         found = None if text[-1:] in b"Ny" else value(text)
@@ -275,7 +275,7 @@ def _nullable(
 
 
 def _scaled(text: bytes, scale: int) -> bytes | None:
-    """Return the unscaled value; None for digits that the scale has no room for."""
+    """Return the unscaled value; None if the text has more digits than the scale."""
     whole, _, fraction = text.partition(b".")
     unscaled = int(whole + fraction)
     shift = scale - len(fraction)
@@ -328,7 +328,7 @@ def bytea(mode: Binaries) -> Form:
 
 
 def binary(mode: Binaries, read: Callable[[bytes], bytes]) -> Form:
-    """Return the form of what ``read`` makes bytes of."""
+    """Return the form of values that ``read`` converts to bytes."""
     write = _WRITERS[mode]
 
     def json(text: bytes) -> bytes:

@@ -12,7 +12,7 @@ connect                    days (Connect's types)    ms, int32       ms
 
 Instants count from 1970 in the proleptic Gregorian calendar, which is Postgres's own,
 so that years before 1 and above 9999 are numbers like the others. The infinities are
-the numbers that the stream of Debezium gives: for timestamps its driver's two far
+the numbers that Debezium's stream has: for timestamps its driver's two far
 instants, in either unit; for dates Postgres's lowest and Java's highest day. A connect
 time is int32, as Connect's converters require, although Debezium documents int64. Zoned
 times are texts in every mode: ISO 8601 in UTC with the column's precision,
@@ -23,14 +23,14 @@ Times as texts: Postgres's ISO output as ISO 8601, in UTC. Hot path.
 ===========  ==========================================================================
 timestamptz  ``YYYY-MM-DDTHH:MM:SS.ffffffZ``, always six digits
 timestamp    the same without Z
-timetz       ``HH:MM:SS[.f..]Z``, brought to UTC
+timetz       ``HH:MM:SS[.f..]Z``, converted to UTC
 date, time   as Postgres writes them
 ===========  ==========================================================================
 
-Infinite times stay words; years before 1 keep Postgres's `` BC`` at the end, years
-above 9999 all their digits. The connection speaks UTC and ISO dates.
+Infinities stay words; years before 1 keep Postgres's `` BC`` at the end, years
+above 9999 all their digits. The connection uses UTC and ISO dates.
 
-``interval``: ISO 8601 text with every field, or microseconds. Postgres's style is read.
+``interval``: ISO 8601 text with every field, or microseconds, from Postgres's style.
 
 A month is 365.25 / 12 days, as Debezium counts; the infinities of Postgres 17 are their
 words, or the lowest and highest number of 64 bits.
@@ -64,7 +64,7 @@ INFINITIES: Final = frozenset({b"infinity", b"-infinity"})
 
 def timestamp(text: bytes) -> bytes:
     """
-    Rewrite a timestamp that has no zone, or UTC's, with a T and six digits.
+    Rewrite a timestamp without a zone, or in UTC, with a T and six digits.
 
     Raises:
         MalformedMessageError: The text is not in the format of the connection.
@@ -109,13 +109,13 @@ def instants(texts: Sequence[bytes]) -> list[bytes] | None:
     Rewrite many timestamptz at once.
 
     Returns:
-        The same as ``instant`` of each; None if one of them is not of the plain kind,
-        with a year of four digits after Christ.
+        The same as ``instant`` of each; None if one of them does not have the plain
+        form, with a year AD of four digits.
     """
     size, count = _FULL_INSTANT, len(texts)
     padded = [text if len(text) == size else _padded(text) for text in texts]
     joined = bytearray().join(padded)
-    # The columns of aligned characters.
+    # All texts have one length, so a stride picks the same character of each.
     is_plain = (
         {size} == set(map(len, padded))
         and joined[10::size] == b" " * count
@@ -131,7 +131,7 @@ def instants(texts: Sequence[bytes]) -> list[bytes] | None:
 
 
 def _padded(text: bytes) -> bytes:
-    """Give an instant its six digits, as Postgres leaves zeros out; or leave it."""
+    """Pad an instant to six digits, as Postgres omits zeros; return others as is."""
     moment = text[:-3]
     if text[-3:] != b"+00" or len(moment) >= _MICROSECONDS:
         return text
@@ -142,7 +142,7 @@ def _padded(text: bytes) -> bytes:
 
 def utc_time(text: bytes) -> bytes:
     """
-    Rewrite a timetz in UTC; the day wraps round, so that 24:00:00+00 is 00:00:00Z.
+    Rewrite a timetz in UTC; the day wraps around, so that 24:00:00+00 is 00:00:00Z.
 
     Raises:
         MalformedMessageError: The text is not in the format of the connection.
@@ -175,7 +175,7 @@ def instant_json(text: bytes) -> bytes:
 
 
 def instant_column(texts: Sequence[bytes]) -> Fragments:
-    """Quote many of them."""
+    """Quote many timestamptz."""
     rewritten = instants(texts)
     if rewritten is None:
         rewritten = list(map(instant, texts))
@@ -248,7 +248,7 @@ def days(text: bytes) -> int:
 
 
 def _civil_days(year: int, month: int, day: int) -> int:
-    """Move the year into one that Python knows: calendars repeat after 400 years."""
+    """Return days since 1970, of any year: calendars repeat every 400 years."""
     eras = (year - 1) // _ERA_YEARS
     known = date(year - eras * _ERA_YEARS, month, day)
     return known.toordinal() + eras * _ERA_DAYS - _EPOCH_DAY
@@ -344,7 +344,7 @@ def zoned_form(typmod: int) -> Form:
 
 def zoned(text: bytes, digits: int) -> str:
     """
-    Rewrite a timestamptz as ISO 8601 in UTC, with so many digits of a second.
+    Rewrite a timestamptz as ISO 8601 in UTC, with ``digits`` digits of a second.
 
     Raises:
         MalformedMessageError: The text is not in the format of the connection.

@@ -1,9 +1,9 @@
 """
 The connection to the Redis servers, and redis-py's errors turned into ours.
 
-The servers are one, or the primaries of a cluster. Which server holds a key is looked
-up when a sink is opened, and again after each failure: slots move and replicas take
-over.
+There is one server, or there are the primaries of a cluster. The servers of the slots
+are looked up when a sink is opened, and again after each failure: slots move and
+replicas take over.
 """
 
 from collections.abc import Iterator
@@ -21,11 +21,11 @@ from towpath.sinks.targets.cache.schema import SLOTS, slot_of
 
 ANSWER_WITHIN_S: Final = 10.0
 
-# A full cache stays full until someone gives it memory: more frequent retries only add
+# A full cache stays full until an operator adds memory: more frequent retries only add
 # load.
 FULL_RETRY_AFTER_S: Final = 5.0
 
-# A file is loaded, slots move, a replica takes over: all within seconds.
+# Loading a file, moving a slot and promoting a replica take seconds.
 SHORTLY_RETRY_AFTER_S: Final = 0.5
 
 NO_FUNCTION: Final = "Function not found"
@@ -38,8 +38,8 @@ _MOVING: Final = (
     redis.exceptions.MasterDownError,
 )
 
-# Codes without an error class: another script runs, the file cannot be written, too few
-# replicas.
+# Codes without an error class: another script runs, the file cannot be written, there
+# are too few replicas.
 _PAUSES: Final = ("BUSY ", "MISCONF", "NOREPLICAS")
 
 
@@ -69,7 +69,7 @@ def translated() -> Iterator[None]:
 
     Raises:
         TargetBusyError: The server loads its file, is full, or moves its slots.
-        TargetUnavailableError: The server does not answer, or takes no writes.
+        TargetUnavailableError: The server does not answer, or accepts no writes.
         CacheRefusedError: The server returns any other error.
     """
     try:
@@ -96,18 +96,18 @@ def as_target_error(
         message = "the cache's memory is full; raise its maxmemory"
         return TargetBusyError(message, retry_after_s=FULL_RETRY_AFTER_S)
     if isinstance(error, _MOVING):
-        message = "the cache's slots are on the move"
+        message = "the cache is moving slots"
         return TargetBusyError(message, retry_after_s=SHORTLY_RETRY_AFTER_S)
     if isinstance(error, redis.ReadOnlyError):
-        message = "the cache is a replica at present, and takes no writes"
+        message = "the cache is currently a replica, which accepts no writes"
         return TargetUnavailableError(message)
     if text.startswith(_PAUSES):
-        message = f"the cache takes no writes at present: {text}"
+        message = f"the cache currently accepts no writes: {text}"
         return TargetBusyError(message, retry_after_s=FULL_RETRY_AFTER_S)
     return CacheRefusedError(f"the cache refused a call: {text}")
 
 
-# Some milliseconds of the server's time per call.
+# A call of this size takes a few milliseconds of the server's time.
 SCANNED_AT_ONCE: Final = 1000
 
 _KEEPS_EVERYTHING: Final = "noeviction"
@@ -116,12 +116,12 @@ _EACH_WRITE: Final = "always"
 
 class ServerState(NamedTuple):
     """
-    The state that a server reports of itself.
+    The state that a server reports.
 
     Attributes:
         run_id: Changes with each start.
-        evicted: Keys evicted since the start, for want of memory.
-        policy: The reaction to a full memory.
+        evicted: Keys evicted since the start because the memory was full.
+        policy: Its reaction to a full memory.
         keeps_file: Whether each write is appended to a file.
     """
 
@@ -140,7 +140,7 @@ class Servers:
     """One server, or the cluster that it belongs to."""
 
     def __init__(self, url: str) -> None:
-        """Describe where one of the servers is; nothing is opened yet."""
+        """Set the address of one of the servers; nothing is opened yet."""
         self._first = connect(url)
         self._peers: dict[tuple[str, int], Any] = {}
         self._of_slot: list[Any] = []
@@ -149,7 +149,7 @@ class Servers:
 
     @property
     def first(self) -> Any:  # noqa: ANN401 - redis-py's
-        """The client of the server that the address names."""
+        """The client of the server at the configured address."""
         return self._first
 
     def discover(self) -> None:
@@ -174,7 +174,7 @@ class Servers:
         return self._of_slot[slot_of(place)] or self._first
 
     def scan(self, pattern: str) -> Iterator[str]:
-        """Go through all keys that match a glob; one may be repeated."""
+        """Yield all keys that match a glob; a key may be repeated."""
         for client in self.all:
             yield from client.scan_iter(pattern, count=SCANNED_AT_ONCE)
 
@@ -196,7 +196,7 @@ class Servers:
             client.close()
 
     def _reachable(self) -> tuple[Any, bool]:
-        """Return a server that answers, and whether it is of a cluster."""
+        """Return a server that answers, and whether it is part of a cluster."""
         failures = []
         for client in (self._first, *self._peers.values()):
             try:
@@ -209,8 +209,8 @@ class Servers:
         """
         Yield ranges of slots with their primary.
 
-        An empty host is the server that was queried. Replicas are remembered, too: one
-        of them may be the only server left.
+        An empty host is the server that was queried. Clients of replicas are kept, too:
+        a replica may be the only server left.
         """
         own = seed.connection_pool.connection_kwargs.get("host", "")
         for low, high, *nodes in seed.cluster("SLOTS"):

@@ -1,5 +1,5 @@
 """
-Noticing that the cache lost rows, and requesting snapshots of them.
+Detecting that the cache lost rows, and requesting snapshots of them.
 
 A *witness* is a small hash beside the rows, with an id chosen by the sink and a count
 that rises with every flush, after the rows of that flush. A server loses either its
@@ -10,13 +10,12 @@ most recent writes or everything:
   second if it keeps a file; everything since its last dump, or since a replica was
   copied). Each witness is compared with its own count: while one server refuses writes,
   the counts of the others rise alone;
-- keys were evicted, by the server's own count: any row may be among them, and the
-  witness need not be.
+- keys were evicted, by the server's own count: any row may be among them, even if the
+  witness is not.
 
 The known state is in a file beside the sink's checkpoint, which is replaced before a
 flush counts. A loss is written there before any request, and each route is removed once
-its request is sent: after a crash the remaining requests are sent, and none is
-forgotten.
+its request is sent: after a crash the remaining requests are still sent.
 """
 
 import uuid
@@ -37,7 +36,7 @@ _log = structlog.get_logger("towpath.sinks.cache")
 @dataclass(frozen=True, slots=True)
 class CacheWatch:
     """
-    The dependencies of noticing losses and requesting snapshots.
+    The dependencies for detecting losses and requesting snapshots.
 
     Attributes:
         sink: The sink's name.
@@ -144,11 +143,11 @@ def loss_in(
 ) -> str | None:
     """Return the reason of a loss, if there was one."""
     if any(state.evicted > known.evicted.get(state.run_id, 0) for state in states):
-        return "it threw keys away for want of memory"
+        return "the cache evicted keys because its memory was full"
     if min(answers) < 0:
-        return "it was emptied"
+        return "the cache was emptied"
     if min(answers) == 0:
-        return "it lost what was written last"
+        return "the cache lost its most recent writes"
     return None
 
 

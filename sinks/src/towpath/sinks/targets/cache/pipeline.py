@@ -2,7 +2,7 @@
 One connection to one server, with calls in flight while more are prepared.
 
 The server answers calls in the order in which they were sent. A pipeline keeps its
-connection from the first call to ``release``: if the server goes away in between, the
+connection from the first call to ``release``: if the server fails in between, the
 connection breaks, an error is raised, and no call in flight counts as written.
 
 Hot path: calls arrive packed; only small integers are parsed.
@@ -18,11 +18,11 @@ import structlog
 
 from towpath.sinks.targets.cache.client import NO_FUNCTION
 
-# The server has work while the next slice of a batch is decoded, some 50 ms. Much more
-# only takes memory; much less makes one side wait for the other.
+# Enough work for the server while the next slice of a batch is decoded, about 50 ms.
+# Much more only takes memory; much less makes one side wait for the other.
 BYTES_IN_FLIGHT: Final = 2 * 1024 * 1024
 
-# Small calls are sent together: a system call each would cost more than the calls do.
+# Small calls are sent together: one system call per call would cost more than the call.
 _BYTES_PER_SEND: Final = 64 * 1024
 
 _log = structlog.get_logger("towpath.sinks.cache")
@@ -56,7 +56,7 @@ class RedisPipeline(Generic[Context]):
         self._bytes_in_flight = 0
 
     def acquire(self) -> None:
-        """Take a working connection, unless one is held since the last ``release``."""
+        """Take a working connection, unless the pipeline already has one."""
         if self._connection is None:
             self._connection = self._client.connection_pool.get_connection()
 
@@ -86,7 +86,7 @@ class RedisPipeline(Generic[Context]):
             self._connection = None
 
     def drop(self) -> None:
-        """Break the connection, with all calls in flight."""
+        """Close the connection, and discard all calls in flight."""
         if self._connection is not None:
             self._connection.disconnect()
         self.release()
@@ -142,7 +142,7 @@ class RedisPipeline(Generic[Context]):
 
 
 def packed(function: str, keys: Sequence[str], arguments: Sequence[bytes]) -> bytes:
-    """Write a call of a function in the server's protocol."""
+    """Return a call of a function in the server's protocol."""
     words = b"".join([part for key in keys for part in _word(key.encode())])
     return packed_words(function, len(keys), words, arguments)
 
@@ -150,7 +150,7 @@ def packed(function: str, keys: Sequence[str], arguments: Sequence[bytes]) -> by
 def packed_words(
     function: str, count: int, keys: bytes, arguments: Sequence[bytes]
 ) -> bytes:
-    """Write a call whose keys are words of the protocol already."""
+    """Return a call whose keys are words of the protocol already."""
     parts = [b"*%d\r\n" % (3 + count + len(arguments))]
     for word in (b"FCALL", function.encode(), b"%d" % count):
         parts += _word(word)
@@ -161,5 +161,5 @@ def packed_words(
 
 
 def _word(text: bytes) -> tuple[bytes, bytes, bytes]:
-    """Write a word in parts: it may be long, and is copied once."""
+    """Return a word in parts: it may be long, and is copied once."""
     return b"$%d\r\n" % len(text), text, b"\r\n"

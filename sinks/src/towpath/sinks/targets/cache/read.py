@@ -14,10 +14,10 @@ from towpath.sinks.targets.cache.schema import (
     scan_pattern,
 )
 
-# Hashes of one round trip; the server answers them in about 5 ms.
+# Hashes per round trip; the server returns them in about 5 ms.
 ROWS_PER_TRIP: Final = 1000
 
-# A server uses as many bits of a cursor as its table has.
+# A server uses only as many bits of a cursor as its hash table has.
 _CURSOR_BITS: Final = 32
 
 
@@ -29,18 +29,18 @@ class CacheReader:
         self._prefix = prefix
 
     def rows(self, route: str) -> Iterator[StoredRow]:
-        """Go through all keys of a route once; fields are text, null is absent."""
+        """Yield the rows of all keys of a route; fields are text, null is absent."""
         with translated():
             self._servers.discover()
         places = self._places(route)
         begins_at = len(route_key_prefix(self._prefix, route))
         while True:
             with translated():
-                some = list(islice(places, ROWS_PER_TRIP))
-                hashes = self._hashes(some)
-            if not some:
+                batch = list(islice(places, ROWS_PER_TRIP))
+                hashes = self._hashes(batch)
+            if not batch:
                 return
-            for place, fields in zip(some, hashes, strict=True):
+            for place, fields in zip(batch, hashes, strict=True):
                 # A tombstone that expired since the scan is left out.
                 if fields:
                     yield _stored(place[begins_at:], fields)
@@ -50,11 +50,11 @@ class CacheReader:
         with translated():
             self._servers.discover()
         begins = route_key_prefix(self._prefix, route)
-        waiting = iter(keys)
-        while some := list(islice(waiting, ROWS_PER_TRIP)):
+        remaining = iter(keys)
+        while batch := list(islice(remaining, ROWS_PER_TRIP)):
             with translated():
-                hashes = self._hashes([begins + key for key in some])
-            for key, fields in zip(some, hashes, strict=True):
+                hashes = self._hashes([begins + key for key in batch])
+            for key, fields in zip(batch, hashes, strict=True):
                 if fields:
                     yield _stored(key, fields)
 
@@ -63,11 +63,11 @@ class CacheReader:
         Read about ``count`` random rows, in the form of ``rows``.
 
         A scan from a random cursor finds neighbours in the server's hash table, which
-        are no neighbours in the route.
+        are not neighbours in the route.
         """
         with translated():
             self._servers.discover()
-            places = self._some_places(scan_pattern(self._prefix, route), count)
+            places = self._random_places(scan_pattern(self._prefix, route), count)
         begins_at = len(route_key_prefix(self._prefix, route))
         yield from self.at(route, [place[begins_at:] for place in places])
 
@@ -75,13 +75,13 @@ class CacheReader:
         self._servers.close()
 
     def _places(self, route: str) -> Iterator[str]:
-        seen: set[str] = set()  # a scan may name a key twice
+        seen: set[str] = set()  # a scan may return a key twice
         for place in self._servers.scan(scan_pattern(self._prefix, route)):
             if place not in seen:
                 seen.add(place)
                 yield place
 
-    def _some_places(self, pattern: str, count: int) -> Iterable[str]:
+    def _random_places(self, pattern: str, count: int) -> Iterable[str]:
         found: dict[str, None] = {}
         share = -(-count // len(self._servers.all))
         for client in self._servers.all:

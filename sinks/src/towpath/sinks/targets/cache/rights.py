@@ -20,14 +20,14 @@ from towpath.sinks.targets.cache.schema import (
     witness_keys,
 )
 
-# Commands of any key, commands of the sink's keys, and those of dropping its data.
-_ANY_NAME: Final = (
+# Commands without a key, then commands on the sink's keys.
+_KEYLESS: Final = (
     ("INFO", "server"),
     ("SCAN", "0"),
     ("FUNCTION", "LOAD", ""),
     ("FCALL", "towpath_no_such_function", "0"),
 )
-_NAMED: Final = (
+_KEYED: Final = (
     ("HGETALL", "{key}"),
     ("HGET", "{key}", "f"),
     ("HMGET", "{key}", "f"),
@@ -42,7 +42,7 @@ _NAMED: Final = (
     ("UNLINK", "{key}"),
 )
 _CLUSTER: Final = ("CLUSTER", "SLOTS")
-# Refusals of a key have this word; other refusals are of a command.
+# The refusal of a key contains this word; other refusals concern a command.
 _KEY_REFUSAL: Final = "access"
 
 
@@ -78,7 +78,7 @@ def missing_rights(sink: Sink, prefix: str) -> Iterator[str]:
 
 
 def _refused_calls(servers: Servers, prefix: str) -> Iterator[str]:
-    # No row has a key like it, and nothing is ever written there.
+    # No row has such a key, and nothing is ever written to it.
     key = f"{key_text((prefix,))}:_rights"
     first = servers.first
     is_known = _refusal(first, ("INFO", "cluster")) is None
@@ -88,10 +88,10 @@ def _refused_calls(servers: Servers, prefix: str) -> Iterator[str]:
             yield "CLUSTER SLOTS"
             return
         servers.discover()
-    for call in (*_ANY_NAME, *_NAMED):
+    for call in (*_KEYLESS, *_KEYED):
         words = tuple(word.replace("{key}", key) for word in call)
-        asked = servers.client_of(key) if is_known else first
-        refusal = _refusal(asked, words)
+        client = servers.client_of(key) if is_known else first
+        refusal = _refusal(client, words)
         if refusal is not None and _KEY_REFUSAL not in refusal:
             yield " ".join(words[:2]) if words[0] == "FUNCTION" else words[0]
 

@@ -2,9 +2,8 @@
 The keys and rows of Redis, and the guard's calls that write them.
 
 A row's key is ``<prefix>:<route>:<key>``. Each part is escaped so that no colon in it
-looks like a separator: no two rows share a key, and no route's keys look like
-another's. A key has the same form on a cluster; calls are cut so that each has keys of
-one slot.
+looks like a separator: no two rows share a key, and no two routes share a key prefix. A
+key has the same form on a cluster; calls are cut so that each has keys of one slot.
 
 The guard takes rows as JSON, cut by count, size and slot. Values are text, because Lua
 would turn integers into doubles; one JSON text per call costs a fraction of a thousand
@@ -35,7 +34,7 @@ TOMBSTONE_FIELD: Final = "_x"
 SLOTS: Final = 16_384
 
 # On a cluster there is a witness in every 256th slot, so that each server has some, and
-# they move with their slots. More would cost a call each per batch.
+# they move with their slots. Each further one would cost a call per batch.
 _WITNESS_STEP: Final = 256
 
 
@@ -82,16 +81,16 @@ def _tags() -> tuple[str, ...]:
 
 # One call blocks the server while it runs: 1-2 ms at this size. Calls are in flight
 # while others run, so more rows per call gain nothing; and five times as many cost the
-# server a third more per row, because it keeps its writes to the file until the call
+# server a third more per row, because it buffers its writes to the file until the call
 # ends (measured).
 ROWS_PER_CALL: Final = 100
 
-# A call of wide rows is cut here, far below the server's limit of 512 MB per argument.
+# The size of a call of wide rows, far below the server's limit of 512 MB per argument.
 BYTES_PER_CALL: Final = 4 * 1024 * 1024
 
-# On a cluster this many rows are ordered by slot at once. More rows would find few more
-# of the same slot, and take memory.
-_ROWS_PER_ORDERING: Final = 20_000
+# On a cluster this many rows are grouped by slot at once. More rows would take memory,
+# and add few rows to each slot.
+_ROWS_PER_GROUPING: Final = 20_000
 
 
 class Call(NamedTuple):
@@ -120,7 +119,7 @@ class _CacheRow(NamedTuple):
 
 @cache
 def library() -> Library:
-    """Return the guard, with its digest in its names."""
+    """Return the guard, with the digest of its source in its names."""
     text = files("towpath.sinks.targets.cache").joinpath("guard.lua")
     source = text.read_text("utf-8")
     digest = hashlib.sha256(source.encode()).hexdigest()[:8]
@@ -138,11 +137,11 @@ def calls(
     if not by_slot:
         yield from _cut(encoded)
         return
-    for some in _slices(encoded):
-        by: dict[int, list[_CacheRow]] = {}
-        for one in some:
-            by.setdefault(slot_of(one.place), []).append(one)
-        for group in by.values():
+    for rows in _slices(encoded):
+        groups: dict[int, list[_CacheRow]] = {}
+        for row in rows:
+            groups.setdefault(slot_of(row.place), []).append(row)
+        for group in groups.values():
             yield from _cut(group)
 
 
@@ -153,7 +152,7 @@ def _slices(encoded: Iterable[_CacheRow]) -> Iterator[list[_CacheRow]]:
     for one in encoded:
         taken.append(one)
         size_bytes += len(one.row)
-        if len(taken) == _ROWS_PER_ORDERING or size_bytes > 4 * BYTES_PER_CALL:
+        if len(taken) == _ROWS_PER_GROUPING or size_bytes > 4 * BYTES_PER_CALL:
             yield taken
             taken, size_bytes = [], 0
     yield taken

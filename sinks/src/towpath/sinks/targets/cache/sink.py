@@ -3,11 +3,12 @@ A sink that writes rows into Redis through the guard.
 
 A field is a column as text; null is an absent field. A delete leaves a tombstone with
 its position, which outlives every possible replay. Live rows never expire, so that no
-guard is forgotten: a cache that evicts rows would equal its source only by chance.
+position is lost: a cache that evicts rows would equal its source only by chance.
 
 A server that writes its file once a second may lose writes that it acknowledged.
-Waiting for the file would cost each batch up to a second, so the sink waits only where
-the file is written at once; elsewhere a loss is noticed and repaired (``losses``).
+Waiting for the file would cost each batch up to a second, so the sink waits only if the
+server writes its file before it answers; otherwise losses are detected and repaired
+(``losses``).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -50,15 +51,15 @@ from towpath.sinks.targets.cache.schema import (
     witness_keys,
 )
 
-# A write that is not in the file after half of the response timeout is retried, and the
-# server is not taken for unreachable.
+# A write that is not in the file after half of the response timeout is retried; the
+# server does not count as unreachable.
 _IN_FILE_WITHIN_MS: Final = int(ANSWER_WITHIN_S * 500)
 
 _log = structlog.get_logger("towpath.sinks.cache")
 
 
 class CacheSink:
-    """One Redis, or a cluster of it, written by one sink."""
+    """One Redis server or cluster, written by one sink."""
 
     def __init__(
         self,
@@ -75,8 +76,8 @@ class CacheSink:
             url: Address of the server, or of any server of a cluster.
             prefix: The prefix of every key.
             tombstone_s: The lifetime of a tombstone: the replay window.
-            watch: Notices and repairs losses; without it, losses are not noticed.
-            servers: The connections; without it, they are made to ``url``.
+            watch: Detects and repairs losses; without it, no loss is detected.
+            servers: The connections; by default, those to ``url``.
         """
         self._servers = servers or Servers(url)
         self._pipelines: dict[Any, RedisPipeline[Any]] = {}
@@ -122,16 +123,16 @@ class CacheSink:
 
     def send_columns(self, columns: Columns) -> pa.Array | None:
         """
-        Send whole rows column by column; the other records go through ``send``.
+        Send whole rows column by column; ``send`` takes the other records.
 
         Returns:
-            The places of the records that were sent; ``None`` if none were.
+            The indexes of the records that were sent; ``None`` if none were.
 
         Raises:
             UnavailableError: The cache cannot be reached; a retry loses nothing.
         """
         with self._connected():
-            # A cluster takes calls of one slot each: rows are encoded one by one.
+            # On a cluster all keys of a call share a slot: rows are encoded one by one.
             if self._servers.is_cluster:
                 return None
             encoded = write.encode(columns, self._floors.of(columns.route))
@@ -162,7 +163,7 @@ class CacheSink:
                 self._servers.client_of(key).delete(key)
 
     def maintain(self) -> None:
-        """Notice a loss while there is nothing to write."""
+        """Detect a loss while there is nothing to write."""
         self._check_durable()
 
     def close(self) -> None:
@@ -170,7 +171,7 @@ class CacheSink:
         self._servers.close()
 
     def _check_durable(self) -> None:
-        """Check that all writes are still there, and are in the file if it is kept."""
+        """Check that all writes still exist, and are in the file if there is one."""
         with self._connected():
             self._await_responses()
             states = self._servers.states()
@@ -272,7 +273,7 @@ class CacheSink:
         for pipeline in self._pipelines.values():
             pipeline.send(_wait_call(), None)
         if any(in_file < 1 for _, (in_file, _) in self._responses()):
-            message = "the cache does not get what was written into its file"
+            message = "the cache did not write a batch to its file in time"
             raise TargetUnavailableError(message)
 
     def _appends_each_write(self) -> bool:

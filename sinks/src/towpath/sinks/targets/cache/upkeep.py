@@ -15,7 +15,7 @@ from towpath.sinks.targets.cache.schema import (
 
 def erase(sink: Sink, prefix: str) -> None:
     """
-    Delete a sink's rows; safe to repeat. Nobody may write meanwhile.
+    Delete a sink's rows; safe to repeat. The sink must not run meanwhile.
 
     Raises:
         UnavailableError: The cache does not answer: repeat it.
@@ -39,11 +39,11 @@ def erase(sink: Sink, prefix: str) -> None:
 
 
 def _unlink(client: Any, places: Iterable[str]) -> None:  # noqa: ANN401 - redis-py's
-    waiting = iter(places)
-    while some := list(islice(waiting, SCANNED_AT_ONCE)):
-        # One command per key, as a cluster keeps them apart; sent together all the
-        # same.
+    remaining = iter(places)
+    while batch := list(islice(remaining, SCANNED_AT_ONCE)):
+        # One command per key, because a cluster allows no keys of different slots in
+        # one; all are sent together.
         pipeline = client.pipeline(transaction=False)
-        for place in some:
+        for place in batch:
             pipeline.unlink(place)
         pipeline.execute()

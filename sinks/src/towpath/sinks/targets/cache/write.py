@@ -2,10 +2,10 @@
 Whole rows as calls of the guard, encoded column by column. Pure.
 
 The calls write what the calls of ``schema`` would write for the same records, folded:
-the newest row of each key, its fields as text, nulls left out. A record that needs a
-decision of its own is left to that path, so that there is one place for it.
+the newest row of each key, its fields as text, nulls left out. A record that needs
+special handling is left to those calls, so that the handling exists only once.
 
-Each text is equal to that of ``key_text`` and ``text_of`` for the value alone. Values
+Each text is equal to that of ``key_text`` and ``text_of`` for the single value. Values
 that Arrow does not read exactly are written one by one: a float may have been an
 integer of more digits or may have another text, and lists and objects are JSON.
 
@@ -30,8 +30,8 @@ from towpath.sinks.targets.cache.schema import (
     ROWS_PER_CALL,
 )
 
-# The patterns of key parts whose text is their value's: integers that keep their
-# digits, texts without escapes.
+# The patterns of key parts whose JSON text is also their key text: integers that keep
+# their digits, texts without escapes.
 _FORMS: Final[Mapping[type, str]] = {
     int: "(?P<{name}>0|[1-9][0-9]{{0,18}}|-[1-9][0-9]{{0,17}})",
     str: r'"(?P<{name}>[^"\\\x00-\x1f]*)"',
@@ -49,7 +49,7 @@ _ESCAPED: Final = r'[\x00-\x1f"\\]'
 
 def key_texts(keys: pa.ChunkedArray) -> pa.StringArray | None:
     """
-    Write keys like ``key_text``; null where a key has another form than the first.
+    Convert keys like ``key_text``; null where a key has another form than the first.
 
     Returns:
         Their texts; ``None`` if the first has no known form.
@@ -80,17 +80,17 @@ def is_read_whole(kind: pa.DataType) -> bool:
 
 
 def value_texts(column: pa.Array) -> pa.StringArray:
-    """Write values like ``text_of``, if their type ``is_read_whole``."""
+    """Convert values like ``text_of``, if their type ``is_read_whole``."""
     return column.cast(pa.string())
 
 
 def texts_of_each(values: Sequence[Any]) -> pa.StringArray:
-    """Write values one by one; null stays null."""
+    """Convert values one by one; null stays null."""
     return pa.array([None if v is None else text_of(v) for v in values], pa.string())
 
 
 def escaped(texts: pa.StringArray) -> pa.StringArray:
-    """Write texts as they are between the quotes of JSON."""
+    """Convert texts to what stands between the quotes of JSON."""
     is_escaped = pc.fill_null(
         pc.match_substring_regex(texts, _ESCAPED), fill_value=False
     )
@@ -101,7 +101,7 @@ def escaped(texts: pa.StringArray) -> pa.StringArray:
 
 
 def _json_text(text: str) -> str:
-    """Write one text as it is between the quotes of JSON."""
+    """Convert one text to what stands between the quotes of JSON."""
     return orjson.dumps(text)[1:-1].decode()
 
 
@@ -124,8 +124,8 @@ _MISFIT: Final = (
 )
 # Within the reach of 32-bit offsets, with room for the text around each row.
 _MAX_SLICE_BYTES: Final = 1024 * 1024 * 1024
-# Rows sampled to learn which columns are texts. In every other column that Arrow reads
-# as an instant, texts are looked for row by row.
+# Rows sampled to find the text columns. Every other column that Arrow reads as an
+# instant is checked for texts row by row.
 _SAMPLED_ROWS: Final = 32
 
 
@@ -134,7 +134,7 @@ class EncodedRows(NamedTuple):
     Encoded rows of one route.
 
     Attributes:
-        places: The places of the encoded records in the batch.
+        indices: The indexes of the encoded records in the batch.
         keys: The key text of each key's newest row.
         columns: The texts of each field of these rows, as they are between the quotes
             of JSON, null where a row has none; the last column is the position.
@@ -171,7 +171,7 @@ def encode(columns: Columns, floor: str | None = None) -> EncodedRows | None:
         floor: Rows at positions below it are left out.
 
     Returns:
-        The rows; ``None`` if there are none, or if a row needs a decision of its own.
+        The rows; ``None`` if there are none, or if a row needs special handling.
     """
     if columns.values.nbytes > _MAX_SLICE_BYTES:
         return None
@@ -243,7 +243,7 @@ def _columns_of_text(values: pa.ChunkedArray) -> list[str]:
 
 
 def _newest(keys: pa.StringArray, positions: pa.Array, indexes: pa.Array) -> pa.Array:
-    """Choose each key's newest row, in order; of equal ones the first."""
+    """Return the index of each key's newest row; of equal positions the first."""
     keys = keys.take(indexes)
     if len(keys.unique()) == len(keys):
         return indexes
@@ -256,7 +256,7 @@ def _newest(keys: pa.StringArray, positions: pa.Array, indexes: pa.Array) -> pa.
 def _fields(
     read: ParsedRows, values: pa.ChunkedArray, indexes: pa.Array
 ) -> dict[str, pa.StringArray] | None:
-    """Write the texts of some rows; ``None`` if a row may have no field."""
+    """Return the texts of rows by field; ``None`` if a row may have no field."""
     rows = read.rows
     if len(indexes) < len(rows):
         rows, values = rows.take(indexes), values.take(indexes)
@@ -287,18 +287,18 @@ def _ends(lengths: list[int]) -> list[int]:
     """Return the ends of calls of bounded rows and bytes."""
     ends: list[int] = []
     begin = size_bytes = 0
-    for indexes, length in enumerate(lengths):
-        if indexes > begin and (
-            indexes - begin == ROWS_PER_CALL or size_bytes + length > BYTES_PER_CALL
+    for index, length in enumerate(lengths):
+        if index > begin and (
+            index - begin == ROWS_PER_CALL or size_bytes + length > BYTES_PER_CALL
         ):
-            ends.append(indexes)
-            begin, size_bytes = indexes, 0
+            ends.append(index)
+            begin, size_bytes = index, 0
         size_bytes += length
     return [*ends, len(lengths)]
 
 
 def _lists(texts: pa.StringArray, begins: pa.Array) -> list[bytes]:
-    """Write the texts of each call as a JSON list."""
+    """Return the texts of each call as a JSON list."""
     if not texts.null_count:
         return [b'["%b"]' % one for one in _joined(texts, begins, b'","')]
     quoted = pc.binary_join_element_wise('"', texts, '"', "")

@@ -1,4 +1,4 @@
-"""The connection to OpenSearch, its errors turned into ours, and aliased indexes."""
+"""The connection to OpenSearch, its translated errors, and aliased indexes."""
 
 import json
 import logging
@@ -25,10 +25,10 @@ from towpath.sinks.targets.search.schema import REPLACED_IDS_META
 
 ANSWER_WITHIN_S: Final = 30.0
 
-# OpenSearch returns 429 when its queues are full; they drain in a second or so.
+# OpenSearch returns 429 when its queues are full; they drain in about a second.
 FULL_RETRY_AFTER_S: Final = 1.0
 
-# A person must free the disk, or remove a block that another person has set.
+# An operator must free the disk, or remove a block that was set by hand.
 BLOCKED_RETRY_AFTER_S: Final = 5.0
 
 # A full disk is reported by 429, other blocks by 403, a closed index by 400.
@@ -76,7 +76,7 @@ def connect(url: str, *, is_exact: bool = False, at_once: int = 1) -> OpenSearch
         is_exact: Whether numbers with a point are read as decimals, not as doubles.
         at_once: The number of threads that use it.
     """
-    # The library logs each response that is no success; all are translated, or
+    # The library logs each unsuccessful response; all of them are translated, or
     # expected.
     logging.getLogger("opensearch").setLevel(logging.CRITICAL)
     return OpenSearch(
@@ -95,8 +95,8 @@ def send(client: OpenSearch, body: bytes) -> Mapping[str, Any] | None:
 
     Raises:
         TargetBusyError: OpenSearch asks for a pause.
-        TargetUnavailableError: It does not answer, or has a failure of its own.
-        BatchRefusedError: It cannot read the call, because of one of its documents.
+        TargetUnavailableError: It does not answer, or fails.
+        BatchRefusedError: It cannot parse the call, because of one of its documents.
         SearchRefusedError: It refuses the call for good.
     """
     with translated():
@@ -108,7 +108,7 @@ def send(client: OpenSearch, body: bytes) -> Mapping[str, Any] | None:
             if error.status_code == _TOO_LARGE:
                 return None
             if error.status_code == _BAD_REQUEST and error.error not in BLOCKS:
-                message = f"the search index cannot read a call: {error.error}"
+                message = f"the search index cannot parse a call: {error.error}"
                 raise BatchRefusedError(message) from error
             raise
     return answer
@@ -121,9 +121,9 @@ def translated() -> Iterator[None]:
 
     Raises:
         TargetBusyError: OpenSearch asks for a pause.
-        IndexBlockedError: It takes no writes for now.
+        IndexBlockedError: It accepts no writes for now.
         IndexGoneError: The index no longer exists.
-        TargetUnavailableError: OpenSearch does not answer, or has a failure of its own.
+        TargetUnavailableError: OpenSearch does not answer, or fails.
         SearchRefusedError: It refuses the call for good.
     """
     try:
@@ -138,7 +138,7 @@ def translated() -> Iterator[None]:
         if error.error in BLOCKS:
             raise blocked(error.error) from error
         if error.error == _GONE:
-            message = "an index of the sink went away"
+            message = "an index of the sink no longer exists"
             raise IndexGoneError(message) from error
         status = int(error.status_code)
         if status == _TOO_MANY:
@@ -151,12 +151,12 @@ def translated() -> Iterator[None]:
 
 
 def blocked(reason: str) -> IndexBlockedError:
-    """Return the error of an index that takes no writes for now."""
-    message = f"the search index takes no writes: {reason}"
+    """Return the error of an index that accepts no writes for now."""
+    message = f"the search index accepts no writes: {reason}"
     return IndexBlockedError(message, retry_after_s=BLOCKED_RETRY_AFTER_S)
 
 
-# As many names as fit into the 4 KB of a request's first line.
+# This many names fit into the 4 KB of a request line.
 _NAMES_PER_CALL: Final = 12
 
 _INDEX_PARAMS: Final = {
@@ -172,9 +172,9 @@ class SearchIndex(NamedTuple):
 
     Attributes:
         name: Its name.
-        id: The server's id of it; no two indexes ever share one.
+        id: Its id on the server; no two indexes ever share one.
         replaced_ids: The ids of the indexes that it replaced in rebuilds.
-        refresh: Its refresh interval, as the index has it.
+        refresh: Its refresh interval, as in its settings.
     """
 
     name: str
@@ -204,7 +204,9 @@ def indexes_of(client: OpenSearch, aliases: Iterable[str]) -> dict[str, SearchIn
             for alias in description.get("aliases", {}):
                 known = found.setdefault(alias, search_index)
                 if known != search_index:
-                    message = f"the alias {alias} is over {known.name} and {index}"
+                    message = (
+                        f"the alias {alias} has two indexes: {known.name} and {index}"
+                    )
                     raise ForeignIndexError(message)
     return found
 

@@ -1,24 +1,24 @@
 """
-The indexes of a sink's routes: found, created, widened, and created again.
+The indexes of a sink's routes: looked up, created, widened, and created again.
 
 ::
 
     <route>       -> <route>-<n>      searched, and written
-    <route>-next  -> <route>-<n+1>    written too, as long as a rebuild fills it
+    <route>-next  -> <route>-<n+1>    written too, while a rebuild fills it
 
-Every write goes through an alias: a dropped index is never created by a write that
-guesses its fields. The aliases are looked up before each batch, so each batch that
-begins after a rebuild has created its index is written there too, and the changes of
-earlier batches lie below the rebuild's snapshot.
+Every write goes through an alias: no write can create a dropped index again, with
+guessed fields. The aliases are looked up before each batch, so each batch that begins
+after a rebuild has created its index is written there too, and the changes of earlier
+batches are older than the rebuild's snapshot.
 
 An index has an id, which the server chose when the index was created. A file beside the
 sink's checkpoint has the ids of the written indexes. An index with another id was
 created again, was restored from a copy, or got the alias of another one: its rows may
-be missing. A rebuild's index is no such case: it lists the ids that it replaces.
+be missing. The index of a rebuild is an exception: it lists the ids that it replaces.
 
 First the rows are requested, then the route is removed from the file, and then the
-index is created: a process that ends in between requests once more. An index that is
-not in the file is accepted as it is.
+index is created: a process that ends in between requests the rows again. An index that
+is not in the file is accepted as it is.
 """
 
 from collections import defaultdict
@@ -63,7 +63,7 @@ _log = structlog.get_logger("towpath.sinks.search")
 @dataclass(frozen=True, slots=True)
 class IndexWatch:
     """
-    The dependencies of noticing a replaced index and requesting its rows.
+    The dependencies for detecting a replaced index and requesting its rows.
 
     Attributes:
         file: The file of the ids, in the sink's folder.
@@ -78,7 +78,7 @@ class KnownIndexes:
     """The ids of the indexes that one sink has written."""
 
     def __init__(self, watch: IndexWatch | None) -> None:
-        """Describe the file; without one, ids are known while the process runs."""
+        """Set the file; without one, ids are only kept while the process runs."""
         self._watch = watch
         self._ids = KnownIds(watch.file if watch else None)
 
@@ -157,7 +157,7 @@ class Indexes:
         """
         Look up the indexes.
 
-        A vanished index is created again; its rows, and those of a replaced one, are
+        A missing index is created again; its rows, and those of a replaced one, are
         requested.
 
         Raises:
@@ -171,7 +171,7 @@ class Indexes:
             if why is not None:
                 self._known.request_rows(route, why)
             if route in self._fields and (why or self._has_moved(route, before)):
-                # If this fails, the next batch repeats it.
+                # If this fails, the next batch tries again.
                 del self._fields[route]
                 self.ensure(route)
 
@@ -234,7 +234,7 @@ class Indexes:
 
     def _await_announcement(self, route: str, changes: Iterable[Change]) -> None:
         """
-        Retry a batch once that may have overtaken its announcement.
+        Raise once for columns that are not announced yet: the batch is retried.
 
         After that, OpenSearch refuses columns that were never announced.
         """
@@ -270,8 +270,8 @@ class Indexes:
         Raises:
             ShapeUnknownError: The relay has not announced the table yet.
             KeylessTableError: The table has no primary key.
-            DocumentFieldsError: The schemas of the aggregate's events give no fields.
-            ForeignIndexError: An index is there that no sink has created.
+            DocumentFieldsError: The schemas of the aggregate's events define no fields.
+            ForeignIndexError: An index exists that no sink has created.
         """
         shape = self._source.shape_of(self._routes[route])
         with translated():
@@ -322,16 +322,16 @@ class Indexes:
         except RequestError as error:
             if error.error != _EXISTS:
                 raise
-            message = f"the index {index} is there without its alias"
+            message = f"the index {index} exists without its alias"
             raise ForeignIndexError(message) from error
         self._by_alias = {**self._by_alias, **indexes_of(self._client, (route,))}
 
     def _add_missing_fields(self, index: str, shape: DocumentShape) -> dict[str, Any]:
-        """Add missing fields to an index, and return its mapping of before."""
+        """Add missing fields to an index, and return its previous mapping."""
         found: dict[str, Any]
         found = self._client.indices.get_mapping(index=index)[index]["mappings"]
         if not is_made_by_sink(found):
-            message = f"no sink has made the index {index}"
+            message = f"no sink has created the index {index}"
             raise ForeignIndexError(message)
         self._widen(index, shape, found["properties"])
         body = {"index": replication(self._options)}
@@ -355,7 +355,9 @@ class Indexes:
                 )
             except RequestError as error:
                 if path.partition(".")[0] not in present:
-                    message = f"the index {index} takes no field {path}: {error.error}"
+                    message = (
+                        f"the index {index} refuses the field {path}: {error.error}"
+                    )
                     raise SearchRefusedError(message) from error
                 outdated.append(path)
         self._log_outdated(index, tuple(outdated), shape.name)

@@ -22,7 +22,7 @@ class SearchReader:
 
     def rows(self, route: str) -> Iterator[StoredRow]:
         """
-        Go through all documents behind a route's alias once, as of now.
+        Yield all current documents behind a route's alias once.
 
         A missing alias has no documents.
         """
@@ -35,8 +35,8 @@ class SearchReader:
         """Read the documents of some keys, in the form of ``rows``."""
         with translated():
             indexes = self._indexes(route)
-        waiting = iter(keys)
-        while ids := list(islice(waiting, ROWS_PER_TRIP)):
+        remaining = iter(keys)
+        while ids := list(islice(remaining, ROWS_PER_TRIP)):
             for index in indexes:
                 with translated():
                     answer = self._client.mget(index=index, body={"ids": ids})
@@ -62,7 +62,7 @@ class SearchReader:
 
     def _indexes(self, route: str) -> list[str]:
         try:
-            # From the indexes: the alias would hide tombstones.
+            # Reads use the indexes, because the alias hides tombstones.
             indexes = sorted(self._client.indices.get_alias(name=route))
         except NotFoundError:
             return []

@@ -1,16 +1,16 @@
 """
-Rebuilding an index beside the old one, while both are searched and written.
+Rebuilding an index beside the old one, without interrupting searches and writes.
 
-The new index is created behind an alias of its own, which makes the sink write each
-document to both from its next batch on. A snapshot that is requested only then brings
-the other rows. Once the sink has applied all of it, one step moves the old index's
-alias to the new one: no search ever finds an empty index, or half of one. The old index
-is deleted only when no search is running in it, because a search that loses its index
-fails.
+The new index is created behind a separate alias, which makes the sink write each
+document to both indexes from its next batch on. A snapshot that is requested after that
+brings the other rows. Once the sink has applied all of it, one step moves the old
+index's alias to the new one: no search ever finds an empty or a partial index. The old
+index is deleted only when no search is running in it, because a search that loses its
+index fails.
 
 The state of a rebuild is in the new index itself: an interrupted rebuild is resumed
-with the same snapshot. Deletes are copied from the old index, because no snapshot has
-them, and replayed changes may lie below them.
+with the same snapshot. Deletes are copied from the old index, because no snapshot
+contains them, and replayed changes may be older than they are.
 """
 
 from typing import Any, Final, NamedTuple
@@ -39,14 +39,14 @@ from towpath.sinks.targets.search.schema import (
     number_of,
 )
 
-# Some ten thousand documents are copied in a second.
+# About ten thousand documents are copied per second.
 _COPIED_WITHIN_S: Final = 600.0
 
 # Searches take seconds; a context held open for longer was abandoned.
 _SEARCHED_WITHIN_S: Final = 60.0
-_ON_ITS_WAY_S: Final = 1.0
+_SEARCH_ARRIVES_WITHIN_S: Final = 1.0
 _LOOK_EVERY_S: Final = 0.2
-_UNDER_WAY: Final = ("query_current", "fetch_current", "open_contexts")
+_RUNNING_SEARCHES: Final = ("query_current", "fetch_current", "open_contexts")
 
 
 class RebuildStart(NamedTuple):
@@ -80,13 +80,13 @@ class Rebuild:
 
         Args:
             route: The route to be rebuilt.
-            snapshot: The id of the snapshot to be requested next, unless an earlier
-                rebuild has chosen one.
+            snapshot: The id of the snapshot to request next, unless an interrupted
+                rebuild has one.
 
         Raises:
             NothingToRebuildError: The sink has created no index of this route yet.
             UnavailableError: The index, or the table's shape, is not available now.
-            HaltError: The route can have no index.
+            HaltError: The route cannot have an index.
         """
         old, new = self._current_and_next(route.name)
         is_resumed = new is not None
@@ -109,7 +109,7 @@ class Rebuild:
 
     def swap(self, route: Route) -> RebuildSwap:
         """
-        Replace the old index by the new one, in one step.
+        Replace the old index with the new one, in one step.
 
         The old index stays until it is retired: a search may be running in it.
 
@@ -127,8 +127,8 @@ class Rebuild:
             {"add": {"index": new, "alias": route.name, **alias_body()}},
         ]
         with translated():
-            # The old index is not refreshed: it must not show what the new one does not
-            # show yet.
+            # The old index is not refreshed: it must not show documents that the new
+            # one does not show yet.
             self._client.indices.refresh(index=new)
             before, after = self._live_count(old.name), self._live_count(new)
             self._client.indices.update_aliases(body={"actions": actions})
@@ -147,7 +147,7 @@ class Rebuild:
         if not old:
             return
         # A search that has resolved the alias may not have reached the index yet.
-        clock.wait(_ON_ITS_WAY_S)
+        clock.wait(_SEARCH_ARRIVES_WITHIN_S)
         deadline = Deadline(clock, _SEARCHED_WITHIN_S)
         while self._is_searched(old) and not deadline.passed():
             clock.wait(_LOOK_EVERY_S)
@@ -206,7 +206,7 @@ class Rebuild:
                 index=",".join(indexes), metric="search"
             )
         search = response["_all"]["total"]["search"]
-        return any(search[name] for name in _UNDER_WAY)
+        return any(search[name] for name in _RUNNING_SEARCHES)
 
     def _metadata(self, index: str) -> dict[str, Any]:
         with translated():
@@ -227,7 +227,7 @@ class Rebuild:
                 body=body, params={"request_timeout": _COPIED_WITHIN_S}
             )
         if answer.get("failures"):
-            message = f"not all deletes of {old} could be taken over"
+            message = f"not all deletes of {old} could be copied"
             raise TargetUnavailableError(message)
 
     def _live_count(self, index: str) -> int:

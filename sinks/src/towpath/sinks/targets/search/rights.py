@@ -73,7 +73,7 @@ PROBES: Final = (
     Probe(
         *("PUT /{index}/_settings", ("indices:admin/settings/update",)),
         f"/{_INDEX}/_settings",
-        # No existing index can change it.
+        # No existing index can change this setting.
         {"index": {"number_of_shards": 1}},
     ),
     Probe(
@@ -205,7 +205,7 @@ def _missing_actions(probe: Probe, error: object) -> Iterable[str]:
 
 
 def _filled(body: Any, route: str) -> Any:  # noqa: ANN401 - any JSON
-    """Put a route's name into a body; a list becomes lines."""
+    """Insert a route's name into a body; a list becomes lines."""
     if body is None:
         return None
     if isinstance(body, list):

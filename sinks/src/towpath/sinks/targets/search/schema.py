@@ -1,16 +1,16 @@
 """
-The explicit fields of an index, and the sources that they are taken from. Pure.
+The explicit fields of an index, from tables and event schemas. Pure.
 
-``_source`` keeps the row as it was published; the field types below only say how it is
-searched. ``ignore_malformed`` is set because ``infinity``, ``NaN`` and years that
-OpenSearch cannot represent are values of the row all the same. A numeric is a keyword,
-as doubles would lose digits, with a double beside it for ranges.
+``_source`` keeps the row as it was published; the field types below only define how it
+is searched. ``ignore_malformed`` is set because a row may contain ``infinity``, ``NaN``
+and years that OpenSearch cannot represent. A numeric is a keyword, because a double
+would lose digits, with a double as a subfield for ranges.
 
 An aggregate's document has the fields of all of its events' schemas, because every
 event carries the whole state, then those of the route. Lists of records are ``nested``:
-each line of an order is searched as a whole, not its products and quantities apart. A
-value without a single form (a map, a union of several types, a record inside itself) is
-stored and not searched.
+each line of an order is searched as a whole, not its products and quantities
+separately. A value without a single type (a map, a union of several types, a recursive
+record) is stored and not searched.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,8 +56,8 @@ _DATE: Final = {
 }
 DOUBLE: Final = {"type": "double", "ignore_malformed": True}
 _NUMERIC: Final = KEYWORD | {"fields": {"number": DOUBLE}}
-# Positions are searched by range, and never sorted: a value of its own for each
-# document is dear to keep in columns, a twelfth of a document's cost.
+# Positions are searched by range, and never sorted. Doc values of a unique value per
+# document are expensive: a twelfth of a document's cost.
 _POSITION: Final = {"type": "keyword", "doc_values": False}
 STORED_ONLY: Final = {"type": "keyword", "index": False, "doc_values": False}
 
@@ -97,11 +97,11 @@ def field_of(type_name: str) -> Properties:
 def unfit_name(column: str) -> str:
     """Return why no field can have a column's name; empty if one can."""
     if "." in column:
-        return "has a dot, which an index takes for a path"
+        return "has a dot, which an index reads as a path"
     if not column.strip():
-        return "is blank, which no field of an index may be"
+        return "is blank, which an index does not allow"
     if column in _META_FIELDS:
-        return "is that of a field that every index has"
+        return "is reserved for a field of every index"
     return ""
 
 
@@ -115,7 +115,7 @@ def single_fields(fields: Properties) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     Yield each innermost field with its path, within its parent fields.
 
-    A field that cannot be changed then does not prevent the change of others.
+    So a field that cannot be changed does not prevent changes of other fields.
     """
     for name, field in fields.items():
         inner = field.get("properties")
@@ -174,7 +174,7 @@ def alias_body() -> dict[str, Any]:
 
 
 def index_name(route: str, number: int = 1) -> str:
-    """Return the name of an index behind a route's alias; each rebuild counts up."""
+    """Return the name of an index behind a route's alias; rebuilds count up."""
     return f"{route}-{number}"
 
 
@@ -213,7 +213,7 @@ def document_fields(route: Route, schemas: Mapping[str, EventSchema]) -> dict[st
     Return the fields of a route's documents.
 
     Args:
-        route: Names the events that carry the state, and fields of its own.
+        route: Lists the events that carry the state, and additional fields.
         schemas: The newest schema of each event type.
 
     Raises:
@@ -273,7 +273,7 @@ def _merged_fields(one: Properties, other: Properties, where: str) -> dict[str, 
         if a == b:
             continue
         if a.get("type") != b.get("type") or not {"properties"} <= a.keys() & b.keys():
-            message = f"{where}: its field {name} is another than in other events"
+            message = f"{where}: its field {name} differs from that of other events"
             raise DocumentFieldsError(message)
         below = _merged_fields(a["properties"], b["properties"], f"{where}.{name}")
         fields[name] = {**a, "properties": below}
@@ -302,7 +302,7 @@ class DocumentShape(NamedTuple):
     Attributes:
         name: Their source, in words.
         fields: The fields.
-        since: The position from which on the fields hold; empty if unknown.
+        since: The position from which the fields are valid; empty if unknown.
     """
 
     name: str
@@ -319,7 +319,7 @@ class FieldSource(Protocol):
 
         Raises:
             UnavailableError: They are not known yet.
-            HaltError: There can be none.
+            HaltError: The route cannot have fields.
         """
 
     def refresh(self) -> None:
@@ -347,7 +347,7 @@ class RouteFields:
         Raises:
             ShapeUnknownError: The relay has not announced the table yet.
             KeylessTableError: The table has no primary key.
-            DocumentFieldsError: The events' schemas give no fields.
+            DocumentFieldsError: The events' schemas define no fields.
         """
         if route.kind is RouteKind.AGGREGATE:
             fields = document_fields(route, self._schemas)

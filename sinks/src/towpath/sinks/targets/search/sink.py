@@ -80,7 +80,7 @@ class SearchSink:
             relations: The tables' shapes.
             clock: The time.
             options: How indexes are created and written.
-            watch: Notices a replaced index; without it, one is noticed only while this
+            watch: Detects a replaced index; without it, one is detected only while this
                 sink is open, and no rows are requested.
             client: The connection; by default, one to ``url``.
         """
@@ -107,8 +107,8 @@ class SearchSink:
             try:
                 self._indexes.ensure(route.name)
             except ShapeUnknownError:
-                # Announced with the table's first record, which is when the index is
-                # needed.
+                # The table is announced with its first record, which is when the index
+                # is needed.
                 _log.info(
                     "index not created yet: its table is not announced",
                     route=route.name,
@@ -142,7 +142,7 @@ class SearchSink:
         self._indexes.discover()
         changes = self._indexes.prepare(batch.changes)
         if self.creates_indexes:
-            # One sink decides, though several may write.
+            # Only one instance decides, although several may write.
             self._refresh_control.adapt_interval(changes)
         for route, floor in self._indexes.floors.due(batch.floors):
             self._upkeep.sweep(route, floor)
@@ -231,13 +231,13 @@ def _source_of(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _split(
     changes: Iterable[Change], tally: Tally
 ) -> tuple[list[Change], list[Change]]:
-    """Separate changes to be written as they are from those to be resolved."""
+    """Separate changes that are written as they are from those to be resolved."""
     whole: list[Change] = []
     doubtful: list[Change] = []
     for change in changes:
         if len(document_id(change).encode()) > LONGEST_ID_BYTES:
             if change.row is None:
-                # No document can have the id.
+                # No document can have such an id.
                 tally.applied += 1
             else:
                 tally.refused.append(Refusal(change, _TOO_LONG))

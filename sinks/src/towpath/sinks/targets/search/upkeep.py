@@ -5,18 +5,18 @@ A tombstone is needed as long as an older change of its key can be delivered aga
 change below the safe position can, so the tombstones below it are deleted: a slice with
 each batch, so that no batch waits long for it.
 
-``erase`` deletes a sink's indexes. An index is a sink's by its name and its mappings:
-an index of the same name that no sink created stays.
+``erase`` deletes a sink's indexes. An index belongs to a sink by its name and its
+mappings: an index of the same name that no sink created stays.
 
 ::
 
     one index          refreshed every ``refresh_ms``; seldom during a backlog
     a second one too   the old one after each batch, and only after the new one
 
-Refreshing is half of the work of an index that takes many documents, and searches gain
-nothing from it during a backlog. While a rebuild fills a second index, every document
-found in the old one must be found in the new one as well: then no search goes back in
-time when the new index takes over.
+Refreshing is half of the work of an index during a backlog, when searches gain nothing
+from it. While a rebuild fills a second index, every document found in the old one must
+be found in the new one as well: then no search returns older data when the new index
+takes over.
 """
 
 import re
@@ -41,7 +41,7 @@ from towpath.sinks.targets.search.schema import (
     is_made_by_sink,
 )
 
-# Some ten thousand documents are deleted in a second; a longer sweep is retried.
+# About ten thousand documents are deleted per second; a longer sweep is retried.
 SWEPT_WITHIN_S: Final = 600.0
 
 _log = structlog.get_logger("towpath.sinks.search")
@@ -69,7 +69,7 @@ class SearchUpkeep:
         indexes = self._indexes.index_names(route)
         with translated():
             self._indexes.remember_floor(route)
-            # The deletion searches, and finds only refreshed documents.
+            # Delete-by-query finds only refreshed documents.
             self._client.indices.refresh(index=list(indexes))
         deleted, is_all = self._delete_matching(
             indexes, _below(floor), {"refresh": "true"}
@@ -124,11 +124,11 @@ class SearchUpkeep:
     def _delete_matching(
         self, indexes: Sequence[str], query: dict[str, Any], params: dict[str, Any]
     ) -> tuple[int, bool]:
-        """Delete the matches of a query; return how many, and whether that is all."""
+        """Delete the matches of a query; return their number, and whether it is all."""
         if not indexes:
             return 0, True
         with translated():
-            # From the indexes: the alias would hide tombstones.
+            # Deletes use the indexes, because the alias hides tombstones.
             answer = self._client.delete_by_query(
                 index=list(indexes),
                 body={"query": query},
@@ -158,7 +158,7 @@ _LOWEST: Final = "0000000000000000.-"
 
 def erase(sink: Sink, _: str) -> None:
     """
-    Delete a sink's indexes; safe to repeat. Nobody may write meanwhile.
+    Delete a sink's indexes; safe to repeat. The sink must not run meanwhile.
 
     Raises:
         UnavailableError: OpenSearch does not answer: repeat it.
@@ -167,7 +167,7 @@ def erase(sink: Sink, _: str) -> None:
     try:
         with translated():
             for route in sink.route:
-                # Also indexes of a rebuild, which no alias names yet.
+                # Indexes of a rebuild, too, which the alias does not name.
                 ours = re.compile(re.escape(route.name) + r"-[0-9]+")
                 named = client.indices.get(
                     index=f"{route.name}-*",
@@ -187,7 +187,7 @@ def erase_documents(
     Delete documents of any version; safe to repeat.
 
     An index remembers for a minute the version at which a document was deleted, and
-    refuses lower ones. It is made to forget at once.
+    refuses lower ones. This call makes it forget the version at once.
 
     Raises:
         UnavailableError: OpenSearch does not answer: repeat it.
@@ -201,7 +201,7 @@ def erase_documents(
             _forget(client, index, ids, clock)
         finally:
             before = found[index]["settings"].get(_KEPT_FOR)
-            # An earlier call that was interrupted has left our setting.
+            # An earlier, interrupted call has left our setting.
             kept_for = None if before == _FORGET_AT_ONCE else before
             with translated():
                 client.indices.put_settings(index=index, body={_KEPT_FOR: kept_for})
@@ -263,7 +263,7 @@ class RefreshControl:
         self._indexes = indexes
         self._often = interval(options.refresh_ms)
         self._seldom = interval(max(options.refresh_ms, BACKLOG_REFRESH_MS))
-        # More than is in flight at once: these documents are a backlog.
+        # More documents than are in flight at once are a backlog.
         self._most_live = options.call_documents * options.calls_in_flight
 
     def adapt_interval(self, changes: Sequence[Change]) -> None:

@@ -13,7 +13,7 @@ checked:
 
 - 200, 201: written;
 - 409: the index has a newer version; that is success, and counted as stale;
-- 404: the alias is gone; 429 and 5xx: retried;
+- 404: the alias no longer exists; 429 and 5xx: retried;
 - a block or a closed index, whatever the status: the sink waits;
 - 401, 403: the sink has no right to write;
 - others: the document is refused for good, with its reason.
@@ -56,8 +56,8 @@ from towpath.sinks.targets.search.schema import DELETED_FIELD, POSITION_FIELD
 
 LONGEST_ID_BYTES: Final = 512
 
-# The place of the ordinal in a position's text; the texts of shared ordinals are above
-# that of the first. A READ row sorts below every digit.
+# The place of the ordinal in a position's text. Ordinals that share a version sort from
+# the first of them on; that of a READ row sorts below every digit.
 _PLACE: Final = 17
 _FIRST_SHARED: Final = f"{SHARED_ORDINAL - 1:010d}"
 
@@ -67,7 +67,7 @@ class Document(NamedTuple):
     One item of a bulk call.
 
     ``counts`` is whether its outcome is that of the change: of two indexes of a route,
-    that of the new one counts, which is about to replace the other.
+    only the new one counts, which is about to replace the other.
     """
 
     change: Change
@@ -98,8 +98,8 @@ def documents(change: Change, action_prefixes: Sequence[bytes]) -> Iterator[Docu
         _source(change),
     )
     *old, newest = action_prefixes
-    for document in old:
-        yield Document(change, False, document + rest)  # noqa: FBT003 - by name is slower
+    for prefix in old:
+        yield Document(change, False, prefix + rest)  # noqa: FBT003 - by name is slower
     yield Document(change, True, newest + rest)  # noqa: FBT003
 
 
@@ -117,9 +117,9 @@ def _source(change: Change) -> bytes:
         return orjson.dumps({**key, **own})
     if change.text is None or not change.row:
         return orjson.dumps({**change.row, POSITION_FIELD: change.position})
-    # As it was published, because its numbers may have more digits than a double: the
-    # position is inserted before the last brace. Line breaks between values become
-    # blanks.
+    # The row is written as published, because its numbers may have more digits than a
+    # double: the position is inserted before the last brace. Line breaks between values
+    # become blanks.
     body = change.text.rstrip()[:-1].replace(b"\n", b" ").replace(b"\r", b" ")
     return body + f',"{POSITION_FIELD}":"{change.position}"}}'.encode()
 
@@ -177,7 +177,7 @@ _SERVER_ERROR: Final = 500
 _ERROR: Final = 400
 _RIGHTS: Final = frozenset({401, 403})
 
-# From here on a reason quotes the document: its id, its values.
+# From these words on, a reason quotes the document's id or its values.
 _QUOTES: Final = (" in document with id", ". Preview of field's value")
 
 
@@ -231,11 +231,11 @@ def _unquoted(reason: str) -> str:
     return reason
 
 
-# Six attempts take some seconds: longer than a burst fills the index's queues, shorter
+# Six attempts take a few seconds: longer than a burst fills the index's queues, shorter
 # than a batch may hang before it is reported.
 ATTEMPTS: Final = 6
 
-_TOO_LARGE: Final = "the document is larger than the search index takes"
+_TOO_LARGE: Final = "the document is larger than the search index accepts"
 
 
 @dataclass(slots=True)
@@ -277,7 +277,7 @@ class BulkWriter:
         Raises:
             UnavailableError: Some documents may not be written; write all of them
                 again.
-            BatchRefusedError: A call cannot be read.
+            BatchRefusedError: OpenSearch cannot parse a call.
             SearchRefusedError: The sink has no right to write.
         """
         written = WriteOutcome()
@@ -318,7 +318,7 @@ class BulkWriter:
         except IndexBlockedError:
             raise
         except TargetBusyError:
-            # None of it was written: for want of memory, or of room in a queue.
+            # None of it was written, because memory or a queue was full.
             return call
         if answer is not None:
             answered = zip(call, outcomes(answer, len(call)), strict=True)
@@ -349,12 +349,12 @@ def _must_retry(
         case ItemVerdict.RETRY:
             return True
         case ItemVerdict.GONE:
-            message = f"an index went away: {outcome.reason}"
+            message = f"an index no longer exists: {outcome.reason}"
             raise IndexGoneError(message)
         case ItemVerdict.BLOCKED:
             raise blocked(outcome.reason)
         case ItemVerdict.FORBIDDEN:
-            message = f"the search index refuses to be written: {outcome.reason}"
+            message = f"the search index refuses writes: {outcome.reason}"
             raise SearchRefusedError(message)
     return False
 

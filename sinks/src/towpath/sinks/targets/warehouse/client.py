@@ -1,9 +1,9 @@
 """
 The warehouse's catalog: its address for Spark and for pyiceberg, and its errors.
 
-The catalog is a Postgres database (Spark takes JDBC, pyiceberg SQLAlchemy; schema
-version 1 of the catalog knows views), or a server of the REST catalog API. Both engines
-use the same catalog name, because the catalog's rows contain it.
+The catalog is a Postgres database (Spark uses JDBC, pyiceberg SQLAlchemy; schema
+version 1 of the catalog supports views), or a server of the REST catalog API. Both
+engines use the same catalog name, because the catalog's rows contain it.
 
 Errors of a warehouse:
 
@@ -155,7 +155,7 @@ def _jdbc_url(address: SplitResult) -> str:
     return f"jdbc:postgresql://{host}:{port}{address.path}{query}"
 
 
-# Postgres' error if the catalog's tables were never created.
+# The error code of Postgres if the catalog's tables were never created.
 UNDEFINED_TABLE: Final = "42P01"
 
 

@@ -1,8 +1,8 @@
 """
 The statements that create a table and fit it to its source. Pure.
 
-All of them are safe to repeat. A table only gains columns and width: columns that the
-source drops stay.
+All of them are safe to repeat. A table only gains columns and wider types: columns that
+the source drops stay.
 """
 
 import json
@@ -142,7 +142,7 @@ def evolution(table: LakeTable, existing: Mapping[str, str]) -> list[str]:
         existing: Column names and types, as the engine describes them.
 
     Raises:
-        ForeignTableError: A column has a type that cannot be widened to the wanted.
+        ForeignTableError: A column has a type that cannot be widened as wanted.
     """
     statements = []
     alter = f"ALTER TABLE {table.name.sql}"

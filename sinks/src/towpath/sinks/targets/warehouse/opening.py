@@ -1,19 +1,19 @@
 """
-Creating and fitting tables, reading their state, and noticing replaced ones.
+Creating and fitting tables, reading their state, and detecting replaced ones.
 
 Each step is safe to repeat, and to be interrupted at any statement.
 
-A table follows its source: it gains columns and width, and keeps columns that the
+A table follows its source: it gains columns and wider types, and keeps columns that the
 source drops. The sink's driver reads the values that a default or a rename put into old
-rows (``engine/column_changes``). A change of shape that no table can follow holds back
-its own route, and no other: its changes are refused, with the remedy, until the table
-fits; each batch of the route checks again.
+rows (``engine/column_changes``). A change of shape that a table cannot follow holds
+back only its own route: the changes of the route are refused, with the remedy, until
+the table fits; each batch of the route checks again.
 
 A table gets an id when it is created, as one of its properties; a file beside the
 sink's checkpoint has the ids of the sink's tables. A table with another id was dropped
-and created again: the rows of the old one are lost, deletes too. First the rows are
+and created again: the rows of the old one are lost, tombstones too. First the rows are
 requested, and only then the new id is stored: a process that ends in between requests
-once more. A table that is not in the file is accepted as it is.
+the rows again. A table that is not in the file is accepted as it is.
 """
 
 import uuid
@@ -59,12 +59,12 @@ from towpath.sinks.targets.warehouse.schema import (
 )
 from towpath.sinks.targets.warehouse.statements import commits, newest_commit
 
-# By the format: files were merged, or rows were only deleted.
+# Operations of the table format: files were merged, or rows were only deleted.
 _ADDS_NOTHING: Final = ("replace", "delete")
 
 
 class Commit(NamedTuple):
-    """One commit of a table, with the engine's own summary of it."""
+    """One commit of a table, with the engine's summary."""
 
     snapshot_id: int
     summary: dict[str, str]
@@ -178,8 +178,8 @@ def adds_no_key(
     """
     Return whether no commit after ``since``, up to ``until``, has added a key.
 
-    The commits are checked from the newer one back. A commit that is missing on the
-    way, as an expired version or one off the branch, may have added any key.
+    The commits are checked from the newer one back. A missing commit, such as an
+    expired version or one of another branch, may have added any key.
     """
     rows = session.sql(commits(name)).to_pylist()
     remaining = {row["snapshot_id"]: row for row in rows}
@@ -197,7 +197,7 @@ def _may_add(row: Mapping[str, Any]) -> bool:
     """Return whether a commit may have added rows."""
     if row["operation"] in _ADDS_NOTHING:
         return False
-    # A DELETE without a match may call itself an overwrite; a summary that counts
+    # A DELETE without a match may be recorded as an overwrite; a summary that counts
     # existing files also counts added ones.
     summary = dict(row["summary"] or ())
     return "added-data-files" in summary or "total-data-files" not in summary
@@ -263,7 +263,7 @@ class TableLosses:
         Describe the file; nothing is read yet.
 
         Args:
-            file: The file of the ids; without it, they are known while the process
+            file: The file of the ids; without it, they are only kept while the process
                 runs.
             repairs: Requests snapshots.
         """
@@ -276,7 +276,7 @@ class TableLosses:
 
     def check(self, route: str, id_: str) -> None:
         """
-        Request the rows of a route if its table is another one than before.
+        Request the rows of a route if its table has been replaced.
 
         Raises:
             UnavailableError: The request may not have been sent; try again.
@@ -327,7 +327,7 @@ class TableRegistry:
         Check that every table with configured partitions has a route.
 
         Raises:
-            PartitionFieldError: One has none.
+            PartitionFieldError: A table has no route.
         """
         unknown = sorted(self._options.partition.keys() - self._routes.keys())
         if unknown:
@@ -339,7 +339,7 @@ class TableRegistry:
         Return a route's table, and its state if it was opened just now.
 
         Raises:
-            ForeignTableError: It exists and cannot follow; ``UNFIT`` has the others.
+            ForeignTableError: It exists and cannot be fitted; ``UNFIT`` has the others.
             ShapeUnknownError: Its source is not announced yet.
             PartitionFieldError: It cannot be partitioned as configured.
         """

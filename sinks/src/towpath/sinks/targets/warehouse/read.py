@@ -62,7 +62,7 @@ class WarehouseReader:
 
     def rows(self, route: str) -> Iterator[StoredRow]:
         """
-        Go through all rows of a route's table once, as of now.
+        Yield all current rows of a route's table once.
 
         A missing table has no rows. A row that is stored twice is yielded twice.
         """
@@ -78,8 +78,8 @@ class WarehouseReader:
         Raises:
             TargetUnavailableError: The catalog or the files cannot be read.
         """
-        waiting = iter(keys)
-        while batch_keys := set(islice(waiting, KEYS_PER_SCAN)):
+        remaining = iter(keys)
+        while batch_keys := set(islice(remaining, KEYS_PER_SCAN)):
             with translated():
                 table = self._table(route)
             if table is None:
@@ -125,7 +125,7 @@ class WarehouseReader:
 def _scan(
     table: Table, condition: BooleanExpression, share: float = 1.0
 ) -> Iterator[StoredRow]:
-    """Go through rows, or through a random share of them."""
+    """Yield rows, or a random share of them."""
     with translated():
         batches = iter(table.scan(condition).to_arrow_batch_reader())
     key = _key(table)
@@ -145,7 +145,7 @@ def _key(table: Table) -> tuple[str, ...]:
 
 
 def _may_be(table: Table, keys: Iterable[str]) -> BooleanExpression:
-    """Return a condition that all rows of some keys meet, and maybe others."""
+    """Return a condition that all rows of some keys meet, and maybe other rows."""
     names = _key(table)
     types = [table.schema().find_type(name) for name in names]
     parts = [key for key in map(key_parts, keys) if len(key) == len(names)]
@@ -154,7 +154,7 @@ def _may_be(table: Table, keys: Iterable[str]) -> BooleanExpression:
         try:
             values = {_value(kind, text) for text in texts}
         except (ValueError, TypeError, ArithmeticError):
-            # Years before the first and above 9999, for example: read all rows.
+            # For example years before 1 or above 9999: read all rows.
             continue
         among = In(name, values)  # type: ignore[call-arg,arg-type] # its own __init__
         condition = And(condition, among)

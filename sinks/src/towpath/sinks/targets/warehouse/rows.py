@@ -3,13 +3,12 @@ Changes and events as Arrow, column by column, and Arrow back as values. Pure.
 
 Values have the form of records: integers and floats as numbers, everything else as
 text. A value that does not fit its column is refused with the column's name, never
-rounded or cut, and made null only by configuration, for the values that ``unfit``
-names.
+rounded or cut; with ``warehouse.unfit = 'null'`` an unrepresentable value becomes null.
 
 Hot path: one list and one conversion per column; rows are checked one by one only when
-a column did not fit. ``encode_columns`` does the same for whole rows without a Python
-value each; a slice with a value that ``encode_changes`` would refuse, leave out or
-convert is left to it, so that there is one place for that.
+a column did not fit. ``encode_columns`` does the same for whole rows without Python
+values; a slice with a value that ``encode_changes`` would refuse, leave out or convert
+is left to it, so that this handling exists only once.
 """
 
 import base64
@@ -45,7 +44,7 @@ from towpath.sinks.targets.warehouse.schema import (
 # The errors of Arrow and of the conversions below for a value that does not fit.
 _MISFIT = (ValueError, TypeError, OverflowError)
 
-_REMEDY: Final = "; with warehouse.unfit = 'null' its row is written with null there"
+_REMEDY: Final = "; with warehouse.unfit = 'null' the row is written with null instead"
 
 
 class EncodedChanges(NamedTuple):
@@ -66,7 +65,7 @@ class EncodedChanges(NamedTuple):
 
 
 class EncodedEvents(NamedTuple):
-    """Events encoded for a log; ``occurred_between`` is missing if a time is."""
+    """Events encoded for a log; without a time span if an event has no valid time."""
 
     rows: pa.Table
     occurred_between: tuple[str, str] | None
@@ -213,7 +212,7 @@ def _without_unfit(table: LakeTable, change: Change, nulled: Counter[str]) -> Ch
 
 
 def _is_unfit(column: LakeColumn, value: Value) -> bool:
-    """Return whether a value is unrepresentable, and its row can do without."""
+    """Return whether a value is unrepresentable, and may be written as null."""
     kind = column.type.arrow
     if column.is_key:
         return False
@@ -247,7 +246,7 @@ def _array(column: LakeColumn, values: list[Value]) -> pa.Array:
         texts = [v if v is None or type(v) is str else text_of(v) for v in values]
         return pa.array(texts, kind)
     if pa.types.is_integer(kind):
-        # Arrow would silently cut a fraction off.
+        # Arrow would silently drop a fraction.
         if any(type(v) is float for v in values):
             message = "not an integer"
             raise ValueError(message)

@@ -6,7 +6,7 @@ the guard compares, and ``_is_deleted``, because a deleted row stays as a tombst
 (``_deleted`` is a metadata column of the format itself: a table that had one could not
 be read). Its view ``<table>_live`` leaves the tombstones out.
 
-A change of partitions holds for later writes; existing files keep their partitions
+A change of partitions applies to later writes; existing files keep their partitions
 until they are compacted.
 """
 
@@ -145,7 +145,7 @@ class LakeTable:
 
 
 def type_of(ddl: str) -> LakeType | None:
-    """Return the type of the writing engine's name."""
+    """Return the type with this name in the writing engine."""
     numeric = _DECIMAL.fullmatch(ddl)
     if numeric is not None:
         return _decimal(int(numeric[1]), int(numeric[2]))
@@ -246,8 +246,12 @@ def _check_names(shape: RelationShape) -> None:
     seen: set[str] = set()
     for name in (c.name.lower() for c in shape.columns):
         if name in _RESERVED or name in seen:
-            why = "is another column's but for case" if name in seen else "is reserved"
-            message = f"{shape.name}: the column name {name} {why} in the warehouse"
+            why = (
+                "differs from another only by case, which the warehouse ignores"
+                if name in seen
+                else "is reserved in the warehouse"
+            )
+            message = f"{shape.name}: the column name {name} {why}"
             raise ReservedColumnError(message)
         seen.add(name)
 
@@ -257,7 +261,7 @@ _DATES: Final = ("date", *_TIMES)
 _FLOATS: Final = ("float", "double")
 
 # The types that a transform can partition; an unlisted transform takes all of them.
-_SPLITTABLE: Final[Mapping[str, tuple[str, ...]]] = {
+_PARTITIONABLE: Final[Mapping[str, tuple[str, ...]]] = {
     "years": _DATES,
     "months": _DATES,
     "days": _DATES,
@@ -315,22 +319,24 @@ def check(table: LakeTable) -> None:
     Check that each partition field has its column, of a suitable type.
 
     Raises:
-        PartitionFieldError: One has not.
+        PartitionFieldError: A column is missing, or its type is unsuitable.
     """
     types = {c.name: c.type.ddl for c in (*table.columns, *table.retained)}
     for field in table.partition:
         name = f"{table.name.namespace}.{table.name.table}"
         found = types.get(field.column)
         if found is None:
-            message = f"{name}: no column {field.column} to be split by"
+            message = f"{name}: there is no column {field.column} to partition by"
             raise PartitionFieldError(message)
-        if not _can_split(field.transform, found.partition("(")[0]):
-            message = f"{name}: {field.column} is {found}, not for {field.transform}"
+        if not _can_partition(field.transform, found.partition("(")[0]):
+            message = (
+                f"{name}: {field.transform} cannot partition {field.column}, a {found}"
+            )
             raise PartitionFieldError(message)
 
 
-def _can_split(transform: str, kind: str) -> bool:
-    if transform in _SPLITTABLE:
-        return kind in _SPLITTABLE[transform]
-    # A rounded value does not choose a partition.
+def _can_partition(transform: str, kind: str) -> bool:
+    if transform in _PARTITIONABLE:
+        return kind in _PARTITIONABLE[transform]
+    # A rounded value must not choose a partition.
     return kind not in _FLOATS and (transform, kind) != ("bucket", "boolean")

@@ -75,8 +75,8 @@ class WarehouseSink:
         """
         self._kinds = {route.name: route.kind for route in sink.route}
         session = self._session = engines.session
-        # A branch of this process: one that is taken for dead must not write to
-        # another's.
+        # Each process has its own branch: one that is presumed dead must not write to
+        # that of another.
         branch = f"towpath_{uuid.uuid4().hex}"
         self._losses = TableLosses(known, repairs)
         self._tables = TableRegistry(
@@ -98,8 +98,8 @@ class WarehouseSink:
             try:
                 self._fitting_table(name)
             except ShapeUnknownError:
-                # Announced with the table's first record, which is when the table is
-                # needed.
+                # The source is announced with its first record, which is when the table
+                # is needed.
                 _log.info(
                     "warehouse table not created yet: its source is not announced",
                     route=name,
@@ -108,7 +108,7 @@ class WarehouseSink:
     def apply(self, batch: Batch) -> None:
         tally = Tally()
         self._tables.drop_outdated({c.route for c in batch.changes})
-        # Opened first: a table may have a floor of its own.
+        # Opened first, because a table may have a stored floor.
         for name in {c.route for c in batch.changes} | {f.route for f in batch.floors}:
             self._fitting_table(name)
         for name, floor in self._floors.due(batch.floors):
@@ -122,7 +122,7 @@ class WarehouseSink:
         self._tally.add(tally)
 
     def encode_columns(self, columns: Columns) -> EncodedColumns | None:
-        # Checked once for a batch: later announcements come with their own record.
+        # Checked once per batch: later announcements come with their own record.
         if columns.route not in self._refreshed_routes:
             self._tables.drop_outdated({columns.route})
             self._refreshed_routes.add(columns.route)

@@ -2,7 +2,7 @@
 The statements that write a batch, guarded by position. Pure.
 
 They write to a branch that begins at a known commit. One step at the end moves readers
-to it; the step fails if another writer has moved the table meanwhile.
+to it; the step fails if another writer has committed to the table meanwhile.
 
 The batch is a view ``s`` with the table's columns; where it has partial rows, also with
 ``_kept``: the columns whose stored value stays. A batch has each key once, or the
@@ -131,7 +131,7 @@ def first_commit(name: LakeName) -> str:
 
 def branch_off(name: LakeName, branch: str, snapshot_id: int) -> str:
     """
-    Start a branch at a commit, whatever it held before.
+    Start a branch at a commit, whatever it contained before.
 
     A branch left by a dead process expires with old versions, once it is a day old.
     """
@@ -140,7 +140,7 @@ def branch_off(name: LakeName, branch: str, snapshot_id: int) -> str:
 
 
 def fast_forward(name: LakeName, branch: str) -> str:
-    """Move readers to the branch, if they are still at the commit that it began at."""
+    """Move readers to the branch, if they are still at its first commit."""
     return (
         f"CALL {CATALOG}.system.fast_forward(table => {literal(name.in_catalog)},"
         f" branch => 'main', to => {literal(branch)})"

@@ -1,9 +1,9 @@
 """
-The upkeep of tables: when it is due, by which statements, and their deletion.
+The upkeep of tables: its schedule, its statements, and the deletion of tables.
 
 Every commit adds a file or two and a list of replaced rows, and a reader opens them
 all; every delete leaves a tombstone. There is one writer, so upkeep runs between its
-batches and never meets one.
+batches and never at the same time as one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,8 +40,8 @@ class UpkeepTask:
     Attributes:
         name: The table.
         safe: Tombstones below it are deleted; ``None`` deletes none.
-        orphans_before: Older files that no version refers to are deleted; ``None`` if
-            they are not looked for this time.
+        orphans_before: Older files that no version refers to are deleted; ``None``
+            deletes none.
     """
 
     name: LakeName
@@ -106,7 +106,7 @@ class TableUpkeep:
         self.postpone(task)
 
     def postpone(self, task: UpkeepTask) -> None:
-        """Leave a table alone until it has grown again, or until its time has come."""
+        """Skip a table until it has grown again, or its interval has passed."""
         state = self._tables[task.name]
         state.floor, state.since_s = state.files, self._clock.monotonic_s()
 
@@ -122,7 +122,7 @@ class TableUpkeep:
         return self._growth(state) > 0 or can_purge
 
     def _orphans_before(self, state: _UpkeepState) -> datetime | None:
-        """Return the age limit of orphans: after the start, then once per such age."""
+        """Return the age limit of orphans, at the start and then once per that age."""
         age_s = self._options.orphans_after_s
         last_s = state.orphans_at_s
         if last_s is not None and self._clock.monotonic_s() - last_s < age_s:
@@ -148,14 +148,14 @@ def statements(task: UpkeepTask) -> list[str]:
     if task.orphans_before is not None:
         before = f"timestamp '{task.orphans_before:%Y-%m-%d %H:%M:%S}'"
         statements_.append(
-            # Listed by the catalog's own means: an object store has no other.
+            # Files are listed by prefix: an object store supports nothing else.
             f"CALL {CATALOG}.system.remove_orphan_files({table},"
             f" older_than => {before}, prefix_listing => true)"
         )
     return statements_
 
 
-# pyiceberg drops views of servers only; this is the table of Spark's JDBC catalog.
+# pyiceberg drops views of REST catalogs only; Spark's JDBC catalog has this table.
 _DROP_VIEW: Final = text(
     "DELETE FROM iceberg_tables WHERE catalog_name = :catalog"
     " AND table_namespace = :namespace AND table_name = :view"
@@ -165,7 +165,7 @@ _DROP_VIEW: Final = text(
 
 def erase(sink: Sink, _prefix: str) -> None:
     """
-    Delete a sink's tables; safe to repeat. Nobody may write meanwhile.
+    Delete a sink's tables; safe to repeat. The sink must not run meanwhile.
 
     Raises:
         UnavailableError: The catalog or the files cannot be read: repeat it.

@@ -1,24 +1,23 @@
 """
 Writing rows into one table: an append if all keys are new, else a guarded merge.
 
-A table without rows has nothing newer. From then on all of its keys are known, as long
-as only this process has written to it and they fit into memory; new keys are appended
-without a search. An append commits on top of our own last commit or fails, so it never
-ignores another writer; then the table is inspected. A failed statement may have
-committed, so after any failure the known state is dropped.
+A table without rows has no newer ones. From its first row on all of its keys are known,
+as long as only this process has written to it and they fit into memory; new keys are
+appended without a search. An append commits on top of our own last commit or fails, so
+it never ignores another writer; after a failure the table is inspected. A failed
+statement may have committed, so after any failure the known state is dropped.
 
-Rows that are not all new take one statement, or several of bounded size, each with keys
-of its own. They write to a branch of this writer that begins at the known commit; the
-table itself moves there at the end, all at once, and only if no other writer has moved
-it.
+Rows that are not all new take one statement, or several of bounded size with different
+keys. They write to a branch of this writer that begins at the known commit; the main
+branch moves there at the end, in one step, and only if no other writer has moved it.
 
-``LakeAppender`` appends without Spark, which would take rows apart and put them
-together again, one by one: it writes files from Arrow as they are, then one commit. If
-that fails, no file is deleted, because a commit that was reported as failed may have
-landed; upkeep removes files that no version refers to.
+``LakeAppender`` appends without Spark, which would convert each row twice: it writes
+files directly from Arrow, then one commit. If that fails, no file is deleted, because a
+commit that was reported as failed may have succeeded; upkeep removes files that no
+version refers to.
 
 A partial change whose row is absent or deleted is refused, and its row is refetched.
-Reading first and writing then is safe, because there is one writer.
+Reading before writing is safe, because there is one writer.
 """
 
 from collections.abc import Callable
@@ -59,7 +58,7 @@ from towpath.sinks.targets.warehouse.statements import (
 )
 from towpath.sinks.targets.warehouse.upkeep import TableUpkeep, UpkeepTask, statements
 
-# Chunks are merged now and then, because each is searched on its own.
+# Chunks are merged beyond this number, because each is searched separately.
 _MAX_CHUNKS = 64
 
 
@@ -67,8 +66,8 @@ def key_hashes(table: LakeTable, rows: pa.Table) -> pa.Array:
     """
     Return the hashes of the rows' keys; they are valid in this process only.
 
-    Values count as the table stores them: two texts may be one number there. An integer
-    is its own hash.
+    Values are hashed as the table stores them: two texts may be one number there. An
+    integer is its own hash.
     """
     first = rows.column(table.key[0])
     if len(table.key) == 1 and pa.types.is_integer(first.type):
@@ -81,9 +80,8 @@ class KnownKeys:
     """
     The hashes of all keys of one table, from its first row on; eight bytes each.
 
-    It is exact where it counts: a key that is missing here is missing in the table, as
-    long as every written row was learnt. Two keys with one hash cost an unneeded
-    search.
+    A key that is missing here is missing in the table, as long as every written row was
+    learned. Two keys with the same hash cost an unnecessary search.
     """
 
     def __init__(self, limit: int) -> None:
@@ -118,7 +116,7 @@ class Appender(Protocol):
     def append(
         self, table: LakeTable, rows: pa.Table, on: Commit | None
     ) -> Commit | None:
-        """Write rows on top of a commit; return the new one, ``None`` if it cannot."""
+        """Write rows on top of a commit; return the new one, ``None`` on failure."""
 
 
 class Engines(NamedTuple):
@@ -289,11 +287,11 @@ class LakeAppender:
         self, table: LakeTable, rows: pa.Table, on: Commit | None
     ) -> Commit | None:
         """
-        Write rows on top of a commit; return the new one, ``None`` if it cannot.
+        Write rows on top of a commit; return the new one, ``None`` on failure.
 
-        It cannot if the table is at another commit. After any failure the engine may
-        merge the rows instead: it finds ours if they were committed after all, and none
-        of ours is committed after its own.
+        It fails if the table is at another commit. After any failure the engine may
+        merge the rows instead: it finds these rows if they were committed after all,
+        and they cannot be committed after its own commit.
 
         Args:
             table: The table; readers see all rows at once.
@@ -333,7 +331,7 @@ def _append(stored: Table, rows: pa.Table, parent_id: int | None) -> Commit | No
         return None
     staged = stored.transaction()
     staged.append(rows)
-    # Our own commit: a server returns the table in its present state.
+    # Our own commit: a server returns the current state of the table.
     made = staged.table_metadata.current_snapshot()
     if made is None or made.summary is None:
         return None

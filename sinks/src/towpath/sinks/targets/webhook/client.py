@@ -10,8 +10,8 @@ configured address only.
 428            a partial change without its row: its key is refetched
 408 425 429    busy, for as long as Retry-After says
 5xx            busy, if it has Retry-After; else unavailable
-3xx 401 403    no webhook is accepted: the address or the secret is wrong, or nobody
-410            wants webhooks any more; no change becomes a dead letter
+3xx 401 403    no webhook is accepted: the address or the secret is wrong, or the
+410            receiver has unsubscribed; no change becomes a dead letter
 other 4xx      this change is refused for good
 =============  =========================================================================
 """
@@ -35,9 +35,9 @@ from towpath.sinks.errors import (
 )
 from towpath.sinks.targets.webhook.schema import Request
 
-# The pause if the receiver names none.
+# The pause if the receiver specifies none.
 _PAUSE_S: Final = 1.0
-# A header stops a sink for at most this time.
+# A Retry-After header stops a sink for at most this long.
 _LONGEST_PAUSE_S: Final = 300.0
 _REASON_CHARACTERS: Final = 200
 
@@ -58,7 +58,7 @@ class ReceiverOutcome(enum.Enum):
 
 
 class ReceiverVerdict(NamedTuple):
-    """An outcome, with the receiver's own words."""
+    """An outcome, with the text of the receiver's response."""
 
     outcome: ReceiverOutcome
     reason: str = ""
@@ -68,11 +68,11 @@ def judge(
     status: int, headers: Mapping[str, str], text: str, now: datetime
 ) -> ReceiverVerdict:
     """
-    Return the verdict that a response means.
+    Return the verdict of a response.
 
     Raises:
         TargetBusyError: The receiver asks for a pause.
-        TargetUnavailableError: The receiver has a failure of its own.
+        TargetUnavailableError: The receiver fails.
         WebhookRefusedError: It accepts no webhooks at all.
     """
     reason = f"the receiver answers {status}"
@@ -95,7 +95,7 @@ _OUTCOMES: Final = {_KNOWN: ReceiverOutcome.KNOWN, _ABSENT: ReceiverOutcome.ABSE
 
 
 def _retry_after_s(text: str, now: datetime) -> float | None:
-    """Read Retry-After: seconds, or a date; ``None`` if it is neither."""
+    """Parse Retry-After: seconds, or a date; ``None`` if it is neither."""
     if text.isascii() and text.isdigit():
         return min(float(text), _LONGEST_PAUSE_S)
     try:
@@ -130,17 +130,19 @@ class WebhookClient:
 
         Raises:
             TargetBusyError: The receiver asks for a pause.
-            TargetUnavailableError: It does not answer, or has a failure of its own.
+            TargetUnavailableError: It does not answer, or fails.
             WebhookRefusedError: It accepts no webhooks at all.
         """
         now = self._clock.now()
-        seal = signed(self._secrets, request.id, int(now.timestamp()), request.body)
+        signature = signed(
+            self._secrets, request.id, int(now.timestamp()), request.body
+        )
         try:
             response = self._pool.request(
                 "POST",
                 self._url,
                 body=request.body,
-                headers={**_HEADERS, **seal},
+                headers={**_HEADERS, **signature},
                 timeout=urllib3.Timeout(total=self._timeout_s),
                 redirect=False,
                 retries=False,
@@ -148,7 +150,7 @@ class WebhookClient:
             )
             text = self._text(response)
         except (HTTPError, OSError) as error:
-            # Without the error's own text: it may repeat the address with its secrets.
+            # Without the error's text, which may contain the address with its secrets.
             message = f"the receiver does not answer: {type(error).__name__}"
             raise TargetUnavailableError(message) from error
         headers = {name.lower(): value for name, value in response.headers.items()}
@@ -159,7 +161,7 @@ class WebhookClient:
         self._pool.clear()
 
     def _text(self, response: urllib3.BaseHTTPResponse) -> str:
-        """Read the start of a response; a long or slow one ends the connection."""
+        """Read the start of a response; close the connection of a long or slow one."""
         deadline = Deadline(self._clock, self._timeout_s)
         read = b""
         while piece := response.read1(_ANSWER_BYTES):

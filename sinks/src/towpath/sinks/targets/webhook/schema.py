@@ -41,10 +41,10 @@ def lanes(
     alone: frozenset[str] = frozenset(),
 ) -> Iterator[list[Request]]:
     """
-    Cut a batch into lanes: sequences of requests that are sent concurrently.
+    Split a batch into lanes, which are sent concurrently; a lane is sent in order.
 
-    A batch has at most one change of a key, so changes have no order; the events of an
-    aggregate have one. Changes to be sent ``alone`` share no request, and come last.
+    A batch has at most one change per key, so changes have no order; the events of an
+    aggregate have one. Changes in ``alone`` get a request each, and come last.
     """
     others = [c for c in changes if id_of(c) not in alone]
     for chunk in _cut(others, per_request):
@@ -52,14 +52,14 @@ def lanes(
     by_aggregate: dict[Aggregate, list[EventRow]] = {}
     for event in sorted(events, key=lambda e: e.position):
         by_aggregate.setdefault(aggregate_of(event), []).append(event)
-    last_sequences = []
+    last_lanes = []
     for own_events in by_aggregate.values():
         if any(id_of(event) in alone for event in own_events):
-            last_sequences.append([request_of([event]) for event in own_events])
+            last_lanes.append([request_of([event]) for event in own_events])
         else:
             yield [request_of(chunk) for chunk in _cut(own_events, per_request)]
     yield from ([request_of([c])] for c in changes if id_of(c) in alone)
-    yield from last_sequences
+    yield from last_lanes
 
 
 def request_of(changes: Sequence[WebhookChange]) -> Request:
@@ -94,8 +94,8 @@ def id_of(change: WebhookChange) -> str:
     """
     Return the id of a change: its position and its key, as READ rows share positions.
 
-    An event has an id of its own. No id contains a dot, which separates the parts of a
-    signed text.
+    An event's id contains its event id. No id contains a dot, which separates the parts
+    of a signed text.
     """
     if isinstance(change, EventRow):
         return f"event_{change.id}_{_hash([change.route])}"

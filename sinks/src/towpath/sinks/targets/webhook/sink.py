@@ -4,10 +4,10 @@ A sink that posts changes: keys concurrently, the events of an aggregate in orde
 The receiver guards by position. Its verdicts are kept until the next batch begins, so
 that a retried batch does not repeat accepted changes.
 
-A key that the receiver fails at waits alone while the rest of the batch is sent. The
-key is retried for some seconds, and then refused *for now*: it is parked, which makes
-it durable and keeps its order, and it is replayed later. The whole sink waits only for
-a receiver that fails at everything.
+A key on which the receiver fails waits while the rest of the batch is sent. The key is
+retried for a few seconds, and then refused *for now*: it is parked, which makes it
+durable and keeps its order, and it is replayed later. The whole sink waits only for a
+receiver that fails on every request.
 """
 
 from collections.abc import Iterable, Sequence
@@ -44,12 +44,12 @@ from towpath.sinks.targets.webhook.schema import (
 )
 from towpath.sinks.targets.webhook.write import FailingKeys, HealthProbe, SendAttempt
 
-_BEHIND: Final = "an earlier event of it was refused"
+_BEHIND: Final = "an earlier event of the aggregate was refused"
 
 _SUCCESSFUL: Final = frozenset({ReceiverOutcome.TAKEN, ReceiverOutcome.KNOWN})
 
-# A receiver that accepts none of so many new changes is down, whatever it accepted
-# before.
+# A receiver that accepts none of this many new changes is down, even if it accepted
+# changes before.
 _MANY_FAILURES: Final = 50
 
 # Most failures are over by then; no batch waits longer for its last keys.
@@ -77,7 +77,7 @@ class WebhookSink:
             url: The address of requests.
             options: Secrets, sizes and bounds.
             clock: The time.
-            probe_file: Keeps the last accepted request over restarts.
+            probe_file: The file that keeps the last accepted request across restarts.
         """
         self._clock = clock
         self._client = WebhookClient(url, options, clock)
@@ -94,7 +94,7 @@ class WebhookSink:
         self._sent_alone: set[str] = set()
 
     def open(self) -> None:
-        # Nothing to create, and nothing to query: a receiver has no other verb.
+        # Nothing to create or to query: a receiver only accepts changes.
         self._health_probe.load()
 
     def apply(self, batch: Batch) -> None:
@@ -128,7 +128,7 @@ class WebhookSink:
     def _sweep(self, route: str, floor: str) -> None:
         verdict = self._client.post(sweep_of(route, floor))
         if verdict.outcome not in _SUCCESSFUL:
-            message = f"a sweep below {floor} of {route}: {verdict.reason}"
+            message = f"a sweep below {floor} of {route} is refused: {verdict.reason}"
             raise BatchRefusedError(message)
         self._floors.learn(route, floor)
         self._floors.carried_out(route, floor)
@@ -180,8 +180,8 @@ class WebhookSink:
         Send all changes without a verdict, until none is left or the deadline passes.
 
         Raises:
-            TargetBusyError: The receiver asks for a pause, whatever it is sent.
-            TargetUnavailableError: It fails at everything.
+            TargetBusyError: The receiver asks for a pause on every request.
+            TargetUnavailableError: It fails on every request.
             WebhookRefusedError: It accepts no webhooks at all.
         """
         is_first = True
@@ -227,7 +227,7 @@ class WebhookSink:
     def _take_verdicts(
         self, changes: Iterable[WebhookChange], attempt: SendAttempt
     ) -> None:
-        """Let the keys of failures wait, and forget the others."""
+        """Delay the keys of failures, and forget the other keys."""
         failed = self._failed(attempt)
         for change in changes:
             verdict = self._verdicts.get(id_of(change))
@@ -256,9 +256,9 @@ class WebhookSink:
 
     def _receiver_is_down(self, attempt: SendAttempt, is_first: bool) -> bool:  # noqa: FBT001 - private
         """
-        Return whether the receiver fails at everything.
+        Return whether the receiver fails on every request.
 
-        A retry has only keys that failed before: many failures say nothing of the rest.
+        A retry contains only keys that failed before, so its failures prove nothing.
         """
         if attempt.is_stopped:
             return True
@@ -268,7 +268,7 @@ class WebhookSink:
         return is_all or not self._receiver_is_well()
 
     def _record_failure(self, change: WebhookChange, error: TowpathError) -> None:
-        """Let the key of a change wait, or give it up; the receiver is healthy."""
+        """Delay the key of a change, or give the key up; the receiver is healthy."""
         ordering_key = ordering_key_of(change)
         self._failing_keys.failed(ordering_key, error)
         if reason := self._failing_keys.reason_to_give_up(ordering_key):

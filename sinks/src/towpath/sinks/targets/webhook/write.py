@@ -1,17 +1,17 @@
 """
-Sending a batch's lanes concurrently, and the keys that the receiver fails at.
+Sending a batch's lanes concurrently, and the keys on which the receiver fails.
 
-A key that the receiver fails at waits by itself: as long as ``Retry-After`` says, or
-longer with each attempt. It is given up after a number of attempts over a length of
+A key on which the receiver fails waits: as long as ``Retry-After`` says, or longer
+after each attempt. It is given up after a minimum number of attempts and a minimum
 time.
 
-A receiver that is down fails at everything: then no key is to blame, and none is parked
-or given up, however long it takes. So before a key is blamed, a *probe* must show that
-the receiver is healthy: it accepts another change, or again its last accepted request,
-which the guard of every receiver makes harmless.
+A receiver that is down fails on every request: then no key is the cause, and none is
+parked or given up, however long it takes. So before a key counts as failing, a *probe*
+must show that the receiver is healthy: it accepts another change, or its last accepted
+request again, which the guard of every receiver makes harmless.
 
 The last accepted request is kept in a file: a process whose first batch has only the
-failing change has no other.
+failing change has no other request to probe with.
 """
 
 import threading
@@ -35,8 +35,8 @@ from towpath.sinks.targets.webhook.client import (
 )
 from towpath.sinks.targets.webhook.schema import OrderingKey, Request, request_of
 
-# A receiver that is down fails at every request. After this many consecutive failures a
-# probe is sent: fewer would send one for each bad key.
+# A receiver that is down fails on every request. After this many consecutive failures a
+# probe is sent: a lower number would send one for each bad key.
 _PROBE_AFTER: Final = 5
 
 
@@ -48,7 +48,7 @@ class Failure(NamedTuple):
 
     @property
     def severity(self) -> tuple[bool, float]:
-        """The order of what is raised: a halt before the longest pause."""
+        """The order of errors to raise: a halt outranks the longest pause."""
         error = self.error
         pause_s = error.retry_after_s if isinstance(error, BusyError) else 0.0
         return isinstance(error, HaltError), pause_s
@@ -62,8 +62,8 @@ class SendAttempt:
         failures: The requests that failed.
         taken: The last request that was accepted, if any was.
         has_succeeded: Whether the receiver accepted a change, or knew it.
-        is_stopped: Whether the attempt has ended early: the receiver fails at
-            everything.
+        is_stopped: Whether the attempt has ended early: the receiver fails on every
+            request.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class SendAttempt:
 
     @property
     def worst(self) -> TowpathError:
-        """The failure to raise."""
+        """The error to raise."""
         return max(self.failures, key=lambda failure: failure.severity).error
 
     @property
@@ -138,8 +138,8 @@ class SendAttempt:
 
 # A key that fails again waits longer, up to a minute.
 _BACKOFF: Final = Backoff(first_s=0.5, ceiling_s=60.0)
-# A key forgotten beyond this number starts with its first attempt again.
-_MAX_UNITS: Final = 100_000
+# Beyond this number the oldest key is forgotten, and its attempts start again.
+_MAX_FAILING_KEYS: Final = 100_000
 
 _log = structlog.get_logger("towpath.sinks.webhook")
 
@@ -155,7 +155,7 @@ class _FailingKey:
 
 
 class FailingKeys:
-    """The keys that a receiver fails at; they outlive batches."""
+    """The keys on which a receiver fails; they outlive batches."""
 
     def __init__(self, options: WebhookOptions, clock: Clock) -> None:
         self._give_up_attempts = options.give_up_attempts
@@ -179,7 +179,7 @@ class FailingKeys:
         self._failing[ordering_key] = _FailingKey(
             since_s, attempts + 1, now_s + delay_s, str(error)
         )
-        if len(self._failing) > _MAX_UNITS:
+        if len(self._failing) > _MAX_FAILING_KEYS:
             del self._failing[next(iter(self._failing))]
 
     def forget(self, ordering_key: OrderingKey) -> None:
@@ -198,24 +198,24 @@ class FailingKeys:
         return self._failing[ordering_key].reason
 
     def reason_to_give_up(self, ordering_key: OrderingKey) -> str:
-        """Return the reason to give a key up; empty while it is to be retried."""
+        """Return the reason to give a key up; empty while it is still retried."""
         state = self._failing[ordering_key]
         tried_s = self._clock.monotonic_s() - state.since_s
         if state.attempts < self._give_up_attempts or tried_s < self._give_up_after_s:
             return ""
         reason = (
             f"{state.reason}; given up after {state.attempts} attempts in "
-            f"{tried_s:.0f} s, while the receiver takes others"
+            f"{tried_s:.0f} s, while the receiver accepts other keys"
         )
         _log.warning("webhook change given up: it becomes a dead letter", reason=reason)
         return reason
 
 
 class HealthProbe:
-    """The last request that a receiver accepted, to be sent again as a probe."""
+    """The last request that a receiver accepted, which is sent again as a probe."""
 
     def __init__(self, file: Path | None) -> None:
-        """Describe the file of the request; without one a restart forgets it."""
+        """Set the file of the request; without a file, a restart forgets it."""
         self._file = file
         self._last_request: Request | None = None
         self._is_saved = True
@@ -231,7 +231,7 @@ class HealthProbe:
         self._last_request = Request(stored["id"], {}, stored["body"].encode())
 
     def record(self, request: Request | None) -> None:
-        """Remember a request that was accepted."""
+        """Remember an accepted request."""
         if request is not None:
             self._last_request, self._is_saved = request, False
 

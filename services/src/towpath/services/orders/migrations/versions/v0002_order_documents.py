@@ -3,8 +3,8 @@ A view with each order as its newest event, and the reason of a cancellation.
 
 The view returns, for every order, the event of its present state: the same type and, as
 JSON, the same payload. So a reader of the events can be filled with orders whose events
-are gone. It reads the orders and their lines alone, and each of their changes has an
-event in the same transaction, under the order's row lock.
+no longer exist. It reads only the orders and their lines, and each of their changes has
+an event in the same transaction, under the order's row lock.
 """
 
 from alembic import op

@@ -18,8 +18,8 @@ from support.glossary import (
 from support.pages import name_of, pages, plain
 
 # Banned words in names that others read, and how many names have them: a key of
-# progress.json and the constant of a metric; the counts that packages import.
-STILL_IN_USE: Final[dict[str, int]] = {"owed": 2, "tally": 3}
+# progress.json and the constant of a metric.
+STILL_IN_USE: Final[dict[str, int]] = {"owed": 2}
 
 
 def banned_words_of(text: str) -> list[str]:

@@ -3,8 +3,10 @@
 import base64
 
 import pytest
+from standardwebhooks import Webhook, WebhookVerificationError
 
 from towpath.schemas import webhooks
+from towpath.schemas.clock import SystemClock
 from towpath.schemas.webhooks import SignatureRefusedError, secret_bytes, signed, verify
 
 # The specification's own example.
@@ -30,6 +32,20 @@ def test_the_specifications_example_is_signed_identically():
         "webhook-timestamp": str(SIGNED_S),
         "webhook-signature": SIGNATURE,
     }
+
+
+@pytest.mark.parametrize("secrets", [(SECRET,), (OTHER, SECRET)])
+def test_the_specifications_library_accepts_what_is_signed(secrets: tuple[str, ...]):
+    """
+    A receiver needs no code of ours, during a rotation either.
+    """
+    keys = [secret_bytes(secret) for secret in secrets]
+    now_s = int(SystemClock().now().timestamp())
+    given = signed(keys, WEBHOOK_ID, now_s, BODY)
+
+    assert Webhook(SECRET).verify(BODY, given) == {"test": 2432232314}
+    with pytest.raises(WebhookVerificationError):
+        Webhook(SECRET).verify(BODY + b" ", given)
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,13 @@ settings.register_profile(
 # A background job of a shell ignores Ctrl-C, and so would the processes of its tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# For engines that run for seconds, the second compiler costs more time than it saves.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")  # noqa: TID251 - a root
+# For engines that run for seconds, the second compiler costs more time than it saves,
+# and so does the verification of bytecode, which the lock's hashes vouch for.
+os.environ.setdefault(  # noqa: TID251 - a root
+    "SPARK_SUBMIT_OPTS",
+    "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions"
+    " -XX:-BytecodeVerificationRemote",
+)
 _PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "dev")  # noqa: TID251 - a root
 settings.load_profile(_PROFILE)
 # 60 seconds for the examples of the default profile.

@@ -195,10 +195,10 @@ def test_killed_parts_lose_nothing_and_an_altered_row_is_named(start):
     alter = f"{sys.executable} -c '{ALTER_ONE_ROW}'"
     # A load that two cores keep up with while three parts start again.
     demo = start(
-        *("--orders", "8000", "--rate", "20", "--duration", "15"),
+        *("--orders", "5000", "--rate", "20", "--duration", "15"),
         *("--before-verify", alter, "--keep"),
     )
-    kill_parts(demo, 8_000)
+    kill_parts(demo, 5_000)
     demo.wait_for_line("Ctrl-C stops it", 450)
     address = next(line for line in demo.lines if line.startswith("orders service"))
     answer = requests.get(f"{address.split()[-1]}/orders/7", timeout=10)
@@ -208,7 +208,7 @@ def test_killed_parts_lose_nothing_and_an_altered_row_is_named(start):
 
     assert answer.json()["order_id"] == 7
     assert code == 1, demo.text
-    check_result(result, 8_000, cache_differences=1)
+    check_result(result, 5_000, cache_differences=1)
     assert result["sinks"][0]["named"][0].startswith("orders 7: status is")
     assert "cache: orders 7: status is" in demo.text
     assert demo.left() == []

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from support.command import towpath
-from towpath.deploy.bench.runner import place_in
+from towpath.deploy.bench.runner import chaos_environment
 from towpath.deploy.local.part import StateFolder
 from towpath.loadtests.chaos.context import ChaosEnvironment, ChaosOptions, QuietScreen
 from towpath.loadtests.chaos.run import run_chaos
@@ -38,7 +38,7 @@ def place(
     stack.up("postgres", "kafka")
     state = StateFolder(tmp_path)
     state.create()
-    place = place_in(state, database, stack.kafka, unique)
+    place = chaos_environment(state, database, stack.kafka, unique)
     yield place
     for name in state.parts():
         place.launcher.kill(name)

@@ -78,7 +78,7 @@ def test_a_lost_slot_is_announced_and_its_gap_filled(relay: Relay, capsys):
     assert (1, 2, True) == (
         len([gap for gap in gaps if gap["type"] == "GAP"]),
         told["lineage"],
-        "is gone" in told["gap"],
+        "no longer exists" in told["gap"],
     )
     assert sorted(positions) == positions
 
@@ -98,7 +98,7 @@ def test_a_gap_halts_if_it_is_to(relay: Relay):
 
     assert (3, True, True) == (
         code,
-        "is gone" in halted["reason"],
+        "no longer exists" in halted["reason"],
         "on_gap" in halted["remedy"],
     )
 

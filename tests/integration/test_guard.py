@@ -135,7 +135,7 @@ def test_a_failing_heartbeat_query_stops_nothing(database: str, unique: str, sou
 @pytest.mark.parametrize(
     ("hurt", "reason"),
     [
-        ("select pg_drop_replication_slot('{slot}')", "is gone"),
+        ("select pg_drop_replication_slot('{slot}')", "no longer exists"),
         ("update towpath.heartbeat set counter = 0", "back in time"),
         (
             BREAK_CLAIM,

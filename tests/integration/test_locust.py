@@ -233,15 +233,20 @@ def test_of_a_hundred_shoppers_sixty_pay_and_fifteen_cancel(begin: Begin):
 NOWHERE = "127.0.0.1:1"
 MISTAKES = [
     ((), None, 2, "--host is missing"),
-    ((), "ftp://shop", 2, "is no address such as http://"),
+    ((), "ftp://shop", 2, "is not an address such as http://"),
     ((), f"http://{NOWHERE}", 3, "the orders service does not answer at http://"),
     (("--load-cache-url", f"redis://{NOWHERE}/0"), "", 3, "the cache cannot be read"),
     (("--load-search-url", f"http://{NOWHERE}"), "", 3, "the search cannot be read"),
-    (("--load-rate", "fast"), "", 2, "argument --load-rate: 'fast' is no number"),
+    (
+        ("--load-rate", "fast"),
+        "",
+        2,
+        "argument --load-rate: 'fast' is not a valid number",
+    ),
     (("--tags", "buy"), "", 2, "there are cancel, checkout, pay, return"),
     (("OpenLoop",), "", 2, "OpenLoop needs a rate: give --load-rate"),
-    (("--load-customers-file", "empty"), "", 2, "empty holds no customer"),
-    (("--load-customers-file", "strangers"), "", 2, "knows no customer"),
+    (("--load-customers-file", "empty"), "", 2, "empty contains no customer ids"),
+    (("--load-customers-file", "strangers"), "", 2, "has no customer"),
 ]
 
 

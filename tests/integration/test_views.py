@@ -206,7 +206,7 @@ BELOW = {
     ),
     "the date in words": (
         "create view s.base as select id from s.o where at < current_date",
-        "it asks for the current date",
+        "it uses the current date",
     ),
     "a sample": (
         "create view s.base as select id from s.o tablesample system (10)",

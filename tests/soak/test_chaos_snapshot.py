@@ -11,7 +11,7 @@ from random import SystemRandom
 
 import pytest
 
-from towpath.deploy.bench.runner import place_in
+from towpath.deploy.bench.runner import chaos_environment
 from towpath.deploy.local.part import StateFolder
 from towpath.loadtests.chaos.context import ChaosOptions, QuietScreen
 from towpath.loadtests.chaos.run import run_chaos
@@ -33,7 +33,7 @@ def test_chaos_ends_with_what_the_tables_hold(
     state.create()
     seed = SystemRandom().randrange(10**6)
     options = ChaosOptions(minutes=MINUTES / 2, seed=seed, ddl=ddl)
-    place = place_in(state, database, stack.kafka, unique)
+    place = chaos_environment(state, database, stack.kafka, unique)
     try:
         result = run_chaos(place, options, QuietScreen())
     finally:

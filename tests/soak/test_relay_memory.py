@@ -63,10 +63,8 @@ class Size(NamedTuple):
     patience_s: float
 
 
-SIZES = [
-    pytest.param(Size(200_000, 8.0, 100.0), marks=SMALL, id="small"),
-    pytest.param(Size(5_000_000, 300.0, 1800.0), marks=LARGE, id="large"),
-]
+SMALL_SIZE = Size(200_000, 8.0, 100.0)
+LARGE_SIZE = Size(5_000_000, 300.0, 1800.0)
 
 
 class Contents(NamedTuple):
@@ -228,7 +226,13 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
         lent.close()
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(SMALL_SIZE, marks=SMALL, id="small"),
+        pytest.param(LARGE_SIZE, marks=LARGE, id="large"),
+    ],
+)
 def test_a_huge_transaction_passes_through_little_memory(rig: Rig, size: Size):
     """
     Rows of one transaction are produced as they come, and none is kept (I8).
@@ -243,8 +247,14 @@ def test_a_huge_transaction_passes_through_little_memory(rig: Rig, size: Size):
     ), f"peak: {peak_bytes / MEBIBYTE:.0f} MiB"
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("how", ["stopped", "killed"])
+@pytest.mark.parametrize(
+    ("size", "how"),
+    [
+        pytest.param(SMALL_SIZE, "stopped", marks=SMALL, id="stopped-small"),
+        pytest.param(LARGE_SIZE, "stopped", marks=LARGE, id="stopped-large"),
+        pytest.param(LARGE_SIZE, "killed", marks=LARGE, id="killed-large"),
+    ],
+)
 def test_a_broker_away_under_load_costs_little_memory(rig: Rig, size: Size, how: str):
     """
     At its bound the relay reads no more, and goes on where it was afterwards (I8).

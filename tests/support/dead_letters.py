@@ -85,7 +85,7 @@ class Letters:
 class ImmediateFloors:
     """Floors that are effective at once."""
 
-    def counting(self, floors):
+    def record(self, floors):
         """Return all of them."""
         return tuple(floors)
 

@@ -14,7 +14,7 @@ from towpath.schemas.clock import Deadline, SystemClock
 
 CLOCK = SystemClock()
 # With several workers, deadlines and the limits of tests are longer by this factor.
-SLOWER: Final = 3
+SLOWER: Final = 4
 
 
 def stretched(timeout_s: float) -> float:

@@ -7,8 +7,9 @@ tests are pieces of their own. All tests that keep every core busy are one piece
 that two of them never run at once.
 
 The pieces begin in the order of ``Turn``; within a turn, those with the longest limits
-begin first. Tests that mostly wait run beside the busy ones; then come the engines. In
-the end the quick tests fill the time while another worker runs its last long test.
+begin first. One worker runs the busy tests and two run those of the lake, while others
+run tests that mostly wait; then come the engines. In the end the quick tests fill the
+time while another worker runs its last long test.
 """
 
 import enum
@@ -31,7 +32,20 @@ BUSY: Final = (
 )
 # All tests of the file use one recorded stack, whose start takes a minute.
 RECORDED: Final = ("*/faults/test_takeover.py",)
-# Each test starts an engine of its own.
+# The tests of the one Spark session that a worker has: two workers start one.
+LAKES: Final = (
+    ("*/integration/sinks/test_warehouse*.py",),
+    (
+        "*/contract/test_sinks.py",
+        "*/integration/sinks/test_erase.py",
+        "*/integration/sinks/test_names.py",
+        "*/integration/sinks/test_parked_row_refetch.py",
+        "*/integration/sinks/test_recovery.py",
+        "*/integration/sinks/test_verify.py",
+        "*/integration/sinks/test_verify_repair.py",
+    ),
+)
+# Each test starts its own engine.
 DRIVERS: Final = ("*/faults/test_sink_deaths.py",)
 
 
@@ -39,8 +53,8 @@ class Turn(enum.IntEnum):
     """The order of the pieces: a lower turn begins earlier."""
 
     BUSY = 0
-    USUAL = 1
-    LAKE = 2
+    LAKE = 1
+    USUAL = 2
     DRIVER = 3
     QUICK = 4
 
@@ -71,6 +85,9 @@ def piece_of(node_id: str) -> str:
     path = Path(node_id.partition("::")[0])
     if _is_in(path, BUSY):
         return Turn.BUSY.name
+    for number, patterns in enumerate(LAKES):
+        if _is_in(path, patterns):
+            return f"{Turn.LAKE.name} {number}"
     is_long = _is_in(path, DRIVERS) or _is_below(path, "faults", "property")
     is_alone = is_long and not _is_in(path, RECORDED)
     return node_id if is_alone else path.as_posix()
@@ -81,20 +98,10 @@ def _turn(item: pytest.Item) -> Turn:
         return Turn.BUSY
     if is_quick(item.path):
         return Turn.QUICK
-    if _writes_the_lake(item):
+    if any(_is_in(item.path, patterns) for patterns in LAKES):
         return Turn.LAKE
     is_driver = item.get_closest_marker("spark") or _is_in(item.path, DRIVERS)
     return Turn.DRIVER if is_driver else Turn.USUAL
-
-
-def _writes_the_lake(item: pytest.Item) -> bool:
-    """Return whether a test uses ``lake``, directly or by a parameter with its name."""
-    called = getattr(item, "callspec", None)
-    named = called.params.values() if called else ()
-    return "lake" in getattr(item, "fixturenames", ()) or (
-        item.get_closest_marker("spark") is not None
-        and any(isinstance(name, str) and name == "warehouse" for name in named)
-    )
 
 
 def is_quick(path: Path) -> bool:

@@ -255,8 +255,8 @@ def test_the_status_shows_relay_and_sink_and_what_is_wrong(rig, sink, waiter, ca
     assert (0, 0.0, 10.0, "running") == (
         *(seen["lag_records"], seen["lag_s"], seen["budget_s"], seen["state"]),
     )
-    assert ["cache: its driver sinks does not run"] == alive["wrong"]
+    assert ["cache: its driver sinks is not running"] == alive["wrong"]
     assert (
-        f"no relay follows the slot {rig.prefix}: the relay does not run"
+        f"no relay follows the slot {rig.prefix}: the relay is not running"
         in (dead["wrong"])
     )

@@ -12,13 +12,10 @@ TESTS = Path(__file__).parents[2]
 class Item:
     """As much of a test as sharing out looks at."""
 
-    def __init__(self, place, *markers, fixtures=(), parameters=None):
+    def __init__(self, place, *markers):
         self.path = TESTS / place
         self.nodeid = f"tests/{place}::test_it"
-        self.fixturenames = fixtures
         self.markers = list(markers)
-        if parameters:
-            self.callspec = type("Callspec", (), {"params": parameters})
 
     def get_closest_marker(self, name):
         """Return the first marker of a name."""
@@ -48,6 +45,9 @@ DRIVER = "integration/test_serving_driver.py"
         ((DEMO, BENCH), 1),
         ((DRIVER, DRIVER), 1),
         ((SINKS, DRIVER), 2),
+        ((SINKS, "integration/sinks/test_verify.py"), 1),
+        ((WAREHOUSE, "integration/sinks/test_warehouse_rest.py"), 1),
+        ((SINKS, WAREHOUSE), 2),
         (("faults/test_known_failures.py", "faults/test_known_failures.py"), 2),
         (("property/test_fold.py", "property/test_fold.py"), 2),
         (("faults/test_sink_deaths.py", "faults/test_sink_deaths.py"), 2),
@@ -71,20 +71,20 @@ def test_long_tests_begin_first_and_quick_ones_last():
     expected = [
         Item(DEMO, marker("timeout", 600)),
         Item(BENCH, marker("timeout", 90)),
+        Item(WAREHOUSE, SPARK),
         Item("faults/test_known_failures.py", marker("timeout", 300)),
         Item("integration/test_relay.py", marker("timeout", 90)),
         Item("integration/test_orders.py", marker("timeout", 90)),
-        Item(WAREHOUSE, SPARK, fixtures=("lake",)),
         Item(DRIVER, SPARK),
         Item("property/test_fold.py", marker("timeout", 60)),
         Item("unit/relay/test_tally.py"),
     ]
-    equals = expected[3:5]
+    equals = expected[4:6]
     items = [*equals, *(item for item in reversed(expected) if item not in equals)]
     workers.put_in_order(items, 5.0)
 
     assert expected == items
-    assert [600, 90, 300, 90, 90, 5, 5, 60, 5] == [
+    assert [600, 90, 5, 300, 90, 90, 5, 60, 5] == [
         item.get_closest_marker("timeout").args[0] / workers.SLOWER for item in items
     ]
 
@@ -103,7 +103,9 @@ def test_an_inner_deadline_stretches_as_the_limit_of_a_test_does(monkeypatch):
     assert stretched_s > waiting.stretched(20) == 20
 
 
-@pytest.mark.parametrize("pattern", [*workers.BUSY, *workers.DRIVERS])
+@pytest.mark.parametrize(
+    "pattern", [*workers.BUSY, *workers.DRIVERS, *sum(workers.LAKES, ())]
+)
 def test_what_is_named_is_there(pattern):
     """
     A file that was renamed would be shared out as any other.

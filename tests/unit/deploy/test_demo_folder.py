@@ -46,7 +46,7 @@ def test_a_folder_in_which_a_demo_works_is_refused(tmp_path):
     """
     with demo_folder(tmp_path):
         (tmp_path / "data").write_text("first")
-        with pytest.raises(DemoRunsError, match="runs in"), demo_folder(tmp_path):
+        with pytest.raises(DemoRunsError, match="is running in"), demo_folder(tmp_path):
             pass
         kept = (tmp_path / "data").read_text()
 

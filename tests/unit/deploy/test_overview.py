@@ -100,16 +100,16 @@ def test_each_finding_of_the_status_has_its_sentence():
     assert [
         ["the part kafka is stopped"],
         ["the relay: the source does not answer"],
-        ["no relay follows the slot towpath: the relay does not run"],
+        ["no relay follows the slot towpath: the relay is not running"],
         ["the slot's log is lost"],
         ["the slot keeps 5,000 bytes of log"],
         ["cache: Redis does not answer."],
-        ["cache: its driver serving does not run"],
+        ["cache: its driver serving is not running"],
         ["cache: 20 s behind, more than twice its budget of 10 s"],
         ["cache: 3 keys are parked"],
         ["cache: it lost rows of lines, orders, which are being read again"],
-        ["cache: its changed block is refused, it continues as before: no column x."],
-        ["cache: its driver serving does not run"],
+        ["cache: its changed block is refused; it continues as before: no column x."],
+        ["cache: its driver serving is not running"],
     ] == found
 
 

@@ -58,7 +58,9 @@ def test_an_aggregate_without_a_view_cannot_be_filled():
     """
     chosen = settings("invoice")
 
-    with pytest.raises(UsageError, match=r"no view of relay.outbox.view gives events"):
+    with pytest.raises(
+        UsageError, match=r"no view in relay.outbox.view provides events"
+    ):
         collections_of(chosen, chosen.sink[0])
 
 
@@ -69,7 +71,9 @@ def test_a_further_view_alone_does_not_fill_an_aggregate():
     both, alone = settings("order", "totals", ""), settings("order", "totals")
 
     assert ["outbox.order"] == collections_of(both, both.sink[0], "orders")
-    with pytest.raises(UsageError, match=r"no view of relay.outbox.view gives events"):
+    with pytest.raises(
+        UsageError, match=r"no view in relay.outbox.view provides events"
+    ):
         collections_of(alone, alone.sink[0])
 
 

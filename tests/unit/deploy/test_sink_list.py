@@ -99,11 +99,11 @@ def test_a_changed_block_that_a_running_driver_refuses_is_reported(listed):
     code, line = listed(alive_s_ago=1, refused="no column x.")
     _, last = listed(alive_s_ago=99, refused="no column x.")
 
-    assert (1, "cache: its changed block is refused, it continues as before: ") == (
+    assert (1, "cache: its changed block is refused; it continues as before: ") == (
         code,
         line.removesuffix("no column x."),
     )
-    assert last == "cache: its driver sinks does not run"
+    assert last == "cache: its driver sinks is not running"
 
 
 def test_a_failed_sink_has_its_reason(listed):
@@ -119,7 +119,7 @@ def test_a_sink_without_a_driver_is_stopped(listed):
     """
     A driver that has gone, or is just starting, wrote its file.
     """
-    assert (1, "cache: its driver sinks does not run") == listed(
+    assert (1, "cache: its driver sinks is not running") == listed(
         alive_s_ago=99, state=State.RUNNING
     )
 

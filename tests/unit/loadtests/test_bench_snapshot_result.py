@@ -142,7 +142,7 @@ def test_a_finding_leaves_no_figure():
 
 def test_a_person_reads_every_ratio_and_the_paper():
     """
-    One block for each load, and one line for each system on paper.
+    One block for each load, and one line for each system's extrapolated cost.
     """
     text = shown(result(WHOLE))
     wanted = (
@@ -151,7 +151,7 @@ def test_a_person_reads_every_ratio_and_the_paper():
         "relay / Debezium tuned, rows/s: 2.00",
         "relay / Debezium stock, rows/s: 10.00",
         "relay / bare COPY, rows/s: 0.20",
-        "50,000,000 rows on paper",
+        "50,000,000 rows (extrapolated",
     )
 
     assert [] == [one for one in wanted if one not in text]

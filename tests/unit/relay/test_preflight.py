@@ -223,7 +223,7 @@ def test_a_cluster_that_is_ready_has_no_finding():
             Level.ERROR,
             "min.insync.replicas is 3",
         ),
-        (replace(CLUSTER, marked={ORDERS: 3}), Level.ERROR, "it had 3"),
+        (replace(CLUSTER, marked={ORDERS: 3}), Level.ERROR, "but had 3"),
         (
             replace(
                 with_topic(**{"max.message.bytes": "100"}),

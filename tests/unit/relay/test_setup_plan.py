@@ -203,7 +203,7 @@ def test_a_slot_of_another_owner_is_refused():
     """
     A slot of another plugin or database with our name is not touched.
     """
-    slot = SlotHistory(1, is_ours=False, kind="one of plugin wal2json")
+    slot = SlotHistory(1, is_ours=False, kind="a slot of plugin wal2json")
     with pytest.raises(NotPreparedError, match="wal2json"):
         plan_setup(replace(READY, slot=slot), SETTINGS)
 

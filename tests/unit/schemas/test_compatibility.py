@@ -133,7 +133,7 @@ def test_a_compatible_schema_change_has_no_finding(old, new):
             record(field({"type": "fixed", "name": "F", "size": 2})),
             record(field({"type": "fixed", "name": "F", "size": 3})),
             "a",
-            "was a fixed type of another name or size",
+            "was a fixed type of a different name or size",
         ),
         (
             record(field(LEAF), field("Leaf", "b")),

@@ -85,7 +85,7 @@ def mistakes(folder: Path, more: str, **environ: str) -> tuple[str, ...]:
         ),
         (
             "[relay]\nrows = [1]",
-            "relay.rows: expected a section with keys of its own, not a list",
+            "relay.rows: expected a section with keys, not a list",
         ),
         (
             "[relay.rows]\nkey_columns = true",

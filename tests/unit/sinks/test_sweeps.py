@@ -53,9 +53,9 @@ def test_a_sweep_waits_for_the_last_partition(open_sweeps):
     """
     sweeps = open_sweeps()
 
-    assert () == sweeps.counting([sweep_floor(0), sweep_floor(0)])
-    assert () == sweeps.counting([sweep_floor(2)])
-    assert (sweep_floor(1),) == sweeps.counting([sweep_floor(1)])
+    assert () == sweeps.record([sweep_floor(0), sweep_floor(0)])
+    assert () == sweeps.record([sweep_floor(2)])
+    assert (sweep_floor(1),) == sweeps.record([sweep_floor(1)])
 
 
 def test_the_sweep_of_a_requested_snapshot_completes_the_route(open_sweeps, tmp_path):
@@ -91,9 +91,9 @@ def test_sweeps_of_several_snapshots_are_kept_apart(open_sweeps):
         for name in ("fill-1", "fill-2")
     )
 
-    assert ((), (one[2],)) == (sweeps.counting(one[:2]), sweeps.counting(one[2:]))
-    assert () == sweeps.counting([sweep_floor(2), *other[:2]])
-    assert (other[2],) == open_sweeps().counting(other[2:])
+    assert ((), (one[2],)) == (sweeps.record(one[:2]), sweeps.record(one[2:]))
+    assert () == sweeps.record([sweep_floor(2), *other[:2]])
+    assert (other[2],) == open_sweeps().record(other[2:])
 
 
 def test_partitions_added_after_a_sweep_are_not_waited_for(open_sweeps):
@@ -102,8 +102,8 @@ def test_partitions_added_after_a_sweep_are_not_waited_for(open_sweeps):
     """
     sweeps = open_sweeps()
 
-    assert () == sweeps.counting([sweep_floor(1, partitions=2)])
-    assert (sweep_floor(0, partitions=2),) == sweeps.counting(
+    assert () == sweeps.record([sweep_floor(1, partitions=2)])
+    assert (sweep_floor(0, partitions=2),) == sweeps.record(
         [sweep_floor(0, partitions=2)]
     )
 
@@ -113,10 +113,10 @@ def test_a_repeated_sweep_of_more_partitions_waits_for_them(open_sweeps):
     The repeated one has the newer count; delivered partitions are not lost.
     """
     sweeps = open_sweeps()
-    sweeps.counting([sweep_floor(0, partitions=2)])
+    sweeps.record([sweep_floor(0, partitions=2)])
 
-    assert () == sweeps.counting([sweep_floor(1, partitions=3)])
-    assert (sweep_floor(2, partitions=3),) == sweeps.counting(
+    assert () == sweeps.record([sweep_floor(1, partitions=3)])
+    assert (sweep_floor(2, partitions=3),) == sweeps.record(
         [sweep_floor(2, partitions=3)]
     )
 
@@ -128,7 +128,7 @@ def test_a_sweep_with_its_partition_count_needs_no_broker(open_sweeps, cluster):
     cluster.is_away = True
     sweeps = open_sweeps()
 
-    assert (sweep_floor(0, partitions=1),) == sweeps.counting(
+    assert (sweep_floor(0, partitions=1),) == sweeps.record(
         [sweep_floor(0, partitions=1)]
     )
 
@@ -137,19 +137,19 @@ def test_delivered_sweeps_survive_a_restart(open_sweeps):
     """
     A new driver knows the partitions that it has passed.
     """
-    open_sweeps().counting([sweep_floor(0), sweep_floor(2)])
+    open_sweeps().record([sweep_floor(0), sweep_floor(2)])
 
-    assert (sweep_floor(1),) == open_sweeps().counting([sweep_floor(1)])
+    assert (sweep_floor(1),) == open_sweeps().record([sweep_floor(1)])
 
 
 def test_a_repeated_batch_repeats_its_floor(open_sweeps):
     """
     A crash before the batch was written must not lose the floor.
     """
-    open_sweeps().counting([sweep_floor(0), sweep_floor(2)])
-    open_sweeps().counting([sweep_floor(1)])
+    open_sweeps().record([sweep_floor(0), sweep_floor(2)])
+    open_sweeps().record([sweep_floor(1)])
 
-    assert (sweep_floor(1),) == open_sweeps().counting([sweep_floor(1)])
+    assert (sweep_floor(1),) == open_sweeps().record([sweep_floor(1)])
 
 
 def test_different_sweeps_do_not_complete_each_other(open_sweeps):
@@ -157,15 +157,15 @@ def test_different_sweeps_do_not_complete_each_other(open_sweeps):
     Other floors, routes and topics are other sweeps.
     """
     sweeps = open_sweeps()
-    sweeps.counting([sweep_floor(0), sweep_floor(1)])
+    sweeps.record([sweep_floor(0), sweep_floor(1)])
     others = [
         sweep_floor(2, number=2),
         sweep_floor(2, route="customers"),
         sweep_floor(2, topic=f"{TOPIC}.backfill.cache"),
     ]
 
-    assert () == sweeps.counting(others)
-    assert (sweep_floor(2),) == sweeps.counting([sweep_floor(2)])
+    assert () == sweeps.record(others)
+    assert (sweep_floor(2),) == sweeps.record([sweep_floor(2)])
 
 
 def test_a_truncate_does_not_wait_for_all_partitions(open_sweeps):
@@ -174,7 +174,7 @@ def test_a_truncate_does_not_wait_for_all_partitions(open_sweeps):
     """
     truncation = replace(sweep_floor(0), needs_all=False)
 
-    assert (truncation,) == open_sweeps().counting([truncation, sweep_floor(1)])
+    assert (truncation,) == open_sweeps().record([truncation, sweep_floor(1)])
 
 
 def test_without_the_broker_no_sweep_completes_and_none_is_lost(open_sweeps, cluster):
@@ -183,9 +183,9 @@ def test_without_the_broker_no_sweep_completes_and_none_is_lost(open_sweeps, clu
     """
     cluster.is_away = True
     with pytest.raises(BrokerUnavailableError):
-        open_sweeps().counting([sweep_floor(0), sweep_floor(1), sweep_floor(2)])
+        open_sweeps().record([sweep_floor(0), sweep_floor(1), sweep_floor(2)])
     cluster.is_away = False
 
     assert [sweep_floor(0), sweep_floor(1), sweep_floor(2)] == list(
-        open_sweeps().counting([sweep_floor(0), sweep_floor(1), sweep_floor(2)])
+        open_sweeps().record([sweep_floor(0), sweep_floor(1), sweep_floor(2)])
     )

@@ -74,7 +74,7 @@ def test_an_unknown_route_is_refused():
     """
     A typing mistake verifies nothing, and must not look like success.
     """
-    with pytest.raises(UsageError, match="no route and no table named shop"):
+    with pytest.raises(UsageError, match="no route or table named shop"):
         chosen_routes(SETTINGS, SINK, ("o", "shop.order"))
 
 

@@ -417,7 +417,7 @@ def test_an_lsn_beyond_the_end_of_the_log_is_refused(place):
     ("sight", "told"),
     [
         (None, "the slot towpath does not exist"),
-        (SlotStatus(LSN - 8, False, LSN), "nobody follows the slot"),
+        (SlotStatus(LSN - 8, False, LSN), "no relay follows the slot"),
         (SlotStatus(LSN - 8, True, LSN), "the relay has confirmed 0/3E0 of 0/3E8"),
     ],
 )

@@ -49,7 +49,7 @@ class SignalRefusedError(UsageError):
 class RelaySilentError(UnavailableError):
     """No relay has answered a signal in time."""
 
-    remedy = "Start the relay (towpath relay run), or read in its log why it waits."
+    remedy = "Start the relay (towpath relay run), or see in its log why it is waiting."
 
 
 class ConnectorError(UsageError):

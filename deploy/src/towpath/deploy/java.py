@@ -2,7 +2,7 @@
 The Java runtime of the parts and of Spark.
 
 A ``JAVA_HOME`` with a Java 21 is preferred; otherwise the runtime of a Python package
-serves. Spark's launcher requests a module that this runtime lacks, so Spark gets a
+is used. Spark's launcher requests a module that this runtime lacks, so Spark gets a
 folder whose ``bin/java`` drops that option.
 """
 

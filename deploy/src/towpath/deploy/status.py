@@ -255,7 +255,7 @@ def _relay_problems(relay: Document, critical_bytes: int) -> Iterator[str]:
     if relay["error"]:
         yield f"the relay: {relay['error']}"
     elif not relay["active"]:
-        why = relay["halted"] or "does not run"
+        why = relay["halted"] or "is not running"
         yield f"no relay follows the slot {relay['slot']}: the relay {why}"
     yield from relay.get("problems", ())
     if relay.get("wal_status") in _LOST:
@@ -269,7 +269,7 @@ def _sink_problems(sink: Document) -> Iterator[str]:
     if sink["state"] is State.FAILED or sink["error"]:
         yield f"{name}: {sink['error']}"
     elif not sink["is_alive"]:
-        yield f"{name}: its driver {sink['driver']} does not run"
+        yield f"{name}: its driver {sink['driver']} is not running"
     elif sink["refused"]:
         yield f"{name}: {refused_text(sink['refused'])}"
     if is_late(sink):
@@ -315,7 +315,7 @@ def progress_of(settings: Settings, sink: Sink) -> Progress:
 
 def refused_text(why: str) -> str:
     """Return the sentence about a sink that refuses its changed block."""
-    return f"its changed block is refused, it continues as before: {why}"
+    return f"its changed block is refused; it continues as before: {why}"
 
 
 def table_records(settings: Settings, ends: Ends) -> int:

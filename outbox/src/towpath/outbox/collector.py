@@ -7,7 +7,7 @@ events are one commit, and no handler can forget an event or publish it on its o
 
 Two rules keep that true with savepoints and rollbacks:
 
-1. A rollback, also to a savepoint, discards the events of tracked aggregates that are
+1. A rollback, even to a savepoint, discards the events of tracked aggregates that are
    not yet recorded, as it discards their rows: load the aggregates again.
 2. A savepoint cannot begin while a tracked aggregate has unrecorded events. They would
    be recorded inside it, and its rollback would separate them from state that was

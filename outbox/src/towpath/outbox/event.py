@@ -17,7 +17,7 @@ class OutboxEvent:
         aggregate_id: The aggregate's id; the record's key, which keeps events in order.
         type: The event type, such as ``OrderPlaced``; chooses the schema.
         payload: The aggregate's state. Decimals, dates and UUIDs become text.
-        occurred_at: Aware; becomes the header of the same name, in UTC.
+        occurred_at: Timezone-aware; becomes the header of the same name, in UTC.
         headers: Further record headers, text to text.
         traceparent: The W3C trace context that the event belongs to, if any.
         id: Identifies the event; consumers recognise a redelivery by it.

@@ -16,7 +16,7 @@ from typing import Any
 
 def plain(value: Any) -> Any:  # noqa: ANN401 - any value in, any JSON value out
     """
-    Return the value in its JSON form, with everything inside it.
+    Return the JSON form of a value and of everything in it.
 
     Raises:
         ValueError: A datetime is not aware, so its instant is unknown.

@@ -181,8 +181,8 @@ class Relay:
         pages = AdminPages(self._stats, self._clock, SignalPages(signals))
         health = HealthServer(relay.admin_port, pages, relay.admin_host)
         _LOG.info("relay started", admin_port=health.port, pid=os.getpid())
-        # Records in flight are many small objects without cycles: a collection every
-        # few hundred of them would cost several percent of the time.
+        # Records in flight are many small objects without cycles: a garbage
+        # collection every few hundred would cost several percent of the time.
         gc.freeze()
         gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, 20, 100)
         sessions = SessionLoop(self._clock, self._wakeup, lambda: self._is_stopping)

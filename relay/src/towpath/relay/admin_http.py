@@ -6,8 +6,9 @@ whose source or broker is down. *Ready* means that a recent heartbeat of this pr
 has passed through the source's log.
 
 ==========================  ==========================================================
-``POST /signals``           stores a signal: JSON of ``type``, ``data``, perhaps ``id``;
-                            202 with its id, 400 with the reason, 409 for a used id
+``POST /signals``           stores a signal: JSON of ``type``, ``data`` and optionally
+                            ``id``; 202 with its id, 400 with the reason, 409 for
+                            a used id
 ``GET /signals/<id>``       the signal's row
 ``GET /snapshots``          the tables of all snapshots, the newest first
 ``GET /snapshots/<id>``     the tables of one
@@ -101,7 +102,7 @@ class SignalPages:
 
     def refuse(self, path: str, headers: Mapping[str, str]) -> PageResponse | None:
         """
-        Return the refusal of a POST before its body is read; None: it is accepted.
+        Return the refusal of a POST before its body is read; None if it is accepted.
 
         ``headers`` have lower-case names.
         """

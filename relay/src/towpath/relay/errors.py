@@ -20,7 +20,7 @@ The relay's errors, and the loop's reaction to each.
         ├── NotPreparedError         slot, publication or table is missing
         ├── PublicationYoungerError  a publication is younger than the log to be read
         ├── SlotLostError            Postgres dropped log that the slot needed
-        ├── SlotHeldError            another relay keeps the slot
+        ├── SlotHeldError            another relay holds the slot
         ├── AdminPortError           the admin port cannot be opened
         ├── BrokerRefusedError       Kafka refuses the login or a topic
         │   └── TopicRefusedError       Kafka refuses a topic's name
@@ -60,7 +60,7 @@ class StateRefusedError(UsageError):
 class SourceUnavailableError(UnavailableError):
     """Postgres cannot be reached, or ended the connection."""
 
-    remedy = "Check that Postgres runs and that [source] dsn leads to it."
+    remedy = "Check that Postgres runs and that [source] dsn points to it."
 
 
 class SlotBusyError(UnavailableError):
@@ -73,7 +73,7 @@ class BrokerUnavailableError(UnavailableError):
     """Kafka cannot be reached."""
 
     remedy = (
-        "Check that Kafka runs, that [kafka] bootstrap_servers leads to it, and TLS "
+        "Check that Kafka runs, that [kafka] bootstrap_servers points to it, and TLS "
         "and login in [kafka.client]."
     )
 
@@ -81,7 +81,7 @@ class BrokerUnavailableError(UnavailableError):
 class RegistryUnavailableError(UnavailableError):
     """The schema registry cannot be reached, or is overloaded."""
 
-    remedy = "Check that the schema registry runs and that [registry] url leads to it."
+    remedy = "Check that the schema registry runs and that [registry] url points to it."
 
 
 class DeliveryFailedError(UnavailableError):
@@ -99,7 +99,7 @@ class UnroutableError(DataError):
 
 
 class MalformedMessageError(HaltError):
-    """A message of the stream is short, long, unknown or out of order."""
+    """A message of the stream is too short, too long, unknown or out of order."""
 
     remedy = "Report the message; the server uses an unknown protocol."
 
@@ -117,7 +117,7 @@ class NotPreparedError(HaltError):
 
 
 class PublicationYoungerError(HaltError):
-    """A publication was created, or recreated, after log that is still to be read."""
+    """A publication is younger than log that the relay still has to read."""
 
     remedy = (
         "Name the former publication in [source] until the log is read, or drop the "
@@ -153,7 +153,7 @@ class BrokerRefusedError(HaltError):
 
 
 class TopicRefusedError(BrokerRefusedError):
-    """Kafka refuses a topic's name; an event for it is a dead letter instead."""
+    """Kafka refuses a topic's name; an event for it becomes a dead letter."""
 
     remedy = (
         "Name the table or the prefix so that its topic differs from every other in "
@@ -162,7 +162,7 @@ class TopicRefusedError(BrokerRefusedError):
 
 
 class RegistryRefusedError(HaltError):
-    """The schema registry refuses the login or a right, or the URL has none."""
+    """The schema registry refuses the login or a right, or its URL is wrong."""
 
     remedy = "Correct [registry] url, or grant the rights that the message names."
 

@@ -71,7 +71,7 @@ class StopDeadline:
         self._deadline: Deadline | None = None
 
     def deadline(self) -> Deadline:
-        """Return the deadline, which begins with the first call."""
+        """Return the deadline; its time starts at the first call."""
         if self._deadline is None:
             self._deadline = Deadline(self.clock, self._timeout_s)
         return self._deadline
@@ -205,7 +205,7 @@ class Pipeline:
                 "relay stopped before Kafka had acknowledged everything",
                 in_flight_bytes=context.ledger.in_flight_bytes,
                 stored_lsn=format_lsn(self._checkpoints.stored_lsn),
-                remedy="Nothing is lost: the next start reads it from the log again.",
+                remedy="Nothing is lost: the next start reads the rest from the log.",
             )
         finally:
             context.stats.is_streaming = False
@@ -265,7 +265,7 @@ class Pipeline:
                 consumer.consume(frame, now_us)
             else:
                 # The next start streams it again. A later keepalive must not confirm
-                # it, as it counts for the server as read.
+                # it, as the server counts it as read.
                 self._has_unread_frames = True
                 return
 

@@ -80,7 +80,7 @@ class RecordProducer(Protocol):
 
 
 class TopicFacts(NamedTuple):
-    """The facts of a topic that a producer needs."""
+    """The facts about a topic that a producer needs."""
 
     limit_bytes: int
     partition_count: int
@@ -143,7 +143,7 @@ class SnapshotReader(Protocol):
         """Return the unfinished snapshots. Blocks; called once, at start."""
 
     def submit(self, effect: WorkerEffect) -> None:
-        """Queue an effect; its result is a fact, after a wake-up."""
+        """Queue an effect; its result arrives as a fact, after a wake-up."""
 
     def facts(self) -> Sequence[WorkerFact]:
         """Return the facts since the last call."""

@@ -2,7 +2,7 @@
 Recovers the state that a session starts from, before anything is added to Kafka.
 
 The delivery mode of the previous process decides how topics are read. Open transactions
-of a transactional process are aborted first, also if the present process works without
+of a transactional process are aborted first, even if the current process works without
 transactions. On replicated topics, records of an idempotent process may be on the
 leader only: barriers make them readable before end offsets are used.
 """
@@ -87,8 +87,8 @@ def store_first_marks(process: ProcessContext, topic: StateTopic, marks: Marks) 
     """
     Store the first marks of all captured tables' topics, with one request to Kafka.
 
-    Call order: after the lineage is decided, as marks prove that there was one, and
-    before the stream begins. Other topics get their marks with their first record.
+    Call order: after the lineage is decided, because marks prove that there was one,
+    and before the stream begins. Other topics get their marks with their first record.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
@@ -117,7 +117,7 @@ def recover(
     process: ProcessContext, topic: StateTopic, producer: KafkaProducer
 ) -> RecoveredState:
     """
-    Return the state recovered from Kafka. Call order: the slot is claimed.
+    Return the state recovered from Kafka. Call order: after the slot is claimed.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.

@@ -73,7 +73,7 @@ _PUBLICATIONS: Final = frozenset({"source.publication", "source.outbox_publicati
 
 
 class Session:
-    """Runs one session after the other, each from connecting to its end."""
+    """Runs sessions one at a time, each from its connection to its end."""
 
     def __init__(
         self, process: ProcessContext, is_stopping: Callable[[], bool]
@@ -196,8 +196,8 @@ class Session:
         Raises:
             PartitionCountChangedError: A topic's partition count has changed.
             TopicTruncatedError: A topic was deleted.
-            SourceUnavailableError: A monitor restarts the session, at once: another
-                process may own the slot by now.
+            SourceUnavailableError: A monitor restarts the session immediately:
+                another process may own the slot by now.
         """
         if self._restart_reason is not None:
             raise SourceUnavailableError(self._restart_reason)
@@ -209,7 +209,7 @@ class Session:
         self, stream: SlotStream, settings: Settings, catalog: PostgresCatalog
     ) -> bool:
         """
-        Start the stream; False if another process had it until now.
+        Start the stream; False if another process held the slot until now.
 
         That process may have published records that were not recovered here.
 
@@ -361,7 +361,9 @@ class Session:
         catalog: PostgresCatalog,
     ) -> tuple[Settings, int]:
         """
-        Return the settings to run with, and their last log LSN; 0: no end.
+        Return the settings to run with, and the last log LSN at which they apply.
+
+        The LSN is 0 if they apply without end.
 
         The file's settings are stored before the first record that depends on them. New
         publications apply from the log's end at the first session that has them: they
@@ -393,7 +395,7 @@ _HEALTHY_S: Final = 10.0
 
 
 class SessionLoop:
-    """Starts session after session until one ends normally or fails for good."""
+    """Runs sessions until one ends normally or fails with a permanent error."""
 
     def __init__(
         self,

@@ -1,11 +1,11 @@
 """
 Counters and gauges of the relay, for the metrics; each new reason is logged once.
 
-The loop's thread writes them, the slot monitor's thread the slot's; other threads may
-read them at any time.
+The slot monitor's thread writes those of the slot, the loop's thread all others; any
+thread may read them at any time.
 
-Latencies are differences on the source's clock, which commit times come from. Compared
-with the relay's own clock, a clock error would make them negative or large. Every
+Latencies are differences on the source's clock, which commit times come from. With
+the relay's own clock, a clock error would make them negative or large. Every
 frame has the server's time of sending, so the smallest recent ``ours - theirs`` is the
 offset of the relay's clock, plus the fastest transfer of a frame: far below a
 millisecond in one data centre.
@@ -74,11 +74,11 @@ class SourceClock:
 
     def observe(self, sent_us: int, now_us: int) -> None:
         """
-        Update the estimate by a frame.
+        Update the estimate from a frame.
 
         Args:
-            sent_us: Its time of sending by the source's clock.
-            now_us: Its time of reading by the relay's clock.
+            sent_us: When it was sent, by the source's clock.
+            now_us: When it was read, by the relay's clock.
         """
         ahead_us = now_us - sent_us
         if not 0 <= now_us - self._began_us < _WINDOW_US:
@@ -124,8 +124,8 @@ class SlotStats:
             bound.
         wal_status: ``reserved``, ``extended``, ``unreserved`` or ``lost``.
         is_active: Whether a process follows it.
-        inactive_s: Since when no process follows it; None while one does, or if the
-            server does not say.
+        inactive_s: For how long no process has followed it; None while one does, or if
+            the server does not say.
     """
 
     retained_bytes: int
@@ -150,7 +150,7 @@ class SnapshotProgress:
         incomplete: Tables with rows among the dead letters.
         paused: Tables that a signal has paused.
         rows: Rows sent, by ``schema.table``: captured tables only.
-        started_at_s: Monotonic start of the oldest running one; None without.
+        started_at_s: Monotonic start of the oldest running one; None if none runs.
     """
 
     waiting: int
@@ -181,8 +181,8 @@ class Stats:
         marks: Marks published to the state topic.
         parked_keys: Parked aggregates.
         yielding: Why snapshots yield to the stream or the source; empty: they do not.
-        dropped_tables: Captured names without a table whose rows are kept.
-        source_problems: Problems of publications and outbox.
+        dropped_tables: Captured tables that no longer exist, whose rows are kept.
+        source_problems: Problems with publications and outbox.
         unacknowledged_bytes: Bytes in flight when the stop deadline passed.
         last_turn_at_s: Monotonic time of the loop's last turn.
         latency: From commit to acknowledgement, on the source's clock.
@@ -255,7 +255,7 @@ class Stats:
         """
         Observe the latency of ``count`` transactions that were settled together.
 
-        ``committed_us`` is the commit time of the oldest, ``now_us`` the present time.
+        ``committed_us`` is the commit time of the oldest, ``now_us`` the current time.
         """
         self.latency.observe(self.source_clock.since_s(committed_us, now_us), count)
 

@@ -3,7 +3,7 @@ The clock port, and the only module that reads the system's clock.
 
 Code that needs the time or has to wait takes a ``Clock``. Only ``SystemClock`` reads
 the system's clock, so tests can advance time themselves. Delays between attempts are a
-``Backoff``: no loop chooses delays of its own.
+``Backoff``: no loop chooses its own delays.
 """
 
 import random
@@ -17,17 +17,17 @@ class Clock(Protocol):
     """Wall time, monotonic time and waiting."""
 
     def now(self) -> datetime:
-        """Return the wall time, aware, in UTC."""
+        """Return the wall time, timezone-aware and in UTC."""
 
     def monotonic_s(self) -> float:
         """Return seconds that never decrease."""
 
     def wait(self, delay_s: float) -> None:
-        """Let ``delay_s`` seconds pass."""
+        """Wait for ``delay_s`` seconds."""
 
 
 class SystemClock:
-    """The machine's own time."""
+    """The system's clock."""
 
     def now(self) -> datetime:
         return datetime.now(tz=UTC)  # noqa: TID251 - the edge the ban points to

@@ -4,7 +4,7 @@ Compatibility of a new event schema version with all earlier versions.
 The rules are those of Avro's schema resolution, with the new version as the reader. A
 field may be removed, or added with a default; a type may only widen; an enum may lose a
 symbol only if it has a default; a union may only gain branches. ``check_history``
-compares a version with every earlier one, not with the last alone (the registry's level
+compares a version with every earlier one, not only with the last (the registry's level
 ``BACKWARD_TRANSITIVE``). The comparison is pure and returns findings.
 """
 
@@ -163,7 +163,7 @@ def _maps(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Finding]:
 
 def _fixeds(old: _Side, new: _Side, path: str, _seen: _Pairs) -> Iterator[Finding]:
     if _renamed(old, new) or old.schema["size"] != new.schema["size"]:
-        yield Finding(path, "was a fixed type of another name or size")
+        yield Finding(path, "was a fixed type of a different name or size")
 
 
 _COMPARE: Final = MappingProxyType(

@@ -5,7 +5,7 @@ from typing import Final
 POSITION: Final = "position"
 UNCHANGED: Final = "unchanged"
 SNAPSHOT: Final = "snapshot"
-# A record with the floor below which every row of its topic was deleted.
+# On a record without a row: the floor below which every row of its topic was deleted.
 SWEEP: Final = "sweep"
 # The number of partitions that the sweep was written to; there may be more now.
 SWEEP_PARTITIONS: Final = "sweep_partitions"

@@ -19,12 +19,12 @@ ID: Final = "webhook-id"
 TIMESTAMP: Final = "webhook-timestamp"
 SIGNATURE: Final = "webhook-signature"
 
-SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - a prefix, no secret
-# Limits of the specification for the bytes of a secret.
+SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - a prefix, not a secret
+# The specification's limits for the length of a secret.
 SHORTEST_SECRET_BYTES: Final = 24
 LONGEST_SECRET_BYTES: Final = 64
 
-# As in the specification's own libraries: more than clock skew and request time.
+# As in the specification's libraries: more than clock skew and request time together.
 TOLERANCE_S: Final = 300
 
 _SCHEME: Final = "v1,"
@@ -97,7 +97,7 @@ def verify(
     # Every pair is compared, in the same time whether they match or not.
     matches = [hmac.compare_digest(one, known) for one in given for known in expected]
     if not webhook_id or not any(matches):
-        message = "the request has no signature of an accepted secret"
+        message = "the request has no signature by an accepted secret"
         raise SignatureRefusedError(message)
     is_number = timestamp.isascii() and timestamp.isdigit()
     if not is_number or abs(now_s - int(timestamp)) > TOLERANCE_S:

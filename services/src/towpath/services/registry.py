@@ -2,8 +2,8 @@
 Register every event schema with the schema registry, once, at start.
 
 Each version is registered under its record's name, oldest first, and the subject is set
-to ``BACKWARD_TRANSITIVE`` before a second version may follow. Registration may
-be repeated, also by two services at once. No request of a client uses the registry.
+to ``BACKWARD_TRANSITIVE`` before a second version is registered. Registration
+may be repeated, even by two services at once. No client request uses the registry.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class RegistryUnavailableError(UnavailableError):
 
 
 class RegistryConflictError(HaltError):
-    """The registry holds other schemas under our subjects."""
+    """The registry holds different schemas under our subjects."""
 
     remedy: ClassVar[str] = "Register the versions in order, or correct the subject."
 

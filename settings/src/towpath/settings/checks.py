@@ -82,7 +82,7 @@ def engine_has_counterparts(settings: Settings) -> Iterator[str]:
             )
 
 
-# A placeholder is listed in the header ``unchanged``, so it is no value; omitted and
+# A placeholder is listed in the header ``unchanged``, so it is not a value; omitted and
 # renamed columns are announced. Plain JSON has base64 for bytes too.
 _READABLE: Final[Mapping[str, tuple[str, ...]]] = {
     "format": (RecordFormat.JSON,),
@@ -139,8 +139,8 @@ def views_agree(settings: Settings) -> Iterator[str]:
             )
         if view.collection in tables:
             yield (
-                f"source.tables: {view.collection} is the name in signals of the view "
-                f"of {view.aggregate_type} (relay.outbox.view): rename one of them"
+                f"source.tables: {view.collection} is the name in signals of "
+                f"{view.aggregate_type}'s view (relay.outbox.view): rename one of them"
             )
 
 
@@ -205,8 +205,8 @@ def addresses(settings: Settings) -> Iterator[str]:
         yield "source.dsn: must not be empty"
     elif not _is_libpq(dsn):
         yield (
-            "source.dsn: must be postgresql://user@host:port/database, or pairs as "
-            "host=... dbname=..."
+            "source.dsn: must be postgresql://user@host:port/database, or pairs "
+            "such as host=... dbname=..."
         )
     for broker in settings.kafka.bootstrap_servers.split(","):
         if not _BROKER.fullmatch(broker.strip()):
@@ -233,7 +233,7 @@ def _registry(settings: Settings) -> Iterator[str]:
 def _target(sink: Sink) -> Iterator[str]:
     is_warehouse = sink.kind == SinkKind.WAREHOUSE
     taken = _SCHEMES.get(sink.warehouse.catalog if is_warehouse else sink.kind, ())
-    # Not urlsplit, which raises for malformed addresses, such as half a bracket.
+    # Not urlsplit, which raises for malformed addresses, such as an unclosed bracket.
     scheme = sink.url.partition("://")[0] if "://" in sink.url else ""
     if taken and scheme not in taken:
         expected = " or ".join(f"{each}://" for each in taken)
@@ -298,7 +298,7 @@ def _gaps_are_filled(settings: Settings) -> Iterator[str]:
         )
 
 
-def _outbox_is_no_captured_table(settings: Settings) -> Iterator[str]:
+def _outbox_is_not_captured(settings: Settings) -> Iterator[str]:
     table = settings.relay.outbox.table
     if table in settings.capture.names:
         yield (
@@ -383,7 +383,7 @@ def _cloudevents_have_types(settings: Settings) -> Iterator[str]:
         yield "relay.outbox.cloudevents: needs relay.outbox.columns.type"
 
 
-def _one_of_a_kind(settings: Settings) -> Iterator[str]:
+def _messages_have_one_filter(settings: Settings) -> Iterator[str]:
     messages = settings.relay.messages
     if messages.include and messages.exclude:
         yield "relay.messages: include and exclude cannot be combined"
@@ -394,7 +394,7 @@ _CHECKS: Final[tuple[tuple[tuple[str, ...], Check], ...]] = (
         ("source.tables", "source.exclude_tables", "relay.rows.key_columns"),
         _keys_of_captured_tables,
     ),
-    (("source.tables", "relay.outbox.table"), _outbox_is_no_captured_table),
+    (("source.tables", "relay.outbox.table"), _outbox_is_not_captured),
     (("source.tables",), _tables_once),
     (("source.tables", "source.exclude_tables"), _names_are_captured),
     (
@@ -418,7 +418,7 @@ _CHECKS: Final[tuple[tuple[tuple[str, ...], Check], ...]] = (
         routes_have_tables,
     ),
     (("sink", "relay.preset", "relay.rows"), rows_are_readable),
-    (("relay.messages",), _one_of_a_kind),
+    (("relay.messages",), _messages_have_one_filter),
     (("kafka.client",), clients_are_secure),
     (("kafka.client", "sink"), engine_has_counterparts),
     (

@@ -5,7 +5,7 @@ Environment variables that override keys of the file, at any depth.
 source needs no index (``TOWPATH_SOURCE__DSN``); a sink is named
 (``TOWPATH_SINK__CACHE__URL``, dashes as underscores). Plain values are used as they
 are; lists and tables are written as TOML or JSON. A variable that ends in ``_FILE``
-names a file with the value. Kafka's client settings have underscores for their dots
+names a file with the value. In Kafka's client settings underscores replace dots
 (``TOWPATH_KAFKA__CLIENT__SASL_PASSWORD``). A name without ``__`` is not an override.
 """
 

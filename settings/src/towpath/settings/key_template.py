@@ -55,7 +55,7 @@ def parse_template(text: str) -> tuple[Part, ...]:
 
 
 def columns_of(template: str) -> tuple[str, ...]:
-    """Return the columns of a template, in its order."""
+    """Return the columns of a template, in order."""
     return tuple(part.column for part in parse_template(template) if part.column)
 
 

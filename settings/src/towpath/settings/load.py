@@ -63,7 +63,9 @@ def read(
     except ValidationError as error:
         details = error.errors()
         mistakes += describe_all(details, overlay.variables)
-        mistakes += _among_the_rest(whole, [detail["loc"] for detail in details])
+        mistakes += _remaining_contradictions(
+            whole, [detail["loc"] for detail in details]
+        )
         raise ConfigurationError(mistakes) from error
     mistakes += contradictions(settings)
     if mistakes:
@@ -71,7 +73,9 @@ def read(
     return settings
 
 
-def _among_the_rest(document: dict[str, Any], wrong: list[Place]) -> list[str]:
+def _remaining_contradictions(
+    document: dict[str, Any], wrong: list[Place]
+) -> list[str]:
     """List contradictions between the valid keys, if enough of them are valid."""
     pruned = copy.deepcopy(document)
     places = list(wrong)
@@ -138,7 +142,7 @@ class WatchedFile:
         Read the file if it has changed since the last call.
 
         Raises:
-            ConfigurationError: It has mistakes; each change raises once.
+            ConfigurationError: It has mistakes; each change raises it once.
         """
         stamp = self._stamp()
         if stamp is not None and stamp == self._seen:

@@ -30,7 +30,7 @@ _EXPECTED: Final[Mapping[str, str]] = {
     "bool": "true or false",
     "tuple": 'a list, such as ["a", "b"]',
     "dict": "a table of keys and values",
-    "model": "a section with keys of its own",
+    "model": "a section with keys",
     "path": "the name of a file or folder",
 }
 _BOUNDS: Final[Mapping[str, tuple[str, str]]] = {
@@ -57,7 +57,7 @@ def describe_all(
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Suggest the most similar known word; return an empty text if none is close."""
+    """Suggest the most similar known word; return an empty string if none is close."""
     cutoff = _ALIKE_IN_SHORT if len(word) <= _SHORT_LETTERS else _ALIKE
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"; did you mean {close[0]!r}?" if close else ""

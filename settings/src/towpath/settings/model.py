@@ -58,7 +58,7 @@ class Topics(Section):
 
     @property
     def replay_window_s(self) -> int:
-        """The topics' retention and a day; sinks keep tombstones for longer."""
+        """The topics' retention plus a day; sinks keep tombstones for longer."""
         return (self.retention_hours + 24) * 3600
 
 
@@ -104,7 +104,7 @@ class Settings(Section):
 
     @property
     def signal_topic(self) -> str:
-        """The topic for signals; empty without one."""
+        """The topic for signals; empty if there is none."""
         name = self.relay.snapshot.signal_topic
         return name.replace("{prefix}", self.database.prefix)
 

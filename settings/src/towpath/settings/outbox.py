@@ -99,7 +99,7 @@ class AggregateView(Section):
     The view has the columns ``aggregate_id, type, payload`` and one row per aggregate.
     It is read in place of outbox rows that no longer exist. ``id_form`` is the form of
     the id in events of this type. Events of ``state_types`` carry the aggregate's whole
-    state, so a reader of one needs no row of the view; ``*`` means all types. Further
+    state, so their readers do not need the view; ``*`` means all types. Further
     views of a type, with other events of the same aggregates, have a ``name``.
     """
 

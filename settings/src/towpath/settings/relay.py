@@ -1,7 +1,8 @@
 """
 ``[relay]``: limits, addresses and record forms of the relay.
 
-``[relay.snapshot]``: how existing rows are read, and when this starts by itself.
+``[relay.snapshot]``: how existing rows are read, and which snapshots start
+automatically.
 """
 
 import enum
@@ -68,9 +69,9 @@ class Snapshot(Section):
     ``readers`` chunks are read at the same time, of one table or of several. The first
     chunk has ``chunk_rows``; later ones grow or shrink towards ``chunk_time_ms`` and
     ``chunk_bytes``. Reading yields while the stream is behind by ``max_lag_s``, or
-    while more than ``max_active_sessions`` sessions of others are active in the source
-    (0: no limit). With ``fill_new_tables``, a table that begins to match the source's
-    ``tables`` while the relay runs gets a snapshot. ``signal_topic`` and
+    while more than ``max_active_sessions`` sessions of other clients are active in the
+    source (0: no limit). With ``fill_new_tables``, a table that begins to match the
+    source's ``tables`` while the relay runs gets a snapshot. ``signal_topic`` and
     ``signal_table`` are further channels for signals: a Kafka topic, by which sinks
     request rows, and a plain table like Debezium's.
     """

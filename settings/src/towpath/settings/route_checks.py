@@ -75,8 +75,9 @@ def _index_name(name: str) -> str:
         ""
         if is_index
         else (
-            f"{name!r} is no index name: at most {_LONGEST_INDEX_BYTES} bytes in lower "
-            'case, without spaces or \\ / * ? " < > | , # :, not beginning with - _ + .'
+            f"{name!r} is not an index name: at most {_LONGEST_INDEX_BYTES} bytes in "
+            'lower case, without spaces or \\ / * ? " < > | , # :, '
+            "not beginning with - _ + ."
         )
     )
 

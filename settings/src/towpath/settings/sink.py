@@ -73,7 +73,7 @@ KindName = Annotated[str, AfterValidator(_check_kind)]
 
 _SPARK_PREFIX: Final = "spark."
 # Settings that would change what sinks write. A speculative copy of a task may outlive
-# its batch, and write below a floor that was applied since.
+# its batch, and write below a floor that has been applied since.
 _OWN_SETTINGS: Final = frozenset(
     {"spark.app.name", "spark.sql.session.timeZone", "spark.speculation"}
 )
@@ -96,7 +96,7 @@ def _check_setting(name: str) -> str:
         message = f"{name!r} is not a setting of Spark: they begin with {_SPARK_PREFIX}"
         raise ValueError(message)
     if name == "spark.master":
-        message = "'spark.master' has a key of its own: spark.master, beside settings"
+        message = "'spark.master' has a key of its own: set master in [spark]"
         raise ValueError(message)
     return name
 
@@ -379,7 +379,7 @@ class Sink(Section):
             )
         if self.name == _RELAY:
             yield "name: the relay's own dead letters have that name: choose another"
-        yield from self._strange_sections()
+        yield from self._sections_of_other_kinds()
         is_spread = self.write_from is WriteFrom.EXECUTORS
         if is_spread and is_built_in(self.kind) and self.kind not in _SPREAD:
             yield f"write_from: a {self.kind} is written from the driver only"
@@ -394,7 +394,7 @@ class Sink(Section):
         if len(set(names)) != len(names):
             yield "route: two routes write the same name"
 
-    def _strange_sections(self) -> Iterator[str]:
+    def _sections_of_other_kinds(self) -> Iterator[str]:
         own = self.kind if is_built_in(self.kind) else _INSTALLED_SECTION
         sections = {_INSTALLED_SECTION, *SinkKind} - {own}
         for name in sorted(sections & self.model_fields_set):

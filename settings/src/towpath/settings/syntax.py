@@ -80,7 +80,7 @@ def compiled(text: str) -> re.Pattern[str]:
 
 
 def unknown_groups(pattern: str, replacement: str) -> list[str]:
-    """List the references of a replacement (``$1``, ``${name}``) without a group."""
+    """List references in a replacement (``$1``, ``${name}``) that have no group."""
     regex = compiled(pattern)
     return [
         match[0]
@@ -98,7 +98,7 @@ def _has_group(regex: re.Pattern[str], reference: re.Match[str]) -> bool:
 
 
 def parsed_by(parse: Callable[[str], object], *, optional: bool) -> AfterValidator:
-    """Return a validator that accepts text which can be parsed, or may be empty."""
+    """Return a validator of text that ``parse`` accepts, or that may be empty."""
 
     def check(text: str) -> str:
         if text or not optional:
@@ -109,7 +109,7 @@ def parsed_by(parse: Callable[[str], object], *, optional: bool) -> AfterValidat
 
 
 def not_one_of(names: Collection[str], owner: str) -> AfterValidator:
-    """Return a validator that refuses names which ``owner`` sets itself."""
+    """Return a validator that refuses names that ``owner`` sets itself."""
 
     def check(name: str) -> str:
         if name in names:

@@ -2,14 +2,14 @@ r"""
 The tables that the entries of ``[[source]] tables`` capture.
 
 =======================  =============================================================
-``shop.orders``          just this one, also if it is created later
+``shop.orders``          just this one, even if it is created later
 ``"S.c"."a|b"``          just this one: a quoted part is not an expression
 ``shop\.order.*``        every table whose whole name it matches, as in signals
 =======================  =============================================================
 
 An entry with a character that only expressions have is an expression, unless it is a
 quoted name. An expression is matched against schema, dot and table, unquoted. It never
-captures the outbox, the signal tables, the schemas of the server and of the relay, and
+captures the outbox, the signal tables, the schemas of the server and of the relay, or
 tables that match ``exclude_tables``.
 """
 
@@ -51,7 +51,7 @@ class Capture:
     Attributes:
         entries: Names and expressions, as the file lists them.
         excluded: Names and expressions of tables that expressions do not capture.
-        apart: Tables with a use of their own: the outbox, the signal table.
+        apart: Tables with a special use: the outbox, the signal table.
     """
 
     entries: tuple[str, ...]

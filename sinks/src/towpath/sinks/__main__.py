@@ -1,9 +1,9 @@
 """
 The root of the sinks: the only module that knows both the engine and the targets.
 
-``run`` is the process of one Spark driver. The engine is found by ``JAVA_HOME`` and
-``TOWPATH_SPARK_JARS`` (a folder), its heap is ``TOWPATH_SPARK_MEMORY``;
-``spark-submit`` brings its own (``submit``).
+``run`` is the process of one Spark driver. The engine is found through ``JAVA_HOME``
+and ``TOWPATH_SPARK_JARS`` (a folder), and ``TOWPATH_SPARK_MEMORY`` sets its heap;
+``spark-submit`` brings its own engine (``submit``).
 """
 
 import argparse
@@ -77,8 +77,8 @@ def run(
     Args:
         config: The configuration file.
         names: The sinks to run; empty for all those of the driver.
-        driver: The driver whose sinks to run, those added later included.
-        java_home: A Java 21; by default ``JAVA_HOME``.
+        driver: The driver whose sinks to run, including those added later.
+        java_home: The folder of a Java 21; by default ``JAVA_HOME``.
         jars: The folder of the engine's connectors; by default ``TOWPATH_SPARK_JARS``.
 
     Raises:
@@ -134,9 +134,9 @@ def _tune_interpreter() -> None:
     Tune the interpreter for batches of hundreds of thousands of records.
 
     Garbage is collected less often: scanning so many small objects without cycles takes
-    half as long as creating them. Arrow uses the C library's allocator: its own takes
-    huge pages from the system, and clearing them costs a first batch more than decoding
-    it.
+    half as long as creating them. Arrow uses the C library's allocator: Arrow's own
+    takes huge pages from the system, and clearing them costs a first batch more than
+    decoding it.
     """
     gc.freeze()
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, 20, 100)
@@ -165,7 +165,7 @@ def _engine(
 
 def _connectors(environ: Mapping[str, str], jars: Path | None) -> tuple[Path, ...]:
     """
-    Return the connectors that the engine must be given; check that there is a Java.
+    Return the connectors that the engine must be given; check that Java exists.
 
     The engine loads the jars of its own folder automatically, on every machine.
     """
@@ -175,7 +175,7 @@ def _connectors(environ: Mapping[str, str], jars: Path | None) -> tuple[Path, ..
         message = "the folder of the engine's connectors is unknown or empty"
         raise EngineMissingError(message)
     if not (Path(environ.get("JAVA_HOME", "")) / "bin" / "java").exists():
-        message = "JAVA_HOME is not the folder of a Java"
+        message = "JAVA_HOME is not the folder of a Java installation"
         raise EngineMissingError(message)
     return () if folder.resolve() == _OWN_JARS else found
 

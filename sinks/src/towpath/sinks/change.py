@@ -2,7 +2,7 @@
 Changes, events and floors: the values that records decode to. Pure.
 
 They are made once per record on the hot path: named tuples, which are several times
-cheaper to make than frozen dataclasses, and as immutable.
+cheaper to make than frozen dataclasses, and just as immutable.
 
 The parsers of positions, texts and JSON objects raise ``UnreadableError`` with the
 reason; ``decode`` turns it into an ``UnreadableRecord``. ``is_no_instant`` and
@@ -55,7 +55,7 @@ class Change(NamedTuple):
     Attributes:
         route: Name of the route, that is, of the place in the sink.
         key: Values of the key's columns, in key order.
-        key_columns: Their names; empty if the key has no columns, as an aggregate's id.
+        key_columns: Their names; empty if there are none, as in an aggregate's id.
         position: The position as text that sorts as it compares, without the number
             among records of one change. Compare it, never parse it.
         row: Column values; ``None`` for a delete. A value of ``None`` is null; a column
@@ -152,8 +152,8 @@ class Refusal(NamedTuple):
 
     Attributes:
         reason: A sentence for the operator.
-        asks: Whether a refetch of the row cures it, as of a partial change without a
-            row. Any other change becomes a dead letter.
+        asks: Whether a refetch of the row cures it, as for a partial change without
+            a row. Any other change becomes a dead letter.
     """
 
     change: Change

@@ -21,7 +21,7 @@ The sinks' branch of the failure tree.
     ├── DataError
     │   └── BatchRefusedError          a target refuses a whole call
     ├── UsageError
-    │   ├── NothingToRebuildError      a sink has no such index, or is no search sink
+    │   ├── NothingToRebuildError      a sink has no such index, or is not a search sink
     │   ├── UnknownSinkError           no sink of that name is declared
     │   └── SinkExistsError            a sink of that name exists
     └── HaltError
@@ -39,9 +39,9 @@ The sinks' branch of the failure tree.
         ├── SinkUnfitError             a block does not fit tables, target or engine
         ├── KeylessTableError          a route reads a table without a key
         ├── ForeignIndexError          an index exists that no sink created
-        ├── DocumentFieldsError        an aggregate's events give no fields
+        ├── DocumentFieldsError        an aggregate's events define no fields
         ├── KindBrokenError            a package's kind of sink cannot be loaded
-        ├── WebhookRefusedError        a receiver wants no more webhooks
+        ├── WebhookRefusedError        a receiver refuses all webhooks
         └── MalformedRelationError     the relations topic has an unreadable record
 """
 
@@ -97,7 +97,7 @@ class ExecutorsFailedError(UnavailableError):
     """Executors could not write a batch; a retry loses nothing."""
 
     remedy = (
-        "Read the reason: each executor must have Towpath, and reach Kafka and target."
+        "Read the reason: executors must have Towpath, and reach Kafka and the target."
     )
 
 
@@ -143,7 +143,7 @@ class ShapeUnknownError(UnavailableError):
 
 
 class SinkNotRunningError(UnavailableError):
-    """A sink does not run, or has not reached a state in time."""
+    """A sink is not running, or has not reached a state in time."""
 
     remedy = "Read the sink's error (towpath sink list) and its driver's log."
 
@@ -175,7 +175,7 @@ class TooManyParkedError(HaltError):
 
 
 class EveryChangeRefusedError(HaltError):
-    """A target refuses many changes in a row: the target is the cause, not they."""
+    """A target refuses many changes in a row: the cause is the target itself."""
 
     remedy = "Read the target's answer; once it accepts changes, the sink continues."
 
@@ -183,19 +183,21 @@ class EveryChangeRefusedError(HaltError):
 class StatementRefusedError(HaltError):
     """The engine refuses a statement of the warehouse, and a retry does not help."""
 
-    remedy = "Read the engine's answer: a table was altered outside of the sink."
+    remedy = "Read the engine's answer: a table was altered outside the sink."
 
 
 class EngineMissingError(HaltError):
     """Java or the connectors that the engine needs are missing."""
 
-    remedy = "Set JAVA_HOME to a Java 21 and TOWPATH_SPARK_JARS to the folder of jars."
+    remedy = (
+        "Set JAVA_HOME to a Java 21 runtime and TOWPATH_SPARK_JARS to the jars' folder."
+    )
 
 
 class EngineDiedError(HaltError):
     """The engine's process ended unexpectedly, and so did every query of its driver."""
 
-    remedy = "Start the driver again; if it recurs, give it more TOWPATH_SPARK_MEMORY."
+    remedy = "Start the driver again; if it recurs, raise TOWPATH_SPARK_MEMORY."
 
 
 class RecordsGoneError(HaltError):

@@ -34,8 +34,8 @@ class Folded(NamedTuple):
 
     Attributes:
         below: The number of changes below their route's floor.
-        after: Partial changes to be applied after ``changes``, which have their keys,
-            too.
+        after: Partial changes to be applied after ``changes``, which also contains
+            changes of their keys.
     """
 
     changes: tuple[Change, ...]

@@ -1,8 +1,8 @@
 """
-A key as one text, which no other key of its table has.
+A key as one text, unique among the keys of its table.
 
 Parts are joined by colons. A colon or percent sign in a part is percent-encoded, and an
-empty part is ``%00`` (Postgres's text holds no NUL, and a search index takes no empty
+empty part is ``%00`` (Postgres's text holds no NUL, and a search index accepts no empty
 id). All keys of one table have the same number of parts.
 
 Records have integers and floats as numbers, booleans as booleans, all else as text.

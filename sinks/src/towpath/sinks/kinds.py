@@ -1,5 +1,5 @@
 """
-Kinds of sinks: where they are found, and how a sink of one is made, read and checked.
+Kinds of sinks: where they are found, and how their sinks are made, read and checked.
 
 A kind is an entry point of the group ``towpath.sinks`` whose value is a ``Kind``. The
 built-in kinds need no installation: their entry points are listed here. A kind's module
@@ -40,7 +40,7 @@ def any_name(_: str) -> str:
 
 
 class RoutedRelations:
-    """The shapes of one sink's tables, as its routes leave them."""
+    """The shapes of one sink's tables, after its routes' exclusions and renames."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class RoutedRelations:
 
     def shape(self, topic: str) -> RelationShape:
         """
-        Return the newest known shape of a topic's table, as its routes leave it.
+        Return the newest known shape of a topic's table, after its routes' changes.
 
         Raises:
             ShapeUnknownError: The relay has not announced the table yet.
@@ -124,7 +124,7 @@ def route_mistakes(
     routing = routing_of(route)
     if routing is not None:
         found += _collisions(routing, columns)
-        found += _of_the_key(route, routing, shape)
+        found += _key_mistakes(route, routing, shape)
     for column in _shape(route, shape).columns:
         if why := unfit_name(column.name):
             found.append(f"the column name {column.name!r} {why}: rename or exclude it")
@@ -163,7 +163,9 @@ def _collisions(routing: Routing, columns: list[str]) -> Iterator[str]:
             yield f"two columns get the name {name}: rename or exclude one"
 
 
-def _of_the_key(route: Route, routing: Routing, shape: RelationShape) -> Iterator[str]:
+def _key_mistakes(
+    route: Route, routing: Routing, shape: RelationShape
+) -> Iterator[str]:
     for name in shape.key:
         if routing.name(name) is None:
             yield f"the column {name} of the key is left out"
@@ -189,13 +191,13 @@ _SERVING_MEMORY: Final = "1g"
 @dataclass(frozen=True, slots=True)
 class SinkParts:
     """
-    The services that a sink may be made of.
+    The services that a sink may be made from.
 
     Attributes:
         prefix: The prefix of all topics.
         replay_window_s: How long older changes may arrive; tombstones live longer.
         folder: A folder for the sink's own files; it lives as long as the sink.
-        relations: The shapes of the routes' tables, as the routes leave them.
+        relations: The shapes of the routes' tables, after the routes' changes.
         repairs: Requests rows of this sink from the source.
         sql: The engine that runs the sink.
     """
@@ -212,9 +214,9 @@ class SinkParts:
 @dataclass(frozen=True, slots=True)
 class ExecutorParts:
     """
-    The services that a sink on an executor may be made of, a subset of ``SinkParts``.
+    The services that a sink on an executor may use, a subset of ``SinkParts``.
 
-    It has no files and requests no rows: the driver's sink does all but plain writes.
+    It has no files and requests no rows: the driver's sink does the rest.
     """
 
     prefix: str
@@ -244,7 +246,7 @@ class Kind:
             safe to repeat. ``None`` if the sink's data is not Towpath's to delete.
         mistakes: Checks ``[sink.options]``; yields ``key: what is wrong with it``.
         engine: Further settings of the engine that runs the sink.
-        memory: The least heap of the engine, in Java's notation.
+        memory: The minimum heap of the engine, in Java's notation.
         routes: The kinds of route that it can write.
         rights: Lists all rights that the target denies the sink's user, given the
             prefix of all topics; nothing is written. ``None``: it cannot be checked.

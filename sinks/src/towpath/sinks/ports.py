@@ -1,7 +1,7 @@
 """
 The ports between the engine and its targets.
 
-A sink has four verbs and knows nothing of Spark. ``apply`` may mean *accepted*; only
+A sink has four methods and knows nothing of Spark. ``apply`` may mean *accepted*; only
 ``flush`` means *durable*, and only its result moves a checkpoint. After any
 duplication, reordering, replay or split of batches, a sink equals the fold of its
 changes in position order: it refuses changes older than its rows, and remembers
@@ -58,7 +58,7 @@ class Checkpoint:
             them as dead letters before the next batch.
         refused_events: Events that cannot be appended, by their record, with the
             reason.
-        nulled: Values that were made null because the target has no room for them.
+        nulled: Values that were made null because the target cannot represent them.
     """
 
     applied: int = 0
@@ -74,7 +74,7 @@ class Sink(Protocol):
 
     Call order: ``open``, then any number of ``apply`` and ``flush``, then ``close``.
     After a failure of ``apply`` or ``flush`` the same batch is applied again, to the
-    same sink or a new one: both must end equal.
+    same sink or a new one: both must end in the same state.
     """
 
     def open(self) -> None:
@@ -115,8 +115,8 @@ class SupportsUpkeep(Protocol):
         """
         Check that the target is unchanged, and request the rows that it lost.
 
-        Called from time to time after ``open``, by another thread, never beside another
-        verb.
+        Called from time to time after ``open``, by another thread, never while another
+        method runs.
 
         Raises:
             BusyError: The target asks for a pause.
@@ -156,7 +156,7 @@ class Pipelined(Protocol):
 
 @runtime_checkable
 class Columnar(Protocol):
-    """A sink that also writes rows as columns, which is many times as fast."""
+    """A sink that also writes rows as columns, which is many times faster."""
 
     def encode_columns(self, columns: Columns) -> EncodedColumns | None:
         """
@@ -171,7 +171,7 @@ class Columnar(Protocol):
 
     def write_rows(self, route: str, rows: pa.Table) -> None:
         """
-        Write encoded rows, of each key the newest.
+        Write encoded rows, the newest of each key.
 
         The other records of their batch come by ``apply`` afterwards. The next
         ``flush`` counts the rows and makes them durable.
@@ -179,7 +179,7 @@ class Columnar(Protocol):
         Raises:
             BusyError: The target asks for a pause; a retry loses nothing.
             UnavailableError: The target cannot be reached; a retry loses nothing.
-            BatchRefusedError: It refuses an unnamed row; none is written.
+            BatchRefusedError: It refuses a row without naming it; none is written.
         """
 
 

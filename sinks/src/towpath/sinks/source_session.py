@@ -1,4 +1,4 @@
-"""Sessions of verifier, wait and command line with the source's database."""
+"""Sessions with the source's database, for verifying, waiting and the command line."""
 
 from typing import Any, TypeAlias
 

@@ -57,7 +57,7 @@ class Floors:
         return self._known.get(route)
 
     def learn(self, route: str, position: str | None) -> None:
-        """Take over a floor that the target has stored."""
+        """Add a floor that the target has stored."""
         if position is not None and position > self._known.get(route, ""):
             self._known[route] = position
 

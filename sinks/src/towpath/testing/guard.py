@@ -24,7 +24,7 @@ class GuardCases:
     """The newest position wins, and a delete is remembered."""
 
     def test_a_replayed_batch_changes_nothing(self, target: SinkTarget) -> None:
-        """Applying the same batch twice leaves the target as after the first time."""
+        """Applying the same batch a second time leaves the target unchanged."""
         sink = target.connect()
         batch = [
             order(target, at(1), {"status": "placed"}),
@@ -108,7 +108,7 @@ class GuardCases:
         assert {"7": live(7, at(3), status="placed")} == target.contents(target.orders)
 
     def test_a_snapshot_row_below_the_stream_loses(self, target: SinkTarget) -> None:
-        """A READ row stands below every change of the same log position."""
+        """A READ row sorts below every change at the same log position."""
         sink = target.connect()
         apply(sink, order(target, at(5, 0), {"status": "paid"}))
         apply(sink, order(target, at(5, READ), {"status": "placed"}))
@@ -213,7 +213,7 @@ class PartialCases:
     def test_changes_of_one_key_in_a_batch_fold_to_one(
         self, target: SinkTarget
     ) -> None:
-        """Created, updated in part and updated again within a batch is one row."""
+        """A key created, partly updated and updated again in one batch is one row."""
         checkpoint = apply(
             target.connect(),
             order(target, at(1), {"status": "placed", "note": "n", "total": "1.00"}),

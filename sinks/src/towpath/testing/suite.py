@@ -55,7 +55,7 @@ class ValueCases:
     def test_a_target_that_no_sink_has_opened_is_empty(
         self, target: SinkTarget
     ) -> None:
-        """Reading it before the first sink is added is no error."""
+        """Reading it before the first sink is added is not an error."""
         before = target.contents(target.orders)
         target.connect()
 
@@ -84,7 +84,7 @@ class ValueCases:
     def test_keys_with_odd_characters_are_different_rows(
         self, target: SinkTarget
     ) -> None:
-        """Separators, escapes, globs, blanks and empty text are keys like any other."""
+        """Separators, escapes, globs, spaces and empty text are keys like any other."""
         names = [
             *("a:b", "a%3Ab", "a%253Ab", "a", "b", "", " ", "%00", ":", "*", "[a]"),
             *("a/b", "a?b", "a#b", "ä", "😀", "A", "-", "_", 'quo"te', "new\nline"),
@@ -131,10 +131,10 @@ class ValueCases:
 
 
 class DeliveryCases:
-    """Any delivery order, split or repetition ends equal to the fold."""
+    """Any delivery order, split or repetition has the same result as the fold."""
 
     def test_opening_again_is_safe(self, target: SinkTarget) -> None:
-        """A second open finds everything there and changes nothing."""
+        """A second open finds everything in place and changes nothing."""
         apply(target.connect(), order(target, at(1), {"status": "placed"}))
         target.connect().open()
 
@@ -166,7 +166,7 @@ class DeliveryCases:
         assert (1, 0, 0) == (first.applied, second.applied, second.stale)
 
     def test_any_delivery_ends_equal_to_the_reference(self, target: SinkTarget) -> None:
-        """Shuffled, repeated and split histories end equal to the ordered history."""
+        """Shuffled, repeated and split histories give the ordered history's result."""
         rng = random.Random(20_260_101)  # noqa: S311 - a repeatable test
         history = _history(target, rng, changes=120, keys=25)
         expected = _expected(target, history)
@@ -212,4 +212,4 @@ def _history(
 
 
 class ContractSuite(ValueCases, GuardCases, PartialCases, FloorCases, DeliveryCases):
-    """One contract for all sinks: each ends equal to the fold of its changes."""
+    """One contract for all sinks: the result equals the fold of the changes."""

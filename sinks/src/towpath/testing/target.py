@@ -89,7 +89,7 @@ class SinkTarget:
 
 
 def two_routes() -> tuple[Route, Route]:
-    """Return routes of orders and of labels that no other test writes."""
+    """Return routes of orders and of labels that no other test writes to."""
     unique = uuid.uuid4().hex[:8]
     orders, labels = (
         Route(topic=f"{unique}.shop.{table}", name=f"{table}-{unique}")
@@ -175,7 +175,7 @@ def memory_target() -> SinkTarget:
 
 READ: Final = -1
 
-# A repeated batch gets another id: a sink must bear such a repetition.
+# A repeated batch gets another id: a sink must tolerate such a repetition.
 _batch_ids = count()
 
 

@@ -43,7 +43,7 @@ from towpath.schemas.clock import SystemClock
 
 DEBEZIUM_LOCK: Final = store.LOCK.with_name("debezium.lock")
 
-# The flags of Kafka's own script for Connect, and a log of warnings.
+# The JVM flags of Kafka's own Connect script, and the log level.
 _CONNECT_FLAGS: Final = (
     "-Xms256m",
     "-Xmx2g",
@@ -91,7 +91,7 @@ _WIDTH: Final = 140
 
 
 class Benchmark(NamedTuple, Generic[CaseT]):
-    """The measurement of a benchmark, and the drawing of its result."""
+    """Measures a benchmark, and renders its result."""
 
     measure: Callable[[Bench], BenchResult[CaseT]]
     draw: Callable[[BenchResult[CaseT]], RenderableType]
@@ -104,7 +104,7 @@ def run_benchmark(
     Run a benchmark and print its result; return 0 if all was verified, else 1.
 
     Raises:
-        TowpathError: It did not run to its end.
+        TowpathError: It did not complete.
         KeyboardInterrupt: It was interrupted.
     """
     console = Console(stderr=True)
@@ -132,7 +132,7 @@ def bench_on(
 ) -> Bench:
     """Return the context that all runs on a stack share."""
     return Bench(
-        environment=_place(stack, connect),
+        environment=_bench_environment(stack, connect),
         options=options,
         broker=Broker(stack.addresses().kafka, SystemClock()),
         screen=screen,
@@ -149,7 +149,9 @@ def print_result(result: ScenarioResult, drawn: RenderableType | None) -> int:
     return VERIFIED if result.verified else DIFFERENT
 
 
-def _place(stack: Stack, connect: tuple[str, ...] | None) -> BenchEnvironment:
+def _bench_environment(
+    stack: Stack, connect: tuple[str, ...] | None
+) -> BenchEnvironment:
     addresses = stack.addresses()
     env = {**environment(), "TOWPATH_JARS": str(store.folder())}
     broker = next(part for part in stack.status() if part.name == "kafka")
@@ -175,10 +177,10 @@ _CHAOS_DATABASE: Final = "chaos"
 
 def run_chaos(options: ChaosOptions, *, keep: bool, as_json: bool) -> int:
     """
-    Run chaos and print its result; return 0 if all was equal, else 1.
+    Run the chaos test and print its result; return 0 if it found no difference, else 1.
 
     Raises:
-        TowpathError: It did not run to its end.
+        TowpathError: It did not complete.
         KeyboardInterrupt: It was interrupted.
     """
     console = Console(stderr=True)
@@ -187,19 +189,21 @@ def run_chaos(options: ChaosOptions, *, keep: bool, as_json: bool) -> int:
     with own_stack(_CHAOS_FOLDERS, console, keep=keep) as stack:
         addresses = stack.addresses()
         postgres.create_database(addresses.dsn("postgres"), _CHAOS_DATABASE)
-        place = place_in(
+        run_environment = chaos_environment(
             stack.state,
             addresses.dsn(_CHAOS_DATABASE),
             addresses.kafka,
             _CHAOS_DATABASE,
         )
-        with open_chaos_screen(console, place.clock) as screen:
-            result = chaos.run_chaos(place, options, screen)
+        with open_chaos_screen(console, run_environment.clock) as screen:
+            result = chaos.run_chaos(run_environment, options, screen)
     return print_result(result, None if as_json else Text(result.text()))
 
 
-def place_in(state: StateFolder, dsn: str, kafka: str, prefix: str) -> ChaosEnvironment:
-    """Return the environment of chaos in a state folder."""
+def chaos_environment(
+    state: StateFolder, dsn: str, kafka: str, prefix: str
+) -> ChaosEnvironment:
+    """Return the environment of a chaos run in a state folder."""
     env = environment()
     return ChaosEnvironment(
         dsn=dsn,

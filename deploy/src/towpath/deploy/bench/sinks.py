@@ -1,11 +1,11 @@
 """
 The benchmark of sinks: each case on its own stack, with empty targets.
 
-A difference in one case ends the figures of both. The case ``checkout`` runs the demo's
-shop, its sinks and its sampler at stated rates: shop, relay, drivers and the sinks'
-settings are the demo's own. A rate lasts until its last sample has arrived, so that the
-last waits under load like the first. After each rate all sinks catch up; after the
-last, each is compared with the source.
+A difference in any case voids the figures of all cases. The case ``checkout`` runs the
+demo's shop, its sinks and its sampler at stated rates: shop, relay, drivers and the
+sinks' settings are the demo's own. Each rate is kept up until its last sample has
+arrived, so that every sample is taken under load. After each rate all sinks catch up;
+after the last rate, each is compared with the source.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ class SinkBenchOptions:
         cases: The cases to measure.
         sinks: The sinks that catch up.
         rows: The backlog; the shop has as many old orders, 50,000 at most.
-        rates: Checkouts a second, one rate after the other.
+        rates: Checkouts per second; the rates run in this order.
         duration_s: The measured time of each rate.
         warm_up_s: The time of each rate before that.
     """
@@ -94,7 +94,7 @@ def rates_of(text: str) -> tuple[float, ...]:
     return rates
 
 
-# The demo's number; a smaller backlog needs a smaller shop.
+# As many as in the demo; fewer if the backlog is smaller.
 _MOST_OLD_ORDERS: Final = 50_000
 
 
@@ -102,10 +102,10 @@ def measure_checkout(
     stack: Stack, options: SinkBenchOptions, screen: DemoScreen
 ) -> tuple[Checkout, tuple[str, ...]]:
     """
-    Run the shop at each rate; return the waits of readers, and the differences.
+    Run the shop at each rate; return readers' latencies, and the differences.
 
     Raises:
-        TowpathError: A part became unavailable, or was not done in time.
+        TowpathError: A part became unavailable, or did not finish in time.
     """
     with _staged(stack, options, screen) as stage:
         platform.start_stack(stage)
@@ -168,7 +168,7 @@ def _rate(stage: OwnStage, options: SinkBenchOptions, rate_per_s: float) -> Rate
     elapsed_s = stage.elapsed_s() - began_s
     cpu = shares(cpu_s, used_s(stage.state), elapsed_s)
     sold = per_s(load, shop.load_report(stage))
-    # On a busy machine its first report may be missing.
+    # On a busy machine the sampler's first report may be missing.
     placed = int(shop.sampler_report(stage).get("placed", 0))
     shop.wait_for_samples(stage)
     shop.close_shop(stage)
@@ -246,7 +246,7 @@ def run_sink_benchmark(options: SinkBenchOptions, *, keep: bool, as_json: bool) 
     Run the cases and print their results; return 0 if all was verified, else 1.
 
     Raises:
-        TowpathError: They did not run to their end.
+        TowpathError: A case did not complete.
         KeyboardInterrupt: It was interrupted.
     """
     console = Console(stderr=True)

@@ -78,7 +78,7 @@ def run(words: list[str]) -> int:
     """Run one command and return its exit code."""
     try:
         code = _run(_without_log_format(words))
-        # Buffered output meets a closed pipe here, and not at the end of Python.
+        # A closed pipe fails here, not when the interpreter exits.
         sys.stdout.flush()
     except BrokenPipeError:
         if not _reader_has_ended():
@@ -89,7 +89,7 @@ def run(words: list[str]) -> int:
 
 
 def _without_log_format(words: list[str]) -> list[str]:
-    """Take out the option of every command; child processes inherit its value."""
+    """Remove ``--log-format``; child processes inherit its value."""
     left = []
     rest = iter(words)
     for word in rest:
@@ -102,7 +102,7 @@ def _without_log_format(words: list[str]) -> list[str]:
 
 
 def _reader_has_ended() -> bool:
-    """Return whether the broken pipe is that of the output, and not another one."""
+    """Return whether the broken pipe is standard output, not another one."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -226,7 +226,7 @@ order by 1, 2
 
 def read_catalog(dsn: str) -> Mapping[str, tuple[str, ...]]:
     """
-    Return every table of the database with its columns; partitions by their root.
+    Return every table of the database with its columns; partitions are left out.
 
     Raises:
         SourceUnreachableError: The database does not answer.

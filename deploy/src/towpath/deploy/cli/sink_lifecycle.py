@@ -279,7 +279,7 @@ def rebuild(
     declare.wait_running(settings, sink, clock, _RUNNING_WITHIN_S)
     with _open_rebuild(settings, declared) as opened:
         context = _RebuildContext(settings, declared, opened, clock)
-        # One after the other, so that there is never more than one spare index.
+        # One at a time, so that there is never more than one spare index.
         return max(_rebuild_route(context, chosen) for chosen in routes)
 
 
@@ -315,7 +315,7 @@ def _open_rebuild(settings: Settings, sink: Sink) -> Iterator["Rebuild"]:
 def _rebuild_route(context: _RebuildContext, route: Route) -> int:
     """Rebuild one route; return 0 if its index was replaced, else 1."""
     letters_before = _dead_letters(context)
-    # An index that an interrupted rebuild left after its swap.
+    # An interrupted rebuild may have left the old index after its swap.
     context.rebuild.retire(route, context.clock)
     begun = context.rebuild.begin(route, f"rebuild-{uuid.uuid4().hex[:12]}")
     word = "continues to fill" if begun.is_resumed else "fills"

@@ -77,7 +77,7 @@ class SnapshotOptions:
 
     def fields(self, collections: Sequence[str]) -> dict[str, Any]:
         """
-        Return the signal's fields beside collections, target and speed.
+        Return the signal's fields besides collections, target and speed.
 
         Raises:
             UsageError: Keys or filters are malformed.
@@ -97,10 +97,10 @@ class SnapshotOptions:
 
 def conditions(words: Iterable[str]) -> list[dict[str, str]] | None:
     """
-    Read ``COLLECTION=FILTER`` words; None if there are none.
+    Read ``COLLECTION=FILTER`` arguments; None if there are none.
 
     Raises:
-        UsageError: A word has no equals sign, or nothing beside it.
+        UsageError: An argument has no equals sign, or nothing on one side of it.
     """
     found = []
     for word in words:
@@ -123,10 +123,10 @@ def _cut(word: str) -> tuple[str, str, str]:
 
 def keys(words: Sequence[str], file: Path | None) -> list[list[Any]] | None:
     """
-    Read keys from words and from a file (``-``: standard input); None without any.
+    Read keys from arguments and a file (``-``: standard input); None if there are none.
 
     Raises:
-        UsageError: The file cannot be read, a line is no key, or there are too many.
+        UsageError: The file cannot be read, a line is not a key, or there are too many.
     """
     lines = [*words, *_lines(file)]
     found = [_key(line) for line in lines if line.strip()]
@@ -158,7 +158,7 @@ def _key(line: str) -> list[Any]:
     if not text.startswith("["):
         return [text]
     try:
-        # Numbers keep all their digits as texts.
+        # Numbers are read as text, so that no digit is lost.
         key = json_text.loads(text, parse_float=str, parse_int=str)
     except ValueError as error:
         message = f"the key {text[:80]} is not a JSON list: {error}"
@@ -171,7 +171,7 @@ def _key(line: str) -> list[Any]:
 
 app = App(name="snapshot", help="Fill sinks from existing rows.")
 
-# A relay that runs answers within a second; one that is starting takes a few.
+# A running relay answers within a second; one that is starting takes a few.
 _ANSWERED_WITHIN_S: Final = 10.0
 
 

@@ -52,7 +52,7 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def follow_file(path: Path, clock: Clock | None = None) -> Iterator[str]:
-    """Yield text that is added to a file from now on, endlessly; a new file's too."""
+    """Yield text as it is appended to a file, endlessly, also after a rotation."""
     wait = (clock or SystemClock()).wait
     place = path.stat().st_size
     while True:
@@ -303,11 +303,11 @@ def _sink_table(sinks: Iterable[Document]) -> Table:
 
 def _applied_line(sink: Mapping[str, Any], offset: int) -> Text:
     """
-    Describe the progress of a sink, by the log's own LSNs.
+    Describe the progress of a sink, in the log's own LSNs.
 
     Args:
         sink: Its document.
-        offset: The offset that the present lineage adds to the log's LSNs.
+        offset: The offset that the current lineage adds to the log's LSNs.
     """
     applied, lag_s = "nothing yet", ""
     if sink["position"]:

@@ -312,9 +312,7 @@ def chaos_snapshot(  # noqa: PLR0913 - each is an option of the command
     victims = () if kill == "nobody" else tuple(kill.split(","))
     unknown = sorted(set(victims) - set(VICTIMS))
     if unknown:
-        message = (
-            f"--kill: unknown process {unknown[0]!r}; there are: {', '.join(VICTIMS)}"
-        )
+        message = f"--kill: unknown process {unknown[0]!r}; known: {', '.join(VICTIMS)}"
         raise UsageError(message)
     options = ChaosOptions(
         minutes=minutes,

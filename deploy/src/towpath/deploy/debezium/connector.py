@@ -1,5 +1,5 @@
 """
-A connector's configuration as one flat mapping of texts.
+A connector's configuration as one flat mapping of strings.
 
 It is read bare (``{...}``) or in the form of the REST interface (``{"name": ...,
 "config": {...}}``); numbers and booleans become text as in Kafka Connect.
@@ -73,7 +73,7 @@ class Connector:
 
 
 def split(text: str) -> tuple[str, ...]:
-    r"""Split a list at its commas; ``\,`` is a comma that stays."""
+    r"""Split a list at its commas; ``\,`` is a literal comma."""
     parts = text.replace("\\,", "\0").split(",")
     stripped = (part.replace("\0", ",").strip() for part in parts)
     return tuple(part for part in stripped if part)

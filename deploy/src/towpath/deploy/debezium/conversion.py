@@ -98,7 +98,7 @@ class _Draft:
             return _finding(name, value, Outcome(PropertyStatus.UNKNOWN, _guess(name)))
         first = self._seen.setdefault(_identity(found), name)
         if first != name:
-            outcome = not_supported(f"{first} sets the same and takes precedence")
+            outcome = not_supported(f"{first} sets the same thing and takes precedence")
         else:
             outcome = self._merged(self._outcome(found))
         return _finding(name, value, outcome, is_secret=found.known.is_secret)
@@ -150,7 +150,7 @@ def _merge(document: dict[str, Any], path: tuple[str, ...], value: object) -> No
     for step in path[:-1]:
         here = here[step][0] if step == "source" else here.setdefault(step, {})
     before = here.get(path[-1])
-    # Several properties may each bring a rule of [[relay.rows.mask]].
+    # Several properties may each add a rule of [[relay.rows.mask]].
     if path == MASK and isinstance(before, list) and isinstance(value, list):
         value = [*before, *value]
     here[path[-1]] = value
@@ -184,7 +184,7 @@ def _ordered(connector: Connector) -> list[tuple[str, str]]:
         is_protocol = item[0].endswith("security.protocol")
         if found is None:
             return len(ranks), False, not is_protocol
-        # The present name of a property wins over an older one.
+        # The current name of a property wins over an older one.
         is_older = item[0] in found.known.older
         return ranks.get(found.known.name, 0), is_older, not is_protocol
 
@@ -196,7 +196,7 @@ def _names() -> Iterator[str]:
 
 
 def _find(name: str, value: str, connector: Connector) -> _Rule | None:
-    """Return the rule of a property: by its name, then by a name with stars."""
+    """Return the rule of a property: by its name, else by a name with wildcards."""
     transform = next(
         (t for t in connector.transforms if name.startswith(f"{_TRANSFORM}{t}.")), None
     )
@@ -277,7 +277,7 @@ def _to_do(document: Mapping[str, Any]) -> Iterator[str]:
     if "tables" not in source and "table" not in relay.get("outbox", {}):
         yield "source.tables is empty: list the tables to capture."
     yield (
-        "Slot and publication of the connector belong to it while it exists. To lose "
+        "The connector owns its slot and its publication while it exists. To lose "
         "nothing, write other names to source.slot and source.publication, run towpath "
         "relay init while the connector still runs, stop the connector, start the "
         "relay: what both have published is in the topics twice. Then drop the slot "

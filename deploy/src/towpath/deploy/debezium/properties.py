@@ -1,8 +1,8 @@
 """
 The table of the connector's properties, each with its rule.
 
-The names of Debezium 1.x stand beside the present ones. Properties of the event router
-are in ``router``.
+The names of Debezium 1.x are listed beside the current ones. Properties of the event
+router are in ``router``.
 """
 
 from typing import Final
@@ -37,7 +37,7 @@ _OWN_BACKPRESSURE: Final = needless(
     "relay.max_in_flight_bytes bounds the data that is read ahead"
 )
 _MAKE_TOPICS: Final = refused("create such topics before the relay starts")
-_ONE_CLIENT: Final = needless("kafka.client holds for all clients of the relay")
+_ONE_CLIENT: Final = needless("kafka.client applies to all clients of the relay")
 _DEAD_LETTERS: Final = always("dead letters are in <prefix>.dead.relay")
 _OTHER_CHANNELS: Final = refused(
     "request snapshots with towpath snapshot start, or over HTTP"

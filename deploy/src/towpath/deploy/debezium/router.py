@@ -1,7 +1,7 @@
 """
-The outbox event router: every option of it, by name.
+The options of the outbox event router, by name.
 
-Its topic is the routed column's value, rewritten by expression and replacement. The
+The topic is the routed column's value, rewritten by expression and replacement. The
 default expression is a plain template; any other becomes ``route_regex`` and
 ``route_replacement``.
 """

@@ -104,13 +104,13 @@ def _is_expression(text: str) -> bool:
 
 
 def placeholder(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Convert the placeholder of unchanged values; ``hex:`` is text in hex digits."""
+    """Convert the placeholder of unchanged values; ``hex:`` marks a hex-encoded one."""
     text = given.value
     if text.startswith(_HEX):
         try:
             text = binascii.unhexlify(text.removeprefix(_HEX)).decode()
         except (binascii.Error, ValueError) as error:
-            message = f"{given.value!r} is not text in hex digits"
+            message = f"{given.value!r} is not hex-encoded text"
             raise ValueError(message) from error
     return taken({(*ROWS, "placeholder"): text})
 
@@ -120,7 +120,7 @@ def skipped(given: PropertyValue, _connector: Connector) -> Outcome:
     names = [name.lower() for name in split(given.value)]
     known = [name for name in names if name in _OPERATIONS]
     if not set(names) <= {*_OPERATIONS, "none"}:
-        message = f"{given.value!r} is not made of c, u, d, t and none"
+        message = f"{given.value!r} may list only c, u, d, t and none"
         raise ValueError(message)
     return taken({(*ROWS, "skipped_operations"): known})
 
@@ -133,7 +133,7 @@ def sanitized(given: PropertyValue, _connector: Connector) -> Outcome:
         return taken({(*ROWS, "sanitize_names"): ours[value]})
     if value == "avro_unicode":
         return not_supported("illegal characters become underscores, not \\u escapes")
-    message = f"{given.value!r} is none of {', '.join(ours)}"
+    message = f"{given.value!r} is not one of {', '.join(ours)}"
     raise ValueError(message)
 
 

@@ -66,22 +66,22 @@ class Finding(NamedTuple):
 
 
 def taken(keys: Keys, remark: str = "") -> Outcome:
-    """Return that the property becomes these keys."""
+    """Return the outcome of a property that becomes these keys."""
     return Outcome(PropertyStatus.TAKEN, remark, keys)
 
 
 def same(remark: str = "") -> Outcome:
-    """Return that the platform does the same by default."""
+    """Return the outcome of a property whose effect is the platform's default."""
     return Outcome(PropertyStatus.SAME, remark)
 
 
 def not_needed(reason: str) -> Outcome:
-    """Return the reason for which the property is not needed."""
+    """Return the outcome of a property that is not needed, with the reason."""
     return Outcome(PropertyStatus.NOT_NEEDED, reason)
 
 
 def not_supported(instead: str, keys: Keys = NO_KEYS) -> Outcome:
-    """Return the alternative of an unsupported property."""
+    """Return the outcome of an unsupported property, with its alternative."""
     return Outcome(PropertyStatus.NOT_SUPPORTED, instead, keys)
 
 
@@ -118,7 +118,7 @@ class PropertyValue(NamedTuple):
     Attributes:
         name: Its whole name.
         value: Its value.
-        parts: The texts in place of the stars of the known name.
+        parts: The texts that the wildcards of the known name matched.
     """
 
     name: str
@@ -150,7 +150,7 @@ class Property(NamedTuple):
 
 
 def pattern_of(name: str) -> re.Pattern[str]:
-    """Return the expression for a name with stars."""
+    """Return the regular expression for a name with wildcards."""
     return re.compile("(.+)".join(map(re.escape, name.split("*"))), re.DOTALL)
 
 
@@ -201,7 +201,7 @@ def choice(path: str, ours: Mapping[str, object], instead: str = "") -> Rule:
             return taken({where: ours[value]})
         known = ", ".join(ours)
         advice = f"; {instead}" if instead else did_you_mean(value, ours)
-        return not_supported(f"{given.value!r} is none of {known}{advice}")
+        return not_supported(f"{given.value!r} is not one of {known}{advice}")
 
     return rule
 

@@ -258,7 +258,7 @@ def part_of_dsn(given: PropertyValue, connector: Connector) -> Outcome:
         raise ValueError(message)
     if given.name == "database.sslmode" and given.value not in _SSL_MODES:
         known = ", ".join(_SSL_MODES)
-        return not_supported(f"{given.value!r} is none of {known}")
+        return not_supported(f"{given.value!r} is not one of {known}")
     remark = ""
     if given.name == "database.sslkey":
         remark = "libpq needs the key as PEM, not PKCS-8 DER"

@@ -3,7 +3,7 @@ Rules about captured tables, snapshots and signals, which convert Debezium's lis
 
 An entry that is a plain name, or a plain choice (``public\.(orders|customers)``),
 becomes names. Any other expression is matched with the source's catalog, if that was
-read; else it is written as it is, since ours match whole names too, but respect case.
+read; else it is copied: our expressions match whole names too, but are case-sensitive.
 The event router's table becomes the outbox.
 """
 
@@ -56,8 +56,8 @@ class Selection(NamedTuple):
 
 def captured(connector: Connector) -> tuple[str, ...]:
     """Return the tables whose rows are published as row changes."""
-    apart = {outbox_table(connector), signal_table(connector)}
-    return tuple(t for t in selection(connector).tables if t not in apart)
+    special = {outbox_table(connector), signal_table(connector)}
+    return tuple(t for t in selection(connector).tables if t not in special)
 
 
 def selection(connector: Connector) -> Selection:
@@ -91,7 +91,7 @@ def plain_names(expression: str) -> list[str]:
 
 
 def matches(expression: str, name: str) -> bool:
-    """Return whether an expression matches a whole name, in any case."""
+    """Return whether an expression matches a whole name, ignoring case."""
     try:
         return re.fullmatch(expression, name, re.IGNORECASE) is not None
     except (re.error, OverflowError, RecursionError):
@@ -99,7 +99,7 @@ def matches(expression: str, name: str) -> bool:
 
 
 def matches_table(expression: str, table: str) -> bool:
-    """Return whether an expression matches a table, given as its name's text."""
+    """Return whether an expression matches a table, given by its name."""
     return matches(expression, TableName.parse(table).joined)
 
 
@@ -138,12 +138,12 @@ def include_list(given: PropertyValue, connector: Connector) -> Outcome:
         named = ", ".join(map(repr, useless))
         return not_supported(f"{named} matches no schema.table: {_EXPAND}", keys)
     if not given.value and connector.catalog is None:
-        return taken(keys, "every table that the other lists leave, and later ones")
+        return taken(keys, "every table that the other lists allow, now or later")
     if not chosen.tables and not chosen.open:
         return not_supported("the database has no such table: check source.tables")
     if not entries:
         return not_needed("only the outbox or the signal table is captured")
-    return taken(keys, _apart(connector))
+    return taken(keys, _special_tables(connector))
 
 
 def table_entries(connector: Connector) -> list[str]:
@@ -186,20 +186,20 @@ def _is_usable(entry: str) -> bool:
 
 
 def other_list(given: PropertyValue, connector: Connector) -> Outcome:
-    """Convert a list beside the include list to the tables that it leaves."""
+    """Convert a list other than the include list to the tables that remain."""
     if not given.value:
         return same("it is empty")
     tables = table_entries(connector)
     if not tables:
-        return not_needed("it leaves no captured table")
+        return not_needed("no captured table remains")
     keys: dict[KeyPath, object] = {TABLES: tables}
     if connector.catalog is None and any(map(is_expression, tables)):
         excluded = excluded_entries(connector)
         keys |= {EXCLUDED: excluded} if excluded else {}
-    return taken(keys, "the tables that it leaves")
+    return taken(keys, "the tables that remain")
 
 
-def _apart(connector: Connector) -> str:
+def _special_tables(connector: Connector) -> str:
     names = (
         (outbox_table(connector), "the outbox"),
         (signal_table(connector), "the signal table"),
@@ -221,7 +221,7 @@ def _is_included(table: str, entries: Iterable[str]) -> bool:
 
 
 def _filtered(tables: Iterable[str], connector: Connector) -> list[str]:
-    """Apply the lists beside the include list."""
+    """Apply the lists other than the include list."""
     excluded = split(connector.get(*_EXCLUDE))
     schemas = split(connector.get(*_SCHEMAS))
     no_schemas = split(connector.get(*_NO_SCHEMAS))
@@ -306,7 +306,7 @@ def snapshot_overrides(given: PropertyValue, connector: Connector) -> Outcome:
     keys: dict[KeyPath, object] = {(*_SNAPSHOT, "select"): found} if found else {}
     if missing and given.name == _OVERRIDES:
         names = ", ".join(missing)
-        return not_supported(f"{names} has no {_OVERRIDES}.<table>: write it", keys)
+        return not_supported(f"{names} has no {_OVERRIDES}.<table>: add it", keys)
     return taken(keys)
 
 

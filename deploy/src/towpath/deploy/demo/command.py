@@ -100,10 +100,10 @@ def run_all(
     clock: Clock | None = None,
 ) -> dict[str, CommandOutcome]:
     """
-    Run commands to their ends, a few at once; return the outcome of each by name.
+    Run commands to completion, a few at once; return the outcome of each by name.
 
     Raises:
-        StepError: Not all have ended in time.
+        StepError: A command did not end in time.
     """
     clock = clock or SystemClock()
     deadline = Deadline(clock, environment.within_s)

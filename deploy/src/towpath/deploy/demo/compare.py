@@ -132,8 +132,8 @@ def _finding(name: str, document: Mapping[str, Any]) -> SinkResult:
         for route in routes
         for one in route["first"]
     ]
-    # A route that was not read to its end proves nothing, and a row that changed at
-    # every comparison does not either.
+    # A route that was not read to its end proves nothing, and neither does a row that
+    # changed at every comparison.
     is_proven = document["result"] != "unverified"
     return SinkResult(
         name=name,
@@ -145,7 +145,7 @@ def _finding(name: str, document: Mapping[str, Any]) -> SinkResult:
 
 
 def _doubts(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the reasons for which a comparison is incomplete."""
+    """Yield the reasons why a comparison is incomplete."""
     if document["error"]:
         yield document["error"]
     for route in document["routes"]:

@@ -3,7 +3,7 @@ The thread that reads the state of the platform once a second and shows it.
 
 While a part is unavailable, because it was killed and is being restarted, its last
 values stay on the screen. The memory of each part is read in one walk over the
-processes below the demo; shared pages are counted once, because a process is charged
+demo's descendants; shared pages are counted once, because each process is charged only
 its proportional share of them.
 """
 
@@ -78,14 +78,14 @@ _REFRESH_EVERY_S: Final = 1.0
 # Reading the memory of all processes takes tens of milliseconds of a core.
 _PARTS_EVERY_S: Final = 2.0
 
-# A read that hangs at a stopping part delays the end by no more than this.
+# A read that hangs because its part is stopping delays the end by at most this.
 _CLOSE_WITHIN_S: Final = 5.0
 
 Value = TypeVar("Value")
 
 
 class Monitor:
-    """The monitor of a demo; it keeps the peak of the memory."""
+    """The monitor of a demo; it records the peak memory."""
 
     def __init__(self, stage: Stage) -> None:
         self.peak_memory_bytes = 0

@@ -37,7 +37,7 @@ _LOCUSTFILE: Final = "locustfile.py"
 _SAMPLES_EVERY_S: Final = 0.25
 # On a busy machine, more customers would make all of them wait for seconds.
 _MAX_OUTSTANDING: Final = 100
-# Longer than any answer under load, and short enough at the end.
+# Longer than any answer takes under load, and short enough to wait for at the end.
 _VISIT_WITHIN_S: Final = 15
 # The warehouse's readers wait for seconds anyway: other parts get the cores first.
 _LOW_PRIORITY: Final = ("nice", "-n", "10")
@@ -144,7 +144,7 @@ def driver(stage: Stage, name: str) -> Part:
 
 
 def load(stage: Stage) -> Part:
-    """Describe the load: locust without its page, with the file of its users."""
+    """Describe the load: locust without its web page, with the file of its users."""
     options, plan = stage.options, stage.plan
     arrivals = options.rate + plan.settle_rate
     command = python_module(

@@ -111,7 +111,7 @@ def count_orders(dsn: str) -> int:
 
 
 def end_of_log(dsn: str) -> str:
-    """Return the LSN behind everything that is committed."""
+    """Return the LSN after the last commit."""
     return str(_value(dsn, _END_OF_LOG))
 
 
@@ -153,7 +153,7 @@ def settle(stage: Stage) -> None:
 
 def wait_for_sinks(stage: Stage) -> None:
     """
-    Wait until every sink has applied the present records of its topics.
+    Wait until every sink has applied the current records of its topics.
 
     Raises:
         StepError: They make no progress.
@@ -185,7 +185,7 @@ FIRST: Final = "demo-first-fill"
 
 
 def fill_sinks(stage: Stage) -> None:
-    """Fill the three sinks from all tables, while their drivers still start."""
+    """Fill the three sinks from all tables, while their drivers are still starting."""
     collections = stage.settings().collections
     with stage.doing(f"snapshot {', '.join(collections)}"):
         signals.request_snapshot(stage.source(), collections, signal_id=FIRST)

@@ -38,7 +38,7 @@ from towpath.settings import load
 EQUAL: Final = 0
 DIFFERENT: Final = 1
 
-# The data of a demo are not worth a longer stop.
+# A demo's data is disposable: no clean stop is worth a longer wait.
 _STOP_WITHIN_S: Final = 10.0
 
 
@@ -47,7 +47,7 @@ def run_demo(options: DemoOptions, folder: Path, console: Console) -> int:
     Run the demo; return 0 if every sink equals the database, else 1.
 
     Raises:
-        TowpathError: It did not run to its end.
+        TowpathError: It did not complete.
         KeyboardInterrupt: It was interrupted.
     """
     with interrupted_once() as interrupts, demo_folder(folder) as stack:
@@ -77,7 +77,7 @@ def run_joined(
         console: The output.
 
     Raises:
-        TowpathError: It did not run to its end.
+        TowpathError: It did not complete.
         KeyboardInterrupt: It was interrupted.
     """
     state = StateFolder(folder)

@@ -82,7 +82,7 @@ _MIB: Final = 1024 * 1024
 _REFRESHES_PER_S: Final = 4
 _BAR_WIDTH: Final = 30
 
-# Without a terminal, a line of numbers now and then shows the progress.
+# Without a terminal, a line of numbers is printed at this interval.
 _PLAIN_INTERVAL_S: Final = 10.0
 _COLOURS: Final = {
     "ready": "green",

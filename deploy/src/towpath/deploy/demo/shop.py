@@ -3,7 +3,7 @@ The load of the shop, and a sink that is added during checkouts.
 
 The load, which samples the sinks too, is a separate process. After SIGTERM it
 finishes its last orders and its last samples. The new sink's block is added to the
-configuration, and its driver starts it. It follows the orders' events, most
+configuration, and its driver starts it. The sink follows the orders' events, most
 of which are stored nowhere: the snapshot reads the same documents from a view. The
 statement of the signal is shown as a person would write it.
 """
@@ -59,7 +59,7 @@ def wait_for_samples(stage: Stage) -> None:
 
 def close_shop(stage: Stage) -> None:
     """Stop the load; wait for its last answers, then for its last samples."""
-    with stage.doing("close the shop: the last customers finish, and the last samples"):
+    with stage.doing("close the shop: wait for the last customers and samples"):
         _still_runs(stage)
         path = stage.state.process_file(parts.LOAD)
         process.stop(path, signal.SIGTERM, within_s=_STOP_WITHIN_S)
@@ -106,7 +106,7 @@ SIGNAL: Final = "demo-new-sink"
 COLLECTION: Final = "outbox.order"
 
 _RUNNING_WITHIN_S: Final = 90.0
-# A full batch right after the driver was killed, on two busy cores.
+# Enough for a full batch right after the driver was killed, on two busy cores.
 _STUCK_AFTER_S: Final = 120.0
 
 _BLOCK: Final = """

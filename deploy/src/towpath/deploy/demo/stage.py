@@ -27,18 +27,18 @@ from towpath.settings import Settings, Source, load
 # The number of rows of the key range that are to change during the snapshot.
 WANTED_CHANGES: Final = 500
 
-# The snapshot lasts for half as many again, because answers are late under load and
-# some orders change twice.
+# The snapshot lasts long enough for half as many changes again, because answers are
+# late under load and some orders change twice.
 _MARGIN: Final = 1.5
 
-# Old orders settled per checkout, and the least per second: 750 changes in 25 s.
+# Old orders settled per checkout, and the minimum per second: 750 changes in 25 s.
 _SETTLE_SHARE: Final = 0.6
 _MIN_SETTLE_RATE: Final = 30.0
 
-# A tenth of the orders can change at most before the open ones run out.
+# At most a tenth of the orders can change before the open ones run out.
 _CHANGEABLE_SHARE: Final = 0.1
 
-# The least pace, because orders of the load are read too.
+# The minimum pace, because the load's new orders are read too.
 _LEAST_ROWS_PER_S: Final = 100
 
 # Long enough for a steady state, short enough for a viewer.
@@ -67,7 +67,7 @@ class DemoPlan:
         new_sink_after_s: Load time before the new sink is declared.
         max_rows_per_second: The pace of the snapshot.
         wanted_changes: Rows of the key range that must change during the snapshot.
-        load_s: Least duration of the load.
+        load_s: Minimum duration of the load.
         sample_after_s: Load time before the first latency sample.
         sample_for_s: Duration of the samples; 0: until the load ends.
     """
@@ -99,7 +99,7 @@ def make_plan(options: DemoOptions) -> DemoPlan:
 
 _POLL_EVERY_S: Final = 0.2
 
-# A killed part has recovered its data and serves again in half of it.
+# A killed part recovers its data and serves again within half of this time.
 _PART_BACK_WITHIN_S: Final = 60.0
 
 Value = TypeVar("Value")
@@ -115,15 +115,15 @@ class JoinedPlatform(NamedTuple):
 @dataclass(slots=True, kw_only=True)
 class Stage:
     """
-    Everything that a step needs, on a platform of the demo's own or of others.
+    Everything that a step needs, on the demo's own platform or one that others run.
 
     Attributes:
         state: The demo's own state folder.
         config: The configuration that every process of the platform reads.
         shop_url: The orders service.
         environment: The environment of the demo's processes.
-        restarts: Returns the restarts of a part, or of all of them.
-        step: The present step, for the screen.
+        restarts: Returns the number of restarts of a part, or of all parts.
+        step: The current step, for the screen.
     """
 
     options: DemoOptions
@@ -160,7 +160,7 @@ class Stage:
         self.options = replace(self.options, rate=rate)
 
     def announce(self, step: str) -> None:
-        """Show a step as the present one."""
+        """Show a step as the current one."""
         self.step = step
 
     def report(self, line: str) -> None:

@@ -1,5 +1,5 @@
 """
-The final table, and the same as JSON. Pure.
+The final table, and the same data as JSON. Pure.
 
 A latency lasts from the answer of a checkout, which follows the commit, to the first
 read through the target's own API that returned the order.
@@ -57,7 +57,7 @@ class SinkResult:
         compared: Keys compared.
         differences: Keys that differ; ``None`` if it could not be verified.
         named: The first of them, with their differences.
-        failure: The reason for which it could not be verified.
+        failure: Why it could not be verified.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Result:
 
     @property
     def differences(self) -> int:
-        """Keys that differ, over all sinks."""
+        """Keys that differ, across all sinks."""
         return sum(sink.differences or 0 for sink in self.sinks)
 
     @property

@@ -1,8 +1,9 @@
 """
-``python -m towpath.deploy.jars``: bring the Java archives up to their lock.
+``python -m towpath.deploy.jars``: fetch the Java archives that the lock names.
 
-Further locks, which the local stack does not need, are arguments: ``s3`` for a
-warehouse in an object store; ``jdbcsink``, ``objectstore``, ``postgres15`` for tests.
+Further locks, which the local stack does not need, can be given as arguments: ``s3``
+for a warehouse in an object store; ``jdbcsink``, ``objectstore``, ``postgres15`` for
+tests.
 """
 
 import argparse

@@ -8,7 +8,7 @@ until all of them are there. One process at a time changes a store; another wait
   module, because uses need different versions of one artifact. Every archive is named,
   and its dependencies are excluded: the lock lists them all.
 - Otherwise the Ivy inside PySpark fetches, which needs only a Java runtime. It fetches
-  one file after the other, so several processes share the work, each with its own
+  one file after another, so several processes share the work, each with its own
   cache. Checksums are off, because the lock's sha256 is checked afterwards.
 - Java has its own list of certificate authorities. The certificates of
   ``SSL_CERT_FILE`` are written as a trust store that Java reads.
@@ -96,7 +96,7 @@ def _write_project(folder: Path, name: str, content: str) -> None:
     (folder / "pom.xml").write_text(text, encoding="utf-8")
 
 
-# They wait for the network most of the time; more of them gain little.
+# The processes mostly wait for the network; more of them would gain little.
 IVY_PROCESSES: Final = 4
 _IVY_SETTINGS: Final = """\
 <ivysettings>
@@ -143,7 +143,7 @@ def _ivy_command(
 ) -> list[str]:
     place.mkdir(parents=True, exist_ok=True)
     confs = [f"c{number}" for number in range(len(jars))]
-    # A configuration for each: one configuration holds one version of a module only.
+    # One configuration per archive: each can hold only one version of a module.
     text = _IVY_MODULE.format(
         configurations="".join(f'<conf name="{conf}"/>' for conf in confs),
         dependencies="".join(map(_ivy_dependency, jars, confs)),
@@ -206,7 +206,7 @@ def trust_store_flags(certificates: Path, store: Path) -> list[str]:
 def _read_certificates(text: bytes) -> list[x509.Certificate]:
     certificates = []
     with warnings.catch_warnings():
-        # Some old authorities break rules that a later release will insist on.
+        # Some old certificates break rules that later releases of the library enforce.
         warnings.simplefilter("ignore")
         for block in _CERTIFICATE.findall(text):
             try:
@@ -233,7 +233,7 @@ def ensure(report: ReportLine, environ: Mapping[str, str], jars: Sequence[Jar]) 
         jars: The lock.
 
     Raises:
-        JarsError: An archive could not be fetched with the bytes of the lock.
+        JarsError: An archive could not be fetched, or does not match the lock.
     """
     place = store.folder(environ)
     if not store.missing(jars, place):
@@ -275,7 +275,7 @@ def _fetch(
 
 
 def _unchecked(jars: Sequence[Jar], work: Path) -> list[Jar]:
-    """Return archives that are missing or differ from the lock; delete wrong bytes."""
+    """Return archives that are missing or differ from the lock; delete the latter."""
     left = []
     for jar in jars:
         path = repository(work) / jar.repository_path
@@ -367,7 +367,7 @@ def _reporting(jars: Sequence[Jar], work: Path, report: ReportLine) -> Iterator[
 
 
 def _fetched_bytes(work: Path) -> int:
-    """Return the number of fetched bytes, unfinished files included, without copies."""
+    """Count the fetched bytes, including unfinished files, but not copies."""
     total = 0
     for folder, _, names in os.walk(work):
         if "/ivy-" in folder and "/cache" not in folder:

@@ -102,7 +102,7 @@ def missing(jars: Sequence[Jar], store: Path) -> list[Jar]:
 
 
 def is_whole(jar: Jar, store: Path) -> bool:
-    """Return whether an archive is in the store, by its size."""
+    """Return whether an archive is in the store with its full size."""
     if jar.file.endswith(_PACKED):
         return _unpacked_whole(store / jar.use)
     return _size_bytes(store / jar.use / jar.file) == jar.size_bytes
@@ -137,7 +137,7 @@ def _unpack(source: Path, target: Path) -> None:
     scratch = target.with_name(f"{target.name}.new")
     shutil.rmtree(scratch, ignore_errors=True)
     with tarfile.open(source) as archive:
-        # The archive's bytes are the locked ones; the filter came with 3.11.4.
+        # The archive's sha256 was checked; older Pythons than 3.11.4 have no filter.
         if hasattr(tarfile, "data_filter"):
             archive.extraction_filter = tarfile.data_filter
         archive.extractall(scratch)  # noqa: S202

@@ -2,10 +2,10 @@
 Start one part, report its status, stop it.
 
 A part that runs and answers is left alone; one that runs but does not answer in time is
-restarted; one that ended is started on its data. After a crash a part recovers its
-data: a broker reads its segments, a database its log. No fixed time fits, so the
-deadline of a part is extended while its log grows or it reads. The status of parts is
-also a document, and a table of one line each.
+restarted; one that ended is started with its existing data. After a crash a part
+recovers its data: a broker reads its segments, a database its log. No fixed time fits,
+so the deadline of a part is extended while its log grows or it reads from disk. The
+status of parts is available as a document, and as a table with a line for each part.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class Recovery:
         self._stall = StallTimeout(clock, _STUCK_AFTER_S)
 
     def is_progressing(self) -> bool:
-        """Return whether the part has made progress lately, within its time."""
+        """Return whether the part is making progress within its deadline."""
         if self._found is None or self._deadline.passed():
             return False
         if process.find(self._file) != self._found:
@@ -62,7 +62,7 @@ class Recovery:
 _POLL_EVERY_S: Final = 0.05
 # A healthy part answers its probe at once; one that takes longer hangs.
 _ALIVE_WITHIN_S: Final = 10.0
-# A hanging part seldom stops by a signal, and its unwritten data are lost either way.
+# A hanging part rarely obeys a signal, and its unwritten data are lost either way.
 _HANGING_WITHIN_S: Final = 3.0
 _STARTS: Final = 3
 _SHOWN_LINES: Final = 8

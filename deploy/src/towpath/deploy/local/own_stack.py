@@ -46,7 +46,7 @@ def demo_folder(folder: Path) -> Iterator[Stack]:
     Lock a folder for this demo and empty it except for the mark; yield its stack.
 
     Raises:
-        DemoRunsError: Another demo runs there.
+        DemoRunsError: Another demo is running there.
         NotADemoFolderError: It holds files that do not belong to a demo.
         StateFolderError: It cannot be created.
     """
@@ -67,7 +67,7 @@ def _lock(lock: TextIO, folder: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         lock.seek(0)
-        message = f"a demo (pid {lock.read().strip()}) runs in {folder}"
+        message = f"a demo (pid {lock.read().strip()}) is running in {folder}"
         raise DemoRunsError(message) from error
     lock.truncate(0)
     lock.write(f"{os.getpid()}\n")
@@ -134,7 +134,7 @@ def interrupted_once() -> Iterator[InterruptHandler]:
 
 
 def kill_children(within_s: float) -> None:
-    """Kill processes whose start was interrupted, and wait for their end."""
+    """Kill processes whose start was interrupted, and wait until they exit."""
     children = psutil.Process(os.getpid()).children(recursive=True)
     for child in children:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -230,11 +230,11 @@ class Launcher:
         return process.start(part, self._state)
 
     def stop(self, name: str) -> None:
-        """Stop a process, and wait for its end."""
+        """Stop a process, and wait until it exits."""
         process.stop(self._state.process_file(name), within_s=_STOP_WITHIN_S)
 
     def kill(self, name: str) -> None:
-        """Kill a process, and wait for its end."""
+        """Kill a process, and wait until it exits."""
         path = self._state.process_file(name)
         found = process.find(path)
         if found is not None:

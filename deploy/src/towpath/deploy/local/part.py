@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from towpath.deploy.errors import StateFolderError
 
-# The longest recovery of a part's data after a crash; a longer one counts as hanging.
+# The longest recovery of a part's data after a crash; a longer one counts as a hang.
 RECOVERS_WITHIN_S: Final = 1800.0
 
 

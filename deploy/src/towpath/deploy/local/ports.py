@@ -72,7 +72,7 @@ def one_each(names: Iterable[str]) -> dict[str, int]:
 
 def free_within(first: int, last: int, start: int, taken: Collection[int] = ()) -> int:
     """
-    Return a free port of a range, searched from ``start`` onwards and around.
+    Return a free port of a range, searched from ``start`` onwards, wrapping around.
 
     Raises:
         PrerequisiteError: All of them are taken.

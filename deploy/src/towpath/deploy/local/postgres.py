@@ -53,8 +53,8 @@ def clear_remains(data: Path) -> None:
     """
     Remove the remains of a killed server from a data folder that no server uses.
 
-    Backends end when they notice the death; a busy one gets SIGQUIT. A lock
-    file that remains may name a pid that was reused since.
+    Backends end when they notice that the server died; a busy one gets SIGQUIT. A
+    leftover lock file may name a pid that has been reused since.
     """
     orphans = [p for p in psutil.process_iter() if _works_in(p, data)]
     for orphan in orphans:
@@ -69,7 +69,7 @@ def clear_remains(data: Path) -> None:
 
 
 def _works_in(process: psutil.Process, folder: Path) -> bool:
-    """Return whether a process runs in a folder: Postgres changes to its data."""
+    """Return whether a process runs in a folder; Postgres enters its data folder."""
     with contextlib.suppress(OSError, psutil.Error):
         return Path(f"/proc/{process.pid}/cwd").readlink() == folder
     return False
@@ -101,7 +101,7 @@ def home_of(state: StateFolder, programs: Path | None = None) -> PostgresHome:
 
     Args:
         state: The state folder.
-        programs: The folder with ``bin`` of another server than the packaged one.
+        programs: The folder with ``bin`` of a server other than the packaged one.
     """
     if os.geteuid() != 0:
         programs = programs or _packages() / _PROGRAMS
@@ -239,7 +239,7 @@ def probe_postgres(port: int) -> None:
     Run ``select 1``.
 
     Raises:
-        NotReadyError: No answer, for instance because the server still recovers.
+        NotReadyError: No answer, for instance because the server is still recovering.
     """
     try:
         with psycopg.connect(
@@ -332,7 +332,7 @@ def postgres_15_programs(
 
     Args:
         report: Called with lines on the progress.
-        environ: Environment with an installed server, and the store.
+        environ: Environment with ``TOWPATH_PG_BIN`` and what ``fetch.ensure`` needs.
 
     Raises:
         JarsError: The archive could not be fetched.
@@ -368,7 +368,7 @@ def unpack_server(archive: Path, folder: Path) -> None:
             jar.open(packed[0]) as stream,
             tarfile.open(fileobj=stream, mode="r|xz") as server,
         ):
-            # The archive's bytes are the locked ones; the filter came with 3.11.4.
+            # The archive matches the lock; Python has the filter since 3.11.4.
             if hasattr(tarfile, "data_filter"):
                 server.extraction_filter = tarfile.data_filter
             server.extractall(folder)  # noqa: S202 - the locked bytes

@@ -3,7 +3,7 @@ Start processes in their own sessions, find them by a file, stop them by a deadl
 
 The process file holds pid, start time in clock ticks and boot id. All three must match,
 so that a reused pid is never mistaken for ours. A process that ended but was not
-collected by its parent counts as ended.
+reaped by its parent counts as ended.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from towpath.schemas.clock import Clock, Deadline, SystemClock
 LOG_LIMIT_BYTES: Final = 20 * 1024 * 1024
 _POLL_EVERY_S: Final = 0.02
 
-# Children of this process, by pid: kept so that they can be collected.
+# Children of this process, by pid: kept so that they can be reaped.
 _CHILDREN: Final[dict[int, subprocess.Popen[bytes]]] = {}
 
 
@@ -60,7 +60,7 @@ def find(path: Path) -> psutil.Process | None:
         pid = int(text.split()[0])
     except (OSError, ValueError, IndexError):
         return None
-    _collect(pid)
+    _reap(pid)
     if _identity(pid) != text:
         return None
     try:
@@ -94,7 +94,7 @@ def stop(
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
     psutil.wait_procs(family, timeout=10)
-    _collect(process.pid)
+    _reap(process.pid)
     sweep(path)
 
 
@@ -102,13 +102,13 @@ def wait_gone(process: psutil.Process, deadline: Deadline) -> bool:
     """Wait until a process has ended; return whether it did before the deadline."""
     clock = SystemClock()
     while True:
-        _collect(process.pid)
+        _reap(process.pid)
         try:
             gone: bool = process.status() == psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             gone = True
         if gone or deadline.passed():
-            _collect(process.pid)
+            _reap(process.pid)
             return gone
         clock.wait(_POLL_EVERY_S)
 
@@ -164,7 +164,7 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
     return []
 
 
-def _collect(pid: int) -> None:
+def _reap(pid: int) -> None:
     child = _CHILDREN.get(pid)
     if child is not None and child.poll() is not None:
         del _CHILDREN[pid]

@@ -7,7 +7,7 @@ Kafka, the schema registry, OpenSearch and Redis: servers of one process each.
   defaults.
 - The schema registry is Apicurio with Confluent's interface, kept in one file.
 - OpenSearch is one node, started by the runner of its test suites. That runner takes
-  HTTP ports up to 9299 only and ends silently beyond. The common analysis module is
+  HTTP ports up to 9299 only and exits silently beyond. The common analysis module is
   left out, because it needs Thai dictionaries that a Java runtime from a Python package
   lacks: the standard tokenizer and ``lowercase`` are there, stemming is not.
 - Redis is Valkey with an append-only file: every write is in the file within a second.
@@ -135,7 +135,7 @@ def probe_kafka(port: int) -> None:
     try:
         brokers = client.list_topics(timeout=ANSWER_WITHIN_S).brokers
     except KafkaException as error:
-        message = f"the broker gives no metadata: {error}"
+        message = f"the broker returns no metadata: {error}"
         raise NotReadyError(message) from error
     if not brokers:
         message = "the broker has not joined its cluster yet"
@@ -151,13 +151,13 @@ def registry_part(state: StateFolder, port: int, management_port: int) -> Part:
     settings = {
         "quarkus.http.host": LOOPBACK,
         "quarkus.http.port": str(port),
-        # Its default is 9000 on every address, where two stacks would collide.
+        # The default is port 9000 on every address, where two stacks would collide.
         "quarkus.management.host": LOOPBACK,
         "quarkus.management.port": str(management_port),
         "apicurio.storage.kind": "sql",
         "apicurio.storage.sql.kind": "h2",
-        # Without the setting a registered schema is in the file half a second later,
-        # and a killed registry may give its id to another.
+        # Without WRITE_DELAY=0 a registered schema reaches the file half a second
+        # later, and a killed registry may give its id to another one.
         "apicurio.datasource.url": f"jdbc:h2:file:{folder / 'schemas'};WRITE_DELAY=0",
     }
     return Part(
@@ -183,7 +183,7 @@ def registry_url(port: int) -> str:
 
 def probe_registry(port: int) -> None:
     """
-    Request the subjects, which the storage has to answer.
+    Request the subjects, which the registry reads from its storage.
 
     Raises:
         NotReadyError: No answer yet.
@@ -227,7 +227,7 @@ def opensearch_part(state: StateFolder, port: int) -> Part:
             *("-cp", f"{store.folder() / 'opensearch'}/*"),
             "org.codelibs.opensearch.runner.OpenSearchRunner",
             *("-numOfNode", "1", "-basePath", str(folder / "data")),
-            # The runner's node n listens on the base port and n.
+            # The runner's node n listens on the base port plus n.
             *("-clusterName", cluster, "-baseHttpPort", str(port - 1)),
             *("-moduleTypes", ",".join(_OPENSEARCH_MODULES)),
         ),
@@ -262,14 +262,14 @@ def probe_opensearch(port: int, cluster: str) -> None:
         raise NotReadyError(message)
 
 
-# A call of the guard frees thousands of small texts at once. With the default of seven
-# of each size kept at hand, the allocator joins and splits them again: a third of the
+# A call of the guard frees thousands of small strings at once. By default the allocator
+# caches seven of each size, and merges and splits the others again: a third of the
 # server's time for a row (measured).
 _REDIS_ALLOCATOR: Final = "glibc.malloc.tcache_count=60000"
 
-# A row with one text of more than the default of 64 bytes would be kept as a table of
-# single fields, which takes half as much memory again (measured: 1.5 for 1.05 GiB).
-# Rows of many fields stay tables: a compact one is searched from its beginning.
+# A row with a value above the default of 64 bytes would be stored as a hash table,
+# which takes half as much memory again (measured: 1.5 instead of 1.05 GiB). Rows of
+# many fields remain hash tables: a listpack is searched from its beginning.
 _COMPACT_ROWS: Final = {
     "--hash-max-listpack-value": "1024",
     "--hash-max-listpack-entries": "128",
@@ -305,7 +305,7 @@ def redis_part(state: StateFolder, port: int) -> Part:
 
 def probe_redis(port: int) -> None:
     """
-    Send ``PING``; a server that still loads its file answers with an error.
+    Send ``PING``; a server that is still loading its file answers with an error.
 
     Raises:
         NotReadyError: No pong yet.

@@ -73,11 +73,11 @@ class Stack:
         self, state_folder: Path, postgres_programs: Path | None = None
     ) -> None:
         """
-        Describe the stack, without making anything.
+        Describe the stack, without creating anything.
 
         Args:
             state_folder: Its state folder.
-            postgres_programs: Programs of another Postgres than the packaged one.
+            postgres_programs: Programs of a Postgres other than the packaged one.
         """
         self.state = StateFolder(state_folder.resolve())
         self._postgres_programs = postgres_programs

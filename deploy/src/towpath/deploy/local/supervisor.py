@@ -3,7 +3,7 @@ Processes of the platform beside the stack: started, watched, restarted, stopped
 
 A process that ends by itself is restarted after a growing delay, and counted. One
 deadline bounds the stop of all of them together; no process remains after it. Parts are
-started in the order of listing and stopped all at once. Adopted parts, which others
+started in the order of the calls and stopped all at once. Adopted parts, which others
 have started, are watched but not stopped.
 """
 
@@ -21,7 +21,7 @@ from towpath.deploy.local.part import Part, StateFolder
 from towpath.schemas.clock import Backoff, Clock, Deadline, SystemClock
 
 _POLL_EVERY_S: Final = 0.2
-# A process that ran for this long had started well: its delays begin again.
+# After running for this long a process is stable: its delays begin again.
 _STABLE_AFTER_S: Final = 30.0
 
 
@@ -74,7 +74,7 @@ class Supervisor:
             self._add_watched(part)
 
     def adopt(self, part: Part) -> None:
-        """Watch a part that runs already; ``stop`` leaves it running."""
+        """Watch a part that is already running; ``stop`` leaves it running."""
         with self._lock:
             if self._ending.is_set():
                 return
@@ -84,7 +84,7 @@ class Supervisor:
 
     def wait_ready(self, names: Sequence[str] | None = None) -> None:
         """
-        Wait until parts answer their probes; restarts on the way are allowed.
+        Wait until parts answer their probes; restarts meanwhile are allowed.
 
         Raises:
             PartError: One did not answer within its time.
@@ -118,7 +118,7 @@ class Supervisor:
         ]
 
     def stop_part(self, name: str) -> None:
-        """Stop one part and watch it no longer."""
+        """Stop one part, and stop watching it."""
         with self._lock:
             part = self._parts.pop(name, None)
             self._due_at_s.pop(name, None)
@@ -127,7 +127,7 @@ class Supervisor:
 
     def stop(self, within_s: float = 20.0) -> None:
         """
-        Stop all parts that were started here at once, and watch no more.
+        Stop all parts that were started here, at the same time, and stop watching.
 
         Processes that remain after ``within_s`` are killed.
         """

@@ -128,7 +128,7 @@ def without_sink(text: str, name: str) -> str:
     Return the file's text without a sink's block.
 
     Raises:
-        UsageError: The block is ambiguous: it must be cut by hand.
+        UsageError: The block is ambiguous: it must be removed by hand.
     """
     document = tomllib.loads(text)
     sinks = document[_SINK]
@@ -250,7 +250,7 @@ def carry_out_drop(
     Raises:
         ConfigurationError: The file would have mistakes without the block; it is
             unchanged.
-        UsageError: The block must be cut by hand; nothing was changed.
+        UsageError: The block must be removed by hand; nothing was changed.
         SinkHeldError: The sink's driver does not release it.
         UnavailableError: The sink's target, or the broker, cannot be reached.
     """

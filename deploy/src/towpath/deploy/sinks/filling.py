@@ -45,7 +45,7 @@ from towpath.sinks.state.progress import replace_file, sink_folder
 
 FILLING_FILE: Final = "filling.json"
 
-# A relay that runs answers within a second; one that is starting takes a few.
+# A running relay answers within a second; one that is starting takes a few.
 _ANSWERED_WITHIN_S: Final = 30.0
 _ID_CHARACTERS: Final = 12
 _POLL_EVERY_S: Final = 1.0
@@ -119,7 +119,7 @@ def await_signal(source: Source, filling: SinkFill, clock: Clock) -> None:
     Wait until the signal's row has been inserted.
 
     Raises:
-        SourceUnreachableError: The source does not answer; run it again.
+        SourceUnreachableError: The source does not answer; run the command again.
     """
     while signals.state(source, filling.signal_id) is None:
         clock.wait(_POLL_EVERY_S)
@@ -139,8 +139,8 @@ def carry_out_fill(
     An incomplete snapshot reads again only the rows that were not delivered.
 
     Raises:
-        SourceUnreachableError: The source does not answer; run it again.
-        RelaySilentError: No relay answers; run it again.
+        SourceUnreachableError: The source does not answer; run the command again.
+        RelaySilentError: No relay answers; run the command again.
     """
     known = signals.state(source, filling.signal_id)
     if known is not None and known[0] == INCOMPLETE:
@@ -218,8 +218,8 @@ def _collection(settings: Settings, sink: Sink, route: Route) -> str:
     if route.kind is RouteKind.TABLE:
         return route.topic.removeprefix(f"{settings.database.prefix}.")
     message = (
-        f"{sink.name} cannot be filled: no view of relay.outbox.view gives "
-        f"{route.topic}"
+        f"{sink.name} cannot be filled: no view in relay.outbox.view "
+        f"provides {route.topic}"
     )
     raise UsageError(message)
 
@@ -268,7 +268,7 @@ def check_fillable(settings: Settings, sink: str, collections: Sequence[str]) ->
 def _refusals(
     connection: Connection, settings: Settings, collections: Sequence[str]
 ) -> Iterator[str]:
-    """List the reasons for which the relay would refuse collections."""
+    """List the reasons why the relay would refuse collections."""
     views = {view.collection: view for view in settings.relay.outbox.view}
     readable = CollectionCatalog(settings.database.publication, views)
     for collection in collections:

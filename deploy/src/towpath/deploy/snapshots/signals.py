@@ -25,9 +25,9 @@ from towpath.settings import Source
 from towpath.sinks.source_session import connected
 
 _INSERT: Final = "insert into towpath.signal (id, type, data) values (%s, %s, %s)"
-# Short enough to be read in a table, and to be typed again.
+# Short enough to read in a table, and to retype.
 _ID_CHARACTERS: Final = 12
-# As JSON, so that older tables, which have no column relay, can be read too.
+# As JSON, so that older tables, which have no relay column, can be read too.
 _STATE: Final = """\
 select status, detail from towpath.signal s
 where id = %s and coalesce(to_jsonb(s) ->> 'relay', %s) = %s
@@ -113,7 +113,7 @@ def statement(
     signal_id: str,
     max_rows_per_second: int | None = None,
 ) -> str:
-    """Return the SQL that requests a snapshot for one sink, as people write it."""
+    """Return the SQL that requests a snapshot for one sink, in a readable form."""
     fields = {
         "data-collections": list(collections),
         "target": target,
@@ -168,7 +168,7 @@ def progress(
 
     Raises:
         SourceUnreachableError: The source does not answer.
-        SignalRefusedError: The source was not set up yet.
+        SignalRefusedError: The source has not been set up yet.
     """
     names = {"id": snapshot_id, "own": own, "relay": source.slot}
     with _connect(source.dsn) as connection:
@@ -181,7 +181,7 @@ def state(source: Source, signal_id: str) -> tuple[str | None, Any] | None:
 
     Raises:
         SourceUnreachableError: The source does not answer.
-        SignalRefusedError: The source was not set up yet.
+        SignalRefusedError: The source has not been set up yet.
     """
     with _connect(source.dsn) as connection:
         row = connection.execute(
@@ -220,19 +220,19 @@ _ENDED: Final = frozenset({"completed", INCOMPLETE, "failed", "stopped"})
 
 
 class SignalAnswer(NamedTuple):
-    """The relay's answer to a signal; without a status there is none yet."""
+    """The relay's answer to a signal; without a status, none has arrived yet."""
 
     status: str | None
     detail: dict[str, Any]
 
     @property
     def is_good(self) -> bool:
-        """Whether it was not rejected, has not failed and delivered every row."""
+        """Whether it was neither rejected nor failed, and no row is missing."""
         return self.status not in {"rejected", "failed", INCOMPLETE}
 
     @property
     def reason(self) -> str:
-        """The reason of a failure or of missing rows; empty without one."""
+        """The reason for a failure or for missing rows; empty if there is none."""
         if "reason" in self.detail:
             return str(self.detail["reason"])
         tables = self.detail.get("tables")

@@ -94,7 +94,7 @@ class Broker:
 
     def read(self, topic: str) -> list[ArrivedEvent]:
         """
-        Read a topic from its beginning to its present end, partition by partition.
+        Read a topic from its beginning to its current end, partition by partition.
 
         Raises:
             BenchError: It could not be read in time.
@@ -103,7 +103,7 @@ class Broker:
 
     def records(self, topic: str) -> Iterator[Any]:
         """
-        Yield a topic's records as objects of the client.
+        Yield a topic's records as the client's own objects.
 
         Partitions take turns; the records of each are in the order of their offsets.
 

@@ -35,7 +35,7 @@ RECVLOGICAL: Final = "pg_recvlogical"
 DEBEZIUM_STOCK: Final = "debezium_stock"
 DEBEZIUM_TUNED: Final = "debezium_tuned"
 
-# Rows a transaction, and transactions a second.
+# Rows per transaction, and transactions per second.
 DRAINS: Final = MappingProxyType({"drain_1": 1, "drain_100": 100})
 STEADIES: Final = MappingProxyType(
     {"steady_500": 500, "steady_2000": 2000, "steady_5000": 5000}
@@ -55,7 +55,7 @@ class BenchScreen(Protocol):
         """Print the table of a case that has ended."""
 
     def begin(self, what: str, total: int) -> ReportCount:
-        """Begin a step; return a function that takes its progress."""
+        """Begin a step; return a function that reports its progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

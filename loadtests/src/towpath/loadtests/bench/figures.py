@@ -116,8 +116,8 @@ def drain_figures(appended_ms: Sequence[int], started_ms: float) -> Figures:
     """
     Return the rates of a drain.
 
-    ``events_per_s`` counts from the first append to the last. A JVM warms up, so there
-    are rates of the second half and from the start of the process too.
+    ``events_per_s`` counts from the first append to the last. A JVM warms up, so the
+    rates over the second half, and from the start of the process, are included.
     """
     ordered = sorted(appended_ms)
     count = len(ordered)
@@ -143,7 +143,7 @@ def latencies_ms(
     arrivals: Iterable[ArrivedEvent],
     since_us: int,
 ) -> list[float]:
-    """Return commit to append of each event that was committed after ``since_us``."""
+    """Return the latencies of the events that were committed after ``since_us``."""
     found = []
     for arrival in arrivals:
         committed_us = facts[arrival.event_id].committed_us
@@ -173,7 +173,7 @@ def spread(rounds: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
 def ratio(
     ours: Mapping[str, Spread] | None, theirs: Mapping[str, Spread] | None, name: str
 ) -> float | None:
-    """Return the ratio of the medians of one figure, or None if one lacks it."""
+    """Return the ratio of the medians of one figure, or None if a side lacks it."""
     if not ours or not theirs or name not in ours or name not in theirs:
         return None
     other = theirs[name].median

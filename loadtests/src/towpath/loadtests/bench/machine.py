@@ -5,8 +5,8 @@ Figures of different machines are not comparable. Samples are rare, because they
 processor time from the systems that are measured. A process that ran before is charged
 for its use since the first sample; one that ended keeps the figures of its last sample.
 The memory of a new process is the largest resident set that it ever had, that of an old
-one the largest in a sample. A backend's includes the pages of the server's shared
-memory that it used.
+one the largest in a sample. A backend's memory includes the pages of the server's
+shared memory that it used.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ class _Usage:
 
 
 class ProcessWatch:
-    """The processes of one run, by the names that their figures get."""
+    """The processes of one run, by the names that their figures have."""
 
     def __init__(self) -> None:
         self._usages: dict[str, _Usage] = {}

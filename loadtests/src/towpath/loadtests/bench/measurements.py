@@ -39,20 +39,20 @@ from towpath.loadtests.bench.source import PUBLICATION
 from towpath.loadtests.errors import BenchError
 from towpath.schemas.clock import Deadline
 
-# Often enough to draw a bar and to catch a backend; each sample costs a millisecond.
+# Short enough for a progress bar and to find a backend; a sample costs a millisecond.
 POLL_INTERVAL_S: Final = 0.25
 
-# A tenth of the slowest rate ever measured, and the start of a JVM.
+# The deadline allows a tenth of the slowest measured rate, and the start of a JVM.
 _SLOWEST_PER_S: Final = 2_000
 _START_WITHIN_S: Final = 90.0
 _MS: Final = 1000.0
-# Longer than any pause within a drain ever measured.
-_STILL_FOR_S: Final = 3.0
-_STILL_WITHIN_S: Final = 120.0
+# Longer than any pause that was ever measured within a drain.
+_IDLE_FOR_S: Final = 3.0
+_IDLE_WITHIN_S: Final = 120.0
 
 
 class Goal(NamedTuple):
-    """The number of awaited records, and a function that takes the present number."""
+    """The number of awaited records, and a function that reports the current number."""
 
     events: int
     report: ReportCount
@@ -91,7 +91,7 @@ def drain(
     started_ms = bench.clock.now().timestamp() * _MS
     pid = publishers.start(bench, run)
     watch.add("process", pid, is_new=True)
-    until_there(bench, run, pid, watch, Goal(len(facts), report))
+    until_complete(bench, run, pid, watch, Goal(len(facts), report))
     bench.environment.launcher.stop(run.name)
     arrivals = bench.broker.read(run.topic)
     verdict = check_events(facts, arrivals)
@@ -101,7 +101,7 @@ def drain(
     return {**drain_figures(times_ms, started_ms), **found}, verdict
 
 
-def until_there(
+def until_complete(
     bench: Bench, run: BenchRun, pid: int, watch: ProcessWatch, goal: Goal
 ) -> None:
     """
@@ -125,11 +125,11 @@ def until_there(
     goal.report(there)
 
 
-def until_still(bench: Bench, run: BenchRun) -> None:
+def until_idle(bench: Bench, run: BenchRun) -> None:
     """Wait until no more records are appended; a count alone may include repeats."""
-    deadline = Deadline(bench.clock, _STILL_WITHIN_S)
+    deadline = Deadline(bench.clock, _IDLE_WITHIN_S)
     count, since_s = -1, bench.clock.monotonic_s()
-    while bench.clock.monotonic_s() - since_s < _STILL_FOR_S and not deadline.passed():
+    while bench.clock.monotonic_s() - since_s < _IDLE_FOR_S and not deadline.passed():
         there = sum(bench.broker.ends(run.topic).values())
         if there != count:
             count, since_s = there, bench.clock.monotonic_s()
@@ -181,8 +181,8 @@ def kill(
     before = bench.broker.ends(run.topic)
     started_ms = bench.clock.now().timestamp() * _MS
     pid = publishers.start(bench, run)
-    until_there(bench, run, pid, ProcessWatch(), Goal(len(facts), report))
-    until_still(bench, run)
+    until_complete(bench, run, pid, ProcessWatch(), Goal(len(facts), report))
+    until_idle(bench, run)
     bench.environment.launcher.stop(run.name)
     arrivals = bench.broker.read(run.topic)
     verdict = check_events(facts, arrivals)
@@ -213,10 +213,10 @@ def _until_share(bench: Bench, run: BenchRun, pid: int, count: int) -> None:
         bench.clock.wait(_KILL_POLL_INTERVAL_S)
 
 
-# Clients wait for their commits' flush, which a group of them shares.
+# Each client waits until its commit is flushed; a group of commits shares a flush.
 _CLIENTS: Final = 16
 _SERVING_WITHIN_S: Final = 90.0
-# Samples are rarer here, since they are a part of the load.
+# Samples are rarer here, since they add to the load.
 _LOAD_POLL_INTERVAL_S: Final = 1.0
 _GRACE_S: Final = 30.0
 _MICROSECONDS: Final = 1_000_000
@@ -256,7 +256,7 @@ def follow_load(
         since_us = _watch_load(bench, run, client, watch)
     count = run.source.row_count() - before
     goal = Goal(count, bench.screen.begin(f"{run.name}: the rest", count))
-    until_there(bench, run, pid, ProcessWatch(), goal)
+    until_complete(bench, run, pid, ProcessWatch(), goal)
     bench.environment.launcher.stop(run.name)
     facts = run.source.facts(truth)
     arrivals = bench.broker.read(run.topic)

@@ -93,7 +93,7 @@ def _kill_case(bench: Bench, records: RunRecords) -> None:
                 with _copied(bench, run, base):
                     figures, verdict = measurements.kill(bench, run, facts)
                 records.add(KILL, system, figures)
-                # Losses and repeats are figures for others, and findings for ours.
+                # Losses and repeats are findings for the relay; for others, figures.
                 _record_check(
                     records,
                     run,

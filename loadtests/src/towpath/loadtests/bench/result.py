@@ -11,8 +11,8 @@ The result of a benchmark: one JSON object, and tables for a person. Pure.
 
 A ratio is the relay's median divided by the other's: of events a second in a drain,
 where more is better, and of the 99th percentile under a steady load, where less is.
-``ratio_to_debezium`` is to the tuned one. A ratio without a measurement is null, as
-that of a latency to the limit. A benchmark with findings has no figures at all.
+``ratio_to_debezium`` compares with tuned Debezium. A ratio without a measurement is
+null, such as that of a latency to the limit. A benchmark with findings has no figures.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -208,7 +208,7 @@ def draw_case(case: RelayCase) -> RenderableType:
 def unverified(findings: Sequence[str]) -> RenderableType:
     """Draw the findings, which void all figures printed before."""
     lines = [Text(line, style="red") for line in findings]
-    title = "Not verified: no figure of this benchmark counts."
+    title = "Not verified: no figure of this benchmark is valid."
     return Group(Text(title, style="bold red"), *lines)
 
 

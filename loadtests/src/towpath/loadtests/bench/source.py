@@ -22,7 +22,7 @@ from towpath.loadtests.bench.figures import CommittedEvent, digest
 from towpath.loadtests.errors import BenchError
 from towpath.schemas.clock import Clock, Deadline
 
-_EPOCH_US: Final = 946_684_800_000_000  # 2000-01-01 in Postgres's count
+_EPOCH_US: Final = 946_684_800_000_000  # 2000-01-01, Postgres's epoch
 _BEGIN: Final = struct.Struct("!qqi")
 _COLUMN_TAIL_BYTES: Final = 8
 
@@ -31,7 +31,7 @@ INSERTED_OR_UPDATED: Final = frozenset({b"I", b"U"})
 
 
 class CommittedRow(NamedTuple):
-    """One new row by its columns' texts, with its commit time."""
+    """One new row: the text of each column, and the commit time."""
 
     committed_us: int
     values: dict[str, bytes | None]
@@ -88,13 +88,13 @@ PUBLICATION: Final = "towpath_outbox"
 
 # Rows written between two updates of the progress bar: about a second's.
 _ROWS_AT_ONCE: Final = 20_000
-# The server's own decoding returns so many messages at a time.
+# The number of messages that the server's own decoding returns at a time.
 CHUNK_MESSAGES: Final = 100_000
 _RELEASED_WITHIN_S: Final = 30.0
 _POLL_INTERVAL_S: Final = 0.05
 
 # A payload is 250 bytes of JSON with hexadecimal digits of hashes: all differ, and they
-# compress as badly as identifiers do. A thousand aggregates take turns.
+# compress as badly as identifiers do. The rows rotate through 1000 aggregates.
 _PREPARE: Final = """
 create schema bench;
 create function bench.payload(n bigint) returns json language sql as $$
@@ -214,7 +214,7 @@ class BenchSource:
 
     def decode(self, slot: str, report: Callable[[int], None]) -> int:
         """
-        Make the server decode everything behind a slot, and count the messages.
+        Make the server decode everything after a slot's LSN, and count the messages.
 
         They are sent to the client, as any reader of a slot needs them, and discarded:
         counting them inside the server would save a third of the work.

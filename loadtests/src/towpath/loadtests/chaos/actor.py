@@ -1,9 +1,9 @@
 """
 Actors: threads that take random steps, each in its own session.
 
-An actor draws only from the seed and its own name, never from what it reads, so that a
-seed repeats the steps of each actor. Steps that the server refuses (a lock timeout, a
-deadlock, a dropped column) are counted and not retried.
+An actor's random choices depend only on the seed and its own name, never on what it
+reads, so that a seed repeats the steps of each actor. Steps that the server refuses
+(a lock timeout, a deadlock, a dropped column) are counted and not retried.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _NOT_WAITING: Final = "set synchronous_commit = local"
 
 
 class Actor:
-    """Takes one step after the other until it is stopped."""
+    """Takes one step after another until it is stopped."""
 
     def __init__(
         self, environment: ChaosEnvironment, name: str, seed: str, pause_s: float
@@ -115,7 +115,7 @@ class Actor:
 
 
 def connect(dsn: str) -> Session:
-    """Open a session with time limits, whose commits wait for no standby."""
+    """Open a session with time limits, whose commits do not wait for a standby."""
     # Prepared statements would refuse to run once their table is altered.
     session = psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
     session.execute(_SESSION)

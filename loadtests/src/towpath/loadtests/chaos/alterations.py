@@ -3,7 +3,7 @@ The session that alters tables, with and without rewriting them.
 
 Columns are added, dropped and renamed, types change, tables are rewritten, and indexes
 are created and dropped. No snapshot may fail because of that. Now and then another
-table with the same name and rows replaces a table, and there a snapshot may fail.
+table with the same name and rows replaces a table; a snapshot of it may then fail.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,9 +20,9 @@ _PAUSE_S: Final = 0.9
 _LATE_SHARE: Final = 0.15
 _LATEST_S: Final = 1.0
 
-# In turn; the way back from text is a cast as well. Each rewrites the table.
+# Used in turn; the step back from text is a cast as well. Each rewrites the table.
 _TYPES: Final[tuple[LiteralString, ...]] = ("bigint", "numeric(12,2)", "text", "int")
-# In turn; the first two leave the rows as they are.
+# Used in turn; the first two leave the rows as they are.
 _WIDTHS: Final[tuple[LiteralString, ...]] = ("varchar(60)", "text", "varchar(50)")
 
 _ADDED: Final[tuple[LiteralString, ...]] = (
@@ -60,7 +60,7 @@ _SWAP_SHARE: Final = 0.05
 
 
 class TableAlterer(Actor):
-    """Alters the tables that may be altered, and rewrites all."""
+    """Alters the tables that may be altered, and rewrites any table."""
 
     def __init__(
         self,

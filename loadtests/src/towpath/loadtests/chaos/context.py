@@ -49,7 +49,7 @@ class ChaosOptions:
     The options of a chaos run.
 
     Attributes:
-        minutes: How long new rounds are started.
+        minutes: For how many minutes new rounds are started.
         seed: The seed of all actors.
         kill: The victims: ``relay``, ``backend``.
         ddl: Whether tables are altered.
@@ -134,7 +134,7 @@ class ChaosResult:
         options: The options of the run.
         settings: The relay's settings, drawn from the seed.
         rounds: Rounds that were checked.
-        elapsed_s: From the first step to the last check.
+        elapsed_s: Seconds from the first step to the last check.
         written: Transactions, by kind.
         altered: Alterations, by kind.
         killed: Kills, by victim.

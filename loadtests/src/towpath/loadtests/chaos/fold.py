@@ -14,9 +14,9 @@ resurrected     a READ that shows a deleted row again
 Concurrent snapshots may deliver a key in either order, so a READ is compared with
 events, never with another READ.
 
-A reader of two topics (the shared one and a sink's own) gets their records in no mutual
-order. Its fold checks nothing, and fills the omitted columns of a newer change from an
-older READ.
+A reader of two topics (the shared one and a sink's own) gets their records in no
+defined relative order. Its fold checks nothing, and fills the omitted columns of a
+newer change from an older READ.
 """
 
 import json
@@ -34,7 +34,7 @@ UNCHANGED: Final = "unchanged"
 SWEEP: Final = "sweep"
 DROPPED: Final = "dropped"
 
-# Length of a position without the number of a further record of the same change.
+# Length of a position without the suffix that numbers further records of a change.
 _PLAIN: Final = 27
 _SHOWN: Final = 20
 _ALL: Final = 0
@@ -81,7 +81,7 @@ class Fold:
 
         Args:
             name: The table's name, for findings.
-            is_ordered: Whether all records are of one topic.
+            is_ordered: Whether all records come from one topic.
         """
         self.name = name
         self.counts: Counter[str] = Counter()

@@ -69,7 +69,7 @@ class SourceObserver:
         return self._one(query, self._environment.prefix)
 
     def mark(self) -> str:
-        """Write a last message, and return the end of the log."""
+        """Write a final message, and return the end of the log."""
         self.session.execute("select pg_logical_emit_message(true, 'chaos', 'mark')")
         return str(self._one("select pg_current_wal_lsn()::text"))
 
@@ -91,7 +91,7 @@ class SourceObserver:
         deadline = Deadline(self._environment.clock, _WITHIN_S)
         while self._one("show synchronous_standby_names") != name:
             if deadline.passed():
-                message = "the server does not take its new settings"
+                message = "the server does not apply its new settings"
                 raise ChaosError(message)
             self._environment.clock.wait(_POLL_INTERVAL_S)
 
@@ -127,7 +127,7 @@ class TopicReader:
                 "group.id": "towpath-chaos",
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",
-                # Reports each end: the marker that ends a transaction is no record.
+                # Reports each end: the marker that ends a transaction is not a record.
                 "enable.partition.eof": True,
                 "isolation.level": "read_committed",
                 "fetch.wait.max.ms": 20,
@@ -174,7 +174,7 @@ class TopicReader:
 
     def read_to_end(self, within_s: float) -> None:
         """
-        Pass on all records up to the present ends.
+        Pass on all records up to the current ends.
 
         Raises:
             ChaosError: They could not be read in time.

@@ -28,7 +28,7 @@ _POLL_INTERVAL_S: Final = 0.05
 _SHOWN_LINES: Final = 6
 _DELIVERIES: Final = ("idempotent", "idempotent", "transactional")
 _WATERMARKS: Final = ("messages", "messages", "rows", "rows_deleted")
-# Small chunks: so many that each kill and each alteration hits one.
+# Chunks are small, so that each kill and each alteration hits one.
 _CONFIGURATION: Final = """\
 version = 1
 state_folder = "{folder}"
@@ -120,7 +120,7 @@ class ChaosRelay:
             self._start()
 
     def stop(self) -> None:
-        """Stop the relay, and wait for its end."""
+        """Stop the relay, and wait until it has ended."""
         with self._lock:
             self._environment.launcher.stop(_RELAY)
 
@@ -135,7 +135,7 @@ class ChaosRelay:
         """Return the last lines of a process's log."""
         log = self._environment.launcher.log(name)
         if not log.exists():
-            return f"{log} is not there"
+            return f"{log} does not exist"
         text = log.read_text(encoding="utf-8", errors="replace")
         return "\n".join([f"{log}:", *text.splitlines()[-_SHOWN_LINES:]])
 

@@ -1,8 +1,8 @@
 """
 Random snapshot signals: requests, stops and pauses.
 
-Snapshots are requested of tables by name and by pattern, of keys, for one sink, and at
-a slow rate.
+Snapshots are requested for tables by name and by pattern, for keys, for one sink, and
+at a slow rate.
 """
 
 import json
@@ -54,7 +54,7 @@ def send(session: Session, signal_id: str, kind: str, **data: object) -> None:
 
 
 def answers(session: Session) -> list[SignalAnswer]:
-    """Return all signals with their present status."""
+    """Return all signals with their current status."""
     return [
         SignalAnswer(row[0], row[1], row[2] or {}, row[3])
         for row in session.execute(_READ)

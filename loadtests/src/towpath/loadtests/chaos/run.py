@@ -1,5 +1,5 @@
 """
-A run: rounds of chaos, each checked, until the time is over or there is a finding.
+A run: rounds of chaos, each checked, until the time is up or there is a finding.
 
 A round ends in three steps. First, alterations and kills stop. Then, while sessions
 still write, altered tables are read once more, because the topic has their old rows in
@@ -100,7 +100,7 @@ class _ChaosRun:
         topics.follow(f"{relay.topic(TARGETED.collection)}.backfill.{SINK}", self._own)
 
     def run(self) -> ChaosResult:
-        """Play rounds until the time is over or there is a finding."""
+        """Run rounds until the time is up or there is a finding."""
         result = self._result
         while True:
             self._play_round(result.rounds)
@@ -171,7 +171,7 @@ class _ChaosRun:
                 f"stuck: the relay does not confirm\n{self._relay.log_tail()}"
             )
         self._watch(
-            "the rest",
+            "open snapshots",
             lambda: not self._source.unfinished() and not self._open(),
             _END_WITHIN_S,
         )

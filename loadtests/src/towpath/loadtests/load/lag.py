@@ -25,7 +25,7 @@ _SAMPLER: Final = "towpath.loadtests.load.sampler"
 _POST: Final = "POST"
 _LOOK: Final = "LOOK"
 
-# Three drivers connect one after the other, on a machine that may be busy.
+# Three drivers connect one after another, on a machine that may be busy.
 _READY_WITHIN_S: Final = 60.0
 _END_WITHIN_S: Final = samples.LAST_SAMPLES_TIMEOUT_S + 30.0
 

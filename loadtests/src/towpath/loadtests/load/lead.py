@@ -3,8 +3,8 @@ The process that leads a run, its workers, and their listeners of locust's event
 
 Locust's only process, or its master, leads: it prepares the run, samples lag, counts
 and reports; a worker only has users. At the end of a run, locust's master would not
-wait for requests that its workers still have under way, and would lose their counts. So
-it first requests that they finish: each stops its users, sends its statistics, and then
+wait for requests that its workers still have in progress, and would lose their counts.
+So it first asks them to finish: each stops its users, sends its statistics, and then
 reports that it has finished.
 """
 
@@ -125,7 +125,7 @@ class Workers:
             self._all_finished.set()
 
 
-# The sampler needs orders of few customers only.
+# The sampler needs the orders of only a few customers.
 _SAMPLED_CUSTOMERS: Final = 100
 
 
@@ -206,7 +206,7 @@ class RunLeader:
             self._prepared.sampling.close()
         self._prepared = None
         if self._ending is not None:
-            # Its last samples would become rows of the next run.
+            # The ending run's last samples would become rows of the next run.
             self._ending.abandon()
         users.choose_users(self._environment)
         options = options_of(self._environment)

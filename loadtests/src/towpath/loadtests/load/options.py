@@ -93,7 +93,7 @@ def _address(*schemes: str) -> Callable[[str], str | None]:
 
 
 def _pattern(value: str) -> str | None:
-    return None if "{}" in value else "must hold {}, which stands for the order's id"
+    return None if "{}" in value else "must contain {}, which stands for the order's id"
 
 
 def _properties(value: str) -> str | None:
@@ -265,7 +265,7 @@ def _parsed(option: Option) -> Callable[[str], str | float | int]:
         try:
             value = kind(text)
         except ValueError as error:
-            message = f"{text!r} is no {_KINDS[kind]}"
+            message = f"{text!r} is not a valid {_KINDS[kind]}"
             raise argparse.ArgumentTypeError(message) from error
         if reason := option.check(value):
             message = f"{text!r} {reason}"
@@ -288,7 +288,7 @@ def checked(option: Option, text: str) -> str | float | int:
         message = f"{option.flag}: {error}"
         raise LoadOptionError(message) from error
     if option.choices and value not in option.choices:
-        message = f"{option.flag}: {text!r} is none of {', '.join(option.choices)}"
+        message = f"{option.flag}: {text!r} is not one of {', '.join(option.choices)}"
         raise LoadOptionError(message)
     return value
 

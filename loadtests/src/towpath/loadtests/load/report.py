@@ -46,7 +46,7 @@ class LoadReport:
         checkouts: Orders placed.
         payments: Orders paid, old ones included.
         cancellations: Orders cancelled, old ones included.
-        conflicts: Requests too late for the order's state (409), which are no failures.
+        conflicts: Requests too late for the order's state (409); they are not failures.
         failures: Requests without an answer, or with a status other than 2xx and 409.
         not_started: Arrivals that found too many others under way.
         reasons: The failures by request and reason, with their count.
@@ -201,7 +201,7 @@ class EndedRun:
         began_at_s: The start, on the clock of the lag samples.
         samples: The first read of every sampled order in each sink.
         lag: The sampler's last report; empty without sinks.
-        is_open: Whether arrivals were due at a rate (open loop).
+        is_open: Whether arrivals were scheduled at a rate (open loop).
     """
 
     facts: Mapping[str, str]
@@ -215,7 +215,7 @@ class EndedRun:
 
 
 def write_report(run: EndedRun, folder: Path) -> Path:
-    """Create the folder, write the report into it, and return its first file."""
+    """Create the folder, write the report into it, and return its main file."""
     folder.mkdir(parents=True, exist_ok=True)
     steps = run.series.steps()
     requests = [step for step in steps if step.row[1] in METHODS]

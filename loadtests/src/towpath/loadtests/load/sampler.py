@@ -12,9 +12,9 @@ scanned with a filter, at long intervals because a scan is expensive.
     in    {"host", "customers", "interval_s", "after_s", "for_s", "lost_after_s",
           "targets"}
     out   {"ready": true}, or {"error", "remedy"} and the end
-    in    "start"; later "stop": no more orders, then the last samples
+    in    "start"; later "stop": place no more orders, await the last samples
     out   {"placed": ms}, {"failed": [name, reason]}, {"seen": [target, ms]},
-          {"lost": target}, {"report": {...}}; the last report is finished
+          {"lost": target}, {"report": {...}}; in the last, finished is true
 
 If its input ends without "stop", its parent has ended, and it ends at once too.
 """
@@ -84,7 +84,7 @@ class CacheProbe:
         self._key = key
 
     def check(self) -> None:
-        # The user's rights are unknown, so the check is the later query.
+        # The user's permissions are unknown, so run the query of the later polls.
         self.find((0,))
 
     def find(self, order_ids: Sequence[int]) -> set[int]:

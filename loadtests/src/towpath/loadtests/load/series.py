@@ -2,8 +2,8 @@
 A run over time: the growth of locust's statistics between samples. Pure.
 
 Locust keeps totals, but a report needs rate and latencies over time. The totals are
-sampled once a second. Each sample is kept as the difference to the one before, and
-these are summed over wider steps when the run has ended.
+sampled once a second. Each sample is kept as the difference from the previous one,
+and these are summed over wider steps when the run has ended.
 """
 
 import math
@@ -27,7 +27,7 @@ class Totals(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """The growth of a row since the sample before."""
+    """The growth of a row since the previous sample."""
 
     at_s: float
     row: Row

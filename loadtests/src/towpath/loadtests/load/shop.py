@@ -81,7 +81,7 @@ def shop_address(host: str | None) -> str:
         raise LoadOptionError(message)
     address = split_address(host)
     if address is None or address.scheme not in WEB or not address.hostname:
-        message = f"--host: {host!r} is no address such as http://127.0.0.1:8080"
+        message = f"--host: {host!r} is not an address such as http://127.0.0.1:8080"
         raise LoadOptionError(message)
     return host.rstrip("/")
 
@@ -140,7 +140,7 @@ def given_customers(options: argparse.Namespace) -> tuple[str, ...]:
         message = f"--load-customers-file: {path}: {error}"
         raise CustomersError(message) from error
     if not ids:
-        message = f"--load-customers-file: {path} holds no customer"
+        message = f"--load-customers-file: {path} contains no customer ids"
         raise CustomersError(message)
     return ids
 
@@ -162,7 +162,7 @@ def check_shop(address: str, given: tuple[str, ...]) -> tuple[str, ...]:
 def _find(session: requests.Session, address: str, customer_id: str) -> None:
     answer = _request(session, "GET", address, f"/customers/{customer_id}")
     if answer.status_code == requests.codes.not_found:
-        message = f"{address} knows no customer {customer_id}"
+        message = f"{address} has no customer {customer_id}"
         raise CustomersError(message)
     _expect(answer, requests.codes.ok)
 
@@ -190,7 +190,7 @@ def _expect(answer: requests.Response, status: int) -> None:
     if answer.status_code != status or not is_json:
         asked = f"{answer.request.method} {answer.request.path_url}"
         message = (
-            f"{answer.url} is no orders service: {asked} gave {_described(answer)}"
+            f"{answer.url} is not an orders service: {asked} gave {_described(answer)}"
         )
         raise ShopUnavailableError(message)
 
@@ -200,7 +200,7 @@ def _described(answer: requests.Response) -> str:
     return f"{answer.status_code} {' '.join(words)[:120]}".strip()
 
 
-# A scheduler of greenlets is a few milliseconds late at its best.
+# A scheduler of greenlets is a few milliseconds late at best.
 TOLERATED_S: Final = 0.05
 
 
@@ -211,7 +211,7 @@ class Schedule:
         self._due_s = first_due_s
 
     def lateness_s(self, now_s: float) -> float:
-        """Return how late the present arrival is; 0 within the tolerance."""
+        """Return how late the current arrival is; 0 within the tolerance."""
         late_s = now_s - self._due_s
         return late_s if late_s > TOLERATED_S else 0.0
 

@@ -31,10 +31,10 @@ from towpath.loadtests.load.options import ANY
 from towpath.loadtests.load.shop import Schedule, basket, registration
 from towpath.schemas.clock import SystemClock
 
-# Old ones are dropped: a load may run for days.
+# Older orders are dropped: a load may run for days.
 _REMEMBERED_ORDERS: Final = 20_000
 
-# By this option the master passes the total number of users to its workers.
+# With this option the master passes the total number of users to its workers.
 STREAMS: Final = "load_streams"
 
 
@@ -97,7 +97,7 @@ class ProcessCustomers:
         return tuple(self._registered)
 
     @property
-    def is_any(self) -> bool:
+    def returns_to_any(self) -> bool:
         """Whether customers come back to any order of the shop."""
         return bool(options_of(self._environment).load_return_to == ANY)
 
@@ -119,7 +119,7 @@ TOO_LATE: Final = " (too late)"
 RETURN: Final = "return: "
 LOOK: Final = "look"
 
-# Only arrivals that began late or not at all are rows of the statistics.
+# Only arrivals that began late or not at all appear in the statistics.
 ARRIVAL: Final = "ARRIVAL"
 LATE: Final = "late"
 NOT_STARTED: Final = "not started"
@@ -127,14 +127,14 @@ NOT_STARTED: Final = "not started"
 _ANSWER_TIMEOUT_S: Final = 30.0
 _REGISTER_AGAIN_AFTER_S: Final = 1.0
 
-# After that many orders that are not open, a customer places one and settles it.
+# After finding this many orders not open, a customer places one and settles it.
 _LOOKS: Final = 5
 _OPEN: Final = "placed"
 
-# Three of four orders that customers come back to are paid.
+# Three in four orders that customers come back to are paid.
 _PAID_LATE_SHARE: Final = 0.75
 
-# Repetitions of the tasks, so that the share of returns is met closely.
+# Tasks are repeated this often, so that the share of returns is close.
 _GRAIN: Final = 10
 
 _clock = SystemClock()
@@ -185,10 +185,10 @@ class Customer(FastHttpUser):
         self.people.newest_order = max(self.people.newest_order, order_id)
         return order_id
 
-    def change(self, order_id: int, what: str, prefix: str = "") -> None:
+    def change(self, order_id: int, action: str, prefix: str = "") -> None:
         """Pay or cancel an order."""
         with self.client.post(
-            f"/orders/{order_id}/{what}", name=prefix + what, catch_response=True
+            f"/orders/{order_id}/{action}", name=prefix + action, catch_response=True
         ) as response:
             if response.status_code == HTTPStatus.CONFLICT:
                 response.request_meta["name"] += TOO_LATE
@@ -200,11 +200,11 @@ class Customer(FastHttpUser):
         if order_id is not None:
             self.people.left_open.append(order_id)
 
-    def place_and(self, what: str) -> None:
+    def place_and(self, action: str) -> None:
         """Place an order, then pay or cancel it."""
         order_id = self.place()
         if order_id is not None:
-            self.change(order_id, what)
+            self.change(order_id, action)
 
     def is_open(self, order_id: int) -> bool:
         """Return whether an order is open; it need not exist."""
@@ -225,7 +225,7 @@ class Customer(FastHttpUser):
             self.change(order_id, PAY if is_paid else CANCEL, RETURN)
 
     def _open_order(self) -> int | None:
-        if not self.people.is_any:
+        if not self.people.returns_to_any:
             return self.people.left_order()
         newest = self.people.newest_order
         if not newest:
@@ -396,7 +396,7 @@ def choose_users(environment: Environment) -> None:
     chosen = [user for user in weights if _has_tasks(user, tags, without)]
     if not chosen:
         known = sorted(_tags_of(Shopper) | _tags_of(ReturningCustomer))
-        message = f"no task is left by the tags; there are {', '.join(known)}"
+        message = f"the tags select no task; known tags: {', '.join(known)}"
         raise LoadOptionError(message)
     if len(chosen) > 1:
         chosen = [user for user in chosen if weights[user]]
@@ -412,7 +412,7 @@ def _check_named(names: list[str], rate: float) -> None:
 
 
 def _has_tasks(user: type[User], tags: set[str], without: set[str]) -> bool:
-    # As locust filters them later, too late to leave a class out.
+    # Locust filters tasks in the same way, but too late to leave a class out.
     return any(
         (not tags or tags & own) and not without & own
         for own in map(_tags_of_task, user.tasks)

@@ -141,7 +141,7 @@ def _whole_state(settings: Settings) -> State | None:
 
 
 def _source_history(settings: Settings, clock: Clock) -> SourceHistory:
-    """Read the source's history; there is no heartbeat to compare, so it is 0."""
+    """Read the source's history; its heartbeat is 0, as there is none to compare."""
     source = settings.database
     with ExitStack() as closing:
         connection = closing.enter_context(connect(source.dsn))

@@ -88,7 +88,7 @@ def remove_key(settings: Settings, key: str) -> None:
 
 
 def slot_facts(settings: Settings) -> tuple[SlotFacts | None, str | None]:
-    """Return the server's facts of the slot, or why they cannot be read."""
+    """Return the server's facts about the slot, or why they cannot be read."""
     source = settings.database
     try:
         with connect(source.dsn) as connection:
@@ -113,9 +113,9 @@ def table_report(settings: Settings) -> tuple[TableReport, list[Finding]]:
 Ends = Mapping[tuple[str, int], int]
 
 
-class StateSurroundings(NamedTuple):
+class StateContext(NamedTuple):
     """
-    Facts beside the state.
+    The facts that are shown along with the state.
 
     Attributes:
         topic: The state topic.
@@ -136,27 +136,25 @@ class StateSurroundings(NamedTuple):
     source_error: str | None
 
 
-def state_document(
-    state: State, around: StateSurroundings, first: int
-) -> dict[str, Any]:
+def state_document(state: State, context: StateContext, first: int) -> dict[str, Any]:
     """
     Return everything as one document.
 
     Args:
         state: The state topic's content.
-        around: Facts beside it.
+        context: The facts that are shown along with it.
         first: How many parked aggregates are listed.
     """
     return {
-        "topic": around.topic,
+        "topic": context.topic,
         "lineages": [_lineage(each) for each in parse_lineages(state.lineage)],
         "confirmed": confirmed_document(state),
-        "marks": list(_marks(state.marks, around.ends)),
-        "parked": _parked(around.parked, first),
-        "skips": list(_skips(around.skips)),
-        "settings_differ": list(around.differing),
-        "slot": slot_document(around.slot),
-        "source_error": around.source_error,
+        "marks": list(_marks(state.marks, context.ends)),
+        "parked": _parked(context.parked, first),
+        "skips": list(_skips(context.skips)),
+        "settings_differ": list(context.differing),
+        "slot": slot_document(context.slot),
+        "source_error": context.source_error,
     }
 
 
@@ -173,7 +171,7 @@ def confirmed_document(state: State) -> dict[str, Any] | None:
 
 
 def slot_document(facts: SlotFacts | None) -> dict[str, Any] | None:
-    """Return the server's facts of the slot."""
+    """Return the server's facts about the slot."""
     if facts is None:
         return None
     return {
@@ -253,7 +251,7 @@ _NO_LIMIT: Final = 1 << 62
 
 def show_state(settings: Settings, first: int) -> dict[str, Any]:
     """
-    Return everything that is known of the state, as one document.
+    Return everything that is known about the state, as one document.
 
     Raises:
         StateRefusedError: There is no state topic.
@@ -266,7 +264,7 @@ def show_state(settings: Settings, first: int) -> dict[str, Any]:
         kafka
     )
     facts, source_error = slot_facts(settings)
-    around = StateSurroundings(
+    context = StateContext(
         topic=names.state_topic(source.prefix),
         ends=marked_ends(kafka, state.marks),
         parked=read_parked(kafka, source.prefix, _NO_LIMIT) if has_letters else None,
@@ -281,7 +279,7 @@ def show_state(settings: Settings, first: int) -> dict[str, Any]:
         slot=facts,
         source_error=source_error,
     )
-    return state_document(state, around, first)
+    return state_document(state, context, first)
 
 
 def export_state(settings: Settings) -> Iterator[dict[str, Any]]:

@@ -1,5 +1,5 @@
 """
-``towpath relay status``: the relay's progress, by the source and the state topic.
+``towpath relay status``: the relay's progress, from the source and the state topic.
 
 The file ``<state>/relay/<slot>.json`` has the state of the relay's process. It is
 replaced when a relay starts, stops or halts. The source knows whether a relay follows
@@ -62,7 +62,7 @@ class ProcessState:
 
     @property
     def sentence(self) -> str:
-        """A sentence on a halt and its reason; empty without a halt."""
+        """A sentence about a halt and its reason; empty without a halt."""
         if self.state is not RunState.HALTED:
             return ""
         return f"halted at {self.at}: {self.reason} ({self.remedy})"
@@ -72,7 +72,7 @@ def write_process_state(
     folder: Path, slot: str, state: RunState, now: datetime, **why: str
 ) -> None:
     """
-    Replace the file; a failure is logged only, so that a full disk stops no relay.
+    Replace the file; a failure is only logged: a full disk must not stop the relay.
 
     Args:
         folder: The state folder.
@@ -109,7 +109,7 @@ def _path(folder: Path, slot: str) -> Path:
 
 def relay_status(settings: Settings, clock: Clock | None = None) -> dict[str, Any]:
     """
-    Return the relay's progress, by the source and the state topic.
+    Return the relay's progress, from the source and the state topic.
 
     Raises:
         SourceUnavailableError: The source cannot be reached.

@@ -1,7 +1,7 @@
 """
 The aggregate route: turns a row of an aggregate view into a READ event of its topic.
 
-The row becomes a row of an outbox, so that streamed and read events have one format. A
+The row becomes an outbox row, so that streamed and read events have one format. A
 view has no columns for headers, trace, ``occurred_at`` or placements. A requested id
 that is missing gives a tombstone. The event's id is a UUID made of snapshot, aggregate
 type and aggregate id, the same whenever a chunk is read again.
@@ -73,16 +73,16 @@ class AggregateRoute:
         options = _options(outbox)
         reserved = topics_of_relay(dead.prefix)
         self._event = EventWriter(table, options, reserved, on_skipped).event
-        # The event in the dead letter of a row that the options refuse.
+        # Makes the event in the dead letter of a row that the options refuse.
         plain = options.model_copy(update={"cloudevents": ""})
         self._plain = EventWriter(table, plain, reserved, on_skipped).event
 
     def reads(self, rows: Sequence[Row], place: ReadSlice) -> Sequence[Record]:
         """
-        Return the READ events of rows, or their dead letters, in their order.
+        Return the READ events of rows, or their dead letters, in row order.
 
         Raises:
-            MalformedMessageError: A row has another number of values than columns.
+            MalformedMessageError: A row does not have one value per column.
         """
         make_id = self._ids(place.snapshot_id)
         position, now_ms = b"%016x.-" % place.log_lsn, place.now_us // 1000

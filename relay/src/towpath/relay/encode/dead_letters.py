@@ -413,7 +413,7 @@ class RefusedRoute:
         return [self._read(Operation.READ, row, place) for row in rows]
 
     def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:
-        """Return the dead letter of a key, in key order, that its chunk lacks."""
+        """Return the dead letter of a key (in key order) that its chunk lacks."""
         texts = dict(zip(self.relation.key, key, strict=True))
         row = tuple(texts.get(at) for at in range(len(self.relation.columns)))
         return (self._read(Operation.DELETE, row, place),)

@@ -117,7 +117,7 @@ BAD_PARTITION: Final = "the column that names the partition has no partition num
 _BOOLEAN: Final = 16
 _NUMBERS: Final = frozenset({20, 21, 23, 26})
 _FLOATS: Final = frozenset({700, 701})
-_NO_NUMBERS: Final = frozenset({b"NaN", b"Infinity", b"-Infinity"})
+_NON_FINITE: Final = frozenset({b"NaN", b"Infinity", b"-Infinity"})
 _WORDS: Final = {b"t": b"true", b"f": b"false"}
 _MAX_PARTITION: Final = (1 << 31) - 1
 _PAYLOAD_AT: Final = EVENT_PARTS.index("payload")
@@ -151,7 +151,7 @@ def placement_steps(relation: Relation, outbox: Outbox) -> Iterable[DraftStep]:
 
 
 def is_standard(placement: Placement, columns: OutboxColumns) -> bool:
-    """Return whether every event has the placement's header, of the same column."""
+    """Return whether every event has the placement's header, from the same column."""
     standing = columns.standing_headers.get(placement.name)
     return placement.place is PlacedIn.HEADER and standing == placement.column
 
@@ -238,7 +238,7 @@ def _base64(value: bytes) -> bytes:
 
 
 def _float(text: bytes) -> bytes:
-    return _text(text) if text in _NO_NUMBERS else text
+    return _text(text) if text in _NON_FINITE else text
 
 
 def _text(text: bytes) -> bytes:

@@ -8,8 +8,9 @@ keyed by ``{"prefix": ...}``, in the format of row changes. The content is writt
 ``[relay.rows] binaries`` says; as bytes it is base64 in JSON.
 
 A transactional message has its ordinal in its transaction as position; ``source`` has
-the transaction's id and commit. Another message has its own LSN with the ordinal ``-``,
-neither id nor commit, and the time at which the relay read it: the log has none.
+the transaction's id and commit. Any other message has its own LSN with the ordinal
+``-``, neither id nor commit, and the time at which the relay read it, because the log
+has no time for it.
 
 Messages of Towpath itself (watermarks, heartbeats, verifier's marks, events without a
 table) are never published. Excluded messages are counted.
@@ -20,7 +21,7 @@ row::
     {"id", "aggregate_type", "aggregate_id", "type", "payload",
      "headers", "traceparent", "occurred_at"}
 
-The first five members are required. A payload that is a string is its text; any other
+The first five members are required. A string payload stands for its text; any other
 is copied byte for byte. Options such as ``route_by`` and placements name members. The
 message becomes a row of a virtual table, and the outbox's code writes its event.
 Outside a transaction the record's timestamp is ``occurred_at``, as there is no commit.
@@ -238,13 +239,13 @@ TOO_DEEP: Final = "the message's JSON is nested too deeply"
 _DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str)
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _COLON: Final = re.compile(r"[ \t\n\r]*:[ \t\n\r]*")
-# Names that a search finds, and the escapes that can hide their letters from it.
+# Names that a text search can find, and the escapes that could hide their letters.
 _PLAIN: Final = re.compile(r"[A-Za-z_]+\Z")
 _ESCAPES: Final = ("\\u004", "\\u005", "\\u006", "\\u007")
 
 
 class RawJson:
-    """A JSON object; the last member of a name counts."""
+    """A JSON object; of several members with one name, the last counts."""
 
     def __init__(self, content: bytes) -> None:
         """
@@ -383,7 +384,7 @@ class LogicalEvents:
 
 
 def _columns(columns: OutboxColumns) -> OutboxColumns:
-    """Return the mapping with a column for every part, also for missing ones."""
+    """Return the mapping; a part without a column gets its own name."""
     absent = {part: part for part in EVENT_PARTS if not getattr(columns, part)}
     return columns.model_copy(update=absent)
 

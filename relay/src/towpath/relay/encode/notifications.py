@@ -6,8 +6,8 @@ monitor writes a logical message, which follows every change of that table in th
 The relay publishes a notification (``aggregate_type`` ``Table``) and, if the message
 demands it, records that empty the topic: Debezium's ``t`` in each partition, with the
 header ``sweep`` at its own position and the header ``dropped`` with the table's oid.
-Before a fill that ends with a sweep the record has no header ``sweep``: readers without
-sweeps empty their table, Towpath's sinks keep serving until the sweep.
+Before a snapshot that ends with a sweep, the record has no header ``sweep``: readers
+without sweeps empty their table, Towpath's sinks keep serving until the sweep.
 
 Formats other than JSON have no schema for a dropped table: there the record has no
 value, only headers. A compacted topic needs both a key and a value.

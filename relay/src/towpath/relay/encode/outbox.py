@@ -2,7 +2,7 @@
 The outbox route: turns an inserted row into an event or a dead letter. Hot path.
 
 Only inserts are events. An update of an outbox row is counted, or halts the relay; a
-delete gives no record, also in the transaction of its insert. A row that cannot become
+delete gives no record, even in the transaction of its insert. A row that cannot become
 an event parks its aggregate: later events of that aggregate become dead letters too.
 
 ``EventWriter`` makes the event of a row, or of a logical message. The payload is the
@@ -66,7 +66,7 @@ NO_INSTANT: Final = "the row's occurred_at is not a Postgres timestamp"
 BAD_TIMESTAMP: Final = "Kafka does not accept the row's timestamp"
 OWN_NAME: Final = "a header of a row has a name that the relay reserves"
 
-# The most cached types and header objects. A service has tens of them; more would not
+# The most cached types and header objects. A service has dozens of them; more would not
 # repeat, such as a header that is unique per row, and would only cost memory.
 _MAX_CACHED: Final = 1024
 

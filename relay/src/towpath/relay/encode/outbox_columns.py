@@ -101,8 +101,8 @@ def continue_trace(traceparent: bytes, position: bytes) -> bytes:
     """
     Return the trace context of the relay's span of a record.
 
-    It has the trace and the flags of the writer's context; ``position`` is the
-    record's.
+    It has the trace and the flags of the writer's context; ``position`` is that of the
+    record.
     """
     found = _TRACEPARENT.match(traceparent)
     if found is None:
@@ -115,7 +115,7 @@ def continue_trace(traceparent: bytes, position: bytes) -> bytes:
 
 
 def trace_from_properties(text: bytes) -> bytes | None:
-    """Return the trace context in a column of Debezium's tracing; None without."""
+    """Return the trace context in a column of Debezium's tracing, if it has one."""
     found = _PROPERTY.search(text)
     return None if found is None else found[1]
 

@@ -4,7 +4,7 @@ Parked aggregates: an event that became a dead letter holds back the later ones.
 Each aggregate has spans of positions, as a flat list ``start, end, start, ...`` of
 position texts, the last one open while it is parked. An event is held if its position
 is above a start and not above its end. Only positions decide, so that a replay after a
-crash decides as before it: the dead letters from before the crash are read at the
+crash decides the same: the dead letters from before the crash are read at the
 start, and later ones have positions above the replay.
 
 An event without an aggregate type parks its id for every type, as its own is unknown;
@@ -34,7 +34,7 @@ class _ParkedSpans:
     The spans of one aggregate.
 
     Attributes:
-        bounds: Starts and ends in turn, rising.
+        bounds: Starts and ends in turn, ascending.
         last: The highest position of a dead letter.
         released: The position up to which events were released.
     """
@@ -61,7 +61,7 @@ class _ParkedSpans:
         elif position > self.released:
             self.bounds.append(position)
         else:
-            # Its release was read first, from another partition.
+            # The release of this event was read first, from another partition.
             self.bounds[-1:] = [position] if self.bounds else [position, position]
 
     def release(self, position: bytes) -> None:
@@ -80,7 +80,7 @@ class ParkedAggregates:
     def __init__(self, max_keys: int) -> None:
         # Empty while nothing is parked: the hot path checks only this.
         self.spans: dict[bytes, dict[str | None, _ParkedSpans]] = {}
-        # By id: the releases of all its types.
+        # By id: the releases that apply to all its types.
         self._released: dict[bytes, bytes] = {}
         self._max_keys = max_keys
         self._open_count = 0

@@ -2,8 +2,8 @@
 A record as Kafka receives it, and the partitions of records.
 
 ``partition_of`` is murmur2, as Java's default partitioner and ``murmur2_random``
-compute it. ``kafka.producer`` has a fast form for produced records; this one serves
-look-ups, and platforms without it.
+compute it. ``kafka.producer`` has a fast form for produced records; this one is for
+look-ups, and for platforms without the fast form.
 """
 
 import zlib
@@ -12,14 +12,14 @@ from typing import Final, NamedTuple, Protocol
 
 from towpath.schemas import headers as names
 
-# The bytes of a record's framing, position and fixed headers, beside its key, its value
-# and the row's own headers; the names of fixed headers take up to 80 bytes.
+# The bytes of a record's framing, position and fixed headers, in addition to its key,
+# its value and the row's own headers; the names of fixed headers take up to 80 bytes.
 FIXED_BYTES: Final = 512
 
 # The partition is chosen by the key, as by every other client of the topic.
 ANY_PARTITION: Final = -1
 
-# The only partition of topics that are read in one order.
+# The only partition of topics whose records have one total order.
 FIRST_PARTITION: Final = 0
 
 # The key of a barrier in a compacted topic, which belongs to no row.
@@ -34,12 +34,12 @@ class Record(NamedTuple):
 
     Attributes:
         topic: Its topic.
-        key: The partitioning and compaction key; None without.
+        key: The partitioning and compaction key; None if it has none.
         value: None for a tombstone.
         headers: Names and values, in the order written.
         position: The position's text, which the headers carry too.
         timestamp_ms: When the change was committed.
-        size: An upper bound of its bytes in an uncompressed batch.
+        size: An upper bound on its bytes in an uncompressed batch.
         partition: Explicit, or ``ANY_PARTITION``.
     """
 

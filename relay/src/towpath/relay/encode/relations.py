@@ -30,7 +30,7 @@ class ColumnPlan(NamedTuple):
     A table's published columns.
 
     Attributes:
-        key: The columns of the record's key, in key order; empty without.
+        key: The columns of the record's key, in key order; empty without a key.
         columns: The columns of the value, in the order of the row.
         texts: Indexes of columns that are published as text: masked, hashed.
     """
@@ -47,7 +47,7 @@ _TEXT_OID: Final = 25
 @dataclass(frozen=True, slots=True)
 class CatalogFacts:
     """
-    The catalog's facts of a table.
+    The catalog's facts about a table.
 
     Attributes:
         key_names: The primary key's columns in key order, or those of another key;
@@ -72,9 +72,9 @@ def bind(shape: RelationShape, facts: CatalogFacts) -> Relation:
     """
     Return the relation made from a relation message and the catalog's facts.
 
-    The stream has the key's columns as of its rows: those of the replica identity. The
-    catalog has their order, and the columns themselves under the identities ``full``
-    and ``nothing``, or where the identity has none.
+    The stream has the key's columns at the time of its rows: the replica identity's.
+    The catalog has their order, and the columns themselves under the identities
+    ``full`` and ``nothing``, or where the identity has none.
     """
     columns = tuple(Column(c.name, c.type_oid, c.typmod) for c in shape.columns)
     return Relation(

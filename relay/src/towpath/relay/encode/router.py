@@ -1,12 +1,12 @@
 """
 Chooses the route of a relation: outbox, table, or none for signal tables.
 
-A table schema that the registry refuses halts the relay, or has a route that makes its
-rows dead letters, as ``on_refused_schema`` says.
+If the registry refuses a table's schema, the relay halts, or the table's rows become
+dead letters, as ``on_refused_schema`` says.
 
 With transaction metadata, ``CountedChanges`` and ``CountedEvents`` count events whose
-values have no field for their place in the transaction: the END record counts them.
-Dead letters count too.
+values have no field for their place in the transaction, because the END record's totals
+include them. Dead letters count too.
 """
 
 from collections.abc import Callable, Sequence

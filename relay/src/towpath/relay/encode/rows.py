@@ -1,13 +1,13 @@
 """
 Parts of row records: positions, headers, sizes, and the records of snapshots.
 
-A streamed record's position is its transaction's place and the change's ordinal, with a
-number from the second record of a change on. A chunk's row has the position of its low
-watermark. A size is an upper bound; each added header adds to it.
+A streamed record's position is its transaction's place and the change's ordinal; the
+second and later records of a change have a number, too. A chunk's row has the position
+of its low watermark. A size is an upper bound; each added header adds to it.
 
-A snapshot that closes a gap cannot read rows that were deleted in it. A *sweep* in each
-partition behind its last row deletes all rows that are below the floor and were not
-read since.
+A snapshot that closes a gap cannot read rows that were deleted in the gap. After its
+last row it writes a *sweep* to each partition, which deletes all rows that are below
+the floor and have not been read since.
 
 ========  ==========================================================================
 key       null; on a compacted topic ``{"sweep": <partition>}``
@@ -71,12 +71,12 @@ class ReadRoute(Protocol):
         Return the records of rows of a chunk, one each, in their order.
 
         Raises:
-            MalformedMessageError: A row has another number of values than columns.
+            MalformedMessageError: A row does not have one value per column.
         """
 
     def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:
         """
-        Return the records of a key, in key order, that is missing in its chunk.
+        Return the records of a key (in key order) that its chunk does not contain.
 
         Raises:
             MalformedMessageError: The record's key needs other columns.

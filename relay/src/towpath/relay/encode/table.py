@@ -17,8 +17,8 @@ otherwise named in the header ``unchanged``. ``on_incomplete`` is called for a r
 moved to a new key without some values: no record of the new key has them, so the row
 must be read again.
 
-Skipped operations are counted and give no record. The first record of a change has the
-change's position, further ones ``.1`` and ``.2``.
+Skipped operations are counted and produce no record. The first record of a change has
+the change's position; further ones append ``.1`` and ``.2`` to it.
 """
 
 from collections.abc import Callable, Sequence
@@ -70,7 +70,7 @@ _Key = bytes | None
 
 
 class SourceNames(NamedTuple):
-    """The topic prefix and the database, with which names of the source begin."""
+    """The topic prefix and the database, with which the source's names begin."""
 
     prefix: str
     database: str
@@ -89,7 +89,7 @@ def _ignore_incomplete(
 @dataclass(frozen=True, slots=True)
 class RouteCallbacks:
     """
-    Callbacks of a route, into stats, snapshots and transaction metadata.
+    Callbacks from a route into stats, snapshots and transaction metadata.
 
     Attributes:
         on_skipped: Called with the reason for a change without its usual record.
@@ -172,7 +172,7 @@ class TableRoute:
         Return the records of rows of a chunk, one each, in their order.
 
         Raises:
-            MalformedMessageError: A row has another number of values than columns.
+            MalformedMessageError: A row has more or fewer values than columns.
         """
         if not rows:
             return ()
@@ -184,7 +184,7 @@ class TableRoute:
         return read_records(self._codec.keys(columns), values, place)
 
     def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:
-        """Return the records of a key, in key order, that is missing in its chunk."""
+        """Return the records of a key (in key order) that its chunk does not have."""
         texts = dict(zip(self.relation.key, key, strict=True))
         row = tuple(texts.get(at) for at in range(len(self.relation.columns)))
         value = self._value_of(
@@ -221,7 +221,7 @@ class TableRoute:
 
     def _is_moved(self, old: Row, new: Row, *, is_full: bool) -> bool:
         """Return whether the record's key changed."""
-        # A short old row is sent only if the identity changed, and has no other column.
+        # A short old row has only the identity's columns, and is sent if they changed.
         places = self._key_places if is_full else self.relation.key
         return any(old[at] != new[at] for at in places)
 
@@ -282,7 +282,7 @@ class TableRoute:
         return delete, self._record(key, None, position_of(change, 1), transaction)
 
     def _check_key(self, *, is_full: bool) -> None:
-        """Count an old row without all columns of the configured key."""
+        """Count an old row that lacks columns of the configured key."""
         if not is_full and not set(self._key_places) <= set(self.relation.key):
             self._callbacks.on_skipped(INCOMPLETE_KEY)
 

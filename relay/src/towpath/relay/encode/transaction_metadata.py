@@ -110,7 +110,7 @@ class TransactionMetadata:
         """
         Return the END record; None for a transaction without an event.
 
-        ``ordinal`` is the number of its messages.
+        ``ordinal`` is the number of messages in the transaction.
         """
         if not self._total:
             return None

@@ -1,1 +1,1 @@
-"""The only home of confluent_kafka in the relay: producer, topics, state."""
+"""The only package of the relay that uses confluent_kafka: producer, topics, state."""

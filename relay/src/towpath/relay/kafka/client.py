@@ -79,7 +79,7 @@ def client_logger() -> logging.Logger:
 
 def configuration(kafka: Kafka, more: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
     """
-    Return a client's configuration, with the library's names.
+    Return a client's configuration, under the library's names.
 
     Args:
         kafka: The brokers.
@@ -104,7 +104,7 @@ def make_client(
     Args:
         make: The class of the client.
         kafka: The brokers.
-        more: Further settings, above those of ``[kafka.client]``.
+        more: Further settings, which override those of ``[kafka.client]``.
 
     Raises:
         ConfigurationError: The library refuses ``[kafka.client]``.

@@ -249,7 +249,7 @@ def _any_findings(
     had = facts.marked.get(topic, each.partition_count)
     if had != each.partition_count:
         yield error_finding(
-            f"topic {topic} has {each.partition_count} partitions, it had {had}",
+            f"topic {topic} has {each.partition_count} partitions, but had {had}",
             "records of a key could change their order, so the relay does not start",
             "stop the relay and run towpath relay state repair, which lets it use the "
             "added partitions from the next position on",

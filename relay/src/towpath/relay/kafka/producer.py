@@ -9,9 +9,9 @@ If the client ever fails to deliver a record, the session restarts from the log.
 
 A key's partition is the one of Java's partitioner for the partition count that the
 relay has stored. The client itself would use added partitions at once, which would move
-keys before an operator allows it. librdkafka exports its partitioner as a function:
-a call through ctypes costs a third of a microsecond, a tenth of the same in Python,
-which is used if the symbol is missing.
+keys before an operator allows it. librdkafka exports its partitioner as a function: a
+call through ctypes costs a third of a microsecond, a tenth of the Python version, which
+is the fallback if the symbol is missing.
 """
 
 import ctypes
@@ -40,9 +40,9 @@ _COUNT: Final = 1_000_003
 def find_partitioner() -> Partitioner:
     """Return librdkafka's partitioner, or Python's if that cannot be called."""
     try:
-        # Keeps the interpreter's lock: a call is shorter than releasing it. Without
-        # declared argument types, numbers pass as C's int, which keys and counts fit;
-        # declaring them doubles the cost of a call.
+        # Keeps the interpreter's lock: a call takes less time than releasing it would.
+        # Without declared argument types, numbers pass as C's int, into which lengths
+        # and counts fit; declaring them doubles the cost of a call.
         exported = ctypes.PyDLL(cimpl.__file__)[_SYMBOL]
     except (OSError, AttributeError):
         return _in_python
@@ -93,7 +93,7 @@ class KafkaProducer:
 
         Args:
             kafka: The brokers.
-            counts: The partition counts by which keys are placed, by topic.
+            counts: The partition counts that decide where keys go, by topic.
             max_in_flight_bytes: The loop's limit.
             batch_bytes: The largest batch: the smallest limit of any topic.
             record_bytes: The largest record: the largest limit of any topic.
@@ -157,7 +157,7 @@ class KafkaProducer:
         Commit the transaction and begin the next. Does nothing without transactions.
 
         Raises:
-            DeliveryFailedError: The commit failed, or another process has the id.
+            DeliveryFailedError: The commit failed, or another process uses the id.
         """
         if not self._is_transactional:
             return
@@ -171,7 +171,7 @@ class KafkaProducer:
 
     def produce(self, outgoing: Sequence[Outgoing]) -> int:
         """
-        Queue records; return how many of them had room.
+        Queue records; return how many of them fitted in the queue.
 
         Raises:
             DeliveryFailedError: The producer has failed.

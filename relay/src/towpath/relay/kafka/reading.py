@@ -67,7 +67,7 @@ def read_to_ends(
     is_committed: bool = True,
 ) -> Iterator[Message]:
     """
-    Yield the records of partitions, in the order of each.
+    Yield the records of partitions, each partition's in order.
 
     Args:
         kafka: The brokers.
@@ -182,7 +182,7 @@ def write_barriers(kafka: Kafka, counts: dict[str, int]) -> None:
         counts: How many partitions each topic has.
 
     Raises:
-        BrokerUnavailableError: Kafka does not answer, or lacks replicas in sync.
+        BrokerUnavailableError: Kafka does not answer, or lacks in-sync replicas.
         BrokerRefusedError: Kafka refuses the barriers.
     """
     compacted = _compacted(kafka, counts)
@@ -192,7 +192,8 @@ def write_barriers(kafka: Kafka, counts: dict[str, int]) -> None:
         if error is not None:
             refused.append(error)
 
-    # A replica may be unreachable for long: the attempt fails, and the caller retries.
+    # A replica may be unreachable for a long time: the attempt fails, and the caller
+    # retries.
     bounds = {"acks": "all", "linger.ms": 0, "message.timeout.ms": _timeout_ms()}
     producer = make_client(Producer, kafka, bounds)
     for topic, count in counts.items():
@@ -226,7 +227,7 @@ def _timeout_ms() -> int:
 
 
 def _compacted(kafka: Kafka, topics: Iterable[str]) -> frozenset[str]:
-    """Return those topics whose records need a key."""
+    """Return the compacted topics, whose records need a key."""
     admin = make_client(AdminClient, kafka)
     resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
     futures = admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)

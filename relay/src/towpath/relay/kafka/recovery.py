@@ -1,5 +1,5 @@
 """
-Reads the relay's topics at a start, and for a repair of its state.
+Reads the relay's topics at start, and for a repair of its state.
 
 ``read_tails`` reads each partition from its mark to its end, headers only: a process
 that died may have published records after it stored its last marks. A partition that
@@ -177,7 +177,7 @@ def _check_ends(
             what = "no longer exists" if end < 0 else f"ends at {end}"
             reason = (
                 f"partition {partition} of {topic} {what}, "
-                f"but reached {mark.next_offset} before"
+                f"but had reached {mark.next_offset}"
             )
             raise TopicTruncatedError(reason)
 
@@ -320,7 +320,8 @@ def marked_ends(
     """
     Return the end offset of each marked partition; -1 for a missing one.
 
-    Missing topics are not requested: the client would return none of the others.
+    Missing topics are left out of the request: if it named one, the client would return
+    no offsets at all.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.

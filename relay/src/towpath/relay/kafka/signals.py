@@ -6,9 +6,9 @@ Signals from a Kafka topic, in Debezium's layout.
     read -> stored in towpath.signal -> offset committed
 
 A record is a signal if its key is the source's prefix; its value is JSON of ``type``,
-``data`` and perhaps ``id``. Records with other keys are other connectors' signals. An
-invalid signal is refused with its offset. Sinks request refetches here, which needs no
-right on the source.
+``data`` and optionally ``id``. Records with other keys are other connectors' signals.
+An invalid signal is refused with its offset. Sinks request refetches here, which needs
+no right on the source.
 
 A separate thread reads the topic with the relay's own consumer group, which begins with
 the earliest record. A record that is read again after a crash has the same id, and is
@@ -45,7 +45,7 @@ from towpath.settings import Kafka, Topics
 _LOG = structlog.get_logger("towpath.relay")
 
 # How long a stop waits for a poll, and for the thread. Nothing is lost: the next start
-# reads uncommitted records again. With a broker that hangs, a longer wait has no use.
+# reads uncommitted records again. If a broker hangs, waiting longer does not help.
 _POLL_S: Final = 0.1
 _CLOSE_TIMEOUT_S: Final = 0.5
 # How long a killed reader blocks the next one: the minimum that brokers allow.

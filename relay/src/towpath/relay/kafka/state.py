@@ -19,7 +19,7 @@ from towpath.settings import Kafka
 
 
 class StateTopic:
-    """Reads and writes the state. Call order: the topic exists."""
+    """Reads and writes the state. Call order: after the topic is created."""
 
     def __init__(self, kafka: Kafka, prefix: str) -> None:
         self._kafka = kafka
@@ -86,7 +86,7 @@ def write_now(kafka: Kafka, *records: Record) -> None:
         if error is not None:
             refused.append(error)
 
-    # A repeated record only replaces its own key: no need to wait for a producer id.
+    # A duplicate only overwrites the same key: no need to wait for a producer id.
     producer = make_client(Producer, kafka, {"acks": "all", "linger.ms": 0})
     for record in records:
         producer.produce(

@@ -73,7 +73,7 @@ class TopicMonitor:
         Raise the finding, if there is one; called from the loop.
 
         Raises:
-            PartitionCountChangedError: A topic has other partitions.
+            PartitionCountChangedError: A topic's partition count has changed.
             TopicTruncatedError: A topic was deleted.
         """
         if self._found is not None:
@@ -88,7 +88,9 @@ class TopicMonitor:
             if not found:
                 self._missed[topic] = self._missed.get(topic, 0) + 1
                 if self._missed[topic] >= _MISSED_CHECKS:
-                    reason = f"topic {topic} was deleted while the relay writes it"
+                    reason = (
+                        f"topic {topic} was deleted while the relay was writing to it"
+                    )
                     return TopicTruncatedError(reason)
                 continue
             self._missed.pop(topic, None)

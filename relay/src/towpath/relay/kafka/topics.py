@@ -6,7 +6,8 @@ One request describes or creates many topics; ``ensure`` does not repeat request
 requested again, with growing delays.
 
 ``streamed`` topics lose records that are older than the retention. ``compacted`` ones
-keep the newest record of each key, and have one partition, which gives them one order.
+keep the newest record of each key, and have one partition, which gives them a total
+order.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -40,7 +41,7 @@ _POLICY: Final = "cleanup.policy"
 _COMPACT: Final = "compact"
 # The limit of a broker that reports none: Kafka's default.
 DEFAULT_LIMIT_BYTES: Final = 1_048_588
-# How many topics one request names: its answer has some hundred kilobytes.
+# How many topics one request names: its answer has a few hundred kilobytes.
 TOPICS_AT_ONCE: Final = 500
 # A new topic is known to every broker within tens of milliseconds.
 _SPREADING_S: Final = 0.02
@@ -59,7 +60,7 @@ class MetadataPropagation:
         self._attempt = 0
 
     def is_over(self, left: int) -> bool:
-        """Return whether the count of unknown topics has not fallen for too long."""
+        """Return whether too long has passed since the count of unknown topics fell."""
         return self._stall.is_over(left)
 
     def wait(self) -> None:
@@ -72,7 +73,7 @@ def facts_of(
     admin: AdminClient, clock: Clock, wanted: list[str]
 ) -> dict[str, TopicFacts]:
     """
-    Return the facts of topics; wait until every broker knows the new ones.
+    Return facts about topics; wait until every broker knows the new ones.
 
     Raises:
         BrokerUnavailableError: Kafka does not answer, or does not know a topic.
@@ -92,7 +93,7 @@ def facts_of(
 
 
 def _described(admin: AdminClient, wanted: list[str]) -> dict[str, TopicFacts]:
-    """Return the facts of those topics that the brokers know."""
+    """Return facts about those topics that the brokers know."""
     facts = {}
     for some in in_requests(wanted):
         counts = _counts_of(admin, some)
@@ -128,7 +129,7 @@ def _counts_of(admin: AdminClient, wanted: list[str]) -> dict[str, int]:
 
 def _known_facts(future: "Future[_Item]") -> _Item | None:
     """
-    Return the result of a topic; None if the broker does not know it yet.
+    Return the result for a topic; None if the broker does not know it yet.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
@@ -186,7 +187,7 @@ def captured_in(topics: Iterable[str], settings: Settings) -> tuple[str, ...]:
 
 
 class KafkaTopics:
-    """Creates topics and keeps their size limits."""
+    """Creates topics and remembers their size limits."""
 
     def __init__(self, kafka: Kafka, settings: Topics, clock: Clock) -> None:
         self._clock = clock
@@ -215,7 +216,7 @@ class KafkaTopics:
         had: Mapping[str, int] = _NO_COUNTS,
     ) -> Mapping[str, TopicFacts]:
         """
-        Create the topics that exist from the start, and read the facts of all.
+        Create the topics that exist from the start, and read facts about all.
 
         Args:
             prefix: The topics' prefix.
@@ -223,7 +224,7 @@ class KafkaTopics:
             had: The partition counts that deleted topics without records had.
 
         Returns:
-            The facts of these topics and of those that earlier runs created.
+            Facts about these topics and about those that earlier runs created.
 
         Raises:
             BrokerUnavailableError: Kafka cannot be reached.
@@ -263,7 +264,7 @@ class KafkaTopics:
 
         Raises:
             BrokerUnavailableError: Kafka cannot be reached; or the topic's limit needs
-                another producer configuration, which the next session has.
+                a different producer configuration, which the next session has.
             BrokerRefusedError: Kafka refuses the topic.
         """
         known = self._opened.get(topic)
@@ -279,7 +280,7 @@ class KafkaTopics:
         """
         Return the end offset of each partition.
 
-        A new topic may take a moment until each partition has a leader.
+        It may take a moment until each partition of a new topic has a leader.
 
         Raises:
             BrokerUnavailableError: Kafka cannot be reached.

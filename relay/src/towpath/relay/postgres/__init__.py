@@ -1,1 +1,1 @@
-"""The only home of psycopg in the relay: the stream, the catalog, set-up, chunks."""
+"""The only package of the relay that uses psycopg: stream, catalog, set-up, chunks."""

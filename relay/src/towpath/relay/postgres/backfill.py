@@ -1,7 +1,7 @@
 """
 Snapshots that the relay requests itself: the first one, and those that close a gap.
 
-The relay inserts signals like those of people. They return through the log, so that
+The relay inserts signals as an operator does. They return through the log, so that
 their snapshots have a place in the stream's order and are answered, stored and resumed
 like any other.
 
@@ -59,7 +59,7 @@ def request_tables(
 
 
 def signal_entry(table: str) -> str:
-    """Return a table's name for a signal, quoted if it would be an expression."""
+    """Return a table's name for a signal, quoted if it would be read as a pattern."""
     return TableName.parse(table).entry
 
 

@@ -2,11 +2,11 @@
 Checks whether each table can be captured, from facts alone.
 
 A table that the configuration names must be fit for capture. A table that only an
-expression matches is skipped with a warning while it is not, unless the publication has
-it already: skipping it would end its stream.
+expression matches is skipped with a warning while it is unfit, unless the publication
+has it already: skipping it would end its stream.
 
-Before Postgres 18 no generated column is sent. From then on stored ones are, if the
-publication has the option; virtual ones never. If the replica identity holds a column
+Before Postgres 18 no generated column is sent. From 18 on stored ones are sent if the
+publication has the option, virtual ones never. If the replica identity holds a column
 that is not sent, Postgres 18 refuses every UPDATE and DELETE of the table, so the table
 is never captured.
 """
@@ -41,7 +41,7 @@ _REFUSED: Final = (
 
 
 def new_publication(version: int) -> PublicationFacts:
-    """Return the facts of a publication that ``relay init`` creates."""
+    """Return facts about a publication that ``relay init`` creates."""
     return PublicationFacts(
         is_for_all=False,
         operations=(True,) * 4,
@@ -68,7 +68,7 @@ def generated_findings(
     if lacking := wanted & left_out:
         found.append(
             error_finding(
-                f"{name}: its key has generated columns not sent: "
+                f"{name}: its key has generated columns that are not sent: "
                 f"{_listed_columns(lacking)}",
                 "records would have no key",
                 cure,
@@ -212,7 +212,7 @@ def tables_to_capture(facts: SourceFacts, settings: Settings) -> tuple[str, ...]
 def blocking_finding(
     name: str, facts: SourceFacts, settings: Settings
 ) -> Finding | None:
-    """Return the first finding that prevents a table's capture; None: there is none."""
+    """Return the first finding that prevents a table's capture; None without one."""
     for finding in table_findings(name, facts, settings):
         if finding.level is Level.ERROR:
             return finding
@@ -220,7 +220,7 @@ def blocking_finding(
 
 
 def capture_list_findings(facts: SourceFacts, settings: Settings) -> Iterator[Finding]:
-    """Yield the findings of all tables, and expressions that match none."""
+    """Yield the findings about all tables, and about expressions that match none."""
     for name in settings.capture.chosen(facts.tables):
         refused = blocking_finding(name, facts, settings)
         if refused is not None and _is_optional(name, facts, settings):
@@ -255,7 +255,7 @@ def _is_optional(name: str, facts: SourceFacts, settings: Settings) -> bool:
 def table_findings(
     name: str, facts: SourceFacts, settings: Settings
 ) -> Iterator[Finding]:
-    """Yield the findings that prevent the capture of one table, or may."""
+    """Yield the findings that prevent, or may prevent, the capture of one table."""
     table = facts.tables.get(name)
     if table is None:
         yield error_finding(
@@ -293,7 +293,7 @@ def _member_findings(
     wanted: frozenset[str],
     publication: PublicationFacts,
 ) -> Iterator[Finding]:
-    """Check whether a relation writes log, and whether it identifies old rows."""
+    """Check whether a relation is logged, and whether it identifies old rows."""
     alter = f"ALTER TABLE {_sql(member.name)}"
     if member.persistence != _PERMANENT:
         yield error_finding(
@@ -306,7 +306,7 @@ def _member_findings(
         if not is_identified:
             yield warning_finding(
                 f"{member.name}: its rows cannot be identified",
-                "only its inserts are streamed, as its publication sends no more",
+                "only its inserts are streamed, as its publication sends nothing else",
                 f"run {alter} REPLICA IDENTITY FULL before it sends updates",
             )
     elif not is_identified:
@@ -354,6 +354,6 @@ def _key_findings(
     if table.has_row_security:
         yield warning_finding(
             f"{name}: row security is on",
-            "a snapshot sees only the rows that the role may see, the stream all",
+            "a snapshot sees only the rows that the role may see; the stream has all",
             "run ALTER ROLE ... BYPASSRLS for the role of [source] dsn",
         )

@@ -1,4 +1,4 @@
-"""The catalog's facts of tables, types, keys and the slot."""
+"""The catalog's facts about tables, types, keys and the slot."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -12,7 +12,7 @@ from towpath.schemas.table_name import TableName
 
 
 class SlotFacts(NamedTuple):
-    """The server's facts of a slot."""
+    """The server's facts about a slot."""
 
     is_active: bool
     holder_pid: int | None
@@ -70,7 +70,7 @@ class PostgresCatalog:
 
     def slot(self, name: str) -> SlotFacts | None:
         """
-        Return the facts of a slot; None if there is none.
+        Return facts about a slot; None if there is none.
 
         Raises:
             SourceUnavailableError: The connection is lost.
@@ -90,7 +90,7 @@ class PostgresCatalog:
         with translated_errors("reading who holds the slot"):
             execute = self._connection.execute
             row = execute(query("read_slot_holder"), {"slot": slot}).fetchone()
-        return "nobody, by now" if row is None else session_text(*row)
+        return "a process that has just ended" if row is None else session_text(*row)
 
 
 def session_text(
@@ -126,7 +126,7 @@ def _type(*row: Any) -> TypeFacts:  # noqa: ANN401 - a row of the driver's
 
 
 class TableKey(NamedTuple):
-    """A table and the columns of its key, in key order; none: it has no key."""
+    """A table and the columns of its key, in key order; empty without a key."""
 
     oid: int
     name: str
@@ -156,7 +156,7 @@ def record_key(
     Return the key of a table's records, as ``routing.relations.bind`` chooses it.
 
     Args:
-        identity: The columns of the replica identity; none: it has no key.
+        identity: The columns of the replica identity; empty without a key.
         keys: The columns of each index that identifies rows, the best first.
     """
     for key in keys or ():

@@ -7,7 +7,8 @@ the table look empty to it; the snapshot's text; the shape; COPY; commit; HIGH i
 log.
 
 An exported snapshot, and a SELECT whose tables only the server knows, come before the
-lock. Then the tables are locked afterwards and compared with the snapshot's version.
+lock. In both cases the tables are locked afterwards and compared with the snapshot's
+version.
 
 COPY lines are taken from libpq as they arrive, and the thread sleeps on the socket in
 between: a Python call per line through the driver costs more than the line. Hot path.
@@ -123,7 +124,7 @@ def _error(result: pq.abc.PGresult | None) -> psycopg.Error:
     return psycopg.errors.error_from_result(result)
 
 
-# From this version on the call can flush a plain message.
+# From this version on, pg_logical_emit_message can flush a plain message.
 _FLUSH_VERSION: Final = 170_000
 _CLOSING: Final = "high"
 
@@ -231,7 +232,7 @@ class ChunkReader:
         Read the scan plan of a table.
 
         Raises:
-            TableRefusedError: It cannot be read, or is another table by now.
+            TableRefusedError: It cannot be read, or is now another table.
             ViewLostError: The exported snapshot no longer shows it.
         """
         # A lock needs a name; the shape that counts is read under the lock.
@@ -367,14 +368,14 @@ class ChunkReader:
 
 
 def _check_oid(shape: TableShape, request: ReadPlan) -> None:
-    """Refuse another table that now has the name of the signalled one."""
+    """Refuse another table that now has the name of the signal's table."""
     if shape.relation.oid != request.table_oid:
         reason = "it was dropped and recreated, or renamed, since the signal"
         raise tables.TableRefusedError(reason)
 
 
 def _maximum(rows: list[RowValues]) -> Key | None:
-    """Return the only row as a key; a null one would be the highest."""
+    """Return the only row as a key; a null would sort highest."""
     if not rows:
         return None
     if None in rows[0]:

@@ -9,7 +9,7 @@ no SQLSTATE          the connection broke, or was never made: retry
 55006                the slot is in use: retry, for a while
 55000, 58P01         the slot needs log that was removed: halt
 42704                no such slot or publication: halt
-everything else      the server refuses a statement of ours: halt
+everything else      the server refuses one of our statements: halt
 ===================  ==============================================================
 
 Every connection, the stream's included, has the settings of ``schemas.session``, so
@@ -55,7 +55,7 @@ _BY_STATE: Final = MappingProxyType(
         "55006": SlotBusyError,
         "55000": SlotLostError,
         "58P01": SlotLostError,
-        # The objects of relay init are missing, or of an earlier release.
+        # The objects of relay init are missing, or come from an earlier release.
         "42703": NotPreparedError,
         "42704": NotPreparedError,
         "42P01": NotPreparedError,
@@ -110,7 +110,7 @@ def _parts(dsn: str) -> dict[str, Any]:
             return parts
     reason = (
         "[source] dsn cannot be read: write name=value pairs, with quotes around values"
-        " that have blanks, or a URI, with special characters of the password as %XX"
+        " that contain spaces, or a URI, with special characters of the password as %XX"
     )
     raise SourceRefusedError(reason)
 
@@ -207,7 +207,7 @@ class ConnectionWorker(Generic[EffectT]):
 
     @property
     def server_pid(self) -> int | None:
-        """The server process of the connection; None: there is none."""
+        """The server process of the connection; None without a connection."""
         connection = self._connection
         return None if connection is None else connection.info.backend_pid
 
@@ -225,7 +225,7 @@ class ConnectionWorker(Generic[EffectT]):
         End a worker of this queue after the queued effects. Never raises.
 
         Args:
-            timeout_s: The bound of a cancellation.
+            timeout_s: How long a cancellation may take.
             is_urgent: Whether to cancel the running statement.
         """
         self._effects.put(None)

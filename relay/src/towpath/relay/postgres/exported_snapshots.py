@@ -1,19 +1,19 @@
 """
 Exported snapshots: one view of the database for all readers of a snapshot.
 
-For a blocking snapshot a session of its own holds a repeatable-read transaction open
-and exports its snapshot; each reader imports it for each chunk. For an initial snapshot
+For a blocking snapshot a dedicated session holds a repeatable-read transaction open and
+exports its snapshot; each reader imports it for each chunk. For an initial snapshot
 the creation of the slot exports it, and the creator keeps that session open.
 
-An exported snapshot does not outlive its session, and does not show tables that were
-altered since: the server reads a table's present storage with the rows that were
+An exported snapshot does not outlive its session, and does not show tables that have
+been altered since: the server reads a table's present storage with the rows that were
 visible then, so that a rewritten table looks empty. Each reader compares the locked
 tables with the snapshot; if they differ, the rest is read without it.
 
 Only the replication protocol creates a slot with an exported snapshot. The snapshot
 shows exactly the transactions that committed before the slot's start; the slot streams
-all the others. It lives as long as its connection is idle, and keeps dead rows as long,
-so it is closed as soon as no reader needs it.
+all the others. It lives as long as its connection is idle, and keeps dead rows for that
+long, so it is closed as soon as no reader needs it.
 """
 
 import select
@@ -83,7 +83,7 @@ class ExportedSnapshots:
 
     def enter(self, connection: Connection, view: str) -> None:
         """
-        Import a snapshot into a repeatable-read transaction without a query yet.
+        Import a snapshot into a repeatable-read transaction that has run no query.
 
         Raises:
             ViewLostError: The snapshot is lost.
@@ -145,11 +145,12 @@ class ExportedSnapshots:
 
 def check_unaltered(connection: Connection) -> None:
     """
-    Check that the tables locked by a transaction are unaltered since its snapshot.
+    Check that no table that a transaction has locked was altered since its snapshot.
 
-    A description rewritten by a transaction that this one sees would not be shown any
-    more, so such a writer was rolled back. A writer that was rolled back since counts
-    as if it had committed.
+    Writers are the transactions that have replaced the visible description of a table.
+    A writer that ended before the snapshot must have been rolled back; otherwise its
+    description would be the visible one. A writer that ended later counts as committed,
+    even if it was rolled back.
 
     Raises:
         TableAlteredError: One of them was altered.
@@ -170,7 +171,7 @@ def _close(view: _ExportedSnapshot | None) -> None:
 
 _LOG = structlog.get_logger("towpath.relay")
 
-# The snapshot must outlive the idleness of the connection that holds it.
+# The connection that holds the snapshot must not time out while it is idle.
 _NO_TIMEOUTS: Final = (
     b"set idle_in_transaction_session_timeout = 0",
     b"set idle_session_timeout = 0",

@@ -1,7 +1,7 @@
 """
-The lineage of the source, and the handling of a gap before it is followed.
+The lineage of the source, and the handling of a gap before the lineage is followed.
 
-The steps, each safe to repeat after a crash at any place:
+The steps, each safe to repeat after a crash at any point:
 
 1. choose the lineage from the stored history and the server's;
 2. announce a gap: log record, notification, then the new lineage in the state topic;
@@ -42,7 +42,7 @@ from towpath.settings import FirstStart, OnGap, Settings
 
 _LOG = structlog.get_logger("towpath.relay")
 
-# The time for which a heartbeat that is decoded already may stay invisible.
+# How long a heartbeat that is already decoded may stay invisible.
 _BEAT_TIMEOUT: Final = b"set local lock_timeout = '5s'"
 
 
@@ -61,7 +61,7 @@ class HistoryStore(NamedTuple):
 
 
 class LineageResolver:
-    """Finds the lineage to follow; connection and stream are of the same server."""
+    """Finds the lineage to follow; connection and stream go to the same server."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class LineageResolver:
         self._store.publish(gaps.gap_record(prefix, lineage, gap, self._relay, now_ms))
 
     def _make_slot(self, found: SourceHistory) -> None:
-        """Replace an unusable slot; its publications must exist before."""
+        """Replace an unusable slot; its publications must already exist."""
         source, connection = self._source, self._connection
         require_publications(connection, source)
         if found.slot is not None:

@@ -6,9 +6,9 @@ The snapshots that the relay starts by itself, from the start of the process.
     delay -> slot with its view -> rows of towpath.snapshot -> lineage -> stream
     delay -> signal                                         -> lineage -> stream
 
-Later it is a chore of the slot monitor: it closes the database view once no table is
-read in it, requests the snapshot of ``always`` after its delay, and ends the process of
-``initial_only``.
+Later it is a periodic task of the slot monitor: it closes the database view once no
+table is read in it, requests the snapshot of ``always`` after its delay, and ends the
+process of ``initial_only``.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ _IDLE_INTERVAL_S: Final = 3600.0
 
 
 class InitialSnapshot:
-    """The initial snapshot of a process, through all of its sessions."""
+    """The initial snapshot of a process, across all of its sessions."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class InitialSnapshot:
 
     def check(self) -> None:
         """
-        Make sure that a process for this snapshot only has read all tables.
+        Check that a process started only for this snapshot has read all tables.
 
         Raises:
             FirstSnapshotFailedError: A table failed.
@@ -135,7 +135,7 @@ class InitialSnapshot:
         if self._view is not None:
             worker.adopt(self._first_id, self._view.name)
 
-    # The slot monitor's chore --------------------------------------------------
+    # The slot monitor's task ---------------------------------------------------
 
     @property
     def interval_s(self) -> float:

@@ -1,17 +1,17 @@
 """
 Changed keys of captured tables, whose sinks keep the rows under the former key.
 
-Under REPLICA IDENTITY FULL the key is read from the catalog: earlier changes come under
-the new key, and records under the former key are never updated or deleted again. Under
-the other identities the rows of the former key stay too. So a changed key is a gap of
-its table, which a snapshot with a sweep closes.
+Under REPLICA IDENTITY FULL the key is read from the catalog: earlier changes are
+published under the new key, and records under the former key are never updated or
+deleted again. Under the other identities the rows under the former key stay too. So a
+changed key is a gap of its table, which a snapshot with a sweep closes.
 
 The key of each captured table is stored in ``towpath.captured`` and compared with the
 catalog at each turn, and at the first one after a restart. ``on_gap`` decides: ``halt``
 refuses the start, ``plan`` logs the statement that closes the gap, and ``snapshot``
 requests the snapshot, in the transaction that stores the new key. Tables with
-configured ``key_columns`` are skipped, and so are those that another lineage has
-stored: the plan of that gap sweeps all tables.
+configured ``key_columns`` are skipped, and so are those whose key was stored in another
+lineage: the plan of that gap sweeps all tables.
 """
 
 import json
@@ -43,7 +43,7 @@ _REQUESTED: Final = "none is needed: a snapshot with a sweep is requested"
 
 
 class KeyChange(NamedTuple):
-    """A captured table with its stored key and its present one."""
+    """A captured table with its stored key and its current one."""
 
     known: KnownTable
     now: TableKey
@@ -90,7 +90,7 @@ class KeyChanges:
             settings: The captured tables, and ``on_gap``.
             store: The captured tables as stored.
             relay: The relay that captures the tables.
-            on_halt: Ends the session; the changed key then refuses the next start.
+            on_halt: Ends the session; the next start then fails on the changed key.
         """
         self.interval_s = min(CHECK_INTERVAL_S, settings.relay.heartbeat_interval_s)
         self._settings = settings

@@ -18,7 +18,7 @@ The columns of each table's key are stored too (``key_changes``).
 
 ``status`` and ``doctor`` report captured tables that are dropped or that snapshots
 cannot read. A table is readable if ``tables.describe`` does not refuse it; one query
-filters the plainly readable tables, so that only the others are described.
+finds the tables that are clearly readable, so that only the others are described.
 """
 
 import enum
@@ -79,7 +79,7 @@ class KnownTable(NamedTuple):
 
 
 class CapturedNameChange(NamedTuple):
-    """The change of one captured name; ``now`` is its present table, if any."""
+    """The change of one captured name; ``now`` is its current table, if any."""
 
     known: KnownTable
     event: TableEventKind
@@ -94,7 +94,7 @@ def captured_name_changes(
     on_drop: OnDrop = OnDrop.KEEP,
 ) -> list[CapturedNameChange]:
     """
-    Return the captured names that no longer have their table.
+    Return the captured names that no longer belong to their table.
 
     If ``on_drop`` is truncate, they include names whose rows were kept until now.
     """
@@ -131,7 +131,7 @@ class KnownTables:
 
         Args:
             settings: Names the relay, by its slot.
-            lineage: The number of the present lineage.
+            lineage: The number of the current lineage.
         """
         self.lineage = lineage
         self._relay = settings.database.slot
@@ -155,7 +155,7 @@ class KnownTables:
         return {each.name: each for each in found}
 
     def store(self, connection: Connection, oids: Iterable[int]) -> None:
-        """Store tables under their present names."""
+        """Store tables under their current names."""
         keys = read_table_keys(connection, list(oids))
         if not keys:
             return
@@ -195,7 +195,7 @@ class KnownTables:
     def outdated(
         self, known: Iterable[KnownTable], listed: Sequence[ListedTable]
     ) -> list[int]:
-        """Return the present oids of names that another lineage stored."""
+        """Return the current oids of names that were stored in another lineage."""
         by_name = {each.name: each.oid for each in listed}
         old = [each.name for each in known if each.lineage != self.lineage]
         return [by_name[name] for name in old if name in by_name]
@@ -212,7 +212,7 @@ class KnownTables:
         Args:
             connection: A connection to the source.
             change: The change of the name.
-            is_filled: Whether a snapshot with a sweep reads the name's present table.
+            is_filled: Whether a snapshot with a sweep reads the name's current table.
         """
         known, empties = change.known, self._on_drop is OnDrop.TRUNCATE
         if empties:
@@ -270,7 +270,7 @@ class TableReport(NamedTuple):
     Attributes:
         dropped: Names without a table, whose rows are kept in topic and sinks.
         unreadable: The reason why snapshots cannot read a table, by name.
-        changed_keys: The former and the present key of a table, by name.
+        changed_keys: The former and the current key of a table, by name.
     """
 
     dropped: tuple[str, ...]
@@ -291,7 +291,7 @@ class TableReport(NamedTuple):
                 f"{name}: the key changed {change}",
                 "topic and sinks keep rows under the former key",
                 "request a snapshot of the table with a sweep (towpath snapshot start "
-                "--sweep), or wait for the one that runs",
+                "--sweep), or wait for the running one",
             )
         for name, reason in self.unreadable.items():
             yield warning_finding(

@@ -7,20 +7,20 @@ should be captured and is not yet gets a transaction of its own::
     lock it against writers -> add it to the publication -> request its rows
 
 The lock lasts until the commit, so every row is either visible to the snapshot or
-streamed; the first half of a transaction that writes before and after would be neither.
-The relay waits briefly for a writer, and retries after it has ended. The publication
-takes a table once, so it is filled once, however many relays try. A table that was
-removed from the publication by hand and is captured again is filled with a sweep:
-changes were missed.
+streamed; without it, rows that an open transaction wrote before would be neither. The
+relay waits briefly for a writer, and retries after it has ended. A table can be added
+to the publication only once, so it is filled once, however many relays try. A table
+that was removed from the publication by hand and is captured again is filled with a
+sweep: changes were missed.
 
 A table that cannot be captured is refused; the reason is logged once and checked again
 each time. Postgres removes dropped tables from the publication.
 
-Before that, the captured names are compared with their tables at the last turn
-(``known_tables``), also of an earlier process. ``on_drop`` decides about a name without
-a table. A name that belongs to another table is filled with a sweep, since topic and
-sinks have the rows of the former one. A renamed captured table is filled under its new
-name.
+Before that, the captured names are compared with the tables that they had at the last
+turn (``known_tables``), even if an earlier process ran it. ``on_drop`` decides about a
+name without a table. A name that belongs to another table is filled with a sweep, since
+topic and sinks have the rows of the former one. A renamed captured table is filled
+under its new name.
 """
 
 import hashlib
@@ -57,7 +57,8 @@ _LOG = structlog.get_logger("towpath.relay.slot_monitor")
 
 REFUSED: Final = "a table that should be captured cannot be captured"
 
-# New tables are rarely urgent; the catalog of ten thousand takes some milliseconds.
+# New tables are rarely urgent; reading the catalog of ten thousand takes a few
+# milliseconds.
 CHECK_INTERVAL_S: Final = 5.0
 
 # The time that writers wait behind us while we wait for an open transaction.
@@ -199,7 +200,7 @@ class NewTables:
         return True
 
     def _unread_reason(self, connection: Connection, table: ListedTable) -> str | None:
-        """Return why a table's existing rows are not read; None: they are."""
+        """Return why a table's existing rows are not read; None if they are."""
         if not self._fills:
             return "fill_new_tables is false in [relay.snapshot]"
         publication = self._settings.database.publication

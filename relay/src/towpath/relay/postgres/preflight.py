@@ -1,9 +1,9 @@
 """
 Checks of the source, from facts alone: each finding has its effect and its cure.
 
-``capture_findings`` are the checks of ``relay init``; ``running_findings`` are those of
-a prepared source on top. ``rights_findings`` lists the rights of docs/rights.md that
-the relay's role lacks.
+``capture_findings`` are the checks of ``relay init``; ``running_findings`` adds those
+of a prepared source. ``rights_findings`` lists the rights of docs/rights.md that the
+relay's role lacks.
 """
 
 from collections.abc import Iterable, Iterator
@@ -36,12 +36,12 @@ _LETTERS: Final = MappingProxyType(
     {"insert": "c", "update": "u", "delete": "d", "truncate": "t"}
 )
 _SIGNAL_TABLE: Final = "towpath.signal"
-# A transaction of this age is no ordinary traffic of an application.
+# A transaction of this age is not ordinary application traffic.
 _OLD_S: Final = 300.0
 
 
 def capture_findings(facts: SourceFacts, settings: Settings) -> list[Finding]:
-    """Return what prevents the capture of the configured tables, or may."""
+    """Return what prevents, or may prevent, the capture of the configured tables."""
     return [
         *_server_findings(facts),
         *capture_list_findings(facts, settings),
@@ -122,7 +122,7 @@ def _server_findings(facts: SourceFacts) -> Iterator[Finding]:
 
 
 def _publication_findings(facts: SourceFacts, settings: Settings) -> Iterator[Finding]:
-    """Yield warnings of changes that an existing publication does not send."""
+    """Yield warnings about changes that an existing publication does not send."""
     name = settings.database.publication
     publication = facts.publications.get(name)
     if publication is None:
@@ -252,11 +252,12 @@ def _bound_findings(facts: SourceFacts) -> Iterator[Finding]:
 def _old_findings(facts: SourceFacts) -> Iterable[Finding]:
     for who, application, age_s in facts.old_transactions:
         is_prepared = who.startswith("prepared ")
-        # A hidden age is no reason for a warning.
+        # A hidden age is not a reason for a warning.
         is_old = age_s is not None and age_s >= _OLD_S
         if is_old or (is_prepared and facts.slot is None):
             yield warning_finding(
-                f"transaction of {who} ({application}) is open for {age_text(age_s)}",
+                f"transaction of {who} ({application}) has been open for "
+                f"{age_text(age_s)}",
                 "creating a slot waits for it, and it retains log and dead rows",
                 f"ROLLBACK PREPARED '{who.removeprefix('prepared ')}'"
                 if is_prepared
@@ -299,6 +300,6 @@ def rights_findings(connection: Connection) -> Iterator[Finding]:
         on = TableName(schema, table).sql if table else f"schema {quoted(schema)}"
         yield error_finding(
             f"the role {role} lacks {rights} on {on}",
-            "the relay halts where it needs it; docs/rights.md lists what it needs",
+            "the relay halts when it needs them; docs/rights.md lists all rights",
             f"run as the owner: GRANT {rights} ON {on} TO {quoted(role)}",
         )

@@ -44,7 +44,7 @@ def read_forks(connection: Connection, timeline: int) -> tuple[Fork, ...]:
 
     Args:
         connection: A connection in replication mode.
-        timeline: The server's present timeline.
+        timeline: The server's current timeline.
     """
     if timeline == 1:
         return ()
@@ -74,13 +74,13 @@ def _forks(text: str) -> Iterator[Fork]:
 
 # The bounds of one read: small enough that feedback and acknowledgements are processed
 # every hundredth of a second, large enough that a backlog's records reach Kafka in few
-# large batches. Half of it costs the broker half as much again.
+# large batches. Half of these bounds costs the broker half as much again.
 _MAX_BYTES: Final = 512 * 1024
 _MAX_FRAMES: Final = 6144
 
-# SQLSTATEs for a publication that does not exist at the place that is read: the server
-# skips its changes with the first as a warning (18 and later), or ends the stream with
-# the second.
+# SQLSTATEs for a publication that does not exist at the position that is read: the
+# server skips its changes with the first as a warning (18 and later), or ends the
+# stream with the second.
 _LEFT_OUT: Final = "55000"
 _UNKNOWN: Final = "42704"
 
@@ -98,7 +98,7 @@ class Wakeup:
         return self._event_fd
 
     def wake(self) -> None:
-        """End the present wait, or the next one."""
+        """End the current wait, or the next one."""
         os.eventfd_write(self._event_fd, 1)
 
     def wait(self, timeout_s: float) -> None:
@@ -218,7 +218,7 @@ class SlotStream:
         Confirm to the server that it may drop the log below ``lsn``.
 
         Raises:
-            PublicationYoungerError: As ``read`` does, if that ended the stream.
+            PublicationYoungerError: As for ``read``, if that ended the stream.
             SourceUnavailableError: The connection is lost.
         """
         if self._end is not None:
@@ -229,7 +229,7 @@ class SlotStream:
             self._pgconn.flush()
 
     def close(self) -> None:
-        """End the stream; confirmed LSNs are sent already."""
+        """End the stream; confirmed LSNs have already been sent."""
         self._connection.close()
 
     def _take(self, frames: list[bytes]) -> int:

@@ -6,8 +6,8 @@ exactly the statements of a run. The slot comes last: publications committed bef
 exist at every position that it will ever stream. If the first snapshot is read in the
 slot's exported snapshot, the relay creates the slot itself.
 
-The tables of an existing publication are brought in step with the configuration. Its
-column lists, row filters, schemas and operations are its owner's. The outbox's
+The tables of an existing publication are brought into line with the configuration. Its
+column lists, row filters, schemas and operations belong to its owner. The outbox's
 publication sends only the operations that ``on_update`` needs.
 """
 
@@ -123,8 +123,8 @@ def setup_notes(facts: SourceFacts, settings: Settings) -> list[str]:
         slot, has_slot=facts.slot is not None
     ):
         found.append(
-            "signals or snapshots have no relay yet: towpath relay init with the "
-            "configuration of the relay that stored them assigns them"
+            "signals or snapshots have no relay yet: to assign them, run towpath relay "
+            "init with the configuration of the relay that stored them"
         )
     by_relay = _captured_by_relay(facts, settings)
     if by_relay:
@@ -253,7 +253,7 @@ def _publication_steps(
         return
     if existing.is_for_all:
         reason = (
-            f"publication {name} is for all tables, also those not configured: "
+            f"publication {name} is for all tables, even those not configured: "
             f"run DROP PUBLICATION {quoted(name)} and init again, or name another"
         )
         raise NotPreparedError(reason)

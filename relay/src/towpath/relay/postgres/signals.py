@@ -41,7 +41,7 @@ _LOG = structlog.get_logger("towpath.relay")
 
 USED_ID: Final = "this id was used by an earlier signal; choose another"
 
-# As for all that the relay stores in the source: an absent standby must not stop it.
+# An absent standby must not block commits of what the relay stores in the source.
 _SESSION: Final = b"set synchronous_commit = local; set lock_timeout = '5s'"
 _CLOSE_TIMEOUT_S: Final = 2.0
 
@@ -106,20 +106,20 @@ class SignalInbox:
         """
         Queue a signal; return the name under which ``durable`` will report it.
 
-        None: it was refused.
+        None if it was refused.
         """
         try:
             signal = external_signal(signal_id, kind, data, source)
         except SignalRejectedError as rejection:
             self._refuse(SignalRefusal(signal_id or "", str(rejection), source))
             return None
-        # No signal's id has a zero byte, so the name matches no transaction's hold.
+        # No signal's id has a zero byte, so the name differs from those of other holds.
         name = f"\0{next(self._numbers)}"
         self._worker.submit((name, signal))
         return name
 
     def durable(self) -> Sequence[str]:
-        """Return the names of signals that became durable or were refused since."""
+        """Return the names of signals stored or refused since the last call."""
         names = []
         while self._durable:
             names.append(self._durable.popleft())
@@ -197,7 +197,7 @@ def _log_result(signal: ExternalSignal, *, is_new: bool) -> None:
         )
 
 
-# The tables of snapshots in one answer.
+# The maximum number of tables in one answer about snapshots.
 MAX_LISTED: Final = 1_000
 
 

@@ -1,9 +1,9 @@
 """
 The replication slot: its state, its creation, and its ownership by one relay.
 
-One slot serves one relay: an advisory lock per slot, on a connection of its own. The
-slot itself admits one reader too, but only while it is read. The lock is taken before
-anything is decided, and lasts until its connection ends.
+One slot serves one relay, which holds the slot's advisory lock on a separate
+connection. The slot itself admits only one reader too, but only while it is read. The
+lock is taken before anything is decided, and lasts until its connection ends.
 """
 
 import hashlib
@@ -28,11 +28,12 @@ from towpath.relay.recovery.lineage import SlotHistory
 from towpath.schemas.clock import Clock, Deadline
 from towpath.settings import Source
 
-# Slots that a standby keeps in step exist from this version on.
+# Slots that are synchronized to a standby exist from this version on.
 _FAILOVER_VERSION: Final = 170000
 _PLUGIN: Final = "pgoutput"
 
-# Creating a slot waits for every running transaction: after this time they are named.
+# Creating a slot waits for every running transaction: after this time the error names
+# them.
 SLOT_TIMEOUT: Final = b"set statement_timeout = '60s'"
 
 
@@ -109,9 +110,9 @@ def _kind(
     if database is None:
         return "a physical one"
     if database != here:
-        return f"one of database {database}"
+        return f"a slot of database {database}"
     if plugin != _PLUGIN:
-        return f"one of plugin {plugin}"
+        return f"a slot of plugin {plugin}"
     return "a temporary one" if is_temporary else ""
 
 
@@ -151,8 +152,8 @@ def wait_for_slot(
         wait: The bounds of the wait.
 
     Raises:
-        SlotHeldError: Another process keeps it.
-        SlotBusyError: Another process has it, and this one stops.
+        SlotHeldError: Another process did not release it in time.
+        SlotBusyError: Another process has it, and this one is stopping.
         SourceUnavailableError: The connection is lost.
     """
     deadline = Deadline(wait.clock, wait.timeout_s)
@@ -198,8 +199,8 @@ class SlotOwnership:
         Claim the slot; wait for another process at most ``timeout_s``.
 
         Raises:
-            SlotHeldError: Another process keeps it.
-            SlotBusyError: Another process has it, and this one stops.
+            SlotHeldError: Another process did not release it in time.
+            SlotBusyError: Another process has it, and this one is stopping.
             SourceUnavailableError: The connection is lost.
         """
         wait = ClaimWait(clock, sleeper, timeout_s, is_stopping)
@@ -215,7 +216,7 @@ class SlotOwnership:
         with translated_errors("reading who holds the slot"):
             execute = self._connection.execute
             row = execute(query("read_claim"), {"key": self._key}).fetchone()
-        return "nobody, by now" if row is None else session_text(*row)
+        return "a process that has just ended" if row is None else session_text(*row)
 
     def check(self) -> None:
         """

@@ -65,7 +65,7 @@ class BoundCrossing(NamedTuple):
 
 
 class SlotBounds:
-    """The bounds of the slot that are crossed, from reading to reading."""
+    """Tracks which bounds of the slot are crossed, from one reading to the next."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
@@ -144,7 +144,7 @@ class SlotClaim(Protocol):
         Check that the claim still holds.
 
         Raises:
-            SourceUnavailableError: It does not.
+            SourceUnavailableError: The claim is lost.
         """
 
 
@@ -153,7 +153,7 @@ class PeriodicTask(Protocol):
 
     @property
     def interval_s(self) -> float:
-        """The interval of turns; the first is at once."""
+        """The interval of turns; the first turn is immediate."""
 
     def turn(self, connection: Connection) -> None:
         """

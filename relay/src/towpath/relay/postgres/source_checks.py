@@ -38,7 +38,7 @@ _INIT: Final = "run towpath relay init"
 
 def source_problems(connection: Connection, settings: Settings) -> list[Finding]:
     """
-    Return the present problems of publications and outbox.
+    Return the current problems of publications and outbox.
 
     Raises:
         SourceUnavailableError: The connection is lost.
@@ -116,7 +116,7 @@ def _publication_problems(
 
 
 def _outbox_problems(connection: Connection, settings: Settings) -> Iterator[Finding]:
-    """Create an event writer for the present table, as the stream does."""
+    """Create an event writer for the current table, as the stream does."""
     name = settings.relay.outbox.table
     full_name = TableName.parse(name)
     asked = {"schema": full_name.schema, "table": full_name.table}
@@ -130,7 +130,7 @@ def _outbox_problems(connection: Connection, settings: Settings) -> Iterator[Fin
         for column in connection.execute(query("describe_columns"), asked)
     )
     if not columns:
-        # It is in no publication, which is a finding of its own.
+        # It is in no publication, which is a separate finding.
         return
     relation = Relation(row[0], full_name.schema, full_name.table, columns, (), "d")
     try:

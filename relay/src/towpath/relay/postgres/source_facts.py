@@ -1,4 +1,4 @@
-"""The source's facts in the catalog, as plain values."""
+"""The catalog's facts about the source, as plain values."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from towpath.settings import Settings
 
 _OWN_SCHEMA: Final = "towpath"
 
-# Our own tables, by the statement that makes each.
+# Our own tables, by the statement that creates each.
 OWN_TABLES: Final[Mapping[str, str]] = {
     "towpath.outbox": "create_outbox_table",
     "towpath.signal": "create_signal_table",

@@ -49,7 +49,7 @@ class UniqueIndex(NamedTuple):
 
     @property
     def names(self) -> set[str | None]:
-        """Its columns, in no order."""
+        """Its columns, in no particular order."""
         return set(self.columns)
 
 
@@ -62,7 +62,7 @@ class Identity(NamedTuple):
 
     @property
     def names(self) -> set[str | None]:
-        """Its columns, in no order."""
+        """Its columns, in no particular order."""
         return set(self.columns or ())
 
 
@@ -74,7 +74,7 @@ def identity_key(
 
     Args:
         indexes: The table's unique indexes: the primary key's, the replica identity's,
-            and the others from the oldest on.
+            and the others, oldest first.
         identities: The identities of the table and of its partitions.
     """
     streamed = identities[0].names
@@ -131,7 +131,7 @@ def _identity_flaw(
     return f"the replica identity of {table} is not its primary key: {cure}"
 
 
-# The catalog queries, in the order of the answer.
+# The catalog queries, in the order of their results.
 TABLE_PARTS: Final = (
     "describe_columns",
     "describe_indexes",

@@ -1,7 +1,8 @@
 """
 The shape of a table in the catalog, and the reasons why snapshots cannot read it.
 
-It is read again under each chunk's lock, since a chunk has the columns of its moment.
+It is read again under each chunk's lock, since a chunk has the columns that the table
+has at that moment.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -52,7 +53,7 @@ _ALTERED: Final = "it was dropped or altered while it was described: send a new 
 _Question = tuple[tuple[str, ...], Mapping[str, object]]
 _Rows = list[tuple[Any, ...]]
 _Describing = Generator[_Question, _Rows, TableShape]
-# The tables described in one round trip: some megabytes of statements and rows.
+# The tables described in one round trip: a few megabytes of statements and rows.
 _TABLES_AT_ONCE: Final = 500
 
 
@@ -155,7 +156,7 @@ def describe_all(
     One round trip describes hundreds of tables.
 
     Raises:
-        psycopg.Error: The catalog changed, or the connection is gone.
+        psycopg.Error: The catalog changed, or the connection is lost.
     """
     found: dict[str, TableShape | TableRefusedError] = {}
     for place in range(0, len(collections), _TABLES_AT_ONCE):
@@ -226,7 +227,7 @@ def _describing(
 
 
 def order_names(shape: TableShape) -> tuple[str, ...]:
-    """Return the columns of the surrogate key; none: it is read by its own."""
+    """Return the surrogate key's columns; empty if the table is read by its own key."""
     return tuple(shape.relation.columns[place].name for place in shape.order)
 
 
@@ -263,7 +264,7 @@ def check_width(shape: TableShape, keys: Sequence[Key]) -> None:
     Check that keys have as many columns as the table's.
 
     Raises:
-        TableRefusedError: A key has another number of columns.
+        TableRefusedError: A key has a different number of columns.
     """
     names = shape.relation.key_names
     for key in keys:

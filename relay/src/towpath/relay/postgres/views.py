@@ -1,5 +1,5 @@
 """
-Aggregate views: their shape, and the checks whether snapshots can read them.
+Aggregate views: their shape, and the checks that snapshots can read them.
 
 A view has no key, no identity and no changes in the log; events announce the changes of
 an aggregate. So the relations below the view must change only by transactions, and the
@@ -136,7 +136,7 @@ def view_findings(
     connection: Connection, views: Sequence[AggregateView]
 ) -> list[Finding]:
     """
-    Return what prevents reading the declared views, or may.
+    Return what prevents, or may prevent, reading the declared views.
 
     Raises:
         SourceUnavailableError: The source does not answer.
@@ -160,7 +160,7 @@ def _findings_of(connection: Connection, view: AggregateView) -> list[Finding]:
             f"the view {view.view} calls {', '.join(own)}",
             "the tables that a function reads are not locked while the view is read: "
             "one that is rewritten meanwhile looks empty",
-            "write the function's query into the view, or alter no table below it "
+            "write the function's query into the view, or do not alter its tables "
             f"while {collection} is filled",
         )
     ]
@@ -282,7 +282,7 @@ def _functions_refusal(functions: Sequence[_Function], clauses: _Clauses) -> str
                 "it changes without events"
             )
     refusals = {
-        "it asks for the current date or time, which changes without events": (
+        "it uses the current date or time, which changes without events": (
             clauses.returns_time
         ),
         "it reads a random sample (tablesample)": clauses.samples,
@@ -318,7 +318,7 @@ class CollectionCatalog(NamedTuple):
         if view is None:
             return tables.describe(connection, collection, self.publication, order_by)
         if order_by:
-            reason = "it is read by its aggregate ids, and by no surrogate key"
+            reason = "it is read by its aggregate ids, not by a surrogate key"
             raise tables.TableRefusedError(reason)
         return describe_view(connection, view)
 

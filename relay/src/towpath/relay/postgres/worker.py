@@ -6,7 +6,7 @@ waits for a chunk. The *readers* write watermarks, read plans and read chunks; a
 is a fact, and the driver decides about the retry. The *commands* store and look up, in
 order, since later ones depend on earlier ones: each is retried until it succeeds.
 
-Retried are these SQLSTATEs: 08 (connection), 40 (deadlock), 53 (resources), 57
+These SQLSTATEs are retried: 08 (connection), 40 (deadlock), 53 (resources), 57
 (cancelled, shut down), 58 (system), 25P0 (a session's timeouts), 25006 (a standby,
 while another server takes over), 55P03 (lock timeout), and errors without one, because
 the connection broke.
@@ -199,7 +199,7 @@ def _exact_names(connection: Connection, effect: InspectTables) -> dict[str, str
     found = {name.joined: name for name in (TableName(*row) for row in rows)}
     return {
         joined: f"{name.text} is a table, which is not captured: add it to [source]"
-        " tables, or write the expression so that it is no table's name"
+        " tables, or write the expression so that it is not a table's name"
         for joined, name in found.items()
         if name.text not in effect.collections
     }

@@ -1,1 +1,1 @@
-"""The way into Kafka: records, their acknowledgements and checkpoints."""
+"""Publishing to Kafka: records, their acknowledgements and checkpoints."""

@@ -22,8 +22,8 @@ from towpath.relay.stats import Stats
 from towpath.schemas.clock import Clock
 from towpath.schemas.position import parse_position
 
-# Marks lag by this much, and a restart after a crash reads as many records again: a
-# fraction of a second. A tenth of it would be a noticeable load on the state topic.
+# Marks lag by about this much, so a restart after a crash reads the records of a
+# fraction of a second again. A tenth of it would noticeably load the state topic.
 MARKS_INTERVAL_S: Final = 0.1
 
 
@@ -92,11 +92,11 @@ class CheckpointWriter:
             self._write(is_clean=False)
 
     def write_age_s(self, now_s: float) -> float:
-        """Return the age of the checkpoint that Kafka has not stored; 0: none."""
+        """Return the age of the unstored checkpoint; 0: there is none."""
         return 0.0 if self._writing is None else now_s - self._written_at_s
 
     def note_watermark(self, log_lsn: int) -> None:
-        """Note a watermark's log LSN, which READ rows may have as position."""
+        """Note a watermark's log LSN, which may be the position of READ rows."""
         self._published_log_lsn = max(self._published_log_lsn, log_lsn)
 
     def note_heartbeat(self, counter: int) -> None:
@@ -111,8 +111,8 @@ class CheckpointWriter:
             The mark's delivery, to be acknowledged before the first streamed record.
 
         Raises:
-            PartitionCountChangedError: The topic has another partition count than its
-                marks.
+            PartitionCountChangedError: The topic's partition count differs from
+                that of its marks.
         """
         self._marks.check_count(topic, partition_count)
         if self._marks.knows(topic):

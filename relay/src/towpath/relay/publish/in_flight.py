@@ -1,5 +1,5 @@
 """
-Deliveries in flight: acknowledgements become the one LSN that is safe to confirm.
+Deliveries in flight: their acknowledgements determine the LSN to confirm.
 
 Acknowledgements arrive in any order. A transaction is *settled* when it is committed,
 all its records are acknowledged and no hold is left on it. The acknowledged LSN is the
@@ -14,7 +14,7 @@ from typing import Final
 from towpath.relay.encode.record import Acknowledgement, Partition
 from towpath.schemas.position import format_lsn
 
-# The cost of a record beside its value while it is in flight: the client's structures,
+# The memory of a record in flight in addition to its value: the client's structures,
 # key and headers. Without it, a flood of tiny records would not be bounded.
 RECORD_BYTES: Final = 512
 
@@ -70,7 +70,7 @@ class Delivery:
     def acknowledge_unordered_in(
         self, topic: str | None, error: object, acknowledgement: Acknowledgement
     ) -> None:
-        """Record the same for a topic that the caller has bound. Hot path."""
+        """Record an acknowledgement, or an error, for a bound topic. Hot path."""
         ledger = self._ledger
         ledger.in_flight_bytes -= len(acknowledgement) + RECORD_BYTES
         if error is None:
@@ -118,7 +118,7 @@ class DeliveryLedger:
         Open the delivery of the transaction that begins.
 
         Args:
-            committed_us: When it was committed; 0: its latency is not measured.
+            committed_us: Its commit time; 0: its latency is not measured.
         """
         delivery = self._open = Delivery(self, committed_us)
         return delivery
@@ -127,7 +127,7 @@ class DeliveryLedger:
         """Close the open delivery: no more records are added to it."""
         delivery = self._open
         if delivery is None:
-            reason = f"no transaction is open that could end at {format_lsn(end_lsn)}"
+            reason = f"no open transaction can end at {format_lsn(end_lsn)}"
             raise RuntimeError(reason)
         self._open = None
         delivery.end_lsn = end_lsn

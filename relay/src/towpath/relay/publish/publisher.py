@@ -69,7 +69,7 @@ class Publisher:
             run_duties: Runs the loop's duties, between two waits for room.
         """
         self._sender = sender
-        # Also queued into here: a call per record would cost a tenth of its time.
+        # Appended to directly: a call per record would cost a tenth of the time.
         self._outgoing = sender.outgoing
         self._ledger = ledger
         self._dead = sender.dead
@@ -184,7 +184,7 @@ class Publisher:
 
     def drain(self, timeout_s: float) -> None:
         """
-        Wait until all records are acknowledged, or the time is over.
+        Wait until all records are acknowledged, or the timeout expires.
 
         Raises:
             DeliveryFailedError: A record could not be delivered.
@@ -210,8 +210,8 @@ class Publisher:
         """
         Return the record to produce; None if Kafka has it.
 
-        Called for the first record of a topic, a record without a key or with a
-        partition of its own, a large one, and all that are repeated after a crash.
+        Called for the first record of a topic, a record without a key or with an
+        explicit partition, a large one, and every one that is repeated after a crash.
         """
         record, facts = self._with_facts(record)
         if record.partition >= self._count(record, facts):
@@ -226,7 +226,7 @@ class Publisher:
         return None if self._is_published(record, facts) else record
 
     def _count(self, record: Record, facts: TopicFacts) -> int:
-        """Return the partition count that holds at a streamed record's position."""
+        """Return the partition count that applies at a streamed record's position."""
         for former in self._former.get(record.topic, ()):
             if record.position <= former.until:
                 return former.partition_count
@@ -245,7 +245,7 @@ class Publisher:
         return place_keyless(record, count)
 
     def _end_former_count(self, topic: str, facts: TopicFacts) -> None:
-        """Write barriers between the records of the former count and the others."""
+        """Write barriers between the records of the former and the current count."""
         del self._former[topic]
         self._limits[topic] = facts.limit_bytes
         barriers = self._ledger.begin_untracked()
@@ -257,7 +257,7 @@ class Publisher:
         self._checkpoints.end_former_count(topic, barriers)
 
     def _with_facts(self, record: Record) -> tuple[Record, TopicFacts]:
-        """Return a record with its topic's facts; a refused event is a dead letter."""
+        """Return a record and its topic's facts; refused events become dead letters."""
         topic = record.topic
         known = self._sender.known_facts(topic)
         if known is not None:

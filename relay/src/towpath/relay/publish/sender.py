@@ -22,7 +22,7 @@ class RecordSender:
     Attributes:
         outgoing: The queued records with their callbacks.
         dead: Makes dead letters.
-        commits: How often the producer has committed.
+        commits: The number of the producer's commits.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class RecordSender:
 
     def drain(self, timeout_s: float) -> None:
         """
-        Wait until all records of the producer are acknowledged, or the time is over.
+        Wait until all records of the producer are acknowledged, or the timeout expires.
 
         Raises:
             DeliveryFailedError: A record could not be delivered.

@@ -4,11 +4,11 @@ The snapshots that close a gap, and those that a start requests. Pure.
 A gap's notification is in Debezium's format; its data contains the statement that
 requests the snapshots of the plan.
 
-A start decides by durable facts: whether the state topic has a lineage (*ran*), whether
+A start depends on durable facts: whether the state topic has a lineage (*ran*), whether
 there is a slot, and the state of the snapshot ``towpath-initial`` in
 ``towpath.snapshot`` and ``towpath.signal``. A lineage is stored after that snapshot,
-and before its first row is read; so without a lineage, a begun snapshot is from an
-earlier installation.
+and before its first row is read; so without a lineage, a snapshot that has begun is
+from an earlier installation.
 
 ==================  =====  ====  =====================================================
 mode                ran    slot  action
@@ -17,7 +17,7 @@ never               any    any   none
 initial,            no     none  create the slot, and read all tables in its database
 initial_only,                    view before the stream
 when_needed         no     yes   resume an untouched ``towpath-initial``; else request
-                                 all tables by a signal of that id
+                                 all tables by a signal with that id
                     yes    any   resume unfinished snapshots
 always              any    any   resume the unfinished snapshot of an earlier start;
                                  else request all tables
@@ -27,10 +27,10 @@ always              any    any   resume the unfinished snapshot of an earlier st
 start. ``when_needed`` also takes the snapshots that close a gap.
 
 A database view ends with its connection. Remaining rows are then read chunk by chunk
-from the last acknowledged key, beside the stream; a table with a SELECT of its own is
-read by a blocking snapshot in a new view, as its SELECT is no filter.
+from the last acknowledged key, while the stream continues; a table with its own SELECT
+is read by a blocking snapshot in a new view, because its SELECT is not a filter.
 
-``delay_s`` delays a first start before anything is created or stored, so that a relay
+``delay_s`` delays a first start before anything is created or stored, so a relay
 that is stopped meanwhile has not started; with ``always`` it delays only the request.
 """
 
@@ -113,7 +113,7 @@ def gap_record(
 
 
 SNAPSHOT_ID: Final = "towpath-initial"
-# The suffix of the second signal, of tables with a SELECT of their own.
+# The suffix of the second signal, for tables with their own SELECT.
 SELECT_SUFFIX: Final = "-select"
 ALWAYS_PREFIX: Final = "towpath-always-"
 
@@ -125,12 +125,12 @@ MAKES_SLOT: Final = frozenset(
 
 class StartFacts(NamedTuple):
     """
-    The durable facts that decide.
+    The durable facts on which a start depends.
 
     Attributes:
         has_run: The state topic has a lineage.
         has_records: The relay's topics hold records.
-        has_slot: There is a slot of that name, of any owner.
+        has_slot: A slot with that name exists, whoever owns it.
         is_untouched: ``towpath-initial`` is stored or requested, and has not begun.
     """
 
@@ -152,7 +152,7 @@ def choose_start(mode: FirstStart, known: StartFacts) -> StartAction:
     """
     Return the action of a start.
 
-    Records without a lineage mean a lost state, which the lineage reports.
+    Records without a lineage mean a lost state, which ``choose_lineage`` reports.
     """
     if mode not in MAKES_SLOT or known.has_run or known.has_records:
         return StartAction.CONTINUE

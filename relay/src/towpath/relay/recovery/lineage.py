@@ -3,12 +3,12 @@ Lineages: the unbroken histories of the source's log. Pure.
 
 Lineages are stored in Kafka, in the state topic, because a database may be restored. A
 lineage's offset is above everything published before, so that positions never go back.
-It is *pending* until its slot serves it: after a crash in between it is resumed.
+A lineage is *pending* until its slot serves it, and is resumed after a crash.
 
 A new lineage begins
 
-- when the server is another one, or its timeline has branched off below the published
-  LSN;
+- when the server is a different one, or its timeline has branched off below the
+  published LSN;
 - when the server went back in time: a restored volume has the same identifier and
   timeline, but its heartbeat counter or its log ends below the streamed one;
 - when the slot is missing, has lost its log, or is ahead of the confirmed LSN, which is
@@ -86,7 +86,7 @@ class StoredHistory(NamedTuple):
     Attributes:
         lineages: Every lineage, the newest last; empty at first start.
         confirmed_lsn: The highest LSN stored for confirmation; None if none was.
-        confirmed_log_lsn: The same with its lineage's offset.
+        confirmed_log_lsn: The same LSN with its lineage's offset added.
         published_log_lsn: The highest position in any mark or topic, READ rows too.
         heartbeat: The highest counter that was streamed.
         has_records: Whether any of the relay's topics holds records.
@@ -109,7 +109,7 @@ class Fork(NamedTuple):
 
 class SlotHistory(NamedTuple):
     """
-    The server's facts of the slot.
+    The server's facts about the slot.
 
     ``is_ours`` is False for a slot of another database, kind or plugin, which
     ``kind`` describes. ``has_streamed``: whether it was read before.
@@ -135,11 +135,11 @@ class SourceHistory(NamedTuple):
 
     Attributes:
         system_identifier: The identifier of the database cluster.
-        timeline: Its present timeline.
+        timeline: Its current timeline.
         forks: The forks of its timeline, the oldest first.
         current_lsn: The end of its log.
         slot: The slot; None if there is none.
-        heartbeat: The counter in its heartbeat table; 0 without.
+        heartbeat: The counter in its heartbeat table; 0 if it has none.
         slot_name: The slot's name.
     """
 
@@ -304,7 +304,7 @@ def _known_history(remembered: StoredHistory) -> _KnownHistory:
 
 
 def _reasons(known: _KnownHistory, found: SourceHistory) -> Iterator[str]:
-    """Yield the reasons why this is another history, the gravest first."""
+    """Yield the reasons why this is a different history, the most serious first."""
     lineage = known.lineage
     if found.system_identifier != lineage.system_identifier:
         yield (
@@ -326,7 +326,7 @@ def _timeline_reasons(known: _KnownHistory, found: SourceHistory) -> Iterator[st
         yield f"timeline {found.timeline} does not descend from timeline {ours}"
     elif known.published_lsn is not None and fork_lsn <= known.published_lsn:
         # A fork is the end of the last record that both share, so a commit that
-        # stands at the fork is not shared.
+        # starts at the fork is not shared.
         yield (
             f"timeline {found.timeline} branched off timeline {ours} at "
             f"{format_lsn(fork_lsn)}, but changes up to "
@@ -367,7 +367,7 @@ def _slot_reasons(known: _KnownHistory, found: SourceHistory) -> Iterator[str]:
 
 
 def _shared_confirmed_lsn(known: _KnownHistory, found: SourceHistory) -> int | None:
-    """Return the confirmed LSN, but none beyond the fork."""
+    """Return the confirmed LSN, or the fork's if that is lower."""
     fork_lsn = _fork_lsn(known, found)
     if fork_lsn is None or known.confirmed_lsn is None:
         return known.confirmed_lsn
@@ -375,7 +375,7 @@ def _shared_confirmed_lsn(known: _KnownHistory, found: SourceHistory) -> int | N
 
 
 def _fork_lsn(known: _KnownHistory, found: SourceHistory) -> int | None:
-    """Return where the server left the followed timeline; None without a known fork."""
+    """Return where the server left the followed timeline; None if that is unknown."""
     ours = known.lineage.timeline
     if found.timeline == ours:
         return None

@@ -26,7 +26,7 @@ class Mark(NamedTuple):
     """
     The position and offset of a partition.
 
-    ``position`` is the text of the last streamed record's; None: there is none yet.
+    ``position`` is that of the last streamed record, as text; None: there is none yet.
     """
 
     next_offset: int
@@ -42,7 +42,7 @@ class FormerCount(NamedTuple):
 
     Attributes:
         partition_count: The former number of partitions.
-        until: The text of the last position at which it holds.
+        until: The last position at which it applies, as text.
     """
 
     partition_count: int
@@ -61,7 +61,7 @@ class Confirmed(NamedTuple):
 
     Attributes:
         lsn: The LSN confirmed to Postgres.
-        log_lsn: The same with the lineage's offset.
+        log_lsn: The same LSN with the lineage's offset added.
         published_log_lsn: The highest log LSN of any streamed record so far.
         heartbeat: The highest heartbeat counter that was streamed; 0: none.
         is_clean: Whether the relay stopped with nothing in flight.
@@ -77,7 +77,7 @@ class Confirmed(NamedTuple):
 
 
 class Marks:
-    """The present marks of every topic."""
+    """The current marks of every topic."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Marks:
     ) -> None:
         self._marks = {topic: dict(marks) for topic, marks in known.items()}
         self._former = dict(former)
-        # By partition, and whether it is of a READ row: the last acknowledged offset.
+        # By partition and whether the rows are READ: the last acknowledged offset.
         self._last_offsets: dict[tuple[Partition, bool], int] = {}
 
     def knows(self, topic: str) -> bool:
@@ -98,7 +98,7 @@ class Marks:
         self._marks[topic] = {at: Mark(end, None) for at, end in ends.items()}
 
     def forget_former(self, topic: str, log_lsn: int) -> bool:
-        """Forget former partition counts below ``log_lsn``; False: they still hold."""
+        """Forget former partition counts below ``log_lsn``; False: they still apply."""
         former = self._former.get(topic, ())
         if former and parse_position(former[-1].until.decode()).log_lsn >= log_lsn:
             return False

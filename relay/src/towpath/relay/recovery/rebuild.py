@@ -122,7 +122,7 @@ class MarkMismatch(NamedTuple):
 
     Attributes:
         reason: The mismatch, as text.
-        partition_count: Its present partition count; 0: it was deleted.
+        partition_count: Its current partition count; 0: it was deleted.
         has_lost: Whether records were lost; otherwise partitions were added.
     """
 
@@ -133,7 +133,7 @@ class MarkMismatch(NamedTuple):
 
 class MismatchFacts(NamedTuple):
     """
-    The facts of topics that do not match their marks.
+    The facts about topics that do not match their marks.
 
     Attributes:
         misfits: The mismatches, by topic.
@@ -216,7 +216,7 @@ def plan_marks(topics: MismatchFacts, found: SourceHistory) -> RepairPlan:
     Return new marks for topics that were truncated, recreated or given partitions.
 
     Args:
-        topics: The facts of these topics.
+        topics: The facts about these topics.
         found: The history that the source reports.
 
     Raises:
@@ -262,7 +262,7 @@ def plan_marks(topics: MismatchFacts, found: SourceHistory) -> RepairPlan:
 
 
 def _kept(now: TopicMarks, had: TopicMarks) -> TopicMarks:
-    """Return the present marks, with stored positions where retention deleted all."""
+    """Return the current marks, with stored positions where retention deleted all."""
     return {
         partition: Mark(
             mark.next_offset,
@@ -273,7 +273,7 @@ def _kept(now: TopicMarks, had: TopicMarks) -> TopicMarks:
 
 
 def _former(now: TopicMarks, had: TopicMarks) -> tuple[FormerCount, ...]:
-    """Return the former partition count of the published records; empty without."""
+    """Return the former partition count of the published records; empty if none."""
     positions = [mark.position for mark in now.values() if mark.position]
     if not positions:
         return ()

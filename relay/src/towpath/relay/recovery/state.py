@@ -14,10 +14,10 @@ The state is in Kafka, not in the database, because a database may be restored. 
 are JSON; an empty value deletes the key. Pure: ``kafka.state`` reads and writes the
 topic.
 
-Settings are stored because after a crash the relay streams changes again whose records
-Kafka may hold. Their numbers and partitions must be decided as before, or Kafka's
-records would not be recognized: the relay uses the stored settings until the confirmed
-LSN has passed every mark, and then those of the file.
+Settings are stored because after a crash the relay streams again changes whose records
+Kafka may already hold. Their ordinals and partitions must be decided as before, or
+Kafka's records would not be recognized: the relay uses the stored settings until the
+confirmed LSN has passed every mark, and then those of the file.
 
 The slot is always the file's, as another slot is another lineage. Settings that only
 change values (masks, and their salts, which are secret) are not stored; nor are the

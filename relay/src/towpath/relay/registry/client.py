@@ -44,7 +44,7 @@ class SchemaIds:
 
         Raises:
             RegistryUnavailableError: The registry cannot answer now.
-            RegistryRefusedError: The server refuses the relay, or is no registry.
+            RegistryRefusedError: The server refuses the relay, or is not a registry.
             SchemaRefusedError: The registry refuses the schema.
         """
         known = self._known.get((subject, schema))
@@ -61,7 +61,7 @@ class SchemaIds:
 
         Raises:
             RegistryUnavailableError: The registry cannot answer now.
-            RegistryRefusedError: The server refuses the relay, or is no registry.
+            RegistryRefusedError: The server refuses the relay, or is not a registry.
         """
         answer = self._answer("GET", "/schemas/types")
         _check(answer)

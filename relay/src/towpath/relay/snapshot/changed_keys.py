@@ -239,7 +239,7 @@ class ChangedKeyFeeds:
 
     def __init__(self, views: Mapping[str, str]) -> None:
         """
-        Start without a feed.
+        Start with no feeds.
 
         Args:
             views: The aggregate type of each collection that is a view.

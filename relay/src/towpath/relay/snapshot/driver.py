@@ -44,8 +44,8 @@ from towpath.relay.snapshot.visibility import InvisibleTransactions
 from towpath.relay.wal.messages import Relation
 from towpath.schemas.position import Position
 
-# The number of tiny tables begun beside those that are read. Each waits for about ten
-# round trips: twice as many gain nothing, since the workers are then busy.
+# The number of tiny tables begun in addition to those being read. Each waits for about
+# ten round trips: twice as many gain nothing, since the workers are then busy.
 TINY_AHEAD: Final = 8
 
 # The interval of probes while a signal or scan waits for a transaction to become
@@ -64,7 +64,7 @@ class SnapshotScope:
 
     Attributes:
         captured: The collections that can be read; the loop updates it.
-        sinks: Returns the names of the present sinks, which a signal may target.
+        sinks: Returns the names of the current sinks, which a signal may target.
         views: The aggregate type of each collection that is a view.
         slot_snapshots: Snapshots whose view was exported with the slot.
         start_log_lsn: The start of the stream, which is the point of those views.
@@ -108,8 +108,8 @@ class SnapshotDriver:
                 them.
             scope: The collections that may be read.
             run_id: Distinguishes this process's watermarks from those of earlier ones.
-            limits: Bounds of memory and speed.
-            throttle: The conditions under which reading of whole tables yields.
+            limits: Bounds on memory and speed.
+            throttle: The conditions under which the reading of whole tables yields.
         """
         self.changed_keys = ChangedKeyFeeds(scope.views)
         relay = scope.relay
@@ -157,7 +157,7 @@ class SnapshotDriver:
 
     @property
     def yield_reason(self) -> str:
-        """The reason why reading of whole tables yields; empty: it does not."""
+        """The reason why the reading of whole tables yields; empty: it does not."""
         return self._throttle.reason if self._whole_tables.is_busy else ""
 
     def on(self, fact: Fact) -> list[Effect]:
@@ -220,7 +220,7 @@ class SnapshotDriver:
     def _answer(
         self, fact: VisibilityRead | TablesInspected | SnapshotTablesRead | SignalStored
     ) -> list[Effect]:
-        """Advance the answer of a signal, or run an answered one."""
+        """Advance a signal's answer, or run a signal whose answer is stored."""
         match fact:
             case VisibilityRead():
                 self._is_probing = False

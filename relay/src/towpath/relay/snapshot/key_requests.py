@@ -31,7 +31,7 @@ SNAPSHOT_PREFIX: Final = "towpath-keys-"
 MAX_BATCH_KEYS: Final = 10_000
 MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
 
-# The memory that a key takes besides its text.
+# The memory that a key takes in addition to its text.
 _KEY_BYTES: Final = 150
 
 # A batch waits for the previous one to end, so that few are stored, but at most this
@@ -83,7 +83,7 @@ class KeyRequests:
 
     def __init__(self, max_batch_keys: int = MAX_BATCH_KEYS, suffix: str = "") -> None:
         """
-        Begin without a request.
+        Begin with no requests.
 
         Args:
             max_batch_keys: The number of keys that are stored together.

@@ -4,7 +4,7 @@ Names in signals: of collections, and of relays.
 Collections are named by ``schema.table``, quoted names, and regular expressions:
 
 =========================  ===========================================================
-``shop.orders``            this one
+``shop.orders``            this table
 ``"shop"."My.Orders"``     ``shop.My.Orders``, with no character being special
 ``shop\.order.*``          all whose whole name it matches
 ``outbox.order``           all declared aggregate views of this type
@@ -13,7 +13,7 @@ Collections are named by ``schema.table``, quoted names, and regular expressions
 Several relays may follow one database. A signal names its relay in its data, or arrives
 in one relay's own channel, which writes the name into its row. A signal without a name
 belongs to the only registered relay; with several relays it is rejected with their
-names. Each relay decides by the same rows, and the first stored answer counts.
+names. Each relay decides from the same rows, and the first stored answer counts.
 """
 
 import json
@@ -111,7 +111,7 @@ def matching_collections(entry: str, known: Iterable[str]) -> list[str]:
 
 def matches(entry: str, collection: str) -> bool:
     """
-    Return whether an entry names or matches a collection, considered alone.
+    Return whether an entry names or matches a collection, regardless of others.
 
     Raises:
         re.error: It is neither a name nor a regular expression.

@@ -25,7 +25,7 @@ SIGNAL: Final = "Signal"
 # A signal of 10,000 regular expressions may have as many refusals; a notification must
 # fit into a record. The signal's row has the whole text.
 _MAX_DETAIL: Final = 100_000
-# The bound of all tables' names in one table's notification: about a hundred tables.
+# The bound on the length of all names in one table's notification: about 100 tables.
 _MAX_NAMES: Final = 4_000
 
 _SCAN_STATUS: Final = MappingProxyType(

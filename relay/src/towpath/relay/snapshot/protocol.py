@@ -339,9 +339,10 @@ class ReadSnapshotTables:
 @dataclass(frozen=True, slots=True)
 class ClaimSignal:
     """
-    Look up a signal's relay: ``SignalClaimed``, or ``SignalStored`` if it is another.
+    Look up a signal's relay: ``SignalClaimed`` or ``SignalStored``.
 
-    ``address`` is the relay that the signal names; None: it names none.
+    ``SignalStored`` means that it belongs to another relay. ``address`` is the relay
+    that the signal names; None: it names none.
     """
 
     signal_id: str
@@ -416,7 +417,7 @@ class ReadPlan:
         order_by: The columns of a surrogate key; none: the table's own key.
         parts: The number of ranges into which the table may be cut.
         view: The exported snapshot to read in, created at its first request; None: each
-            chunk has a snapshot of its own.
+            chunk has its own snapshot.
         select: A SELECT that is read in place of the table.
     """
 
@@ -438,10 +439,10 @@ class ReadChunk:
 
     Attributes:
         shape: The table as planned: another oid or key fails the snapshot.
-        low_token: Written before the query; None: there is a low watermark.
+        low_token: Written before the query; None: a low watermark exists already.
         high_token: Written after the query.
         after_key: Rows at or below it were read before; None: from the beginning.
-        maximum_key: No row above it; None only for a list of keys.
+        maximum_key: No row above it is read; None only for a list of keys.
         keys: The keys to read in place of a range, if any.
         condition: The signal's filter, an SQL expression.
         view: The exported snapshot to read in, without watermarks; None: there is none.

@@ -38,7 +38,7 @@ from towpath.relay.snapshot.table_scan import (
     TableScan,
 )
 
-# Chunks besides those that are read: one waits for the stream, one for Kafka.
+# Chunks in addition to those being read: one waits for the stream, one for Kafka.
 _WAITING_CHUNKS: Final = 2
 
 # The largest chunk of a tiny table. Tables are begun ahead only while chunks are no
@@ -72,10 +72,10 @@ class SnapshotQueue:
 
         Args:
             services: The services that all scans share.
-            limits: Bounds of memory and speed.
+            limits: Bounds on memory and speed.
             feeds: The feeds of changed keys; shared by all queues.
             points: The consistent point of each run.
-            policy: How it reads.
+            policy: How the queue reads.
         """
         self._services = services
         self._limits = limits

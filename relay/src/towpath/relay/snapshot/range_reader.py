@@ -5,7 +5,7 @@ The chunks of one reader, from their request to Kafka's acknowledgement.
 
     requested -> window (rows read, stream passes) -> emitted -> delivered -> stored
 
-A table is read by one reader, or by several of which each has a range of its keys. A
+A table is read by one reader, or by several, each with a range of its keys. A
 chunk is deduplicated and emitted slice by slice, so that the stream continues between
 the slices.
 
@@ -397,7 +397,7 @@ class RangeReaders:
         self._just_read = fact.chunk_id if isinstance(fact, ChunkRead) else None
 
     def accept(self, fact: ChunkRead, pace: ScanPace) -> None:
-        """Give a chunk to the reader that requested it, if it is one of these."""
+        """Give a chunk to the reader that requested it, if one of these did."""
         for reader in self._readers:
             if reader.request_id == fact.chunk_id:
                 if reader.accept(fact.chunk):

@@ -69,7 +69,7 @@ class SnapshotRun:
             self._open = {t.collection: t for t in every if not t.has_ended}
 
     def status(self) -> str:
-        """Return the signal's final status: one table that failed fails it."""
+        """Return the signal's final status: one failed table fails it."""
         states = {table.state for table in self.tables}
         if states == {"completed"}:
             return "completed"
@@ -82,30 +82,30 @@ class SnapshotRun:
         return [AnswerSignal(self.snapshot_id, status, detail)]
 
     def detail(self) -> Mapping[str, Any]:
-        """Return the counts of the signal's answer, and why tables failed."""
+        """Return the counts for the signal's answer, and why tables failed."""
         return {
             "rows": sum(table.rows for table in self.tables),
             "dropped": sum(table.dropped for table in self.tables),
             "chunks": sum(table.chunks for table in self.tables),
             "undelivered": sum(table.undelivered for table in self.tables),
-            "tables": {table.collection: _account(table) for table in self.tables},
+            "tables": {table.collection: _table_detail(table) for table in self.tables},
         }
 
 
-def _account(table: StoredTable) -> Mapping[str, Any]:
-    account: dict[str, Any] = {
+def _table_detail(table: StoredTable) -> Mapping[str, Any]:
+    detail: dict[str, Any] = {
         "state": table.state,
         "rows": table.rows,
         "dropped": table.dropped,
         "chunks": table.chunks,
     }
     if table.undelivered:
-        account["undelivered"] = table.undelivered
+        detail["undelivered"] = table.undelivered
     if table.last_key is not None:
-        account["last_key"] = [part.decode(errors="replace") for part in table.last_key]
+        detail["last_key"] = [part.decode(errors="replace") for part in table.last_key]
     if table.error is not None:
-        account["reason"] = table.error
-    return account
+        detail["reason"] = table.error
+    return detail
 
 
 def resumed_table(table: StoredTable, known: StoredTable | None) -> StoredTable:
@@ -124,7 +124,7 @@ def resumed_table(table: StoredTable, known: StoredTable | None) -> StoredTable:
 @dataclass(frozen=True, slots=True)
 class SnapshotLimits:
     """
-    Bounds of memory and speed.
+    Bounds on memory and speed.
 
     Attributes:
         chunk: The target size of chunks.

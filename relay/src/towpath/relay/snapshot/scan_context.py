@@ -50,9 +50,9 @@ class ConsistentPoint:
     tables are read, so it could not bring another mark for each of them.
 
     Attributes:
-        view: The name of the exported snapshot, which is the mark's content; one of an
-            earlier mark does not match. Empty: the mark is not written yet.
-        mark: The mark in the stream; None: it was not seen yet.
+        view: The name of the exported snapshot, which is the mark's content; that of
+            an earlier mark does not match. Empty: the mark is not written yet.
+        mark: The mark in the stream; None: it has not been seen yet.
     """
 
     view: str = ""
@@ -106,7 +106,7 @@ class ConsistentPoints:
         return self._points.setdefault(snapshot_id, ConsistentPoint())
 
     def forget(self, snapshot_id: str) -> None:
-        """Give tables that begin later another point; the others keep this one."""
+        """Forget a run's point: tables that begin later share a new one."""
         self._points.pop(snapshot_id, None)
 
     def drop(self, snapshot_id: str, point: ConsistentPoint) -> str:

@@ -1,5 +1,5 @@
 """
-The shape of a table, its scan plan, and the chunks that are read of it.
+The shape of a table, its scan plan, and the chunks that are read from it.
 
 A *key* is the raw text bytes of a row's key columns, in key order, the same from the
 stream and from a chunk.

@@ -201,11 +201,11 @@ class SignalProcessor:
         relay: str | None = None,
     ) -> None:
         """
-        Begin without a signal.
+        Begin with no signals.
 
         Args:
             captured: The collections that can be read; the loop updates it.
-            sinks: Returns the names of the present sinks, which a signal may target.
+            sinks: Returns the names of the current sinks, which a signal may target.
             relay: This relay's name.
         """
         self._relay = relay

@@ -9,7 +9,7 @@ snapshot's is a whole SELECT), the older ``additional-condition`` for all of the
 ``max-rows-per-second``, ``sweep`` (sinks delete rows that the source does not have),
 ``keys`` (only these primary keys of the one table, each a list of values in key order,
 at most 10,000), and ``columns`` (only the rows in which one of these is not null, with
-a sweep of floor zero at the end).
+a sweep with floor zero at the end).
 
 ``stop-snapshot``, ``pause-snapshot`` and ``resume-snapshot`` take ``data-collections``
 and ``snapshot-id``; without them they mean all. Each may name its ``relay``
@@ -104,7 +104,7 @@ class TableSelection:
 
 
 class StopSnapshot(TableSelection):
-    """End the reading of these tables at their present place."""
+    """End the reading of these tables at their current place."""
 
     __slots__ = ()
 

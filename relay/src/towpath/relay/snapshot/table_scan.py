@@ -10,8 +10,9 @@ The scan of one table, from its first chunk to its last.
                                     a failure, a pause        v
                                         └──────> ENDED <── COMPLETING
 
-Recording begins with the start mark, a new one for each start and each resume: all that
-was streamed before it must be visible before anything is read, the plan included.
+Recording begins with the start mark, a new one for each start and each resume:
+everything that was streamed before it must be visible before anything is read,
+including the plan.
 
 A scan with a *consistent point* reads in an exported snapshot, and the start mark is
 the low and high watermark of every chunk. It shares mark and snapshot with the other
@@ -20,8 +21,8 @@ lost the scan continues like any other.
 
 An update may move a row from the unread range into the range that has been read, with
 columns left out. The relay requests such rows itself. A scan of a whole table is
-complete only when the key requests made until its end are delivered, and when Kafka has
-the sweep, if one is requested.
+complete only when the key requests made before its end are delivered, and when Kafka
+has the sweep, if one is requested.
 """
 
 import enum

@@ -75,7 +75,7 @@ class InvisibleTransactions:
 
     @property
     def count(self) -> int:
-        """Their number; while there are any, visibility is probed."""
+        """The number of these transactions; unless it is 0, visibility is probed."""
         return len(self._unseen)
 
     def add(self, xid32: int, end_lsn: int) -> None:
@@ -84,7 +84,7 @@ class InvisibleTransactions:
         self._last_end_lsn = end_lsn
 
     def see(self, snapshot: XidSnapshot) -> None:
-        """Remove the transactions that this snapshot sees, wherever they are."""
+        """Remove all transactions that this snapshot sees, not only the oldest."""
         unseen = self._unseen
         while unseen and snapshot.sees_streamed(unseen[0][0]):
             unseen.popleft()
@@ -93,7 +93,7 @@ class InvisibleTransactions:
             self._unseen = deque(entry for entry in unseen if not sees(entry[0]))
 
     def marker(self) -> int:
-        """Return a marker for all transactions streamed until now."""
+        """Return a marker for all transactions streamed so far."""
         return self._last_end_lsn
 
     def are_visible_until(self, marker: int) -> bool:

@@ -21,8 +21,8 @@ from towpath.relay.snapshot.protocol import WatermarkSeen
 from towpath.relay.snapshot.shape import Chunk, Key, RowValues, key_of
 from towpath.relay.wal.messages import Relation
 
-# The size of one slice: about a millisecond of live changes. A single row may be
-# longer.
+# The size of one slice, which delays live changes by about a millisecond. A single row
+# may be longer.
 SLICE_BYTES: Final = 256 * 1024
 
 
@@ -87,12 +87,12 @@ class Window:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the stream has passed the window and the rows are here."""
+        """Whether the stream has passed the window and the rows have arrived."""
         return None not in (self.low, self.high, self.chunk)
 
     @property
     def remaining_keys(self) -> tuple[Key, ...]:
-        """The requested keys of which no row was found so far."""
+        """The requested keys for which no row was found so far."""
         return tuple(key for key in self.keys if key not in self._found)
 
     def deduplicate(self, changed_keys: ChangedKeys, max_rows: int) -> DeduplicatedRows:
@@ -179,10 +179,10 @@ def _deduplicate_range(
     outcome_of: _OutcomeOf,
     result: DeduplicatedRows,
 ) -> None:
-    """Keep the rows of a range that no change evicts; most have none. Hot path."""
+    """Keep the rows of a range that no change evicts. Hot path."""
     indexes = result.relation.key
     columns = [map(itemgetter(index), rows) for index in indexes]
-    # Rows of a table without a key share the empty one.
+    # Rows of a table without a key share the empty key.
     keys = zip(*columns, strict=True) if columns else ((),)
     changed = changed_keys.changed_among(keys)
     if not changed:

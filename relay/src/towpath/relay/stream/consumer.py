@@ -173,7 +173,7 @@ class SignalTableHandler:
 TRUNCATED_OUTBOX: Final = "the outbox table was truncated"
 
 
-# Raised on the short path by a row that cannot be an event, or is cut short.
+# Raised on the fast path for a row that cannot be an event, or is truncated.
 _NOT_PLAIN: Final = (UnroutableError, MalformedMessageError, IndexError, struct.error)
 
 MakeEvent = Callable[[Transaction, int, Row], Record]
@@ -250,9 +250,9 @@ class StreamConsumer:
 
     def _consume_plain(self, frames: Sequence[bytes], at: int, now_us: int) -> int:  # noqa: PLR0915 - one pass
         """
-        Consume begins, plain events and commits in one pass, with local names.
+        Consume begins, plain events and commits in one pass, with local variables.
 
-        That saves a third of the time of an event. All other messages go through
+        That saves a third of the time per event. All other messages go through
         ``consume``, which also raises their errors. While aggregates are read, no
         event is plain.
         """
@@ -455,7 +455,7 @@ class StreamConsumer:
             self._publish(record, delivery)
 
     def _publish_begin(self, delivery: Delivery) -> None:
-        """Publish the begin of the transaction before its first record."""
+        """Publish the transaction's BEGIN before its first record."""
         begin = self._metadata.due() if self._metadata is not None else None
         if begin is not None:
             self._publish(begin, delivery)

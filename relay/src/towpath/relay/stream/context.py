@@ -2,7 +2,7 @@
 The parts that the loop and the stream's consumers share in one session.
 
 ``RelationAnnouncer`` publishes the schema of each table before the first row that has
-it, with the position from which it holds. A schema that a chunk brings is published
+it, with the position from which it applies. A schema that a chunk brings is published
 only if the stream has not brought a newer one since the chunk's low watermark.
 
 ``RowRequests`` asks snapshots for rows that the stream carried incompletely.
@@ -104,7 +104,7 @@ class RelationAnnouncer:
 
     def facts_of(self, relation: Relation) -> CatalogFacts:
         """
-        Return the catalog's facts of a relation; they are cached.
+        Return the catalog's facts about a relation; they are cached.
 
         Raises:
             SourceUnavailableError: The catalog cannot be read.
@@ -143,12 +143,12 @@ class RowRequests:
         """
         Request a row; the open transaction is held until the request is stored.
 
-        Call order: for each such change, also when Kafka has its records already.
+        Call order: for each such change, even when Kafka already has its records.
 
         Args:
             relation: The row's table.
             key: The raw text of its new key, in key order.
-            position: The change's own.
+            position: The change's position.
         """
         request_id = self._driver.request_key(relation, key, position)
         if request_id is not None:

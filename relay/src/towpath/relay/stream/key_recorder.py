@@ -1,13 +1,13 @@
 """
 Records which keys a change touched. Hot path while a snapshot reads their table.
 
-A row change touches its row, an event its aggregate, also if the event is parked, is a
-dead letter or has no payload. A key needs no new read only after an event that reached
-its topic and carries the whole state.
+A row change touches its row, an event its aggregate, even if the event is parked, is a
+dead letter or has no payload. A key must be read again unless the event reached its
+topic and carries the whole state.
 
 An event outside a transaction says nothing about rows: the writer's changes may not be
-committed yet, or never be. It is visible to every query, so its own position alone
-counts: rows of a window that it falls into would follow it with an older position. It
+committed yet, or ever. It is visible to every query, so only its own position counts:
+rows of a window that it falls into would follow it with an older position. It
 never carries the whole state.
 """
 
@@ -121,7 +121,7 @@ class AggregateKeyRecorder:
         Args:
             outbox: ``[relay.outbox]``, with the declared views.
             touched: The recorders.
-            stats: Counts ids in another form than declared, and dead letters.
+            stats: Counts dead letters, and ids that do not have the declared form.
         """
         self._recorders = touched.recorders
         self._aggregates = touched.aggregates

@@ -38,14 +38,14 @@ HEARTBEAT_PREFIX: Final = "towpath.heartbeat"
 
 
 class LogicalEventRoute(Protocol):
-    """Makes events of logical messages."""
+    """Makes events from logical messages."""
 
     def records(self, message: LogicalMessageEvent, now_us: int) -> Sequence[Record]:
         """Return the message's records, in their order."""
 
 
 class LogicalMessageRoute(Protocol):
-    """Makes records of logical messages, as they are."""
+    """Makes records from logical messages, unchanged."""
 
     def record(self, message: LogicalMessageEvent, now_us: int) -> Record | None:
         """Return the message's record; None if it is not published."""
@@ -57,7 +57,7 @@ class LogicalMessageRoutes(NamedTuple):
 
     Attributes:
         events_prefix: The prefix of messages that are events.
-        events: Makes events of them.
+        events: Makes events from them.
         messages: Publishes all others; None: they are not published.
     """
 
@@ -114,14 +114,14 @@ class LogicalMessageHandler:
         return () if record is None else (record,)
 
     def on_watermark(self, token: str, log_lsn: int, sequence: int) -> None:
-        """Handle a watermark, which READ rows may have as position from now on."""
+        """Handle a watermark, whose LSN may now be the position of READ rows."""
         self._checkpoints.note_watermark(log_lsn)
         self._snapshots.handle(WatermarkSeen(token, log_lsn, sequence))
 
     def _on_table_event(
         self, message: LogicalMessageEvent, now_us: int
     ) -> Sequence[Record]:
-        """Publish a captured table's event; empty its topic if it requires that."""
+        """Publish a captured table's event; empty its topic if the event says so."""
         context, event = self._context, parse_table_event(message)
         if event is None or message.transaction is None:
             context.stats.skip("a table event that no relay wrote")

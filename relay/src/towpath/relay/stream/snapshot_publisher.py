@@ -1,8 +1,8 @@
 """
-Publishes rows and sweeps of snapshots, each by the route of its collection.
+Publishes rows and sweeps of snapshots, each through its collection's route.
 
-A row is a record of its table's topic, or of its aggregate's; rows for one sink have a
-topic of their own. The window has just checked the rows of a call: no record of the
+A row is a record of its table's topic, or of its aggregate's; rows for one sink
+have their own topic. The window has just checked the rows of a call: no record of the
 stream is published between that check and these rows.
 """
 
@@ -151,7 +151,7 @@ class SnapshotPublisher:
     def _notify_target(
         self, records: Sequence[Record], place: ReadSlice, delivery: Delivery
     ) -> None:
-        """Notify the sink that the rows are for which of them are dead letters."""
+        """Notify the target sink of those rows that are dead letters."""
         for record in records:
             if record.key is not None:
                 found = dict(record.headers).get(headers.REASON)

@@ -13,8 +13,8 @@ also when the end of a session interrupts a scan that is resumed later.
 
 External signals are rows of another signal table. The inbox copies each into
 ``towpath.signal``, and holds its transaction until then: a restart streams it again. A
-refused signal is counted and published as a notification, since it has no row for an
-answer.
+refused signal is counted and published as a notification, since no row of
+``towpath.signal`` can hold its answer.
 """
 
 from collections import Counter, deque
@@ -234,7 +234,7 @@ def _text(value: object) -> str | None:
 
 
 # How often visibility is read, and so how stale the confirmed LSN may be. A query costs
-# a few microseconds; a tenth as many would only keep log for longer.
+# a few microseconds; a longer interval would only retain more log.
 PROBE_INTERVAL_S: Final = 0.1
 
 # The driver measures time in ticks of this length.
@@ -243,26 +243,27 @@ TICK_INTERVAL_S: Final = 0.02
 # A stream without a transaction for this long has no lag.
 RECENTLY_US: Final = 1_000_000
 
-# The rows of a slice: about a millisecond. A quarter of it costs a quarter of a
-# snapshot's speed; long rows make a slice shorter (``window.SLICE_BYTES``).
+# The rows of a slice: about a millisecond. With a quarter as many rows a snapshot is a
+# quarter slower; long rows make a slice shorter (``window.SLICE_BYTES``).
 SLICE_ROWS: Final = 256
 
-# For how long slices are emitted before the stream is read again, so the longest that a
-# live change waits for a snapshot. Half of it costs a tenth of a snapshot's speed.
+# How long slices are emitted before the stream is read again: the longest that a live
+# change waits for a snapshot. With half of it a snapshot is a tenth slower.
 EMIT_S: Final = 0.003
 
 # While more than this is in flight no rows are emitted, as live changes wait in the
 # same queue. The first applies while the stream carries changes. The second applies on
-# a quiet stream: Kafka works in parallel, for a third more rows per second.
+# a quiet stream: it lets Kafka work in parallel, which gives a third more rows per
+# second.
 MAX_AHEAD_BYTES: Final = 512 * 1024
 MAX_AHEAD_ALONE_BYTES: Final = 4 * 1024 * 1024
 
-# A stream without a change for this long is quiet: the time of some requests, and short
-# enough to use the pause between two bursts.
+# A stream without a change for this long is quiet: longer than a few requests take, and
+# short enough to use the pause between two bursts.
 QUIET_AFTER_S: Final = 1.0
 
 # A slice is emitted at least this often, however much of the stream is in flight: a
-# snapshot beside a backlog is slow and does not stop.
+# snapshot beside a backlog is slow but does not stop.
 MAX_PAUSE_S: Final = 0.02
 
 # How long the loop waits for the stream meanwhile, instead of spinning.

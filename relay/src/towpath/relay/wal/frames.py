@@ -29,7 +29,7 @@ _STATUS: Final = Struct(">cQQQqB")
 
 
 class Keepalive(NamedTuple):
-    """The server's end of the WAL, perhaps with a request for feedback."""
+    """The end of the server's WAL, and whether the server requests feedback."""
 
     wal_end: int
     reply_requested: bool
@@ -40,7 +40,7 @@ def start_lsn(frame: bytes) -> int:
     Return the LSN of the message of a ``w`` frame; 0 if it has none.
 
     Raises:
-        MalformedMessageError: It is no such frame, or ends before its message.
+        MalformedMessageError: It is not a ``w`` frame, or has no message.
     """
     if len(frame) <= PAYLOAD_AT or frame[0] != WAL_DATA:
         reason = f"a frame of {len(frame)} bytes without a message: {frame[:8]!r}"
@@ -51,14 +51,14 @@ def start_lsn(frame: bytes) -> int:
 
 def sent_us(frame: bytes) -> int:
     """
-    Return the server's time of sending, in microseconds since 1970.
+    Return when the server sent the frame, in microseconds since 1970.
 
     Raises:
-        MalformedMessageError: The frame is of no known kind, or cut short.
+        MalformedMessageError: The frame is of an unknown kind, or cut short.
     """
     at = _SENT_AT.get(frame[0]) if frame else None
     if at is None or len(frame) < at + _SENT.size:
-        reason = f"a frame without its time: {frame[:8]!r}"
+        reason = f"a frame without a send time: {frame[:8]!r}"
         raise MalformedMessageError(reason)
     sent: int = _SENT.unpack_from(frame, at)[0]
     return sent + EPOCH_US
@@ -69,7 +69,7 @@ def parse_keepalive(frame: bytes) -> Keepalive:
     Decode a ``k`` frame.
 
     Raises:
-        MalformedMessageError: It is no keepalive.
+        MalformedMessageError: It is not a keepalive.
     """
     if len(frame) != _KEEPALIVE.size or frame[0] != KEEPALIVE or frame[-1] > 1:
         reason = f"not a keepalive: {frame[:8]!r}"

@@ -44,7 +44,7 @@ class Commit(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """The replication origin of a transaction that was replicated itself."""
+    """The replication origin of a transaction that was itself replicated."""
 
     origin_lsn: int
     name: str
@@ -60,7 +60,7 @@ class ColumnShape(NamedTuple):
 
 
 class RelationShape(NamedTuple):
-    """A table's schema, sent before its first row and after every change of it."""
+    """A table's schema, sent before its first row and after every change to it."""
 
     oid: int
     schema: str
@@ -147,11 +147,11 @@ class Relation:
     A table and its columns.
 
     Attributes:
-        oid: The table's oid; a recreated table has another.
+        oid: The table's oid; a recreated table has a new one.
         schema: The schema's name.
         table: The table's name.
         columns: The columns, in the order of a row's values.
-        key: Indexes into ``columns`` of the primary key, in key order; empty without.
+        key: Indexes into ``columns`` of the primary key, in key order; may be empty.
         identity: Replica identity: ``d``, ``n``, ``f`` or ``i``.
         full_name: Schema and table.
         name: The text of both, as in signals and the configuration.

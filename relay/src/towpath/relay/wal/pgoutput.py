@@ -82,7 +82,7 @@ class Reader:
         """Read UTF-8 up to and including a zero byte."""
         end = self._data.find(b"\0", self._at)
         if end < 0:
-            raise MalformedMessageError(self._described("text without an end"))
+            raise MalformedMessageError(self._described("unterminated text"))
         text = self._data[self._at : end]
         self._at = end + 1
         try:
@@ -94,7 +94,7 @@ class Reader:
         """Read ``length`` bytes."""
         end = self._at + length
         if end > len(self._data):
-            raise MalformedMessageError(self._described(f"{length} bytes announced"))
+            raise MalformedMessageError(self._described(f"{length} bytes declared"))
         content = self._data[self._at : end]
         self._at = end
         return content
@@ -103,7 +103,7 @@ class Reader:
         """Make sure that no bytes remain."""
         remaining = len(self._data) - self._at
         if remaining:
-            raise MalformedMessageError(self._described(f"{remaining} bytes too many"))
+            raise MalformedMessageError(self._described(f"{remaining} extra bytes"))
 
     def _number(self, form: Struct) -> int:
         end = self._at + form.size
@@ -180,11 +180,11 @@ def read_row(data: bytes, at: int) -> tuple[Row, int]:
 
 def _finish(data: bytes, at: int) -> None:
     if at != len(data):
-        raise _long_or_short(data, at)
+        raise _wrong_length(data, at)
 
 
-def _long_or_short(data: bytes, at: int) -> MalformedMessageError:
-    reason = f"malformed message: {len(data)} bytes where {at} were announced"
+def _wrong_length(data: bytes, at: int) -> MalformedMessageError:
+    reason = f"malformed message: {len(data)} bytes instead of {at}"
     return MalformedMessageError(reason)
 
 
@@ -197,14 +197,14 @@ def _expect(holds: bool, what: str) -> None:  # noqa: FBT001 - reads as a senten
 def _begin(data: bytes, at: int) -> Begin:
     final_lsn, committed_us, xid = BEGIN.unpack_from(data, at)
     if at + 20 != len(data):
-        raise _long_or_short(data, at + 20)
+        raise _wrong_length(data, at + 20)
     return _make(Begin, (final_lsn, committed_us + EPOCH_US, xid))
 
 
 def _commit(data: bytes, at: int) -> Commit:
     flags, commit_lsn, end_lsn, committed_us = COMMIT.unpack_from(data, at)
     if flags or at + 25 != len(data):
-        raise _long_or_short(data, at + 25)
+        raise _wrong_length(data, at + 25)
     return _make(Commit, (commit_lsn, end_lsn, committed_us + EPOCH_US))
 
 
@@ -215,7 +215,7 @@ def _insert(data: bytes, at: int) -> Insert:
         raise MalformedMessageError(reason)
     new, at = read_row(data, at + 5)
     if at != len(data):
-        raise _long_or_short(data, at)
+        raise _wrong_length(data, at)
     return _make(Insert, (oid, new))
 
 
@@ -292,11 +292,11 @@ def _logical_message(data: bytes, at: int) -> LogicalMessage:
     return LogicalMessage(bool(flags), lsn, prefix, content)
 
 
-# The other exceptions of a parser if the bytes are too short, and of the lookup of an
-# unknown tag.
+# The other exceptions that a parser raises for bytes that are too short, and the lookup
+# for an unknown tag.
 PARSER_ERRORS: Final = (KeyError, IndexError, struct.error)
 
-# By tag. A parser takes the message's bytes and the index behind the tag.
+# By tag. A parser takes the message's bytes and the index after the tag.
 PARSERS: Final[Mapping[int, Callable[[bytes, int], Message]]] = MappingProxyType(
     {
         ord("B"): _begin,

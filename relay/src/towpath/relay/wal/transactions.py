@@ -41,11 +41,11 @@ from towpath.schemas.position import READ_ORDINAL
 
 class Transaction(NamedTuple):
     """
-    The shared facts of one transaction's changes.
+    The data that all changes of one transaction share.
 
     ``place`` is the first half of their positions' text, with the dot. A replicated
     transaction has an ``origin``, its replication origin, and an ``origin_lsn``, its
-    commit there. Both follow the begin: only the messages behind them have them.
+    commit there. Both arrive after the begin, so earlier messages lack them.
     """
 
     xid: int
@@ -65,7 +65,7 @@ class Change(NamedTuple):
         operation: Create, update or delete.
         relation: The table's shape at this point of the stream.
         new: The row after; None for a delete.
-        old: The former key, or the whole former row if ``is_full``; None without.
+        old: The former key, or the whole former row if ``is_full``; may be None.
         is_full: Whether ``old`` is the whole row.
         transaction: The transaction.
         ordinal: Its index among the transaction's messages.
@@ -142,7 +142,7 @@ class Sequencer:
 
     Attributes:
         steps: The step of each message type, for callers that know the type.
-        offset: The lineage's.
+        offset: The lineage's offset.
         relations: The bound relations, by oid.
         transaction: The open transaction; the consumer's hot path sets it too.
         ordinal: The ordinal of its next change; after the commit, the number of its
@@ -215,13 +215,13 @@ class Sequencer:
     def _commit(self, message: Commit, _lsn: int) -> Committed:
         transaction = self.transaction
         if transaction is None or transaction.commit_lsn != message.commit_lsn:
-            reason = "a commit that ends no transaction"
+            reason = "a commit that matches no transaction"
             raise MalformedMessageError(reason)
         self.transaction = None
         return _make(Committed, (transaction, message.end_lsn))
 
     def _origin(self, message: Origin, _lsn: int) -> None:
-        """Set the origin; a transaction may name several, one after the other."""
+        """Set the origin; a transaction may name several in turn."""
         if self.transaction is None:
             reason = "an origin outside a transaction"
             raise MalformedMessageError(reason)
@@ -275,7 +275,7 @@ class Sequencer:
             raise MalformedMessageError(reason)
         relation = self.relations.get(oid)
         if relation is None or len(row) != len(relation.columns):
-            reason = f"a row of unknown shape, relation {oid}"
+            reason = f"a row of unknown shape in relation {oid}"
             raise MalformedMessageError(reason)
         ordinal = self.ordinal
         self.ordinal = ordinal + 1

@@ -49,15 +49,19 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("command", nargs="?", choices=list(_COMMANDS), default="serve")
     dsn = environ.get("SHOP_DSN")
     add("--dsn", default=dsn, required=dsn is None, help="the shop's database")
-    add("--registry", default=environ.get("SHOP_REGISTRY"), help="its URL, if any")
+    add(
+        "--registry",
+        default=environ.get("SHOP_REGISTRY"),
+        help="the schema registry's URL, if any",
+    )
     add("--host", default=environ.get("SHOP_HOST", "127.0.0.1"))
     add("--port", type=int, default=environ.get("SHOP_PORT", "8080"))
     threads = environ.get("SHOP_THREADS", str(DEFAULT_THREADS))
     add("--threads", type=int, default=threads, help="requests served at once")
     add("--orders", type=int, default=50_000, help="how many orders seed places")
     add("--customers", type=int, default=5_000, help="how many customers seed makes")
-    add("--seed", type=int, default=1, help="another one gives other orders")
-    add("--if-empty", action="store_true", help="seed a shop without orders only")
+    add("--seed", type=int, default=1, help="a different seed gives different orders")
+    add("--if-empty", action="store_true", help="seed only a shop without orders")
     return parser
 
 

@@ -39,7 +39,7 @@ def create_app(
     Wire the service with a database; no connection is opened before a request.
 
     Args:
-        dsn: The shop's database, in a form of libpq.
+        dsn: The shop's database, as a libpq URI or keywords.
         threads: The number of requests served at once; each has a connection.
         clock: The time of changes.
     """

@@ -3,7 +3,7 @@ The mapping of domain events to outbox events: names, keys and payloads.
 
 An order's event carries the order's whole state, so that a reader of the topic needs no
 other data. The same document answers ``GET``. The view ``shop.order_documents`` returns
-the same document of every order, in SQL: a change of one needs a change of the other.
+the same document of every order, in SQL: a change to one needs a change to the other.
 """
 
 import json

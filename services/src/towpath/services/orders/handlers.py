@@ -1,5 +1,5 @@
 """
-One function per command: in one unit of work, without protocol and without SQL.
+One function per command, in one unit of work: no protocol, no SQL.
 
 A handler does not commit: its caller does, so that the command and its idempotency key
 are in the same transaction.

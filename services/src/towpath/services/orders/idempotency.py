@@ -4,7 +4,7 @@ A repeated request is executed once.
 The key is claimed by inserting its row in the command's own transaction: a second
 request with the key waits there until the first has ended. If the first committed, its
 answer is repeated; if it did not, the key is free and the second claims it. A key
-that comes with another request is refused. Failed requests leave no key.
+that comes with a different request is refused. Failed requests leave no key.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ def earlier_answer(session: Session, claim: Claim) -> Answer | None:
     Claim the key, or return the earlier answer under it.
 
     Raises:
-        InvalidInputError: The key was used for another request.
+        InvalidInputError: The key was used for a different request.
     """
     row = {"key": claim.key, "request_hash": claim.request_hash}
     mine = insert(idempotency).values(row).on_conflict_do_nothing()
@@ -68,7 +68,7 @@ def earlier_answer(session: Session, claim: Claim) -> Answer | None:
     query = select(idempotency).where(idempotency.c.key == claim.key)
     earlier = session.execute(query).one()
     if earlier.request_hash != claim.request_hash:
-        reason = "was already used for another request"
+        reason = "was already used for a different request"
         raise _refused(reason)
     return Answer(earlier.status, earlier.response)
 

@@ -1,5 +1,5 @@
 """
-Customers and orders in their tables, one method for each need of the commands.
+Customers and orders in their tables, one method for each thing that a command needs.
 
 An aggregate that is written is tracked too: its events are recorded in the same
 transaction. An order is changed only under its row's lock. The tables are described for
@@ -351,7 +351,7 @@ def seed_shop(engine: Engine, *, orders: int, customers: int, seed: int = 1) -> 
         engine: The shop's database, with its tables.
         orders: The number of orders, all placed, with one to four lines each.
         customers: The number of their customers; at least one.
-        seed: Another one gives other customers and orders.
+        seed: A different seed gives different customers and orders.
 
     Raises:
         UnavailableError: The database cannot be reached, or has no tables yet.
@@ -367,7 +367,7 @@ def seed_shop(engine: Engine, *, orders: int, customers: int, seed: int = 1) -> 
         }
         connection.execute(_SEED_ORDERS, choice)
     with engine.connect() as connection:
-        # Planner statistics now, not after the next autovacuum.
+        # Collect planner statistics now, not at the next autovacuum.
         connection.execution_options(isolation_level="AUTOCOMMIT")
         tables = "shop.customers, shop.orders, shop.order_lines"
         connection.execute(text(f"analyze {tables}"))

@@ -2,15 +2,15 @@
 The database of a service: engine, errors, migrations, unit of work, health.
 
 A driver's error becomes a failure of the platform in one place, by its SQLSTATE, never
-by its text. An error with another SQLSTATE is raised unchanged.
+by its text. An error with any other SQLSTATE is raised unchanged.
 
 Two processes of a service may migrate its tables at once: a whole run is one
 transaction under one advisory lock, and the second one finds nothing to do.
 
 A unit of work is one transaction for one command; without a commit it is rolled back.
 It raises the driver's errors as the platform's failures. Aggregates that the command
-changed are tracked, so that their events are committed with their state. The unit has
-its connection until its end, so that the LSN can be read from it after the commit.
+changed are tracked, so that their events are committed with their state. The unit keeps
+its connection until it ends, so that the LSN can be read from it after the commit.
 
 ``/health/live`` needs no other part. ``/health/ready`` checks that the database answers
 and has every table that a write needs, the outbox among them.
@@ -88,7 +88,7 @@ def make_engine(dsn: str, *, pool_size: int) -> Engine:
             statement_timeout=str(STATEMENT_TIMEOUT_MS),
             idle_in_transaction_session_timeout=str(IDLE_TIMEOUT_MS),
             row_security="on",
-            # A confirmed order is also on the standby.
+            # With a synchronous standby, a confirmed order is also there.
             synchronous_commit="on",
         )
         with connection, connection.cursor() as cursor:
@@ -141,12 +141,12 @@ def failure_of(error: DBAPIError) -> UnavailableError | None:
 
 
 def sqlstate(error: DBAPIError) -> str:
-    """Return the SQLSTATE of an error, or an empty text."""
+    """Return the SQLSTATE of an error, or an empty string."""
     return getattr(error.orig, "pgcode", None) or ""
 
 
 def constraint_of(error: DBAPIError) -> str:
-    """Return the name of the violated constraint, or an empty text."""
+    """Return the name of the violated constraint, or an empty string."""
     diagnosis = getattr(error.orig, "diag", None)
     return getattr(diagnosis, "constraint_name", None) or ""
 

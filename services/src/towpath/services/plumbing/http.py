@@ -33,9 +33,9 @@ write there. It is read after the commit, on the commit's own connection:
   is the bound.
 - On another connection of the same server, as with a pooler, both still hold: the
   LSNs are the server's, not the session's. On another *server* they would not, so after
-  a lost connection there is no header at all rather than a wrong one. A failover behind
-  a pooler can still answer for the new server, whose log may lack the commit: no LSN
-  shows the losses of a failover.
+  a lost connection there is no header at all rather than a wrong one. After a failover
+  behind a pooler the LSN can still be the new server's, whose log may lack the commit:
+  no LSN shows what a failover lost.
 """
 
 import json
@@ -61,8 +61,8 @@ from towpath.schemas.failure import BusyError, DataError, UnavailableError
 MEDIA_TYPE: Final = "application/problem+json"
 _TYPE_PREFIX: Final = "urn:towpath:problem:"
 
-# The Retry-After of failures without a delay of their own; about the time of a restart
-# of Postgres.
+# The Retry-After of failures that name no delay; about as long as Postgres takes to
+# restart.
 _RETRY_AFTER_S: Final = 1.0
 
 log = structlog.get_logger(__name__)

@@ -125,7 +125,7 @@ class AppliedRecords:
     The outcome of records that were applied to the sink.
 
     Attributes:
-        awaits_refetch: Whether a refetch is pending that they depend on.
+        awaits_refetch: Whether they depend on a pending refetch.
     """
 
     decoded: Decoded
@@ -278,7 +278,7 @@ class BatchWriter:
         context = self._context
         began_s = context.clock.monotonic_s()
         decoded = decode(records, self.routes)
-        floors = context.sweeps.counting(decoded.floors)
+        floors = context.sweeps.record(decoded.floors)
         held = hold_back_parked(decoded, records, floors, parked, self._rule)
         folded = newest_per_key(held.changes, floors)
         events = first_per_event(held.events)

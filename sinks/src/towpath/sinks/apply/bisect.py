@@ -21,7 +21,7 @@ from towpath.sinks.change import Change, EventRow, Origin, Refusal
 from towpath.sinks.errors import BatchRefusedError, EveryChangeRefusedError
 from towpath.sinks.ports import Batch, Sink
 
-# So many consecutive refusals mean a broken target, not broken changes.
+# More consecutive refusals than this mean a broken target, not broken changes.
 MAX_CONSECUTIVE_REFUSALS: Final = 50
 
 _Item: TypeAlias = Change | EventRow
@@ -36,7 +36,7 @@ class DeliveryResult:
 
     Attributes:
         refused: Changes that were not applied.
-        refused_events: Events that were not, by their record, with the reason.
+        refused_events: Events that were not applied: the reason by record.
     """
 
     applied: int = 0
@@ -56,7 +56,7 @@ class ConsecutiveRefusals:
     Attributes:
         before: The number at the end of the last delivered batch, while the process
             lives.
-        now: The number in the present batch.
+        now: The number in the current batch.
     """
 
     before: int = 0
@@ -85,7 +85,7 @@ class ConsecutiveRefusals:
         Count a batch whose acceptable changes are all written.
 
         Raises:
-            EveryChangeRefusedError: With the batches before it, there is one too many.
+            EveryChangeRefusedError: With those of earlier batches there are too many.
         """
         self._check(self.before + self.now, error)
         self.before += self.now

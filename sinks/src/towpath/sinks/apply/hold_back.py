@@ -34,11 +34,10 @@ from towpath.sinks.dead_letters.parked import ParkedKeys
 
 class KeyRule(NamedTuple):
     """
-    Which keys keep an order, and which rows supersede their dead letters.
+    Decides which keys keep an order, and which rows supersede their dead letters.
 
     Attributes:
-        orders_events: Whether the events of a log are delivered in the order of their
-            key.
+        orders_events: Whether the events of a log are delivered in order per key.
     """
 
     routes: Routes
@@ -46,7 +45,7 @@ class KeyRule(NamedTuple):
 
     def key_of(self, record: Record) -> ParkedKey | None:
         """
-        Return the key that a record parks as a dead letter.
+        Return the key that a record parks if it becomes a dead letter.
 
         ``None`` if it parks none.
         """
@@ -94,20 +93,20 @@ class _Step(NamedTuple):
 
     Attributes:
         is_floor: Whether it is a floor; a record at its position comes after it.
-        is_unread: Whether it cannot be read; another route may be able to.
+        is_unreadable: Whether it cannot be read; another route may be able to.
         supersedes: Whether it makes every lower record irrelevant.
     """
 
     position: str
     origin: Origin
     is_floor: bool = False
-    is_unread: bool = False
+    is_unreadable: bool = False
     supersedes: bool = False
 
     @property
     def order(self) -> tuple[str, bool, Origin, bool]:
         """The sort key."""
-        return self.position, not self.is_floor, self.origin, self.is_unread
+        return self.position, not self.is_floor, self.origin, self.is_unreadable
 
 
 class _KeyOutcome(NamedTuple):
@@ -124,15 +123,15 @@ def hold_back_parked(
     parked: ParkedKeys,
     rule: KeyRule,
 ) -> HeldBack:
-    """Hold back the records of keys that are parked, also by this batch."""
-    unread = frozenset(record.origin for record in decoded.unreadable)
-    held = HeldBack(decoded.changes, decoded.events, unread, frozenset(), {})
-    if not unread and not len(parked):
+    """Hold back the records of parked keys, including keys that this batch parks."""
+    unreadable = frozenset(record.origin for record in decoded.unreadable)
+    held = HeldBack(decoded.changes, decoded.events, unreadable, frozenset(), {})
+    if not unreadable and not len(parked):
         return held
     blocking = [
         (key, record)
         for record in records
-        if record.origin in unread and (key := rule.key_of(record)) is not None
+        if record.origin in unreadable and (key := rule.key_of(record)) is not None
     ]
     behind: set[Origin] = set()
     superseding = {}
@@ -141,7 +140,7 @@ def hold_back_parked(
     for key, record in blocking:
         position = position_of(record) or ""
         if not parked.is_over(key, position):
-            steps[key].append(_Step(position, record.origin, is_unread=True))
+            steps[key].append(_Step(position, record.origin, is_unreadable=True))
     by_topic = _by_topic(floors)
     for key, of_key in steps.items():
         above = by_topic[key.topic] if rule.is_superseded(key.topic) else []
@@ -187,10 +186,10 @@ def _outcome(steps: Iterable[_Step], parked: ParkedKeys, key: ParkedKey) -> _Key
         if step.supersedes and step.position > highest:
             if highest and not step.is_floor:
                 superseded_at = step.position
-            # The records below are folded away.
+            # The records below it are folded away.
             lowest = highest = ""
             behind.clear()
-        elif step.is_unread:
+        elif step.is_unreadable:
             lowest = min(lowest or step.position, step.position)
             highest = max(highest, step.position)
         elif lowest and not step.is_floor and step.position >= lowest:
@@ -249,7 +248,7 @@ def reasons_of(
     decoded: Decoded, refused: Sequence[Refusal], held: HeldBack
 ) -> dict[Origin, str]:
     """
-    Return, by record, why it is a dead letter.
+    Return the reason of each record that is a dead letter.
 
     Causes come before held-back records.
     """

@@ -14,7 +14,7 @@ change after ``REFETCH_AGAIN_AFTER_S``.
 
 With more pending rows of a route than ``MAX_PENDING``, the whole route is requested.
 The same holds if no signal can list the keys of its rows; these stay counted, because
-only they may be wrong. Rows still pending when the answer was applied have the route
+only they may be wrong. If rows are still pending after the answer, the route is
 requested again. There is one request per route at a time, and none within
 ``ROUTE_AGAIN_AFTER_S``, since each reads the whole table.
 
@@ -47,7 +47,7 @@ from towpath.sinks.state.refetches import (
 # Above it the whole route is read, so that the file stays small.
 MAX_PENDING: Final = 20_000
 REFETCH_AGAIN_AFTER_S: Final = 60.0
-# Otherwise a row that changes faster than it is read would have its table read forever.
+# Otherwise a row that changes faster than it is read would cause endless table reads.
 ROUTE_AGAIN_AFTER_S: Final = 600.0
 
 
@@ -121,7 +121,7 @@ class PendingRefetches:
         return len(refetches.union(rows)) <= MAX_PENDING
 
     def is_route_due(self, route: str) -> bool:
-        """Return whether a route may be requested as a whole by now."""
+        """Return whether a route may be requested as a whole now."""
         if route in self._stored.requested:
             return True
         requested_s = self._requested_s.get(route)

@@ -75,7 +75,7 @@ def request_refetches(
     due = refetches.plan(_written(applied), absent, applied.records, applied.held_back)
     for refusal in refused:
         if refusal.change.is_row_as_it_is:
-            # The whole row is a dead letter: no refetch waits for it.
+            # The whole row becomes a dead letter, so its refetch is complete.
             refetches.complete(refusal.change, due)
     count, unavailable = _request(due, refetches, repairs)
     refetches.store(due, applied.floors)
@@ -186,7 +186,7 @@ def _is_listable(key: ParkedKey) -> bool:
     """
     Return whether a signal can list a key.
 
-    Lists and objects are not allowed in one.
+    A signal cannot list keys that contain lists or objects.
     """
     try:
         columns = orjson.loads(key.key)

@@ -9,7 +9,7 @@ a discard the row is refetched, so that the target has it as the source does.
 An erase request removes keys from the target. Their rows are requested from the source
 first, so that a crash in between leaves none of them missing.
 
-Keys whose change a target could not take for now are replayed without a request, with a
+Keys whose change a target cannot accept yet are replayed without a request, with a
 growing pause between the attempts. Later changes of these keys stay parked meanwhile.
 """
 
@@ -44,7 +44,7 @@ from towpath.sinks.ports import Repairs
 # Bounds the keys whose dead letters are in memory during a replay.
 MAX_AT_ONCE: Final = 500
 # Each attempt reads the topic: at most a tenth of the time goes into that.
-_REST_FACTOR: Final = 10.0
+_PAUSE_FACTOR: Final = 10.0
 
 _BACKOFF: Final = Backoff(first_s=1.0, ceiling_s=60.0)
 
@@ -67,7 +67,7 @@ class RetrySchedule:
         self._parked = parked
         self._clock = clock
         self._next: dict[ParkedKey, _NextAttempt] = {}
-        self._rests_until_s = 0.0
+        self._paused_until_s = 0.0
 
     def due(self) -> list[ParkedKey]:
         """Return the keys to be retried now."""
@@ -75,7 +75,7 @@ class RetrySchedule:
         now_s = self._clock.monotonic_s()
         first = _NextAttempt(0, now_s + _BACKOFF.bound_s(0))
         self._next = {key: self._next.get(key, first) for key in retried_keys}
-        if now_s < self._rests_until_s:
+        if now_s < self._paused_until_s:
             return []
         due = [key for key, one in self._next.items() if one.due_s <= now_s]
         return due[:MAX_AT_ONCE]
@@ -88,7 +88,7 @@ class RetrySchedule:
 
     def took(self, read_s: float) -> None:
         """Pause after an attempt, in proportion to the time spent reading the topic."""
-        self._rests_until_s = self._clock.monotonic_s() + _REST_FACTOR * read_s
+        self._paused_until_s = self._clock.monotonic_s() + _PAUSE_FACTOR * read_s
 
 
 CANNOT_ERASE: Final = "the sink cannot delete single keys from its target"
@@ -102,7 +102,7 @@ AWAITS_REFETCH: Final = (
 # Lets the decoder read a record without its position; nothing is applied.
 _ANY_POSITION: Final = b"0000000000000000.-"
 
-_PATIENCE_S: Final = 1.0
+_LOCK_TIMEOUT_S: Final = 1.0
 
 _log = structlog.get_logger("towpath.sinks")
 
@@ -132,7 +132,7 @@ class DeadLetterRequests:
         return len(self._parked)
 
     def restore(self, book: OpenDeadLetters) -> None:
-        """Restore the requests without a reply from before the last stop."""
+        """Restore the requests that had no reply at the last stop."""
         self._open |= book.requests
 
     def process(self) -> None:
@@ -148,7 +148,7 @@ class DeadLetterRequests:
             return
         # No batch may add a dead letter between reading and resolving those of a key. A
         # long batch is not awaited, so that a stop is noticed.
-        if not self._writer.lock.acquire(timeout=_PATIENCE_S):
+        if not self._writer.lock.acquire(timeout=_LOCK_TIMEOUT_S):
             return
         try:
             self._process(due)

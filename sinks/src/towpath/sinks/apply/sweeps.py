@@ -4,13 +4,13 @@ Floors that take effect once every partition of their topic has delivered them.
 A sweep ends a snapshot: in each partition it follows the rows that the snapshot read.
 Until the last partition has delivered it, some of these rows may still arrive, so the
 floor waits. The sweep names the number of partitions it was written to; partitions
-added since have no rows to spare. The partitions that delivered a sweep are kept in a
+added since have none of these rows. The partitions that delivered a sweep are kept in a
 file, written before the batch counts as done; a repeated batch changes nothing.
 
 The safe position is the one below which no record can be delivered again: the lowest
-position at the start of all partitions of the sink's topics. Tombstones below it guard
-against nothing. A dead letter can be replayed at any age, so it holds the safe position
-down. The position is looked up from time to time, beside the batches.
+position at the start of all partitions of the sink's topics. Tombstones below it are no
+longer needed. A dead letter can be replayed at any age, so it holds the safe position
+down. The position is looked up from time to time, in parallel with the batches.
 """
 
 import threading
@@ -46,9 +46,9 @@ class Sweeps:
         self._cluster = cluster
         self._delivered: _Deliveries = self._read()
 
-    def counting(self, floors: Iterable[Floor]) -> tuple[Floor, ...]:
+    def record(self, floors: Iterable[Floor]) -> tuple[Floor, ...]:
         """
-        Note a batch's floors durably; return those that take effect now.
+        Record a batch's floors durably; return those that take effect now.
 
         Raises:
             UnavailableError: The broker does not report the number of partitions.

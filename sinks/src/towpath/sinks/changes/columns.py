@@ -33,10 +33,10 @@ _WHOLE: Final = pa.array(
 _BLOCK_BYTES: Final = 16 * 1024 * 1024
 # Follows the row in an envelope; no string holds it, since its quotes are escaped.
 _SOURCE: Final = '"source":{'
-# Arrow takes seconds for a value nested some thousand times, and at a hundred thousand
+# Arrow takes seconds for a value with a few thousand levels, and at a hundred thousand
 # its stack overflows and the process ends. Reading one by one handles up to a thousand.
 _BRACKETS: Final = 500
-# A shorter text cannot be as deep: each bracket is closed.
+# A shorter text cannot be that deep, because each bracket is closed.
 _SHORT_BYTES: Final = 2 * _BRACKETS
 _TEXT: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
@@ -79,7 +79,7 @@ class ParsedRows(NamedTuple):
     Attributes:
         rows: The rows of all records.
         is_whole: Which rows are whole.
-        has_escapes: Whether a text may hold what JSON escapes.
+        has_escapes: Whether a text may contain characters that JSON escapes.
     """
 
     rows: pa.StructArray
@@ -171,7 +171,7 @@ def _read(
     """Return rows, operations, and whether a text in them is escaped."""
     are_objects = pc.and_(pc.starts_with(envelopes, '{"'), pc.ends_with(envelopes, "}"))
     if not pc.all(are_objects).as_py():
-        _refuse("a value is no JSON object")
+        _refuse("a value is not a JSON object")
     after, operation = ("after", row), ("op", pa.string())
     parts = _cut(envelopes)
     if parts is not None:
@@ -206,9 +206,9 @@ def _objects(
     """
     Parse each text as one JSON object.
 
-    With ``opening`` and ``closing`` each text begins and ends with a brace. A text that
-    is no object, or several, shows in the count: an object cannot continue behind a
-    brace.
+    With ``opening`` and ``closing`` each text begins and ends with a brace. The number
+    of parsed objects reveals a text that is not exactly one object, because an object
+    cannot continue after its closing brace.
     """
     encoded = texts.cast(pa.large_binary())
     if any(map(_is_deep, _long(encoded))):
@@ -282,7 +282,7 @@ def _plain_topics(topics: list[str], routes: Routes) -> dict[str, list[str]]:
 
 
 def _positions(headers: pa.ChunkedArray) -> pa.Array:
-    """Return each record's position; null if the headers have more, or less."""
+    """Return each record's position; null if it has none, or has other headers."""
     lists = _one(headers)
     entries = lists.flatten()
     parents = pc.list_parent_indices(lists)

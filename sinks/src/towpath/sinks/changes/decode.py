@@ -4,7 +4,8 @@ Decodes records into changes, events and floors. Bytes in, values out.
 A record that cannot be read is an ``UnreadableRecord`` with its reason, never an
 exception and never dropped. Integers stay exact; numerics are text already. A tombstone
 is a delete at its own position: after compaction it may be all that is left of the
-delete. Columns that the header ``unchanged`` names are unknown, whatever the value has.
+delete. Columns that the header ``unchanged`` names are unknown, whatever the value
+says.
 
 Outbox events are rows of a log, or the state of their aggregates. The event of an
 aggregate is a whole row: the payload is the document, the aggregate's id its key. A
@@ -232,7 +233,7 @@ def _row_change(
 
 
 def _hashed(key: tuple[Any, ...]) -> tuple[Value, ...]:
-    """Return a key with its arrays and composites as JSON text: lists have no hash."""
+    """Return a key with arrays and composites as JSON text: lists are not hashable."""
     try:
         hash(key)
     except TypeError:

@@ -15,7 +15,7 @@ import orjson
 from towpath.schemas.table_name import TableName
 from towpath.sinks.errors import MalformedRelationError
 
-# A numeric's typmod holds precision and scale behind an offset, as Postgres stores it.
+# A numeric's typmod holds precision and scale plus an offset, as Postgres stores it.
 _TYPMOD_OFFSET = 4
 _PRECISION_SHIFT = 16
 _PRECISION_MASK = 0xFFFF

@@ -1,16 +1,16 @@
 """
 Routing: from topics to routes, and from a route's rows to the rows in the sink.
 
-A routing drops, renames and adds columns, and makes the id. One rule serves all:
+A routing drops, renames and adds columns, and builds the id. One rule serves all:
 ``decode`` applies it to records, sinks see the shapes of tables through it, and the
 verifier applies it to the source's rows. Folding and routing commute. Columns have
 their source names unless stated otherwise. Pure.
 
 The route of a table or an aggregate reads its topic, and the topic of snapshots for
 this sink only. The topic of an event log's route may end in ``*``: it matches every
-topic with that prefix, except backfills, also topics that appear later. Several routes
-may read one topic, each for another place in the sink. A topic that a route names is
-read by no route whose topic ends in ``*``.
+topic with that prefix except backfills, including topics that appear later. Several
+routes may read one topic, each for a different place in the sink. A topic that a route
+names is read by no route whose topic ends in ``*``.
 
 Hot path, once per record of a route with a routing: one plan per set of columns.
 """
@@ -103,7 +103,7 @@ class Routing:
         """
         Return the source's key values, in key order, of a key in the sink.
 
-        A template has made them text.
+        Values of a key that a template built are text.
         """
         if not self._parts:
             return key

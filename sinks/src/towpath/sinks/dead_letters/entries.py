@@ -147,13 +147,13 @@ class Reply(NamedTuple):
 Entry: TypeAlias = DeadLetter | Resolution | DeadLetterRequest | Reply
 
 
-# The kinds as a header names them, and two fields as the JSON names them: record bytes.
+# Names of the kinds in a header, and of two fields in the JSON: part of the format.
 _KINDS: Final = {Resolution: b"ending", DeadLetterRequest: b"order", Reply: b"answer"}
 _FIELDS: Final = {"subject": "matter", "request_id": "order"}
 
 
 def shared_topic(topic: str) -> str:
-    """Return the topic that a backfill topic fills; any other topic as it is."""
+    """Return the topic that a backfill topic fills; any other topic unchanged."""
     return topic.partition(BACKFILL)[0]
 
 
@@ -274,7 +274,7 @@ class DeadLetterStore(Protocol):
     The dead-letter topic of one sink.
 
     Writes are durable when the call returns. Each call raises ``UnavailableError`` if
-    that, or the completeness of a read, is not certain.
+    a write may not be durable or a read may not be complete.
     """
 
     def put(self, dead_letters: Iterable[DeadLetter]) -> int:

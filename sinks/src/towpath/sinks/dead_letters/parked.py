@@ -2,8 +2,8 @@
 Parked keys of a sink, and its open dead letters. Pure.
 
 Only positions decide which records are parked, so that a batch repeated after a crash
-decides the same. Resolutions are remembered, too: a record below one is not parked when
-it is delivered again. Both are bounded.
+leads to the same decisions. Resolutions are remembered, too: a record below one is not
+parked when it is delivered again. Both are bounded.
 
 A record that was written to the dead letters twice, because its batch was repeated, is
 one dead letter.
@@ -93,7 +93,7 @@ class ParkedKeys:
 
     def check(self, dead_letters: Iterable[DeadLetter]) -> None:
         """
-        Check that dead letters can be parked beside the present ones.
+        Check that dead letters can be parked besides those already parked.
 
         Raises:
             TooManyParkedError: More keys are parked than can be kept in memory.
@@ -122,7 +122,7 @@ class ParkedKeys:
         if not self.has(dead_letter):
             waiting.dead_letters += 1
         if position < waiting.lowest:
-            # The records in between are not in the topic: the offsets begin again.
+            # The records in between are not in the topic: the offsets start over.
             waiting.lowest = position
             waiting.last_offsets.clear()
         waiting.highest = max(waiting.highest, position)
@@ -130,18 +130,18 @@ class ParkedKeys:
         last = waiting.last_offsets.get(place, -1)
         waiting.last_offsets[place] = max(last, origin.offset)
 
-    def end(self, ending: Resolution) -> None:
+    def end(self, resolution: Resolution) -> None:
         """Release a key whose records are resolved up to a position."""
-        subject = ending.subject
+        subject = resolution.subject
         if subject.at is not None or subject.key is None:
             return
         parked = ParkedKey(subject.topic, subject.key)
         waiting = self._waiting.get(parked)
-        if waiting is not None and waiting.highest <= ending.position:
+        if waiting is not None and waiting.highest <= resolution.position:
             del self._waiting[parked]
             self._retried.discard(parked)
         before = self._ended.pop(parked, "")
-        self._ended[parked] = max(before, ending.position)
+        self._ended[parked] = max(before, resolution.position)
         if len(self._ended) > self._max_keys:
             del self._ended[next(iter(self._ended))]
 
@@ -194,7 +194,7 @@ class OpenDeadLetters:
 
     Attributes:
         wanted: Subjects whose dead letters are kept; ``None`` for all. A topic may hold
-            more than memory does.
+            more than fits into memory.
         requests: The requests without a reply.
     """
 
@@ -227,7 +227,7 @@ class OpenDeadLetters:
         subject = subject_of(dead_letter)
         if self.wanted is not None and subject not in self.wanted:
             return
-        # A resolved dead letter without a position opens again only with a later
+        # A resolved dead letter without a position is only reopened by a later
         # record.
         if subject in self._ended and dead_letter.position <= self._ended[subject]:
             return
@@ -235,16 +235,18 @@ class OpenDeadLetters:
             dead_letter
         )
 
-    def _close(self, ending: Resolution) -> None:
+    def _close(self, resolution: Resolution) -> None:
         kept = {
             origin: dead_letter
-            for origin, dead_letter in self.dead_letters.pop(ending.subject, {}).items()
-            if dead_letter.position > ending.position
+            for origin, dead_letter in self.dead_letters.pop(
+                resolution.subject, {}
+            ).items()
+            if dead_letter.position > resolution.position
         }
         if kept:
-            self.dead_letters[ending.subject] = kept
-        before = self._ended.get(ending.subject, "")
-        self._ended[ending.subject] = max(before, ending.position)
+            self.dead_letters[resolution.subject] = kept
+        before = self._ended.get(resolution.subject, "")
+        self._ended[resolution.subject] = max(before, resolution.position)
 
     def _answered(self, entry: Resolution | Reply) -> None:
         if entry.request_id:

@@ -1,8 +1,8 @@
 """
 Sends requests about dead letters to a sink, and waits for the outcome.
 
-A request is an entry of the dead-letter topic: a sink that does not run handles it at
-its next start. So only the sink writes to its target, and a replay passes the same
+A request is an entry of the dead-letter topic: a stopped sink handles it at its
+next start. So only the sink writes to its target, and a replay passes the same
 guard as any batch.
 """
 
@@ -71,11 +71,13 @@ def send_requests(
         UnavailableError: The broker does not answer.
     """
     topic.request(requests)
-    book = OpenDeadLetters(frozenset())
+    open_letters = OpenDeadLetters(frozenset())
     deadline = Deadline(clock, timeout_s)
     while True:
-        book.read(topic.since())
-        replies = {request.id: book.replies.get(request.id) for request in requests}
+        open_letters.read(topic.since())
+        replies = {
+            request.id: open_letters.replies.get(request.id) for request in requests
+        }
         if None not in replies.values() or deadline.passed():
             return replies
         clock.wait(_LOOK_EVERY_S)

@@ -9,23 +9,28 @@ from towpath.sinks.dead_letters.entries import BEHIND, DeadLetter, Subject
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
 
 
-def listed(book: OpenDeadLetters, key: str | None = None) -> list[dict[str, Any]]:
+def listed(
+    open_letters: OpenDeadLetters, key: str | None = None
+) -> list[dict[str, Any]]:
     """Return a summary per open subject, in the order of their first dead letters."""
-    return [summary(subject, book.of(subject)) for subject in chosen(book, key)]
+    return [
+        summary(subject, open_letters.of(subject))
+        for subject in chosen(open_letters, key)
+    ]
 
 
-def chosen(book: OpenDeadLetters, key: str | None) -> list[Subject]:
+def chosen(open_letters: OpenDeadLetters, key: str | None) -> list[Subject]:
     """
     Return the open subjects that a key's text names.
 
     Args:
-        book: The open dead letters.
-        key: As the records have it, or its values alone (``7``, ``7:de``), or
+        open_letters: The open dead letters.
+        key: The key as in the records, or only its values (``7``, ``7:de``), or
             ``<topic>/<partition>/<offset>`` of one dead letter; ``None`` for all.
     """
     if key is None:
-        return list(book.dead_letters)
-    return [subject for subject in book.dead_letters if key in _names(subject)]
+        return list(open_letters.dead_letters)
+    return [subject for subject in open_letters.dead_letters if key in _names(subject)]
 
 
 def summary(subject: Subject, dead_letters: Sequence[DeadLetter]) -> dict[str, Any]:

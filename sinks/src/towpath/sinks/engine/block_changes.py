@@ -31,7 +31,7 @@ _log = structlog.get_logger("towpath.sinks")
 
 
 class BlockChangeOutcome(enum.StrEnum):
-    """The kind of a change; the runbook has a line about each."""
+    """The kind of a change; the runbook describes each."""
 
     ROUTE_ADDED = "route_added"
     ROUTE_CHANGED = "route_changed"
@@ -53,7 +53,7 @@ class BlockDigest(NamedTuple):
 
     Attributes:
         target: A digest of its address; empty if it cannot be read back.
-        routes: The settings of each route beside its name, as JSON.
+        routes: The settings of each route except its name, as JSON.
     """
 
     target: str
@@ -153,7 +153,7 @@ class BlockChanges:
         return f"Fill it: towpath sink refill {self._sink.name} --route {name}"
 
     def _note(self, found: tuple[BlockChange, ...]) -> None:
-        """Append the changes to the file of recoveries."""
+        """Append the changes to the recoveries file."""
         if found:
             entries = [{"outcome": c.outcome, "route": c.route} for c in found]
             append_recovery(self._folder, self._clock, entries)

@@ -1,10 +1,10 @@
 """
 Bulk writers: large batches as columns, or sent slice by slice while the target works.
 
-``ColumnWriter`` gives a sink the plain records of a batch as columns, and the batch
-writer the others. Both pass the same guard, so their order does not matter; plain rows
-come first, because a partial change may depend on one of them. All records of a key
-take the same path.
+``ColumnWriter`` gives a sink the plain records of a batch as columns, and gives the
+batch writer the others. Both pass the same guard, so their order does not matter; plain
+rows come first, because a partial change may depend on one of them. All records of a
+key take the same path.
 
 ``PipelinedWriter`` sends a batch slice by slice: while the target works on one slice,
 the next is decoded, and one flush waits for all responses. Only plain slices are sent
@@ -63,7 +63,7 @@ def after_columns(
         take: Takes those plain records of a route that it can; returns their indices.
 
     Raises:
-        BatchRefusedError: The target refuses an unnamed row.
+        BatchRefusedError: The target refuses a row without naming it.
     """
     if len(records) < LEAST_RECORDS:
         return RemainingRecords(records)

@@ -4,10 +4,10 @@ The engine's checkpoint: the offsets that its batches read, and their commits.
 The offset log has one file per batch: a version line, a line of metadata and one line
 of JSON per source, ``{"<topic>": {"<partition>": <next offset>}}``. The engine writes
 it before the batch runs, so the batch can read it. Its offsets also count transaction
-markers, which are no records. The first batch's start is in a file of the same form.
+markers, which are not records. The first batch's start is in a file of the same format.
 
-A batch counts once its number is among the commits. A checkpoint without commits has no
-information that a new query would lack.
+A batch counts once its number is among the commits. A checkpoint without commits can
+be dropped without losing information.
 
 ``PartitionCounts`` notices partitions that were added to a topic. The engine reads an
 added partition from its first record, but keys move to it: a later change of a key may
@@ -27,14 +27,14 @@ from towpath.sinks.errors import RecordsGoneError
 from towpath.sinks.state.files import JsonFile
 from towpath.sinks.state.progress import Offsets, Span
 
-# Kafka's source reads this offset as "the earliest there is".
+# Kafka's source reads this offset as "the earliest available".
 EARLIEST: Final = -2
 
 _VERSION: Final = b"v1"
 
 
 class CheckpointUnreadableError(ValueError):
-    """A file of the checkpoint does not have the engine's form."""
+    """A file of the checkpoint does not have the engine's format."""
 
 
 def read_offsets(checkpoint: Path, batch_id: int) -> Offsets:
@@ -69,11 +69,11 @@ def span(checkpoint: Path, batch_id: int) -> Span:
 
 def starting_offsets(stored: Offsets, existing: Mapping[str, Mapping[str, int]]) -> str:
     """
-    Return the first offsets of a query without a checkpoint, in the source's form.
+    Return the first offsets of a query without a checkpoint, in the source's format.
 
     Args:
         stored: The offsets stored when the sink was declared.
-        existing: The present topics and partitions; one that did not exist when the
+        existing: The current topics and partitions; one that did not exist when the
             sink was declared begins at its earliest record.
     """
     if not stored:
@@ -100,8 +100,8 @@ def committed_offsets(checkpoint: Path) -> Offsets | None:
         return None
     if not committed:
         return {}
-    _check_form(checkpoint / "metadata", b"")
-    _check_form(checkpoint / "commits" / str(committed[-1]), _VERSION)
+    _check_format(checkpoint / "metadata", b"")
+    _check_format(checkpoint / "commits" / str(committed[-1]), _VERSION)
     offsets = _checked_offsets(checkpoint, committed[-1])
     if planned_offsets[-1] > committed[-1]:
         _checked_offsets(checkpoint, planned_offsets[-1])
@@ -127,7 +127,7 @@ def newest_readable(checkpoint: Path) -> Offsets | None:
 
 
 def drop_checkpoint(checkpoint: Path) -> None:
-    """Rename a checkpoint; one that was renamed before is deleted."""
+    """Rename a checkpoint; one that was renamed earlier is deleted."""
     if not checkpoint.exists():
         return
     dropped = checkpoint.with_name(f"{checkpoint.name}.dropped")
@@ -153,7 +153,7 @@ def _batches(folder: Path) -> list[int]:
 
 def _checked_offsets(checkpoint: Path, batch_id: int) -> Offsets:
     path = checkpoint / "offsets" / str(batch_id)
-    _check_form(path, _VERSION)
+    _check_format(path, _VERSION)
     offsets = read_offsets(checkpoint, batch_id)
     if not isinstance(offsets, dict) or not all(
         isinstance(partitions, dict) for partitions in offsets.values()
@@ -163,7 +163,7 @@ def _checked_offsets(checkpoint: Path, batch_id: int) -> Offsets:
     return offsets
 
 
-def _check_form(path: Path, version: bytes) -> None:
+def _check_format(path: Path, version: bytes) -> None:
     """Check that a file begins with its version, followed by lines of JSON."""
     try:
         lines = path.read_bytes().splitlines()

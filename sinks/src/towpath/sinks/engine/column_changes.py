@@ -11,9 +11,9 @@ The request comes before the new shape is stored and before the batch is written
 a crash in between it is repeated, and no partial change is merged with a row that lacks
 a column without that row being requested.
 
-A column without a value in any old row, as one added without a default, costs one query
-of the table and delivers nothing. A target with typed columns cannot take values of
-another type: a log record names the command that cures it.
+A column without a value in any old row, such as one added without a default, costs one
+query of the table and delivers nothing. A target with typed columns cannot take values
+of another type: a log record names the command that cures it.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ from towpath.sinks.state.progress import sink_folder
 SHAPES_FILE: Final = "shapes.json"
 COLUMNS_ALTERED: Final = "columns_altered"
 
-# Retyping between these does not rewrite a table, and values are the same text.
+# Retyping between these does not rewrite a table, and values keep their text.
 _TEXTS: Final = frozenset({"text", "character varying"})
 
 _log = structlog.get_logger("towpath.sinks")
@@ -65,7 +65,7 @@ class NoAnnouncedShapes:
         """Do nothing."""
 
     def known(self, _topic: str) -> None:
-        """Return that no shape is known."""
+        """Return None: no shape is known."""
 
 
 class ColumnChanges:
@@ -161,7 +161,7 @@ class ColumnChanges:
         """
         Request the rows with a value in one of the columns.
 
-        Or log the command that does.
+        If they cannot be requested, log the command that fills them.
         """
         name, names = self._sink.name, [column.name for column in columns]
         why = f"columns were added, renamed or retyped: {', '.join(names)}"
@@ -208,9 +208,9 @@ class WriteStrategy(Protocol):
 class ShapeCheckedWriter:
     """Writes each batch after checking the shapes of its tables."""
 
-    def __init__(self, reshaping: ColumnChanges, writing: WriteStrategy) -> None:
-        self._reshaping = reshaping
-        self._writing = writing
+    def __init__(self, changes: ColumnChanges, writer: WriteStrategy) -> None:
+        self._changes = changes
+        self._writer = writer
 
     def write(self, rows: BatchRows, batch_id: int) -> BatchResult:
         """
@@ -220,8 +220,8 @@ class ShapeCheckedWriter:
             UnavailableError: A system does not answer; write the batch again.
             HaltError: The sink refuses to continue.
         """
-        self._reshaping.look()
-        return self._writing.write(rows, batch_id)
+        self._changes.look()
+        return self._writer.write(rows, batch_id)
 
 
 def _form(column: Column) -> str:

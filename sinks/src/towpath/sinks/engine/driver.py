@@ -33,7 +33,7 @@ LOOK_EVERY_S: Final = 1.0
 # Each check opens new connections to the broker and the target.
 CHECK_AGAIN_EVERY_S: Final = 10.0
 
-# The engine lets a running batch finish for 30 s; the sum of all stops is bounded.
+# The engine gives a running batch 30 s to finish; the sum of all stops is bounded.
 STOP_WITHIN_S: Final = 40.0
 
 _log = structlog.get_logger("towpath.sinks")
@@ -58,7 +58,7 @@ class SinkSelection:
 
 
 class _RefusedBlock(NamedTuple):
-    """A block that does not fit, why, and when it is checked again."""
+    """A block that does not fit, the reason, and when it is checked again."""
 
     sink: Sink
     why: str

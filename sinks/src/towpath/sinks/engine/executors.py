@@ -1,5 +1,5 @@
 """
-Writes a batch by the executors: each task writes the guarded changes of its keys.
+Writes a batch on the executors: each task writes the guarded changes of its keys.
 
 ::
 
@@ -9,9 +9,10 @@ Writes a batch by the executors: each task writes the guarded changes of its key
                       not plain: the driver writes the whole batch
 
 The driver's sink connects before any executor writes and keeps its connections until
-its own flush: a target that restarted in between, and may have lost rows of executors,
-has broken them. Its flush comes last, so that its witness follows all rows of the
-batch. Small batches are written by the driver, which costs less than a task.
+its own flush: if the target restarts in between, and may lose rows that executors have
+written, these connections break. Its flush comes last, so that its witness follows all
+rows of the batch. Small batches are written by the driver, which costs less than a
+task.
 
 An executor makes its sink from an ``ExecutorSpec`` alone: it has no configuration and
 no state folder. It reads the tables' shapes from Kafka, over one connection for all
@@ -51,7 +52,7 @@ from towpath.sinks.kafka.client import KafkaRelations
 from towpath.sinks.kinds import ExecutorParts, RoutedRelations, kind_of
 from towpath.sinks.ports import Batch, Sink
 
-# They are sent with every task. With more, the batch goes to the driver.
+# Blocked keys are sent with every task. With more, the driver writes the batch.
 MAX_BLOCKED_KEYS: Final = 1000
 
 _log = structlog.get_logger("towpath.sinks")
@@ -75,7 +76,7 @@ class DriverWriter:
 
 
 class ExecutorWriter:
-    """Writes one sink's large batches by the executors, and others in the driver."""
+    """Writes one sink's large batches on the executors, and others in the driver."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
 """
 Metrics of sinks in Prometheus's format; ``docs/metrics.md`` describes each.
 
-Counters are those of the progress files, so they continue over restarts. Labels are the
-declared sinks, their states and the stages of a batch: all bounded by the configuration
-and this code. An unknown value is left out, never zero.
+Counters are those of the progress files, so they continue across restarts. Labels are
+the declared sinks, their states and the stages of a batch: all bounded by the
+configuration and this code. An unknown value is left out, never zero.
 
 The metrics port is served by a separate thread, so that a request never delays a
 batch. It listens on this host only unless the configuration says otherwise: it has no
@@ -77,7 +77,7 @@ class WatchedSink:
     The published state of one sink; written by its own threads, read by requests.
 
     Attributes:
-        progress: Returns the present progress.
+        progress: Returns the current progress.
         alarm: Its budget, and whether its lag is too high.
         lag: The last known lag; ``None`` while it is unknown.
     """
@@ -119,7 +119,7 @@ class SinkMetrics:
         return generate_latest(self._registry)
 
     def progress(self, sink: str) -> bytes | None:
-        """Return a sink's present progress; ``None`` if it is not watched."""
+        """Return a sink's current progress; ``None`` if it is not watched."""
         watched = self.sinks.get(sink)
         return None if watched is None else progress_page(watched.progress())
 
@@ -131,7 +131,7 @@ class SinkMetrics:
 
 
 class _SinksCollector(Collector):
-    """Collects the sinks' present progress and lag."""
+    """Collects the sinks' current progress and lag."""
 
     def __init__(self, sinks: Mapping[str, WatchedSink]) -> None:
         self._sinks = sinks
@@ -260,10 +260,10 @@ class MetricsPort:
         progress: Callable[[str], bytes | None],
     ) -> None:
         """
-        Listen on ``port`` of ``host``; 0 takes a free one.
+        Listen on ``port`` of ``host``; 0 picks a free one.
 
         Raises:
-            MetricsPortError: The port is in use, or the host is not this one.
+            MetricsPortError: The port is in use, or the address is not this host's.
         """
         pages = {"page": staticmethod(page), "progress": staticmethod(progress)}
         handler = type("Handler", (_Handler,), pages)

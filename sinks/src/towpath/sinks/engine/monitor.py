@@ -10,7 +10,7 @@ Publishes the state of a driver's sinks: metrics on a port, their lag, and alarm
 Nothing here delays a batch: a failure is logged once and retried at the next check.
 
 PySpark's own listener fetches each field of an event by a separate call into the
-engine, some sixty in all: at several triggers a second that costs more than writing
+engine, about sixty in all: at several triggers a second that costs more than writing
 small batches. ``EngineListener`` makes one call, for the event as JSON.
 """
 
@@ -39,12 +39,12 @@ from towpath.sinks.state.progress import (
     write_heartbeat,
 )
 
-# The step that a trigger without a batch lacks.
+# The step that is missing from a trigger without a batch.
 _BATCH_STEP: Final = "addBatch"
 
 
 class EngineListener:
-    """Takes the durations of triggers; ``spark.streams.addListener`` adds it."""
+    """Records the durations of triggers; ``spark.streams.addListener`` registers it."""
 
     class Java:
         """The interface that py4j implements."""
@@ -60,7 +60,7 @@ class EngineListener:
         return SparkContext._jvm.PythonStreamingQueryListenerWrapper(self)  # type: ignore[union-attr]  # noqa: SLF001 - as PySpark's own
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: ANN401 - py4j's
-        """Take the durations of a trigger's steps."""
+        """Record the durations of a trigger's steps."""
         progress = orjson.loads(event.progress().json())
         steps_ms = progress["durationMs"]
         if progress["name"] in self._metrics.sinks and _BATCH_STEP in steps_ms:
@@ -109,7 +109,7 @@ class Monitor:
         self._unknown: str | None = None
 
     def report(self, state_folder: Path, sink: Sink) -> Report:
-        """Make the report of a sink that is about to start, and watch the sink."""
+        """Create the report of a sink that is about to start, and watch the sink."""
         report = Report(state_folder, sink.name, self._clock, self.metrics)
         alarm = Alarm(budget_s(sink))
         self.metrics.sinks[sink.name] = WatchedSink(lambda: report.progress, alarm)
@@ -146,8 +146,8 @@ class Monitor:
         return self._port.port
 
     def listen(self, spark: SparkSession) -> None:
-        """Take the engine's durations from now on."""
-        spark.streams.addListener(EngineListener(self.metrics))  # type: ignore[arg-type]  # see there
+        """Record the engine's durations from now on."""
+        spark.streams.addListener(EngineListener(self.metrics))  # type: ignore[arg-type]  # no subclass
 
     def close(self) -> None:
         """Stop the lag checks and the metrics port."""
@@ -207,16 +207,16 @@ class Monitor:
         watched.lag = lag
         if not watched.alarm.take(lag.seconds):
             return
-        facts = {
+        fields = {
             "sink": sink,
             "lag_s": round(lag.seconds, 1),
             "lag_records": lag.records,
             "budget_s": watched.alarm.budget_s,
         }
         if watched.alarm.is_raised:
-            _log.warning("sink lag above twice its budget", **facts)
+            _log.warning("sink lag above twice its budget", **fields)
         else:
-            _log.info("sink lag within its budget again", **facts)
+            _log.info("sink lag within its budget again", **fields)
 
     def _watch(self) -> None:
         while not self._stop.wait(LOOK_EVERY_S):

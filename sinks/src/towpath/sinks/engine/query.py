@@ -23,7 +23,7 @@ from towpath.sinks.ports import Cluster
 from towpath.sinks.state.declare import STARTING_OFFSETS_FILE
 from towpath.sinks.state.progress import sink_folder
 
-# The offsets at which a query resumes whose checkpoint a recovery has dropped.
+# The offsets at which a query resumes after a recovery has dropped its checkpoint.
 RESUMES_FILE: Final = "resumes.json"
 
 # A new topic must not wait for the default of five minutes.
@@ -37,7 +37,7 @@ _FETCH_WAIT_MS: Final = 1
 
 
 class BatchRows:
-    """The rows of one batch, read here on demand or on the executors."""
+    """The rows of one batch, read in the driver on demand, or on executors."""
 
     def __init__(
         self, frame: DataFrame, read: Callable[[], Iterator[pa.Table]], most: int
@@ -47,7 +47,7 @@ class BatchRows:
 
         Args:
             frame: The rows in the engine.
-            read: Reads them here, slice by slice, from the first.
+            read: Reads them in the driver, slice by slice, from the first.
             most: The highest possible number of rows.
         """
         self.most = most
@@ -117,7 +117,7 @@ class QueryPlan:
 
     @property
     def starting_offsets_file(self) -> Path:
-        """The first offsets of a sink that was declared to begin late."""
+        """The first offsets of a sink, stored when it was declared."""
         return sink_folder(self.state_folder, self.sink.name) / STARTING_OFFSETS_FILE
 
     @property

@@ -1,11 +1,12 @@
 """
 Recovers a query that cannot continue at its offsets, before it starts.
 
-The engine refuses to continue if unread records were deleted, also at each restart.
-Each finding has a name (``RecoveryOutcome``), which the log, the file of recoveries and
+The engine refuses to continue if unread records were deleted, even after a restart.
+Each finding has a name (``RecoveryOutcome``), which the log, the recoveries file and
 the runbook use. The old offsets are dropped, the query continues at the earliest
-retained record, and the routes behind the gap are requested as a whole. The request
-comes first: after a crash in between, all of it happens again. ``examine`` is pure.
+retained record, and the routes affected by the gap are requested as a whole. The
+request comes first: after a crash in between, all of it happens again. ``examine`` is
+pure.
 """
 
 import enum
@@ -44,7 +45,7 @@ from towpath.sinks.state.progress import (
 
 
 class RecoveryOutcome(enum.StrEnum):
-    """The kind of a finding; the runbook has a line about each."""
+    """The kind of a finding; the runbook describes each."""
 
     CHECKPOINT_LOST = "checkpoint_lost"
     CHECKPOINT_UNREADABLE = "checkpoint_unreadable"
@@ -224,8 +225,8 @@ def _examine_new(
 
 RECOVERIES_FILE: Final = "recoveries.jsonl"
 
-# How long a running query may read a recreated topic as the old one, or miss that keys
-# have moved; the missing rows are requested then. A check is a few small requests.
+# How long a running query may mistake a recreated topic for the old one, or miss that
+# keys have moved; the missing rows are requested then. A check is a few small requests.
 LOOK_EVERY_S: Final = 10.0
 
 _log = structlog.get_logger("towpath.sinks")
@@ -270,7 +271,7 @@ class Recovery:
     def _resume(
         self, committed: Offsets, *, unreadable: bool
     ) -> tuple[RecoveryFinding, ...]:
-        """Continue at the committed offsets, or at the retained records behind them."""
+        """Continue at the committed offsets, or at the retained records after them."""
         retained = self._retained(committed)
         examined = self._examine(committed, retained)
         short: list[str] = []
@@ -292,7 +293,7 @@ class Recovery:
         """Start without a checkpoint: for the first time, or because it was lost."""
         begins = _offsets(self._plan.begins_file)
         progress, stored = self._progress(), begins.read()
-        # A checkpoint dropped by a recovery is no loss: its rows were requested then.
+        # A checkpoint dropped by a recovery is not lost: its rows were requested then.
         resumes = self._plan.resumes_file.exists()
         committed = stored if resumes else progress.applied or stored
         retained = self._retained(committed)
@@ -363,7 +364,7 @@ class Recovery:
 
     def _note_topics(self, committed: Offsets, retained: Retained) -> None:
         """
-        Store the present topics: the rows they lack have been requested.
+        Store the current topics: the rows they lack have been requested.
 
         Only topics that were reported as deleted are forgotten. Another topic without
         an id may be about to be recreated.
@@ -376,7 +377,7 @@ class Recovery:
         return bool(self._routes.reading(topic))
 
     def _request_routes(self, examined: ExaminedOffsets) -> bool:
-        """Request the routes behind each gap; return whether there were any."""
+        """Request the routes affected by each gap; return whether there were any."""
         gaps = dict(self._by_route(examined.findings))
         for route, findings in gaps.items():
             why = f"{DESCRIPTIONS[findings[0].outcome]}: {findings[0].topic}"
@@ -401,7 +402,7 @@ class Recovery:
         yield from routes.items()
 
     def _note(self, examined: ExaminedOffsets) -> None:
-        """Log the findings, and append them to the file of recoveries."""
+        """Log the findings, and append them to the recoveries file."""
         if not examined.findings:
             return
         entries = [{"outcome": f.outcome, "topic": f.topic} for f in examined.findings]
@@ -419,7 +420,7 @@ class Recovery:
 def append_recovery(
     folder: Path, clock: Clock, entries: Iterable[Mapping[str, str]]
 ) -> None:
-    """Append entries to the sink's file of recoveries, with the time."""
+    """Append entries to the sink's recoveries file, with the time."""
     at = clock.now().isoformat()
     lines = [orjson.dumps({"at": at, **one}) + b"\n" for one in entries]
     path = folder / RECOVERIES_FILE

@@ -123,8 +123,8 @@ class Report:
         if self._metrics is not None:
             times_ms = {**stages_ms, WHOLE: batch_ms}
             self._metrics.batch(before.sink, times_ms)
-        facts = dataclasses.asdict(result)
-        self._log.debug("batch written", **facts, batch_ms=batch_ms)
+        fields = dataclasses.asdict(result)
+        self._log.debug("batch written", **fields, batch_ms=batch_ms)
 
     def failed(self, message: str, *, remedy: str, retry_after_s: float) -> None:
         """Report a failure of the batch or the query; it is retried."""

@@ -2,9 +2,9 @@
 The engine: one Spark session per driver process, tuned for small, frequent batches.
 
 The settings are measured. For each batch's checkpoint the raw local file system forks
-two processes instead of four, and VFORK halves the cost of each. A stack of 4 MB,
-because stopping a query overflows the default one. The serial collector, because a
-driver shares its cores with the targets.
+two processes instead of four, and VFORK halves the cost of each. The stack has
+4 MB because stopping a query overflows the default one. The collector is the serial one
+because a driver shares its cores with the targets.
 
 On a cluster the engine finds its own addresses and counts its own cores. Under
 ``spark-submit`` the Java process is there already, and its settings take precedence.
@@ -72,7 +72,7 @@ _LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.shuffle.partitions": "2",
 }
 
-# Batches are small for a cluster: the default of 200 partitions would be all overhead.
+# Batches are small for a cluster: the default of 200 partitions would be pure overhead.
 _CLUSTER_SETTINGS: Final[Mapping[str, str]] = {"spark.sql.shuffle.partitions": "8"}
 
 
@@ -137,7 +137,7 @@ def settings_of(engine: Engine, submitted: Mapping[str, str]) -> dict[str, str]:
 
     Args:
         engine: The parameters of the session.
-        submitted: The settings that ``spark-submit`` has made.
+        submitted: The settings that ``spark-submit`` has set.
     """
     master = submitted.get("spark.master", engine.master)
     jars = {"spark.jars": ",".join(map(str, engine.jars))} if engine.jars else {}
@@ -156,7 +156,7 @@ def settings_of(engine: Engine, submitted: Mapping[str, str]) -> dict[str, str]:
 
 def is_alive(session: SparkSession) -> bool:
     """
-    Return whether the engine still runs.
+    Return whether the engine is still running.
 
     It ends with its process, or when its cluster stops it.
     """
@@ -191,7 +191,7 @@ class SparkSql:
             message = f"the warehouse refused a statement: {first_line(error)}"
             raise StatementRefusedError(message) from error
         except (PySparkException, Py4JError) as error:
-            if _is_of_a_row(error):
+            if _is_row_error(error):
                 message = f"the warehouse refused a row: {first_line(error)}"
                 raise BatchRefusedError(message) from error
             message = f"the warehouse could not run a statement: {first_line(error)}"
@@ -201,7 +201,7 @@ class SparkSql:
         self._session.createDataFrame(table).createOrReplaceTempView(name)
 
 
-def _is_of_a_row(error: BaseException | None) -> bool:
+def _is_row_error(error: BaseException | None) -> bool:
     """Return whether the engine refused a row's value, judged by its error codes."""
     while error is not None:
         if isinstance(error, _ROW_ERRORS) or _is_misfit(error):
@@ -222,6 +222,6 @@ def _is_misfit(error: BaseException) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an engine's error; of a Java error, its own."""
+    """Return the first line of an engine's error, or of the wrapped Java error."""
     cause = error.java_exception if isinstance(error, Py4JJavaError) else error
     return str(cause).strip().partition("\n")[0]

@@ -80,7 +80,7 @@ _LOOK_EVERY_S: Final = 0.02
 
 
 def wait_for_batch(query: StreamingQuery, clock: Clock) -> None:
-    """Wait until no batch is under way; the writer begins no other."""
+    """Wait until no batch is under way; the writer starts no new one."""
     deadline = Deadline(clock, FINISH_WITHIN_S)
     while query.isActive and query.status["isTriggerActive"] and not deadline.passed():
         clock.wait(_LOOK_EVERY_S)
@@ -166,11 +166,11 @@ class SupervisorParts:
         make_repairs: Makes the repairs of a sink.
         earliest_positions: The positions at the start of topics; without them no
             tombstone is ever dropped.
-        monitor: Publishes the state of the sinks; without it there are only their
-            files.
+        monitor: Publishes the state of the sinks; without it they only have
+            their files.
         check: Checks that a changed block fits its tables and its target.
-        on_executor: Returns what makes a sink on an executor; it is sent there. Without
-            it all is written from the driver.
+        on_executor: Returns the function that makes a sink on an executor and is sent
+            there. Without it everything is written from the driver.
         make_announced: Makes the reader of announced shapes; without it altered columns
             are not noticed.
         backoff: The pauses between attempts.
@@ -196,7 +196,7 @@ STOP_CHECK_S: Final = 1
 _UNKNOWN_REMEDY: Final = "Read the driver's log."
 
 # Part of the engine's error about a topic that appeared between our listing and its
-# own, before the first batch: our next listing has it.
+# own, before the first batch: our next listing includes it.
 _TOPIC_APPEARED: Final = "specify all TopicPartitions"
 MAX_STARTS_AT_ONCE: Final = 10
 
@@ -283,12 +283,14 @@ class Supervisor:
             repairs = self._parts.make_repairs(self._plan.sink)
             BlockChanges(self._plan, repairs, self._parts.clock).run()
             announced = self._parts.make_announced()
-            reshaping = ColumnChanges(self._plan, announced, repairs, self._parts.clock)
+            column_changes = ColumnChanges(
+                self._plan, announced, repairs, self._parts.clock
+            )
             # Before any request about dead letters writes a row.
-            reshaping.look()
+            column_changes.look()
             dead_letters = self._parts.make_dead_letters(self._plan.sink.name)
             run = self._sink_run(sink, dead_letters, repairs)
-            run = run._replace(writing=ShapeCheckedWriter(reshaping, run.writing))
+            run = run._replace(writing=ShapeCheckedWriter(column_changes, run.writing))
             self._query_until_stopped(run)
         finally:
             if dead_letters is not None:
@@ -299,9 +301,9 @@ class Supervisor:
         self, sink: Sink, dead_letters: DeadLetterStore, repairs: Repairs
     ) -> _SinkRun:
         plan, parts = self._plan, self._parts
-        book, parked = OpenDeadLetters(wanted=frozenset()), ParkedKeys()
+        open_letters, parked = OpenDeadLetters(wanted=frozenset()), ParkedKeys()
         for entry in dead_letters.entries():
-            book.read([entry])
+            open_letters.read([entry])
             parked.recall([entry])
         safe = SafePosition(parts.earliest_positions, parts.clock)
         sweeps = Sweeps(plan.state_folder, plan.sink.name, parts.cluster)
@@ -317,7 +319,7 @@ class Supervisor:
         requests = DeadLetterRequests(
             writer, dead_letters, parked, repairs, parts.clock
         )
-        requests.restore(book)
+        requests.restore(open_letters)
         recovery = Recovery(plan, parts.cluster, repairs, parts.clock)
         writing: _Writing = DriverWriter(writer)
         if isinstance(sink, Columnar):
@@ -331,7 +333,7 @@ class Supervisor:
         return _SinkRun(writing, requests, recovery, safe, idle)
 
     def _query_until_stopped(self, run: _SinkRun) -> None:
-        """Run the query; restart it at once if it only met a topic too early."""
+        """Run the query; restart it at once if a topic appeared as it started."""
         for attempt in range(MAX_STARTS_AT_ONCE):
             run.recovery.run()
             try:
@@ -348,7 +350,7 @@ class Supervisor:
             return
 
     def _query(self, run: _SinkRun) -> None:
-        # A request may resolve what would end this query at once.
+        # A request may resolve the failure that would end this query at once.
         self._do_idle_work(run)
         batches = self._parts.make_batches(self._name)
         over = threading.Event()
@@ -374,7 +376,7 @@ class Supervisor:
 
     def _do_idle_work(self, run: _SinkRun) -> None:
         """
-        Do the work that is due between batches; work that fails for now is due again.
+        Do the work that is due between batches; work that fails is retried later.
 
         Raises:
             TopicRemadeError: The query must start again.
@@ -434,7 +436,7 @@ class Supervisor:
 
     def _take_cause(self) -> Exception | None:
         """
-        Return, once, the error that ended a batch: the engine passes on only a text.
+        Return, once, the error that ended a batch: the engine only passes on its text.
 
         A batch that was abandoned because its query had ended is not the cause.
         """
@@ -442,7 +444,7 @@ class Supervisor:
         return None if isinstance(cause, _StoppedError) else cause
 
     def _pause(self, error: Exception, over: threading.Event | None = None) -> None:
-        """Report a failure, and wait for the next attempt; an ended query has none."""
+        """Report a failure; wait for the next attempt, unless the query has ended."""
         is_over = over is not None and over.is_set()
         if self._stop.is_set() or is_over or isinstance(error, _StoppedError):
             raise _StoppedError

@@ -297,7 +297,7 @@ class KafkaRelations:
         self._consumer = consumer(
             kafka,
             {
-                # Never joined: partitions are assigned, offsets are kept here.
+                # The group is never joined: partitions are assigned, offsets kept here.
                 "group.id": f"{prefix}.sinks",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
@@ -345,7 +345,7 @@ class KafkaRelations:
         shape = parse_relation(value)
         name = topics.table_topic(self._prefix, shape.full_name)
         before = self._shapes.get(name)
-        # A relay that starts again repeats older announcements.
+        # A restarted relay repeats older announcements.
         if before is None or shape.position >= before.position:
             self._shapes[name] = shape
 

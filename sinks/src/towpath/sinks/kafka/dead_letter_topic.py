@@ -232,7 +232,7 @@ class DeadLetterTopic:
 
 
 _READING: Final = {
-    # Never joined: partitions are assigned, offsets are kept here.
+    # The group is never joined: partitions are assigned, offsets kept here.
     "group.id": "towpath-sinks",
     "enable.auto.commit": False,
     "enable.partition.eof": True,

@@ -74,7 +74,7 @@ class Batches(Protocol):
         """Close the connections; a read in progress fails."""
 
 
-# The writer encodes a slice in some 30 ms. The target waits for the first slice, so a
+# The writer encodes a slice in about 30 ms. The target waits for the first slice, so a
 # larger one would delay it.
 FETCH_SLICE_RECORDS: Final = 5_000
 
@@ -140,7 +140,7 @@ class KafkaBatches:
         """
         self._clock = clock or SystemClock()
         self._closed = False
-        # Never joined: partitions are assigned, and the engine keeps the offsets.
+        # The group is never joined: the engine keeps the offsets.
         group = {"group.id": f"towpath-{sink}"}
         self._kafka, self._own = kafka, {**_CLIENT, **group}
         self._consumer: Consumer | None = None
@@ -380,7 +380,7 @@ def _consume(consumer: Consumer, most: int) -> list[Message]:
 
 
 def _check_error(error: KafkaError, place: Place) -> None:
-    """Raise the error that a message stands for; the end of a partition is none."""
+    """Raise the error of a message; the end of a partition is not an error."""
     if error.code() in _GONE:
         raise _gone(place, error.str())
     if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own name

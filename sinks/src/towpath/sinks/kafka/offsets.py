@@ -3,7 +3,7 @@ The first records of topics: their lowest position, and the age of unapplied one
 
 The lowest position tells how far back a replay can still reach. Ages are read one
 record per partition, by a consumer without a group that reads committed records only:
-behind the last of them a sink has no lag, even if transaction markers follow.
+after the last of them a sink has no lag, even if transaction markers follow.
 """
 
 from collections.abc import Iterable
@@ -110,7 +110,7 @@ class KafkaRecordAges:
         self._consumer = client.consumer(
             kafka,
             {
-                # Never joined: partitions are assigned, nothing is committed.
+                # The group is never joined: nothing is committed.
                 "group.id": f"{prefix}.sinks",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
@@ -119,7 +119,7 @@ class KafkaRecordAges:
                 "fetch.message.max.bytes": _FETCH_BYTES,
                 "queued.min.messages": 1,
                 # One record is enough, so each fetch fills the queue: by default the
-                # next partition would wait for a second behind it.
+                # next partition would wait a second for its turn.
                 "fetch.queue.backoff.ms": 0,
                 "fetch.wait.max.ms": 10,
             },

@@ -159,7 +159,7 @@ class KafkaRepairs:
             reason = "relay.snapshot.signal_topic is empty"
         elif is_by_key and self._has_key_columns(collection):
             # As a primary key, it would match other rows.
-            reason = "relay.rows.key_columns gives its records another key"
+            reason = "relay.rows.key_columns gives its records a different key"
         if reason is not None:
             _log.warning(
                 "refetch not possible: fill the route with towpath sink refill",
@@ -288,5 +288,5 @@ def view_behind(settings: Settings, topic: str) -> AggregateView | None:
 
 
 def _pieces(keys: Iterator[Key], size: int) -> Iterator[list[Key]]:
-    while some := list(islice(keys, size)):
-        yield some
+    while piece := list(islice(keys, size)):
+        yield piece

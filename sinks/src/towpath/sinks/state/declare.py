@@ -78,7 +78,7 @@ def store_starting_offsets(
         raise SinkExistsError(message)
     existing = broker.names()
     topics = Routes(sink).matching(existing)
-    # First: the ids reveal a topic that is recreated from now on.
+    # Before the offsets: the ids reveal a topic that is recreated from now on.
     TopicIds(folder).note(broker.topic_ids(topics))
     offsets = broker.end_offsets(topics)
     for topic in sorted({backfill_topic(r.topic, sink.name) for r in filled(sink)}):
@@ -122,7 +122,7 @@ def declare_sink(
     Raises:
         ConfigurationError: The file with the block has mistakes; nothing was changed.
         SinkUnfitError: Tables or target do not fit; nothing was changed.
-        SinkExistsError: The block does not declare one sink with a new name.
+        SinkExistsError: The block does not declare exactly one sink with a new name.
         UnavailableError: The broker does not answer; nothing was changed.
     """
     text = config.read_text(encoding="utf-8")
@@ -166,8 +166,10 @@ def _declared_before(
     document = tomllib.loads(text)
     rest = [one for one in document["sink"] if one["name"] != declared.name]
     document["sink"] = [*rest, *blocks]
-    meant = read(document, environ, config.resolve().parent).sink_named(declared.name)
-    if meant != declared:
+    expected = read(document, environ, config.resolve().parent).sink_named(
+        declared.name
+    )
+    if expected != declared:
         message = f"a sink named {declared.name} is declared with another block"
         raise SinkExistsError(message)
     if (sink_folder(settings.state_folder, declared.name) / READY_FILE).exists():
@@ -206,7 +208,7 @@ def wait_running(settings: Settings, name: str, clock: Clock, timeout_s: float) 
 
 
 def _why_not(settings: Settings, name: str, clock: Clock) -> str:
-    """Return why a sink without an error does not run."""
+    """Return why a sink without an error is not running."""
     if is_alive(settings.state_folder, name, clock.now()):
         return "it is starting"
     driver = sink_named(settings, name).driver
@@ -245,7 +247,7 @@ def mark_ready(settings: Settings, name: str) -> None:
 
 def sink_ends(settings: Settings, name: str, cluster: Cluster) -> Offsets:
     """
-    Return the present end offsets of a sink's topics.
+    Return the current end offsets of a sink's topics.
 
     Raises:
         UnknownSinkError: There is no such sink.

@@ -4,8 +4,8 @@ Small files in a sink's folder: JSON by name, known ids, topic ids, and the lock
 A JSON file is replaced as a whole, so that a crash leaves the previous content. An
 unreadable file is logged and counts as empty.
 
-``KnownIds`` holds the ids of a sink's tables or indexes by route. Another id under the
-same name means that the table was recreated or replaced, and may lack rows.
+``KnownIds`` holds the ids of a sink's tables or indexes by route. A different id under
+the same name means that the table was recreated or replaced, and may lack rows.
 
 ``TopicIds`` does the same for topics. A topic that was deleted and recreated has its
 old name and a new id. Its offsets reveal that only while it is shorter than the old
@@ -55,14 +55,14 @@ class JsonFile(Generic[Stored]):
         return kept
 
     def keep(self, content: Mapping[str, Stored]) -> None:
-        """Replace the content; an equal one is not written again."""
+        """Replace the content; equal content is not written again."""
         encoded = orjson.dumps(content)
         if not self._path.exists() or self._path.read_bytes() != encoded:
             replace_file(self._path, encoded)
 
 
 class KnownIds:
-    """The known ids of one sink; without a file, for as long as it runs."""
+    """The known ids of one sink; without a file, kept only while it runs."""
 
     def __init__(self, file: Path | None) -> None:
         """Store the path; nothing is read yet."""

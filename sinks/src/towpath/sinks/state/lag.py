@@ -57,7 +57,7 @@ def lag_of(
         applied: Its progress; a partition that is missing counts in full.
         ends: The end offsets of all topics, or of the sink's.
         oldest: Looks up the age of records.
-        now: The present.
+        now: The current time.
 
     Raises:
         UnavailableError: The broker does not answer.
@@ -103,7 +103,7 @@ class Alarm:
         self.is_raised = False
 
     def take(self, lag_s: float) -> bool:
-        """Take the present lag; return whether it raised or cleared the alarm."""
+        """Take the current lag; return whether it raised or cleared the alarm."""
         was_raised = self.is_raised
         if was_raised:
             self.is_raised = lag_s > self.budget_s

@@ -3,10 +3,10 @@ The progress of a sink, as a small file that anyone may read.
 
 ``<state>/sinks/<sink>/progress.json`` is replaced as a whole after each batch, so a
 reader never sees half of it. ``applied`` is the next offset to apply, per topic and
-partition. Counters continue over restarts.
+partition. Counters continue across restarts.
 
-A driver with a full disk cannot replace the file. Its heartbeat, ``driver.json``, grows
-old then, and readers ask the driver itself at its metrics port. A full disk is
+A driver with a full disk cannot replace the file. Its heartbeat, ``driver.json``, then
+grows old, and readers ask the driver itself at its metrics port. A full disk is
 recognized in Python's errors by their number, and in the engine's by the system's text.
 """
 
@@ -76,7 +76,7 @@ Span: TypeAlias = dict[Place, tuple[int, int]]
 _ALIVE_FILE: Final = "driver.json"
 
 # A heartbeat is written every two seconds; a broker that does not answer delays it by
-# ten.
+# ten seconds.
 ALIVE_WITHIN_S: Final = 30.0
 # After three missed heartbeats a reader asks the driver itself.
 _ASKED_AFTER_S: Final = 6.0
@@ -160,7 +160,7 @@ def read_progress(path: Path, sink: str) -> Progress:
     """
     Return a sink's progress; a sink that never ran has an empty one.
 
-    Unknown fields of another version are ignored, missing ones have their defaults.
+    Unknown fields of a different version are ignored, missing ones have their defaults.
     """
     served = _ask_driver(path.parent, sink)
     if served is not None:

@@ -50,8 +50,8 @@ class StoredRefetches(NamedTuple):
         postponed: Routes to be requested as a whole, for uncounted rows.
         whole: Routes requested for their pending rows, and the snapshots of these
             requests.
-        requested: Routes whose request as a whole has begun and is not known to be
-            durable.
+        requested: Routes that are being requested as a whole; the request is not known
+            to be durable.
     """
 
     rows: Mapping[Row, PendingRefetch] = MappingProxyType({})
@@ -141,7 +141,7 @@ def refetch_ids(state_folder: Path, sink: str) -> frozenset[bytes]:
     """
     Return the ids of a sink's pending refetches and postponed routes, from its file.
 
-    A row whose refetch starts again has another id.
+    A row whose refetch starts again has a new id.
     """
     try:
         content = refetches_path(state_folder, sink).read_bytes()

@@ -1,5 +1,5 @@
 """
-The root of ``towpath verify``: wires source, reader, repairs and report.
+The wiring of ``towpath verify``: source, reader, repairs and report.
 
 Exit codes: 0 equal, 1 differences, 3 a system is unavailable or changes are still in
 flight. A difference is reported even if another route could not be compared, and

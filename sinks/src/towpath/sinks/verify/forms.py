@@ -2,8 +2,8 @@
 Comparable forms of rows: columns of a table, or documents. Pure.
 
 A row's name is the text of its key's parts (see ``key_text``), which a template may
-have formatted; both steps can be reversed. The name of a foreign row may stand for no
-key.
+have formatted; both steps can be reversed. The name of a foreign row may not stand for
+any key.
 
 Both sides are converted to the text that a record carries. The source does this in SQL,
 and the sinks' readers return values in the form of records; this module writes numbers
@@ -62,8 +62,8 @@ class KeyNames:
         except ValueError:
             return None
         key = tuple(map(str, values))
-        is_one = len(key) == len(self._columns) and self.name(key) == name
-        return key if is_one else None
+        is_reversible = len(key) == len(self._columns) and self.name(key) == name
+        return key if is_reversible else None
 
 
 Canonical = Callable[[Value], str | None]
@@ -80,7 +80,7 @@ def canonical_double(value: Value) -> str | None:
 
 
 def canonical_real(value: Value) -> str | None:
-    """Return the canonical text of a 32-bit float, which some sinks store in 64."""
+    """Return the canonical text of a 32-bit float, which some sinks store as 64."""
     if value is None:
         return None
     return repr(struct.unpack("f", struct.pack("f", float(value)))[0])
@@ -208,7 +208,7 @@ class Form(Protocol):
         """Convert a row of the sink."""
 
     def refined(self, found: Iterable[Difference]) -> Iterator[Difference]:
-        """Refine differences for a reader of the report."""
+        """Refine differences for the readers of the report."""
 
     def key(self, name: str) -> Key | None:
         """Return the source key of a row name; ``None`` if it has none."""

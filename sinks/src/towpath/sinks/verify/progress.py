@@ -1,5 +1,5 @@
 """
-Waiting until a sink has applied all earlier commits, while the source is written.
+Waiting until a sink has applied all earlier commits, while the source is being written.
 
 Three distances must be zero: snapshots have no table left to read for the sink, the
 slot has confirmed every earlier commit, and the sink has applied every record that its
@@ -33,7 +33,7 @@ from towpath.sinks.verify.source import translated
 STUCK_AFTER_S: Final = 60.0
 LOOK_EVERY_S: Final = 0.1
 
-# A commit becomes visible a few milliseconds after it can be read from the WAL; later
+# A commit becomes visible a few milliseconds after it can be read from the WAL; longer
 # only if it waits for a standby.
 _SEEN_WITHIN_S: Final = 10.0
 
@@ -75,7 +75,7 @@ class Log(Protocol):
     """The progress of the database's WAL, slots, snapshots and signals."""
 
     def mark(self) -> int:
-        """Return an LSN that a slot confirms only after all commits until now."""
+        """Return an LSN that a slot confirms only after all commits made so far."""
 
     def confirmed(self, slot: str) -> int | None:
         """Return a slot's confirmed LSN; ``None`` without a slot."""
@@ -196,7 +196,7 @@ class CatchUpWaiter:
 
     def _signal_distance(self, signals: Sequence[str]) -> Distance:
         count = len(signals) - self._log.answered(signals)
-        # They may wait behind a snapshot for any sink.
+        # Signals may wait behind a snapshot for any sink.
         moved = self._log.pending_snapshots(self._sink.name).moved
         return Distance(count, f"the relay has not answered {count} signals", moved)
 
@@ -294,9 +294,9 @@ class SourceLog:
 
     def mark(self) -> int:
         """
-        Return an LSN that a slot confirms only after all commits until now.
+        Return an LSN that a slot confirms only after all commits made so far.
 
-        A user with the right to do so writes a transaction without rows for it, because
+        If the user has the privilege, a transaction without rows is written, because
         the slot of an idle database would have nothing to confirm.
         """
         with translated():

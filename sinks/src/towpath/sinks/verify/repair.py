@@ -58,7 +58,7 @@ STILL_WRONG: Final = (
 )
 
 
-# The reasons that allow erasing; no other key is ever erased.
+# The reasons that allow erasing: keys with any other reason are never erased.
 _ERASED: Final = frozenset({ABOVE, TWICE, NO_KEY})
 
 
@@ -170,7 +170,7 @@ def _refetch(
 def _reasons(
     comparison: RouteComparison, suspects: Suspects, refusals: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the reason of each key that is still wrong."""
+    """Yield the reason for each key that is still wrong."""
     for batch in suspects.wrong():
         for suspect in batch:
             yield suspect.key, _reason(comparison, suspect, refusals)
@@ -197,7 +197,7 @@ def _request(
     signals: list[str] = []
     for batch in suspects.wrong():
         keys = _possible_keys(comparison, [suspect.key for suspect in batch])
-        # Called without a key too: it returns whether keys can be requested.
+        # Called even without keys: the result says whether keys can be requested.
         requested = repairs.request_source_keys(comparison.route, keys)
         if requested is None:
             return None
@@ -206,7 +206,7 @@ def _request(
 
 
 def _possible_keys(comparison: RouteComparison, names: Sequence[str]) -> list[Key]:
-    """Return the source keys of these names, without keys it cannot contain."""
+    """Return the source keys of these names that the table can contain."""
     keys = [key for name in names if (key := comparison.form.key(name)) is not None]
     return comparison.source.possible_keys(comparison.table, keys)
 

@@ -50,11 +50,11 @@ class RouteReport:
     Attributes:
         table: The source's table, with its schema.
         source_rows: Rows of the source that were compared.
-        sink_rows: Live rows of the sink; of a sample, only those picked in the sink.
+        sink_rows: Live rows of the sink; for a sample, only those picked in the sink.
         tombstones: Tombstones of the sink.
         differences: The number of differences.
         restless: Keys that changed in every round: neither equal nor wrong.
-        repaired: Keys that differed, and are equal since their refetch.
+        repaired: Keys that differed, and have been equal since their refetch.
         left: Keys that still differ after a repair, by reason.
         first: The first differences.
         error: Why the comparison ended early, if it did.
@@ -146,7 +146,7 @@ def as_json(found: Verification, *, is_line: bool = False) -> str:
 
 
 def show(console: Console, found: Verification) -> None:
-    """Print a table of the routes, then the first differences, one a line."""
+    """Print a table of the routes, then the first differences, one per line."""
     if found.routes:
         console.print(_table(found))
     for line in _lines(found):
@@ -268,7 +268,7 @@ _WHOLE_PERCENT: Final = 100
 
 def sample_size(text: str) -> float | None:
     """
-    Parse ``1000`` or ``5%``; below one it is a share, ``None`` means all.
+    Parse ``1000`` or ``5%``; a result below one is a share, ``None`` means all.
 
     Raises:
         UsageError: It is neither, or zero.

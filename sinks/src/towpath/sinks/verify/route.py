@@ -59,7 +59,7 @@ def verify_route(
 
     Args:
         comparison: Both sides.
-        sample: The number of rows, or below one their share; ``None`` for all.
+        sample: The number of rows, or their share if below one; ``None`` for all.
         repairs: Refetches wrong rows; ``None`` leaves them.
         report_progress: Called with progress.
         eraser: Erases keys that a refetch cannot correct; ``None`` leaves them.
@@ -141,7 +141,7 @@ def _read_sample(
     if not counts.source_rows:
         # A small share of few rows may be empty: an emptied sink would look equal.
         _pick(comparison, _SMALLEST_SAMPLE, suspects_found, counts)
-    # A row that only an event log has proves nothing.
+    # A row that only the sink has proves nothing if the source deletes rows.
     if comparison.table.is_pruned or not isinstance(comparison.reader, SampleReader):
         return
     as_many = max(counts.source_rows, int(sample), _SMALLEST_SAMPLE)

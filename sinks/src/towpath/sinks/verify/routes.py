@@ -98,7 +98,7 @@ def outbox_table(
 
 
 def _columns(outbox: Outbox, own: Mapping[str, SourceColumn]) -> Iterator[SourceColumn]:
-    is_entombed = outbox.on_empty_payload is EmptyPayload.TOMBSTONE
+    has_tombstones = outbox.on_empty_payload is EmptyPayload.TOMBSTONE
     for part in _PARTS:
         name = getattr(outbox.columns, part)
         if not name:
@@ -110,7 +110,7 @@ def _columns(outbox: Outbox, own: Mapping[str, SourceColumn]) -> Iterator[Source
             kept_as=part,
             has_plain_order=column.has_plain_order,
             is_compared=part != "payload" or not _is_enveloped(outbox),
-            is_blank_null=part == "payload" and is_entombed,
+            is_blank_null=part == "payload" and has_tombstones,
         )
 
 
@@ -166,8 +166,8 @@ class Tables:
         name = table_behind(self.settings, route.topic, self._announced(route.topic))
         if name is None:
             message = (
-                f"the route {route.name} reads {route.topic}, which is the topic of no "
-                "listed table"
+                f"the route {route.name} reads {route.topic}, which is not the topic "
+                "of a listed table"
             )
             raise UnroutedTableError(message)
         table = self.source.table(TableName.parse(name))
@@ -199,7 +199,7 @@ class Tables:
         if view is None:
             message = (
                 f"the route {route.name} reads {route.topic}, for which "
-                "relay.outbox.view has no view"
+                "relay.outbox.view declares no view"
             )
             raise UnroutedTableError(message)
         table = self.source.table(TableName.parse(view.view))
@@ -225,7 +225,7 @@ def chosen_routes(settings: Settings, sink: Sink, names: Sequence[str]) -> list[
     Return the routes with these names or tables; all if there are no names.
 
     Raises:
-        UsageError: A name is that of no route and no table.
+        UsageError: A name matches no route or table.
     """
     known = {
         route.name: (route.name, table_behind(settings, route.topic))
@@ -233,7 +233,7 @@ def chosen_routes(settings: Settings, sink: Sink, names: Sequence[str]) -> list[
     }
     for name in names:
         if not any(_names(name) & {*each} for each in known.values()):
-            message = f"the sink {sink.name} has no route and no table named {name}"
+            message = f"the sink {sink.name} has no route or table named {name}"
             raise UsageError(message)
     return [
         route
@@ -243,12 +243,12 @@ def chosen_routes(settings: Settings, sink: Sink, names: Sequence[str]) -> list[
 
 
 def _names(text: str) -> set[str]:
-    """Return a text, and the full table name that it may be."""
+    """Return a text, and the full table name that it may stand for."""
     return {text, TableName.parse(text).text} if "." in text.strip(".") else {text}
 
 
 def _document(types: Mapping[str, str]) -> tuple[SourceColumn, ...]:
-    """Return the columns of a view that a document is compared with."""
+    """Return the columns of a view with which a document is compared."""
     payload = TEXT_IN_BYTES if types.get("payload") == "bytea" else "json"
     return SourceColumn("aggregate_id", "text"), SourceColumn("payload", payload)
 

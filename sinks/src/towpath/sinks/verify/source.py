@@ -40,8 +40,8 @@ _COLUMNS: Final[LiteralString] = """
                  and attgenerated = 's' and to_jsonb(p) ->> 'pubgencols' = 's')))
     order by attnum
 """
-# The plain names of operators do not find those of an extension's type; they find those
-# of a type that it can be cast to.
+# Unqualified operator names do not find the operators of an extension's type; they find
+# those of a type that it can be cast to.
 _TYPE: Final[LiteralString] = """
     select oid::regtype::text, typname::text, typdelim::text, typbasetype::bigint,
            (select e.oid::bigint from pg_type e where e.typarray = t.oid),

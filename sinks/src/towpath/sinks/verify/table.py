@@ -3,7 +3,7 @@ The source side of a route: a table, a part of one, or a view. Pure.
 
 Column names and key come from the announcement, everything else from the table. A
 masked column is read only if it is in the key, and never compared; a truncating rule
-masks only columns of characters.
+masks only character columns.
 """
 
 from collections.abc import Iterable, Iterator
@@ -63,7 +63,7 @@ class Limit:
     Attributes:
         column: A text column.
         values: The values of the rows that belong to the route.
-        is_of_others: Whether instead rows with any other value belong to it, null too.
+        is_of_others: Whether rows with any other value, or null, belong to it instead.
     """
 
     column: str

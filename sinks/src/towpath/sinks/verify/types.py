@@ -6,7 +6,7 @@ this module parses it. The forms are those of the records' documentation, withou
 relay's code::
 
     {1,NULL,"a\"b",{..}}    a list; bounds before the braces are ignored
-    (1,"a b",)              an object of its type's fields; an empty one is null
+    (1,"a b",)              an object of its type's fields; an empty field is null
     "a"=>"1", "b"=>NULL     a text that holds JSON, or an object
 
 ``SINGLES`` converts inner values from the text of Postgres; values of other types stay
@@ -153,7 +153,7 @@ class SourceType:
 
 def nested_text(kind: SourceType, text: str | None) -> str | None:
     """
-    Convert a text of Postgres to the text in a record.
+    Convert a Postgres text to the text in a record.
 
     Raises:
         ValueError: The text is not of its type.

@@ -25,4 +25,4 @@ class NotAppliedError(UnavailableError):
 class UnknownLsnError(UsageError):
     """An LSN lies outside of the history of the log that the relay follows."""
 
-    remedy = "Take the LSN from the answer to the write, after it was committed."
+    remedy = "Take the LSN from the response to the write, after it was committed."

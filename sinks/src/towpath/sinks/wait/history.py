@@ -1,7 +1,7 @@
 """
 The start of the history that the relay follows, as the relay stored it in Kafka.
 
-Earlier commits may be unpublished, since the slot may have been recreated behind them.
+Earlier commits may be unpublished, since the slot may have been recreated after them.
 Only the newest record of one key counts; each record is read once.
 """
 

@@ -6,15 +6,15 @@ Decides whether a sink has applied a commit, in five steps.
     step                                      reason
     1  the slot has confirmed the LSN         all transactions that ended below it are
                                               in Kafka
-    2  the LSN lies in the present history    a slot that was recreated behind the LSN
+    2  the LSN lies in the current history    a slot that was recreated past the LSN
                                               confirms it without having published it
     3  the ends of the sink's topics are      all records of the commit lie below them,
        read                                   also in new topics and partitions
     4  the sink has applied all below them,   an offset above the end belongs to a topic
        never more than exists, and lacks no   that was deleted; a late sink, or one that
        rows                                   lost rows, is filled first
-    5  the refetches pending then have ended  a partial change without a row, or with an
-                                              old one, is not applied before
+    5  the refetches pending then have ended  until then, a partial change without a row
+                                              or with an old one is not applied
 
 The order matters: each step covers at least what the steps before it covered. Without
 a progress file the answer is "not yet".
@@ -50,7 +50,7 @@ from towpath.sinks.wait.source import SlotStatus
 LOOK_EVERY_S: Final = 0.01
 
 # The relay stores its marks, and checks which commits are visible, ten times a second.
-# An LSN that is not confirmed by then may lie behind the last flushed commit.
+# An LSN that is not confirmed by then may lie past the last flushed commit.
 NUDGE_AFTER_S: Final = 0.4
 
 
@@ -58,17 +58,17 @@ class Slot(Protocol):
     """The slot, as a wait needs it."""
 
     def status(self) -> SlotStatus | None:
-        """Return the present state of the slot; ``None`` if it does not exist."""
+        """Return the current state of the slot; ``None`` if it does not exist."""
 
     def nudge(self) -> None:
-        """Advance the log, if the user has the right."""
+        """Advance the log, if the user has the privilege."""
 
 
 class History(Protocol):
     """The relay's history, as a wait needs it."""
 
     def start_lsn(self) -> int | None:
-        """Return the start of the present history; ``None`` before it has begun."""
+        """Return the start of the current history; ``None`` before it has begun."""
 
 
 class Applied(NamedTuple):
@@ -123,7 +123,7 @@ class Wait:
             UnavailableError: The database or the broker does not answer.
         """
         began_s = self._clock.monotonic_s()
-        # Reads the existing records while the relay still publishes the commit.
+        # Reads the existing records while the relay is still publishing the commit.
         history.start_lsn()
         self._until_confirmed(lsn, slot)
         self._until(lambda: _outside(lsn, history.start_lsn()))
@@ -149,14 +149,14 @@ class Wait:
             nonlocal is_nudged
             status = slot.status()
             if status is None:
-                return f"the slot {self._slot_name} does not exist: no relay runs"
+                return f"the slot {self._slot_name} does not exist: no relay is running"
             _check_end(lsn, status)
             if status.confirmed_lsn >= lsn:
                 return None
             if nudging.passed() and not is_nudged:
                 is_nudged = True
                 slot.nudge()
-            follows = "" if status.is_active else "; nobody follows the slot"
+            follows = "" if status.is_active else "; no relay follows the slot"
             return (
                 f"the relay has confirmed {format_lsn(status.confirmed_lsn)} of "
                 f"{format_lsn(lsn)}{follows}"
@@ -238,7 +238,7 @@ class Wait:
 def _check_end(lsn: int, status: SlotStatus) -> None:
     if lsn > status.log_end_lsn:
         message = (
-            f"{format_lsn(lsn)} lies behind the end of the source's log, "
+            f"{format_lsn(lsn)} lies past the end of the source's log, "
             f"{format_lsn(status.log_end_lsn)}: it is not an LSN of this server"
         )
         raise UnknownLsnError(message)
@@ -246,13 +246,13 @@ def _check_end(lsn: int, status: SlotStatus) -> None:
 
 def _outside(lsn: int, start_lsn: int | None) -> str | None:
     """
-    Return why the LSN is not in the present history yet.
+    Return why the LSN is not in the current history yet.
 
     Raises:
         UnknownLsnError: It lies before the history.
     """
     if start_lsn is None:
-        return "the relay has not begun its present history"
+        return "the relay has not begun its current history"
     if lsn < start_lsn:
         message = (
             f"{format_lsn(lsn)} lies before {format_lsn(start_lsn)}, where the relay "

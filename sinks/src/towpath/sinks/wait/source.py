@@ -60,7 +60,7 @@ class PostgresSlot:
 
     def status(self) -> SlotStatus | None:
         """
-        Return the present state; ``None`` if the slot does not exist.
+        Return the current state; ``None`` if the slot does not exist.
 
         Raises:
             SourceUnavailableError: The database does not answer.
@@ -73,7 +73,7 @@ class PostgresSlot:
 
     def nudge(self) -> None:
         """
-        Write a small message to the log, if the user has the right.
+        Write a small message to the log, if the user has the privilege.
 
         Raises:
             SourceUnavailableError: The database does not answer.

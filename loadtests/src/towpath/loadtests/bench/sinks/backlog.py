@@ -14,7 +14,7 @@ from typing import Final
 
 from towpath.loadtests.bench import publishers
 from towpath.loadtests.bench.context import RELAY, Bench
-from towpath.loadtests.bench.measurements import POLL_INTERVAL_S, until_still
+from towpath.loadtests.bench.measurements import POLL_INTERVAL_S, until_idle
 from towpath.loadtests.bench.publishers import failure
 from towpath.loadtests.bench.sinks.result import (
     CACHE,
@@ -48,7 +48,7 @@ name = "{route}"
 
 
 def sink_blocks(topic: str, targets: Targets, folder: Path) -> str:
-    """Return the blocks of the three sinks, each with the topic as its one route."""
+    """Return the blocks of the three sinks, each with the topic as its only route."""
     lake = f'folder = "{folder / "lake"}"\n'
     sinks = (
         (CACHE, targets.redis_url, "", ROUTE),
@@ -63,7 +63,7 @@ def sink_blocks(topic: str, targets: Targets, folder: Path) -> str:
 
 NAME: Final = "bench_catch_up"
 
-# A twentieth of a snapshot's rate, so that a busy machine fails no benchmark.
+# A twentieth of a snapshot's rate, so that a busy machine does not fail a run.
 _SLOWEST_PER_S: Final = 2_000
 _SERVING_WITHIN_S: Final = 90.0
 
@@ -122,13 +122,13 @@ def backlog_in_kafka(bench: Bench, targets: Targets) -> Iterator[Backlog]:
         with backlog.relay() as pid:
             systems.ask(run, source)
             _until_read(backlog, pid)
-            until_still(bench, run)
+            until_idle(bench, run)
         yield backlog
 
 
 def _until_read(backlog: Backlog, pid: int) -> None:
     bench, run, rows = backlog.bench, backlog.run, backlog.rows
-    report = bench.screen.begin("reading it into Kafka", rows)
+    report = bench.screen.begin("reading the table into Kafka", rows)
     within_s = _SERVING_WITHIN_S + rows / _SLOWEST_PER_S
     deadline = Deadline(bench.clock, within_s)
     while not systems.has_completed(bench, run, backlog.source):

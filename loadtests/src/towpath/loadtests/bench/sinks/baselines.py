@@ -2,9 +2,9 @@
 Baselines beside the sinks: the same rows, written without a sink.
 
 - Index: the client's own bulk load of the same documents, without versions, into an
-  index with the sink's own fields and settings. The bodies are prepared in a file; some
-  threads read and send them with the usual Python client. The server's answers are
-  filtered, so that there is nothing to do between two calls.
+  index with the sink's own fields and settings. The bodies are prepared in a file;
+  several threads read and send them with the usual Python client. The server's answers
+  are filtered, so that there is nothing to do between two calls.
 - Cache: plain pipelined writes of the same hashes, without a guard. It is a ceiling,
   not a goal: commands are packed before the clock runs, and answers are counted, not
   parsed. So it is the speed of the server, including its append-only file.
@@ -45,7 +45,7 @@ def measure_merge(bench: Bench, backlog: Backlog, targets: Targets) -> Figures:
     Run the MERGE, and return its rate.
 
     Raises:
-        BenchError: It failed, or its table has another number of rows.
+        BenchError: It failed, or its table has a different number of rows.
     """
     report = bench.environment.folder / "merge.json"
     words = (*targets.merge, str(backlog.config), WAREHOUSE, str(report))
@@ -83,7 +83,7 @@ _BULK_ANSWER_WITHIN_S: Final = 120.0
 _BUSY: Final = 429
 _PAUSE_S: Final = 0.1
 _BUSY_WITHIN_S: Final = 600.0
-# The settings that affect writes; others identify an index.
+# The settings that affect writes; the others identify the index.
 _SETTINGS: Final = ("number_of_shards", "number_of_replicas", "refresh_interval")
 
 
@@ -106,19 +106,19 @@ def measure_bulk_load(bench: Bench, source: ItemSource, url: str) -> Figures:
     bench.screen.begin("bulk load", 0)
     with OpenSearch(url, timeout=_BULK_ANSWER_WITHIN_S, max_retries=0) as client:
         try:
-            client.indices.create(index=_BULK_INDEX, body=_like(client, ROUTE))
+            client.indices.create(index=_BULK_INDEX, body=_index_body(client, ROUTE))
             began_s = bench.clock.monotonic_s()
             _send(client, path, prepared, bench.clock)
             elapsed_s = bench.clock.monotonic_s() - began_s
             client.indices.refresh(index=_BULK_INDEX)
-            there = client.count(index=_BULK_INDEX)["count"]
+            written = client.count(index=_BULK_INDEX)["count"]
             client.indices.delete(index=_BULK_INDEX)
         except OpenSearchException as error:
             message = f"the index refuses the bulk load: {error}"
             raise BenchError(message) from error
     path.unlink()
-    if there != rows:
-        message = f"the bulk load wrote {there:,} of {rows:,} documents"
+    if written != rows:
+        message = f"the bulk load wrote {written:,} of {rows:,} documents"
         raise BenchError(message)
     return {"rows_per_s": rows / elapsed_s}
 
@@ -148,7 +148,7 @@ def _prepare(path: Path, source: ItemSource) -> list[_BulkBody]:
     return found
 
 
-def _like(client: OpenSearch, alias: str) -> dict[str, Any]:
+def _index_body(client: OpenSearch, alias: str) -> dict[str, Any]:
     """Return the settings and mappings of the sink's own index."""
     ((_, found),) = client.indices.get(index=alias).items()
     settings = found["settings"]["index"]

@@ -154,7 +154,7 @@ class SinkCatchUp:
         report = self._bench.screen.begin(f"{self._sink} catches up", goal)
         stall = StallTimeout(self._bench.clock, _STUCK_AFTER_S)
         while True:
-            # Processes before files, so that the last sample covers all the work.
+            # Sample processes first, so that the last sample covers all the work.
             self._poll(pid)
             applied = self._progress.applied()
             report(applied.records)

@@ -16,8 +16,8 @@ The results of both cases of sinks, as JSON and as tables. Pure.
 
 The figures of ``checkout`` are those of the highest rate that met all three budgets, or
 of the lowest rate if none did. A rate with a lost sample or a failed checkout meets no
-budget. ``memory_bytes`` is that of the largest driver: the sum of the highest resident
-sets of its Python and its engine.
+budget. ``memory_bytes`` is that of the largest driver: the sum of the peak resident
+sets of its Python process and its engine.
 """
 
 from collections.abc import Mapping

@@ -55,7 +55,7 @@ class TableCheck(NamedTuple):
     The number of expected rows, and the counts of everything that is wrong.
 
     ``lost`` keys and ``missing`` updates are not in the topic; ``changed`` keys end
-    with another value than the table's. ``stale`` READ rows are older than an earlier
+    with a value other than the table's. ``stale`` READ rows are older than an earlier
     change, and ``outdated`` keys end with such a row. ``overtaken`` updates come after
     a newer READ row, ``repeated`` ones come twice, and ``disordered`` ones come after a
     newer update or in a second partition. ``unknown`` records have a key or a version

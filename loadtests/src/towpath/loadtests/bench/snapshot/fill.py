@@ -1,10 +1,10 @@
 """
 The benchmark of snapshots: all systems, both loads, round by round.
 
-In one run a system streams the table's changes, is requested to read it, and is checked
-afterwards. Under updates, the load begins before the signal, so that the same clients
-measure the latency without a snapshot; it ends with the snapshot. A finding about the
-relay voids all figures.
+In one run a system streams the table's changes, is asked to read the table, and is
+checked afterwards. Under updates, the load begins before the signal, so that the same
+clients measure the latency without a snapshot; it ends with the snapshot. A finding
+about the relay voids all figures.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from towpath.loadtests.bench.context import (
 )
 from towpath.loadtests.bench.figures import Figures
 from towpath.loadtests.bench.machine import ProcessWatch, per_event_us
-from towpath.loadtests.bench.measurements import POLL_INTERVAL_S, pgbench, until_still
+from towpath.loadtests.bench.measurements import POLL_INTERVAL_S, pgbench, until_idle
 from towpath.loadtests.bench.publishers import failure
 from towpath.loadtests.bench.result import BenchResult
 from towpath.loadtests.bench.snapshot import result, systems
@@ -47,7 +47,7 @@ from towpath.loadtests.bench.snapshot.source import (
 )
 from towpath.schemas.clock import Deadline
 
-# Far below any measured rate, so that a busy machine fails no benchmark.
+# Far below any measured rate, so that a busy machine does not fail a run.
 _SLOWEST_PER_S: Final = 500
 _SERVING_WITHIN_S: Final = 90.0
 _LOAD_FOR_S: Final = 3_600.0
@@ -75,14 +75,14 @@ class SnapshotMeasurement:
         """
         self._source.begin_truth()
         moments = self._read_the_table()
-        until_still(self._bench, self._run)
+        until_idle(self._bench, self._run)
         self._bench.environment.launcher.stop(self._run.name)
         return self._check(moments)
 
     def _read_the_table(self) -> Moments:
         with ExitStack() as stack:
             if self._run.is_initial:
-                # It streams nothing before it has read: there is no idle latency.
+                # It streams nothing before it has read the table: no idle latency.
                 stack.enter_context(run_load(self._bench, self._run))
                 idle_ms = requested_ms = self._now_ms()
                 self._start()
@@ -103,7 +103,7 @@ class SnapshotMeasurement:
         self._watch.add("process", self._pid, is_new=True)
 
     def _until_serving(self) -> None:
-        """Commit one update and wait until it is in Kafka, so the system streams."""
+        """Wait until the system streams: until an update committed here is in Kafka."""
         self._bench.screen.begin(f"{self._run.name}: starting", 0)
         self._source.update_one()
         deadline = Deadline(self._bench.clock, _SERVING_WITHIN_S)

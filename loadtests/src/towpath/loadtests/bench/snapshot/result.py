@@ -12,11 +12,11 @@ The result of the snapshot benchmark, as JSON and as tables. Pure.
      "idle_p99_ms": ..., "live_ratio": ..., "peak_rss_bytes": ...,
      "cpu_us_per_row": ..., "paper": {"rows": 50000000, "relay": {...}, ...}}
 
-A ratio is the relay's median of rows a second divided by the other's. ``debezium`` is
-the faster of its two tuned incremental snapshots, with and without watermarks in the
-source. The case's own ratios are the lower ones of the two loads, and its memory and
-processor time the higher ones, so that a goal covers both. The cost of a table of 50
-million rows (``paper``) is extrapolated from the smaller one.
+A ratio is the relay's median rows per second divided by the other system's.
+``debezium`` is the faster of its two tuned incremental snapshots, with and without
+watermarks in the source. The case's own ratios are the lower ones of the two loads, and
+its memory and processor time the higher ones, so that a goal covers both. The cost of a
+table of 50 million rows (``paper``) is extrapolated from the smaller one.
 """
 
 from collections.abc import Callable, Mapping
@@ -56,7 +56,7 @@ _MICROSECONDS: Final = 1_000_000
 
 
 class LargeTableCost(NamedTuple):
-    """The time, processor time and disk space for so many rows."""
+    """The time, processor time and disk space for the large table."""
 
     rows: int
     hours: float
@@ -200,9 +200,9 @@ _SPEED: Final = (
     Column("overtaken_updates", "overtaken", "{:,.0f}"),
 )
 _LIVE: Final = (
-    Column("idle_p50_ms", "alone p50 ms", "{:.1f}"),
+    Column("idle_p50_ms", "before p50 ms", "{:.1f}"),
     Column("idle_p99_ms", "p99 ms", "{:.1f}"),
-    Column("live_p50_ms", "beside p50 ms", "{:.1f}"),
+    Column("live_p50_ms", "during p50 ms", "{:.1f}"),
     Column("live_p99_ms", "p99 ms", "{:.1f}"),
     Column("live_max_ms", "max ms", "{:.0f}"),
     Column("live_ratio", "p99 ratio", "{:.2f}"),
@@ -251,7 +251,7 @@ def _load(case: FillCase, load: Load) -> list[RenderableType]:
 
 def _large_table_cost(case: FillCase) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    title = f"{LARGE_TABLE_ROWS:,} rows on paper, the dearer load"
+    title = f"{LARGE_TABLE_ROWS:,} rows (extrapolated, costlier load)"
     table.add_column(Text(title, style="bold"), no_wrap=True)
     for column in ("hours", "CPU hours", "topic GiB"):
         table.add_column(column, justify="right", no_wrap=True)

@@ -206,7 +206,7 @@ class ItemSource(BenchSource):
 
     def contents(self) -> "array[int]":
         """
-        Return the digest of every row, by id; the first has none.
+        Return the digest of every row, by id; index 0 is unused.
 
         Raises:
             BenchError: The ids do not count from one.

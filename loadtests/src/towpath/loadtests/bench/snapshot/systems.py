@@ -1,5 +1,5 @@
 """
-The systems that fill a topic: the relay, and Debezium on Kafka Connect in four ways.
+The systems that fill a topic: the relay, and Debezium on Kafka Connect in four setups.
 
 Stock has Debezium's defaults: chunks of 1,024 rows and signal rows as watermarks. Tuned
 has chunks of 20,000 and the batches, queues and producer of a tuned drain. Read-only is
@@ -52,7 +52,7 @@ def delivered(bench: Bench, topic: str) -> Iterator[Delivered]:
             yield _delivered(record)
         except (KeyError, TypeError, ValueError) as error:
             where = f"{topic} [{record.partition()}] @ {record.offset()}"
-            message = f"{where} is no change of the table: {error!r}"
+            message = f"{where} is not a change of the table: {error!r}"
             raise BenchError(message) from error
 
 

@@ -3,7 +3,7 @@ Avro in Confluent's framing: a zero byte, the schema's id in four bytes, the rec
 
 Avro has no missing fields. An unchanged TOASTed value is null, which the header
 ``unchanged`` distinguishes from NULL; or the configured placeholder, where the column's
-type can express it: in strings and bytes, and as the one entry of their arrays and
+type can express it: in strings and bytes, and as the only entry of their arrays and
 maps.
 
 Each schema has one encoding function, made once. Hot path.
@@ -15,11 +15,11 @@ Each schema has one encoding function, made once. Hot path.
     float, double     IEEE 754, little-endian
     string, bytes     length as a long, then the bytes
     array, map        count as a long, the entries, then a count of 0
-    record            its fields, one after the other
+    record            its fields in order
     union             the branch's number as a long, then its value
 
-A record's values are a mapping by the schema's own, unsanitized names; a missing one is
-null.
+A record's values are a mapping by the schema's own, unsanitized names; a missing value
+is null.
 """
 
 import struct
@@ -79,12 +79,12 @@ def write_long(number: int) -> bytes:
 
 
 def write_bytes(value: bytes) -> bytes:
-    """Write bytes behind their length."""
+    """Write bytes after their length."""
     return write_long(len(value)) + value
 
 
 def write_text(value: str) -> bytes:
-    """Write a string's UTF-8 behind its length."""
+    """Write a string's UTF-8 after its length."""
     return write_bytes(value.encode())
 
 

@@ -16,7 +16,7 @@ Values = Sequence[bytes | None]
 
 class EnvelopeFacts(NamedTuple):
     """
-    The parts of an envelope beside the row; times in microseconds since 1970.
+    The parts of an envelope besides the row; times in microseconds since 1970.
 
     Attributes:
         operation: Debezium's letter: b"c", b"u", b"d", b"r" or b"t".
@@ -26,8 +26,8 @@ class EnvelopeFacts(NamedTuple):
         xid: The transaction's id; None for a chunk's row.
         lsn: The row's own LSN; None for a chunk's row.
         commit_lsn: The commit's LSN, or the chunk's low watermark.
-        origin: The replication origin; None without.
-        origin_lsn: The LSN of the commit at the origin; None without.
+        origin: The replication origin; None if there is none.
+        origin_lsn: The LSN of the commit at the origin; None without an origin.
         transaction: The place in its transaction; None without enrichment.
     """
 
@@ -97,7 +97,7 @@ class Codec(Protocol):
         """
         Return the envelopes of rows of a chunk, which are given column by column.
 
-        Each has the bytes of ``value`` for the row as ``after``.
+        Each equals what ``value`` returns with the row as ``after``.
         """
 
 

@@ -8,7 +8,7 @@ Makes the schemas of a table's keys and values from its columns, as Kafka Connec
 =================================  ==================================================
 
 Names and fields are Debezium's; the additional ``source.commit_lsn`` and
-``source.origin`` are optional. Outside the key every column may be null, also under NOT
+``source.origin`` are optional. Outside the key every column may be null, even under NOT
 NULL: a delete has only its key, an update no unchanged TOASTed values, and some values
 have no form. So neither added nor removed columns nor NOT NULL break readers. Defaults
 of columns are left out: Kafka Connect would use them for NULL.
@@ -177,7 +177,7 @@ def sanitized_path(name: str) -> str:
 
 def sanitized_all(names: Iterable[str], of: str) -> Mapping[str, str]:
     """
-    Return the sanitised name of each name.
+    Return the sanitized name of each name.
 
     Raises:
         NameCollisionError: Two names become the same.

@@ -213,7 +213,7 @@ class _Translation:
     def _record(self, schema: Schema, path: str) -> Avro:
         name = schema.name or path
         full = sanitized_path(name)
-        # A column's own attributes do not make another record.
+        # Attributes of the column do not make it a different record.
         bare = replace(schema, is_optional=False, default=None, parameters={})
         if full in self._defined:
             other, known = self._defined[full]
@@ -370,14 +370,14 @@ class Documents:
             case RecordFormat.JSON:
                 return orjson.dumps
             case RecordFormat.JSON_SCHEMA:
-                return _behind_its_schema(schema)
+                return _with_schema(schema)
             case RecordFormat.AVRO:
-                return _behind_its_id(
+                return _with_schema_id(
                     schema, self._register(subject, avro_text(schema))
                 )
 
 
-def _behind_its_schema(schema: Schema) -> WriteDocument:
+def _with_schema(schema: Schema) -> WriteDocument:
     head = _head(schema)
 
     def write(document: DocumentValue) -> bytes:
@@ -386,7 +386,7 @@ def _behind_its_schema(schema: Schema) -> WriteDocument:
     return write
 
 
-def _behind_its_id(schema: Schema, schema_id: int) -> WriteDocument:
+def _with_schema_id(schema: Schema, schema_id: int) -> WriteDocument:
     head = _MAGIC + schema_id.to_bytes(4, "big")
     put = writer(schema)
 

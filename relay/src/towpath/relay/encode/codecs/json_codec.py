@@ -3,7 +3,7 @@ Writes keys and envelopes as plain JSON. Hot path.
 
 The parts that do not depend on the row are made once per table schema. An unchanged
 TOASTed value is missing, or the configured placeholder where the column's type can
-express it: in texts and bytes, and as the one entry of their arrays and maps.
+express it: in texts and bytes, and as the only entry of their arrays and maps.
 
 ``source`` has Debezium's members, and ``commit_lsn``; ``origin`` only for changes that
 were replicated to the source. With Debezium's preset there are also ``ts_us``,
@@ -339,7 +339,7 @@ def _column(field: Field, placeholder: str | None) -> _Column:
 
 
 def _picker(columns: Sequence[Field]) -> Callable[[Row], Row] | None:
-    """Return the picker of a row's published values; None if they are its first."""
+    """Return the picker of a row's published values; None if they are a prefix."""
     places = [field.at for field in columns]
     if places == list(range(len(places))):
         return None

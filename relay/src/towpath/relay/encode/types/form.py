@@ -4,8 +4,8 @@ Forms: the conversion of a column's text to its value in records, with its schem
 Schemas are Kafka Connect's: a kind, a semantic name with parameters, and the parts of
 arrays, maps and structs. JSON with schemas and Avro are both written from them.
 
-``TypeFacts`` are the catalog's facts of columns' types, and of those that they contain.
-A dropped type has none; its values stay texts.
+``TypeFacts`` hold what the catalog says about a column's type and the types nested in
+it. A dropped type has none; its values stay texts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,13 +38,13 @@ class Schema:
 
     Attributes:
         kind: Its literal type, by Connect's name.
-        name: Its semantic type, or a struct's name; None without.
+        name: Its semantic type, or a struct's name; None if it has none.
         version: The semantic type's version.
         parameters: The semantic type's parameters, as texts.
         is_optional: Whether null is a value.
         items: The schema of an array's elements, or of a map's values.
         fields: A struct's fields by name, in order.
-        default: The default of a struct's field; None without.
+        default: The default of a struct's field; None if it has none.
     """
 
     kind: Kind

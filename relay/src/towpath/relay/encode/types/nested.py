@@ -10,7 +10,7 @@ Composite types: ``(1,"a b",)`` to an object of their fields, by name.
 
 Nothing between commas is NULL, two quotes are the empty text; in quotes a backslash or
 a quote escapes the next character. A row may be older or newer than the known type: a
-value with another number of fields stays a text where there is no schema; with one,
+value with a different number of fields stays a text if there is no schema; with one,
 additional fields are dropped and reported to ``on_lost``, and missing ones are null.
 
 ``hstore``: ``"a"=>"1", "b"=>NULL`` to a JSON text, or to a map, in hstore's order of
@@ -77,7 +77,7 @@ def parse_array(text: bytes, delimiter: bytes = b",") -> list[object]:
     Return the elements: texts, None for NULL, and lists of further dimensions.
 
     Raises:
-        MalformedMessageError: It is not an array.
+        MalformedMessageError: The text is not an array.
     """
     body = text[text.index(b"=") + 1 :] if text[:1] == b"[" and b"=" in text else text
     if is_flat(body):
@@ -210,7 +210,7 @@ def parse_composite(text: bytes) -> list[bytes | None]:
     Return the texts of a composite's fields; None for NULL.
 
     Raises:
-        MalformedMessageError: It is not a composite.
+        MalformedMessageError: The text is not a composite.
     """
     if text[:1] != b"(":
         raise _malformed_composite(text)
@@ -286,7 +286,7 @@ def parse_hstore(text: bytes) -> dict[str, str | None]:
     Return the pairs of an hstore.
 
     Raises:
-        MalformedMessageError: It is not an hstore.
+        MalformedMessageError: The text is not an hstore.
     """
     pairs: dict[str, str | None] = {}
     at = 0
@@ -364,7 +364,7 @@ POINT: Final = Form(_POINT_SCHEMA, point_json, point_value)
 
 
 def postgis(name: Literal["Geometry", "Geography"]) -> Form:
-    """Return the form of a type of PostGIS, whose text is extended WKB in hex."""
+    """Return the form of a PostGIS type, whose text is extended WKB in hex."""
     schema = Schema(
         "struct",
         name=f"io.debezium.data.geometry.{name}",

@@ -61,7 +61,7 @@ def text_column(texts: Sequence[bytes]) -> Fragments:
     parts = written.split(_ESCAPED_NUL)
     if len(parts) == len(texts):
         return Fragments(parts, _QUOTE)
-    # A text contains an escaped NUL in its own characters.
+    # A text itself contains the characters of an escaped NUL.
     return Fragments(list(map(text_json, texts)))
 
 
@@ -81,7 +81,7 @@ def text_value(text: bytes) -> str:
 
 
 def named_text(name: str | None, *, is_plain: bool = False) -> Form:
-    """Return the form of a text with a semantic name; plain: nothing is escaped."""
+    """Return the form of a text with a semantic name; a plain text needs no escapes."""
     schema = Schema("string", name=name, version=None if name is None else 1)
     if is_plain:
         return Form(schema, plain_json, text_value, plain_column)
@@ -109,7 +109,7 @@ def enum(labels: tuple[str, ...]) -> Form:
 
 
 _BOOLEANS: Final = MappingProxyType({b"t": b"true", b"f": b"false"})
-_NO_NUMBERS: Final = MappingProxyType(
+_NON_FINITE: Final = MappingProxyType(
     {b"NaN": b'"NaN"', b"Infinity": b'"Infinity"', b"-Infinity": b'"-Infinity"'}
 )
 
@@ -125,24 +125,24 @@ def number_column(texts: Sequence[bytes]) -> Fragments:
 
 
 def float_json(text: bytes) -> bytes:
-    """Write a float."""
-    return _NO_NUMBERS.get(text, text)
+    """Return a float's text as JSON."""
+    return _NON_FINITE.get(text, text)
 
 
 def float_column(texts: Sequence[bytes]) -> Fragments:
-    """Write floats."""
-    if _NO_NUMBERS.keys().isdisjoint(texts):
+    """Return floats' texts as JSON."""
+    if _NON_FINITE.keys().isdisjoint(texts):
         return Fragments(texts)
     return Fragments(list(map(float_json, texts)))
 
 
 def boolean_json(text: bytes) -> bytes:
-    """Write ``t`` or ``f``."""
+    """Return the text ``t`` or ``f`` as a JSON boolean."""
     return _BOOLEANS[text]
 
 
 def boolean_column(texts: Sequence[bytes]) -> Fragments:
-    """Write many ``t`` or ``f``."""
+    """Return texts ``t`` or ``f`` as JSON booleans."""
     return Fragments(list(map(_BOOLEANS.__getitem__, texts)))
 
 
@@ -175,8 +175,8 @@ _VARIABLE: Final = Schema(
 )
 _MONEY_SCALE: Final = 2
 
-# Postgres packs precision and scale behind an offset; the scale has eleven bits, and is
-# signed since version 15.
+# Postgres packs precision and scale, and adds an offset; the scale has eleven bits, and
+# has been signed since version 15.
 _TYPMOD_OFFSET: Final = 4
 _SCALE_SIGN: Final = 1 << 10
 _SCALE_MASK: Final = (1 << 11) - 1
@@ -206,7 +206,7 @@ def numeric(typmod: int, mode: Decimals, on_lost: OnLost) -> Form:
 
 
 def money(mode: Decimals) -> Form:
-    """Return the form of money, which is a decimal of two digits."""
+    """Return the form of money, a decimal with two fractional digits."""
     if mode is Decimals.STRING:
         return Form(PLAIN.schema, lambda text: b'"' + amount(text) + b'"', _amount_text)
     if mode is Decimals.DOUBLE:

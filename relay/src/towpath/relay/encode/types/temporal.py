@@ -12,11 +12,11 @@ connect                    days (Connect's types)    ms, int32       ms
 
 Instants count from 1970 in the proleptic Gregorian calendar, which is Postgres's own,
 so that years before 1 and above 9999 are numbers like the others. The infinities are
-the numbers that Debezium's stream has: for timestamps its driver's two far
-instants, in either unit; for dates Postgres's lowest and Java's highest day. A connect
-time is int32, as Connect's converters require, although Debezium documents int64. Zoned
-times are texts in every mode: ISO 8601 in UTC with the column's precision,
-``infinity`` and ``-infinity``, and years beyond four digits with their sign.
+the numbers that Debezium streams: for timestamps its driver's two sentinel instants, in
+either unit; for dates Postgres's lowest and Java's highest day. A connect time is
+int32, as Connect's converters require, although Debezium documents int64. Zoned times
+are texts in every mode: ISO 8601 in UTC with the column's precision, ``infinity`` and
+``-infinity``, and years beyond four digits with their sign.
 
 Times as texts: Postgres's ISO output as ISO 8601, in UTC. Hot path.
 
@@ -32,8 +32,8 @@ above 9999 all their digits. The connection uses UTC and ISO dates.
 
 ``interval``: ISO 8601 text with every field, or microseconds, from Postgres's style.
 
-A month is 365.25 / 12 days, as Debezium counts; the infinities of Postgres 17 are their
-words, or the lowest and highest number of 64 bits.
+A month is 365.25 / 12 days, as Debezium counts; the infinities of Postgres 17 are
+written as words, or as the lowest and highest 64-bit number.
 """
 
 import re
@@ -115,7 +115,7 @@ def instants(texts: Sequence[bytes]) -> list[bytes] | None:
     size, count = _FULL_INSTANT, len(texts)
     padded = [text if len(text) == size else _padded(text) for text in texts]
     joined = bytearray().join(padded)
-    # All texts have one length, so a stride picks the same character of each.
+    # All texts have the same length, so a stride picks the same character of each.
     is_plain = (
         {size} == set(map(len, padded))
         and joined[10::size] == b" " * count
@@ -248,7 +248,7 @@ def days(text: bytes) -> int:
 
 
 def _civil_days(year: int, month: int, day: int) -> int:
-    """Return days since 1970, of any year: calendars repeat every 400 years."""
+    """Return days since 1970, of any year: the calendar repeats every 400 years."""
     eras = (year - 1) // _ERA_YEARS
     known = date(year - eras * _ERA_YEARS, month, day)
     return known.toordinal() + eras * _ERA_DAYS - _EPOCH_DAY
@@ -344,7 +344,7 @@ def zoned_form(typmod: int) -> Form:
 
 def zoned(text: bytes, digits: int) -> str:
     """
-    Rewrite a timestamptz as ISO 8601 in UTC, with ``digits`` digits of a second.
+    Rewrite a timestamptz as ISO 8601 in UTC, with ``digits`` fractional digits.
 
     Raises:
         MalformedMessageError: The text is not in the format of the connection.
@@ -373,7 +373,7 @@ def _java_year(year: int, is_before_christ: bool) -> str:  # noqa: FBT001 - a pa
 
 
 def precision(typmod: int) -> int:
-    """Return the digits of a second that a column keeps; six without a modifier."""
+    """Return how many fractional digits a column keeps; six without a modifier."""
     return typmod if 0 <= typmod <= _MICROSECOND_DIGITS else _MICROSECOND_DIGITS
 
 

@@ -1,7 +1,7 @@
 """
 The connection to the Redis servers, and redis-py's errors turned into ours.
 
-There is one server, or there are the primaries of a cluster. The servers of the slots
+There is either one server or the primaries of a cluster. The servers of the slots
 are looked up when a sink is opened, and again after each failure: slots move and
 replicas take over.
 """
@@ -121,7 +121,7 @@ class ServerState(NamedTuple):
     Attributes:
         run_id: Changes with each start.
         evicted: Keys evicted since the start because the memory was full.
-        policy: Its reaction to a full memory.
+        policy: Its reaction to full memory.
         keeps_file: Whether each write is appended to a file.
     """
 

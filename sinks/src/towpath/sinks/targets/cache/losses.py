@@ -5,7 +5,7 @@ A *witness* is a small hash beside the rows, with an id chosen by the sink and a
 that rises with every flush, after the rows of that flush. A server loses either its
 most recent writes or everything:
 
-- the witness is missing or has another id: the server was emptied, or is another one;
+- the witness is missing or has a different id: the server was emptied or replaced;
 - the count is below the known one: the server lost its most recent writes (the last
   second if it keeps a file; everything since its last dump, or since a replica was
   copied). Each witness is compared with its own count: while one server refuses writes,

@@ -19,7 +19,7 @@ import structlog
 from towpath.sinks.targets.cache.client import NO_FUNCTION
 
 # Enough work for the server while the next slice of a batch is decoded, about 50 ms.
-# Much more only takes memory; much less makes one side wait for the other.
+# Much more only costs memory; much less makes one side wait for the other.
 BYTES_IN_FLIGHT: Final = 2 * 1024 * 1024
 
 # Small calls are sent together: one system call per call would cost more than the call.
@@ -41,7 +41,7 @@ class RedisPipeline(Generic[Context]):
 
     def __init__(self, client: Any, load: Callable[[], None]) -> None:  # noqa: ANN401 - redis-py's
         """
-        Describe a pipeline; nothing is opened yet.
+        Store the parameters; nothing is opened yet.
 
         Args:
             client: The server's client.

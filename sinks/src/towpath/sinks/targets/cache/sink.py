@@ -195,7 +195,7 @@ class CacheSink:
         pipeline = self._pipeline_of(key)
         for call in write.calls(encoded, key):
             call_bytes = packed_words(apply, call.row_count, call.keys, (call.columns,))
-            # No row is partial: none can be absent.
+            # No change is partial, so none can be refused because its row is absent.
             self._send(pipeline, call_bytes, ())
 
     def _send(

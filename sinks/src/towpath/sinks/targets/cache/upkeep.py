@@ -41,7 +41,7 @@ def erase(sink: Sink, prefix: str) -> None:
 def _unlink(client: Any, places: Iterable[str]) -> None:  # noqa: ANN401 - redis-py's
     remaining = iter(places)
     while batch := list(islice(remaining, SCANNED_AT_ONCE)):
-        # One command per key, because a cluster allows no keys of different slots in
+        # One command per key, because a cluster forbids keys of different slots in
         # one; all are sent together.
         pipeline = client.pipeline(transaction=False)
         for place in batch:

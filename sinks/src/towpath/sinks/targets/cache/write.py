@@ -7,7 +7,7 @@ special handling is left to those calls, so that the handling exists only once.
 
 Each text is equal to that of ``key_text`` and ``text_of`` for the single value. Values
 that Arrow does not read exactly are written one by one: a float may have been an
-integer of more digits or may have another text, and lists and objects are JSON.
+integer of more digits or may have a different text, and lists and objects are JSON.
 
 Hot path: a fixed number of passes over the columns of a slice.
 """
@@ -49,7 +49,7 @@ _ESCAPED: Final = r'[\x00-\x1f"\\]'
 
 def key_texts(keys: pa.ChunkedArray) -> pa.StringArray | None:
     """
-    Convert keys like ``key_text``; null where a key has another form than the first.
+    Convert keys as ``key_text`` does; null where a key has a form unlike the first.
 
     Returns:
         Their texts; ``None`` if the first has no known form.
@@ -75,12 +75,12 @@ def key_texts(keys: pa.ChunkedArray) -> pa.StringArray | None:
 
 
 def is_read_whole(kind: pa.DataType) -> bool:
-    """Return whether Arrow reads values as this type without a loss."""
+    """Return whether Arrow reads values of this type without loss."""
     return kind in _READ_WHOLE
 
 
 def value_texts(column: pa.Array) -> pa.StringArray:
-    """Convert values like ``text_of``, if their type ``is_read_whole``."""
+    """Convert values as ``text_of`` does, if their type ``is_read_whole``."""
     return column.cast(pa.string())
 
 
@@ -90,7 +90,7 @@ def texts_of_each(values: Sequence[Any]) -> pa.StringArray:
 
 
 def escaped(texts: pa.StringArray) -> pa.StringArray:
-    """Convert texts to what stands between the quotes of JSON."""
+    """Convert texts to the content of JSON strings, without the quotes."""
     is_escaped = pc.fill_null(
         pc.match_substring_regex(texts, _ESCAPED), fill_value=False
     )
@@ -101,7 +101,7 @@ def escaped(texts: pa.StringArray) -> pa.StringArray:
 
 
 def _json_text(text: str) -> str:
-    """Convert one text to what stands between the quotes of JSON."""
+    """Convert one text to the content of a JSON string, without the quotes."""
     return orjson.dumps(text)[1:-1].decode()
 
 
@@ -122,7 +122,7 @@ _MISFIT: Final = (
     pa.ArrowTypeError,
     orjson.JSONDecodeError,
 )
-# Within the reach of 32-bit offsets, with room for the text around each row.
+# Within the range of 32-bit offsets, with room for the text around each row.
 _MAX_SLICE_BYTES: Final = 1024 * 1024 * 1024
 # Rows sampled to find the text columns. Every other column that Arrow reads as an
 # instant is checked for texts row by row.
@@ -243,7 +243,7 @@ def _columns_of_text(values: pa.ChunkedArray) -> list[str]:
 
 
 def _newest(keys: pa.StringArray, positions: pa.Array, indexes: pa.Array) -> pa.Array:
-    """Return the index of each key's newest row; of equal positions the first."""
+    """Return the index of each key's newest row; for equal positions, the first."""
     keys = keys.take(indexes)
     if len(keys.unique()) == len(keys):
         return indexes

@@ -73,7 +73,7 @@ def connect(url: str, *, is_exact: bool = False, at_once: int = 1) -> OpenSearch
 
     Args:
         url: The address of OpenSearch.
-        is_exact: Whether numbers with a point are read as decimals, not as doubles.
+        is_exact: Whether non-integer numbers are read as decimals, not as doubles.
         at_once: The number of threads that use it.
     """
     # The library logs each unsuccessful response; all of them are translated, or

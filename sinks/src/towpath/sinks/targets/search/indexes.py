@@ -1,19 +1,19 @@
 """
-The indexes of a sink's routes: looked up, created, widened, and created again.
+The indexes of a sink's routes: looked up, created, widened, and recreated.
 
 ::
 
     <route>       -> <route>-<n>      searched, and written
     <route>-next  -> <route>-<n+1>    written too, while a rebuild fills it
 
-Every write goes through an alias: no write can create a dropped index again, with
+Every write goes through an alias: no write can recreate a dropped index with
 guessed fields. The aliases are looked up before each batch, so each batch that begins
 after a rebuild has created its index is written there too, and the changes of earlier
 batches are older than the rebuild's snapshot.
 
 An index has an id, which the server chose when the index was created. A file beside the
-sink's checkpoint has the ids of the written indexes. An index with another id was
-created again, was restored from a copy, or got the alias of another one: its rows may
+sink's checkpoint has the ids of the written indexes. An index with a different id
+was recreated, was restored from a copy, or got the alias of another one: its rows may
 be missing. The index of a rebuild is an exception: it lists the ids that it replaces.
 
 First the rows are requested, then the route is removed from the file, and then the
@@ -157,7 +157,7 @@ class Indexes:
         """
         Look up the indexes.
 
-        A missing index is created again; its rows, and those of a replaced one, are
+        A missing index is recreated; its rows, and those of a replaced one, are
         requested.
 
         Raises:
@@ -304,7 +304,7 @@ class Indexes:
         return route, next_alias(route)
 
     def _has_moved(self, route: str, before: Mapping[str, SearchIndex]) -> bool:
-        """Return whether a route has other indexes than before."""
+        """Return whether a route has different indexes than before."""
         return _ids(self._both_aliases(route), before) != _ids(
             self._both_aliases(route), self._by_alias
         )
@@ -341,7 +341,7 @@ class Indexes:
     def _widen(
         self, index: str, shape: DocumentShape, present: Mapping[str, Any]
     ) -> None:
-        """Add fields; a field of another type stays as it is."""
+        """Add fields; a field of another type stays unchanged."""
         missing = [
             (path, piece)
             for path, piece in single_fields(shape.fields)

@@ -3,7 +3,7 @@ Rebuilding an index beside the old one, without interrupting searches and writes
 
 The new index is created behind a separate alias, which makes the sink write each
 document to both indexes from its next batch on. A snapshot that is requested after that
-brings the other rows. Once the sink has applied all of it, one step moves the old
+delivers the other rows. Once the sink has applied all of it, one step moves the old
 index's alias to the new one: no search ever finds an empty or a partial index. The old
 index is deleted only when no search is running in it, because a search that loses its
 index fails.
@@ -138,7 +138,7 @@ class Rebuild:
         """
         Delete the replaced indexes, once no search is running in them.
 
-        Safe to repeat; an index that an earlier rebuild has left is deleted, too.
+        Safe to repeat; an index that an earlier rebuild left behind is deleted, too.
 
         Raises:
             UnavailableError: They may still be there.

@@ -171,7 +171,7 @@ def _refused(client: OpenSearch, probe: Probe, route: str) -> Iterable[str]:
             if _is_inconclusive(error):
                 raise
             if error.status_code != _FORBIDDEN or error.error in BLOCKS:
-                # The call itself is refused: the user may make it.
+                # Refused for another reason: the user may make the call.
                 return ()
             return _missing_actions(probe, error.info)
     return _missing_actions_of_items(probe, answer)

@@ -234,7 +234,7 @@ def document_fields(route: Route, schemas: Mapping[str, EventSchema]) -> dict[st
 
 
 def _record(schema: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record's fields; ``above`` has the named types around it."""
+    """Return a record's fields; ``above`` has the enclosing named types."""
     names = {**above, schema["name"]: None}
     fields = {}
     for field in schema["fields"]:

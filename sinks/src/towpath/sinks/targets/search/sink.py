@@ -142,7 +142,7 @@ class SearchSink:
         self._indexes.discover()
         changes = self._indexes.prepare(batch.changes)
         if self.creates_indexes:
-            # Only one instance decides, although several may write.
+            # Several instances may write; only the driver's sets the interval.
             self._refresh_control.adapt_interval(changes)
         for route, floor in self._indexes.floors.due(batch.floors):
             self._upkeep.sweep(route, floor)
@@ -199,7 +199,7 @@ class SearchSink:
         return resolved
 
     def _stored(self, changes: list[Change]) -> Iterator[Mapping[str, Any] | None]:
-        """Yield the document of each change; of two documents the newest."""
+        """Yield each change's stored document; of two, the newer one."""
         each = [self._indexes.aliases(change.route) for change in changes]
         wanted = [
             {"_index": alias, "_id": document_id(change)}
@@ -211,12 +211,12 @@ class SearchSink:
         found = iter(answer["docs"])
         for aliases in each:
             copies = [_source_of(next(found)) for _ in aliases]
-            there = [copy for copy in copies if copy is not None]
-            yield max(there, key=itemgetter(POSITION_FIELD), default=None)
+            existing = [copy for copy in copies if copy is not None]
+            yield max(existing, key=itemgetter(POSITION_FIELD), default=None)
 
 
 class ExecutorSearchSink(SearchSink):
-    """A search sink in a task of an executor: only the driver's creates indexes."""
+    """A search sink in an executor's task: only the driver's sink creates indexes."""
 
     creates_indexes = False
 

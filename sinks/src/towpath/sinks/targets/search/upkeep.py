@@ -124,7 +124,7 @@ class SearchUpkeep:
     def _delete_matching(
         self, indexes: Sequence[str], query: dict[str, Any], params: dict[str, Any]
     ) -> tuple[int, bool]:
-        """Delete the matches of a query; return their number, and whether it is all."""
+        """Delete a query's matches; return how many, and whether none failed."""
         if not indexes:
             return 0, True
         with translated():
@@ -148,11 +148,11 @@ def _below(position: str) -> dict[str, Any]:
 
 _KEPT_FOR: Final = "index.gc_deletes"
 _FORGET_AT_ONCE: Final = "0s"
-# The index reads its clock five times a second.
+# The index updates its clock five times a second.
 _FORGOTTEN_WITHIN_S: Final = 30.0
 _LOOK_EVERY_S: Final = 0.2
 _CONFLICT: Final = 409
-# Below every position of a change.
+# Sorts below the position of every change.
 _LOWEST: Final = "0000000000000000.-"
 
 
@@ -201,7 +201,7 @@ def erase_documents(
             _forget(client, index, ids, clock)
         finally:
             before = found[index]["settings"].get(_KEPT_FOR)
-            # An earlier, interrupted call has left our setting.
+            # An interrupted earlier call has left our setting behind.
             kept_for = None if before == _FORGET_AT_ONCE else before
             with translated():
                 client.indices.put_settings(index=index, body={_KEPT_FOR: kept_for})
@@ -261,17 +261,17 @@ class RefreshControl:
     ) -> None:
         self.client = client
         self._indexes = indexes
-        self._often = interval(options.refresh_ms)
-        self._seldom = interval(max(options.refresh_ms, BACKLOG_REFRESH_MS))
-        # More documents than are in flight at once are a backlog.
-        self._most_live = options.call_documents * options.calls_in_flight
+        self._normal_interval = interval(options.refresh_ms)
+        self._backlog_interval = interval(max(options.refresh_ms, BACKLOG_REFRESH_MS))
+        # More documents than can be in flight at once are a backlog.
+        self._backlog_above = options.call_documents * options.calls_in_flight
 
     def adapt_interval(self, changes: Sequence[Change]) -> None:
         """Set each index's refresh interval by its share of a batch."""
         counts = Counter(map(attrgetter("route"), changes))
         for route in self._indexes.known_routes():
-            is_backlog = counts[route] > self._most_live
-            wanted = self._seldom if is_backlog else self._often
+            is_backlog = counts[route] > self._backlog_above
+            wanted = self._backlog_interval if is_backlog else self._normal_interval
             *old, newest = self._indexes.search_indexes(route)
             for search_index in old:
                 self._set(search_index.name, search_index.refresh, _NEVER)

@@ -66,8 +66,8 @@ class Document(NamedTuple):
     """
     One item of a bulk call.
 
-    ``counts`` is whether its outcome is that of the change: of two indexes of a route,
-    only the new one counts, which is about to replace the other.
+    ``counts`` is whether its outcome counts as that of the change: if a route has two
+    indexes, only the new one counts, because it is about to replace the old one.
     """
 
     change: Change
@@ -119,7 +119,7 @@ def _source(change: Change) -> bytes:
         return orjson.dumps({**change.row, POSITION_FIELD: change.position})
     # The row is written as published, because its numbers may have more digits than a
     # double: the position is inserted before the last brace. Line breaks between values
-    # become blanks.
+    # become spaces.
     body = change.text.rstrip()[:-1].replace(b"\n", b" ").replace(b"\r", b" ")
     return body + f',"{POSITION_FIELD}":"{change.position}"}}'.encode()
 

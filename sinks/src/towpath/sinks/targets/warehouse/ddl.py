@@ -27,8 +27,8 @@ ID_PROPERTY: Final = "towpath.id"
 # Merge-on-read writes the changes and a list of the replaced rows, instead of whole
 # files. One such list per commit (not per file replaced) keeps a commit near a second
 # when keys are spread; compaction removes the lists. There is one writer, so snapshot
-# isolation is enough. Old versions stay for some time travel: at one commit in ten
-# seconds, an hour of them keeps the metadata, which each commit writes whole, below
+# isolation is enough. Old versions stay for some time travel: at one commit every ten
+# seconds, an hour of them keeps the metadata, which each commit writes in full, below
 # half a megabyte.
 PROPERTIES: Final[Mapping[str, str]] = {
     "format-version": "2",
@@ -66,7 +66,7 @@ def creation(table: LakeTable, options: WarehouseOptions, id_: str) -> list[str]
     Args:
         table: The wanted table.
         options: Its properties.
-        id_: The id that distinguishes it from another table of that name.
+        id_: The id that distinguishes it from another table of the same name.
 
     Raises:
         PartitionFieldError: It cannot be partitioned as configured.

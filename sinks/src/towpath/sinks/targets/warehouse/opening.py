@@ -10,10 +10,10 @@ back only its own route: the changes of the route are refused, with the remedy, 
 the table fits; each batch of the route checks again.
 
 A table gets an id when it is created, as one of its properties; a file beside the
-sink's checkpoint has the ids of the sink's tables. A table with another id was dropped
-and created again: the rows of the old one are lost, tombstones too. First the rows are
-requested, and only then the new id is stored: a process that ends in between requests
-the rows again. A table that is not in the file is accepted as it is.
+sink's checkpoint has the ids of the sink's tables. A table with a different id was
+dropped and created again: the rows of the old one are lost, tombstones too. First the
+rows are requested, and only then is the new id stored: a process that ends in between
+requests the rows again. A table that is not in the file is accepted as it is.
 """
 
 import uuid
@@ -85,7 +85,7 @@ class TableState(NamedTuple):
     The state of a table: its columns and types, its partitions, its properties.
 
     Attributes:
-        is_new: Whether it was created just now.
+        is_new: Whether it has just been created.
     """
 
     columns: dict[str, str]
@@ -100,7 +100,7 @@ class TableState(NamedTuple):
 
     @property
     def id(self) -> str:
-        """The id that distinguishes it from another table of its name."""
+        """The id that distinguishes it from another table of the same name."""
         return self.properties[ID_PROPERTY]
 
 
@@ -122,7 +122,7 @@ def ensure(
         and the state that was found.
 
     Raises:
-        ForeignTableError: It exists with another key or with columns that do not fit.
+        ForeignTableError: It exists with a different key, or its columns do not fit.
         PartitionFieldError: It cannot be partitioned as configured.
     """
     new_id = uuid.uuid4().hex
@@ -339,7 +339,7 @@ class TableRegistry:
         Return a route's table, and its state if it was opened just now.
 
         Raises:
-            ForeignTableError: It exists and cannot be fitted; ``UNFIT`` has the others.
+            ForeignTableError: It exists and cannot be fitted; see also ``UNFIT``.
             ShapeUnknownError: Its source is not announced yet.
             PartitionFieldError: It cannot be partitioned as configured.
         """
@@ -369,7 +369,7 @@ class TableRegistry:
         return self._reasons[name]
 
     def drop_outdated(self, names: Iterable[str]) -> None:
-        """Forget tables whose source was announced with another shape."""
+        """Forget tables whose source was announced with a different shape."""
         tables = [n for n in names if self._routes[n].kind is not RouteKind.EVENT_LOG]
         if not tables:
             return

@@ -29,7 +29,7 @@ from towpath.sinks.targets.warehouse.client import (
 
 POSITION: Final = "_position"
 IS_DELETED: Final = "_is_deleted"
-# Columns that only a batch has, beside the table's.
+# Columns that only a batch has, in addition to the table's.
 KEPT: Final = "_kept"
 ROW_NUMBER: Final = "_row"
 
@@ -105,7 +105,7 @@ class LakeName(NamedTuple):
 
     @property
     def in_catalog(self) -> str:
-        """The table's name in a call of a procedure of the catalog."""
+        """The table's name in a call of a catalog procedure."""
         return f"{quoted(self.namespace)}.{quoted(self.table)}"
 
     @property
@@ -120,7 +120,7 @@ class LakeTable:
     A table: its columns in order, its key in key order, its partitions.
 
     ``retained`` are columns that the source has dropped and the table still has.
-    ``branch`` is the branch that its writer writes, beside the one of readers.
+    ``branch`` is the branch that its writer writes to, apart from that of readers.
     """
 
     name: LakeName
@@ -158,7 +158,7 @@ def quoted(identifier: str) -> str:
 
 
 def literal(value: str) -> str:
-    """Write a text as a literal of a statement."""
+    """Write a text as a SQL literal."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
@@ -260,7 +260,7 @@ _TIMES: Final = ("timestamp", "timestamp_ntz")
 _DATES: Final = ("date", *_TIMES)
 _FLOATS: Final = ("float", "double")
 
-# The types that a transform can partition; an unlisted transform takes all of them.
+# The types that a transform can partition; an unlisted transform accepts all types.
 _PARTITIONABLE: Final[Mapping[str, tuple[str, ...]]] = {
     "years": _DATES,
     "months": _DATES,
@@ -271,7 +271,7 @@ _PARTITIONABLE: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def partition_clause(field: PartitionField) -> str:
-    """Write one partition field as in a statement."""
+    """Write one partition field in the syntax of a statement."""
     column = quoted(field.column)
     if field.transform == "identity":
         return column

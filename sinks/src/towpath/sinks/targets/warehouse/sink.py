@@ -70,13 +70,13 @@ class WarehouseSink:
             engines: The writers. The session belongs to the caller; it is configured
                 with the warehouse's catalog (``catalog_conf``).
             repairs: Requests snapshots of lost tables; without it, they stay empty.
-            clock: For upkeep by age; the machine's by default.
+            clock: For upkeep by age; by default, the machine's clock.
             known: The file of the known tables, in the sink's folder.
         """
         self._kinds = {route.name: route.kind for route in sink.route}
         session = self._session = engines.session
-        # Each process has its own branch: one that is presumed dead must not write to
-        # that of another.
+        # Each process has its own branch: a process that is presumed dead must not
+        # write to another's.
         branch = f"towpath_{uuid.uuid4().hex}"
         self._losses = TableLosses(known, repairs)
         self._tables = TableRegistry(

@@ -90,7 +90,7 @@ def sweep(name: LakeName, floor: str) -> str:
 
 
 def erase(table: LakeTable, keys: Iterable[Sequence[str]]) -> str:
-    """Delete all rows of some keys, each key as the texts of its values."""
+    """Delete all rows of some keys, each given as the texts of its values."""
     types = {column.name: column.type for column in table.columns}
     each = (
         " AND ".join(

@@ -97,7 +97,7 @@ class TableUpkeep:
         )
 
     def done(self, task: UpkeepTask, summary: Mapping[str, str]) -> None:
-        """Record the files after an upkeep."""
+        """Record the files after a table's upkeep."""
         state = self._tables[task.name]
         self.record_commit(task.name, summary)
         state.purged = task.safe or state.purged
@@ -122,7 +122,7 @@ class TableUpkeep:
         return self._growth(state) > 0 or can_purge
 
     def _orphans_before(self, state: _UpkeepState) -> datetime | None:
-        """Return the age limit of orphans, at the start and then once per that age."""
+        """Return the age limit of orphans if their deletion is due, else ``None``."""
         age_s = self._options.orphans_after_s
         last_s = state.orphans_at_s
         if last_s is not None and self._clock.monotonic_s() - last_s < age_s:
@@ -134,7 +134,7 @@ def statements(task: UpkeepTask) -> list[str]:
     """
     Return the statements of one table's upkeep.
 
-    Small files are merged, and larger ones rewritten once a tenth of their rows is
+    Small files are merged, and larger ones rewritten once a tenth of their rows are
     replaced; old versions expire by the table's properties.
     """
     table = f"table => {literal(task.name.in_catalog)}"

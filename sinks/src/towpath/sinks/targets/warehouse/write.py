@@ -1,7 +1,7 @@
 """
 Writing rows into one table: an append if all keys are new, else a guarded merge.
 
-A table without rows has no newer ones. From its first row on all of its keys are known,
+A table without rows has no newer ones. From its first row on, all of its keys are known
 as long as only this process has written to it and they fit into memory; new keys are
 appended without a search. An append commits on top of our own last commit or fails, so
 it never ignores another writer; after a failure the table is inspected. A failed
@@ -66,8 +66,8 @@ def key_hashes(table: LakeTable, rows: pa.Table) -> pa.Array:
     """
     Return the hashes of the rows' keys; they are valid in this process only.
 
-    Values are hashed as the table stores them: two texts may be one number there. An
-    integer is its own hash.
+    Values are hashed as the table stores them: two texts may be the same number there.
+    An integer is its own hash.
     """
     first = rows.column(table.key[0])
     if len(table.key) == 1 and pa.types.is_integer(first.type):
@@ -92,8 +92,8 @@ class KnownKeys:
     def new_of(self, hashes: pa.Array) -> pa.Array:
         """Return the hashes that are not known."""
         # The batch is the smaller side: it is put into a hash table.
-        mine = self._hashes
-        found = mine.filter(pc.is_in(mine, value_set=hashes)).combine_chunks()
+        known = self._hashes
+        found = known.filter(pc.is_in(known, value_set=hashes)).combine_chunks()
         return hashes.filter(pc.invert(pc.is_in(hashes, value_set=found)))
 
     def learn(self, new: pa.Array) -> bool:
@@ -217,7 +217,7 @@ class TableWriter:
         return commit, written
 
     def open_table(self, name: LakeName, *, is_new: bool) -> None:
-        """Start with a table that was opened just now."""
+        """Start with a table that has just been opened."""
         self.forget(name)
         if is_new:
             self._states[name] = _KnownTable(None, self._no_keys())
@@ -246,13 +246,13 @@ class TableWriter:
         """
         Return the commit to write on, and all keys of the table, if they are known.
 
-        They are not if another writer has written to it.
+        The keys are unknown if another writer has written to the table.
         """
         found = state.commit if state.keys is None else newest(self._session, name)
         keys = state.keys if state.is_at(found) else None
         if found is None:
             found = self._make_first_commit(name)
-            # Another writer's commit may have come before it.
+            # Another writer may have committed before it.
             keys = keys if found.is_empty else None
         return found, keys
 
@@ -316,7 +316,7 @@ class LakeAppender:
             return None
 
     def _log_once(self, name: LakeName, why: str) -> None:
-        """Log once that the engine writes a table."""
+        """Log once per table and reason that Spark writes the rows instead."""
         if (name, why) not in self._logged:
             self._logged.add((name, why))
             _log.warning(

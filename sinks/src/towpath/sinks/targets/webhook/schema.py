@@ -1,5 +1,5 @@
 """
-Requests as the receiver gets them: a JSON document with one or several changes.
+Requests as the receiver gets them: a JSON document with one or more changes.
 
 ``{"type": "towpath.changes", "changes": [..]}``, each with its ``id``, ``op``
 (``upsert``, ``delete``, ``event``, ``sweep``), ``route`` and ``position``. A change has
@@ -63,7 +63,7 @@ def lanes(
 
 
 def request_of(changes: Sequence[WebhookChange]) -> Request:
-    """Return the request of one or several changes."""
+    """Return the request for one or more changes."""
     by_id = {id_of(change): change for change in changes}
     entries = [_entry(change_id, change) for change_id, change in by_id.items()]
     first, *rest = by_id

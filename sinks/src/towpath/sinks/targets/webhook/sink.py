@@ -52,7 +52,7 @@ _SUCCESSFUL: Final = frozenset({ReceiverOutcome.TAKEN, ReceiverOutcome.KNOWN})
 # changes before.
 _MANY_FAILURES: Final = 50
 
-# Most failures are over by then; no batch waits longer for its last keys.
+# Most failures are over by then. A batch waits no longer for its last keys.
 _WAIT_IN_BATCH_S: Final = 5.0
 
 _log = structlog.get_logger("towpath.sinks.webhook")

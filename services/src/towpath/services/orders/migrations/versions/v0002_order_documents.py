@@ -1,5 +1,5 @@
 """
-A view with each order as its newest event, and the reason of a cancellation.
+A view with each order as its newest event, and the reason for a cancellation.
 
 The view returns, for every order, the event of its present state: the same type and, as
 JSON, the same payload. So a reader of the events can be filled with orders whose events

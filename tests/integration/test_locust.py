@@ -243,7 +243,7 @@ MISTAKES = [
         2,
         "argument --load-rate: 'fast' is not a valid number",
     ),
-    (("--tags", "buy"), "", 2, "there are cancel, checkout, pay, return"),
+    (("--tags", "buy"), "", 2, "known tags: cancel, checkout, pay, return"),
     (("OpenLoop",), "", 2, "OpenLoop needs a rate: give --load-rate"),
     (("--load-customers-file", "empty"), "", 2, "empty contains no customer ids"),
     (("--load-customers-file", "strangers"), "", 2, "has no customer"),

@@ -204,7 +204,7 @@ def test_ids_that_cannot_be_gone_through_are_refused(database, outbox, kind, rea
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"table": "shop.gone"}, "no table shop.gone"),
+        ({"table": "shop.gone"}, "the outbox shop.gone does not exist"),
         ({"route_by": "zone"}, "no column zone"),
         ({"columns": {}}, "no column aggregate_id, aggregate_type"),
     ],

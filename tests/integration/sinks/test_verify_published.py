@@ -102,7 +102,7 @@ def test_what_is_published_is_compared_and_nothing_else(rig, capsys):
         name: told[0] for name, told in before.items()
     }
     assert [masked] == before["hidden"][1]
-    assert "published by the key code" in vague[2]
+    assert "published with the key code" in vague[2]
     assert [("changed", "1"), ("changed", "2")] == after["hidden"][0]
     assert (1, {(("missing", "a%3A1"), ("changed", "b"))}) == (
         code,

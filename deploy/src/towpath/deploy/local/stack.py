@@ -13,7 +13,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +24,9 @@ from towpath.deploy.local.part import Part, StateFolder
 from towpath.deploy.local.ports import LOOPBACK
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import TowpathError, UsageError
+
+# Data that are removed need no clean stop. Postgres ends its sessions in this time.
+_PURGED_WITHIN_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,18 +127,26 @@ class Stack:
             raise PartError("\n".join(str(failure) for failure in failures))
         return self.addresses()
 
-    def down(self) -> None:
-        """Stop all parts, all at once; the data stays."""
+    def down(self, *, within_s: float | None = None) -> None:
+        """
+        Stop all parts at once; the data stays.
+
+        Args:
+            within_s: Parts that remain after this time are killed; by default each has
+                its own time.
+        """
         if not self.state.stack.exists():
             return
         with self._locked():
             parts = self.parts()
+            if within_s is not None:
+                parts = [replace(part, stop_within_s=within_s) for part in parts]
             with ThreadPoolExecutor(len(NAMES)) as threads:
                 list(threads.map(lambda p: lifecycle.take_down(p, self.state), parts))
 
     def purge(self) -> None:
         """Stop all parts and remove their data, logs and ports."""
-        self.down()
+        self.down(within_s=_PURGED_WITHIN_S)
         postgres.remove_home(postgres.home_of(self.state))
         for folder in (
             self.state.stack,

@@ -1,0 +1,84 @@
+"""Processes that an ended process left behind are killed; nobody else's are."""
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from towpath.deploy.local import process
+
+BOOT = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+ANOTHER_BOOT = "00000000-0000-0000-0000-000000000000"
+
+
+class Session(NamedTuple):
+    """A session with a process beside its leader."""
+
+    leader: int
+    member: psutil.Process
+
+
+@contextlib.contextmanager
+def session(script: str) -> Iterator[Session]:
+    """Start a session whose leader prints the pid of another process in it."""
+    words = ("sh", "-c", script)
+    with subprocess.Popen(
+        words, start_new_session=True, stdout=subprocess.PIPE, text=True
+    ) as leader:
+        member = psutil.Process(int(leader.stdout.readline()))
+        try:
+            yield Session(leader.pid, member)
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+            leader.kill()
+
+
+@pytest.fixture
+def ended() -> Iterator[Session]:
+    """Provide a session whose leader has ended."""
+    with session("sleep 60 > /dev/null & echo $!") as found:
+        psutil.wait_procs([psutil.Process(found.leader)], timeout=3)
+        yield found
+
+
+@pytest.fixture
+def running() -> Iterator[Session]:
+    """Provide a session whose leader runs."""
+    with session("sleep 60 > /dev/null & echo $!; wait") as found:
+        yield found
+
+
+def swept(folder: Path, found: Session, boot: str) -> bool:
+    """Sweep by a file of the leader, of another start; return whether it killed."""
+    file = folder / "part"
+    file.write_text(f"{found.leader} 1 {boot}\n", encoding="utf-8")
+    process.sweep(file)
+    assert not file.exists()
+    _, alive = psutil.wait_procs([found.member], timeout=1)
+    return not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_what_an_ended_process_left_is_killed(tmp_path: Path, ended: Session):
+    """
+    The pid cannot have been reused while processes of its session run.
+    """
+    assert swept(tmp_path, ended, BOOT)
+
+
+def test_a_session_of_another_boot_is_spared(tmp_path: Path, ended: Session):
+    """
+    After a restart of the machine the pid means another process.
+    """
+    assert not swept(tmp_path, ended, ANOTHER_BOOT)
+
+
+def test_the_session_of_a_reused_pid_is_spared(tmp_path: Path, running: Session):
+    """
+    The leader that runs now started at another time than the file says.
+    """
+    assert not swept(tmp_path, running, BOOT)

@@ -38,8 +38,7 @@ _LEFT_OUT: Final = {
 @contextmanager
 def held_stack() -> Iterator[Stack]:
     """Lock the folder for the block; remove its contents before and after."""
-    lock = FOLDER.with_name(f"{FOLDER.name}.lock")
-    with lock.open("w") as file:
+    with _lock_file().open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         stack = Stack(FOLDER)
         _remove(stack)
@@ -47,6 +46,15 @@ def held_stack() -> Iterator[Stack]:
             yield stack
         finally:
             _remove(stack)
+
+
+def _lock_file() -> Path:
+    """Return the lock's file, which another user may have created: it is only read."""
+    path = FOLDER.with_name(f"{FOLDER.name}.lock")
+    if not path.exists():
+        path.touch()
+        path.chmod(0o644)
+    return path
 
 
 def pack(stack: Stack) -> None:

@@ -1,8 +1,8 @@
 """
 Rules about running: address, slot, heartbeats, topics, signals, Kafka's clients.
 
-Host, user, database and TLS become one address in libpq's form, without passwords by
-default: libpq reads one from ``PGPASSWORD`` as well.
+Host, user, database and TLS become one address in libpq's form. By default it has no
+password: libpq can read that from ``PGPASSWORD``.
 """
 
 import re
@@ -111,7 +111,7 @@ def replication(given: PropertyValue, _connector: Connector) -> Outcome:
 
 
 def in_flight(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Convert the bound of the queue in bytes."""
+    """Convert the limit on the queue's size in bytes."""
     if whole(given.value) == 0:
         return not_needed("the data in flight is always bounded")
     return taken({(RELAY, "max_in_flight_bytes"): whole(given.value)})

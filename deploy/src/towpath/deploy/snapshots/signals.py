@@ -88,7 +88,7 @@ def request_snapshot(
         source: The database, and the slot of its relay.
         collections: Tables, views of aggregates, or expressions.
         target: The one sink that gets the rows.
-        max_rows_per_second: Bound of the reading speed.
+        max_rows_per_second: Limit on the reading speed.
         signal_id: The id; generated if omitted.
         more_fields: Further fields of the signal, under their own names.
 
@@ -227,7 +227,7 @@ class SignalAnswer(NamedTuple):
 
     @property
     def is_good(self) -> bool:
-        """Whether it was neither rejected nor failed, and no row is missing."""
+        """Whether it was not rejected, did not fail, and left no row out."""
         return self.status not in {"rejected", "failed", INCOMPLETE}
 
     @property
@@ -309,5 +309,5 @@ def watch(
 
 
 def _is_running(tables: Sequence[TableProgress]) -> bool:
-    """Return whether a table has not ended; a resumed snapshot has an old answer."""
+    """Return whether any table is unfinished; a resumed snapshot's answer is stale."""
     return any(table.state not in _ENDED for table in tables)

@@ -22,7 +22,8 @@ _JOIN_WITHIN_S: Final = 30.0
 _AGAIN_S: Final = 0.1
 REFUSED: Final = "refused"
 _SESSION: Final = "set lock_timeout = '500ms'; set statement_timeout = '20s'"
-# The commit waits for a standby that does not exist: in the log, but invisible.
+# The commit waits for a standby that does not exist, so it is in the log, but
+# invisible.
 _WAITING: Final = "set synchronous_commit = on"
 _NOT_WAITING: Final = "set synchronous_commit = local"
 
@@ -127,8 +128,8 @@ class LateCommit:
     """
     A block whose commits are in the log but stay invisible for a while.
 
-    Cancelling a commit that waits for a standby makes it visible. A cancelled statement
-    before the commit fails, so nothing in the block may take long.
+    Cancelling a commit that waits for a standby makes it visible. A statement
+    that is cancelled before the commit fails, so nothing in the block may take long.
     """
 
     def __init__(self, session: Session, delay_s: float) -> None:

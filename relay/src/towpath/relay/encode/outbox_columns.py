@@ -10,8 +10,9 @@ The writer's W3C trace context is passed on, or continued by a span of the relay
 
     version-trace id-parent id-flags        00-<32 hex>-<16 hex>-<2 hex>
 
-The span's id is made of the record's position, the same on a replay. An invalid trace
-context is passed on unchanged; so is ``tracestate``, one of the row's own headers.
+The span's id is derived from the record's position, so a replay repeats it. An invalid
+trace context is passed on unchanged; so is ``tracestate``, one of the row's own
+headers.
 """
 
 import binascii
@@ -58,7 +59,7 @@ class TopicRule:
 
     def topic(self, value: str) -> str:
         """
-        Return the topic of a value.
+        Return the topic for a value.
 
         Raises:
             UnroutableError: The topic is illegal or reserved.
@@ -99,7 +100,7 @@ _PROPERTY: Final = re.compile(rb"(?m)^[ \t]*traceparent[ \t]*[=:][ \t]*(\S+)[ \t
 
 def continue_trace(traceparent: bytes, position: bytes) -> bytes:
     """
-    Return the trace context of the relay's span of a record.
+    Return the trace context of the relay's span for a record.
 
     It has the trace and the flags of the writer's context; ``position`` is that of the
     record.

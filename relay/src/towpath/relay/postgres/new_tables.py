@@ -7,20 +7,20 @@ should be captured and is not yet gets a transaction of its own::
     lock it against writers -> add it to the publication -> request its rows
 
 The lock lasts until the commit, so every row is either visible to the snapshot or
-streamed; without it, rows that an open transaction wrote before would be neither. The
-relay waits briefly for a writer, and retries after it has ended. A table can be added
-to the publication only once, so it is filled once, however many relays try. A table
-that was removed from the publication by hand and is captured again is filled with a
-sweep: changes were missed.
+streamed; without it, rows that an open transaction had already written would be
+neither. The relay waits briefly for a writer, and retries after it has ended. A table
+can be added to the publication only once, so it is filled once, however many relays
+try. A table that was removed from the publication by hand and is captured again is
+filled with a sweep: changes were missed.
 
 A table that cannot be captured is refused; the reason is logged once and checked again
 each time. Postgres removes dropped tables from the publication.
 
-Before that, the captured names are compared with the tables that they had at the last
-turn (``known_tables``), even if an earlier process ran it. ``on_drop`` decides about a
-name without a table. A name that belongs to another table is filled with a sweep, since
-topic and sinks have the rows of the former one. A renamed captured table is filled
-under its new name.
+Before tables are captured, the captured names are compared with the tables that they
+had at the last check (``known_tables``), even if an earlier process ran it. ``on_drop``
+decides about a name without a table. A name that belongs to another table is filled
+with a sweep, since topic and sinks have the rows of the former one. A renamed captured
+table is filled under its new name.
 """
 
 import hashlib

@@ -3,9 +3,9 @@ Periodic checks of what the source's owner can change under a running relay.
 
 At start and every few seconds: publications, the signal tables in them, the columns of
 the outbox, and whether the slot is older than a publication. A problem is logged once
-when it appears and once when it is solved; it is a metric, and a line of ``status`` and
-``doctor``. A relay whose outbox lacks a column halts only at the next event, so that a
-source without events is not stopped.
+when it appears and once when it is solved; it also appears in a metric, in ``status``
+and in ``doctor``. A relay whose outbox lacks a column halts only at the next event, so
+that a source without events is not stopped.
 """
 
 from collections.abc import Iterator

@@ -25,8 +25,8 @@ class Delivery:
 
     The producer calls it with the acknowledgement of each record. A streamed record's
     position is bound to the callback (``partial(delivery, position)``). Records without
-    a place in the stream's order use ``acknowledge_unordered``, or, many of one topic
-    together, ``partial(delivery.acknowledge_unordered_in, topic)``.
+    a place in the stream's order use ``acknowledge_unordered``, or, for many records of
+    one topic, ``partial(delivery.acknowledge_unordered_in, topic)``.
     """
 
     __slots__ = ("_ledger", "committed_us", "end_lsn", "pending")

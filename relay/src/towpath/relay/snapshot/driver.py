@@ -3,7 +3,7 @@ The snapshot driver: answers signals, queues snapshots and runs the queues.
 
 The driver is pure: ``on`` takes a fact and returns effects, which the loop performs or
 hands to the worker. A signal that was stored before and is streamed again after a
-crash starts nothing: ``UnfinishedRead`` brings the unfinished tables. The same holds
+crash starts nothing: the unfinished tables come from ``UnfinishedRead``. The same holds
 for key requests (``key_requests``).
 """
 
@@ -176,7 +176,7 @@ class SnapshotDriver:
         self, relation: Relation, key: Key, position: Position
     ) -> str | None:
         """
-        Request a row that the stream does not carry whole.
+        Request a row that the stream does not carry in full.
 
         Returns:
             The batch that must be stored before the open transaction is confirmed; None

@@ -6,7 +6,7 @@ Collections are named by ``schema.table``, quoted names, and regular expressions
 =========================  ===========================================================
 ``shop.orders``            this table
 ``"shop"."My.Orders"``     ``shop.My.Orders``, with no character being special
-``shop\.order.*``          all whose whole name it matches
+``shop\.order.*``          every collection whose full name it matches
 ``outbox.order``           all declared aggregate views of this type
 =========================  ===========================================================
 

@@ -38,7 +38,7 @@ from towpath.relay.snapshot.shape import Chunk, Key, KeyRange, RowValues
 from towpath.relay.snapshot.stored import DeliveredRows, StoredTable
 from towpath.relay.snapshot.window import ChunkDelivery, Window
 
-# One chunk is read, one waits for the stream, one for Kafka: more adds only memory.
+# One chunk is read, one waits for the stream, one for Kafka: more only use memory.
 MAX_CHUNKS_IN_FLIGHT: Final = 3
 # Each listed key is one index probe, and its text is part of the statement.
 MAX_KEYS_PER_CHUNK: Final = 500
@@ -114,7 +114,7 @@ class RangeReader:
         Args:
             rows: The maximum number of rows.
             at_once: The previous chunk was read just now, so its high watermark serves
-                as the low one. After a pause, that one would evict rows unnecessarily.
+                as the low one. After a pause, doing so would evict rows unnecessarily.
         """
         context = self._context
         keys = self._next_keys(rows)
@@ -217,7 +217,7 @@ class RangeReader:
         return effects
 
     def end_partial(self) -> list[EmitRows]:
-        """End the chunk that is emitted in part after its last slice."""
+        """End the chunk that is partly emitted; its other keys are read again."""
         delivery = self._partial
         if delivery is None:
             return []
@@ -422,7 +422,7 @@ class RangeReaders:
             reader.refuse(chunk_id, keys)
 
     def end_partial(self) -> list[EmitRows]:
-        """End the chunks that are emitted in part after their last slice."""
+        """End the chunks that are partly emitted; their other keys are read again."""
         return list(chain.from_iterable([r.end_partial() for r in self._readers]))
 
     def rewind(self) -> list[EmitRows]:

@@ -10,9 +10,9 @@ still count, because later messages need them. Its end is written to the state t
 that a skip happens once and is visible. Until that end is confirmed, a crash streams
 the transaction again, and it is skipped again.
 
-An inserted row of ``towpath.signal`` is a signal, whose transaction is held until the
-answer is stored, or a watermark, if watermarks are written as rows. A row of the signal
-table that the configuration names is an external signal.
+An inserted row of ``towpath.signal`` is either a signal, whose transaction is held
+until the answer is stored, or a watermark, if watermarks are written as rows. A row of
+the signal table that the configuration names is an external signal.
 """
 
 import struct
@@ -77,7 +77,7 @@ SKIPPED: Final = "its transaction was skipped by an operator"
 # The tags of commits, schemas, types and origins, which later messages need.
 _NEEDED: Final = frozenset(b"CRYO")
 
-# Makes a dead letter of a raw message, its position and its commit time in ms.
+# Makes a dead letter from a raw message, its position and its commit time in ms.
 MakeDeadLetter = Callable[[bytes, bytes, int], Record]
 
 

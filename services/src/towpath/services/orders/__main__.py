@@ -25,14 +25,14 @@ from towpath.services.plumbing.database import make_engine
 from towpath.services.plumbing.server import Listen, configure_logs, serve
 from towpath.services.registry import register_event_schemas
 
-# The longest wait for the database and the registry when all start at once.
+# The longest wait for the database and the registry when everything starts at once.
 START_TIMEOUT_S: Final = 60.0
 
 log = structlog.get_logger("towpath.services.orders")
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the command of the command line; return the exit code."""
+    """Run the command given on the command line; return the exit code."""
     options = _parser(environ).parse_args(arguments)
     configure_logs()
     try:

@@ -23,7 +23,7 @@ _MAX_BIGINT: Final = 2**63 - 1
 
 
 class _BigintConverter(IntegerConverter):
-    """An order's number within Postgres's bigint; any other number is not found."""
+    """An order's number, if a Postgres bigint can hold it; any other is not found."""
 
     def to_python(self, value: str) -> int:
         # A bigint has at most nineteen digits; Python refuses to parse thousands.
@@ -36,7 +36,7 @@ def create_app(
     dsn: str, *, threads: int = DEFAULT_THREADS, clock: Clock | None = None
 ) -> Flask:
     """
-    Wire the service with a database; no connection is opened before a request.
+    Wire the service to a database; no connection is opened before a request.
 
     Args:
         dsn: The shop's database, as a libpq URI or keywords.
@@ -50,7 +50,7 @@ def create_app(
 
 
 def assemble(engine: Engine, clock: Clock) -> Flask:
-    """Wire the service with an engine."""
+    """Wire the service to an engine."""
     event_schemas()  # compiled now, not in the first request
     sessions = sessionmaker(engine, expire_on_commit=False)
     Collector(outbox_event).install(sessions)

@@ -3,8 +3,8 @@ Plain slices of a batch: readable changes that depend on nothing outside the sli
 
 Executors and pipelined writers write only plain slices. A batch with anything else (a
 floor, an event, an unreadable record, a parked key, a pending refetch) is written again
-as a whole by ``BatchWriter``; the guard absorbs the changes written before. So
-refetches, dead letters, sweeps and parking have one place. Pure.
+as a whole by ``BatchWriter``; the guard absorbs the changes already written. So
+refetches, dead letters, sweeps and parking are handled in one place. Pure.
 """
 
 from collections.abc import Collection, Sequence

@@ -44,7 +44,7 @@ from towpath.sinks.state.refetches import (
     refetches_path,
 )
 
-# Above it the whole route is read, so that the file stays small.
+# Above this number the whole route is read, so that the file stays small.
 MAX_PENDING: Final = 20_000
 REFETCH_AGAIN_AFTER_S: Final = 60.0
 # Otherwise a row that changes faster than it is read would cause endless table reads.
@@ -106,7 +106,7 @@ class PendingRefetches:
         """
         Return the routes that lack rows, so that no change may be merged with theirs.
 
-        A route that is read only for its pending refetches lacks no others.
+        A route that is read only for its pending refetches lacks no other rows.
         """
         whole = self._stored.whole
         return frozenset(
@@ -200,7 +200,7 @@ class PendingRefetches:
             absent: Its partial changes without a row.
             records: All records of the batch.
             held_back: Its changes held back behind a dead letter. They may have
-                corrected the row; the row as it is now then releases the key.
+                corrected the row; reading it as it is now then releases the key.
         """
         due = RefetchPlan({}, {}, set())
         incomplete_routes = self.incomplete_routes()
@@ -305,7 +305,7 @@ class PendingRefetches:
         *,
         is_doubtful: bool,
     ) -> None:
-        """Plan the refetch of a change's row, after those of lower positions."""
+        """Plan the refetch of a change's row; changes must come in position order."""
         row = change.route, change.key
         position, now_s = change.position, self._clock.monotonic_s()
         refetch = due.rows.get(row, self._stored.rows.get(row))

@@ -89,7 +89,7 @@ class Routing:
         A key made by a template has no column names.
 
         Raises:
-            UnreadableError: The template names other columns than the key has.
+            UnreadableError: The template names columns that the key does not have.
         """
         if not self._parts:
             return tuple([self._rename.get(c, c) for c in columns]), values

@@ -46,7 +46,7 @@ def request_each(
 
     Returns:
         Per subject its resolution or the reply; ``None`` if the sink has not handled
-        the request in time, which then stays open.
+        the request in time; the request then stays open.
 
     Raises:
         UnavailableError: The broker does not answer.

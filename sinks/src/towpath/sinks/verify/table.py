@@ -29,7 +29,7 @@ class SourceColumn:
 
     Attributes:
         name: Its name in the source.
-        type: The name of its type in Postgres; of a domain, of its base type.
+        type: The name of its type in Postgres; for a domain, that of its base type.
         kept_as: Its name in records, if that differs.
         inside: The type of nested values, if it has any.
         is_compared: Whether it is compared; otherwise it is read for the key only.

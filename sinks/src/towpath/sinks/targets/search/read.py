@@ -15,14 +15,14 @@ _KEPT_FOR: Final = "2m"
 
 
 class SearchReader:
-    """A reader of one OpenSearch, while it may be written."""
+    """A reader of one OpenSearch, which a sink may write meanwhile."""
 
     def __init__(self, url: str) -> None:
         self._client = connect(url, is_exact=True)
 
     def rows(self, route: str) -> Iterator[StoredRow]:
         """
-        Yield all current documents behind a route's alias once.
+        Yield each current document behind a route's alias once.
 
         A missing alias has no documents.
         """

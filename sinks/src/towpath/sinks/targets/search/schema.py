@@ -3,11 +3,11 @@ The explicit fields of an index, from tables and event schemas. Pure.
 
 ``_source`` keeps the row as it was published; the field types below only define how it
 is searched. ``ignore_malformed`` is set because a row may contain ``infinity``, ``NaN``
-and years that OpenSearch cannot represent. A numeric is a keyword, because a double
-would lose digits, with a double as a subfield for ranges.
+and years that OpenSearch cannot represent. A numeric is a keyword with a double as a
+subfield for ranges, because a double alone would lose digits.
 
-An aggregate's document has the fields of all of its events' schemas, because every
-event carries the whole state, then those of the route. Lists of records are ``nested``:
+An aggregate's document has the fields of all its events' schemas, because every event
+carries the whole state, and those that the route adds. Lists of records are ``nested``:
 each line of an order is searched as a whole, not its products and quantities
 separately. A value without a single type (a map, a union of several types, a recursive
 record) is stored and not searched.
@@ -56,8 +56,8 @@ _DATE: Final = {
 }
 DOUBLE: Final = {"type": "double", "ignore_malformed": True}
 _NUMERIC: Final = KEYWORD | {"fields": {"number": DOUBLE}}
-# Positions are searched by range, and never sorted. Doc values of a unique value per
-# document are expensive: a twelfth of a document's cost.
+# Positions are searched by range, and never sorted. Doc values that are unique to
+# each document are expensive: a twelfth of a document's cost.
 _POSITION: Final = {"type": "keyword", "doc_values": False}
 STORED_ONLY: Final = {"type": "keyword", "index": False, "doc_values": False}
 
@@ -115,7 +115,7 @@ def single_fields(fields: Properties) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     Yield each innermost field with its path, within its parent fields.
 
-    So a field that cannot be changed does not prevent changes of other fields.
+    So a field that cannot be changed does not prevent changes to other fields.
     """
     for name, field in fields.items():
         inner = field.get("properties")

@@ -5,8 +5,8 @@ A tombstone is needed as long as an older change of its key can be delivered aga
 change below the safe position can, so the tombstones below it are deleted: a slice with
 each batch, so that no batch waits long for it.
 
-``erase`` deletes a sink's indexes. An index belongs to a sink by its name and its
-mappings: an index of the same name that no sink created stays.
+``erase`` deletes a sink's indexes. Its name and its mappings show that an index belongs
+to a sink: an index with such a name that no sink created stays.
 
 ::
 
@@ -167,7 +167,7 @@ def erase(sink: Sink, _: str) -> None:
     try:
         with translated():
             for route in sink.route:
-                # Indexes of a rebuild, too, which the alias does not name.
+                # Also the indexes of a rebuild, which the alias does not name.
                 ours = re.compile(re.escape(route.name) + r"-[0-9]+")
                 named = client.indices.get(
                     index=f"{route.name}-*",
@@ -201,7 +201,7 @@ def erase_documents(
             _forget(client, index, ids, clock)
         finally:
             before = found[index]["settings"].get(_KEPT_FOR)
-            # An interrupted earlier call has left our setting behind.
+            # An interrupted earlier call may have left our own setting behind.
             kept_for = None if before == _FORGET_AT_ONCE else before
             with translated():
                 client.indices.put_settings(index=index, body={_KEPT_FOR: kept_for})

@@ -1,11 +1,12 @@
 """
 Writing rows into one table: an append if all keys are new, else a guarded merge.
 
-A table without rows has no newer ones. From its first row on, all of its keys are known
-as long as only this process has written to it and they fit into memory; new keys are
-appended without a search. An append commits on top of our own last commit or fails, so
-it never ignores another writer; after a failure the table is inspected. A failed
-statement may have committed, so after any failure the known state is dropped.
+A table without rows has none that are newer than ours. From its first row on, all of
+its keys are known as long as only this process has written to it and they fit into
+memory; new keys are appended without a search. An append commits on top of our own last
+commit or fails, so it never ignores another writer; after a failure the table is
+inspected. A failed statement may have committed, so after any failure the known state
+is dropped.
 
 Rows that are not all new take one statement, or several of bounded size with different
 keys. They write to a branch of this writer that begins at the known commit; the main
@@ -302,8 +303,8 @@ class LakeAppender:
             TargetUnavailableError: Another writer has committed meanwhile.
         """
         try:
-            # Opened for each append: batches are seconds apart, and an open one grows
-            # stale.
+            # Opened for each append: batches are seconds apart, and an open catalog
+            # grows stale.
             with closing(open_catalog(self._sink)) as catalog:
                 stored = catalog.load_table(tuple(table.name))
                 parent_id = None if on is None else on.snapshot_id

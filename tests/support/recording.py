@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from support.relay_process import RelayProcess
+from towpath.deploy.jars.store import refuse_outside_paths
 from towpath.deploy.local import postgres
 from towpath.deploy.local.stack import Stack
 
@@ -78,11 +79,12 @@ def unpack(stack: Stack) -> None:
     stack.state.create()
     postgres.create_home(home, stack.state)
     with tarfile.open(ARCHIVE) as archive:
+        refuse_outside_paths(archive)
         members = archive.getmembers()
         for member in members:
             place, _, member.name = member.name.partition("/")
             root = home.folder if place == "postgres" else stack.state.root
-            archive.extract(member, root, filter="data")
+            archive.extract(member, root)
     home.data.chmod(0o700)
     if home.user is not None:
         for path in (home.folder, *home.folder.rglob("*")):

@@ -133,13 +133,17 @@ def put(jar: Jar, source: Path, store: Path) -> None:
     scratch.replace(target / jar.file)
 
 
+def refuse_outside_paths(archive: tarfile.TarFile) -> None:
+    """Let an archive extract files below its target only; before 3.11.4, any file."""
+    if hasattr(tarfile, "data_filter"):
+        archive.extraction_filter = tarfile.data_filter
+
+
 def _unpack(source: Path, target: Path) -> None:
     scratch = target.with_name(f"{target.name}.new")
     shutil.rmtree(scratch, ignore_errors=True)
     with tarfile.open(source) as archive:
-        # The archive's sha256 was checked; older Pythons than 3.11.4 have no filter.
-        if hasattr(tarfile, "data_filter"):
-            archive.extraction_filter = tarfile.data_filter
+        refuse_outside_paths(archive)
         archive.extractall(scratch)  # noqa: S202
     shutil.rmtree(target, ignore_errors=True)
     _list_of(target).write_text(_listing(scratch), encoding="utf-8")

@@ -368,9 +368,7 @@ def unpack_server(archive: Path, folder: Path) -> None:
             jar.open(packed[0]) as stream,
             tarfile.open(fileobj=stream, mode="r|xz") as server,
         ):
-            # Python has had the filter since 3.11.4; the archive matches the lock.
-            if hasattr(tarfile, "data_filter"):
-                server.extraction_filter = tarfile.data_filter
+            store.refuse_outside_paths(server)
             server.extractall(folder)  # noqa: S202 - the locked bytes
 
 

@@ -148,23 +148,24 @@ class Stream:
         pass
 
 
-class Acknowledged:
-    """The client's acknowledgement of a record."""
+class Acknowledged(NamedTuple):
+    """The client's acknowledgement of a record; its length is the value's."""
 
-    def __init__(self, record: Record) -> None:
-        self._record = record
+    record: Record
+    at: int = 0
+    place: int = 0
 
     def __len__(self) -> int:
-        return len(self._record.value or b"")
+        return len(self.record.value or b"")
 
     def topic(self) -> str:
-        return self._record.topic
+        return self.record.topic
 
     def partition(self) -> int:
-        return 0
+        return self.at
 
     def offset(self) -> int:
-        return 0
+        return self.place
 
 
 class Producer:

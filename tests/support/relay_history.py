@@ -23,6 +23,7 @@ from support.relay_bench import (
     DECISION,
     START,
     STATE,
+    Acknowledged,
     Catalog,
     Clock,
     Column,
@@ -53,6 +54,8 @@ from towpath.relay.stats import Stats
 from towpath.schemas import headers
 
 _COUNT: Final = 2
+# The session that finds more partitions than the one before it.
+_PARTITIONS_ADDED_IN: Final = 2
 _ROOM: Final = (1, 2, 3, 5, 50, 10**6)
 _EVENTS: Final = "outbox."
 _MOST_SESSIONS: Final = 60
@@ -79,26 +82,6 @@ Place = tuple[str, int]
 
 class CrashError(Exception):
     """The process ends here."""
-
-
-class Acknowledgement(NamedTuple):
-    """The client's acknowledgement of a record; its length is the value's."""
-
-    record: Record
-    at: int
-    place: int
-
-    def __len__(self) -> int:
-        return len(self.record.value or b"")
-
-    def topic(self) -> str:
-        return self.record.topic
-
-    def partition(self) -> int:
-        return self.at
-
-    def offset(self) -> int:
-        return self.place
 
 
 class Sent(NamedTuple):
@@ -266,7 +249,7 @@ class Producer:
             record = sent.record
             if record.topic == STATE:
                 self.marked.add(record.key.decode().removeprefix(MARKS_KEY))
-            sent.on_delivery(None, Acknowledgement(record, sent.partition, sent.offset))
+            sent.on_delivery(None, Acknowledged(record, sent.partition, sent.offset))
 
 
 class SourceTransaction(NamedTuple):
@@ -352,7 +335,7 @@ class History:
     def _add_partitions(self) -> None:
         """Have the events' topics one partition at first; declare it former then."""
         self._broker.event_partitions = 1 if self.sessions == 1 else _COUNT
-        if self.sessions != _COUNT:
+        if self.sessions != _PARTITIONS_ADDED_IN:
             return
         state = self._broker.state()
         positions = [

@@ -230,14 +230,14 @@ def test_an_invalid_message_is_a_dead_letter(
     """
     It has the whole content and the reason, and is counted.
     """
-    desk = RouteBench()
-    record = desk.route_message(content, inside=inside)
+    bench = RouteBench()
+    record = bench.route_message(content, inside=inside)
     kept = json.loads(record.value or b"")["content"]
     whole = content if isinstance(content, bytes) else json.dumps(content).encode()
 
     assert ("towpath.dead.relay", {reason: 1}, True) == (
         record.topic,
-        desk.buried,
+        bench.buried,
         kept == {"base64": "/w=="} or kept.encode() == whole,
     )
 
@@ -248,14 +248,14 @@ def test_json_that_is_nested_too_deeply_is_a_dead_letter():
     """
     deep = b"[" * 1010 + b"]" * 1010
     content = json.dumps({**EVENT, "payload": None}).encode()
-    desk = RouteBench()
-    record = desk.route_message(
+    bench = RouteBench()
+    record = bench.route_message(
         content.replace(b'"payload": null', b'"payload": ' + deep)
     )
 
     assert ("towpath.dead.relay", True) == (
         record.topic,
-        desk.buried.keys() <= {TOO_DEEP, NOT_AN_OBJECT},
+        bench.buried.keys() <= {TOO_DEEP, NOT_AN_OBJECT},
     )
 
 
@@ -263,10 +263,10 @@ def test_an_invalid_message_parks_its_aggregate():
     """
     Rows and messages of one aggregate are parked together.
     """
-    desk = RouteBench()
-    desk.route_message({**EVENT, "headers": [1]})
-    behind = desk.route_message(EVENT, ordinal=4)
-    other = desk.route_message({**EVENT, "aggregate_id": "43"}, ordinal=5)
+    bench = RouteBench()
+    bench.route_message({**EVENT, "headers": [1]})
+    behind = bench.route_message(EVENT, ordinal=4)
+    other = bench.route_message({**EVENT, "aggregate_id": "43"}, ordinal=5)
 
     assert (BEHIND.encode(), "outbox.event.order") == (
         dict(behind.headers)["reason"],

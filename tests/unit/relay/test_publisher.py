@@ -3,11 +3,11 @@ The publisher sends refused records to the dead letters, as only it knows the to
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import pytest
 
 from support.copying import replace
+from support.relay_bench import Acknowledged
 from towpath.relay.encode.dead_letters import (
     NO_KEY,
     NO_SUCH_PARTITION,
@@ -65,26 +65,6 @@ class Kafka:
 
     def commit(self) -> None:
         """Commit nothing."""
-
-
-@dataclass(frozen=True)
-class Acknowledged:
-    """The client's acknowledgement of a record."""
-
-    record: Record
-    place: int
-
-    def __len__(self) -> int:
-        return len(self.record.value or b"")
-
-    def topic(self) -> str:
-        return self.record.topic
-
-    def partition(self) -> int:
-        return 0
-
-    def offset(self) -> int:
-        return self.place
 
 
 class Checkpoints:
@@ -242,7 +222,7 @@ def test_rows_of_a_chunk_are_expected_together_and_acknowledged_one_by_one():
     ledger.end_chunk(1)
     for offset, (record, on_delivery) in enumerate(kafka.outgoing):
         assert not ledger.take_delivered()
-        on_delivery(None, Acknowledged(record, offset))
+        on_delivery(None, Acknowledged(record, place=offset))
 
     assert (ROWS, 2, 17 + 2 * RECORD_BYTES, 0, 0, (1,), [("rows", 0)]) == (
         kafka.records,
@@ -262,7 +242,7 @@ def test_a_failed_row_of_a_chunk_is_a_failure():
     kafka, _, delivery, ledger = publish_chunk(*ROWS)
     for record, on_delivery in kafka.outgoing:
         error = "gone" if record.key == b"1" else None
-        on_delivery(error, Acknowledged(record, 0))
+        on_delivery(error, Acknowledged(record))
 
     assert ("gone", 2) == (ledger.failure, delivery.pending)
 

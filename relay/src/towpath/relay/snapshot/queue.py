@@ -9,7 +9,7 @@ behind which the stream is blocked.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from towpath.relay.snapshot import notifications
@@ -139,10 +139,11 @@ class SnapshotQueue:
         if isinstance(fact, ChunkRead) and fact.chunk.size_bytes > _TINY_BYTES:
             self._ahead = 0
         effects: list[Effect] = []
+        in_flight = self._in_flight()
         for name, scan in self._scans.items():
-            effects += self._with_notifications(
-                name, scan.on(fact, self._room_of(scan))
-            )
+            room = self._room_of(name, in_flight)
+            effects += self._with_notifications(name, scan.on(fact, room))
+            in_flight[name] = scan.in_flight
         if isinstance(fact, Tick):
             effects += self._unblock_stream()
         return effects + self._advance()
@@ -279,22 +280,27 @@ class SnapshotQueue:
         run.update(running)
         scan = self._scans[table[:2]] = TableScan(running, options, self._services)
         self._feeds.start(running, changed_keys)
-        return effects + scan.on(Tick(self._now_s), self._room_of(scan))
+        room = self._room_of(table[:2], self._in_flight())
+        return effects + scan.on(Tick(self._now_s), room)
 
-    def _room_of(self, scan: TableScan) -> int:
+    def _in_flight(self) -> dict[_Name, int]:
+        """Return the number of chunks in flight of each scan."""
+        return {name: scan.in_flight for name, scan in self._scans.items()}
+
+    def _room_of(self, name: _Name, in_flight: Mapping[_Name, int]) -> int:
         """
         Return how many chunks of a scan may be in flight.
 
         Chunks that wait for the stream take no room from a scan that blocks it:
         otherwise each would wait for the other.
         """
-        blocks_stream = scan.blocks_stream
-        others = sum(
-            other.in_flight
-            for other in self._scans.values()
-            if other is not scan and (other.blocks_stream or not blocks_stream)
-        )
-        return self._policy.readers + _WAITING_CHUNKS + self._ahead - others
+        if self._scans[name].blocks_stream:
+            scans = self._scans
+            counted = sum(n for at, n in in_flight.items() if scans[at].blocks_stream)
+        else:
+            counted = sum(in_flight.values())
+        most = self._policy.readers + _WAITING_CHUNKS + self._ahead
+        return most - (counted - in_flight[name])
 
     def _max_changed_keys(self, place: int) -> int:
         """Return a scan's bound of changes; tables begun ahead share a part of it."""

@@ -59,13 +59,14 @@ def load_shop(stack: LazyStack, folder: Path) -> Iterator[Shop]:
 
 
 def _follow(shop: Shop, closed: threading.Event) -> None:
-    last = 0
+    copied: set[int] = set()
     with (
         redis.Redis.from_url(shop.redis_url) as cache,
         psycopg.connect(shop.dsn, autocommit=True) as connection,
     ):
         while not closed.wait(0.05):
-            query = "select id from shop.orders where id > %s order by id"
-            for (order_id,) in connection.execute(query, (last,)).fetchall():
+            # A smaller id may become visible after a larger one.
+            found = {row[0] for row in connection.execute("select id from shop.orders")}
+            for order_id in found - copied:
                 cache.hset(shop.key.format(order_id), "id", order_id)
-                last = order_id
+            copied = found

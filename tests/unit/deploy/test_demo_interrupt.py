@@ -1,10 +1,13 @@
 """Signals end the demo once, and never its clean-up."""
 
 import signal
+import threading
 
 import pytest
 
-from towpath.deploy.local.own_stack import interrupted_once
+from towpath.deploy.local import lifecycle
+from towpath.deploy.local.interrupts import interrupted_once
+from towpath.deploy.local.stack import Stack
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -59,3 +62,32 @@ def test_afterwards_signals_mean_what_they_meant():
         pass
 
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_an_interrupted_start_of_the_stack_waits_for_all_of_its_threads(
+    monkeypatch, tmp_path
+):
+    """
+    Interrupted while it starts a thread, it ends after the parts of all threads have.
+    """
+    started, ended, cancelled = threading.Event(), [], []
+
+    def bring_up(part, _state, ending):
+        started.set()
+        cancelled.append(ending.wait(10))
+        ended.append(part.name)
+
+    start = threading.Thread.start
+
+    def start_interrupted(thread):
+        start(thread)
+        assert started.wait(10)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(lifecycle, "bring_up", bring_up)
+    monkeypatch.setattr(threading.Thread, "start", start_interrupted)
+    with pytest.raises(KeyboardInterrupt), interrupted_once():
+        Stack(tmp_path).up(("redis", "kafka"))
+
+    assert sorted(ended) == ["kafka", "redis"]
+    assert cancelled == [True, True]

@@ -15,13 +15,10 @@ import contextlib
 import fcntl
 import os
 import shutil
-import signal
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Final, TextIO
 
 import psutil
@@ -30,6 +27,7 @@ from rich.console import Console
 from towpath.deploy.errors import DemoRunsError, NotADemoFolderError
 from towpath.deploy.jars import fetch, store
 from towpath.deploy.local import process
+from towpath.deploy.local.interrupts import interrupted_once
 from towpath.deploy.local.part import Part, StateFolder
 from towpath.deploy.local.stack import Stack
 from towpath.schemas.clock import Deadline, SystemClock
@@ -99,38 +97,6 @@ def stop_all(state: StateFolder) -> None:
         ]
     for stop in stops:
         stop.result()
-
-
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class InterruptHandler:
-    """A signal handler that interrupts once, and not during the clean-up."""
-
-    def __init__(self) -> None:
-        self._is_disabled = False
-
-    def disable(self) -> None:
-        """Ignore signals from now on, for the clean-up."""
-        self._is_disabled = True
-
-    def __call__(self, _number: int, _frame: FrameType | None) -> None:
-        """Handle a signal."""
-        if not self._is_disabled:
-            self._is_disabled = True
-            raise KeyboardInterrupt
-
-
-@contextmanager
-def interrupted_once() -> Iterator[InterruptHandler]:
-    """Turn the first of the signals into ``KeyboardInterrupt``; ignore later ones."""
-    interrupts = InterruptHandler()
-    before = {number: signal.signal(number, interrupts) for number in _SIGNALS}
-    try:
-        yield interrupts
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def kill_children(within_s: float) -> None:

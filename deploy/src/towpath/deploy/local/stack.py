@@ -19,6 +19,7 @@ from typing import Final
 
 from towpath.deploy.errors import PartError
 from towpath.deploy.local import lifecycle, ports, postgres, process, servers
+from towpath.deploy.local.interrupts import interrupts_deferred
 from towpath.deploy.local.lifecycle import PartStatus
 from towpath.deploy.local.part import Part, StateFolder
 from towpath.deploy.local.ports import LOOPBACK
@@ -109,11 +110,14 @@ class Stack:
             parts = self._parts(self._settle_ports(names), names)
             ending = threading.Event()
             with ThreadPoolExecutor(len(parts)) as threads:
-                done = [
-                    threads.submit(self._bring_up, p, report or _report_nothing, ending)
-                    for p in parts
-                ]
                 try:
+                    with interrupts_deferred():
+                        done = [
+                            threads.submit(
+                                self._bring_up, part, report or _report_nothing, ending
+                            )
+                            for part in parts
+                        ]
                     wait(done)
                 except BaseException:
                     # Ctrl-C: nothing may be started during the clean-up.

@@ -1,0 +1,66 @@
+"""
+Signals that end a run: the first one interrupts, and the clean-up is not disturbed.
+
+Python raises ``KeyboardInterrupt`` between any two steps of the main thread, also
+inside a library's call that would have registered a thread, which nobody then waits
+for. A block that starts threads defers signals to its end.
+"""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Final
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class InterruptHandler:
+    """A signal handler that interrupts once, and not during the clean-up."""
+
+    def __init__(self) -> None:
+        self._is_disabled = False
+
+    def disable(self) -> None:
+        """Ignore signals from now on, for the clean-up."""
+        self._is_disabled = True
+
+    def __call__(self, _number: int, _frame: FrameType | None) -> None:
+        """Handle a signal."""
+        if not self._is_disabled:
+            self._is_disabled = True
+            raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def interrupted_once() -> Iterator[InterruptHandler]:
+    """Turn the first of the signals into ``KeyboardInterrupt``; ignore later ones."""
+    interrupts = InterruptHandler()
+    before = {number: signal.signal(number, interrupts) for number in _SIGNALS}
+    try:
+        yield interrupts
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Deliver signals that arrive during the block at its end."""
+    if threading.current_thread() is not threading.main_thread():
+        # Handlers run in the main thread only.
+        yield
+        return
+    arrived: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: arrived.append(number))
+        for number in _SIGNALS
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for late in arrived:
+            signal.raise_signal(late)

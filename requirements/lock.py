@@ -27,7 +27,7 @@ IMAGES = {
     "tools": ["deploy"],
 }
 # The tools start no engine: sinks run in an image of their own.
-LEFT_OUT = {"tools": ("pyspark",)}
+LEFT_OUT = {"tools": ("pyspark", "pandas")}
 
 
 def main() -> int:

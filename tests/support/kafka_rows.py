@@ -3,8 +3,8 @@
 import orjson
 import pyarrow as pa
 
+from towpath.sinks.changes.records import RECORDS
 from towpath.sinks.engine.query import BatchRows
-from towpath.sinks.kafka.fetch import RECORDS
 
 TOPIC = "towpath.shop.orders"
 BACKFILL = f"{TOPIC}.backfill.cache"

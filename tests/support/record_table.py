@@ -3,8 +3,8 @@
 import pyarrow as pa
 
 from towpath.settings import Route, Sink, SinkKind
+from towpath.sinks.changes.records import RECORDS
 from towpath.sinks.changes.routing import Routes
-from towpath.sinks.kafka.fetch import RECORDS
 
 
 def cache_routes(topic, route):

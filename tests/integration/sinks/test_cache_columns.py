@@ -105,7 +105,7 @@ def test_rows_taken_as_columns_equal_those_written_one_by_one(make, client):
     (by_column, begin), one_by_one = make(), make()
     write(one_by_one.sink, told)
     (columns,) = plain_columns(table_of(told), ROUTES)
-    taken = by_column.send_columns(columns).to_pylist()
+    taken = by_column.apply_columns(columns).to_pylist()
     left = sorted({*range(len(told))} - {*taken})
     write(by_column, [told[place] for place in left])
     by_column.flush()
@@ -113,7 +113,7 @@ def test_rows_taken_as_columns_equal_those_written_one_by_one(make, client):
 
     assert (True, True) == (1000 < len(taken) < 3000, len(expected) > 500)
     assert expected == hashes(client, begin)
-    by_column.send_columns(columns)
+    by_column.apply_columns(columns)
     by_column.flush()
     assert expected == hashes(client, begin)
 
@@ -123,7 +123,7 @@ def test_columns_replace_whatever_has_a_name_of_theirs(make, client):
     told = [r for r in history(random.Random(3), 100) if b'"op":"d"' not in r.value]  # noqa: S311 - a repeatable test
     (columns,) = plain_columns(table_of(told), ROUTES)
     (by_column, begin), expected = make(), make()
-    expected.sink.send_columns(columns)
+    expected.sink.apply_columns(columns)
     expected.sink.flush()
     names = sorted(hashes(client, expected.begin))
     deleted, wider, unguarded, strange = (begin + name for name in names[:4])
@@ -132,7 +132,7 @@ def test_columns_replace_whatever_has_a_name_of_theirs(make, client):
     client.hset(wider, mapping={"_position": "0" * 16 + ".-", "dropped": "1"})
     client.hset(unguarded, "dropped", "1")
     client.set(strange, "x")
-    by_column.send_columns(columns)
+    by_column.apply_columns(columns)
     by_column.flush()
 
     assert hashes(client, expected.begin) == hashes(client, begin)
@@ -147,10 +147,10 @@ def test_what_is_counted_is_what_was_written(make, client):
     told = [r for r in told if "unchanged" not in r.headers]
     (columns,) = plain_columns(table_of(told), ROUTES)
     client.function_flush()
-    taken = sink.send_columns(columns)
+    taken = sink.apply_columns(columns)
     first = sink.flush()
     (older,) = plain_columns(table_of(told[:1000]), ROUTES)
-    sink.send_columns(older)
+    sink.apply_columns(older)
     second = sink.flush()
     keys = {told[place].key for place in taken.to_pylist()}
     older_keys = {record.key for record in told[:1000]} & keys

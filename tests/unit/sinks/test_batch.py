@@ -11,9 +11,10 @@ from support.dead_letters import FixedPositions, Letters, RecordedRepairs, conte
 from support.kafka_rows import TOPIC, row, table
 from support.parked_shop import FILL, ROUTES, Shop, change
 from towpath.sinks.apply import batch as batches
-from towpath.sinks.apply.batch import BatchResult, BatchWriter, records_of
+from towpath.sinks.apply.batch import BatchResult, BatchWriter
 from towpath.sinks.apply.bisect import ConsecutiveRefusals
 from towpath.sinks.change import Origin, Record
+from towpath.sinks.changes.records import records_of
 from towpath.sinks.errors import (
     BatchRefusedError,
     BrokerUnavailableError,
@@ -89,7 +90,7 @@ def test_a_large_batch_is_written_in_slices(monkeypatch, count, told):
     """
     The safe position is given with the last slice, as any slice may have older records.
     """
-    monkeypatch.setattr(batches, "BATCH_SLICE_RECORDS", 2)
+    monkeypatch.setattr(batches, "RECORDS_AT_ONCE", 2)
     sink, letters = Safe(), Letters()
     context = context_of(letters, heads=FixedPositions("safe"))
     rows = [row(n, "c", order=n) for n in range(count)]
@@ -132,7 +133,7 @@ def test_a_batch_interrupted_between_two_slices_ends_the_same(
     ]
     whole, letters = MemorySink(), Letters()
     BatchWriter(ROUTES, whole, context_of(letters)).write(table(*told), 0)
-    monkeypatch.setattr(batches, "BATCH_SLICE_RECORDS", 2)
+    monkeypatch.setattr(batches, "RECORDS_AT_ONCE", 2)
     sink, letters_again = Dying(flush, is_done=is_done), Letters()
     writer = BatchWriter(ROUTES, sink, context_of(letters_again))
     with pytest.raises(BrokerUnavailableError):

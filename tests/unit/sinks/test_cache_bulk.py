@@ -511,7 +511,7 @@ def test_columns_are_stored_as_rows_are(sink, server):
     Pending calls are bounded, and all count.
     """
     told = [record(n, note='"' * (n % 50)) for n in range(20_000)]
-    at = sink.send_columns(columns_of(*told))
+    at = sink.apply_columns(columns_of(*told))
     waiting = sum(server.flying)
     counted = sink.flush()
     one_by_one = GuardModel()
@@ -534,9 +534,9 @@ def test_rows_older_than_the_caches_are_stale(sink, server):
     """
     server.floors = {ROUTE: f"{8 * 2:016x}.0000000000"}
     sink.open()
-    sink.send_columns(columns_of(*[record(n) for n in range(2, 5)]))
+    sink.apply_columns(columns_of(*[record(n) for n in range(2, 5)]))
     older = [record(n, key=b'{"id":4}') for n in (1, 3)]
-    sink.send_columns(columns_of(record(1), *older, record(9)))
+    sink.apply_columns(columns_of(record(1), *older, record(9)))
     counted = sink.flush()
 
     assert (4, 2) == (counted.applied, counted.stale)
@@ -548,21 +548,21 @@ def test_a_redis_cluster_takes_no_columns(sink, server):
     """
     server.is_cluster = True
 
-    assert sink.send_columns(columns_of(record(1))) is None
+    assert sink.apply_columns(columns_of(record(1))) is None
 
 
 def test_a_failure_drops_the_counts_of_its_batch(sink, server):
     """
     The batch is retried whole.
     """
-    sink.send_columns(columns_of(record(1)))
+    sink.apply_columns(columns_of(record(1)))
     server.fails = True
     with pytest.raises(TargetUnavailableError):
-        sink.send_columns(columns_of(*[record(n) for n in range(20_000)]))
+        sink.apply_columns(columns_of(*[record(n) for n in range(20_000)]))
     server.fails = False
 
     assert ([], 0) == (server.flying, sink.flush().applied)
-    assert [0] == sink.send_columns(columns_of(record(1))).to_pylist()
+    assert [0] == sink.apply_columns(columns_of(record(1))).to_pylist()
 
 
 def test_a_slice_of_a_batch_is_taken_like_a_whole_batch():

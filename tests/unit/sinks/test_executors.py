@@ -1,20 +1,21 @@
 """A batch on the executors: who writes which rows, in which order, and the outcomes."""
 
+import pyarrow as pa
 import pytest
 
 from support.dead_letters import FixedPositions, Letters, RecordedRepairs, context_of
-from support.kafka_rows import BACKFILL, COLUMNS, TOPIC, row, rows_of
+from support.kafka_rows import BACKFILL, COLUMNS, TOPIC, row, rows_of, table
 from support.parked_shop import change
 from towpath.schemas import headers as names
-from towpath.settings import Kafka
 from towpath.settings import Sink as SinkSettings
-from towpath.sinks.apply import executor_task
+from towpath.sinks.apply import task as tasks
 from towpath.sinks.apply.batch import BatchWriter
-from towpath.sinks.apply.executor_task import PartitionTask, write_task_slice
+from towpath.sinks.apply.task import PartitionTask, run_task
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import DeadLetter, ParkedKey
-from towpath.sinks.engine.executors import ExecutorWriter
-from towpath.sinks.engine.query import BatchRows, QueryPlan
+from towpath.sinks.engine.executors import Executors
+from towpath.sinks.engine.query import BatchRows
+from towpath.sinks.engine.writer import SinkWriter
 from towpath.sinks.errors import (
     BatchRefusedError,
     IndexGoneError,
@@ -36,39 +37,27 @@ SINK = SinkSettings.model_validate(
 
 
 class Frame:
-    """A batch on two executors, split by key as the engine splits it."""
-
-    defaultParallelism = 2  # noqa: N815 - the engine's
+    """A batch on executors: a task for each partition, as Kafka's source makes them."""
 
     def __init__(self, *rows):
-        self.rows = rows
-        self.sparkSession = self.sparkContext = self
-        # In the order of the topics' partitions.
-        self.parted = [rows[::2], rows[1::2]]
+        self._partitions = [
+            [r for r in rows if (r[0], r[1]) == place]
+            for place in sorted({(r[0], r[1]) for r in rows})
+        ]
 
-    def repartition(self, count, column):
-        """Bring rows of one key together."""
-        at = COLUMNS.index(column)
-        keys = sorted({r[at] for r in self.rows})
-        self.parted = [
-            [r for r in self.rows if keys.index(r[at]) % count == part]
-            for part in range(count)
+    def mapInArrow(self, function, schema):  # noqa: N802 - the engine's
+        """Run each task."""
+        assert schema == "result binary"
+        self._results = [
+            result
+            for rows in self._partitions
+            for result in function(iter(table(*rows).to_batches(max_chunksize=2)))
         ]
         return self
 
-    @property
-    def rdd(self):
-        """Return the slices."""
-        return self
-
-    def mapPartitions(self, function):  # noqa: N802 - the engine's
-        """Run each slice, also one without rows."""
-        self.told = [done for part in self.parted for done in function(iter(part))]
-        return self
-
-    def collect(self):
-        """Return the slices' outcomes."""
-        return self.told
+    def toArrow(self):  # noqa: N802 - the engine's
+        """Return the tasks' results."""
+        return pa.Table.from_batches(self._results)
 
     def select(self, *columns):
         """Return these columns, which are all."""
@@ -107,17 +96,19 @@ class Noting(MemorySink):
 class Bench:
     """A sink's query whose batches run on executors, and its events."""
 
-    def __init__(self, folder, failure=None, heads=None):
+    def __init__(self, failure=None, heads=None):
         self.notes = []
         self.letters = Letters()
         self.context = context_of(self.letters, repairs=RecordedRepairs(), heads=heads)
         self.here = Noting("driver", self.notes)
         self.failure = failure
-        self.plan = QueryPlan(SINK, Kafka(bootstrap_servers="unused:9092"), folder)
-        writer = BatchWriter(Routes(SINK), self.here, self.context)
-        self.writing = ExecutorWriter(
-            self.plan, writer, self.here, self.context, self.make
-        )
+        self.writer = BatchWriter(Routes(SINK), self.here, self.context)
+        self.writing = self.writer_with(self.make)
+
+    def writer_with(self, make):
+        """Make the writer of batches from the function that makes executors' sinks."""
+        executors = Executors(SINK, make)
+        return SinkWriter(self.writer, self.here, self.context, executors, 3)
 
     def make(self):
         """Make the sink of an executor, on the same rows."""
@@ -131,11 +122,11 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path):
+def bench():
     """Return a bench; no executor has a sink open."""
-    executor_task.close_sink("cache")
-    yield Bench(tmp_path)
-    executor_task.close_sink("cache")
+    tasks.close_sink("cache")
+    yield Bench()
+    tasks.close_sink("cache")
 
 
 def test_the_drivers_flush_encloses_the_executors_writes(bench):
@@ -169,11 +160,11 @@ def test_all_changes_of_a_key_are_folded_in_one_task(bench):
     assert {0} == {note[2] for note in bench.notes if note[:2] == ("driver", "apply")}
 
 
-def test_a_batch_that_needs_refetches_is_written_by_the_driver(bench):
+def test_a_change_that_needs_a_refetch_is_left_to_the_driver(bench):
     """
     A partial change of an incomplete route, or of a row being refetched, is not plain.
 
-    Nor is one after a READ row: a change in between may be in the target.
+    One beside a READ row of another partition is merged by the guard.
     """
     for order in (7, 8, 9):
         bench.write(row(1, "c", order=order, note="a", status="placed"), records=1)
@@ -191,7 +182,7 @@ def test_a_batch_that_needs_refetches_is_written_by_the_driver(bench):
         told = [note[2] for note in bench.notes if note[:2] == ("driver", "apply")]
         seen.append(bool(sum(told)))
 
-    assert ([False, True, True, True], [("orders", (8,))]) == (
+    assert ([False, False, True, True], [("orders", (8,))]) == (
         seen,
         bench.context.repairs.keys,
     )
@@ -214,22 +205,22 @@ def test_a_loss_found_by_the_drivers_flush_repeats_the_batch(bench):
     assert [("orders", (7,))] == bench.context.repairs.keys
 
 
-def test_tombstones_are_purged_only_after_the_batch(tmp_path):
+def test_tombstones_are_purged_only_after_the_batch():
     """
     It may have records from below the safe position, which was looked up since.
     """
-    bench = Bench(tmp_path, heads=FixedPositions("safe"))
+    bench = Bench(heads=FixedPositions("safe"))
     bench.write(row(1, "c"))
     told = [note[3] for note in bench.notes if note[:2] == ("driver", "apply")]
 
     assert [None, "safe"] == told
 
 
-def test_executors_purge_no_tombstone_above_a_dead_letter(tmp_path):
+def test_executors_purge_no_tombstone_above_a_dead_letter():
     """
     It can be replayed: the safe position that follows a batch is no higher.
     """
-    bench = Bench(tmp_path, heads=FixedPositions("f" * 16))
+    bench = Bench(heads=FixedPositions("f" * 16))
     bench.context.parked.recall(
         [DeadLetter(change(1, note="bad"), "bad", "orders", True)]
     )
@@ -261,7 +252,7 @@ def test_a_small_batch_is_written_by_the_driver(bench):
     ],
     ids=["poison", "floor", "refused"],
 )
-def test_a_batch_that_is_not_plain_is_written_by_the_driver(
+def test_records_that_are_not_plain_are_written_by_the_driver(
     bench, strange, left, letters, asked
 ):
     """
@@ -291,15 +282,16 @@ def test_a_parked_key_is_left_to_the_driver(bench):
     assert ("executor", "apply", 1, None) in bench.notes
 
 
-def test_executors_reopen_a_sink_after_a_batch_of_the_driver(bench):
+def test_executors_reopen_a_sink_after_a_floor(bench):
     """
-    It may have carried out a floor, which they learn when they open the sink.
+    They learn floors when they open the sink; no other batch has it reopened.
     """
     bench.write(row(1, "c"))
-    bench.write(row(2, "u"), batch_id=2)
+    bench.write(row(2, "u"), batch_id=2, records=1)
+    bench.write(row(3, "u"), batch_id=3)
     kept = ("executor", "open") in bench.notes
-    bench.write(row(3, "u"), batch_id=3, records=1)
-    bench.write(row(4, "u"), batch_id=4)
+    bench.write(row(4, "t"), batch_id=4)
+    bench.write(row(5, "c"), batch_id=5)
 
     assert not kept
     assert [("executor", "close"), ("executor", "open")] == bench.notes[1:3]
@@ -326,10 +318,16 @@ def test_an_unavailable_target_has_the_batch_retried(bench, failure):
 
 
 @pytest.mark.parametrize(
-    "failure",
-    [IndexGoneError("no index"), BatchRefusedError("too large"), KeyError("x")],
+    ("failure", "is_closed"),
+    [
+        (IndexGoneError("no index"), True),
+        (KeyError("x"), True),
+        (BatchRefusedError("too large"), False),
+    ],
 )
-def test_any_other_failure_of_an_executor_is_left_to_the_driver(bench, failure):
+def test_any_other_failure_of_an_executor_is_left_to_the_driver(
+    bench, failure, is_closed
+):
     """
     It recreates an index, halves a batch, or ends the query with the same error.
     """
@@ -337,20 +335,43 @@ def test_any_other_failure_of_an_executor_is_left_to_the_driver(bench, failure):
     bench.write(row(1, "c"))
 
     assert ("driver", "apply", 1, None) in bench.notes
-    assert ("executor", "close") in bench.notes
+    assert is_closed == (("executor", "close") in bench.notes)
 
 
-def test_a_slice_without_changes_needs_no_sink(bench):
+def test_a_failed_task_leaves_its_own_records_only(bench):
     """
-    The same holds for records without a change.
+    Those of another partition are written.
+    """
+    make = bench.make
+
+    def fail_first():
+        bench.failure, failure = None, bench.failure
+        sink = make()
+        sink.failure = failure
+        return sink
+
+    bench.writing = bench.writer_with(fail_first)
+    bench.failure = KeyError("x")
+    bench.write(row(1, "c"), row(2, "r", order=8, topic=BACKFILL))
+    applied = [note[:3] for note in bench.notes if note[1] == "apply"]
+
+    assert [
+        *(("driver", "apply", 0), ("executor", "apply", 1), ("executor", "apply", 1)),
+        ("driver", "apply", 1),
+    ] == applied
+    assert {"7", "8"} == bench.here.rows["orders"].keys()
+
+
+def test_a_task_without_changes_writes_nothing(bench):
+    """
+    A barrier is no change, and does not count as skipped.
     """
     task = PartitionTask(SINK, bench.make, "a", frozenset(), frozenset(), 0)
     barrier = (TOPIC, 0, 1, b"{}", None, [(names.BARRIER, b"1")])
-    done = write_task_slice(task, [barrier])
+    result = run_task(task, table(barrier).to_batches())
 
-    assert (1, 0, "", []) == (
-        done.records,
-        done.rows,
-        done.fallback_reason,
-        bench.notes,
+    assert (1, 0, 0, 0, "") == (
+        *(result.outcome.records, result.outcome.rows, result.outcome.skipped),
+        *(len(result.outcome.left), result.failure),
     )
+    assert ("executor", "apply") not in {note[:2] for note in bench.notes}

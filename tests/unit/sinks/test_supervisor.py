@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 from support.dead_letters import Letters
 from support.parked_shop import KEY, change
 from towpath.schemas.clock import Backoff
-from towpath.settings import Kafka, WriteFrom
+from towpath.settings import Kafka
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.dead_letters.entries import DeadLetter, DeadLetterRequest, Verb
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
@@ -647,50 +647,19 @@ def test_only_changed_topics_end_a_query_from_beside_its_batches(bench, error, s
     assert (starts, starts - 1) == (bench.seen.count("look"), bench.look().retries)
 
 
-class InColumns(Target):
-    """A sink that takes columns."""
-
-    def encode_columns(self, _columns):
-        """Lay out nothing."""
-
-    def write_rows(self, _route, _rows):
-        """Take nothing."""
-
-
-class Sending(Target):
-    """A sink that is sent portions."""
-
-    def send(self, _batch):
-        """Take nothing."""
-
-    def send_columns(self, _columns):
-        """Take nothing."""
-
-
-@pytest.mark.parametrize(
-    ("kind", "write_from", "has_executor", "expected"),
-    [
-        (Target, "driver", True, "DriverWriter"),
-        (InColumns, "driver", True, "ColumnWriter"),
-        (Sending, "driver", True, "PipelinedWriter"),
-        (InColumns, "executors", True, "ExecutorWriter"),
-        (InColumns, "executors", False, "ColumnWriter"),
-    ],
-)
-def test_a_sink_is_written_in_the_way_that_it_offers(
-    bench, monkeypatch, kind, write_from, has_executor, expected
+@pytest.mark.parametrize(("has_executor", "expected"), [(True, True), (False, False)])
+def test_the_executors_write_where_the_root_says_so(
+    bench, monkeypatch, has_executor, expected
 ):
-    """By the executors only where that is configured and possible."""
-    bench.target = kind(bench)
+    """
+    Elsewhere the driver applies every batch.
+    """
     made = []
-    for name in ("DriverWriter", "ColumnWriter", "PipelinedWriter", "ExecutorWriter"):
-        real = getattr(module, name)
-        monkeypatch.setattr(
-            module, name, lambda *a, real=real, n=name: made.append(n) or real(*a)
-        )
-    bench.run(
-        sink=SINK.model_copy(update={"write_from": WriteFrom(write_from)}),
-        on_executor=(lambda _: MemorySink) if has_executor else None,
+    real = module.SinkWriter
+    monkeypatch.setattr(
+        module, "SinkWriter", lambda *given: made.append(given) or real(*given)
     )
+    bench.run(on_executor=lambda _: MemorySink if has_executor else None)
 
-    assert expected == made[-1]
+    assert expected == (made[-1][3] is not None)
+    assert SINK.spread_from_records == made[-1][4]

@@ -11,8 +11,8 @@ from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import Route, Sink, SinkKind, WarehouseOptions
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
+from towpath.sinks.changes.columns import Columns
 from towpath.sinks.changes.relations import Column, RelationShape
-from towpath.sinks.errors import BatchRefusedError
 from towpath.sinks.ports import Batch
 from towpath.sinks.targets.warehouse.ddl import FLOOR_PROPERTY
 from towpath.sinks.targets.warehouse.opening import Commit
@@ -327,15 +327,52 @@ def test_a_new_table_filled_by_another_writer_is_searched(rig):
     assert ["MERGE", "MERGE"] == rig.engine.begun()
 
 
-def test_rows_laid_out_before_an_added_column_are_not_written(rig):
-    """
-    Their batch is written record by record.
-    """
-    outgrown = pa.table({"id": pa.array([1], pa.int64())})
-    with pytest.raises(BatchRefusedError, match="has changed"):
-        rig.sink.write_rows("shop.orders", outgrown)
+def columns_of(*rows):
+    """Return pairs of key and position as the columns of plain records."""
+    return Columns(
+        "shop.orders",
+        pa.array(range(len(rows)), pa.uint64()),
+        pa.array([position for _, position in rows]),
+        pa.chunked_array([[b'{"id":%d}' % key for key, _ in rows]]),
+        pa.chunked_array(
+            [
+                [
+                    b'{"op":"c","after":{"id":%d,"note":"n"},"source":{}}' % key
+                    for key, _ in rows
+                ]
+            ]
+        ),
+    )
 
-    assert [] == rig.engine.begun()
+
+def test_rows_that_come_as_columns_are_committed_together(rig):
+    """
+    By the flush, or before other changes: these may depend on them.
+    """
+    for key in (1, 2):
+        rig.sink.apply_columns(columns_of((key, "4")))
+    before = rig.engine.begun()
+    rig.sink.flush()
+    rig.sink.apply_columns(columns_of((3, "5")))
+    rig.write(4)
+
+    assert ([], ["INSERT of 2", "INSERT of 1", "INSERT of 1"]) == (
+        before,
+        [t for t in rig.engine.told if t.startswith("INSERT of")],
+    )
+
+
+def test_a_failure_drops_the_rows_that_came_as_columns(rig):
+    """
+    They come again with their batch, and are written once.
+    """
+    rig.sink.apply_columns(columns_of((1, "4")))
+    rig.engine.fails = "INSERT"
+    with pytest.raises(UnavailableError):
+        rig.sink.flush()
+    counted = rig.sink.flush()
+
+    assert (0, 0) == (counted.applied, rig.engine.writes)
 
 
 def encoded(*rows):
@@ -362,7 +399,7 @@ def test_columns_below_the_floor_of_their_table_are_not_written(tmp_path):
     rig = Rig(tmp_path / "warehouse.json")
     rig.engine.properties[FLOOR_PROPERTY] = "5"
     rig.sink.open()
-    rig.sink.write_rows("shop.orders", encoded((1, "4"), (2, "5"), (3, "6")))
+    rig.sink.apply_columns(columns_of((1, "4"), (2, "5"), (3, "6")))
     told = rig.sink.flush()
 
     assert ["INSERT of 2"] == [t for t in rig.engine.told if t.startswith("INSERT")]

@@ -84,9 +84,11 @@ class WriteFrom(enum.StrEnum):
     The processes that write a sink's target.
 
     ``driver``: the driver's process. ``executors``: large batches are written from all
-    executors of the cluster at once.
+    executors of the cluster at once. ``auto``: as ``executors`` on a cluster, if the
+    kind can be written there, else as ``driver``.
     """
 
+    AUTO = "auto"
     DRIVER = "driver"
     EXECUTORS = "executors"
 
@@ -321,10 +323,10 @@ class Sink(Section):
     ``kind`` selects the module that writes the target; ``options`` are for kinds of
     other packages. ``driver`` names the Spark driver that runs the sink. ``url`` is the
     target's address: Redis, OpenSearch, the DSN of the warehouse's catalog, or the
-    receiver of webhooks. ``folder`` is for the files of a warehouse. With
-    ``write_from = "executors"``, batches of at least ``spread_from_records`` are
-    written from the executors. ``budget_s`` is the accepted lag; by default that of the
-    kind.
+    receiver of webhooks. ``folder`` is for the files of a warehouse. On
+    a cluster, batches of at least ``spread_from_records`` are written from the
+    executors (see ``WriteFrom``). ``budget_s`` is the accepted lag; by default that of
+    the kind.
     """
 
     name: str = Field(pattern=NAME)
@@ -334,7 +336,7 @@ class Sink(Section):
     folder: Path | None = None
     trigger_ms: int = Field(default=200, ge=0)
     max_batch_records: int | None = Field(default=None, ge=1)
-    write_from: WriteFrom = WriteFrom.DRIVER
+    write_from: WriteFrom = WriteFrom.AUTO
     spread_from_records: int = Field(default=20_000, ge=1)
     budget_s: float | None = Field(default=None, gt=0)
     search: SearchOptions = SearchOptions()

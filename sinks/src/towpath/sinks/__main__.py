@@ -29,7 +29,7 @@ from towpath.settings import Settings, WatchedFile, load
 from towpath.settings import Sink as SinkSettings
 from towpath.settings.logs import configure_logs
 from towpath.sinks.engine.driver import Driver, SinkSelection
-from towpath.sinks.engine.executors import executor_spec
+from towpath.sinks.engine.executors import executor_spec, is_spread
 from towpath.sinks.engine.monitor import Monitor
 from towpath.sinks.engine.session import Engine, SparkSql, start_session
 from towpath.sinks.engine.supervisor import SupervisorParts
@@ -238,7 +238,11 @@ def _parts(newest: _Newest, spark: SparkSession, monitor: Monitor) -> Supervisor
         earliest_positions=KafkaEarliestPositions(settings.kafka),
         monitor=monitor,
         check=check,
-        on_executor=lambda sink: executor_spec(settings, sink).make,
+        on_executor=lambda sink: (
+            executor_spec(settings, sink).make
+            if is_spread(sink, str(spark.sparkContext.master))
+            else None
+        ),
         make_announced=lambda: KafkaRelations(settings.kafka, prefix),
     )
 

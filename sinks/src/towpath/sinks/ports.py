@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import pyarrow as pa
 
 from towpath.sinks.change import Change, EventRow, Floor, Origin, Refusal, Row, Value
-from towpath.sinks.changes.columns import Columns, EncodedColumns
+from towpath.sinks.changes.columns import Columns
 from towpath.sinks.changes.relations import RelationShape
 
 
@@ -126,27 +126,17 @@ class SupportsUpkeep(Protocol):
 
 
 @runtime_checkable
-class Pipelined(Protocol):
-    """A sink whose target works while the next changes are decoded."""
+class Columnar(Protocol):
+    """A sink that also writes rows as columns, which is many times faster."""
 
-    def send(self, batch: Batch) -> None:
+    def apply_columns(self, columns: Columns) -> pa.Array | None:
         """
-        Send a batch's changes as ``apply`` does, without waiting for the target.
+        Accept plain records of one route as columns, as ``apply`` accepts changes.
 
-        The next ``flush`` counts them and makes them durable. Earlier calls arrive
-        earlier.
-
-        Raises:
-            BusyError: The target asks for a pause; a retry loses nothing.
-            UnavailableError: The target cannot be reached; a retry loses nothing.
-        """
-
-    def send_columns(self, columns: Columns) -> pa.Array | None:
-        """
-        Send plain records as columns, without waiting; ``send`` gets the others.
+        A key may occur several times. The others of the batch come by ``apply``.
 
         Returns:
-            The indices of the records that were sent; ``None`` if none were.
+            The indices of the records that were accepted; ``None`` if none were.
 
         Raises:
             BusyError: The target asks for a pause; a retry loses nothing.
@@ -155,32 +145,18 @@ class Pipelined(Protocol):
 
 
 @runtime_checkable
-class Columnar(Protocol):
-    """A sink that also writes rows as columns, which is many times faster."""
+class Pipelined(Protocol):
+    """
+    A sink whose target works while the next changes are decoded.
 
-    def encode_columns(self, columns: Columns) -> EncodedColumns | None:
-        """
-        Encode plain records as rows of the target; nothing is written yet.
+    It gets a batch in small calls and one flush, so it must refuse no whole row: later
+    changes of its key are on their way.
 
-        Returns:
-            The rows, with the same columns in each call; ``None`` if there are none.
+    Attributes:
+        records_at_once: The number of records whose changes it gets in one call.
+    """
 
-        Raises:
-            UnavailableError: The target cannot be reached; a retry loses nothing.
-        """
-
-    def write_rows(self, route: str, rows: pa.Table) -> None:
-        """
-        Write encoded rows, the newest of each key.
-
-        The other records of their batch come by ``apply`` afterwards. The next
-        ``flush`` counts the rows and makes them durable.
-
-        Raises:
-            BusyError: The target asks for a pause; a retry loses nothing.
-            UnavailableError: The target cannot be reached; a retry loses nothing.
-            BatchRefusedError: It refuses a row without naming it; none is written.
-        """
+    records_at_once: int
 
 
 @runtime_checkable

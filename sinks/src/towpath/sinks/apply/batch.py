@@ -34,6 +34,7 @@ from towpath.sinks.apply.refetch_requests import (
 from towpath.sinks.apply.sweeps import SafePosition, Sweeps
 from towpath.sinks.change import Floor, Origin, Record
 from towpath.sinks.changes.decode import Decoded, decode
+from towpath.sinks.changes.records import RECORDS_AT_ONCE, records_of
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import DeadLetter, DeadLetterStore, ParkedKey
 from towpath.sinks.dead_letters.parked import ParkedKeys
@@ -88,10 +89,6 @@ def total(slices: Sequence[BatchResult]) -> BatchResult:
     sums = {name: sum(getattr(one, name) for one in slices) for name in _SUMMED}
     return replace(slices[-1], position=max(one.position for one in slices), **sums)
 
-
-# Bounds the records held as Python objects at once. A cache's whole batch is one slice,
-# so that a later slice's failure never repeats an earlier one.
-BATCH_SLICE_RECORDS: Final = 125_000
 
 _log = structlog.get_logger("towpath.sinks")
 
@@ -150,6 +147,9 @@ class BatchWriter:
         self._context = context
         self._delivery = Delivery(sink, context.clock, context.refusals)
         self._replay_id = 0
+        # Grows with each floor that is applied, and with keys that are erased: other
+        # instances of the sink know neither.
+        self.floors_epoch = 0
         # Held by callers whose consecutive calls must see the same state.
         self.lock = threading.RLock()
 
@@ -162,11 +162,11 @@ class BatchWriter:
             HaltError: The sink refuses to continue.
         """
         # An empty batch is one slice, too: it flushes the sink.
-        begins = range(0, max(len(table), 1), BATCH_SLICE_RECORDS)
+        begins = range(0, max(len(table), 1), RECORDS_AT_ONCE)
         with self.lock:
             slices = [
                 self._write_slice(
-                    table.slice(begin, BATCH_SLICE_RECORDS),
+                    table.slice(begin, RECORDS_AT_ONCE),
                     batch_id,
                     is_last=begin == begins[-1],
                 )
@@ -225,6 +225,7 @@ class BatchWriter:
         """
         if isinstance(self._sink, Erasing):
             with self.lock:
+                self.floors_epoch += 1
                 self._sink.erase(route, keys)
 
     def awaits_refetch(self, key: ParkedKey) -> bool:
@@ -286,6 +287,7 @@ class BatchWriter:
         # Only with the last slice: a later slice may hold records below the position.
         safe = context.safe.take(context.parked.lowest()) if is_last else None
         lowering = tuple(floor for floor in floors if not floor.is_end_only)
+        self.floors_epoch += len(lowering)
         batch = Batch(batch_id, folded.changes, events, lowering, safe)
         delivered = self._delivery.deliver(batch, folded.after)
         changes = (*folded.changes, *folded.after)
@@ -354,45 +356,3 @@ class BatchWriter:
         for dead_letter in fresh:
             parked.park(dead_letter)
         return count, len(over)
-
-
-def records_of(table: pa.Table) -> list[Record]:
-    """
-    Convert Kafka's columns into records.
-
-    The last value of a repeated header counts.
-    """
-    table = table.combine_chunks()
-    if not len(table):
-        return []
-    headers = _headers(table.column("headers"))
-    columns = (
-        table.column(name).to_pylist()
-        for name in ("topic", "partition", "offset", "key", "value")
-    )
-    return [
-        Record(Origin(topic, partition, offset), key, value, given)
-        for topic, partition, offset, key, value, given in zip(
-            *columns, headers, strict=True
-        )
-    ]
-
-
-def _headers(column: pa.ChunkedArray) -> list[dict[str, bytes]]:
-    """Read all headers in three passes over flat columns, not row by row."""
-    array = pa.concat_arrays(column.chunks)
-    flat = array.flatten()
-    names = flat.field("key").to_pylist()
-    values = flat.field("value").to_pylist()
-    rows = []
-    end = 0
-    for length in pa.compute.list_value_length(array).to_pylist():
-        begin, end = end, end + (length or 0)
-        rows.append(
-            {
-                name: value
-                for name, value in zip(names[begin:end], values[begin:end], strict=True)
-                if value is not None
-            }
-        )
-    return rows

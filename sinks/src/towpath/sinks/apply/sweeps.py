@@ -169,6 +169,12 @@ class SafePosition:
         with self._lock:
             self._found = found
 
+    @property
+    def is_found(self) -> bool:
+        """Whether a position was found since the last call of ``take``."""
+        with self._lock:
+            return self._found is not None
+
     def take(self, parked_from: str | None) -> str | None:
         """Return the position found since the last call, capped at ``parked_from``."""
         with self._lock:

@@ -1,48 +1,36 @@
 """
-Writes a batch on the executors: each task writes the guarded changes of its keys.
+Applies the slices of a batch on the executors: one task for each partition.
 
-::
-
-    the driver's sink    keeps its connection ............... flushes
-    executors                   each task writes and flushes
-                                     |
-                      not plain: the driver writes the whole batch
-
-The driver's sink connects before any executor writes and keeps its connections until
-its own flush: if the target restarts in between, and may lose rows that executors have
-written, these connections break. Its flush comes last, so that its witness follows all
-rows of the batch. Small batches are written by the driver, which costs less than a
-task.
+Kafka's source makes a task of the engine for each partition of a topic, and the slice
+stays there: nothing is shuffled. A task returns counts and the records that only the
+driver may write.
 
 An executor makes its sink from an ``ExecutorSpec`` alone: it has no configuration and
 no state folder. It reads the tables' shapes from Kafka, over one connection for all
 sinks.
 """
 
+import pickle
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+import pyarrow as pa
 import structlog
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # has no stubs
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame
 
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
-from towpath.settings import Kafka, Settings
+from towpath.settings import Kafka, Settings, WriteFrom
 from towpath.settings import Sink as SinkSettings
-from towpath.sinks.apply.batch import BatchResult, BatchWriter, SinkContext
-from towpath.sinks.apply.executor_task import (
-    PartitionResult,
-    PartitionTask,
-    write_task_slice,
-)
-from towpath.sinks.apply.plain import ROWS_LOST
-from towpath.sinks.engine.query import BatchRows, QueryPlan
-from towpath.sinks.engine.session import first_line
+from towpath.sinks.apply.slice import SliceOutcome, total
+from towpath.sinks.apply.task import PartitionTask, TaskResult, run_task
+from towpath.sinks.dead_letters.entries import ParkedKey
+from towpath.sinks.engine.session import first_line, is_local
 from towpath.sinks.errors import (
     ExecutorsFailedError,
     TargetBusyError,
@@ -50,172 +38,108 @@ from towpath.sinks.errors import (
 )
 from towpath.sinks.kafka.client import KafkaRelations
 from towpath.sinks.kinds import ExecutorParts, RoutedRelations, kind_of
-from towpath.sinks.ports import Batch, Sink
+from towpath.sinks.ports import Sink
 
 # Blocked keys are sent with every task. With more, the driver writes the batch.
 MAX_BLOCKED_KEYS: Final = 1000
 
+# The column of the tasks' results, each pickled: counts, and tables of records.
+_RESULT: Final = "result"
+_SCHEMA: Final = f"{_RESULT} binary"
+
 _log = structlog.get_logger("towpath.sinks")
 
 
-class DriverWriter:
-    """Writes every batch in the driver."""
+class Executors:
+    """The executors, as far as they write one sink."""
 
-    def __init__(self, writer: BatchWriter) -> None:
-        self._writer = writer
-
-    def write(self, rows: BatchRows, batch_id: int) -> BatchResult:
-        """
-        Write one batch, as the batch writer does.
-
-        Raises:
-            UnavailableError: A system does not answer; write the batch again.
-            HaltError: The sink refuses to continue.
-        """
-        return self._writer.write(rows.table, batch_id)
-
-
-class ExecutorWriter:
-    """Writes one sink's large batches on the executors, and others in the driver."""
-
-    def __init__(
-        self,
-        plan: QueryPlan,
-        writer: BatchWriter,
-        sink: Sink,
-        context: SinkContext,
-        make: Callable[[], Sink],
-    ) -> None:
+    def __init__(self, sink: SinkSettings, make: Callable[[], Sink]) -> None:
         """
         Store the parameters.
 
         Args:
-            plan: The sink's query.
-            writer: Writes in the driver.
-            sink: The sink of the writer.
-            context: The services that the writer uses.
-            make: Makes the sink on an executor.
+            sink: The sink.
+            make: Makes it on an executor; it is sent there.
         """
-        self._plan = plan
-        self._writer = writer
         self._sink = sink
-        self._context = context
         self._make = make
-        self._opening = uuid.uuid4().hex
-        self._has_spread = False
+        self._run = uuid.uuid4().hex
+        self._has_written = False
 
-    def write(self, rows: BatchRows, batch_id: int) -> BatchResult:
+    def apply(
+        self,
+        frame: DataFrame,
+        batch_id: int,
+        blocked_keys: frozenset[ParkedKey],
+        incomplete_routes: frozenset[str],
+        floors_epoch: int,
+    ) -> SliceOutcome:
         """
-        Write one batch; all of it is durable when this returns.
+        Apply all slices of a batch; what they wrote is durable.
+
+        Args:
+            frame: The records.
+            batch_id: The batch.
+            blocked_keys: Keys that only the driver may write.
+            incomplete_routes: Routes that lack rows.
+            floors_epoch: Grows with each floor that the driver applies: executors
+                learn floors when they open the sink.
 
         Raises:
-            UnavailableError: A system does not answer; write the batch again.
-            HaltError: The sink refuses to continue.
+            UnavailableError: A target or an executor does not answer.
         """
-        with self._writer.lock:
-            if self._is_small(rows):
-                return self._write_here(rows, batch_id)
-            before = self._context.refetches.incomplete_routes()
-            self._sink.apply(Batch(batch_id))
-            parts = self._on_executors(rows.frame, batch_id)
-            fallback_reason = _fallback_reason(parts)
-            if fallback_reason is None:
-                result = self._finish(parts, batch_id)
-                if not self._context.refetches.incomplete_routes() - before:
-                    return result
-                fallback_reason = ROWS_LOST
-            _log.info(
-                "batch not plain: the driver writes it",
-                sink=self._plan.sink.name,
-                why=fallback_reason,
-            )
-            return self._write_here(rows, batch_id)
-
-    def _finish(self, parts: Sequence[PartitionResult], batch_id: int) -> BatchResult:
-        """Flush after all writes of the executors."""
-        context = self._context
-        if not self._has_spread:
-            self._has_spread = True
-            name = self._plan.sink.name
-            _log.info("sink writes large batches by the executors", sink=name)
-        began_s = context.clock.monotonic_s()
-        # After the writes: the batch may hold records below the position.
-        safe = context.safe.take(context.parked.lowest())
-        self._sink.apply(Batch(batch_id, safe=safe))
-        self._sink.flush()
-        flush_ms = round((context.clock.monotonic_s() - began_s) * 1000)
-        return result_of(parts, parked=len(context.parked), flush_ms=flush_ms)
-
-    def _is_small(self, rows: BatchRows) -> bool:
-        wanted = self._plan.sink.spread_from_records
-        keys = len(self._context.parked) + len(self._context.refetches)
-        has_too_many = keys > MAX_BLOCKED_KEYS
-        return has_too_many or rows.most < wanted
-
-    def _write_here(self, rows: BatchRows, batch_id: int) -> BatchResult:
-        # The driver may apply floors, which executors load only when they open a sink.
-        self._opening = uuid.uuid4().hex
-        return self._writer.write(rows.table, batch_id)
-
-    def _on_executors(self, frame: DataFrame, batch_id: int) -> list[PartitionResult]:
         task = PartitionTask(
-            sink=self._plan.sink,
+            sink=self._sink,
             make=self._make,
-            opening=self._opening,
-            blocked_keys=self._context.blocked_keys(),
-            incomplete_routes=self._context.refetches.incomplete_routes(),
+            opening=f"{self._run} {floors_epoch}",
+            blocked_keys=blocked_keys,
+            incomplete_routes=incomplete_routes,
             batch_id=batch_id,
         )
-
-        def write(rows: Iterable[Row]) -> Iterator[PartitionResult]:
-            yield write_task_slice(task, rows)
-
-        parts = frame.sparkSession.sparkContext.defaultParallelism
-        try:
-            # Rows, not Arrow, for which the engine would need pandas here.
-            results: list[PartitionResult]
-            results = frame.repartition(parts, "key").rdd.mapPartitions(write).collect()
-        except (PySparkException, Py4JError) as error:
-            message = f"the executors could not write the batch: {first_line(error)}"
-            raise ExecutorsFailedError(message) from error
-        return results
+        outcome = _outcome(self._sink.name, _results(frame, task))
+        if not self._has_written:
+            self._has_written = True
+            _log.info(
+                "sink writes large batches by the executors", sink=self._sink.name
+            )
+        return outcome
 
 
-def result_of(
-    parts: Sequence[PartitionResult], *, parked: int, flush_ms: int
-) -> BatchResult:
-    """Add up the results of parallel tasks, and the flush that followed."""
-    return BatchResult(
-        records=sum(part.records for part in parts),
-        rows=sum(part.rows for part in parts),
-        stale=sum(part.stale for part in parts),
-        dead_letters=0,
-        skipped=sum(part.skipped for part in parts),
-        parked=parked,
-        tombstones=sum(part.tombstones for part in parts),
-        position=max((part.position for part in parts), default=""),
-        decode_ms=max((part.decode_ms for part in parts), default=0),
-        apply_ms=max((part.apply_ms for part in parts), default=0),
-        flush_ms=max((part.flush_ms for part in parts), default=0) + flush_ms,
-    )
+def _results(frame: DataFrame, task: PartitionTask) -> list[TaskResult]:
+    def run(records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        pickled = pickle.dumps(run_task(task, records))
+        yield pa.record_batch({_RESULT: pa.array([pickled], pa.binary())})
+
+    try:
+        results = frame.mapInArrow(run, _SCHEMA).toArrow()
+    except (PySparkException, Py4JError) as error:
+        message = f"the executors could not write the batch: {first_line(error)}"
+        raise ExecutorsFailedError(message) from error
+    # Our own tasks have pickled them.
+    return [pickle.loads(one) for one in results.column(_RESULT).to_pylist()]  # noqa: S301
 
 
-def _fallback_reason(parts: Iterable[PartitionResult]) -> str | None:
+def _outcome(sink: str, results: Sequence[TaskResult]) -> SliceOutcome:
     """
-    Return why the driver has to write the batch; ``None`` if it is written.
+    Return the outcome of all tasks.
 
     Raises:
         UnavailableError: A target does not answer; write the batch again.
     """
-    failed = [part for part in parts if part.fallback_reason]
-    for part in failed:
-        if part.retry_after_s:
-            raise TargetBusyError(
-                part.fallback_reason, retry_after_s=part.retry_after_s
-            )
-        if part.is_unavailable:
-            raise TargetUnavailableError(part.fallback_reason)
-    return failed[0].fallback_reason if failed else None
+    failed = [result for result in results if result.failure]
+    for result in failed:
+        if result.retry_after_s:
+            raise TargetBusyError(result.failure, retry_after_s=result.retry_after_s)
+        if result.is_unavailable:
+            raise TargetUnavailableError(result.failure)
+    for result in failed:
+        _log.warning(
+            "task failed: the driver writes its records",
+            sink=sink,
+            records=result.outcome.records,
+            why=result.failure,
+        )
+    return total([result.outcome for result in results])
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +172,13 @@ class ExecutorSpec:
             clock=SystemClock(),
         )
         return spread(self.sink, parts)
+
+
+def is_spread(sink: SinkSettings, master: str) -> bool:
+    """Return whether the executors write the large batches of a sink."""
+    if sink.write_from is WriteFrom.AUTO:
+        return not is_local(master) and kind_of(sink).spread is not None
+    return sink.write_from is WriteFrom.EXECUTORS
 
 
 def executor_spec(settings: Settings, sink: SinkSettings) -> ExecutorSpec:

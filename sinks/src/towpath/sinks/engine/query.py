@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from towpath.settings import Kafka, Sink, spark_options
+from towpath.sinks.changes.records import RECORDS
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.engine.checkpoint import starting_offsets
-from towpath.sinks.kafka.fetch import RECORDS
 from towpath.sinks.ports import Cluster
 from towpath.sinks.state.declare import STARTING_OFFSETS_FILE
 from towpath.sinks.state.progress import sink_folder

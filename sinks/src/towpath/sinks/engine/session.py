@@ -143,7 +143,7 @@ def settings_of(engine: Engine, submitted: Mapping[str, str]) -> dict[str, str]:
     jars = {"spark.jars": ",".join(map(str, engine.jars))} if engine.jars else {}
     wanted = {
         **_SETTINGS,
-        **(_LOCAL_SETTINGS if master.startswith(_LOCAL_MASTER) else _CLUSTER_SETTINGS),
+        **(_LOCAL_SETTINGS if is_local(master) else _CLUSTER_SETTINGS),
         **jars,
         "spark.master": master,
         "spark.driver.memory": engine.memory,
@@ -152,6 +152,11 @@ def settings_of(engine: Engine, submitted: Mapping[str, str]) -> dict[str, str]:
         **engine.extra,
     }
     return {name: text for name, text in wanted.items() if name not in submitted}
+
+
+def is_local(master: str) -> bool:
+    """Return whether a master runs everything in the driver's Java process."""
+    return master.startswith(_LOCAL_MASTER)
 
 
 def is_alive(session: SparkSession) -> bool:

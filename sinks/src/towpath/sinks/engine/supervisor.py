@@ -38,7 +38,6 @@ from towpath.schemas.failure import (
     UnavailableError,
 )
 from towpath.settings import Sink as SinkSettings
-from towpath.settings import WriteFrom
 from towpath.sinks.apply.batch import BatchResult, BatchWriter, SinkContext
 from towpath.sinks.apply.bisect import ConsecutiveRefusals
 from towpath.sinks.apply.refetch import PendingRefetches
@@ -48,7 +47,6 @@ from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import DeadLetterStore
 from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
 from towpath.sinks.engine.block_changes import BlockChanges
-from towpath.sinks.engine.bulk_writers import ColumnWriter, PipelinedWriter
 from towpath.sinks.engine.checkpoint import read_offsets, span
 from towpath.sinks.engine.column_changes import (
     AnnouncedShapes,
@@ -56,17 +54,16 @@ from towpath.sinks.engine.column_changes import (
     NoAnnouncedShapes,
     ShapeCheckedWriter,
 )
-from towpath.sinks.engine.executors import DriverWriter, ExecutorWriter
+from towpath.sinks.engine.executors import Executors
 from towpath.sinks.engine.monitor import Monitor
 from towpath.sinks.engine.query import BatchRows, QueryPlan, start_query
 from towpath.sinks.engine.recovery import Recovery
 from towpath.sinks.engine.report import Report
+from towpath.sinks.engine.writer import SinkWriter
 from towpath.sinks.errors import PartitionsAddedError, TopicRemadeError
 from towpath.sinks.kafka.fetch import Batches
 from towpath.sinks.ports import (
     Cluster,
-    Columnar,
-    Pipelined,
     Repairs,
     Sink,
     SupportsUpkeep,
@@ -170,7 +167,7 @@ class SupervisorParts:
             their files.
         check: Checks that a changed block fits its tables and its target.
         on_executor: Returns the function that makes a sink on an executor and is sent
-            there. Without it everything is written from the driver.
+            there; ``None`` for a sink that is written from the driver.
         make_announced: Makes the reader of announced shapes; without it altered columns
             are not noticed.
         backoff: The pauses between attempts.
@@ -185,7 +182,7 @@ class SupervisorParts:
     earliest_positions: EarliestPositions | None = None
     monitor: Monitor | None = None
     check: Callable[[SinkSettings], None] = _accept
-    on_executor: Callable[[SinkSettings], Callable[[], Sink]] | None = None
+    on_executor: Callable[[SinkSettings], Callable[[], Sink] | None] | None = None
     make_announced: Callable[[], AnnouncedShapes] = NoAnnouncedShapes
     backoff: Backoff = Backoff()  # noqa: RUF009 - a frozen value
 
@@ -201,9 +198,7 @@ _TOPIC_APPEARED: Final = "specify all TopicPartitions"
 MAX_STARTS_AT_ONCE: Final = 10
 
 
-_Writing: TypeAlias = (
-    ColumnWriter | DriverWriter | ExecutorWriter | PipelinedWriter | ShapeCheckedWriter
-)
+_Writing: TypeAlias = SinkWriter | ShapeCheckedWriter
 
 
 class _SinkRun(NamedTuple):
@@ -321,14 +316,11 @@ class Supervisor:
         )
         requests.restore(open_letters)
         recovery = Recovery(plan, parts.cluster, repairs, parts.clock)
-        writing: _Writing = DriverWriter(writer)
-        if isinstance(sink, Columnar):
-            writing = ColumnWriter(writer, sink, context)
-        if isinstance(sink, Pipelined):
-            writing = PipelinedWriter(plan.sink.name, writer, sink, context)
-        if plan.sink.write_from is WriteFrom.EXECUTORS and parts.on_executor:
-            make = parts.on_executor(plan.sink)
-            writing = ExecutorWriter(plan, writer, sink, context, make)
+        make = parts.on_executor(plan.sink) if parts.on_executor else None
+        executors = None if make is None else Executors(plan.sink, make)
+        writing = SinkWriter(
+            *(writer, sink, context, executors), plan.sink.spread_from_records
+        )
         idle = IdleUpkeep(sink, writer, parts.clock)
         return _SinkRun(writing, requests, recovery, safe, idle)
 

@@ -30,25 +30,11 @@ from confluent_kafka import (
 
 from towpath.schemas.clock import Clock, StallTimeout, SystemClock
 from towpath.settings import Kafka
+from towpath.sinks.changes.records import RECORDS
 from towpath.sinks.errors import BrokerUnavailableError, RecordsGoneError
 from towpath.sinks.kafka import client
 from towpath.sinks.kafka.client import REQUEST_TIMEOUT_S, unavailable
 from towpath.sinks.state.progress import Place, Span, records_in
-
-# The columns of a table of records.
-RECORDS: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        (
-            "headers",
-            pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
-        ),
-    ]
-)
 
 
 class Batches(Protocol):

@@ -61,6 +61,10 @@ _log = structlog.get_logger("towpath.sinks.cache")
 class CacheSink:
     """One Redis server or cluster, written by one sink."""
 
+    # The writer encodes them in about 30 ms. The target waits for the first ones, so
+    # more of them would delay it.
+    records_at_once: int = 5_000
+
     def __init__(
         self,
         url: str,
@@ -109,28 +113,14 @@ class CacheSink:
             )
 
     def apply(self, batch: Batch) -> None:
-        self.send(batch)
-        with self._connected():
-            self._await_responses()
-
-    def send(self, batch: Batch) -> None:
-        """Send a batch; ``apply`` and ``flush`` wait for the responses."""
+        """Send a batch; ``flush`` waits for the responses."""
         with self._connected():
             for route, floor in self._floors.due(batch.floors):
                 self._await_responses()
                 self._sweep(route, floor)
             self._write(self._floors.above(batch.changes, self._tally))
 
-    def send_columns(self, columns: Columns) -> pa.Array | None:
-        """
-        Send whole rows column by column; ``send`` takes the other records.
-
-        Returns:
-            The indexes of the records that were sent; ``None`` if none were.
-
-        Raises:
-            UnavailableError: The cache cannot be reached; a retry loses nothing.
-        """
+    def apply_columns(self, columns: Columns) -> pa.Array | None:
         with self._connected():
             # On a cluster all keys of a call share a slot: rows are encoded one by one.
             if self._servers.is_cluster:

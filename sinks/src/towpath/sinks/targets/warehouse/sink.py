@@ -1,8 +1,9 @@
 """
 A sink that writes rows and events into the warehouse: a commit per table and batch.
 
-A batch is committed when ``apply`` returns, so ``flush`` has nothing to wait for; it
-runs upkeep, between batches, because there is one writer.
+Rows that come as columns are collected and committed together, before other changes
+and by ``flush``; other changes are committed when ``apply`` returns. ``flush`` runs
+upkeep, too, because there is one writer.
 """
 
 import uuid
@@ -20,9 +21,8 @@ import structlog
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.settings import RouteKind, Sink, Unfit
 from towpath.sinks.change import Change, EventRow, Refusal
-from towpath.sinks.changes.columns import Columns, EncodedColumns, newest_rows
+from towpath.sinks.changes.columns import Columns, newest_rows
 from towpath.sinks.errors import (
-    BatchRefusedError,
     ShapeUnknownError,
     StatementRefusedError,
     TargetUnavailableError,
@@ -88,6 +88,8 @@ class WarehouseSink:
         self._logged_columns: set[tuple[str, str]] = set()
         self._logged_nulled: set[tuple[str, str]] = set()
         self._refreshed_routes: set[str] = set()
+        # Rows accepted as columns, by route; written by the next call.
+        self._accepted: dict[str, tuple[LakeTable, list[pa.Table]]] = {}
         self._floors = Floors()
         self._tally = Tally()
 
@@ -107,6 +109,8 @@ class WarehouseSink:
 
     def apply(self, batch: Batch) -> None:
         tally = Tally()
+        # First: a partial change may depend on one of these rows.
+        self._write_accepted()
         self._tables.drop_outdated({c.route for c in batch.changes})
         # Opened first, because a table may have a stored floor.
         for name in {c.route for c in batch.changes} | {f.route for f in batch.floors}:
@@ -121,27 +125,32 @@ class WarehouseSink:
             self._upkeep.raise_safe_position(batch.safe)
         self._tally.add(tally)
 
-    def encode_columns(self, columns: Columns) -> EncodedColumns | None:
+    def apply_columns(self, columns: Columns) -> pa.Array | None:
+        route = columns.route
         # Checked once per batch: later announcements come with their own record.
-        if columns.route not in self._refreshed_routes:
-            self._tables.drop_outdated({columns.route})
-            self._refreshed_routes.add(columns.route)
-        table = self._fitting_table(columns.route)
-        return None if table is None else rows.encode_columns(table, columns)
-
-    def write_rows(self, route: str, rows: pa.Table) -> None:
+        if route not in self._refreshed_routes:
+            self._tables.drop_outdated({route})
+            self._refreshed_routes.add(route)
         table = self._fitting_table(route)
-        if table is None or rows.schema != table.schema:
-            message = f"{route} has changed since its rows were encoded"
-            raise BatchRefusedError(message)
-        newest = newest_rows(rows, table.key, POSITION)
-        floor = self._floors.of(route)
-        if floor is not None:
-            newest = newest.filter(pc.greater_equal(newest.column(POSITION), floor))
-        guarded = partial(_upsert_statement, table, frozenset())
-        applied = self._writer.write(TableRows(table, newest, guarded))
-        self._tally.applied += applied
-        self._tally.stale += len(rows) - applied
+        encoded = None if table is None else rows.encode_columns(table, columns)
+        if table is None or encoded is None:
+            return None
+        self._accepted.setdefault(route, (table, []))[1].append(encoded.rows)
+        return encoded.indices
+
+    def _write_accepted(self) -> None:
+        """Write the rows accepted as columns, those of a table in one commit."""
+        accepted, self._accepted = self._accepted, {}
+        for route, (table, encoded) in accepted.items():
+            collected = pa.concat_tables(encoded)
+            newest = newest_rows(collected, table.key, POSITION)
+            floor = self._floors.of(route)
+            if floor is not None:
+                newest = newest.filter(pc.greater_equal(newest.column(POSITION), floor))
+            guarded = partial(_upsert_statement, table, frozenset())
+            applied = self._writer.write(TableRows(table, newest, guarded))
+            self._tally.applied += applied
+            self._tally.stale += len(collected) - applied
 
     def erase(self, route: str, keys: Sequence[str]) -> None:
         table = self._fitting_table(route)
@@ -154,6 +163,7 @@ class WarehouseSink:
             self._session.sql(statements.erase(table, fit))
 
     def flush(self) -> Checkpoint:
+        self._write_accepted()
         self._refreshed_routes.clear()
         run_upkeep(self._session, self._upkeep, self._writer)
         return self._tally.take()

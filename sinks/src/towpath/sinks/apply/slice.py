@@ -1,0 +1,460 @@
+"""
+Applies a slice of a batch to a target: one function, in the driver and in a task.
+
+A slice is the whole batch in the driver, and one partition of a topic in a task of the
+engine. Rows that are plain are written as columns; other records are decoded one by
+one, folded and written.
+
+Any split of a history over slices ends like the history itself. All records of a key
+are in one partition of a topic, so one task folds them in their order. The guard orders
+topics among each other, and repeated or abandoned tasks: a target keeps the newest
+position of each key, and refuses what is older. Floors commute with changes: a change
+below a floor is deleted by it, or refused after it.
+
+Some records need what exists in one place only: parked keys, pending refetches, dead
+letters, floors. They are *left*, together with the other records of their keys, and
+the driver writes them after the slices (see ``BatchWriter``):
+
+- the records of blocked keys, of unreadable records, and of changes that the target
+  refuses;
+- partial changes that cannot be merged here: without a row, above a row from another
+  partition, or on a route that lacks rows;
+- floors.
+
+No Spark, no state beyond a slice. Hot path: a fixed number of passes over the columns
+of a chunk, and one pass over the records that are not plain.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import structlog
+
+from towpath.schemas.clock import Clock
+from towpath.schemas.failure import TowpathError
+from towpath.sinks.change import Record
+from towpath.sinks.changes.columns import plain_columns
+from towpath.sinks.changes.decode import decode
+from towpath.sinks.changes.records import RECORDS, RECORDS_AT_ONCE, records_of
+from towpath.sinks.changes.routing import Routes
+from towpath.sinks.dead_letters.entries import ParkedKey, shared_topic
+from towpath.sinks.errors import BatchRefusedError
+from towpath.sinks.fold import first_per_event, newest_per_key
+from towpath.sinks.ports import Batch, Checkpoint, Columnar, Pipelined, Sink
+
+# Smaller chunks cost less record by record.
+LEAST_RECORDS: Final = 2_000
+# Records parsed at once: enough to make each step's call worthwhile, and few enough to
+# stay in the processor's cache.
+PARSED_AT_ONCE: Final = 25_000
+
+_log = structlog.get_logger("towpath.sinks")
+
+
+@dataclass(frozen=True, slots=True)
+class SliceContext:
+    """
+    The parameters of a slice.
+
+    Attributes:
+        routes: The routes of the sink.
+        sink: The open sink.
+        blocked_keys: Keys that are parked or have a refetch pending.
+        incomplete_routes: Routes that lack rows.
+        batch_id: The batch.
+    """
+
+    routes: Routes
+    sink: Sink
+    blocked_keys: frozenset[ParkedKey]
+    incomplete_routes: frozenset[str]
+    batch_id: int
+    clock: Clock
+
+
+class SliceOutcome(NamedTuple):
+    """
+    The outcome of a slice; everything written is durable.
+
+    Attributes:
+        records: The number of records.
+        left: Those that only the driver may write, as a table of ``RECORDS``.
+        rows: Changes written and events appended.
+        skipped: Records without a change for any route.
+        tombstones: Deletes among the changes.
+        position: The highest position written; empty if there was none.
+    """
+
+    records: int
+    left: pa.Table
+    rows: int = 0
+    stale: int = 0
+    nulled: int = 0
+    skipped: int = 0
+    tombstones: int = 0
+    position: str = ""
+    decode_ms: int = 0
+    apply_ms: int = 0
+    flush_ms: int = 0
+
+
+_COUNTS: Final = ("records", "rows", "stale", "nulled", "skipped", "tombstones")
+_TIMES: Final = ("decode_ms", "apply_ms", "flush_ms")
+
+
+def total(outcomes: Sequence[SliceOutcome]) -> SliceOutcome:
+    """Add up the outcomes of slices that were written side by side."""
+    counts = {name: sum(getattr(one, name) for one in outcomes) for name in _COUNTS}
+    times = {
+        name: max((getattr(one, name) for one in outcomes), default=0)
+        for name in _TIMES
+    }
+    return SliceOutcome(
+        left=_joined([one.left for one in outcomes]),
+        position=max((one.position for one in outcomes), default=""),
+        **counts,
+        **times,
+    )
+
+
+def apply_slice(context: SliceContext, records: Iterable[pa.Table]) -> SliceOutcome:
+    """
+    Write a slice chunk by chunk, and flush the sink at its end.
+
+    Args:
+        context: The parameters.
+        records: Tables of ``RECORDS``; the records of a partition are in offset order.
+
+    Raises:
+        BusyError: The target asks for a pause; a retry loses nothing.
+        UnavailableError: The target does not answer; a retry loses nothing.
+        HaltError: The sink refuses to continue.
+    """
+    run = _SliceRun(context)
+    for chunk in _chunks(_read(records, context.sink), run.chunk_records):
+        run.add(chunk)
+    return run.end()
+
+
+def _read(records: Iterable[pa.Table], sink: Sink) -> Iterator[pa.Table]:
+    """Yield the records; a failure resets the counts of the changes sent before."""
+    try:
+        yield from records
+    except TowpathError:
+        with suppress(TowpathError):
+            sink.flush()
+        raise
+
+
+class PlainRecords(NamedTuple):
+    """
+    The records of a chunk, decoded.
+
+    Attributes:
+        batch: The changes and events to write, folded.
+        skipped: Records without a change for any route.
+        tombstones: Deletes among the changes.
+        position: The highest position of the changes; empty if there is none.
+        left: The numbers of the records that are left.
+        blocked_keys: The given keys, and those of the left records.
+    """
+
+    batch: Batch
+    skipped: int
+    tombstones: int
+    position: str
+    left: frozenset[int]
+    blocked_keys: frozenset[ParkedKey]
+
+
+def decode_plain(
+    records: Sequence[Record],
+    context: SliceContext,
+    blocked_keys: frozenset[ParkedKey],
+) -> PlainRecords:
+    """
+    Decode and fold records; leave those that only the driver may write.
+
+    Args:
+        records: The records.
+        context: The parameters of the slice.
+        blocked_keys: The keys that are blocked now.
+    """
+    left = _of_keys(records, blocked_keys)
+    while True:
+        # Each round leaves at least one record, so that it ends.
+        kept = [r for n, r in enumerate(records) if n not in left] if left else records
+        decoded = decode(kept, context.routes)
+        folded = newest_per_key(decoded.changes)
+        doubtful = (
+            *(refusal.change for refusal in folded.refused),
+            *folded.after,
+            *(
+                change
+                for change in folded.changes
+                if change.unchanged and change.route in context.incomplete_routes
+            ),
+        )
+        apart = {change.origin for change in doubtful}
+        apart |= {record.origin for record in decoded.unreadable}
+        floors = {floor.origin for floor in decoded.floors}
+        if not (apart or floors):
+            break
+        keys = {key for r in kept if r.origin in apart and (key := key_of(r))}
+        alone = {n for n, r in enumerate(records) if r.origin in apart | floors}
+        blocked_keys |= keys
+        left |= alone | _of_keys(records, keys)
+    return PlainRecords(
+        Batch(context.batch_id, folded.changes, first_per_event(decoded.events)),
+        skipped=decoded.skipped,
+        tombstones=sum(change.row is None for change in folded.changes),
+        position=max((change.position for change in decoded.changes), default=""),
+        left=left,
+        blocked_keys=blocked_keys,
+    )
+
+
+def key_of(record: Record) -> ParkedKey | None:
+    """Return the key of a record, equal in all topics of its table."""
+    if record.key is None:
+        return None
+    return ParkedKey(shared_topic(record.origin.topic), record.key)
+
+
+def _of_keys(records: Sequence[Record], keys: Collection[ParkedKey]) -> frozenset[int]:
+    """Return the numbers of the records of some keys."""
+    if not keys:
+        return frozenset()
+    return frozenset(n for n, record in enumerate(records) if key_of(record) in keys)
+
+
+class _SliceRun:
+    """
+    A slice while it is applied.
+
+    Call order: ``add`` for each chunk, then ``end``.
+    """
+
+    def __init__(self, context: SliceContext) -> None:
+        self._context = context
+        self._sink = context.sink
+        self._blocked = context.blocked_keys
+        self._is_pipelined = isinstance(context.sink, Pipelined)
+        self._at_once = RECORDS_AT_ONCE
+        if isinstance(context.sink, Pipelined):
+            self._at_once = context.sink.records_at_once
+        self._chunks: list[pa.Table] = []
+        # Records to be written one by one, not written yet.
+        self._rest: list[pa.Table] = []
+        # Records that the sink has accepted since its last flush: a table, and what it
+        # took of it as columns, or all.
+        self._accepted: list[tuple[pa.Table, Sequence[pa.Array] | None]] = []
+        self._left: list[pa.Table] = []
+        self._has_columns = False
+        self._records = self._skipped = self._tombstones = 0
+        self._position = ""
+        self._checkpoint = Checkpoint()
+        self._decode_s = self._apply_s = self._flush_s = 0.0
+
+    @property
+    def chunk_records(self) -> int:
+        """The number of records that are parsed at once."""
+        return min(self._at_once, PARSED_AT_ONCE)
+
+    def add(self, chunk: pa.Table) -> None:
+        """Write the plain rows of a chunk, and enough other records at once."""
+        began_s = self._context.clock.monotonic_s()
+        self._records += len(chunk)
+        self._chunks.append(chunk)
+        rest = self._after_columns(chunk)
+        self._apply_s += self._context.clock.monotonic_s() - began_s
+        if len(rest):
+            self._rest.append(rest)
+        if self._is_pipelined or sum(map(len, self._rest)) >= self._at_once:
+            self._write_rest()
+
+    def end(self) -> SliceOutcome:
+        """Write what is left to be written, and flush the sink."""
+        self._write_rest()
+        self._flush()
+        return SliceOutcome(
+            self._records,
+            _joined(self._left),
+            rows=self._checkpoint.applied,
+            stale=self._checkpoint.stale,
+            nulled=self._checkpoint.nulled,
+            skipped=self._skipped,
+            tombstones=self._tombstones,
+            position=self._position,
+            decode_ms=round(self._decode_s * 1000),
+            apply_ms=round(self._apply_s * 1000),
+            flush_ms=round(self._flush_s * 1000),
+        )
+
+    def _after_columns(self, chunk: pa.Table) -> pa.Table:
+        """Write plain rows as columns; return the other records."""
+        sink = self._sink
+        # The last chunk of a large slice goes the way of the others: to some targets
+        # each way costs a commit.
+        is_large = len(chunk) >= LEAST_RECORDS or self._has_columns
+        if not isinstance(sink, Columnar) or not is_large:
+            return chunk
+        taken: list[pa.Array] = []
+        for columns in plain_columns(chunk, self._context.routes, self._apart()):
+            indices = sink.apply_columns(columns)
+            if indices is not None:
+                taken.append(indices)
+                highest = pc.max(columns.positions).as_py()
+                self._position = max(self._position, highest)
+        if taken:
+            self._has_columns = True
+            self._accepted.append((chunk, taken))
+        return _without_indices(chunk, taken)
+
+    def _apart(self) -> set[bytes]:
+        """Return the keys whose records are written one by one."""
+        keys = {parked.key for parked in self._blocked}
+        for table in self._rest:
+            keys.update(table.column("key").drop_null().to_pylist())
+        return keys
+
+    def _write_rest(self) -> None:
+        """Write the records that are not plain, each key once."""
+        if not self._rest:
+            return
+        clock = self._context.clock
+        began_s = clock.monotonic_s()
+        table = _joined(self._rest)
+        self._rest.clear()
+        plain = decode_plain(records_of(table), self._context, self._blocked)
+        decoded_s = clock.monotonic_s()
+        self._decode_s += decoded_s - began_s
+        self._skipped += plain.skipped
+        if plain.left:
+            is_left = pa.array([n in plain.left for n in range(len(table))])
+            self._left.append(table.filter(is_left))
+            table = table.filter(pc.invert(is_left))
+            self._leave(plain.blocked_keys - self._blocked)
+        if not (plain.batch.changes or plain.batch.events):
+            return
+        self._accepted.append((table, None))
+        try:
+            self._sink.apply(plain.batch)
+        except BatchRefusedError as error:
+            self._leave_accepted(error)
+            return
+        finally:
+            self._apply_s += clock.monotonic_s() - decoded_s
+        self._tombstones += plain.tombstones
+        self._position = max(self._position, plain.position)
+        if not self._is_pipelined:
+            # Later changes of a refused one's key must be left, too.
+            self._flush()
+
+    def _flush(self) -> None:
+        """Make everything accepted durable; leave the keys that were refused."""
+        began_s = self._context.clock.monotonic_s()
+        try:
+            checkpoint = self._sink.flush()
+        except BatchRefusedError as error:
+            self._leave_accepted(error)
+            return
+        finally:
+            self._flush_s += self._context.clock.monotonic_s() - began_s
+        total_ = self._checkpoint
+        self._checkpoint = Checkpoint(
+            applied=total_.applied + checkpoint.applied,
+            stale=total_.stale + checkpoint.stale,
+            nulled=total_.nulled + checkpoint.nulled,
+        )
+        self._leave_refused(checkpoint)
+        self._accepted.clear()
+
+    def _leave_refused(self, checkpoint: Checkpoint) -> None:
+        """Leave all records of the keys whose changes were refused."""
+        origins = {refusal.change.origin for refusal in checkpoint.refused}
+        origins |= checkpoint.refused_events.keys()
+        if not origins:
+            return
+        keys: set[ParkedKey] = set()
+        offsets = pa.array([origin.offset for origin in origins], pa.int64())
+        for table, _ in self._accepted:
+            found = table.filter(pc.is_in(table.column("offset"), offsets))
+            keys |= {
+                key
+                for record in records_of(found)
+                if record.origin in origins and (key := key_of(record))
+            }
+        self._leave(keys)
+
+    def _leave_accepted(self, error: BatchRefusedError) -> None:
+        """Leave the records of a call that was refused without naming a change."""
+        _log.warning(
+            "slice refused by the target: the driver writes its records",
+            answer=str(error),
+        )
+        keys = {
+            key
+            for table, taken in self._accepted
+            for record in records_of(
+                table if taken is None else table.take(pa.concat_arrays(taken))
+            )
+            if (key := key_of(record))
+        }
+        self._accepted.clear()
+        self._leave(keys)
+
+    def _leave(self, keys: Collection[ParkedKey]) -> None:
+        """Leave all records of some keys, also those that were written."""
+        if not keys:
+            return
+        self._blocked |= frozenset(keys)
+        names = pa.array([key.key for key in keys], pa.binary())
+        known = {place for table in self._left for place in _places(table)}
+        for chunk in self._chunks:
+            found = chunk.filter(pc.is_in(chunk.column("key"), names))
+            topics = map(shared_topic, found.column("topic").to_pylist())
+            of_keys = zip(topics, found.column("key").to_pylist(), strict=True)
+            is_left = [
+                ParkedKey(*key) in keys and place not in known
+                for key, place in zip(of_keys, _places(found), strict=True)
+            ]
+            self._left.append(found.filter(pa.array(is_left, pa.bool_())))
+
+
+def _places(records: pa.Table) -> Iterator[tuple[str, int, int]]:
+    """Yield topic, partition and offset of each record."""
+    names = ("topic", "partition", "offset")
+    return zip(*(records.column(name).to_pylist() for name in names), strict=True)
+
+
+def _chunks(tables: Iterable[pa.Table], most: int) -> Iterator[pa.Table]:
+    """Join and cut tables into chunks of about ``most`` records."""
+    group: list[pa.Table] = []
+    for table in tables:
+        for begin in range(0, len(table), most):
+            group.append(table.slice(begin, most))
+            if sum(map(len, group)) >= most:
+                yield _joined(group)
+                group.clear()
+    if group:
+        yield _joined(group)
+
+
+def _joined(tables: Sequence[pa.Table]) -> pa.Table:
+    return pa.concat_tables(tables) if tables else RECORDS.empty_table()
+
+
+def _without_indices(records: pa.Table, taken: Sequence[pa.Array]) -> pa.Table:
+    """Return the records at none of the taken indices."""
+    if not taken:
+        return records
+    # The usual case, without a search.
+    if sum(map(len, taken)) == len(records):
+        return records.slice(0, 0)
+    every = pa.array(range(len(records)), taken[0].type)
+    return records.filter(pc.invert(pc.is_in(every, pa.concat_arrays(taken))))

@@ -1,0 +1,132 @@
+"""
+A task: the slice of one partition, applied in a process of an executor.
+
+The driver sends a task its ``PartitionTask``; the task returns a ``TaskResult``. A
+failure is part of the result, because the driver decides what follows it: a target
+that does not answer has the batch retried; after any other failure the driver writes
+the records of the task, and reports what it finds.
+
+Sinks stay open in the process between tasks, so that no batch waits for connections.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from towpath.schemas.clock import SystemClock
+from towpath.schemas.failure import BusyError, TowpathError
+from towpath.settings import Sink as SinkSettings
+from towpath.sinks.apply.slice import SliceContext, SliceOutcome, apply_slice
+from towpath.sinks.changes.records import RECORDS
+from towpath.sinks.changes.routing import Routes
+from towpath.sinks.dead_letters.entries import ParkedKey
+from towpath.sinks.errors import IndexGoneError, TargetUnavailableError
+from towpath.sinks.ports import Sink
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionTask:
+    """
+    The parameters of a task, equal for all tasks of a batch.
+
+    Attributes:
+        sink: The sink, as it is configured.
+        make: Makes the sink on an executor.
+        opening: Identifies the opening of the sink to write with: a sink opened earlier
+            does not know the floors applied since.
+        blocked_keys: Keys that only the driver may write.
+        incomplete_routes: Routes of which only the driver may write partial changes.
+    """
+
+    sink: SinkSettings
+    make: Callable[[], Sink]
+    opening: str
+    blocked_keys: frozenset[ParkedKey]
+    incomplete_routes: frozenset[str]
+    batch_id: int
+
+
+class TaskResult(NamedTuple):
+    """
+    The result of a task.
+
+    Attributes:
+        outcome: The outcome of its slice; after a failure all records are left.
+        failure: Why the slice was not written; empty if it was.
+        is_unavailable: Whether the target does not answer: the batch is to be retried.
+        retry_after_s: The pause that the target asks for.
+    """
+
+    outcome: SliceOutcome
+    failure: str = ""
+    is_unavailable: bool = False
+    retry_after_s: float = 0.0
+
+
+class _OpenSink(NamedTuple):
+    """A sink that stays open in this process between tasks."""
+
+    opening: str
+    sink: Sink
+
+
+_open_sinks: Final[dict[str, _OpenSink]] = {}
+
+
+def run_task(task: PartitionTask, records: Iterable[pa.RecordBatch]) -> TaskResult:
+    """Write the records of one partition; a failure is part of the result."""
+    tables = [pa.Table.from_batches([one]).cast(RECORDS) for one in records]
+    try:
+        context = SliceContext(
+            Routes(task.sink),
+            _opened(task),
+            task.blocked_keys,
+            task.incomplete_routes,
+            task.batch_id,
+            SystemClock(),
+        )
+        return TaskResult(apply_slice(context, tables))
+    except Exception as error:  # noqa: BLE001 - see above
+        close_sink(task.sink.name)
+        left = pa.concat_tables(tables) if tables else RECORDS.empty_table()
+        return _failed(error, SliceOutcome(len(left), left))
+
+
+def close_sink(name: str) -> None:
+    """Close a sink that is open in this process."""
+    kept = _open_sinks.pop(name, None)
+    if kept is not None:
+        kept.sink.close()
+
+
+def _opened(task: PartitionTask) -> Sink:
+    """Return the sink of the task's opening, and open it if need be."""
+    name = task.sink.name
+    kept = _open_sinks.get(name)
+    if kept is not None and kept.opening == task.opening:
+        return kept.sink
+    close_sink(name)
+    sink = task.make()
+    # Stored before it is opened, so that a failing ``open`` closes it.
+    _open_sinks[name] = _OpenSink(task.opening, sink)
+    sink.open()
+    return sink
+
+
+def _failed(error: Exception, outcome: SliceOutcome) -> TaskResult:
+    """Return a failure, and whether the batch is to be retried."""
+    is_known = isinstance(error, TowpathError)
+    text = str(error) if is_known else f"{type(error).__name__}: {error}"
+    if isinstance(error, BusyError):
+        return TaskResult(
+            *(outcome, text), is_unavailable=True, retry_after_s=error.retry_after_s
+        )
+    # The driver recreates a deleted index.
+    is_unavailable = isinstance(error, TargetUnavailableError)
+    return TaskResult(
+        outcome,
+        text,
+        is_unavailable=is_unavailable and not isinstance(error, IndexGoneError),
+    )

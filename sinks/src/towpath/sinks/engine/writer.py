@@ -1,0 +1,159 @@
+"""
+Writes the batches of one sink: first in slices, then what the slices have left.
+
+::
+
+    driver       connects ................... writes what is left, and flushes
+    slices                 apply_slice
+
+On one machine the driver applies the batch as one slice, while Kafka's client reads on;
+on a cluster the executors apply one slice for each partition. Small batches have no
+slices: ``BatchWriter`` writes them, as it writes what slices leave.
+
+On a cluster, the driver's sink connects before any executor writes and keeps its
+connections until its own flush: if the target restarts in between, and may lose rows
+that executors have written, these connections break. Its flush comes last, so that its
+witness follows all rows of the batch.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from towpath.sinks.apply.batch import BatchResult, BatchWriter, SinkContext
+from towpath.sinks.apply.slice import (
+    LEAST_RECORDS,
+    SliceContext,
+    SliceOutcome,
+    apply_slice,
+)
+from towpath.sinks.engine.executors import MAX_BLOCKED_KEYS, Executors
+from towpath.sinks.engine.query import BatchRows
+from towpath.sinks.ports import Batch, KeepsEventOrder, Sink
+
+_log: Final = structlog.get_logger("towpath.sinks")
+
+
+class SinkWriter:
+    """Writes the batches of one sink, one at a time."""
+
+    def __init__(
+        self,
+        writer: BatchWriter,
+        sink: Sink,
+        context: SinkContext,
+        executors: Executors | None = None,
+        spread_from_records: int = 0,
+    ) -> None:
+        """
+        Store the parameters.
+
+        Args:
+            writer: Writes small batches, and what slices leave.
+            sink: The sink of the writer.
+            context: The services that the writer uses.
+            executors: Apply the slices of large batches; without them the driver does.
+            spread_from_records: The smallest batch that executors write.
+        """
+        self._writer = writer
+        self._sink = sink
+        self._context = context
+        self._executors = executors
+        self._spread_from = spread_from_records
+
+    def write(self, rows: BatchRows, batch_id: int) -> BatchResult:
+        """
+        Write one batch; all of it is durable when this returns.
+
+        Raises:
+            UnavailableError: A system does not answer; write the batch again.
+            HaltError: The sink refuses to continue.
+        """
+        with self._writer.lock:
+            executors = self._executors_for(rows)
+            if executors is None and self._is_small(rows):
+                return self._writer.write(rows.table, batch_id)
+            while True:
+                incomplete_routes = self._context.refetches.incomplete_routes()
+                result = self._write(rows, batch_id, executors)
+                found = self._context.refetches.incomplete_routes() - incomplete_routes
+                if not found:
+                    return result
+                # Its partial changes may have been merged with the remaining rows.
+                _log.info(
+                    "batch written again: the target was found to lack rows",
+                    routes=sorted(found),
+                )
+
+    def _executors_for(self, rows: BatchRows) -> Executors | None:
+        """Return the executors, if they are to write a batch."""
+        keys = len(self._context.parked) + len(self._context.refetches)
+        if rows.most < self._spread_from or keys > MAX_BLOCKED_KEYS:
+            return None
+        return self._executors
+
+    def _is_small(self, rows: BatchRows) -> bool:
+        # Events are delivered in order: none may pass one that is refused.
+        return rows.most < LEAST_RECORDS or isinstance(self._sink, KeepsEventOrder)
+
+    def _write(
+        self, rows: BatchRows, batch_id: int, executors: Executors | None
+    ) -> BatchResult:
+        context = self._context
+        blocked_keys = context.blocked_keys()
+        incomplete_routes = context.refetches.incomplete_routes()
+        if executors is None:
+            slice_context = SliceContext(
+                *(self._writer.routes, self._sink, blocked_keys, incomplete_routes),
+                *(batch_id, context.clock),
+            )
+            outcome = apply_slice(slice_context, rows.slices())
+        else:
+            self._sink.apply(Batch(batch_id))
+            outcome = executors.apply(
+                *(rows.frame, batch_id, blocked_keys, incomplete_routes),
+                self._writer.floors_epoch,
+            )
+        if outcome.rows or outcome.stale:
+            context.refusals.reset()
+        # After the slices: the batch may hold records below the safe position.
+        has_more = len(outcome.left) or executors is not None or context.safe.is_found
+        written = self._writer.write(outcome.left, batch_id) if has_more else None
+        return self._result(outcome, written)
+
+    def _result(self, outcome: SliceOutcome, rest: BatchResult | None) -> BatchResult:
+        """Add up the slices, and what was written after them."""
+        context = self._context
+        result = BatchResult(
+            records=outcome.records,
+            rows=outcome.rows,
+            stale=outcome.stale,
+            dead_letters=0,
+            skipped=outcome.skipped,
+            nulled=outcome.nulled,
+            parked=len(context.parked),
+            pending_refetches=len(context.refetches),
+            tombstones=outcome.tombstones,
+            position=outcome.position,
+            decode_ms=outcome.decode_ms,
+            apply_ms=outcome.apply_ms,
+            flush_ms=outcome.flush_ms,
+        )
+        if rest is None:
+            return result
+        return replace(
+            result,
+            rows=result.rows + rest.rows,
+            stale=result.stale + rest.stale,
+            dead_letters=rest.dead_letters,
+            skipped=result.skipped + rest.skipped,
+            refetches_requested=rest.refetches_requested,
+            nulled=result.nulled + rest.nulled,
+            held_back=rest.held_back,
+            tombstones=result.tombstones + rest.tombstones,
+            position=max(result.position, rest.position),
+            decode_ms=result.decode_ms + rest.decode_ms,
+            apply_ms=result.apply_ms + rest.apply_ms,
+            flush_ms=result.flush_ms + rest.flush_ms,
+        )

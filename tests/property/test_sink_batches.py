@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from towpath.sinks.dead_letters.entries import (
     Verb,
 )
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
+from towpath.sinks.engine import writer as engine_writer
 
 KEYS = (7, 8, 9)
 
@@ -97,18 +99,39 @@ def content(shop):
     }
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _small():
+    """Make each batch large enough for slices."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_writer, "LEAST_RECORDS", 1)
+        yield
+
+
+def shop_of(way, chance, **options):
+    """Make a shop that writes its batches in one of the ways."""
+    return Shop(
+        **options,
+        in_slices=way != "records",
+        chance=chance if way == "tasks" else None,
+    )
+
+
+WAYS = pytest.mark.parametrize("way", ["records", "slice", "tasks"])
 DEATHS = st.lists(st.integers(1, 12), max_size=6)
 
 
-@given(deliveries(), DEATHS, st.booleans())
-def test_a_sink_ends_equal_to_the_fold_after_any_crash(delivery, deaths, is_after):
+@WAYS
+@given(deliveries(), DEATHS, st.booleans(), st.randoms(use_true_random=False))
+def test_a_sink_ends_equal_to_the_fold_after_any_crash(
+    way, delivery, deaths, is_after, chance
+):
     """
     Keys without parking or refetch equal the fold at once, others after their row.
 
     Each unreadable record is a dead letter, once.
     """
     told, batches = delivery
-    shop = Shop(can_ask=True)
+    shop = shop_of(way, chance, can_ask=True)
     if deaths:
         Death(*deaths, is_after=is_after).wrap_calls(shop)
     for batch in batches:
@@ -159,15 +182,24 @@ def is_parked(shop, key):
     return ParkedKey(TOPIC, b'{"order_id":%d}' % key) in shop.parked
 
 
-@given(histories(with_poison=False), st.data(), DEATHS, st.booleans())
-def test_whole_rows_in_any_order_end_equal_to_the_fold(told, data, deaths, is_after):
+@WAYS
+@given(
+    histories(with_poison=False),
+    st.data(),
+    DEATHS,
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_whole_rows_in_any_order_end_equal_to_the_fold(
+    way, told, data, deaths, is_after, chance
+):
     """
     Whole images and deletes need no order at all, not even within one key.
     """
     records = [record for log in told.logs for record in log]
     twice = data.draw(st.lists(st.sampled_from(records), max_size=9)) if records else []
     left = data.draw(st.permutations([*records, *twice]))
-    shop = Shop()
+    shop = shop_of(way, chance)
     if deaths:
         Death(*deaths, is_after=is_after).wrap_calls(shop)
     while left:

@@ -1,30 +1,38 @@
 """A sink of orders in memory that refuses some, with its dead letters."""
 
+import dataclasses
+
 import orjson
 
 from support.dead_letters import Letters, MemoryRefetches, RecordedRepairs, context_of
+from support.record_table import table_of
+from support.slice_tasks import Frame, batch_rows
 from towpath.settings import Sink as SinkSettings
+from towpath.sinks.apply import task
 from towpath.sinks.apply.batch import BatchWriter
 from towpath.sinks.apply.replay import DeadLetterRequests
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import DeadLetterRequest, Subject
 from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
+from towpath.sinks.engine.executors import Executors
+from towpath.sinks.engine.writer import SinkWriter
 from towpath.sinks.errors import BatchRefusedError
 from towpath.sinks.targets.memory import MemorySink
 
 TOPIC = "towpath.shop.orders"
 FILL = f"{TOPIC}.backfill.cache"
-ROUTES = Routes(
-    SinkSettings.model_validate(
-        {
-            "name": "cache",
-            "kind": "cache",
-            "url": "redis://unused",
-            "route": [{"topic": TOPIC, "name": "orders"}],
-        }
-    )
+SINK = SinkSettings.model_validate(
+    {
+        "name": "cache",
+        "kind": "cache",
+        "url": "redis://unused",
+        "route": [{"topic": TOPIC, "name": "orders"}],
+    }
 )
+ROUTES = Routes(SINK)
+# The share of executors' sinks that end in the middle of a batch.
+SHARE_DYING = 0.2
 KEY = Subject(TOPIC, b'{"order_id":7}')
 
 
@@ -34,9 +42,17 @@ class RefusingSink(MemorySink):
     def __init__(self):
         super().__init__()
         self.is_mended = False
+        self.floors = {}
+
+    def learn(self, route, floor):
+        """Read a floor that the target has stored."""
+        self._floors.learn(route, floor)
 
     def apply(self, batch):
         """Refuse the whole call."""
+        for floor in batch.floors:
+            known = self.floors.get(floor.route, "")
+            self.floors[floor.route] = max(known, floor.position)
         rows = (change.row or {} for change in batch.changes)
         if not self.is_mended and any(row.get("note") == "bad" for row in rows):
             message = "the note is too long"
@@ -50,11 +66,29 @@ class RefusingSink(MemorySink):
         return {k: s.row and s.row.get("note") for k, s in rows.items()}
 
 
-class Shop:
-    """A sink, its dead letters, and writers that may crash and restart."""
+class DyingSink(RefusingSink):
+    """Ends in the middle of its first batch."""
 
-    def __init__(self, *, can_ask=False, refetches=None):
+    def apply(self, batch):
+        """Apply the first half."""
+        half = batch.changes[: len(batch.changes) // 2]
+        super().apply(dataclasses.replace(batch, changes=half))
+        message = "the executor has ended"
+        raise RuntimeError(message)
+
+
+class Shop:
+    """
+    A sink, its dead letters, and writers that may crash and restart.
+
+    Batches are written record by record; with ``in_slices``, as one slice in the
+    driver; with a ``chance`` as well, by tasks on executors (see ``Frame``).
+    """
+
+    def __init__(self, *, can_ask=False, refetches=None, in_slices=False, chance=None):
         self.sink = RefusingSink()
+        self.in_slices = in_slices
+        self.chance = chance
         self.letters = Letters()
         self.repairs = RecordedRepairs(can=can_ask)
         self.parked = ParkedKeys()
@@ -73,7 +107,13 @@ class Shop:
             repairs=self.repairs,
             refetches=self.refetches,
         )
+        self.context = context
         self.writer = BatchWriter(ROUTES, self.sink, context)
+        executors = None
+        if self.chance is not None:
+            task.close_sink(SINK.name)
+            executors = Executors(SINK, self.on_executor)
+        self.slices = SinkWriter(self.writer, self.sink, context, executors, 0)
         self.orders = DeadLetterRequests(
             self.writer, self.letters, self.parked, self.repairs, context.clock
         )
@@ -81,7 +121,22 @@ class Shop:
 
     def write(self, *records):
         """Write a batch of records."""
-        return self.writer.write_records(list(records), 0)
+        if not self.in_slices:
+            return self.writer.write_records(list(records), 0)
+        frame = Frame(table_of(records), self.chance)
+        result = self.slices.write(batch_rows(table_of(records), frame), 0)
+        # Executors may have lost these tasks, and still end them now.
+        for run in frame.abandoned:
+            run()
+        return result
+
+    def on_executor(self):
+        """Make a sink on an executor: of the same target, whose floors it has read."""
+        made = DyingSink() if self.chance.random() < SHARE_DYING else RefusingSink()
+        made.rows, made.is_mended = self.sink.rows, self.sink.is_mended
+        for floor in self.sink.floors.items():
+            made.learn(*floor)
+        return made
 
     def ask(self, verb, subject=KEY):
         """Request an action; return the sink's answer."""

@@ -1,11 +1,11 @@
 """A batch on the executors: who writes which rows, in which order, and the outcomes."""
 
-import pyarrow as pa
 import pytest
 
 from support.dead_letters import FixedPositions, Letters, RecordedRepairs, context_of
-from support.kafka_rows import BACKFILL, COLUMNS, TOPIC, row, rows_of, table
+from support.kafka_rows import BACKFILL, TOPIC, row, rows_of, table
 from support.parked_shop import change
+from support.slice_tasks import Frame
 from towpath.schemas import headers as names
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.apply import task as tasks
@@ -34,35 +34,6 @@ SINK = SinkSettings.model_validate(
         "route": [{"topic": TOPIC, "name": "orders"}],
     }
 )
-
-
-class Frame:
-    """A batch on executors: a task for each partition, as Kafka's source makes them."""
-
-    def __init__(self, *rows):
-        self._partitions = [
-            [r for r in rows if (r[0], r[1]) == place]
-            for place in sorted({(r[0], r[1]) for r in rows})
-        ]
-
-    def mapInArrow(self, function, schema):  # noqa: N802 - the engine's
-        """Run each task."""
-        assert schema == "result binary"
-        self._results = [
-            result
-            for rows in self._partitions
-            for result in function(iter(table(*rows).to_batches(max_chunksize=2)))
-        ]
-        return self
-
-    def toArrow(self):  # noqa: N802 - the engine's
-        """Return the tasks' results."""
-        return pa.Table.from_batches(self._results)
-
-    def select(self, *columns):
-        """Return these columns, which are all."""
-        assert columns == COLUMNS
-        return self
 
 
 class Noting(MemorySink):
@@ -117,7 +88,7 @@ class Bench:
     def write(self, *rows, batch_id=1, records=10):
         """Write a batch with a bound on its records."""
         self.notes.clear()
-        batch = BatchRows(Frame(*rows), rows_of(rows).slices, records)
+        batch = BatchRows(Frame(table(*rows)), rows_of(rows).slices, records)
         return self.writing.write(batch, batch_id)
 
 

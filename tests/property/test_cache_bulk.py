@@ -11,8 +11,7 @@ from support.guard_model import GuardModel
 from support.record_table import cache_routes, table_of
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes.columns import plain_columns
-from towpath.sinks.changes.decode import decode
-from towpath.sinks.changes.records import records_of
+from towpath.sinks.changes.decode import decode, records_of
 from towpath.sinks.fold import newest_per_key
 from towpath.sinks.tally import Floors, Tally
 from towpath.sinks.targets.cache import write

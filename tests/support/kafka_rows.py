@@ -3,7 +3,7 @@
 import orjson
 import pyarrow as pa
 
-from towpath.sinks.changes.records import RECORDS
+from towpath.sinks.changes.decode import RECORDS
 from towpath.sinks.engine.query import BatchRows
 
 TOPIC = "towpath.shop.orders"

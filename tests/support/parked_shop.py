@@ -27,6 +27,7 @@ SINK = SinkSettings.model_validate(
         "name": "cache",
         "kind": "cache",
         "url": "redis://unused",
+        "spread_from_records": 1,
         "route": [{"topic": TOPIC, "name": "orders"}],
     }
 )
@@ -113,7 +114,7 @@ class Shop:
         if self.chance is not None:
             task.close_sink(SINK.name)
             executors = Executors(SINK, self.on_executor)
-        self.slices = SinkWriter(self.writer, self.sink, context, executors, 0)
+        self.slices = SinkWriter(self.writer, self.sink, context, executors)
         self.orders = DeadLetterRequests(
             self.writer, self.letters, self.parked, self.repairs, context.clock
         )

@@ -3,7 +3,7 @@
 import pyarrow as pa
 
 from towpath.settings import Route, Sink, SinkKind
-from towpath.sinks.changes.records import RECORDS
+from towpath.sinks.changes.decode import RECORDS
 from towpath.sinks.changes.routing import Routes
 
 

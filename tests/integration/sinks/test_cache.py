@@ -46,6 +46,7 @@ def batch(row):
 def test_a_row_is_a_hash_of_text(sink, prefix, client):
     """Fields are columns as text; null is absent; the row never expires."""
     sink.apply(batch({"id": 7, "paid": True, "total": "1.50", "note": None}))
+    sink.flush()
     place = f"{prefix}:orders:7"
 
     assert (
@@ -62,6 +63,7 @@ def test_a_row_is_a_hash_of_text(sink, prefix, client):
 def test_a_tombstone_lives_as_long_as_a_replay_may_come(sink, prefix, client):
     """A delete leaves position and mark, and expires after the replay window."""
     sink.apply(batch(None))
+    sink.flush()
     place = f"{prefix}:orders:7"
 
     assert (
@@ -113,6 +115,7 @@ def test_a_foreign_value_under_a_rows_name_is_replaced(sink, prefix, client):
     place = f"{prefix}:orders:7"
     client.set(place, "x")
     sink.apply(batch({"id": 7}))
+    sink.flush()
 
     assert "7" == client.hget(place, "id")
 
@@ -123,6 +126,7 @@ def test_a_position_that_is_none_is_below_every_position(sink, prefix, client, g
     place = f"{prefix}:orders:7"
     client.hset(place, mapping={**guard, "old": "1"})
     sink.apply(batch({"id": 7}))
+    sink.flush()
 
     assert {"id": "7", "_position": "0000000000000008.0000000000"} == (
         client.hgetall(place)

@@ -81,6 +81,7 @@ def write(sink, told):
     folded = newest_per_key(decode(told, ROUTES).changes)
     sink.apply(Batch(0, folded.changes))
     sink.apply(Batch(0, folded.after))
+    sink.flush()
 
 
 def hashes(client, begin):

@@ -14,7 +14,7 @@ from towpath.sinks.apply import batch as batches
 from towpath.sinks.apply.batch import BatchResult, BatchWriter
 from towpath.sinks.apply.bisect import ConsecutiveRefusals
 from towpath.sinks.change import Origin, Record
-from towpath.sinks.changes.records import records_of
+from towpath.sinks.changes.decode import records_of
 from towpath.sinks.errors import (
     BatchRefusedError,
     BrokerUnavailableError,

@@ -9,8 +9,7 @@ import pytest
 from support.copying import replace
 from towpath.settings import Route, RouteKind, Sink, SinkKind
 from towpath.sinks.changes.columns import newest_rows, plain_columns
-from towpath.sinks.changes.decode import decode
-from towpath.sinks.changes.records import records_of
+from towpath.sinks.changes.decode import decode, records_of
 from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.fold import newest_per_key

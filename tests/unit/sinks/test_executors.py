@@ -79,7 +79,7 @@ class Bench:
     def writer_with(self, make):
         """Make the writer of batches from the function that makes executors' sinks."""
         executors = Executors(SINK, make)
-        return SinkWriter(self.writer, self.here, self.context, executors, 3)
+        return SinkWriter(self.writer, self.here, self.context, executors)
 
     def make(self):
         """Make the sink of an executor, on the same rows."""
@@ -104,7 +104,8 @@ def test_the_drivers_flush_encloses_the_executors_writes(bench):
     """
     Its connections are opened before, and its witness is written after all rows.
     """
-    result = bench.write(row(1, "c"), row(2, "u"), row(3, "c", order=8))
+    filled = row(3, "r", order=8, topic=BACKFILL)
+    result = bench.write(row(1, "c"), row(2, "u"), filled)
     steps = [note[:2] for note in bench.notes]
 
     assert [("driver", "apply"), ("executor", "open")] == steps[:2]

@@ -49,8 +49,6 @@ def change_of(route, row, key, position):
 class Noting(MemorySink):
     """A sink that works while the next changes are decoded, and records its calls."""
 
-    records_at_once = 2
-
     def __init__(self):
         super().__init__()
         self.notes = []
@@ -94,7 +92,11 @@ class Bench:
         self.repairs = RecordedRepairs()
         self.context = context_of(self.letters, repairs=self.repairs, heads=heads)
         self.writer = BatchWriter(Routes(SINK), self.sink, self.context)
-        self.writing = SinkWriter(self.writer, self.sink, self.context)
+        self.writing = self.in_chunks(2)
+
+    def in_chunks(self, records):
+        """Make the writer of batches, with a number of records for each call."""
+        return SinkWriter(*(self.writer, self.sink, self.context), None, records)
 
     def write(self, *rows, slice_=2):
         """Write a batch."""
@@ -272,7 +274,7 @@ def test_whole_rows_are_sent_as_columns(bench, monkeypatch):
     They count with the rest: their number, their position, stale ones.
     """
     monkeypatch.setattr(slices, "LEAST_RECORDS", 2)
-    bench.sink.records_at_once = 3
+    bench.writing = bench.in_chunks(3)
     deleted = row(4, "d", order=1)
     result = bench.write(*map(new, (1, 2, 3)), deleted, new(5), new(6), slice_=3)
 

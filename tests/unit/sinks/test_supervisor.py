@@ -33,6 +33,7 @@ from towpath.sinks.errors import (
     TargetUnavailableError,
     TopicRemadeError,
 )
+from towpath.sinks.kinds import kind_of
 from towpath.sinks.ports import Checkpoint
 from towpath.sinks.state.progress import State, progress_path, read_progress
 from towpath.sinks.targets.memory import MemorySink
@@ -662,4 +663,4 @@ def test_the_executors_write_where_the_root_says_so(
     bench.run(on_executor=lambda _: MemorySink if has_executor else None)
 
     assert expected == (made[-1][3] is not None)
-    assert SINK.spread_from_records == made[-1][4]
+    assert kind_of(SINK).pipelined_records == made[-1][4]

@@ -8,7 +8,10 @@ absent is not null.
 """
 
 import enum
-from typing import Final
+from typing import Final, TypeAlias
+
+# A column's value: numbers and booleans as such, all else as text.
+Value: TypeAlias = str | int | float | bool | None
 
 
 class Operation(enum.StrEnum):

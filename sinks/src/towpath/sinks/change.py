@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 import orjson
 
 from towpath.schemas import headers as names
+from towpath.schemas.envelope import Value as Value  # noqa: PLC0414 - public here
 
-Value: TypeAlias = str | int | float | bool | None
 Row: TypeAlias = Mapping[str, Value]
 
 ALL_PRESENT: Final[frozenset[str]] = frozenset()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import orjson
 
-from towpath.sinks.change import Value
+from towpath.schemas.envelope import Value
 
 
 def text_of(value: Value) -> str:

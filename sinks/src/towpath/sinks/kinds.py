@@ -255,6 +255,10 @@ class Kind:
         spread: Makes the sink on an executor. There it writes a slice of a batch: each
             key once, beside other executors, and perhaps once more after a failure.
             ``None``: it is written from the driver only.
+        pipelined_records: The number of records whose changes the sink gets in one
+            call, if its target works while the next ones are decoded. A batch is
+            flushed at its end only, so such a sink refuses no whole row: later changes
+            of its key are on their way. ``None``: as few calls as possible.
         has_types: Whether the target's columns have types, so that a retyped column
             cannot simply be written again.
     """
@@ -269,6 +273,7 @@ class Kind:
     rights: Callable[[SinkSettings, str], Iterable[str]] | None = None
     unfit_name: UnfitName = any_name
     spread: Callable[[SinkSettings, ExecutorParts], Sink] | None = None
+    pipelined_records: int | None = None
     has_types: bool = False
 
 

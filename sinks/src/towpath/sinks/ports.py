@@ -145,21 +145,6 @@ class Columnar(Protocol):
 
 
 @runtime_checkable
-class Pipelined(Protocol):
-    """
-    A sink whose target works while the next changes are decoded.
-
-    It gets a batch in small calls and one flush, so it must refuse no whole row: later
-    changes of its key are on their way.
-
-    Attributes:
-        records_at_once: The number of records whose changes it gets in one call.
-    """
-
-    records_at_once: int
-
-
-@runtime_checkable
 class KeepsEventOrder(Protocol):
     """
     A sink that delivers the events of an aggregate in their order.

@@ -33,8 +33,7 @@ from towpath.sinks.apply.refetch_requests import (
 )
 from towpath.sinks.apply.sweeps import SafePosition, Sweeps
 from towpath.sinks.change import Floor, Origin, Record
-from towpath.sinks.changes.decode import Decoded, decode
-from towpath.sinks.changes.records import RECORDS_AT_ONCE, records_of
+from towpath.sinks.changes.decode import RECORDS_AT_ONCE, Decoded, decode, records_of
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import DeadLetter, DeadLetterStore, ParkedKey
 from towpath.sinks.dead_letters.parked import ParkedKeys
@@ -286,8 +285,7 @@ class BatchWriter:
         decode_ms = round((context.clock.monotonic_s() - began_s) * 1000)
         # Only with the last slice: a later slice may hold records below the position.
         safe = context.safe.take(context.parked.lowest()) if is_last else None
-        lowering = tuple(floor for floor in floors if not floor.is_end_only)
-        self.floors_epoch += len(lowering)
+        lowering = self._lowering(floors)
         batch = Batch(batch_id, folded.changes, events, lowering, safe)
         delivered = self._delivery.deliver(batch, folded.after)
         changes = (*folded.changes, *folded.after)
@@ -309,6 +307,12 @@ class BatchWriter:
             tombstones=sum(change.row is None for change in folded.changes),
             decode_ms=decode_ms,
         )
+
+    def _lowering(self, floors: Sequence[Floor]) -> tuple[Floor, ...]:
+        """Return the floors below which rows are deleted; count them."""
+        lowering = tuple(floor for floor in floors if not floor.is_end_only)
+        self.floors_epoch += len(lowering)
+        return lowering
 
     def _write_dead_letters(
         self, made: Sequence[DeadLetter], written: AppliedRecords

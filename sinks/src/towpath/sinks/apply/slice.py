@@ -38,13 +38,12 @@ from towpath.schemas.clock import Clock
 from towpath.schemas.failure import TowpathError
 from towpath.sinks.change import Record
 from towpath.sinks.changes.columns import plain_columns
-from towpath.sinks.changes.decode import decode
-from towpath.sinks.changes.records import RECORDS, RECORDS_AT_ONCE, records_of
+from towpath.sinks.changes.decode import RECORDS, RECORDS_AT_ONCE, decode, records_of
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import ParkedKey, shared_topic
 from towpath.sinks.errors import BatchRefusedError
 from towpath.sinks.fold import first_per_event, newest_per_key
-from towpath.sinks.ports import Batch, Checkpoint, Columnar, Pipelined, Sink
+from towpath.sinks.ports import Batch, Checkpoint, Columnar, Sink
 
 # Smaller chunks cost less record by record.
 LEAST_RECORDS: Final = 2_000
@@ -66,6 +65,7 @@ class SliceContext:
         blocked_keys: Keys that are parked or have a refetch pending.
         incomplete_routes: Routes that lack rows.
         batch_id: The batch.
+        pipelined_records: As the sink's kind has it.
     """
 
     routes: Routes
@@ -74,6 +74,7 @@ class SliceContext:
     incomplete_routes: frozenset[str]
     batch_id: int
     clock: Clock
+    pipelined_records: int | None = None
 
 
 class SliceOutcome(NamedTuple):
@@ -243,10 +244,8 @@ class _SliceRun:
         self._context = context
         self._sink = context.sink
         self._blocked = context.blocked_keys
-        self._is_pipelined = isinstance(context.sink, Pipelined)
-        self._at_once = RECORDS_AT_ONCE
-        if isinstance(context.sink, Pipelined):
-            self._at_once = context.sink.records_at_once
+        self._is_pipelined = context.pipelined_records is not None
+        self._at_once = context.pipelined_records or RECORDS_AT_ONCE
         self._chunks: list[pa.Table] = []
         # Records to be written one by one, not written yet.
         self._rest: list[pa.Table] = []
@@ -394,7 +393,7 @@ class _SliceRun:
     def _leave_accepted(self, error: BatchRefusedError) -> None:
         """Leave the records of a call that was refused without naming a change."""
         _log.warning(
-            "slice refused by the target: the driver writes its records",
+            "batch refused as a slice: the driver writes its records",
             answer=str(error),
         )
         keys = {

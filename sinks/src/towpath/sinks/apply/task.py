@@ -19,10 +19,11 @@ from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import BusyError, TowpathError
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.apply.slice import SliceContext, SliceOutcome, apply_slice
-from towpath.sinks.changes.records import RECORDS
+from towpath.sinks.changes.decode import RECORDS
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import ParkedKey
 from towpath.sinks.errors import IndexGoneError, TargetUnavailableError
+from towpath.sinks.kinds import kind_of
 from towpath.sinks.ports import Sink
 
 
@@ -86,6 +87,7 @@ def run_task(task: PartitionTask, records: Iterable[pa.RecordBatch]) -> TaskResu
             task.incomplete_routes,
             task.batch_id,
             SystemClock(),
+            kind_of(task.sink).pipelined_records,
         )
         return TaskResult(apply_slice(context, tables))
     except Exception as error:  # noqa: BLE001 - see above

@@ -64,6 +64,8 @@ class Executors:
         self._sink = sink
         self._make = make
         self._run = uuid.uuid4().hex
+        # The smallest batch that executors write; a smaller one costs less than a task.
+        self.least_records = sink.spread_from_records
         self._has_written = False
 
     def apply(
@@ -134,7 +136,7 @@ def _outcome(sink: str, results: Sequence[TaskResult]) -> SliceOutcome:
             raise TargetUnavailableError(result.failure)
     for result in failed:
         _log.warning(
-            "task failed: the driver writes its records",
+            "batch not written by a task: the driver writes its records",
             sink=sink,
             records=result.outcome.records,
             why=result.failure,

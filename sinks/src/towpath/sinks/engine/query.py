@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from towpath.settings import Kafka, Sink, spark_options
-from towpath.sinks.changes.records import RECORDS
+from towpath.sinks.changes.decode import RECORDS
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.engine.checkpoint import starting_offsets
 from towpath.sinks.ports import Cluster

@@ -62,6 +62,7 @@ from towpath.sinks.engine.report import Report
 from towpath.sinks.engine.writer import SinkWriter
 from towpath.sinks.errors import PartitionsAddedError, TopicRemadeError
 from towpath.sinks.kafka.fetch import Batches
+from towpath.sinks.kinds import kind_of
 from towpath.sinks.ports import (
     Cluster,
     Repairs,
@@ -318,9 +319,8 @@ class Supervisor:
         recovery = Recovery(plan, parts.cluster, repairs, parts.clock)
         make = parts.on_executor(plan.sink) if parts.on_executor else None
         executors = None if make is None else Executors(plan.sink, make)
-        writing = SinkWriter(
-            *(writer, sink, context, executors), plan.sink.spread_from_records
-        )
+        pipelined_records = kind_of(plan.sink).pipelined_records
+        writing = SinkWriter(writer, sink, context, executors, pipelined_records)
         idle = IdleUpkeep(sink, writer, parts.clock)
         return _SinkRun(writing, requests, recovery, safe, idle)
 

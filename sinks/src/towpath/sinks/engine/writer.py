@@ -44,7 +44,7 @@ class SinkWriter:
         sink: Sink,
         context: SinkContext,
         executors: Executors | None = None,
-        spread_from_records: int = 0,
+        pipelined_records: int | None = None,
     ) -> None:
         """
         Store the parameters.
@@ -54,13 +54,13 @@ class SinkWriter:
             sink: The sink of the writer.
             context: The services that the writer uses.
             executors: Apply the slices of large batches; without them the driver does.
-            spread_from_records: The smallest batch that executors write.
+            pipelined_records: As the sink's kind has it.
         """
         self._writer = writer
         self._sink = sink
         self._context = context
         self._executors = executors
-        self._spread_from = spread_from_records
+        self._pipelined_records = pipelined_records
 
     def write(self, rows: BatchRows, batch_id: int) -> BatchResult:
         """
@@ -88,10 +88,10 @@ class SinkWriter:
 
     def _executors_for(self, rows: BatchRows) -> Executors | None:
         """Return the executors, if they are to write a batch."""
+        executors = self._executors
         keys = len(self._context.parked) + len(self._context.refetches)
-        if rows.most < self._spread_from or keys > MAX_BLOCKED_KEYS:
-            return None
-        return self._executors
+        is_large = executors is not None and rows.most >= executors.least_records
+        return executors if is_large and keys <= MAX_BLOCKED_KEYS else None
 
     def _is_small(self, rows: BatchRows) -> bool:
         # Events are delivered in order: none may pass one that is refused.
@@ -106,7 +106,7 @@ class SinkWriter:
         if executors is None:
             slice_context = SliceContext(
                 *(self._writer.routes, self._sink, blocked_keys, incomplete_routes),
-                *(batch_id, context.clock),
+                *(batch_id, context.clock, self._pipelined_records),
             )
             outcome = apply_slice(slice_context, rows.slices())
         else:

@@ -30,7 +30,7 @@ from confluent_kafka import (
 
 from towpath.schemas.clock import Clock, StallTimeout, SystemClock
 from towpath.settings import Kafka
-from towpath.sinks.changes.records import RECORDS
+from towpath.sinks.changes.decode import RECORDS
 from towpath.sinks.errors import BrokerUnavailableError, RecordsGoneError
 from towpath.sinks.kafka import client
 from towpath.sinks.kafka.client import REQUEST_TIMEOUT_S, unavailable

@@ -61,10 +61,6 @@ _log = structlog.get_logger("towpath.sinks.cache")
 class CacheSink:
     """One Redis server or cluster, written by one sink."""
 
-    # The writer encodes them in about 30 ms. The target waits for the first ones, so
-    # more of them would delay it.
-    records_at_once: int = 5_000
-
     def __init__(
         self,
         url: str,

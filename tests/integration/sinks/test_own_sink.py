@@ -10,19 +10,28 @@ from pathlib import Path
 
 import pytest
 
+from support.dead_letters import Letters, context_of
+from support.kafka_rows import row, table
 from support.rig import Rig
+from support.slice_tasks import Frame, batch_rows
 from towpath.deploy.cli import app as commands
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import ConfigurationError
 from towpath.settings import Sink
+from towpath.sinks.apply.batch import BatchWriter
 from towpath.sinks.apply.bisect import Delivery
 from towpath.sinks.change import ALL_PRESENT, Change, Floor, Origin
+from towpath.sinks.changes.routing import Routes
+from towpath.sinks.engine.executors import Executors
+from towpath.sinks.engine.writer import SinkWriter
 from towpath.sinks.kinds import SinkParts, check_kinds, kind_of
 from towpath.sinks.ports import Batch
 from towpath.testing import ContractSuite, memory_target
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
+TOPIC = "towpath.shop.orders"
+FILL = f"{TOPIC}.backfill.file"
 GUIDE = Path(__file__).parents[3] / "docs/own-sink.md"
 _FILE = """
 version = 1
@@ -85,8 +94,16 @@ def test_the_guides_sink_passes_the_contract(tmp_path):
     The guide's own test, run from its folder, passes every case there is.
     """
     folder = written(tmp_path)
+    told = run_contract(folder)
+    cases = sum(name.startswith("test_") for name in dir(ContractSuite))
+
+    assert (0, True) == (told.returncode, f"{cases} passed" in told.stdout), told.stdout
+
+
+def run_contract(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the guide's own test from its folder."""
     paths = ":".join([str(folder), *(p for p in sys.path if p)])
-    told = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."],
         cwd=folder,
         env={"PYTHONPATH": paths, "PATH": "/usr/bin:/bin", "HOME": str(folder)},
@@ -95,9 +112,50 @@ def test_the_guides_sink_passes_the_contract(tmp_path):
         check=False,
         timeout=80,
     )
-    cases = sum(name.startswith("test_") for name in dir(ContractSuite))
 
-    assert (0, True) == (told.returncode, f"{cases} passed" in told.stdout), told.stdout
+
+def test_a_sink_without_its_transaction_fails_the_contract(tmp_path):
+    """
+    Its calls are half done when they fail.
+    """
+    folder = written(tmp_path)
+    module = folder / "sqlite_sink.py"
+    text = module.read_text()
+    assert text.count('execute("begin immediate")') == 1
+    text = text.replace('        self._database.execute("begin immediate")\n', "")
+    text = text.replace("            self._database.rollback()\n", "")
+    module.write_text(text)
+    done = run_contract(folder)
+
+    assert 1 == done.returncode, done.stdout
+    assert "1 failed" in done.stdout
+    assert "test_a_call_that_fails_in_its_middle_is_not_counted" in done.stdout
+
+
+def test_the_guides_sink_is_written_by_tasks(described):
+    """
+    Each of two partitions is a task; the driver reads back what both wrote.
+    """
+    kind = kind_of(described)
+    place = described.model_copy(update={"spread_from_records": 1})
+    here = kind.make(described, None)
+    here.open()
+    context = context_of(Letters())
+    writer = BatchWriter(Routes(place), here, context)
+    executors = Executors(place, lambda: kind.spread(described, None))
+    rows = [row(n, "c", order=n, topic=TOPIC, note="a") for n in range(1, 8)]
+    filled = [row(n, "r", order=n, topic=FILL, note="b") for n in range(8, 11)]
+    given = table(*rows, *filled)
+    result = SinkWriter(writer, here, context, executors).write(
+        batch_rows(given, Frame(given)), 0
+    )
+    reader = kind.read(described, "towpath")
+    stored = {found.key for found in reader.rows("orders")}
+    reader.close()
+    here.close()
+
+    assert (10, 10, 0) == (result.records, result.rows, result.left)
+    assert {str(n) for n in range(1, 11)} == stored
 
 
 def test_the_guides_sink_is_made_delivered_to_and_read_back(described):

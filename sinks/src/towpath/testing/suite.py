@@ -10,6 +10,7 @@ The whole contract, to be subclassed: each case runs against the fixture ``targe
 import random
 from collections.abc import Iterable
 
+from towpath.schemas.failure import UnavailableError
 from towpath.sinks.change import Change, Value
 from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.fold import newest_per_key
@@ -18,6 +19,7 @@ from towpath.sinks.targets.memory import MemorySink
 from towpath.testing.guard import FloorCases, GuardCases, PartialCases
 from towpath.testing.target import (
     READ,
+    FailingChanges,
     SinkTarget,
     apply,
     at,
@@ -154,6 +156,37 @@ class DeliveryCases:
         expected = {"7": live(7, at(1), status="placed"), "8": gone(8, at(1, 1))}
 
         assert expected == target.contents(target.orders)
+
+    def test_a_call_that_fails_in_its_middle_is_not_counted(
+        self, target: SinkTarget
+    ) -> None:
+        """The same batch comes again; an atomic target shows nothing until then."""
+        sink = target.connect()
+        apply(sink, order(target, at(1), {"status": "placed"}))
+        before = target.contents(target.orders)
+        changes = (
+            order(target, at(2), {"status": "paid"}),
+            order(target, at(2, 1), {"status": "placed"}, key=8),
+        )
+        failed = False
+        try:
+            sink.apply(Batch(-1, FailingChanges(changes)))
+        except UnavailableError:
+            failed = True
+        between = target.contents(target.orders)
+        checkpoint = apply(sink, *changes)
+        expected = {
+            "7": live(7, at(2), status="paid"),
+            "8": live(8, at(2, 1), status="placed"),
+        }
+
+        assert failed
+        assert between == before or not target.is_atomic
+        assert (2, 0, expected) == (
+            checkpoint.applied,
+            checkpoint.stale,
+            target.contents(target.orders),
+        )
 
     def test_each_flush_counts_only_changes_since_the_last(
         self, target: SinkTarget

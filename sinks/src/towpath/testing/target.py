@@ -14,6 +14,7 @@ from typing import Final
 from towpath.settings import Route
 from towpath.sinks.change import ALL_PRESENT, Change, Floor, Origin, Row, Value
 from towpath.sinks.changes.relations import Column, RelationShape
+from towpath.sinks.errors import TargetUnavailableError
 from towpath.sinks.fold import newest_per_key
 from towpath.sinks.key_text import text_of
 from towpath.sinks.ports import Batch, Checkpoint, Sink, SinkReader, StoredRow
@@ -78,6 +79,7 @@ class SinkTarget:
         connect: Opens another sink on the same data.
         contents: Returns the rows of a route by key, tombstones included; see
             ``normal``.
+        is_atomic: Whether a call of ``apply`` is written as a whole or not at all.
     """
 
     orders: str
@@ -86,6 +88,7 @@ class SinkTarget:
     relations: StaticRelations
     connect: Callable[[], Sink]
     contents: Callable[[str], dict[str, StoredRow]]
+    is_atomic: bool = False
 
 
 def two_routes() -> tuple[Route, Route]:
@@ -120,6 +123,8 @@ def lend(
     relations: StaticRelations,
     make: Callable[[], Sink],
     reader: SinkReader,
+    *,
+    is_atomic: bool = False,
 ) -> Iterator[SinkTarget]:
     """
     Yield a target on a server, and close all of its sinks afterwards.
@@ -129,6 +134,7 @@ def lend(
         relations: The shapes that ``make`` gives to its sinks.
         make: Makes a sink; it is opened here.
         reader: Reads the rows that the sinks wrote.
+        is_atomic: Whether a call of ``apply`` is written as a whole or not at all.
     """
     made: list[Sink] = []
 
@@ -146,6 +152,7 @@ def lend(
         relations,
         connect,
         lambda route: {row.key: normal(row) for row in reader.rows(route)},
+        is_atomic,
     )
     for sink in made:
         sink.close()
@@ -221,6 +228,23 @@ def label(target: SinkTarget, position: str, name: str, note: str) -> Change:
         is_read=False,
         origin=origin,
     )
+
+
+class FailingChanges(tuple[Change, ...]):
+    """Changes whose iteration fails after the first one, as a target may."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Change]:
+        """
+        Yield the first change.
+
+        Raises:
+            TargetUnavailableError: There are more.
+        """
+        yield self[0]
+        message = "the target has stopped in the middle of a call"
+        raise TargetUnavailableError(message)
 
 
 def apply(sink: Sink, *changes: Change) -> Checkpoint:

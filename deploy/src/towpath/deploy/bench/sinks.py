@@ -12,6 +12,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import psutil
@@ -28,7 +29,7 @@ from towpath.deploy.demo.screen import DemoScreen, PlainScreen
 from towpath.deploy.demo.stage import DemoOptions, DemoPlan, OwnStage
 from towpath.deploy.demo.table import SinkResult
 from towpath.deploy.errors import StepError
-from towpath.deploy.local import process
+from towpath.deploy.local import ports, process, spark
 from towpath.deploy.local.own_stack import own_stack, prepare
 from towpath.deploy.local.part import StateFolder
 from towpath.deploy.local.stack import NAMES, Stack
@@ -36,10 +37,12 @@ from towpath.deploy.local.supervisor import Supervisor
 from towpath.loadtests.bench.context import BenchOptions, open_screen
 from towpath.loadtests.bench.machine import machine
 from towpath.loadtests.bench.result import BenchResult
-from towpath.loadtests.bench.sinks import catch_up
+from towpath.loadtests.bench.sinks import catch_up, cluster
+from towpath.loadtests.bench.sinks.cluster import RunningCluster
 from towpath.loadtests.bench.sinks.result import (
     CACHE,
     CHECKOUT,
+    CLUSTER,
     ROWS,
     SEARCH,
     SINKS,
@@ -278,7 +281,27 @@ def _case(
         return measure_checkout(stack, options, PlainScreen(console))
     with open_screen(console, console) as screen:
         bench = bench_on(stack, BenchOptions(rows=options.rows, rounds=1), screen)
+        if case == CLUSTER:
+            serving = [sink for sink in options.sinks if sink in {CACHE, SEARCH}]
+            start = partial(_spark_cluster, stack.state)
+            return cluster.measure_cluster(bench, targets(stack), serving, start)
         return catch_up.measure_catch_up(bench, targets(stack), options.sinks)
+
+
+@contextlib.contextmanager
+def _spark_cluster(state: StateFolder, workers: int) -> Iterator[RunningCluster]:
+    """Run a standalone cluster for a block."""
+    port = ports.any_free()
+    with Supervisor(state) as supervisor:
+        supervisor.start(spark.master_part(state, port))
+        supervisor.wait_ready()
+        names = [f"spark-worker-{number}" for number in range(1, workers + 1)]
+        for name in names:
+            supervisor.start(spark.worker_part(state, name, port))
+        supervisor.wait_ready()
+        found = [process.find(state.process_file(name)) for name in names]
+        pids = [one.pid for one in found if one is not None]
+        yield RunningCluster(spark.master_url(port), pids)
 
 
 def targets(stack: Stack) -> Targets:

@@ -217,6 +217,7 @@ def bench_sinks(  # noqa: PLR0913 - each is an option of the command
     sink: Annotated[
         tuple[SinkName, ...], Parameter(negative="", help="Only these sinks.")
     ] = ("cache", "search", "warehouse"),
+    cluster: Annotated[bool, Parameter(negative="")] = False,
     rows: Annotated[int, Parameter(validator=Number(gte=1000))] = 2_000_000,
     rate: Annotated[float, Parameter(validator=Number(gt=0))] = 20.0,
     rates: str = "",
@@ -233,7 +234,10 @@ def bench_sinks(  # noqa: PLR0913 - each is an option of the command
     each target's own API. catch_up: a table is put into Kafka while no sink runs; then
     each sink alone reads it into an empty target, and beside it, in the same run, stand
     plain pipelined writes, the search client's bulk load of the same ids, and one MERGE
-    of the same rows from Parquet. Each case has a stack of its own in a temporary
+    of the same rows from Parquet. With --cluster instead: the backlog is applied by the
+    driver alone, and by the executors of one and of two workers of a standalone cluster
+    with one core each, into the cache, the search index, and a sink without a target,
+    which shows the path alone. Each case has a stack of its own in a temporary
     folder, removed again.
 
     Exit 0 if every sink equalled the source afterwards, key by key; 1, without any
@@ -242,6 +246,7 @@ def bench_sinks(  # noqa: PLR0913 - each is an option of the command
     Args:
         case: Only these cases; may be given several times.
         sink: Only these sinks catch up; may be given several times.
+        cluster: Measure executors against the driver, instead of the cases.
         rows: Rows of the backlog.
         rate: Checkouts a second.
         rates: Several rates instead, as 20,40,60: one after the other; the highest
@@ -256,9 +261,10 @@ def bench_sinks(  # noqa: PLR0913 - each is an option of the command
         rates_of,
         run_sink_benchmark,
     )
+    from towpath.loadtests.bench.sinks.result import CLUSTER  # noqa: PLC0415 - as above
 
     options = SinkBenchOptions(
-        cases=case,
+        cases=(CLUSTER,) if cluster else case,
         sinks=sink,
         rows=rows,
         rates=rates_of(rates) if rates else (rate,),

@@ -49,6 +49,7 @@ class BatchResult:
 
     Attributes:
         skipped: Records without a change for any route.
+        left: Records that slices left to the driver.
         refetches_requested: Rows requested from the source.
         nulled: Values set to null because the target has no room for them.
         parked: Keys that are parked after the batch.
@@ -63,6 +64,7 @@ class BatchResult:
     stale: int
     dead_letters: int
     skipped: int = 0
+    left: int = field(default=0, compare=False)
     refetches_requested: int = 0
     nulled: int = 0
     parked: int = 0
@@ -78,7 +80,7 @@ class BatchResult:
 # Counters add up over slices and batches; the other fields are levels.
 COUNTERS: Final = (
     *("records", "rows", "stale", "dead_letters", "skipped", "refetches_requested"),
-    *("nulled", "tombstones"),
+    *("nulled", "tombstones", "left"),
 )
 _SUMMED: Final = (*COUNTERS, "held_back", "decode_ms", "apply_ms", "flush_ms")
 

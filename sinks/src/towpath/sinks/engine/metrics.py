@@ -54,6 +54,10 @@ _COUNTERS: Final[Mapping[str, tuple[str, Callable[[Progress], int]]]] = (
                 lambda p: p.dead_letters,
             ),
             telemetry.SINK_SKIPPED: ("Records left out.", lambda p: p.skipped),
+            telemetry.SINK_LEFT: (
+                "Records of large batches that the driver wrote after their slices.",
+                lambda p: p.left,
+            ),
             telemetry.SINK_ASKED: (
                 "Keys whose rows were asked for, because the target lacks them.",
                 lambda p: p.asked,

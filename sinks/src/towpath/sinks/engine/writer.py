@@ -131,6 +131,7 @@ class SinkWriter:
             stale=outcome.stale,
             dead_letters=0,
             skipped=outcome.skipped,
+            left=len(outcome.left),
             nulled=outcome.nulled,
             parked=len(context.parked),
             pending_refetches=len(context.refetches),

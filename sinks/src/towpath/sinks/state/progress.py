@@ -106,6 +106,7 @@ class Progress:
         dead_letters: Records written to the dead letters.
         skipped: Events left out: snapshot rows of a log, and events without the state
             of their aggregate.
+        left: Records of large batches that the driver wrote after their slices.
         records: Records read.
         tombstones: Deletes among the rows.
         asked: Keys whose rows were requested because the target lacks them.
@@ -128,6 +129,7 @@ class Progress:
     stale: int = 0
     dead_letters: int = 0
     skipped: int = 0
+    left: int = 0
     records: int = 0
     tombstones: int = 0
     asked: int = 0

@@ -53,6 +53,7 @@ class SinkProgress(NamedTuple):
         retries: Retries after a failure.
         dead_letters: Records that became dead letters.
         error: The reason why the sink does not run, if it does not.
+        left: Records that slices left to the driver.
     """
 
     records: int
@@ -61,6 +62,7 @@ class SinkProgress(NamedTuple):
     retries: int
     dead_letters: int
     error: str | None
+    left: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class SinkProgressReader:
             document["retries"],
             document["dead_letters"],
             document["error"],
+            document["left"],
         )
 
     def first_batch_ms(self) -> float | None:
@@ -106,6 +109,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 _ENGINE: Final = "java"
+_EXECUTOR: Final = "executor_"
 # A short-lived process that only computes the engine's command.
 _LAUNCHER: Final = "org.apache.spark.launcher.Main"
 # On a busy machine an engine takes minutes to start and to finish its first batch.
@@ -117,7 +121,24 @@ _MOST_RETRIES: Final = 5
 class SinkCatchUp:
     """One sink that catches up. Call order: measure, once."""
 
-    def __init__(self, backlog: Backlog, sink: str, pids: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        backlog: Backlog,
+        sink: str,
+        pids: Mapping[str, int],
+        workers: Sequence[int] | None = None,
+    ) -> None:
+        """
+        Watch the target and the broker; nothing is started yet.
+
+        Args:
+            backlog: The backlog.
+            sink: The sink's name.
+            pids: The target's process, by sink.
+            workers: The engine's workers, whose executors are watched; the figures then
+                begin with the end of the first batch. ``None``: a run on one machine
+                from its start.
+        """
         self._bench = backlog.bench
         self._backlog = backlog
         self._sink = sink
@@ -126,6 +147,8 @@ class SinkCatchUp:
             backlog.state / "sinks" / sink, backlog.run.topic
         )
         self._first_ms: float | None = None
+        self._workers = workers
+        self._first_applied: SinkProgress | None = None
         self._watch = ProcessWatch()
         self._watch.add("target", pids.get(sink), is_new=False)
         self._watch.add("broker", backlog.bench.environment.broker_pid, is_new=False)
@@ -158,6 +181,10 @@ class SinkCatchUp:
             self._poll(pid)
             applied = self._progress.applied()
             report(applied.records)
+            if applied.records and self._first_applied is None:
+                self._first_applied = applied
+                if self._workers is not None:
+                    self._watch.restart()
             if applied.records >= goal:
                 return applied
             if applied.dead_letters:
@@ -176,6 +203,9 @@ class SinkCatchUp:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.name() == _ENGINE and _LAUNCHER not in process.cmdline():
                     self._watch.add("engine", process.pid, is_new=True)
+        for worker in self._workers or ():
+            for process in psutil.Process(worker).children(recursive=True):
+                self._watch.add(f"{_EXECUTOR}{process.pid}", process.pid, is_new=True)
         self._watch.sample()
         if self._first_ms is None:
             self._first_ms = self._progress.first_batch_ms()
@@ -187,6 +217,8 @@ class SinkCatchUp:
         rows = self._backlog.rows
         first_ms = started_ms if self._first_ms is None else self._first_ms
         found = self._watch.figures()
+        if self._workers is not None and self._first_applied is not None:
+            return self._steady(self._first_applied, applied, found)
         memory = ("driver_peak_rss_bytes", "engine_peak_rss_bytes")
         ours_s = found["driver_cpu_s"] + found.get("engine_cpu_s", 0.0)
         return {
@@ -198,6 +230,27 @@ class SinkCatchUp:
             "memory_bytes": sum(found.get(name, 0.0) for name in memory),
             "cpu_us_per_row": per_event_us(ours_s, rows),
             **found,
+        }
+
+    def _steady(
+        self, first: SinkProgress, applied: SinkProgress, found: Figures
+    ) -> Figures:
+        """Return the figures since the end of the first batch."""
+        rows = applied.records - first.records
+        executors_s = sum(
+            value
+            for name, value in found.items()
+            if name.startswith(_EXECUTOR) and name.endswith("_cpu_s")
+        )
+        kept = {n: v for n, v in found.items() if not n.startswith(_EXECUTOR)}
+        ours_s = found["driver_cpu_s"] + found.get("engine_cpu_s", 0.0) + executors_s
+        return {
+            **kept,
+            "rows_per_s": rows * _MS / max(1.0, applied.at_ms - first.at_ms),
+            "batches": float(applied.batches),
+            "left": float(applied.left),
+            "executors_cpu_s": executors_s,
+            "cpu_us_per_row": per_event_us(ours_s, rows),
         }
 
 

@@ -1,5 +1,5 @@
 """
-The results of both cases of sinks, as JSON and as tables. Pure.
+The results of the cases of sinks, as JSON and as tables. Pure.
 
 ::
 
@@ -43,11 +43,14 @@ from towpath.loadtests.bench.result import (
 
 CHECKOUT: Final = "checkout"
 CATCH_UP: Final = "catch_up"
+CLUSTER: Final = "cluster"
 
 CACHE: Final = "cache"
 SEARCH: Final = "search"
 WAREHOUSE: Final = "warehouse"
 SINKS: Final = (CACHE, SEARCH, WAREHOUSE)
+# Decodes and folds, and writes nothing.
+NULL: Final = "null"
 
 ROWS: Final = 2_000_000
 
@@ -226,7 +229,53 @@ class CatchUp:
         }
 
 
-SinkCase = Checkout | CatchUp
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The case ``cluster``: figures by sink and system, as ``cache_two_workers``."""
+
+    rows: int
+    systems: Mapping[str, Figures]
+
+    @property
+    def name(self) -> str:
+        """The case's name in the result."""
+        return CLUSTER
+
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        """The measured sinks."""
+        ending = "_driver"
+        names = (name for name in self.systems if name.endswith(ending))
+        return tuple(name.removesuffix(ending) for name in names)
+
+    def cpu_ratio(self, sink: str) -> float | None:
+        """Return the processor time per row of one worker, to the driver's alone."""
+        return self._ratio(sink, "one_worker", "driver", "cpu_us_per_row")
+
+    def speed_up(self, sink: str) -> float | None:
+        """Return the rate of two workers, to that of one."""
+        return self._ratio(sink, "two_workers", "one_worker", RATE)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the case as a JSON object."""
+        return {
+            "name": self.name,
+            "rows": self.rows,
+            **{f"{s}_cpu_ratio": rounded(self.cpu_ratio(s)) for s in self.sinks},
+            **{f"{s}_speed_up": rounded(self.speed_up(s)) for s in self.sinks},
+            "systems": {
+                name: {figure: round(value, ROUND) for figure, value in one.items()}
+                for name, one in self.systems.items()
+            },
+        }
+
+    def _ratio(self, sink: str, ours: str, theirs: str, figure: str) -> float | None:
+        one = self.systems.get(f"{sink}_{ours}", {}).get(figure)
+        other = self.systems.get(f"{sink}_{theirs}", {}).get(figure)
+        return one / other if one and other else None
+
+
+SinkCase = Checkout | CatchUp | Cluster
 
 
 def _asked(rate: Rate) -> float:
@@ -264,7 +313,9 @@ def draw(result: BenchResult[SinkCase]) -> RenderableType:
 
 def draw_case(case: SinkCase) -> RenderableType:
     """Draw one case."""
-    drawn = _checkout(case) if isinstance(case, Checkout) else _catch_up(case)
+    if isinstance(case, Checkout):
+        return Group(Text(), *_checkout(case))
+    drawn = _catch_up(case) if isinstance(case, CatchUp) else _cluster(case)
     return Group(Text(), *drawn)
 
 
@@ -308,6 +359,31 @@ def _catch_up(case: CatchUp) -> list[RenderableType]:
         if found is not None:
             line = f"{sink} / {_BESIDE[other]}, rows/s: {found:.2f}"
             blocks.append(Text(line, style="bold"))
+    return blocks
+
+
+_SPREAD: Final = (
+    Column("rows_per_s", "rows/s", "{:,.0f}"),
+    Column("cpu_us_per_row", "CPU us/row", "{:.1f}"),
+    Column("left", "left", "{:,.0f}"),
+    Column("driver_cpu_s", "driver CPU s", "{:.1f}"),
+    Column("engine_cpu_s", "engine CPU s", "{:.1f}"),
+    Column("executors_cpu_s", "executors CPU s", "{:.1f}"),
+    Column("target_cpu_s", "target CPU s", "{:.1f}"),
+    Column("broker_cpu_s", "broker CPU s", "{:.1f}"),
+)
+
+
+def _cluster(case: Cluster) -> list[RenderableType]:
+    title = f"{case.rows:,} rows behind"
+    blocks: list[RenderableType] = [figures_table(title, _once(case.systems), _SPREAD)]
+    for sink in case.sinks:
+        cpu, speed_up = case.cpu_ratio(sink), case.speed_up(sink)
+        if cpu is not None and speed_up is not None:
+            line = f"{sink}: CPU of one worker / driver {cpu:.2f}; "
+            blocks.append(
+                Text(f"{line}rows/s of two workers / one {speed_up:.2f}", style="bold")
+            )
     return blocks
 
 

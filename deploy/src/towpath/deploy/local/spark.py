@@ -1,0 +1,94 @@
+"""
+A standalone Spark cluster on this machine: a master, and workers of one core each.
+
+The programs are those of the installed package; it starts them with the Java of the
+local stack.
+"""
+
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from towpath.deploy import java
+from towpath.deploy.errors import NotReadyError, PrerequisiteError
+from towpath.deploy.local.part import Part, StateFolder
+from towpath.deploy.local.ports import LOOPBACK, check_listens
+
+_DAEMON: Final = "org.apache.spark.deploy"
+_DAEMON_MEMORY: Final = "256m"
+_QUICK: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
+_REGISTERED: Final = "Successfully registered with master"
+# An executor of one core, with the engine's overhead.
+_WORKER_MEMORY: Final = "2g"
+
+
+def master_url(port: int) -> str:
+    """Return the address of a master, as ``[spark] master`` takes it."""
+    return f"spark://{LOOPBACK}:{port}"
+
+
+def master_part(state: StateFolder, port: int) -> Part:
+    """Describe the master."""
+    words = ("--host", LOOPBACK, "--port", str(port), "--webui-port", "0")
+    return Part(
+        name="spark-master",
+        command=(str(_programs() / "spark-class"), f"{_DAEMON}.master.Master", *words),
+        folder=state.root,
+        env=environment(state),
+        port=port,
+        probe=lambda: check_listens(port),
+    )
+
+
+def worker_part(state: StateFolder, name: str, master_port: int) -> Part:
+    """Describe a worker of one core; its executors keep their files below its name."""
+    folder = state.data(name)
+    words = (
+        *("--host", LOOPBACK, "--webui-port", "0", "--cores", "1"),
+        *("--memory", _WORKER_MEMORY, "--work-dir", str(folder)),
+        master_url(master_port),
+    )
+
+    def probe() -> None:
+        if _REGISTERED not in state.log(name).read_text(encoding="utf-8"):
+            message = "the worker has not registered with its master yet"
+            raise NotReadyError(message)
+
+    return Part(
+        name=name,
+        command=(str(_programs() / "spark-class"), f"{_DAEMON}.worker.Worker", *words),
+        folder=state.root,
+        env=environment(state),
+        prepare=lambda: folder.mkdir(parents=True, exist_ok=True),
+        probe=probe,
+    )
+
+
+def environment(state: StateFolder) -> Mapping[str, str]:
+    """Return the whole environment of the cluster's processes."""
+    return {
+        "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
+        "LC_ALL": "C.UTF-8",
+        "JAVA_HOME": str(java.spark_home(state.root / "java")),
+        "SPARK_HOME": str(_programs().parent),
+        "SPARK_LOCAL_IP": LOOPBACK,
+        "SPARK_DAEMON_MEMORY": _DAEMON_MEMORY,
+        "SPARK_DAEMON_JAVA_OPTS": _QUICK,
+        "PYSPARK_PYTHON": sys.executable,
+    }
+
+
+def _programs() -> Path:
+    """
+    Return the folder of Spark's programs.
+
+    Raises:
+        PrerequisiteError: The Python package is not installed.
+    """
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        message = "the Python package pyspark is not installed"
+        raise PrerequisiteError(message)
+    return Path(spec.origin).parent / "bin"

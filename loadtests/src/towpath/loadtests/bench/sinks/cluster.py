@@ -1,0 +1,146 @@
+"""
+The case ``cluster``: the same backlog by the driver alone, and by executors.
+
+Each sink is measured with the driver on one machine, with one worker and with two, one
+core each; the sink ``null`` writes nothing and shows the path without a target. Every
+run has a sink of its own with the same settings, so that each begins with an empty
+target. The figures begin with the end of the first batch: engines, workers and their
+Python processes have started by then.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from towpath.loadtests.bench import publishers
+from towpath.loadtests.bench.context import Bench, RunRecords, translated
+from towpath.loadtests.bench.figures import Figures
+from towpath.loadtests.bench.sinks import backlog as backlogs
+from towpath.loadtests.bench.sinks.backlog import Backlog
+from towpath.loadtests.bench.sinks.catch_up import SinkCatchUp, compare_sink
+from towpath.loadtests.bench.sinks.result import NULL, Cluster, Targets
+from towpath.loadtests.bench.snapshot.source import TABLE
+
+# As many batches as show a steady rate, each large enough for both workers.
+_BATCHES: Final = 8
+
+_SPARK: Final = """
+[spark]
+master = "{master}"
+[spark.settings]
+"spark.executor.memory" = "1g"
+"spark.executor.cores" = "1"
+"""
+_SINK: Final = """
+[[sink]]
+name = "{name}"
+kind = "{kind}"
+url = "{url}"
+max_batch_records = {batch_records}
+spread_from_records = 2000
+[[sink.route]]
+topic = "{topic}"
+name = "{name}"
+"""
+
+
+class RunningCluster(NamedTuple):
+    """A cluster of the engine: its address, and the processes of its workers."""
+
+    master: str
+    workers: Sequence[int]
+
+
+# Starts a cluster with a number of workers, for a block.
+StartCluster = Callable[[int], AbstractContextManager[RunningCluster]]
+
+
+@dataclass(frozen=True, slots=True)
+class _System:
+    """A way to write: by the driver alone, or by executors of some workers."""
+
+    name: str
+    workers: int
+
+
+SYSTEMS: Final = (
+    _System("driver", 0),
+    _System("one_worker", 1),
+    _System("two_workers", 2),
+)
+
+
+def measure_cluster(
+    bench: Bench, targets: Targets, sinks: Sequence[str], start: StartCluster
+) -> tuple[Cluster, tuple[str, ...]]:
+    """
+    Measure each sink with each system; return the figures and the findings.
+
+    Raises:
+        BenchError: A part ended, or did not finish in time.
+    """
+    records = RunRecords(bench)
+    figures: dict[str, Figures] = {}
+    with translated(), backlogs.backlog_in_kafka(bench, targets) as backlog:
+        for system in SYSTEMS:
+            for sink in (*sinks, NULL):
+                name = f"{sink}_{system.name}"
+                figures[name] = _measure(backlog, targets, sink, system, start)
+                findings = _findings(backlog, sink, name)
+                records.judge(f"cluster {name}", bench.options.rows, findings)
+    return Cluster(rows=bench.options.rows, systems=figures), records.findings
+
+
+def _measure(
+    backlog: Backlog,
+    targets: Targets,
+    sink: str,
+    system: _System,
+    start: StartCluster,
+) -> Figures:
+    name = f"{sink}_{system.name}"
+    pid = targets.pids.get(sink)
+    pids = {} if pid is None else {name: pid}
+    if not system.workers:
+        own = replace(backlog, config=_config(backlog, targets, sink, name, ""))
+        return SinkCatchUp(own, name, pids, ()).measure()
+    with start(system.workers) as cluster:
+        spark = _SPARK.format(master=cluster.master)
+        own = replace(backlog, config=_config(backlog, targets, sink, name, spark))
+        return SinkCatchUp(own, name, pids, cluster.workers).measure()
+
+
+def _config(
+    backlog: Backlog, targets: Targets, sink: str, name: str, spark: str
+) -> Path:
+    """Write the configuration of a run; return its path."""
+    bench = backlog.bench
+    urls = {"cache": targets.redis_url, "search": targets.opensearch_url}
+    block = _SINK.format(
+        name=name,
+        kind=sink,
+        url=urls.get(sink, "null://"),
+        topic=backlog.run.topic,
+        batch_records=max(2_000, backlog.rows // _BATCHES),
+    )
+    text = publishers.configuration(bench, backlog.run, (TABLE,))
+    path = bench.environment.folder / f"{name}.toml"
+    path.write_text(text + spark + block, encoding="utf-8")
+    return path
+
+
+def _findings(backlog: Backlog, sink: str, name: str) -> tuple[str, ...]:
+    """Compare a sink with the source; of the sink without a target, the count."""
+    if sink != NULL:
+        config = backlog.bench.environment.folder / f"{name}.toml"
+        with backlog.relay():
+            return compare_sink(replace(backlog, config=config), name)
+    path = backlog.state / "sinks" / name / "progress.json"
+    progress: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    counted = progress["rows"]
+    if counted == backlog.rows:
+        return ()
+    return (f"{counted:,} changes counted instead of {backlog.rows:,}",)

@@ -113,7 +113,10 @@ class Shop:
         executors = None
         if self.chance is not None:
             task.close_sink(SINK.name)
-            executors = Executors(SINK, self.on_executor)
+            executors = Executors(
+                *(SINK, self.on_executor),
+                task.AbandonedTasks(context.clock, is_first_run=True),
+            )
         self.slices = SinkWriter(self.writer, self.sink, context, executors)
         self.orders = DeadLetterRequests(
             self.writer, self.letters, self.parked, self.repairs, context.clock

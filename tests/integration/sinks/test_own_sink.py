@@ -20,6 +20,7 @@ from towpath.schemas.failure import ConfigurationError
 from towpath.settings import Sink
 from towpath.sinks.apply.batch import BatchWriter
 from towpath.sinks.apply.bisect import Delivery
+from towpath.sinks.apply.task import AbandonedTasks
 from towpath.sinks.change import ALL_PRESENT, Change, Floor, Origin
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.engine.executors import Executors
@@ -142,7 +143,10 @@ def test_the_guides_sink_is_written_by_tasks(described):
     here.open()
     context = context_of(Letters())
     writer = BatchWriter(Routes(place), here, context)
-    executors = Executors(place, lambda: kind.spread(described, None))
+    executors = Executors(
+        *(place, lambda: kind.spread(described, None)),
+        AbandonedTasks(SystemClock(), is_first_run=True),
+    )
     rows = [row(n, "c", order=n, topic=TOPIC, note="a") for n in range(1, 8)]
     filled = [row(n, "r", order=n, topic=FILL, note="b") for n in range(8, 11)]
     given = table(*rows, *filled)

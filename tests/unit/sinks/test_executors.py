@@ -1,5 +1,7 @@
 """A batch on the executors: who writes which rows, in which order, and the outcomes."""
 
+from dataclasses import replace
+
 import pytest
 
 from support.dead_letters import FixedPositions, Letters, RecordedRepairs, context_of
@@ -10,17 +12,20 @@ from towpath.schemas import headers as names
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.apply import task as tasks
 from towpath.sinks.apply.batch import BatchWriter
-from towpath.sinks.apply.task import PartitionTask, run_task
+from towpath.sinks.apply.task import AbandonedTasks, PartitionTask, run_task
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import DeadLetter, ParkedKey
+from towpath.sinks.engine import executors
 from towpath.sinks.engine.executors import Executors
 from towpath.sinks.engine.query import BatchRows
 from towpath.sinks.engine.writer import SinkWriter
 from towpath.sinks.errors import (
     BatchRefusedError,
+    ExecutorsFailedError,
     IndexGoneError,
     TargetBusyError,
     TargetUnavailableError,
+    TasksAbandonedError,
 )
 from towpath.sinks.targets.memory import MemorySink
 
@@ -64,13 +69,28 @@ class Noting(MemorySink):
         self.notes.append((self.name, "close"))
 
 
+class TurnedClock:
+    """A clock that the test turns."""
+
+    now_s = 0.0
+
+    def monotonic_s(self):
+        """Return what the test has set."""
+        return self.now_s
+
+
 class Bench:
     """A sink's query whose batches run on executors, and its events."""
 
     def __init__(self, failure=None, heads=None):
         self.notes = []
         self.letters = Letters()
-        self.context = context_of(self.letters, repairs=RecordedRepairs(), heads=heads)
+        self.clock = TurnedClock()
+        self.abandoned = AbandonedTasks(self.clock, is_first_run=True)
+        self.context = replace(
+            context_of(self.letters, repairs=RecordedRepairs(), heads=heads),
+            abandoned=self.abandoned,
+        )
         self.here = Noting("driver", self.notes)
         self.failure = failure
         self.writer = BatchWriter(Routes(SINK), self.here, self.context)
@@ -78,8 +98,8 @@ class Bench:
 
     def writer_with(self, make):
         """Make the writer of batches from the function that makes executors' sinks."""
-        executors = Executors(SINK, make)
-        return SinkWriter(self.writer, self.here, self.context, executors)
+        spread = Executors(SINK, make, self.abandoned)
+        return SinkWriter(self.writer, self.here, self.context, spread)
 
     def make(self):
         """Make the sink of an executor, on the same rows."""
@@ -347,3 +367,61 @@ def test_a_task_without_changes_writes_nothing(bench):
         *(len(result.outcome.left), result.failure),
     )
     assert ("executor", "apply") not in {note[:2] for note in bench.notes}
+
+
+def test_a_floor_waits_for_tasks_that_were_given_up(bench, monkeypatch):
+    """
+    They may still write rows from below it, for as long as a task and a call take.
+
+    Other batches do not wait; nor does a floor without such a task.
+    """
+    bench.write(row(1, "c"), row(2, "t"))
+    monkeypatch.setattr(executors, "_is_repeated", lambda: True)
+    bench.write(row(3, "c"), batch_id=2)
+    monkeypatch.setattr(executors, "_is_repeated", lambda: False)
+    bench.write(row(4, "c"), batch_id=3)
+    with pytest.raises(TasksAbandonedError) as raised:
+        bench.write(row(5, "t"), batch_id=4)
+    pause_s = raised.value.retry_after_s
+    kept = "7" in bench.here.rows["orders"]
+    bench.clock.now_s = pause_s + 1
+    bench.write(row(5, "t"), batch_id=4)
+
+    assert (True, {}) == (kept, bench.here.rows["orders"])
+    assert tasks.WRITES_WITHIN_S < pause_s
+
+
+def test_a_floor_waits_after_a_start_that_is_not_the_first(bench):
+    """
+    An earlier driver's tasks may still write.
+    """
+    with pytest.raises(TasksAbandonedError):
+        AbandonedTasks(bench.clock, is_first_run=False).check_floor()
+
+
+def test_a_lost_job_has_its_tasks_given_up(bench, monkeypatch):
+    """
+    The engine says nothing of them.
+    """
+
+    def lose(_frame, _task):
+        message = "lost"
+        raise ExecutorsFailedError(message)
+
+    monkeypatch.setattr(executors, "_results", lose)
+    with pytest.raises(ExecutorsFailedError):
+        bench.write(row(1, "c"))
+    with pytest.raises(TasksAbandonedError):
+        bench.abandoned.check_floor()
+
+
+def test_a_task_makes_no_call_after_its_time(bench, monkeypatch):
+    """
+    Its batch is written again, from the beginning.
+    """
+    monkeypatch.setattr(tasks, "WRITES_WITHIN_S", 0.0)
+    with pytest.raises(TargetUnavailableError, match="too long"):
+        bench.write(row(1, "c"))
+
+    assert ("executor", "apply") not in {note[:2] for note in bench.notes}
+    assert "orders" not in bench.here.rows

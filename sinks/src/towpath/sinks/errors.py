@@ -101,6 +101,21 @@ class ExecutorsFailedError(UnavailableError):
     )
 
 
+class TaskExpiredError(UnavailableError):
+    """A task may not write any more; its batch is written again."""
+
+    remedy = (
+        "Lower max_batch_records, or give the target more resources: a task has two "
+        "minutes for its part of a batch."
+    )
+
+
+class TasksAbandonedError(BusyError):
+    """Tasks that were given up may still write: a floor waits until they may not."""
+
+    remedy = "No action needed: the batch is written again in a few minutes."
+
+
 class TopicRemadeError(UnavailableError):
     """A topic was recreated while it was read; the next start recovers."""
 

@@ -11,13 +11,15 @@ after the last rate, each is compared with the source.
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import psutil
 from rich.console import Console
 
+from towpath.deploy.bench import null_sink
 from towpath.deploy.bench.runner import (
     BENCH_FOLDERS,
     bench_on,
@@ -34,7 +36,7 @@ from towpath.deploy.local.own_stack import own_stack, prepare
 from towpath.deploy.local.part import StateFolder
 from towpath.deploy.local.stack import NAMES, Stack
 from towpath.deploy.local.supervisor import Supervisor
-from towpath.loadtests.bench.context import BenchOptions, open_screen
+from towpath.loadtests.bench.context import Bench, BenchOptions, open_screen
 from towpath.loadtests.bench.machine import machine
 from towpath.loadtests.bench.result import BenchResult
 from towpath.loadtests.bench.sinks import catch_up, cluster
@@ -282,14 +284,30 @@ def _case(
     with open_screen(console, console) as screen:
         bench = bench_on(stack, BenchOptions(rows=options.rows, rounds=1), screen)
         if case == CLUSTER:
-            serving = [sink for sink in options.sinks if sink in {CACHE, SEARCH}]
-            start = partial(_spark_cluster, stack.state)
-            return cluster.measure_cluster(bench, targets(stack), serving, start)
+            return _measure_cluster(bench, stack, options)
         return catch_up.measure_catch_up(bench, targets(stack), options.sinks)
 
 
+def _measure_cluster(
+    bench: Bench, stack: Stack, options: SinkBenchOptions
+) -> tuple[SinkCase, Sequence[str]]:
+    """Measure with a sink of the kind ``null``, which only these processes know."""
+    packages = stack.state.root / "packages"
+    null_sink.install(packages)
+    words = ("env", f"PYTHONPATH={packages}", *bench.environment.towpath)
+    environment = replace(bench.environment, towpath=words)
+    return cluster.measure_cluster(
+        replace(bench, environment=environment),
+        targets(stack),
+        [sink for sink in options.sinks if sink in {CACHE, SEARCH}],
+        partial(_spark_cluster, stack.state, packages),
+    )
+
+
 @contextlib.contextmanager
-def _spark_cluster(state: StateFolder, workers: int) -> Iterator[RunningCluster]:
+def _spark_cluster(
+    state: StateFolder, packages: Path, workers: int
+) -> Iterator[RunningCluster]:
     """Run a standalone cluster for a block."""
     port = ports.any_free()
     with Supervisor(state) as supervisor:
@@ -297,7 +315,7 @@ def _spark_cluster(state: StateFolder, workers: int) -> Iterator[RunningCluster]
         supervisor.wait_ready()
         names = [f"spark-worker-{number}" for number in range(1, workers + 1)]
         for name in names:
-            supervisor.start(spark.worker_part(state, name, port))
+            supervisor.start(spark.worker_part(state, name, port, packages))
         supervisor.wait_ready()
         found = [process.find(state.process_file(name)) for name in names]
         pids = [one.pid for one in found if one is not None]

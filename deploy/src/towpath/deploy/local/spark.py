@@ -42,8 +42,18 @@ def master_part(state: StateFolder, port: int) -> Part:
     )
 
 
-def worker_part(state: StateFolder, name: str, master_port: int) -> Part:
-    """Describe a worker of one core; its executors keep their files below its name."""
+def worker_part(
+    state: StateFolder, name: str, master_port: int, python_path: Path
+) -> Part:
+    """
+    Describe a worker of one core; its executors keep their files below its name.
+
+    Args:
+        state: The state folder.
+        name: The worker's name.
+        master_port: The port of its master.
+        python_path: A folder with further packages for the tasks.
+    """
     folder = state.data(name)
     words = (
         *("--host", LOOPBACK, "--webui-port", "0", "--cores", "1"),
@@ -60,7 +70,7 @@ def worker_part(state: StateFolder, name: str, master_port: int) -> Part:
         name=name,
         command=(str(_programs() / "spark-class"), f"{_DAEMON}.worker.Worker", *words),
         folder=state.root,
-        env=environment(state),
+        env={**environment(state), "PYTHONPATH": str(python_path)},
         prepare=lambda: folder.mkdir(parents=True, exist_ok=True),
         probe=probe,
     )

@@ -32,6 +32,7 @@ from towpath.sinks.apply.refetch_requests import (
     request_refetches,
 )
 from towpath.sinks.apply.sweeps import SafePosition, Sweeps
+from towpath.sinks.apply.task import AbandonedTasks
 from towpath.sinks.change import Floor, Origin, Record
 from towpath.sinks.changes.decode import RECORDS_AT_ONCE, Decoded, decode, records_of
 from towpath.sinks.changes.routing import Routes
@@ -101,6 +102,7 @@ class SinkContext:
 
     Attributes:
         refusals: Consecutive refusals of the target; outlives the writer.
+        abandoned: Tasks on executors that were given up; ``None`` without executors.
     """
 
     dead_letters: DeadLetterStore
@@ -111,6 +113,7 @@ class SinkContext:
     safe: SafePosition
     clock: Clock
     refusals: ConsecutiveRefusals = field(default_factory=ConsecutiveRefusals)
+    abandoned: AbandonedTasks | None = None
 
     def blocked_keys(self) -> frozenset[ParkedKey]:
         """Return the keys whose records only ``BatchWriter`` may write."""
@@ -311,8 +314,16 @@ class BatchWriter:
         )
 
     def _lowering(self, floors: Sequence[Floor]) -> tuple[Floor, ...]:
-        """Return the floors below which rows are deleted; count them."""
+        """
+        Return the floors below which rows are deleted; count them.
+
+        Raises:
+            TasksAbandonedError: A task that was given up may still write below one.
+        """
         lowering = tuple(floor for floor in floors if not floor.is_end_only)
+        abandoned = self._context.abandoned
+        if lowering and abandoned is not None:
+            abandoned.check_floor()
         self.floors_epoch += len(lowering)
         return lowering
 

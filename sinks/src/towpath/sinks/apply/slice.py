@@ -34,14 +34,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
-from towpath.schemas.clock import Clock
+from towpath.schemas.clock import Clock, Deadline
 from towpath.schemas.failure import TowpathError
 from towpath.sinks.change import Record
 from towpath.sinks.changes.columns import plain_columns
 from towpath.sinks.changes.decode import RECORDS, RECORDS_AT_ONCE, decode, records_of
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import ParkedKey, shared_topic
-from towpath.sinks.errors import BatchRefusedError
+from towpath.sinks.errors import BatchRefusedError, TaskExpiredError
 from towpath.sinks.fold import first_per_event, newest_per_key
 from towpath.sinks.ports import Batch, Checkpoint, Columnar, Sink
 
@@ -66,6 +66,7 @@ class SliceContext:
         incomplete_routes: Routes that lack rows.
         batch_id: The batch.
         pipelined_records: As the sink's kind has it.
+        expiry: No call of the sink begins later; ``None``: there is no limit.
     """
 
     routes: Routes
@@ -75,6 +76,7 @@ class SliceContext:
     batch_id: int
     clock: Clock
     pipelined_records: int | None = None
+    expiry: Deadline | None = None
 
 
 class SliceOutcome(NamedTuple):
@@ -132,7 +134,8 @@ def apply_slice(context: SliceContext, records: Iterable[pa.Table]) -> SliceOutc
 
     Raises:
         BusyError: The target asks for a pause; a retry loses nothing.
-        UnavailableError: The target does not answer; a retry loses nothing.
+        UnavailableError: The target does not answer, or the time is over; a retry loses
+            nothing.
         HaltError: The sink refuses to continue.
     """
     run = _SliceRun(context)
@@ -304,6 +307,7 @@ class _SliceRun:
             return chunk
         taken: list[pa.Array] = []
         for columns in plain_columns(chunk, self._context.routes, self._apart()):
+            self._check_expiry()
             indices = sink.apply_columns(columns)
             if indices is not None:
                 taken.append(indices)
@@ -341,6 +345,7 @@ class _SliceRun:
         if not (plain.batch.changes or plain.batch.events):
             return
         self._accepted.append((table, None))
+        self._check_expiry()
         try:
             self._sink.apply(plain.batch)
         except BatchRefusedError as error:
@@ -356,6 +361,7 @@ class _SliceRun:
 
     def _flush(self) -> None:
         """Make everything accepted durable; leave the keys that were refused."""
+        self._check_expiry()
         began_s = self._context.clock.monotonic_s()
         try:
             checkpoint = self._sink.flush()
@@ -372,6 +378,12 @@ class _SliceRun:
         )
         self._leave_refused(checkpoint)
         self._accepted.clear()
+
+    def _check_expiry(self) -> None:
+        expiry = self._context.expiry
+        if expiry is not None and expiry.passed():
+            message = "the task has taken too long: its batch is written again"
+            raise TaskExpiredError(message)
 
     def _leave_refused(self, checkpoint: Checkpoint) -> None:
         """Leave all records of the keys whose changes were refused."""

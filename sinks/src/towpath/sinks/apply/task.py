@@ -7,6 +7,12 @@ that does not answer has the batch retried; after any other failure the driver w
 the records of the task, and reports what it finds.
 
 Sinks stay open in the process between tasks, so that no batch waits for connections.
+
+A task that the driver has given up may still run, on a machine that it cannot reach.
+The guard refuses what it writes, but floors are compared by sinks, not by targets: a
+row from below a later floor would come back. Therefore a task makes no call after
+``WRITES_WITHIN_S``, a call in flight ends within its own time limit, and no floor is
+applied until both have passed since a task was given up (``AbandonedTasks``).
 """
 
 from collections.abc import Callable, Iterable
@@ -15,16 +21,59 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from towpath.schemas.clock import SystemClock
+from towpath.schemas.clock import Clock, Deadline, SystemClock
 from towpath.schemas.failure import BusyError, TowpathError
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.apply.slice import SliceContext, SliceOutcome, apply_slice
 from towpath.sinks.changes.decode import RECORDS
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import ParkedKey
-from towpath.sinks.errors import IndexGoneError, TargetUnavailableError
+from towpath.sinks.errors import (
+    IndexGoneError,
+    TargetUnavailableError,
+    TaskExpiredError,
+    TasksAbandonedError,
+)
 from towpath.sinks.kinds import kind_of
 from towpath.sinks.ports import Sink
+
+# Ten times what a large batch takes.
+WRITES_WITHIN_S: Final = 120.0
+# The longest response timeout of a target's client, and the opening of a sink.
+_CALL_WITHIN_S: Final = 40.0
+
+
+class AbandonedTasks:
+    """The time until which tasks that were given up may still write."""
+
+    def __init__(self, clock: Clock, *, is_first_run: bool) -> None:
+        """
+        Begin; an earlier run may have given tasks up.
+
+        Args:
+            clock: The time.
+            is_first_run: Whether there was no earlier run of the sink.
+        """
+        self._clock = clock
+        self._until = Deadline(clock, 0)
+        if not is_first_run:
+            self.add()
+
+    def add(self) -> None:
+        """Note that a task was given up by now."""
+        self._until = Deadline(self._clock, WRITES_WITHIN_S + _CALL_WITHIN_S)
+
+    def check_floor(self) -> None:
+        """
+        Check that a floor may be applied.
+
+        Raises:
+            TasksAbandonedError: Not yet; write the batch again after the pause.
+        """
+        left_s = self._until.remaining_s()
+        if left_s:
+            message = "a task that was given up may still write below the floor"
+            raise TasksAbandonedError(message, retry_after_s=left_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +107,14 @@ class TaskResult(NamedTuple):
         failure: Why the slice was not written; empty if it was.
         is_unavailable: Whether the target does not answer: the batch is to be retried.
         retry_after_s: The pause that the target asks for.
+        is_repeated: Whether an earlier attempt at the task was given up.
     """
 
     outcome: SliceOutcome
     failure: str = ""
     is_unavailable: bool = False
     retry_after_s: float = 0.0
+    is_repeated: bool = False
 
 
 class _OpenSink(NamedTuple):
@@ -79,6 +130,8 @@ _open_sinks: Final[dict[str, _OpenSink]] = {}
 def run_task(task: PartitionTask, records: Iterable[pa.RecordBatch]) -> TaskResult:
     """Write the records of one partition; a failure is part of the result."""
     tables = [pa.Table.from_batches([one]).cast(RECORDS) for one in records]
+    clock = SystemClock()
+    expiry = Deadline(clock, WRITES_WITHIN_S)
     try:
         context = SliceContext(
             Routes(task.sink),
@@ -86,8 +139,9 @@ def run_task(task: PartitionTask, records: Iterable[pa.RecordBatch]) -> TaskResu
             task.blocked_keys,
             task.incomplete_routes,
             task.batch_id,
-            SystemClock(),
+            clock,
             kind_of(task.sink).pipelined_records,
+            expiry,
         )
         return TaskResult(apply_slice(context, tables))
     except Exception as error:  # noqa: BLE001 - see above
@@ -126,7 +180,7 @@ def _failed(error: Exception, outcome: SliceOutcome) -> TaskResult:
             *(outcome, text), is_unavailable=True, retry_after_s=error.retry_after_s
         )
     # The driver recreates a deleted index.
-    is_unavailable = isinstance(error, TargetUnavailableError)
+    is_unavailable = isinstance(error, TargetUnavailableError | TaskExpiredError)
     return TaskResult(
         outcome,
         text,

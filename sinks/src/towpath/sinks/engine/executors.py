@@ -20,6 +20,7 @@ from typing import Final
 import pyarrow as pa
 import structlog
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # has no stubs
+from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
@@ -28,7 +29,12 @@ from towpath.schemas.failure import UsageError
 from towpath.settings import Kafka, Settings, WriteFrom
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.apply.slice import SliceOutcome, total
-from towpath.sinks.apply.task import PartitionTask, TaskResult, run_task
+from towpath.sinks.apply.task import (
+    AbandonedTasks,
+    PartitionTask,
+    TaskResult,
+    run_task,
+)
 from towpath.sinks.dead_letters.entries import ParkedKey
 from towpath.sinks.engine.session import first_line, is_local
 from towpath.sinks.errors import (
@@ -53,15 +59,22 @@ _log = structlog.get_logger("towpath.sinks")
 class Executors:
     """The executors, as far as they write one sink."""
 
-    def __init__(self, sink: SinkSettings, make: Callable[[], Sink]) -> None:
+    def __init__(
+        self,
+        sink: SinkSettings,
+        make: Callable[[], Sink],
+        abandoned: AbandonedTasks,
+    ) -> None:
         """
         Store the parameters.
 
         Args:
             sink: The sink.
             make: Makes it on an executor; it is sent there.
+            abandoned: Gets the tasks that were given up.
         """
         self._sink = sink
+        self._abandoned = abandoned
         self._make = make
         self._run = uuid.uuid4().hex
         # The smallest batch that executors write; a smaller one costs less than a task.
@@ -98,7 +111,14 @@ class Executors:
             incomplete_routes=incomplete_routes,
             batch_id=batch_id,
         )
-        outcome = _outcome(self._sink.name, _results(frame, task))
+        try:
+            results = _results(frame, task)
+        except ExecutorsFailedError:
+            self._abandoned.add()
+            raise
+        if any(result.is_repeated for result in results):
+            self._abandoned.add()
+        outcome = _outcome(self._sink.name, results)
         if not self._has_written:
             self._has_written = True
             _log.info(
@@ -109,7 +129,8 @@ class Executors:
 
 def _results(frame: DataFrame, task: PartitionTask) -> list[TaskResult]:
     def run(records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        pickled = pickle.dumps(run_task(task, records))
+        result = run_task(task, records)._replace(is_repeated=_is_repeated())
+        pickled = pickle.dumps(result)
         yield pa.record_batch({_RESULT: pa.array([pickled], pa.binary())})
 
     try:
@@ -119,6 +140,12 @@ def _results(frame: DataFrame, task: PartitionTask) -> list[TaskResult]:
         raise ExecutorsFailedError(message) from error
     # Our own tasks have pickled them.
     return [pickle.loads(one) for one in results.column(_RESULT).to_pylist()]  # noqa: S301
+
+
+def _is_repeated() -> bool:
+    """Return whether the engine runs this task again, in its process."""
+    task = TaskContext.get()
+    return task is not None and task.attemptNumber() > 0
 
 
 def _outcome(sink: str, results: Sequence[TaskResult]) -> SliceOutcome:

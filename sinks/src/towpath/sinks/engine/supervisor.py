@@ -43,6 +43,7 @@ from towpath.sinks.apply.bisect import ConsecutiveRefusals
 from towpath.sinks.apply.refetch import PendingRefetches
 from towpath.sinks.apply.replay import DeadLetterRequests
 from towpath.sinks.apply.sweeps import EarliestPositions, SafePosition, Sweeps
+from towpath.sinks.apply.task import AbandonedTasks
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import DeadLetterStore
 from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
@@ -307,9 +308,14 @@ class Supervisor:
         refetches = PendingRefetches(
             plan.state_folder, plan.sink.name, names, parts.clock
         )
+        make = parts.on_executor(plan.sink) if parts.on_executor else None
+        abandoned = None
+        if make is not None:
+            is_first_run = not plan.checkpoint.exists()
+            abandoned = AbandonedTasks(parts.clock, is_first_run=is_first_run)
         context = SinkContext(
             *(dead_letters, parked, sweeps, repairs, refetches, safe, parts.clock),
-            self._refusals,
+            *(self._refusals, abandoned),
         )
         writer = BatchWriter(Routes(plan.sink), sink, context)
         requests = DeadLetterRequests(
@@ -317,8 +323,9 @@ class Supervisor:
         )
         requests.restore(open_letters)
         recovery = Recovery(plan, parts.cluster, repairs, parts.clock)
-        make = parts.on_executor(plan.sink) if parts.on_executor else None
-        executors = None if make is None else Executors(plan.sink, make)
+        executors = None
+        if make is not None and abandoned is not None:
+            executors = Executors(plan.sink, make, abandoned)
         pipelined_records = kind_of(plan.sink).pipelined_records
         writing = SinkWriter(writer, sink, context, executors, pipelined_records)
         idle = IdleUpkeep(sink, writer, parts.clock)

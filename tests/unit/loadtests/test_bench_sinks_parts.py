@@ -47,6 +47,7 @@ def test_progress_is_the_topics_own_and_dated_by_the_sink(tmp_path: Path):
         "batches": 2,
         "retries": 1,
         "dead_letters": 0,
+        "left": 3,
         "error": None,
     }
     (tmp_path / "progress.json").write_text(json.dumps(progress))
@@ -55,7 +56,7 @@ def test_progress_is_the_topics_own_and_dated_by_the_sink(tmp_path: Path):
     (offsets / "0").write_text('v1\n{"batchTimestampMs":11000}\n{"t":{"0":2}}\n')
     follower = SinkProgressReader(tmp_path, "t")
 
-    assert (SinkProgress(7, 12_000.0, 2, 1, 0, None), 11_000.0) == (
+    assert (SinkProgress(7, 12_000.0, 2, 1, 0, None, 3), 11_000.0) == (
         follower.applied(),
         follower.first_batch_ms(),
     )

@@ -7,7 +7,6 @@ and ``TOWPATH_SPARK_JARS`` (a folder), and ``TOWPATH_SPARK_MEMORY`` sets its hea
 """
 
 import argparse
-import gc
 import os
 import signal
 import sys
@@ -18,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import pyarrow as pa
 import pyspark
 import structlog
 from pyspark.sql import SparkSession
@@ -31,7 +29,12 @@ from towpath.settings.logs import configure_logs
 from towpath.sinks.engine.driver import Driver, SinkSelection
 from towpath.sinks.engine.executors import executor_spec, is_spread
 from towpath.sinks.engine.monitor import Monitor
-from towpath.sinks.engine.session import Engine, SparkSql, start_session
+from towpath.sinks.engine.session import (
+    Engine,
+    SparkSql,
+    start_session,
+    tune_interpreter,
+)
 from towpath.sinks.engine.supervisor import SupervisorParts
 from towpath.sinks.errors import EngineMissingError, SinkUnfitError
 from towpath.sinks.kafka.client import KafkaRelations, Topics
@@ -59,8 +62,6 @@ _OWN_JARS: Final = Path(pyspark.__file__).resolve().parent / "jars"
 
 # Set by spark-submit in the process that it starts.
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
-
-_OBJECTS_BETWEEN_COLLECTIONS: Final = 200_000
 
 
 def run(
@@ -102,7 +103,7 @@ def run(
     oldest = KafkaRecordAges(settings.kafka, settings.database.prefix)
     monitor = Monitor(Topics(settings.kafka), oldest, clock)
     stop = _stop_event()
-    _tune_interpreter()
+    tune_interpreter()
     try:
         monitor.listen(spark)
         monitor.start(settings, name)
@@ -127,20 +128,6 @@ def _stop_event() -> threading.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     return stop
-
-
-def _tune_interpreter() -> None:
-    """
-    Tune the interpreter for batches of hundreds of thousands of records.
-
-    Garbage is collected less often: scanning so many small objects without cycles takes
-    half as long as creating them. Arrow uses the C library's allocator: Arrow's own
-    takes huge pages from the system, and clearing them costs a first batch more than
-    decoding it.
-    """
-    gc.freeze()
-    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, 20, 100)
-    pa.set_memory_pool(pa.system_memory_pool())
 
 
 def _engine(

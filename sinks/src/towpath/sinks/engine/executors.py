@@ -36,7 +36,7 @@ from towpath.sinks.apply.task import (
     run_task,
 )
 from towpath.sinks.dead_letters.entries import ParkedKey
-from towpath.sinks.engine.session import first_line, is_local
+from towpath.sinks.engine.session import first_line, is_local, tune_interpreter
 from towpath.sinks.errors import (
     ExecutorsFailedError,
     TargetBusyError,
@@ -129,6 +129,7 @@ class Executors:
 
 def _results(frame: DataFrame, task: PartitionTask) -> list[TaskResult]:
     def run(records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        tune_interpreter()
         result = run_task(task, records)._replace(is_repeated=_is_repeated())
         pickled = pickle.dumps(result)
         yield pa.record_batch({_RESULT: pa.array([pickled], pa.binary())})

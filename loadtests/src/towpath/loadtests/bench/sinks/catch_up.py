@@ -135,9 +135,9 @@ class SinkCatchUp:
             backlog: The backlog.
             sink: The sink's name.
             pids: The target's process, by sink.
-            workers: The engine's workers, whose executors are watched; the figures then
-                begin with the end of the first batch. ``None``: a run on one machine
-                from its start.
+            workers: The engine's workers, whose executors are watched; the figures are
+                those of the second half of the backlog then. ``None``: a run on one
+                machine from its start.
         """
         self._bench = backlog.bench
         self._backlog = backlog
@@ -148,7 +148,7 @@ class SinkCatchUp:
         )
         self._first_ms: float | None = None
         self._workers = workers
-        self._first_applied: SinkProgress | None = None
+        self._half: SinkProgress | None = None
         self._watch = ProcessWatch()
         self._watch.add("target", pids.get(sink), is_new=False)
         self._watch.add("broker", backlog.bench.environment.broker_pid, is_new=False)
@@ -181,9 +181,9 @@ class SinkCatchUp:
             self._poll(pid)
             applied = self._progress.applied()
             report(applied.records)
-            if applied.records and self._first_applied is None:
-                self._first_applied = applied
-                if self._workers is not None:
+            if self._workers is not None and self._half is None:
+                if applied.records >= goal // 2:
+                    self._half = applied
                     self._watch.restart()
             if applied.records >= goal:
                 return applied
@@ -217,8 +217,8 @@ class SinkCatchUp:
         rows = self._backlog.rows
         first_ms = started_ms if self._first_ms is None else self._first_ms
         found = self._watch.figures()
-        if self._workers is not None and self._first_applied is not None:
-            return self._steady(self._first_applied, applied, found)
+        if self._half is not None:
+            return self._steady(self._half, applied, found)
         memory = ("driver_peak_rss_bytes", "engine_peak_rss_bytes")
         ours_s = found["driver_cpu_s"] + found.get("engine_cpu_s", 0.0)
         return {
@@ -233,10 +233,10 @@ class SinkCatchUp:
         }
 
     def _steady(
-        self, first: SinkProgress, applied: SinkProgress, found: Figures
+        self, half: SinkProgress, applied: SinkProgress, found: Figures
     ) -> Figures:
-        """Return the figures since the end of the first batch."""
-        rows = applied.records - first.records
+        """Return the figures of the second half of the backlog."""
+        rows = applied.records - half.records
         executors_s = sum(
             value
             for name, value in found.items()
@@ -246,7 +246,7 @@ class SinkCatchUp:
         ours_s = found["driver_cpu_s"] + found.get("engine_cpu_s", 0.0) + executors_s
         return {
             **kept,
-            "rows_per_s": rows * _MS / max(1.0, applied.at_ms - first.at_ms),
+            "rows_per_s": rows * _MS / max(1.0, applied.at_ms - half.at_ms),
             "batches": float(applied.batches),
             "left": float(applied.left),
             "executors_cpu_s": executors_s,

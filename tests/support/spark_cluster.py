@@ -37,7 +37,9 @@ class SparkCluster:
             "SPARK_DAEMON_JAVA_OPTS": _QUICK,
             "PYSPARK_PYTHON": sys.executable,
         }
-        self._start("master", f"{_DEPLOY}.master.Master", "--port", "0")
+        self.master_process = self._start(
+            "master", f"{_DEPLOY}.master.Master", "--port", "0"
+        )
         until(lambda: _MASTER.search(self.log("master")) is not None, "it is master")
         self.master = _MASTER.search(self.log("master"))[1]
         self.workers = [self._work(name) for name in ("one", "two")]

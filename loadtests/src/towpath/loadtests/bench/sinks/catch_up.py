@@ -181,10 +181,7 @@ class SinkCatchUp:
             self._poll(pid)
             applied = self._progress.applied()
             report(applied.records)
-            if self._workers is not None and self._half is None:
-                if applied.records >= goal // 2:
-                    self._half = applied
-                    self._watch.restart()
+            self._note_half(applied, goal)
             if applied.records >= goal:
                 return applied
             if applied.dead_letters:
@@ -193,6 +190,13 @@ class SinkCatchUp:
             if is_stuck or applied.retries > _MOST_RETRIES:
                 self._end(f"{applied.records:,} of {goal:,} records: {applied.error}")
             self._bench.clock.wait(POLL_INTERVAL_S)
+
+    def _note_half(self, applied: SinkProgress, goal: int) -> None:
+        """Begin the figures of a cluster with the second half of the backlog."""
+        is_due = self._workers is not None and self._half is None
+        if is_due and applied.records >= goal // 2:
+            self._half = applied
+            self._watch.restart()
 
     def _poll(self, pid: int) -> None:
         try:

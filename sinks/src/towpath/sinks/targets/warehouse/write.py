@@ -29,10 +29,16 @@ from typing import Any, Final, NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
+from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
-from pyiceberg.table.refs import MAIN_BRANCH
-from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    SetSnapshotRefUpdate,
+)
 
 from towpath.schemas.failure import TowpathError
 from towpath.settings import Sink, WarehouseOptions
@@ -308,7 +314,8 @@ class LakeAppender:
             with closing(open_catalog(self._sink)) as catalog:
                 stored = catalog.load_table(tuple(table.name))
                 parent_id = None if on is None else on.snapshot_id
-                return _append(stored, rows.select(table.schema.names), parent_id)
+                rows = rows.select(table.schema.names)
+                return _append(catalog, stored, rows, parent_id)
         except CommitFailedException as error:
             message = f"another writer has written to {table.name.sql} meanwhile"
             raise TargetUnavailableError(message) from error
@@ -327,7 +334,9 @@ class LakeAppender:
             )
 
 
-def _append(stored: Table, rows: pa.Table, parent_id: int | None) -> Commit | None:
+def _append(
+    catalog: Catalog, stored: Table, rows: pa.Table, parent_id: int | None
+) -> Commit | None:
     if stored.metadata.current_snapshot_id != parent_id:
         return None
     staged = stored.transaction()
@@ -336,15 +345,25 @@ def _append(stored: Table, rows: pa.Table, parent_id: int | None) -> Commit | No
     made = staged.table_metadata.current_snapshot()
     if made is None or made.summary is None:
         return None
-    # The library's own commit retries on top of commits of other writers, and deletes
-    # the files of a commit that a server reports as failed.
+    # The transaction's own commit retries on top of commits of other writers, and
+    # deletes the files of a commit that a server reports as failed.
     required = (
         AssertTableUUID(uuid=stored.metadata.table_uuid),
         AssertRefSnapshotId.model_validate(
             {"ref": MAIN_BRANCH, "snapshot-id": parent_id}
         ),
     )
-    stored._do_commit(staged._updates, required)  # noqa: SLF001
+    changed = (
+        AddSnapshotUpdate(snapshot=made),
+        SetSnapshotRefUpdate.model_validate(
+            {
+                "ref-name": MAIN_BRANCH,
+                "type": SnapshotRefType.BRANCH,
+                "snapshot-id": made.snapshot_id,
+            }
+        ),
+    )
+    catalog.commit_table(stored, required, changed)
     return Commit(made.snapshot_id, dict(made.summary.additional_properties))
 
 

@@ -1,0 +1,146 @@
+"""Sinks on a cluster of Spark's own that loses one process after another."""
+
+import signal
+from contextlib import suppress
+
+import psutil
+import pytest
+
+from support.driver_process import PATIENCE_S, Feed, Place, stored_rows
+from support.spark_cluster import SparkCluster
+from support.waiting import until
+from towpath.sinks.kinds import reader_of
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
+
+SINKS = ("cache", "search")
+EXECUTOR = "CoarseGrainedExecutorBackend"
+LOST = "heartbeat"
+
+
+class Shop(Place):
+    """A table's records in Kafka, and two sinks that executors write."""
+
+    def __init__(self, stack, name, folder):
+        super().__init__(stack, name, folder)
+        # A suspended executor is lost after a few seconds.
+        of_spark = (
+            "[spark.settings]\n"
+            '"spark.network.timeout" = "6s"\n'
+            '"spark.network.timeoutInterval" = "2s"\n'
+            '"spark.executor.heartbeatInterval" = "1s"\n'
+            '"spark.log.level" = "WARN"\n'
+        )
+        self.write_config(
+            of_spark,
+            self._sink("cache", stack.redis_url),
+            self._sink("search", stack.opensearch_url),
+        )
+        self.feed = Feed(self)
+
+    def _sink(self, kind, url):
+        options = {"max_batch_records": 600, "spread_from_records": 100}
+        route = f"{self.name}.{kind}"
+        return self.sink(kind, kind, url, route, driver="cluster", **options)
+
+    def batches(self):
+        """Return the number of batches that each sink has written."""
+        return [self.progress(name).batches for name in SINKS]
+
+    def contents(self, name):
+        """Read a sink: position and fields of live rows, position of the others."""
+        sink = self.settings.sink_named(name)
+        reader = reader_of(sink, self.settings)
+        return stored_rows(self.stored(sink.route[0].name, reader))
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """Provide a cluster of a master and two workers."""
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    lent = SparkCluster(folder)
+    yield lent
+    lent.close()
+
+
+@pytest.fixture
+def shop(stack, unique, tmp_path):
+    """Provide a shop; its targets run."""
+    stack.up("kafka", "redis", "opensearch")
+    return Shop(stack, unique, tmp_path)
+
+
+def executors(worker):
+    """List the executors of a worker."""
+    found = []
+    for process in psutil.Process(worker.pid).children(recursive=True):
+        # One of the others may end meanwhile.
+        with suppress(psutil.Error):
+            if EXECUTOR in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+def while_it_runs(holds, cluster, submitted):
+    """Wait for something that a driver does, as long as it runs."""
+    text = "the driver has come so far"
+    until(lambda: submitted.poll() is not None or holds(), text, timeout_s=PATIENCE_S)
+    assert submitted.poll() is None, cluster.log("driver")[-3000:]
+
+
+def work(shop, cluster, submitted, seed):
+    """Feed some more, and wait until every sink has written a part of it."""
+    before = shop.batches()
+    shop.feed.work(1200, keys=200, seed=seed)
+    while_it_runs(
+        lambda: all(n > b for n, b in zip(shop.batches(), before, strict=True)),
+        cluster,
+        submitted,
+    )
+
+
+def wait_for_executors(cluster, submitted):
+    """Wait until each worker has an executor; return one of each."""
+    while_it_runs(
+        lambda: all(executors(worker) for worker in cluster.workers), cluster, submitted
+    )
+    return [executors(worker)[0] for worker in cluster.workers]
+
+
+def test_sinks_end_equal_whatever_a_cluster_loses(cluster, shop):
+    """
+    An executor, a suspended one that goes on later, the driver, and the master.
+
+    Each is lost between batches under way, and the driver starts again.
+    """
+    shop.feed.work(1200, keys=200, seed=1)
+    submitted = cluster.submit(shop.config, "cluster")
+    work(shop, cluster, submitted, seed=2)
+    first, second = wait_for_executors(cluster, submitted)
+    first.kill()
+    work(shop, cluster, submitted, seed=3)
+    second.suspend()
+    shop.feed.work(1200, keys=200, seed=4)
+    while_it_runs(lambda: LOST in cluster.log("driver"), cluster, submitted)
+    second.resume()
+    work(shop, cluster, submitted, seed=5)
+    cluster.kill(submitted)
+    shop.feed.work(1200, keys=200, seed=6)
+    again = cluster.submit(shop.config, "cluster")
+    work(shop, cluster, again, seed=7)
+    wait_for_executors(cluster, again)
+    cluster.kill(cluster.master_process)
+    shop.feed.work(1200, keys=200, seed=8)
+    for name in SINKS:
+        shop.wait_applied(name)
+    spread = cluster.log("driver").count("writes large batches by the executors")
+    left = [shop.progress(name).left for name in SINKS]
+    python = min(psutil.Process(again.pid).children(), key=psutil.Process.create_time)
+    python.send_signal(signal.SIGTERM)
+
+    assert 0 == again.wait(90), cluster.log("driver")[-3000:]
+    assert [shop.feed.rows] * 2 == [shop.contents(name) for name in SINKS]
+    # Each of the two runs; nothing is left to the driver of plain changes.
+    assert 2 * len(SINKS) == spread
+    assert all(count < 1200 for count in left), left

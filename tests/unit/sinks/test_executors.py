@@ -129,7 +129,7 @@ def test_the_drivers_flush_encloses_the_executors_writes(bench):
     steps = [note[:2] for note in bench.notes]
 
     assert [("driver", "apply"), ("executor", "open")] == steps[:2]
-    assert [("driver", "apply"), ("driver", "flush")] == steps[-2:]
+    assert [("executor", "flush"), ("driver", "flush")] == steps[-2:]
     assert 2 == steps.count(("executor", "flush"))
     assert (3, 2, 0, f"{24:016x}.0000000000") == (
         result.records,

@@ -370,11 +370,11 @@ class _SliceRun:
             return
         finally:
             self._flush_s += self._context.clock.monotonic_s() - began_s
-        total_ = self._checkpoint
+        before = self._checkpoint
         self._checkpoint = Checkpoint(
-            applied=total_.applied + checkpoint.applied,
-            stale=total_.stale + checkpoint.stale,
-            nulled=total_.nulled + checkpoint.nulled,
+            applied=before.applied + checkpoint.applied,
+            stale=before.stale + checkpoint.stale,
+            nulled=before.nulled + checkpoint.nulled,
         )
         self._leave_refused(checkpoint)
         self._accepted.clear()

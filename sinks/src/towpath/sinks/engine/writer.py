@@ -3,7 +3,7 @@ Writes the batches of one sink: first in slices, then what the slices have left.
 
 ::
 
-    driver       connects ................... writes what is left, and flushes
+    driver       connects ............... flushes, and writes what is left
     slices                 apply_slice
 
 On one machine the driver applies the batch as one slice, while Kafka's client reads on;
@@ -12,8 +12,8 @@ slices: ``BatchWriter`` writes them, as it writes what slices leave.
 
 On a cluster, the driver's sink connects before any executor writes and keeps its
 connections until its own flush: if the target restarts in between, and may lose rows
-that executors have written, these connections break. Its flush comes last, so that its
-witness follows all rows of the batch.
+that executors have written, these connections break. Its flush follows all their rows,
+so that its witness does, too.
 """
 
 from dataclasses import replace
@@ -76,10 +76,10 @@ class SinkWriter:
                 return self._writer.write(rows.table, batch_id)
             while True:
                 incomplete_routes = self._context.refetches.incomplete_routes()
-                result = self._write(rows, batch_id, executors)
+                outcome = self._apply(rows, batch_id, executors)
                 found = self._context.refetches.incomplete_routes() - incomplete_routes
                 if not found:
-                    return result
+                    return self._finish(outcome, batch_id)
                 # Its partial changes may have been merged with the remaining rows.
                 _log.info(
                     "batch written again: the target was found to lack rows",
@@ -97,9 +97,10 @@ class SinkWriter:
         # Events are delivered in order: none may pass one that is refused.
         return rows.most < LEAST_RECORDS or isinstance(self._sink, KeepsEventOrder)
 
-    def _write(
+    def _apply(
         self, rows: BatchRows, batch_id: int, executors: Executors | None
-    ) -> BatchResult:
+    ) -> SliceOutcome:
+        """Apply the slices of a batch; what they wrote is durable."""
         context = self._context
         blocked_keys = context.blocked_keys()
         incomplete_routes = context.refetches.incomplete_routes()
@@ -108,17 +109,22 @@ class SinkWriter:
                 *(self._writer.routes, self._sink, blocked_keys, incomplete_routes),
                 *(batch_id, context.clock, self._pipelined_records),
             )
-            outcome = apply_slice(slice_context, rows.slices())
-        else:
-            self._sink.apply(Batch(batch_id))
-            outcome = executors.apply(
-                *(rows.frame, batch_id, blocked_keys, incomplete_routes),
-                self._writer.floors_epoch,
-            )
+            return apply_slice(slice_context, rows.slices())
+        self._sink.apply(Batch(batch_id))
+        outcome = executors.apply(
+            *(rows.frame, batch_id, blocked_keys, incomplete_routes),
+            self._writer.floors_epoch,
+        )
+        self._sink.flush()
+        return outcome
+
+    def _finish(self, outcome: SliceOutcome, batch_id: int) -> BatchResult:
+        """Write what the slices have left, and purge what is safe after them."""
+        context = self._context
         if outcome.rows or outcome.stale:
             context.refusals.reset()
         # After the slices: the batch may hold records below the safe position.
-        has_more = len(outcome.left) or executors is not None or context.safe.is_found
+        has_more = len(outcome.left) or context.safe.is_found
         written = self._writer.write(outcome.left, batch_id) if has_more else None
         return self._result(outcome, written)
 

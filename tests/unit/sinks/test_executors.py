@@ -10,6 +10,7 @@ from support.parked_shop import change
 from support.slice_tasks import Frame
 from towpath.schemas import headers as names
 from towpath.settings import Sink as SinkSettings
+from towpath.settings import WriteFrom
 from towpath.sinks.apply import task as tasks
 from towpath.sinks.apply.batch import BatchWriter
 from towpath.sinks.apply.task import AbandonedTasks, PartitionTask, run_task
@@ -425,3 +426,22 @@ def test_a_task_makes_no_call_after_its_time(bench, monkeypatch):
 
     assert ("executor", "apply") not in {note[:2] for note in bench.notes}
     assert "orders" not in bench.here.rows
+
+
+@pytest.mark.parametrize(
+    ("kind", "write_from", "master", "expected"),
+    [
+        ("cache", "auto", "local[2]", False),
+        ("cache", "auto", "spark://master:7077", True),
+        ("warehouse", "auto", "spark://master:7077", False),
+        ("cache", "driver", "spark://master:7077", False),
+        ("cache", "executors", "local[2]", True),
+    ],
+)
+def test_executors_write_on_a_cluster_by_default(kind, write_from, master, expected):
+    """
+    Where the kind can be written there; the block may decide otherwise.
+    """
+    block = {"kind": kind, "write_from": WriteFrom(write_from)}
+
+    assert expected == executors.is_spread(SINK.model_copy(update=block), master)

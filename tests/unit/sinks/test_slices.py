@@ -18,8 +18,9 @@ from towpath.sinks.changes.columns import read_rows
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import DeadLetter, ParkedKey
 from towpath.sinks.engine import writer as engine_writer
+from towpath.sinks.engine.query import BatchRows
 from towpath.sinks.engine.writer import SinkWriter
-from towpath.sinks.errors import TargetUnavailableError
+from towpath.sinks.errors import BrokerUnavailableError, TargetUnavailableError
 from towpath.sinks.ports import Batch
 from towpath.sinks.targets.memory import MemorySink
 
@@ -258,7 +259,7 @@ def test_any_history_in_slices_ends_as_in_one_batch(monkeypatch, least, part, po
     monkeypatch.setattr(batch, "RECORDS_AT_ONCE", part)
     chance = random.Random(11)  # noqa: S311 - a repeatable test
     columns = 0
-    for _ in range(100):
+    for _ in range(50):
         whole, pieces = Bench(), Bench()
         rows = history(chance, poison)
         whole.writer.write(table(*rows), 1)
@@ -267,6 +268,37 @@ def test_any_history_in_slices_ends_as_in_one_batch(monkeypatch, least, part, po
 
         assert _held(whole) == _held(pieces)
     assert (columns > 0) == (least == 2)
+
+
+def test_a_failed_read_counts_nothing(bench):
+    """
+    The changes sent before it come again, and count then.
+    """
+    rows = list(map(new, range(1, 6)))
+
+    def fail():
+        yield table(*rows[:2])
+        message = "no broker"
+        raise BrokerUnavailableError(message)
+
+    with pytest.raises(BrokerUnavailableError):
+        bench.writing.write(BatchRows(None, fail, len(rows)), 1)
+    result = bench.write(*rows)
+
+    assert (5, 0) == (result.rows, result.stale)
+
+
+@pytest.mark.parametrize(("order", "left"), [(1, 0), (9, 7)])
+def test_an_accepted_slice_resets_the_count_of_refusals(bench, order, left):
+    """
+    A batch of which nothing was written does not.
+    """
+    bench.context.refusals.before = 7
+    partial = row(9, "u", order=order, unchanged=["note"])
+    rows = map(new, range(1, 5)) if order == 1 else [partial] * 4
+    bench.write(*rows)
+
+    assert left == bench.context.refusals.before
 
 
 def test_whole_rows_are_sent_as_columns(bench, monkeypatch):

@@ -5,11 +5,14 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pyspark
 
+from support.driver_process import PATIENCE_S
 from support.waiting import until
 from towpath.deploy import java
 from towpath.deploy.jars import store
@@ -66,6 +69,26 @@ class SparkCluster:
     def log(self, name: str) -> str:
         """Return the output of a process."""
         return (self.folder / f"{name}.log").read_text(encoding="utf-8")
+
+    def wait_for(self, holds: Callable[[], bool], submitted) -> None:
+        """Wait for something that a driver does, as long as it runs."""
+        text = "the driver has come so far"
+        until(
+            lambda: submitted.poll() is not None or holds(), text, timeout_s=PATIENCE_S
+        )
+        assert submitted.poll() is None, self.log("driver")[-3000:]
+
+    @staticmethod
+    def python_of(submitted) -> psutil.Process:
+        """
+        Find the driver's own process among those of spark-submit.
+
+        The engine starts others, later, for a moment; and the shell that it was before
+        may have left one that nobody has waited for.
+        """
+        children = psutil.Process(submitted.pid).children()
+        living = [c for c in children if c.status() != psutil.STATUS_ZOMBIE]
+        return min(living, key=psutil.Process.create_time)
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
         """Kill a process and its children, as if a machine failed."""

@@ -28,7 +28,7 @@ BUSY: Final = (
     "*/soak/*.py",
     "*/faults/test_chaos_snapshot.py",
     "*/integration/test_bench*.py",
-    "*/integration/sinks/test_cluster_driver.py",
+    "*/integration/sinks/test_cluster_*.py",
 )
 # All tests of the file use one recorded stack, whose start takes a minute.
 RECORDED: Final = ("*/faults/test_takeover.py",)

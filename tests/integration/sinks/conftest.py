@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from support.spark_cluster import SparkCluster
 from support.warehouse_tables import Lake
 
 
@@ -30,3 +31,13 @@ def warehouse(lake) -> Iterator[Lake]:
     lent = Lake(*lake)
     yield lent
     lent.reader.close()
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """Provide a cluster of a master and two workers."""
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    lent = SparkCluster(folder)
+    yield lent
+    lent.close()

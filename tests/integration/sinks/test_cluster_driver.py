@@ -2,12 +2,9 @@
 
 import signal
 
-import psutil
 import pytest
 
-from support.driver_process import PATIENCE_S, POISON, Feed, Place, stored_rows
-from support.spark_cluster import SparkCluster
-from support.waiting import until
+from support.driver_process import POISON, Feed, Place, stored_rows
 from towpath.sinks.kinds import reader_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
@@ -83,39 +80,10 @@ class Shop(Place):
 
 
 @pytest.fixture
-def cluster(tmp_path):
-    """Provide a cluster of a master and two workers."""
-    folder = tmp_path / "cluster"
-    folder.mkdir()
-    lent = SparkCluster(folder)
-    yield lent
-    lent.close()
-
-
-@pytest.fixture
 def shop(stack, unique, tmp_path):
     """Provide a shop; its targets run."""
     stack.up("kafka", "redis", "opensearch", "postgres")
     return Shop(stack, unique, tmp_path)
-
-
-def while_it_runs(holds, cluster, submitted):
-    """Wait for something that a driver does, as long as it runs."""
-    text = "the driver has come so far"
-    until(lambda: submitted.poll() is not None or holds(), text, timeout_s=PATIENCE_S)
-    assert submitted.poll() is None, cluster.log("driver")[-3000:]
-
-
-def python_of(submitted):
-    """
-    Find the driver's own process among those of spark-submit.
-
-    The engine starts others, later, for a moment; and the shell that it was before may
-    have left one that nobody has waited for.
-    """
-    children = psutil.Process(submitted.pid).children()
-    living = [c for c in children if c.status() != psutil.STATUS_ZOMBIE]
-    return min(living, key=psutil.Process.create_time)
 
 
 def test_a_submitted_driver_survives_a_worker_and_ends_equal(cluster, shop):
@@ -126,13 +94,11 @@ def test_a_submitted_driver_survives_a_worker_and_ends_equal(cluster, shop):
     """
     shop.feed.work(1500, keys=200, seed=7)
     submitted = cluster.submit(shop.config, "cluster")
-    while_it_runs(
-        lambda: all(shop.progress(name).rows for name in ALL), cluster, submitted
-    )
+    cluster.wait_for(lambda: all(shop.progress(name).rows for name in ALL), submitted)
     shop.feed.work(2500, keys=200, seed=8)
     spread = "writes large batches by the executors"
-    while_it_runs(
-        lambda: cluster.log("driver").count(spread) == len(SERVING), cluster, submitted
+    cluster.wait_for(
+        lambda: cluster.log("driver").count(spread) == len(SERVING), submitted
     )
     cluster.kill(cluster.workers[0])
     # No other record has its key.
@@ -142,7 +108,7 @@ def test_a_submitted_driver_survives_a_worker_and_ends_equal(cluster, shop):
     shop.feed.replay()
     shop.catch_up()
     letters = [shop.progress(name).dead_letters for name in ALL]
-    python_of(submitted).send_signal(signal.SIGTERM)
+    cluster.python_of(submitted).send_signal(signal.SIGTERM)
 
     assert 0 == submitted.wait(60), cluster.log("driver")[-3000:]
     assert [shop.feed.rows] * 3 == [shop.contents(name) for name in ALL]

@@ -6,9 +6,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from support.driver_process import PATIENCE_S, Feed, Place, stored_rows
-from support.spark_cluster import SparkCluster
-from support.waiting import until
+from support.driver_process import Feed, Place, stored_rows
 from towpath.sinks.kinds import reader_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
@@ -55,16 +53,6 @@ class Shop(Place):
 
 
 @pytest.fixture
-def cluster(tmp_path):
-    """Provide a cluster of a master and two workers."""
-    folder = tmp_path / "cluster"
-    folder.mkdir()
-    lent = SparkCluster(folder)
-    yield lent
-    lent.close()
-
-
-@pytest.fixture
 def shop(stack, unique, tmp_path):
     """Provide a shop; its targets run."""
     stack.up("kafka", "redis", "opensearch")
@@ -82,28 +70,20 @@ def executors(worker):
     return found
 
 
-def while_it_runs(holds, cluster, submitted):
-    """Wait for something that a driver does, as long as it runs."""
-    text = "the driver has come so far"
-    until(lambda: submitted.poll() is not None or holds(), text, timeout_s=PATIENCE_S)
-    assert submitted.poll() is None, cluster.log("driver")[-3000:]
-
-
 def work(shop, cluster, submitted, seed):
     """Feed some more, and wait until every sink has written a part of it."""
     before = shop.batches()
     shop.feed.work(1200, keys=200, seed=seed)
-    while_it_runs(
+    cluster.wait_for(
         lambda: all(n > b for n, b in zip(shop.batches(), before, strict=True)),
-        cluster,
         submitted,
     )
 
 
 def wait_for_executors(cluster, submitted):
     """Wait until each worker has an executor; return one of each."""
-    while_it_runs(
-        lambda: all(executors(worker) for worker in cluster.workers), cluster, submitted
+    cluster.wait_for(
+        lambda: all(executors(worker) for worker in cluster.workers), submitted
     )
     return [executors(worker)[0] for worker in cluster.workers]
 
@@ -122,7 +102,7 @@ def test_sinks_end_equal_whatever_a_cluster_loses(cluster, shop):
     work(shop, cluster, submitted, seed=3)
     second.suspend()
     shop.feed.work(1200, keys=200, seed=4)
-    while_it_runs(lambda: LOST in cluster.log("driver"), cluster, submitted)
+    cluster.wait_for(lambda: LOST in cluster.log("driver"), submitted)
     second.resume()
     work(shop, cluster, submitted, seed=5)
     cluster.kill(submitted)
@@ -136,8 +116,7 @@ def test_sinks_end_equal_whatever_a_cluster_loses(cluster, shop):
         shop.wait_applied(name)
     spread = cluster.log("driver").count("writes large batches by the executors")
     left = [shop.progress(name).left for name in SINKS]
-    python = min(psutil.Process(again.pid).children(), key=psutil.Process.create_time)
-    python.send_signal(signal.SIGTERM)
+    cluster.python_of(again).send_signal(signal.SIGTERM)
 
     assert 0 == again.wait(90), cluster.log("driver")[-3000:]
     assert [shop.feed.rows] * 2 == [shop.contents(name) for name in SINKS]

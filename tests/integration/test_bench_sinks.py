@@ -29,9 +29,9 @@ class Wrong:
         load = spec.loader.exec_module
         def exec_module(lane):
             load(lane)
-            send = lane.packed
-            lane.packed = lambda name, keys, rest: send(
-                name, keys, [p.replace(b'"0.77"', b'"0.78"') for p in rest]
+            send = lane.packed_words
+            lane.packed_words = lambda name, count, keys, rest: send(
+                name, count, keys, [p.replace(b'"0.77"', b'"0.78"') for p in rest]
             )
         spec.loader.exec_module = exec_module
         return spec

@@ -35,17 +35,20 @@ class MemorySink:
         """Do nothing: there is nothing to create."""
 
     def apply(self, batch: Batch) -> None:
+        # A call that fails counts nothing: its batch comes again.
+        tally = Tally()
         for route, floor in self._floors.due(batch.floors):
             self._floors.learn(route, floor)
             rows = self.rows.get(route, {})
             for key in [k for k, s in rows.items() if s.position < floor]:
                 del rows[key]
             self._floors.carried_out(route, floor)
-        for change in self._floors.above(batch.changes, self._tally):
-            self._put(change)
+        for change in self._floors.above(batch.changes, tally):
+            self._put(change, tally)
         for event in batch.events:
             known = self.events.setdefault((event.route, event.id), event)
-            self._count(applied=known is event)
+            _count(tally, applied=known is event)
+        self._tally.add(tally)
 
     def flush(self) -> Checkpoint:
         return self._tally.take()
@@ -53,22 +56,23 @@ class MemorySink:
     def close(self) -> None:
         """Do nothing: there is no connection."""
 
-    def _put(self, change: Change) -> None:
+    def _put(self, change: Change, tally: Tally) -> None:
         rows = self.rows.setdefault(change.route, {})
         place = key_text(change.key)
         stored = rows.get(place)
         if stored is not None and stored.position > change.position:
-            self._count(applied=False)
+            _count(tally, applied=False)
         elif change.row is None or not change.unchanged:
             rows[place] = Stored(change.position, change.row)
-            self._count(applied=True)
+            _count(tally, applied=True)
         elif stored is None or stored.row is None:
-            self._tally.refused.append(Refusal(change, ABSENT_ROW, asks=True))
+            tally.refused.append(Refusal(change, ABSENT_ROW, asks=True))
         else:
             kept = {k: v for k, v in stored.row.items() if k in change.unchanged}
             rows[place] = Stored(change.position, {**kept, **change.row})
-            self._count(applied=True)
+            _count(tally, applied=True)
 
-    def _count(self, *, applied: bool) -> None:
-        self._tally.applied += applied
-        self._tally.stale += not applied
+
+def _count(tally: Tally, *, applied: bool) -> None:
+    tally.applied += applied
+    tally.stale += not applied

@@ -149,6 +149,16 @@ def test_a_small_batch_is_one_slice(bench):
     assert [("apply", 3, None), ("flush",)] == bench.sink.notes
 
 
+def test_events_in_order_are_written_at_once(bench):
+    """
+    None may pass one that the target refuses.
+    """
+    bench.sink.keeps_event_order = True
+    bench.write(*map(new, range(1, 6)))
+
+    assert [("apply", 5, None), ("flush",)] == bench.sink.notes
+
+
 @pytest.mark.parametrize(
     ("strange", "changes", "letters"),
     [

@@ -143,3 +143,31 @@ def test_a_shop_that_sells_is_measured_and_verified(tmp_path: Path):
         [rate["rate_per_s"] for rate in case["rates"]],
         list(tmp_path.iterdir()),
     )
+
+
+# Six engines, four of them with a cluster.
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_executors_are_measured_against_the_driver(tmp_path: Path):
+    """
+    The cache equals its source each time, and nothing is left to the driver.
+    """
+    code, output, errors = bench(tmp_path, "--cluster", "--sink", "cache")
+    assert code == 0, errors.decode()
+    told = json.loads(output)
+    case = told["cases"]["cluster"]
+    systems = case["systems"]
+    names = [
+        f"{sink}_{system}"
+        for sink in ("cache", "null")
+        for system in ("driver", "one_worker", "two_workers")
+    ]
+
+    assert (True, sorted(names), [0.0] * len(names), []) == (
+        told["verified"],
+        sorted(systems),
+        [systems[name]["left"] for name in names],
+        list(tmp_path.iterdir()),
+    )
+    assert all(systems[name]["rows_per_s"] > 0 for name in names)
+    assert case["null_cpu_ratio"] > 0

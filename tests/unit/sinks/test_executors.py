@@ -9,6 +9,7 @@ from support.kafka_rows import BACKFILL, TOPIC, row, rows_of, table
 from support.parked_shop import change
 from support.slice_tasks import Frame
 from towpath.schemas import headers as names
+from towpath.schemas.clock import SystemClock
 from towpath.settings import Sink as SinkSettings
 from towpath.settings import WriteFrom
 from towpath.sinks.apply import task as tasks
@@ -355,11 +356,29 @@ def test_a_failed_task_leaves_its_own_records_only(bench):
     assert {"7", "8"} == bench.here.rows["orders"].keys()
 
 
+def task_sent(bench, ago_s):
+    """Make a task that the driver has sent some seconds ago."""
+    sent_at_s = SystemClock().now().timestamp() - ago_s
+    parts = (SINK, bench.make, "a", frozenset(), frozenset(), 0)
+    return PartitionTask(*parts, sent_at_s)
+
+
+@pytest.mark.parametrize(("ago_s", "rows"), [(60.0, 1), (121.0, 0)])
+def test_the_time_of_a_task_begins_when_it_is_sent(bench, ago_s, rows):
+    """
+    A suspended executor that goes on later begins no call.
+    """
+    result = run_task(task_sent(bench, ago_s), table(row(1, "c")).to_batches())
+
+    assert (rows, not rows) == (result.outcome.rows, result.is_unavailable)
+    assert bool(rows) == ("orders" in bench.here.rows)
+
+
 def test_a_task_without_changes_writes_nothing(bench):
     """
     A barrier is no change, and does not count as skipped.
     """
-    task = PartitionTask(SINK, bench.make, "a", frozenset(), frozenset(), 0)
+    task = task_sent(bench, 0.0)
     barrier = (TOPIC, 0, 1, b"{}", None, [(names.BARRIER, b"1")])
     result = run_task(task, table(barrier).to_batches())
 

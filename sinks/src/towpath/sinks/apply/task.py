@@ -10,9 +10,11 @@ Sinks stay open in the process between tasks, so that no batch waits for connect
 
 A task that the driver has given up may still run, on a machine that it cannot reach.
 The guard refuses what it writes, but floors are compared by sinks, not by targets: a
-row from below a later floor would come back. Therefore a task makes no call after
-``WRITES_WITHIN_S``, a call in flight ends within its own time limit, and no floor is
-applied until both have passed since a task was given up (``AbandonedTasks``).
+row from below a later floor would come back. Therefore a task begins no call later than
+``WRITES_WITHIN_S`` after the driver has sent it, a call in flight ends within its own
+time limit, and no floor is applied until both have passed since a task was given up
+(``AbandonedTasks``). The time is that of the driver's wall clock: an executor may have
+been suspended before the task, or while it read.
 """
 
 from collections.abc import Callable, Iterable
@@ -39,7 +41,8 @@ from towpath.sinks.ports import Sink
 
 # Ten times what a large batch takes.
 WRITES_WITHIN_S: Final = 120.0
-# The longest response timeout of a target's client, and the opening of a sink.
+# The longest response timeout of a target's client, and ten seconds by which clocks
+# may differ.
 _CALL_WITHIN_S: Final = 40.0
 
 
@@ -88,6 +91,7 @@ class PartitionTask:
             does not know the floors applied since.
         blocked_keys: Keys that only the driver may write.
         incomplete_routes: Routes of which only the driver may write partial changes.
+        sent_at_s: When the driver sent it, in seconds of the epoch.
     """
 
     sink: SinkSettings
@@ -96,6 +100,7 @@ class PartitionTask:
     blocked_keys: frozenset[ParkedKey]
     incomplete_routes: frozenset[str]
     batch_id: int
+    sent_at_s: float
 
 
 class TaskResult(NamedTuple):
@@ -131,7 +136,8 @@ def run_task(task: PartitionTask, records: Iterable[pa.RecordBatch]) -> TaskResu
     """Write the records of one partition; a failure is part of the result."""
     tables = [pa.Table.from_batches([one]).cast(RECORDS) for one in records]
     clock = SystemClock()
-    expiry = Deadline(clock, WRITES_WITHIN_S)
+    age_s = clock.now().timestamp() - task.sent_at_s
+    expiry = Deadline(clock, WRITES_WITHIN_S - age_s)
     try:
         context = SliceContext(
             Routes(task.sink),

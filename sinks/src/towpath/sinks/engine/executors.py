@@ -110,6 +110,7 @@ class Executors:
             blocked_keys=blocked_keys,
             incomplete_routes=incomplete_routes,
             batch_id=batch_id,
+            sent_at_s=SystemClock().now().timestamp(),
         )
         try:
             results = _results(frame, task)

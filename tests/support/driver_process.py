@@ -20,6 +20,7 @@ from towpath.deploy.jars import store
 from towpath.settings import load
 from towpath.sinks.change import Origin
 from towpath.sinks.kafka.client import Topics
+from towpath.sinks.kinds import reader_of
 from towpath.sinks.state import declare
 from towpath.sinks.state.progress import progress_path, read_progress
 from towpath.sinks.targets.cache.read import CacheReader
@@ -131,6 +132,12 @@ class Place:
         rows = sorted(reader.rows(route), key=lambda row: row.key)
         reader.close()
         return rows
+
+    def contents(self, name):
+        """Read a sink: position and fields of live rows, position of the others."""
+        sink = self.settings.sink_named(name)
+        reader = reader_of(sink, self.settings)
+        return stored_rows(self.stored(sink.route[0].name, reader))
 
     def log(self):
         """Return the end of the driver's log."""

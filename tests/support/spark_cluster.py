@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,8 +13,9 @@ import pyspark
 
 from support.driver_process import PATIENCE_S
 from support.waiting import until
-from towpath.deploy import java
 from towpath.deploy.jars import store
+from towpath.deploy.local import spark
+from towpath.deploy.local.part import StateFolder
 from towpath.sinks import submit
 
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -33,12 +33,7 @@ class SparkCluster:
         self._running: list[subprocess.Popen[bytes]] = []
         self.environment = {
             **os.environ,  # noqa: TID251 - processes of their own
-            "JAVA_HOME": str(java.spark_home(folder / "java")),
-            "SPARK_HOME": str(SPARK_HOME),
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": _QUICK,
-            "PYSPARK_PYTHON": sys.executable,
+            **spark.environment(StateFolder(folder)),
         }
         self.master_process = self._start(
             "master", f"{_DEPLOY}.master.Master", "--port", "0"

@@ -4,8 +4,7 @@ import signal
 
 import pytest
 
-from support.driver_process import POISON, Feed, Place, stored_rows
-from towpath.sinks.kinds import reader_of
+from support.driver_process import POISON, Feed, Place
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -71,12 +70,6 @@ class Shop(Place):
         """Wait until all sinks have applied all there is."""
         for name in ALL:
             self.wait_applied(name)
-
-    def contents(self, name):
-        """Read a sink: position and fields of live rows, position of the others."""
-        sink = self.settings.sink_named(name)
-        reader = reader_of(sink, self.settings)
-        return stored_rows(self.stored(sink.route[0].name, reader))
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from support.driver_process import Feed, Place, stored_rows
-from towpath.sinks.kinds import reader_of
+from support.driver_process import Feed, Place
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -44,12 +43,6 @@ class Shop(Place):
     def batches(self):
         """Return the number of batches that each sink has written."""
         return [self.progress(name).batches for name in SINKS]
-
-    def contents(self, name):
-        """Read a sink: position and fields of live rows, position of the others."""
-        sink = self.settings.sink_named(name)
-        reader = reader_of(sink, self.settings)
-        return stored_rows(self.stored(sink.route[0].name, reader))
 
 
 @pytest.fixture

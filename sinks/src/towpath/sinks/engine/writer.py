@@ -76,7 +76,7 @@ class SinkWriter:
                 return self._writer.write(rows.table, batch_id)
             while True:
                 incomplete_routes = self._context.refetches.incomplete_routes()
-                outcome = self._apply(rows, batch_id, executors)
+                outcome = self._apply(rows, batch_id, executors, incomplete_routes)
                 found = self._context.refetches.incomplete_routes() - incomplete_routes
                 if not found:
                     return self._finish(outcome, batch_id)
@@ -98,12 +98,15 @@ class SinkWriter:
         return rows.most < LEAST_RECORDS or isinstance(self._sink, KeepsEventOrder)
 
     def _apply(
-        self, rows: BatchRows, batch_id: int, executors: Executors | None
+        self,
+        rows: BatchRows,
+        batch_id: int,
+        executors: Executors | None,
+        incomplete_routes: frozenset[str],
     ) -> SliceOutcome:
         """Apply the slices of a batch; what they wrote is durable."""
         context = self._context
         blocked_keys = context.blocked_keys()
-        incomplete_routes = context.refetches.incomplete_routes()
         if executors is None:
             slice_context = SliceContext(
                 *(self._writer.routes, self._sink, blocked_keys, incomplete_routes),

@@ -222,10 +222,7 @@ class CatchUp:
             **{f"{name}_{RATE}": rounded(rate) for name, rate in rates.items()},
             **{f"{s}_ratio_to_{o}": rounded(self.ratio(s)) for s, o in BESIDE.items()},
             "memory_bytes": max((one for one in held if one), default=None),
-            "systems": {
-                name: {figure: round(value, ROUND) for figure, value in one.items()}
-                for name, one in self.systems.items()
-            },
+            "systems": _rounded(self.systems),
         }
 
 
@@ -263,10 +260,7 @@ class Cluster:
             "rows": self.rows,
             **{f"{s}_cpu_ratio": rounded(self.cpu_ratio(s)) for s in self.sinks},
             **{f"{s}_speed_up": rounded(self.speed_up(s)) for s in self.sinks},
-            "systems": {
-                name: {figure: round(value, ROUND) for figure, value in one.items()}
-                for name, one in self.systems.items()
-            },
+            "systems": _rounded(self.systems),
         }
 
     def _ratio(self, sink: str, ours: str, theirs: str, figure: str) -> float | None:
@@ -276,6 +270,14 @@ class Cluster:
 
 
 SinkCase = Checkout | CatchUp | Cluster
+
+
+def _rounded(systems: Mapping[str, Figures]) -> dict[str, dict[str, float]]:
+    """Return the figures of each system as results show them."""
+    return {
+        name: {figure: round(value, ROUND) for figure, value in one.items()}
+        for name, one in systems.items()
+    }
 
 
 def _asked(rate: Rate) -> float:

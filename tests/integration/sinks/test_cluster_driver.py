@@ -8,10 +8,9 @@ from support.driver_process import POISON, Feed, Place
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
 
-SERVING = ("cache", "search")
-ALL = (*SERVING, "warehouse")
+ALL = ("cache", "search", "warehouse")
 
-# Many batches of the serving sinks are large enough for the executors.
+# Many batches are large enough for the executors.
 SPREAD = {
     "max_batch_records": 1500,
     "write_from": "executors",
@@ -56,8 +55,8 @@ class Shop(Place):
             self._sink(
                 *("warehouse", stack.dsn("warehouse")),
                 trigger_ms=2000,
-                max_batch_records=5000,
                 folder=str(folder / "lake"),
+                **SPREAD,
             ),
         )
         self.feed = Repeated(self)
@@ -91,7 +90,7 @@ def test_a_submitted_driver_survives_a_worker_and_ends_equal(cluster, shop):
     shop.feed.work(2500, keys=200, seed=8)
     spread = "writes large batches by the executors"
     cluster.wait_for(
-        lambda: cluster.log("driver").count(spread) == len(SERVING), submitted
+        lambda: cluster.log("driver").count(spread) == len(ALL), submitted
     )
     cluster.kill(cluster.workers[0])
     # No other record has its key.

@@ -14,7 +14,12 @@ from towpath.settings import Sink as SinkSettings
 from towpath.settings import WriteFrom
 from towpath.sinks.apply import task as tasks
 from towpath.sinks.apply.batch import BatchWriter
-from towpath.sinks.apply.task import AbandonedTasks, PartitionTask, run_task
+from towpath.sinks.apply.task import (
+    AbandonedTasks,
+    Opening,
+    PartitionTask,
+    run_task,
+)
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import DeadLetter, ParkedKey
 from towpath.sinks.engine import executors
@@ -356,11 +361,12 @@ def test_a_failed_task_leaves_its_own_records_only(bench):
     assert {"7", "8"} == bench.here.rows["orders"].keys()
 
 
-def task_sent(bench, ago_s):
-    """Make a task that the driver has sent some seconds ago."""
-    sent_at_s = SystemClock().now().timestamp() - ago_s
-    parts = (SINK, bench.make, "a", frozenset(), frozenset(), 0)
-    return PartitionTask(*parts, sent_at_s)
+TASK = PartitionTask(SINK, frozenset(), frozenset(), 0)
+
+
+def opening(bench, ago_s):
+    """Describe the sink of a task that the driver has sent some seconds ago."""
+    return Opening("a", bench.make, SystemClock().now().timestamp() - ago_s)
 
 
 @pytest.mark.parametrize(("ago_s", "rows"), [(60.0, 1), (121.0, 0)])
@@ -368,7 +374,8 @@ def test_the_time_of_a_task_begins_when_it_is_sent(bench, ago_s, rows):
     """
     A suspended executor that goes on later begins no call.
     """
-    result = run_task(task_sent(bench, ago_s), table(row(1, "c")).to_batches())
+    records = table(row(1, "c")).to_batches()
+    result = run_task(TASK, opening(bench, ago_s), records)
 
     assert (rows, not rows) == (result.outcome.rows, result.is_unavailable)
     assert bool(rows) == ("orders" in bench.here.rows)
@@ -378,9 +385,8 @@ def test_a_task_without_changes_writes_nothing(bench):
     """
     A barrier is no change, and does not count as skipped.
     """
-    task = task_sent(bench, 0.0)
     barrier = (TOPIC, 0, 1, b"{}", None, [(names.BARRIER, b"1")])
-    result = run_task(task, table(barrier).to_batches())
+    result = run_task(TASK, opening(bench, 0.0), table(barrier).to_batches())
 
     assert (1, 0, 0, 0, "") == (
         *(result.outcome.records, result.outcome.rows, result.outcome.skipped),

@@ -311,9 +311,8 @@ _MANY_RECORDS: Final[Mapping[str, int]] = {
     SinkKind.CACHE: 100_000,
     SinkKind.WAREHOUSE: 200_000,
 }
-# Webhooks of one key are sent in order across batches, and the statements of a
-# warehouse run on the executors anyway.
-_SPREAD: Final = frozenset({SinkKind.CACHE, SinkKind.SEARCH})
+# Webhooks of one key are sent in order across batches.
+_SPREAD: Final = frozenset(SinkKind) - {SinkKind.WEBHOOK}
 
 
 class Sink(Section):

@@ -254,7 +254,9 @@ class Kind:
             sentence that begins with the name; empty if it can.
         spread: Makes the sink on an executor. There it writes a slice of a batch: each
             key once, beside other executors, and perhaps once more after a failure.
-            ``None``: it is written from the driver only.
+            ``None``: it is not written by tasks.
+        is_engine_written: Whether the engine writes its large batches, after tasks have
+            encoded them (``EngineWritten``).
         pipelined_records: The number of records whose changes the sink gets in one
             call, if its target works while the next ones are decoded. A batch is
             flushed at its end only, so such a sink refuses no whole row: later changes
@@ -273,8 +275,14 @@ class Kind:
     rights: Callable[[SinkSettings, str], Iterable[str]] | None = None
     unfit_name: UnfitName = any_name
     spread: Callable[[SinkSettings, ExecutorParts], Sink] | None = None
+    is_engine_written: bool = False
     pipelined_records: int | None = None
     has_types: bool = False
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether tasks on executors can take part in writing it."""
+        return self.spread is not None or self.is_engine_written
 
 
 _BUILT_IN: Final = {
@@ -329,7 +337,7 @@ def _mistakes(sink: SinkSettings) -> Iterator[str]:
                 f"sink.{sink.name}.route.{route.name}.kind: the kind {sink.kind} "
                 f"does not write a route of the kind {route.kind}"
             )
-    if sink.write_from is WriteFrom.EXECUTORS and kind.spread is None:
+    if sink.write_from is WriteFrom.EXECUTORS and not kind.has_tasks:
         yield (
             f"sink.{sink.name}.write_from: the kind {sink.kind} is written from the "
             "driver only"

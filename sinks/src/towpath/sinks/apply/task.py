@@ -17,8 +17,8 @@ time limit, and no floor is applied until both have passed since a task was give
 been suspended before the task, or while it read.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -37,7 +37,7 @@ from towpath.sinks.errors import (
     TasksAbandonedError,
 )
 from towpath.sinks.kinds import kind_of
-from towpath.sinks.ports import Sink
+from towpath.sinks.ports import EncodedRows, RowEncoder, Sink
 
 # Ten times what a large batch takes.
 WRITES_WITHIN_S: Final = 120.0
@@ -86,20 +86,28 @@ class PartitionTask:
 
     Attributes:
         sink: The sink, as it is configured.
-        make: Makes the sink on an executor.
-        opening: Identifies the opening of the sink to write with: a sink opened earlier
-            does not know the floors applied since.
         blocked_keys: Keys that only the driver may write.
         incomplete_routes: Routes of which only the driver may write partial changes.
-        sent_at_s: When the driver sent it, in seconds of the epoch.
     """
 
     sink: SinkSettings
-    make: Callable[[], Sink]
-    opening: str
     blocked_keys: frozenset[ParkedKey]
     incomplete_routes: frozenset[str]
     batch_id: int
+
+
+class Opening(NamedTuple):
+    """
+    The opening of the sink that a task writes.
+
+    Attributes:
+        id: Identifies it: a sink opened earlier does not know the floors applied since.
+        make: Makes the sink on an executor.
+        sent_at_s: When the driver sent the task, in seconds of the epoch.
+    """
+
+    id: str
+    make: Callable[[], Sink]
     sent_at_s: float
 
 
@@ -132,28 +140,64 @@ class _OpenSink(NamedTuple):
 _open_sinks: Final[dict[str, _OpenSink]] = {}
 
 
-def run_task(task: PartitionTask, records: Iterable[pa.RecordBatch]) -> TaskResult:
-    """Write the records of one partition; a failure is part of the result."""
-    tables = [pa.Table.from_batches([one]).cast(RECORDS) for one in records]
+def run_task(
+    task: PartitionTask, opening: Opening, records: Iterable[pa.RecordBatch]
+) -> TaskResult:
+    """
+    Write the records of one partition; a failure is part of the result.
+
+    Args:
+        task: The parameters.
+        opening: The sink; it is opened if it is not open in this process.
+        records: The records.
+    """
+    tables = _tables(records)
     clock = SystemClock()
-    age_s = clock.now().timestamp() - task.sent_at_s
+    age_s = clock.now().timestamp() - opening.sent_at_s
     expiry = Deadline(clock, WRITES_WITHIN_S - age_s)
     try:
-        context = SliceContext(
-            Routes(task.sink),
-            _opened(task),
-            task.blocked_keys,
-            task.incomplete_routes,
-            task.batch_id,
-            clock,
-            kind_of(task.sink).pipelined_records,
-            expiry,
-        )
+        context = replace(_context(task, _opened(task, opening)), expiry=expiry)
         return TaskResult(apply_slice(context, tables))
     except Exception as error:  # noqa: BLE001 - see above
         close_sink(task.sink.name)
         left = pa.concat_tables(tables) if tables else RECORDS.empty_table()
         return _failed(error, SliceOutcome(len(left), left))
+
+
+def encode_slice(
+    task: PartitionTask,
+    make: Callable[[], RowEncoder],
+    records: Iterable[pa.RecordBatch],
+) -> tuple[SliceOutcome, Sequence[EncodedRows]]:
+    """
+    Encode the records of one partition for the engine.
+
+    The engine may run it again, when it has lost the rows: a failure fails the task, so
+    that no rows of a batch are missing.
+    """
+    encoder = make()
+    encoder.open()
+    try:
+        outcome = apply_slice(_context(task, encoder), _tables(records))
+        return outcome, encoder.encoded()
+    finally:
+        encoder.close()
+
+
+def _tables(records: Iterable[pa.RecordBatch]) -> list[pa.Table]:
+    return [pa.Table.from_batches([one]).cast(RECORDS) for one in records]
+
+
+def _context(task: PartitionTask, sink: Sink) -> SliceContext:
+    return SliceContext(
+        Routes(task.sink),
+        sink,
+        task.blocked_keys,
+        task.incomplete_routes,
+        task.batch_id,
+        SystemClock(),
+        kind_of(task.sink).pipelined_records,
+    )
 
 
 def close_sink(name: str) -> None:
@@ -163,16 +207,16 @@ def close_sink(name: str) -> None:
         kept.sink.close()
 
 
-def _opened(task: PartitionTask) -> Sink:
-    """Return the sink of the task's opening, and open it if need be."""
+def _opened(task: PartitionTask, opening: Opening) -> Sink:
+    """Return the sink of an opening, and open it if need be."""
     name = task.sink.name
     kept = _open_sinks.get(name)
-    if kept is not None and kept.opening == task.opening:
+    if kept is not None and kept.opening == opening.id:
         return kept.sink
     close_sink(name)
-    sink = task.make()
+    sink = opening.make()
     # Stored before it is opened, so that a failing ``open`` closes it.
-    _open_sinks[name] = _OpenSink(task.opening, sink)
+    _open_sinks[name] = _OpenSink(opening.id, sink)
     sink.open()
     return sink
 

@@ -5,6 +5,10 @@ Kafka's source makes a task of the engine for each partition of a topic, and the
 stays there: nothing is shuffled. A task returns counts and the records that only the
 driver may write.
 
+The tasks of a target that the engine writes encode their rows. These stay in the
+engine, which runs a task again if it has lost its rows, and the sink's statements read
+them there: no row comes to the driver.
+
 An executor makes its sink from an ``ExecutorSpec`` alone: it has no configuration and
 no state folder. It reads the tables' shapes from Kafka, over one connection for all
 sinks.
@@ -20,9 +24,10 @@ from typing import Final
 import pyarrow as pa
 import structlog
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # has no stubs
-from pyspark import TaskContext
+from pyspark import StorageLevel, TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
+from pyspark.sql.functions import col
 
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
@@ -31,8 +36,10 @@ from towpath.settings import Sink as SinkSettings
 from towpath.sinks.apply.slice import SliceOutcome, total
 from towpath.sinks.apply.task import (
     AbandonedTasks,
+    Opening,
     PartitionTask,
     TaskResult,
+    encode_slice,
     run_task,
 )
 from towpath.sinks.dead_letters.entries import ParkedKey
@@ -44,7 +51,7 @@ from towpath.sinks.errors import (
 )
 from towpath.sinks.kafka.client import KafkaRelations
 from towpath.sinks.kinds import ExecutorParts, RoutedRelations, kind_of
-from towpath.sinks.ports import Sink
+from towpath.sinks.ports import EncodedSummary, EngineWritten, RowEncoder, Sink
 
 # Blocked keys are sent with every task. With more, the driver writes the batch.
 MAX_BLOCKED_KEYS: Final = 1000
@@ -52,6 +59,13 @@ MAX_BLOCKED_KEYS: Final = 1000
 # The column of the tasks' results, each pickled: counts, and tables of records.
 _RESULT: Final = "result"
 _SCHEMA: Final = f"{_RESULT} binary"
+
+# The columns of encoded rows: each row has the result of a task, or a statement's rows
+# as an Arrow stream.
+_STATEMENT: Final = "statement"
+_ROWS: Final = "rows"
+_ENCODED: Final = f"{_RESULT} binary, {_STATEMENT} string, {_ROWS} binary"
+_IPC: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 _log = structlog.get_logger("towpath.sinks")
 
@@ -79,7 +93,7 @@ class Executors:
         self._run = uuid.uuid4().hex
         # The smallest batch that executors write; a smaller one costs less than a task.
         self.least_records = sink.spread_from_records
-        self._has_written = False
+        self._first = _FirstBatch(sink.name)
 
     def apply(
         self,
@@ -103,35 +117,160 @@ class Executors:
         Raises:
             UnavailableError: A target or an executor does not answer.
         """
-        task = PartitionTask(
-            sink=self._sink,
-            make=self._make,
-            opening=f"{self._run} {floors_epoch}",
-            blocked_keys=blocked_keys,
-            incomplete_routes=incomplete_routes,
-            batch_id=batch_id,
-            sent_at_s=SystemClock().now().timestamp(),
+        task = PartitionTask(*(self._sink, blocked_keys, incomplete_routes, batch_id))
+        opening = Opening(
+            f"{self._run} {floors_epoch}", self._make, SystemClock().now().timestamp()
         )
         try:
-            results = _results(frame, task)
+            results = _results(frame, task, opening)
         except ExecutorsFailedError:
             self._abandoned.add()
             raise
         if any(result.is_repeated for result in results):
             self._abandoned.add()
         outcome = _outcome(self._sink.name, results)
-        if not self._has_written:
-            self._has_written = True
-            _log.info(
-                "sink writes large batches by the executors", sink=self._sink.name
-            )
+        self._first.log()
         return outcome
 
 
-def _results(frame: DataFrame, task: PartitionTask) -> list[TaskResult]:
+class EncodingExecutors:
+    """The executors, as far as the engine writes one sink by them."""
+
+    def __init__(self, settings: SinkSettings, sink: EngineWritten) -> None:
+        """
+        Store the parameters.
+
+        Args:
+            settings: The sink, as it is configured.
+            sink: The open sink; its statements run on the executors.
+        """
+        self._settings = settings
+        self._sink = sink
+        self.least_records = settings.spread_from_records
+        self._first = _FirstBatch(settings.name)
+
+    def apply(
+        self,
+        frame: DataFrame,
+        batch_id: int,
+        blocked_keys: frozenset[ParkedKey],
+        incomplete_routes: frozenset[str],
+        _floors_epoch: int,
+    ) -> SliceOutcome:
+        """
+        Encode all slices of a batch and have the engine write them.
+
+        The sink counts what it writes. The parameters are those of ``Executors``.
+
+        Raises:
+            BatchRefusedError: The target refuses a row.
+            UnavailableError: The target or an executor does not answer.
+        """
+        task = PartitionTask(
+            *(self._settings, blocked_keys, incomplete_routes, batch_id)
+        )
+        encoded = _encoded(frame, task, self._sink.make_encoder())
+        encoded.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            outcomes, summaries = _outcomes(encoded)
+            self._sink.write_encoded(_FrameRows(encoded, summaries))
+        finally:
+            encoded.unpersist()
+        self._first.log()
+        return total(outcomes)
+
+
+class _FirstBatch:
+    """Logs once that the executors write a sink."""
+
+    def __init__(self, sink: str) -> None:
+        self._sink = sink
+        self._is_logged = False
+
+    def log(self) -> None:
+        if not self._is_logged:
+            self._is_logged = True
+            _log.info("sink writes large batches by the executors", sink=self._sink)
+
+
+def _encoded(
+    frame: DataFrame, task: PartitionTask, make: Callable[[], RowEncoder]
+) -> DataFrame:
+    """Return the outcomes of the slices, and the rows that they encode."""
+
     def run(records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tune_interpreter()
-        result = run_task(task, records)._replace(is_repeated=_is_repeated())
+        outcome, encoded = encode_slice(task, make, records)
+        summaries = [one.summary for one in encoded]
+        yield _encoded_row(result=pickle.dumps((outcome, summaries)))
+        for one in encoded:
+            for batch in one.rows.to_batches():
+                yield _encoded_row(statement=one.summary.statement, rows=_to_ipc(batch))
+
+    return frame.mapInArrow(run, _ENCODED)
+
+
+def _encoded_row(
+    result: bytes | None = None, statement: str | None = None, rows: bytes | None = None
+) -> pa.RecordBatch:
+    return pa.record_batch(
+        {
+            _RESULT: pa.array([result], pa.binary()),
+            _STATEMENT: pa.array([statement], pa.string()),
+            _ROWS: pa.array([rows], pa.binary()),
+        }
+    )
+
+
+def _to_ipc(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=_IPC) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def _outcomes(
+    encoded: DataFrame,
+) -> tuple[list[SliceOutcome], list[EncodedSummary]]:
+    """Run the tasks; return their outcomes, and what they have encoded."""
+    try:
+        results = encoded.where(f"{_RESULT} IS NOT NULL").select(_RESULT).toArrow()
+    except (PySparkException, Py4JError) as error:
+        message = f"the executors could not encode the batch: {first_line(error)}"
+        raise ExecutorsFailedError(message) from error
+    # Our own tasks have pickled them.
+    pairs = [pickle.loads(one) for one in results.column(_RESULT).to_pylist()]  # noqa: S301
+    return [outcome for outcome, _ in pairs], [one for _, of in pairs for one in of]
+
+
+class _FrameRows:
+    """The encoded rows of a batch, in the engine."""
+
+    def __init__(self, encoded: DataFrame, summaries: Sequence[EncodedSummary]) -> None:
+        self.summaries = summaries
+        self._encoded = encoded
+
+    def register(self, statement: str, name: str, schema: pa.Schema) -> None:
+        def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for rows in batch.column(0):
+                    with pa.ipc.open_stream(rows.as_buffer()) as reader:
+                        yield from reader
+
+        session = self._encoded.sparkSession
+        of_rows = session.createDataFrame(schema.empty_table()).schema
+        of_statement = self._encoded.where(col(_STATEMENT) == statement)
+        rows = of_statement.select(_ROWS).mapInArrow(read, of_rows)
+        # The sink's statements run in another session than the batch.
+        rows.createOrReplaceGlobalTempView(name)
+
+
+def _results(
+    frame: DataFrame, task: PartitionTask, opening: Opening
+) -> list[TaskResult]:
+    def run(records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        tune_interpreter()
+        result = run_task(task, opening, records)._replace(is_repeated=_is_repeated())
         pickled = pickle.dumps(result)
         yield pa.record_batch({_RESULT: pa.array([pickled], pa.binary())})
 
@@ -208,7 +347,7 @@ class ExecutorSpec:
 def is_spread(sink: SinkSettings, master: str) -> bool:
     """Return whether the executors write the large batches of a sink."""
     if sink.write_from is WriteFrom.AUTO:
-        return not is_local(master) and kind_of(sink).spread is not None
+        return not is_local(master) and kind_of(sink).has_tasks
     return sink.write_from is WriteFrom.EXECUTORS
 
 

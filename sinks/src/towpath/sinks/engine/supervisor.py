@@ -55,17 +55,18 @@ from towpath.sinks.engine.column_changes import (
     NoAnnouncedShapes,
     ShapeCheckedWriter,
 )
-from towpath.sinks.engine.executors import Executors
+from towpath.sinks.engine.executors import EncodingExecutors, Executors
 from towpath.sinks.engine.monitor import Monitor
 from towpath.sinks.engine.query import BatchRows, QueryPlan, start_query
 from towpath.sinks.engine.recovery import Recovery
 from towpath.sinks.engine.report import Report
-from towpath.sinks.engine.writer import SinkWriter
+from towpath.sinks.engine.writer import AnyExecutors, SinkWriter
 from towpath.sinks.errors import PartitionsAddedError, TopicRemadeError
 from towpath.sinks.kafka.fetch import Batches
 from towpath.sinks.kinds import kind_of
 from towpath.sinks.ports import (
     Cluster,
+    EngineWritten,
     Repairs,
     Sink,
     SupportsUpkeep,
@@ -310,7 +311,8 @@ class Supervisor:
         )
         make = parts.on_executor(plan.sink) if parts.on_executor else None
         abandoned = None
-        if make is not None:
+        # Tasks of a target that the engine writes write nothing themselves.
+        if make is not None and not isinstance(sink, EngineWritten):
             is_first_run = not plan.checkpoint.exists()
             abandoned = AbandonedTasks(parts.clock, is_first_run=is_first_run)
         context = SinkContext(
@@ -323,8 +325,10 @@ class Supervisor:
         )
         requests.restore(open_letters)
         recovery = Recovery(plan, parts.cluster, repairs, parts.clock)
-        executors = None
-        if make is not None and abandoned is not None:
+        executors: AnyExecutors | None = None
+        if make is not None and isinstance(sink, EngineWritten):
+            executors = EncodingExecutors(plan.sink, sink)
+        elif make is not None and abandoned is not None:
             executors = Executors(plan.sink, make, abandoned)
         pipelined_records = kind_of(plan.sink).pipelined_records
         writing = SinkWriter(writer, sink, context, executors, pipelined_records)

@@ -17,7 +17,7 @@ so that its witness does, too.
 """
 
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeAlias
 
 import structlog
 
@@ -28,9 +28,16 @@ from towpath.sinks.apply.slice import (
     SliceOutcome,
     apply_slice,
 )
-from towpath.sinks.engine.executors import MAX_BLOCKED_KEYS, Executors
+from towpath.sinks.engine.executors import (
+    MAX_BLOCKED_KEYS,
+    EncodingExecutors,
+    Executors,
+)
 from towpath.sinks.engine.query import BatchRows
+from towpath.sinks.errors import BatchRefusedError
 from towpath.sinks.ports import Batch, KeepsEventOrder, Sink
+
+AnyExecutors: TypeAlias = Executors | EncodingExecutors
 
 _log: Final = structlog.get_logger("towpath.sinks")
 
@@ -43,7 +50,7 @@ class SinkWriter:
         writer: BatchWriter,
         sink: Sink,
         context: SinkContext,
-        executors: Executors | None = None,
+        executors: AnyExecutors | None = None,
         pipelined_records: int | None = None,
     ) -> None:
         """
@@ -86,7 +93,7 @@ class SinkWriter:
                     routes=sorted(found),
                 )
 
-    def _executors_for(self, rows: BatchRows) -> Executors | None:
+    def _executors_for(self, rows: BatchRows) -> AnyExecutors | None:
         """Return the executors, if they are to write a batch."""
         executors = self._executors
         keys = len(self._context.parked) + len(self._context.refetches)
@@ -101,7 +108,7 @@ class SinkWriter:
         self,
         rows: BatchRows,
         batch_id: int,
-        executors: Executors | None,
+        executors: AnyExecutors | None,
         incomplete_routes: frozenset[str],
     ) -> SliceOutcome:
         """Apply the slices of a batch; what they wrote is durable."""
@@ -114,12 +121,22 @@ class SinkWriter:
             )
             return apply_slice(slice_context, rows.slices())
         self._sink.apply(Batch(batch_id))
-        outcome = executors.apply(
-            *(rows.frame, batch_id, blocked_keys, incomplete_routes),
-            self._writer.floors_epoch,
+        try:
+            outcome = executors.apply(
+                *(rows.frame, batch_id, blocked_keys, incomplete_routes),
+                self._writer.floors_epoch,
+            )
+        except BatchRefusedError as error:
+            _log.warning(
+                "batch refused by the target: the driver finds the row", why=str(error)
+            )
+            return self._apply(rows, batch_id, None, incomplete_routes)
+        # Of a target that the engine writes, the driver's sink has the counts.
+        checkpoint = self._sink.flush()
+        return outcome._replace(
+            rows=outcome.rows + checkpoint.applied,
+            stale=outcome.stale + checkpoint.stale,
         )
-        self._sink.flush()
-        return outcome
 
     def _finish(self, outcome: SliceOutcome, batch_id: int) -> BatchResult:
         """Write what the slices have left, and purge what is safe after them."""

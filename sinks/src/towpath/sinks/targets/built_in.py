@@ -158,6 +158,7 @@ WAREHOUSE = Kind(
     read=_warehouse_reader,
     erase=_erase_warehouse,
     engine=_warehouse_engine,
+    is_engine_written=True,
     memory="2g",
     has_types=True,
     routes=frozenset({RouteKind.TABLE, RouteKind.EVENT_LOG}),

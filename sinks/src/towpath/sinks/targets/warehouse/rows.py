@@ -13,10 +13,10 @@ is left to it, so that this handling exists only once.
 
 import base64
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -40,6 +40,11 @@ from towpath.sinks.targets.warehouse.schema import (
     LakeColumn,
     LakeTable,
 )
+
+# The column of an event log that limits the search for repeated events.
+EVENT_TIME: Final = "occurred_at"
+
+_T = TypeVar("_T", Change, EventRow)
 
 # The errors of Arrow and of the conversions below for a value that does not fit.
 _MISFIT = (ValueError, TypeError, OverflowError)
@@ -70,6 +75,24 @@ class EncodedEvents(NamedTuple):
     rows: pa.Table
     occurred_between: tuple[str, str] | None
     untimed: int
+
+
+def by_route(items: Iterable[_T]) -> list[tuple[str, list[_T]]]:
+    """Group changes or events by their route, in their order."""
+    grouped: dict[str, list[_T]] = defaultdict(list)
+    for item in items:
+        grouped[item.route].append(item)
+    return list(grouped.items())
+
+
+def unknown_columns(table: LakeTable, changes: Iterable[Change]) -> set[str]:
+    """Return the columns of rows that the table's source does not have now."""
+    known = frozenset(column.name for column in table.columns)
+    unknown: set[str] = set()
+    for change in changes:
+        if change.row is not None and not known.issuperset(change.row):
+            unknown |= change.row.keys() - known
+    return unknown
 
 
 def encode_changes(
@@ -111,15 +134,20 @@ def encode_events(table: LakeTable, events: Sequence[EventRow]) -> EncodedEvents
     times, untimed = _times(events)
     arrays = [
         times
-        if column.name == "occurred_at"
+        if column.name == EVENT_TIME
         else pa.array([getattr(e, column.name) for e in events], pa.string())
         for column in table.columns
     ]
     rows = pa.table(arrays, schema=table.schema)
-    if untimed or not events:
-        return EncodedEvents(rows, None, untimed)
-    texts = times.cast(pa.string()).to_pylist()
-    return EncodedEvents(rows, (min(texts), max(texts)), 0)
+    return EncodedEvents(rows, None if untimed else time_span(rows), untimed)
+
+
+def time_span(rows: pa.Table) -> tuple[str, str] | None:
+    """Return the span of the times of events, if there are events."""
+    if not rows.num_rows:
+        return None
+    texts = rows.column(EVENT_TIME).cast(pa.string()).to_pylist()
+    return min(texts), max(texts)
 
 
 def _times(events: Sequence[EventRow]) -> tuple[pa.Array, int]:

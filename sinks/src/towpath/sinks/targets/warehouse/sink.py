@@ -4,15 +4,18 @@ A sink that writes rows and events into the warehouse: a commit per table and ba
 Rows that come as columns are collected and committed together, before other changes
 and by ``flush``; other changes are committed when ``apply`` returns. ``flush`` runs
 upkeep, too, because there is one writer.
+
+On a cluster the rows of a large batch do not come to this process: tasks encode them
+(``encode``), and the engine merges what they have encoded.
 """
 
 import uuid
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,10 +31,24 @@ from towpath.sinks.errors import (
     TargetUnavailableError,
 )
 from towpath.sinks.key_text import key_parts
-from towpath.sinks.ports import Batch, Checkpoint, RelationSource, Repairs
+from towpath.sinks.ports import (
+    Batch,
+    Checkpoint,
+    EncodedSummary,
+    EngineRows,
+    RelationSource,
+    Repairs,
+    RowEncoder,
+)
 from towpath.sinks.tally import Floors, Tally
 from towpath.sinks.targets.warehouse import rows, statements
 from towpath.sinks.targets.warehouse.ddl import floor_property
+from towpath.sinks.targets.warehouse.encode import (
+    LOG_POSITION,
+    Form,
+    WarehouseEncoder,
+    joined_span,
+)
 from towpath.sinks.targets.warehouse.opening import UNFIT, TableLosses, TableRegistry
 from towpath.sinks.targets.warehouse.schema import POSITION, LakeTable, lake_name
 from towpath.sinks.targets.warehouse.upkeep import TableUpkeep
@@ -45,8 +62,6 @@ from towpath.sinks.targets.warehouse.write import (
 )
 
 _log = structlog.get_logger("towpath.sinks.warehouse")
-
-_T = TypeVar("_T", Change, EventRow)
 
 
 class WarehouseSink:
@@ -74,6 +89,9 @@ class WarehouseSink:
             known: The file of the known tables, in the sink's folder.
         """
         self._kinds = {route.name: route.kind for route in sink.route}
+        self._logs = frozenset(
+            name for name, kind in self._kinds.items() if kind is RouteKind.EVENT_LOG
+        )
         session = self._session = engines.session
         # Each process has its own branch: a process that is presumed dead must not
         # write to another's.
@@ -117,9 +135,9 @@ class WarehouseSink:
             self._fitting_table(name)
         for name, floor in self._floors.due(batch.floors):
             self._sweep(name, floor)
-        for name, changes in _by_route(self._floors.above(batch.changes, tally)):
+        for name, changes in rows.by_route(self._floors.above(batch.changes, tally)):
             self._upsert(name, changes, tally)
-        for name, events in _by_route(batch.events):
+        for name, events in rows.by_route(batch.events):
             self._append(name, events, tally)
         if batch.safe is not None:
             self._upkeep.raise_safe_position(batch.safe)
@@ -152,6 +170,54 @@ class WarehouseSink:
             self._tally.applied += applied
             self._tally.stale += len(collected) - applied
 
+    def make_encoder(self) -> Callable[[], RowEncoder]:
+        self._tables.drop_outdated(self._kinds)
+        tables: dict[str, LakeTable] = {}
+        for name in self._kinds:
+            # A source that is not announced has no records.
+            with suppress(ShapeUnknownError):
+                table = self._fitting_table(name)
+                if table is not None:
+                    tables[name] = table
+        return partial(WarehouseEncoder, tables, self._logs)
+
+    def write_encoded(self, encoded: EngineRows) -> None:
+        forms: dict[str, dict[Form, list[EncodedSummary]]] = defaultdict(dict)
+        records: Counter[str] = Counter()
+        for one in encoded.summaries:
+            form = Form.parse(one.statement)
+            forms[form.route].setdefault(form, []).append(one)
+            records[form.route] += one.records
+        for route, summaries in forms.items():
+            table = self._table(route)
+            merges = self._merges(encoded, table, summaries)
+            applied = self._writer.write_views(table.name, merges)
+            self._tally.applied += applied
+            self._tally.stale += records[route] - applied
+
+    def _merges(
+        self,
+        encoded: EngineRows,
+        table: LakeTable,
+        forms: Mapping[Form, Sequence[EncodedSummary]],
+    ) -> Iterator[str]:
+        """Yield a statement for each form of a table's rows; its view is registered."""
+        for form, summaries in forms.items():
+            of_form, view = form.table(table), f"towpath_{self._writer.branch}"
+            encoded.register(form.text, view, form.schema(table))
+            is_log = form.route in self._logs
+            newest = statements.Newest(
+                position=LOG_POSITION if is_log else POSITION,
+                is_folded=len(summaries) == 1,
+                floor=None if is_log else self._floors.of(form.route),
+            )
+            self._session.sql(statements.batch_view(of_form, BATCH, view, newest))
+            span = joined_span([one.span for one in summaries])
+            if is_log:
+                yield statements.insert_new(of_form, BATCH, span)
+            else:
+                yield statements.upsert(of_form, BATCH, form.kept(table), span)
+
     def erase(self, route: str, keys: Sequence[str]) -> None:
         table = self._fitting_table(route)
         if table is None:
@@ -182,7 +248,7 @@ class WarehouseSink:
     def _table(self, name: str) -> LakeTable:
         """Return a route's table; create and fit it the first time."""
         table, found = self._tables.open(name)
-        is_log = self._kinds[name] is RouteKind.EVENT_LOG
+        is_log = name in self._logs
         if found is not None:
             self._writer.open_table(table.name, is_new=found.is_new)
             self._upkeep.register(table.name, has_tombstones=not is_log)
@@ -216,7 +282,7 @@ class WarehouseSink:
         self, name: str, table: LakeTable, changes: Iterable[Change]
     ) -> tuple[LakeTable, frozenset[str]]:
         """Add the dropped columns that older records still have."""
-        unknown = _unknown_columns(table, changes)
+        unknown = rows.unknown_columns(table, changes)
         retained = tuple(c for c in table.retained if c.name in unknown)
         names = frozenset(column.name for column in retained)
         self._log_ignored_columns(name, unknown - names)
@@ -296,19 +362,3 @@ def _upsert_statement(
     table: LakeTable, kept_columns: frozenset[str], part: pa.Table
 ) -> str:
     return statements.upsert(table, BATCH, kept_columns, rows.key_span(table, part))
-
-
-def _by_route(items: Iterable[_T]) -> list[tuple[str, list[_T]]]:
-    grouped: dict[str, list[_T]] = defaultdict(list)
-    for item in items:
-        grouped[item.route].append(item)
-    return list(grouped.items())
-
-
-def _unknown_columns(table: LakeTable, changes: Iterable[Change]) -> set[str]:
-    known = frozenset(column.name for column in table.columns)
-    unknown: set[str] = set()
-    for change in changes:
-        if change.row is not None and not known.issuperset(change.row):
-            unknown |= change.row.keys() - known
-    return unknown

@@ -10,6 +10,7 @@ engine refuses it.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from towpath.sinks.targets.warehouse.client import CATALOG
 from towpath.sinks.targets.warehouse.schema import (
@@ -81,6 +82,46 @@ def insert_new(
         f"MERGE INTO {table.branch_sql} t USING {quoted(view)} s"
         f" ON {_same_key(table)}{span}\n{_insert(names)}"
     )
+
+
+class Newest(NamedTuple):
+    """
+    The rows that a batch keeps of those that tasks have encoded.
+
+    Attributes:
+        position: The column of their positions.
+        is_folded: Whether each key is there once.
+        floor: Rows below it are dropped.
+    """
+
+    position: str
+    is_folded: bool
+    floor: str | None
+
+
+def batch_view(table: LakeTable, view: str, encoded: str, newest: Newest) -> str:
+    """
+    Make a view of the newest row of each key.
+
+    Args:
+        table: The table of the rows.
+        view: The name of the view, which this session has.
+        encoded: The rows, a view of all sessions.
+        newest: The rows to keep.
+    """
+    source, position = f"global_temp.{quoted(encoded)}", quoted(newest.position)
+    conditions = []
+    if not newest.is_folded:
+        key = ", ".join(quoted(name) for name in table.key)
+        number = f"row_number() OVER (PARTITION BY {key} ORDER BY {position} DESC)"
+        number = f"{number} AS {quoted(ROW_NUMBER)}"
+        source = f"(SELECT *, {number} FROM {source})"  # noqa: S608 - quoted
+        conditions.append(f"{quoted(ROW_NUMBER)} = 1")
+    if newest.floor is not None:
+        conditions.append(f"{position} >= {literal(newest.floor)}")
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    select = f"SELECT * FROM {source}{where}"  # noqa: S608 - quoted
+    return f"CREATE OR REPLACE TEMPORARY VIEW {quoted(view)} AS {select}"
 
 
 def sweep(name: LakeName, floor: str) -> str:

@@ -21,7 +21,7 @@ A partial change whose row is absent or deleted is refused, and its row is refet
 Reading before writing is safe, because there is one writer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
@@ -202,20 +202,43 @@ class TableWriter:
             commit = self._appender.append(rows.table, rows.rows, state.commit)
         if commit is None:
             before, keys = self._confirm(name, state)
-            commit, written = self._merge(rows, before)
+            commit, written = self._merge(name, before, self._statements(rows))
         self._upkeep.record_commit(name, commit.summary)
         fits = keys is not None and new is not None and keys.learn(new)
         self._states[name] = _KnownTable(commit, keys if fits else None)
         return written
 
-    def _merge(self, rows: TableRows, before: Commit) -> tuple[Commit, int]:
+    def write_views(self, name: LakeName, merges: Iterable[str]) -> int:
+        """
+        Merge rows that the engine has; return how many were written.
+
+        Args:
+            name: The table.
+            merges: The guarded statements; when one is taken, its view is registered.
+        """
+        state = self._states.pop(name, None) or self._inspect(name)
+        before, _ = self._confirm(name, state)
+        commit, written = self._merge(name, before, merges)
+        self._upkeep.record_commit(name, commit.summary)
+        # Their keys are not learned: the rows never come to this process.
+        self._states[name] = _KnownTable(commit, None)
+        return written
+
+    def _statements(self, rows: TableRows) -> Iterator[str]:
+        """Yield statements of bounded size, each with its rows registered."""
+        for part in slices(rows.rows, self._options.statement_bytes):
+            self._session.register(BATCH, part)
+            yield rows.guarded(part)
+
+    def _merge(
+        self, name: LakeName, before: Commit, merges: Iterable[str]
+    ) -> tuple[Commit, int]:
         """Merge on top of a commit; return the new one and the count of rows."""
-        name, session = rows.table.name, self._session
+        session = self._session
         session.sql(branch_off(name, self.branch, before.snapshot_id))
         commit, written = before, 0
-        for part in slices(rows.rows, self._options.statement_bytes):
-            session.register(BATCH, part)
-            session.sql(rows.guarded(part))
+        for statement in merges:
+            session.sql(statement)
             after = newest(session, name, self.branch)
             if after is not None and after.snapshot_id != commit.snapshot_id:
                 commit, written = after, written + after.added_rows

@@ -1,0 +1,181 @@
+"""
+Encoding a slice for the warehouse in a task; the engine merges the rows later.
+
+The driver sends the tables with the task, fitted to their sources. Rows that fit them
+are encoded; every other change is refused, so that it is left to the driver, which has
+the target: partial changes, which may lack a row; values and columns that do not fit; a
+route whose table is held back.
+
+Nothing is written here, so a task may run any number of times, and a task that was
+given up cannot pass a floor. The driver drops rows below a floor before it merges.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from towpath.sinks.change import Change, EventRow, Refusal
+from towpath.sinks.changes.columns import Columns, newest_rows
+from towpath.sinks.ports import Batch, Checkpoint, EncodedRows, EncodedSummary
+from towpath.sinks.tally import Tally
+from towpath.sinks.targets.warehouse import rows
+from towpath.sinks.targets.warehouse.rows import by_route, key_span, unknown_columns
+from towpath.sinks.targets.warehouse.schema import KEPT, POSITION, LakeTable
+
+# The positions of an event log; a log has each event once, whatever its position.
+LOG_POSITION: Final = "position"
+_LEFT: Final = "only the driver can write it"
+
+
+class Form(NamedTuple):
+    """
+    A form of the rows of one table: a statement of its own.
+
+    Attributes:
+        route: The route.
+        has_retained: Whether rows have columns that the source has dropped.
+    """
+
+    route: str
+    has_retained: bool = False
+
+    @property
+    def text(self) -> str:
+        """The form as the name of a statement; a route's name has no space."""
+        return f"{self.route} retained" if self.has_retained else self.route
+
+    @classmethod
+    def parse(cls, text: str) -> "Form":
+        """Read the name of a statement."""
+        route, _, suffix = text.partition(" ")
+        return cls(route, bool(suffix))
+
+    def table(self, table: LakeTable) -> LakeTable:
+        """Return the table with the columns of the form."""
+        if not self.has_retained:
+            return table
+        return replace(table, columns=(*table.columns, *table.retained))
+
+    def schema(self, table: LakeTable) -> pa.Schema:
+        """Return the columns of the rows as Arrow."""
+        schema = self.table(table).schema
+        kept = pa.field(KEPT, pa.list_(pa.string()))
+        return schema.append(kept) if self.has_retained else schema
+
+    def kept(self, table: LakeTable) -> frozenset[str]:
+        """Return the columns that a row may leave as they are."""
+        if not self.has_retained:
+            return frozenset()
+        return frozenset(column.name for column in table.retained)
+
+
+_Span: TypeAlias = tuple[Any, Any] | None
+
+
+def joined_span(spans: Sequence[_Span]) -> _Span:
+    """Return the span that holds all spans; ``None`` if one of them is unknown."""
+    known = [span for span in spans if span is not None]
+    if not known or len(known) < len(spans):
+        return None
+    return min(least for least, _ in known), max(greatest for _, greatest in known)
+
+
+class WarehouseEncoder:
+    """Encodes the changes and events of a slice."""
+
+    def __init__(self, tables: Mapping[str, LakeTable], logs: frozenset[str]) -> None:
+        """
+        Store the parameters.
+
+        Args:
+            tables: The tables that fit their sources, by route.
+            logs: The routes of event logs.
+        """
+        self._tables = tables
+        self._logs = logs
+        self._encoded: dict[Form, list[pa.Table]] = defaultdict(list)
+        self._tally = Tally()
+
+    def open(self) -> None:
+        """There is no connection."""
+
+    def close(self) -> None:
+        """There is no connection."""
+
+    def apply(self, batch: Batch) -> None:
+        for route, changes in by_route(batch.changes):
+            self._encode_changes(route, changes)
+        for route, events in by_route(batch.events):
+            self._encode_events(route, events)
+
+    def apply_columns(self, columns: Columns) -> pa.Array | None:
+        table = self._tables.get(columns.route)
+        encoded = None if table is None else rows.encode_columns(table, columns)
+        if encoded is None:
+            return None
+        self._encoded[Form(columns.route)].append(encoded.rows)
+        return encoded.indices
+
+    def flush(self) -> Checkpoint:
+        return self._tally.take()
+
+    def encoded(self) -> Sequence[EncodedRows]:
+        return [
+            self._fold(form, pa.concat_tables(tables))
+            for form, tables in self._encoded.items()
+        ]
+
+    def _fold(self, form: Form, collected: pa.Table) -> EncodedRows:
+        table = self._tables[form.route]
+        is_log = form.route in self._logs
+        newest = newest_rows(collected, table.key, LOG_POSITION if is_log else POSITION)
+        span = rows.time_span(newest) if is_log else key_span(table, newest)
+        summary = EncodedSummary(form.text, len(collected), span)
+        return EncodedRows(summary, newest)
+
+    def _encode_changes(self, route: str, changes: Sequence[Change]) -> None:
+        table = self._tables.get(route)
+        by_form: dict[Form, list[Change]] = defaultdict(list)
+        for change in changes:
+            form = _form(route, table, change)
+            if table is None or form is None:
+                self._tally.refused.append(Refusal(change, _LEFT))
+            else:
+                by_form[form].append(change)
+        if table is None:
+            return
+        for form, of_form in by_form.items():
+            encoded = rows.encode_changes(form.table(table), of_form, form.kept(table))
+            self._tally.refused += encoded.refused
+            dropped = len(of_form) - len(encoded.changes) - len(encoded.refused)
+            self._tally.applied += dropped
+            self._encoded[form].append(encoded.rows)
+
+    def _encode_events(self, route: str, events: Sequence[EventRow]) -> None:
+        table = self._tables.get(route)
+        if table is None:
+            self._tally.refused_events |= {event.origin: _LEFT for event in events}
+            return
+        encoded = rows.encode_events(table, events)
+        # The driver counts and logs times that the table cannot have.
+        is_timed = encoded.rows.column(rows.EVENT_TIME).is_valid()
+        self._tally.refused_events |= {
+            event.origin: _LEFT
+            for event, timed in zip(events, is_timed.to_pylist(), strict=True)
+            if not timed
+        }
+        self._encoded[Form(route)].append(encoded.rows.filter(is_timed))
+
+
+def _form(route: str, table: LakeTable | None, change: Change) -> Form | None:
+    """Return the form of a change; ``None`` if it has none."""
+    if table is None or change.unchanged:
+        return None
+    unknown = unknown_columns(table, [change])
+    if not unknown:
+        return Form(route)
+    retained = {column.name for column in table.retained}
+    return Form(route, has_retained=True) if unknown <= retained else None

@@ -167,8 +167,9 @@ def lake(stack: LazyStack, tmp_path_factory) -> Iterator[tuple[Sink, SqlSession]
         folder=folder / "warehouse",
         route=(Route(topic="none", name="none.none"),),
     )
-    before = os.environ.get("JAVA_HOME")  # noqa: TID251 - a root
-    os.environ["JAVA_HOME"] = str(java.spark_home(folder / "java"))  # noqa: TID251
+    patch = pytest.MonkeyPatch()
+    patch.setenv("JAVA_HOME", str(java.spark_home(folder / "java")))
+    patch.setenv("PYSPARK_PYTHON", sys.executable)
     engine = session.Engine(
         name="towpath-tests",
         jars=(*store.of("spark").glob("*.jar"), object_store.connector()),
@@ -179,6 +180,4 @@ def lake(stack: LazyStack, tmp_path_factory) -> Iterator[tuple[Sink, SqlSession]
     spark = session.start_session(engine)
     yield sink, session.SparkSql(spark)
     spark.stop()
-    os.environ.pop("JAVA_HOME")  # noqa: TID251 - a root
-    if before is not None:
-        os.environ["JAVA_HOME"] = before  # noqa: TID251 - a root
+    patch.undo()

@@ -89,9 +89,7 @@ def test_a_submitted_driver_survives_a_worker_and_ends_equal(cluster, shop):
     cluster.wait_for(lambda: all(shop.progress(name).rows for name in ALL), submitted)
     shop.feed.work(2500, keys=200, seed=8)
     spread = "writes large batches by the executors"
-    cluster.wait_for(
-        lambda: cluster.log("driver").count(spread) == len(ALL), submitted
-    )
+    cluster.wait_for(lambda: cluster.log("driver").count(spread) == len(ALL), submitted)
     cluster.kill(cluster.workers[0])
     # No other record has its key.
     shop.feed.poison(1_000_000)

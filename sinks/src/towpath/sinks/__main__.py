@@ -211,7 +211,7 @@ def _parts(newest: _Newest, spark: SparkSession, monitor: Monitor) -> Supervisor
             relations=_routed(settings, sink),
             clock=clock,
             repairs=KafkaRepairs(newest(), sink),
-            sql=SparkSql(spark.newSession()),
+            sql=SparkSql.of_sink(spark),
         )
         return kind_of(sink).make(sink, parts)
 

@@ -213,6 +213,15 @@ class SparkSql:
     def __init__(self, session: SparkSession) -> None:
         self._session = session
 
+    @classmethod
+    def of_sink(cls, spark: SparkSession) -> "SparkSql":
+        """
+        Make the session of one sink.
+
+        Two warehouses of a driver give their views the same names at the same time.
+        """
+        return cls(spark.newSession())
+
     def sql(self, text: str) -> pa.Table:
         try:
             return self._session.sql(text).toArrow()

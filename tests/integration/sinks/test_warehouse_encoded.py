@@ -1,0 +1,221 @@
+"""A warehouse that the engine writes, after tasks have encoded the rows."""
+
+import random
+
+import orjson
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from support import kafka_rows
+from support.dead_letters import Letters, RecordedRepairs, context_of
+from support.warehouse_tables import Lake
+from towpath.schemas import headers as names
+from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.changes.relations import Column
+from towpath.sinks.changes.routing import Routes
+from towpath.sinks.engine.executors import EncodingExecutors
+from towpath.sinks.engine.query import BatchRows
+from towpath.sinks.engine.session import SparkSql
+from towpath.sinks.engine.writer import SinkWriter
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
+
+KEYS = range(1, 7)
+
+
+def record(number, operation, key=None, *, topic="t", unchanged=None, **after):
+    """Make a row of Kafka's columns; a key has one partition."""
+    headers = [("position", f"{number * 8:016x}.0000000000".encode())]
+    if unchanged:
+        headers.append(("unchanged", orjson.dumps(unchanged)))
+    image = None if operation in "dt" else {"id": key, **after}
+    value = orjson.dumps({"op": operation, "after": image})
+    partition = 0 if key is None else key % 2
+    key_bytes = None if key is None else orjson.dumps({"id": key})
+    return (topic, partition, number, key_bytes, value, headers)
+
+
+def event(number):
+    """Make an event of a topic that the log reads."""
+    texts = {
+        names.EVENT_ID: f"00000000-0000-0000-0000-{number:012}",
+        names.EVENT_TYPE: "OrderPlaced",
+        names.AGGREGATE_TYPE: "order",
+        names.OCCURRED_AT: f"2026-01-01T00:{number % 60:02}:00.000000Z",
+        names.POSITION: f"{number * 8:016x}.0000000000",
+    }
+    headers = [(name, text.encode()) for name, text in texts.items()]
+    return ("e.order", number % 2, number, b"%d" % number, b'{"n":1}', headers)
+
+
+class Warehouse:
+    """A table and a log, written by the driver or by the engine."""
+
+    def __init__(self, lake, *, by_engine):
+        self.lake = Lake(*lake)
+        self.lake.relations.columns = (Column("id", "bigint"), Column("note", "text"))
+        self.letters, self.repairs = Letters(), RecordedRepairs(can=True)
+        self._by_engine = by_engine
+        self._context = context_of(self.letters, repairs=self.repairs)
+        self.begin()
+
+    def begin(self):
+        """Open the sink, as a driver does."""
+        described = self.lake.described.model_copy(update={"spread_from_records": 1})
+        sink = self.lake.sink()
+        self._writer = BatchWriter(Routes(described), sink, self._context)
+        executors = EncodingExecutors(described, sink)
+        self._slices = SinkWriter(self._writer, sink, self._context, executors)
+
+    def write(self, records):
+        """Write a batch; return its result."""
+        rows = kafka_rows.table(*records)
+        if not self._by_engine:
+            return self._writer.write(rows, 1)
+        spark = SparkSession.getActiveSession()
+        frame = (
+            spark.createDataFrame(rows)
+            .repartition(3, "topic", "partition")
+            .sortWithinPartitions("topic", "partition", "offset")
+        )
+        return self._slices.write(BatchRows(frame, lambda: iter([rows]), len(rows)), 1)
+
+    def contents(self):
+        """Return position and row of each key, and each event."""
+        stored = {
+            key: (row.position, None if row.is_deleted else dict(row.fields))
+            for key, row in self.lake.rows().items()
+        }
+        events = self.lake.sql("SELECT id, position FROM {e}")
+        return stored, sorted((e["id"], e["position"]) for e in events)
+
+    def commits(self):
+        """Count the commits of the table that readers have seen."""
+        return len(self.lake.sql("SELECT * FROM {t}.history"))
+
+
+@pytest.fixture
+def make(lake):
+    """Return a function that makes warehouses."""
+    made = []
+
+    def of(*, by_engine=True):
+        made.append(Warehouse(lake, by_engine=by_engine))
+        return made[-1]
+
+    yield of
+    for one in made:
+        one.lake.reader.close()
+
+
+def history(chance, numbers, known):
+    """Make a batch: whole and partial rows, deletes, truncations, events."""
+    records = []
+    for number in numbers:
+        key = chance.choice(KEYS)
+        kind = chance.choice("cudp" if key in known else "cc")
+        known.add(key)
+        if chance.random() < 0.05:
+            known.clear()
+            records.append(record(number, "t"))
+        elif kind == "p":
+            records.append(record(number, "u", key, unchanged=["note"]))
+        elif kind == "d":
+            known.discard(key)
+            records.append(record(number, "d", key))
+        else:
+            records.append(record(number, kind, key, note=f"note {number}"))
+        if chance.random() < 0.3:
+            records.append(event(number))
+    return records
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_rows_of_the_engine_equal_those_of_the_driver(make, seed):
+    """
+    Partial changes, deletes, truncations, and a batch's end again with the next one.
+    """
+    chance, known = random.Random(seed), set()  # noqa: S311 - a history
+    by_driver, by_engine = (make(by_engine=way) for way in (False, True))
+    again = []
+    for number in range(3):
+        first = 1 + 100 * number
+        numbers = range(first, first + chance.randint(10, 60))
+        batch = again + history(chance, numbers, known)
+        again = batch[-5:]
+        for one in (by_driver, by_engine):
+            one.write(batch)
+
+    assert by_driver.contents() == by_engine.contents()
+    assert by_driver.repairs.keys == by_engine.repairs.keys
+
+
+def test_a_fill_is_one_commit_and_leaves_nothing_to_the_driver(make):
+    """
+    Rows of three tasks and two topics, some keys in two of them.
+    """
+    filled = make()
+    rows = [record(n, "c", n, note="new") for n in range(1, 400)]
+    older = [record(0, "r", n, topic="t", note="old") for n in range(1, 400)]
+    moved = [(r[0], 5, *r[2:]) for r in older]
+    before = filled.commits()
+    result = filled.write([*rows, *moved])
+    stored, _ = filled.contents()
+
+    assert (399, 399, 0, 798) == (
+        *(result.rows, result.stale, result.left, result.records),
+    )
+    assert {"new"} == {row["note"] for _, row in stored.values()}
+    # The empty commit on which the branch begins, and the rows.
+    assert before + 2 == filled.commits()
+
+
+def test_rows_with_a_dropped_column_keep_it(make):
+    """
+    Older records still have it; newer ones leave the stored value as it is.
+    """
+    filled = make()
+    filled.write([record(n, "c", n, note=f"note {n}") for n in (1, 2)])
+    filled.lake.relations.columns = (Column("id", "bigint"), Column("paid", "boolean"))
+    old = record(3, "c", 3, note="note 3")
+    new = [record(n + 3, "u", n, paid=True) for n in (1, 4)]
+    result = filled.write([old, *new])
+    found = filled.lake.sql("SELECT id, note, paid FROM {t} ORDER BY id")
+
+    assert (3, 0) == (result.rows, result.left)
+    assert [
+        {"id": 1, "note": "note 1", "paid": True},
+        {"id": 2, "note": "note 2", "paid": None},
+        {"id": 3, "note": "note 3", "paid": None},
+        {"id": 4, "note": None, "paid": True},
+    ] == found
+
+
+def test_a_value_that_does_not_fit_is_left_to_the_driver(make):
+    """
+    Its key becomes a dead letter; all other rows stay written.
+    """
+    filled = make()
+    filled.lake.relations.columns = (Column("id", "bigint"), Column("n", "bigint"))
+    filled.begin()
+    rows = [record(n, "c", n, n=n) for n in range(1, 50)]
+    result = filled.write([*rows, record(50, "u", 7, n="seven")])
+    stored, _ = filled.contents()
+
+    assert (1, 1, 2) == (result.dead_letters, result.parked, result.left)
+    assert {str(n) for n in range(1, 50)} - {"7"} == stored.keys()
+
+
+@pytest.mark.usefixtures("lake")
+def test_two_warehouses_of_a_driver_do_not_share_views():
+    """
+    They write at the same time, from batches with the same name.
+    """
+    spark = SparkSession.getActiveSession()
+    sessions = [SparkSql.of_sink(spark) for _ in range(2)]
+    for number, session in enumerate(sessions):
+        session.register("batch", pa.table({"number": [number]}))
+    found = [session.sql("SELECT number FROM batch") for session in sessions]
+
+    assert [[0], [1]] == [table.column("number").to_pylist() for table in found]

@@ -200,6 +200,22 @@ class Feed:
         note = old[2] if unchanged else row.get("note")
         self.rows[key] = (position, row["status"], note)
 
+    def truncate(self):
+        """Produce a truncation, in each partition as the relay does."""
+        self._producer.flush()
+        self._log_lsn += 8
+        position = f"{self._log_lsn:016x}.0000000000"
+        value = json.dumps({"before": None, "after": None, "op": "t"})
+        for partition in range(3):
+            self._producer.produce(
+                self._place.topic,
+                value,
+                partition=partition,
+                headers=[("position", position)],
+            )
+        self._producer.flush()
+        self.rows.clear()
+
     def poison(self, key=1):
         """Produce a record that is no change, and keep its origin."""
 

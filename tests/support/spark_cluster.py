@@ -22,6 +22,7 @@ SPARK_HOME = Path(pyspark.__file__).parent
 SUBMITTED = Path(submit.__file__).with_name("__main__.py")
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
 _DEPLOY = "org.apache.spark.deploy"
+_EXECUTOR = "CoarseGrainedExecutorBackend"
 _QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
 
 
@@ -45,12 +46,23 @@ class SparkCluster:
         for name in ("one", "two"):
             until(lambda name=name: text in self.log(name), f"worker {name} is there")
 
-    def submit(self, config: Path, driver: str) -> subprocess.Popen[bytes]:
-        """Run a driver of sinks by spark-submit; its log is ``driver``."""
+    def submit(
+        self, config: Path, driver: str, **further: str
+    ) -> subprocess.Popen[bytes]:
+        """
+        Run a driver of sinks by spark-submit; its log is ``driver``.
+
+        Args:
+            config: The configuration.
+            driver: The driver's name.
+            further: Further settings of the engine, without the prefix ``spark.``;
+                underscores become dots.
+        """
         jars = ",".join(str(jar) for jar in sorted(store.of("spark").glob("*.jar")))
         options = {
             "spark.executor.memory": "700m",
             "spark.executor.extraJavaOptions": _QUICK,
+            **{f"spark.{n.replace('_', '.')}": text for n, text in further.items()},
         }
         confs = [f"--conf={name}={value}" for name, value in options.items()]
         command = [
@@ -72,6 +84,16 @@ class SparkCluster:
             lambda: submitted.poll() is not None or holds(), text, timeout_s=PATIENCE_S
         )
         assert submitted.poll() is None, self.log("driver")[-3000:]
+
+    def executors(self, worker: subprocess.Popen[bytes]) -> list[psutil.Process]:
+        """List the executors of a worker."""
+        found = []
+        for process in psutil.Process(worker.pid).children(recursive=True):
+            # One of the others may end meanwhile.
+            with suppress(psutil.Error):
+                if _EXECUTOR in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
 
     @staticmethod
     def python_of(submitted) -> psutil.Process:

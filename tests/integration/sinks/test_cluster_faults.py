@@ -1,9 +1,8 @@
 """Sinks on a cluster of Spark's own that loses one process after another."""
 
+import shutil
 import signal
-from contextlib import suppress
 
-import psutil
 import pytest
 
 from support.driver_process import Feed, Place
@@ -11,7 +10,6 @@ from support.driver_process import Feed, Place
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
 
 SINKS = ("cache", "search")
-EXECUTOR = "CoarseGrainedExecutorBackend"
 LOST = "heartbeat"
 
 
@@ -40,6 +38,13 @@ class Shop(Place):
         route = f"{self.name}.{kind}"
         return self.sink(kind, kind, url, route, driver="cluster", **options)
 
+    def move(self, folder):
+        """Move the configuration and the state folder, as to another machine."""
+        folder.mkdir()
+        for name in ("towpath.toml", "state"):
+            shutil.move(self.folder / name, folder / name)
+        self.folder = folder
+
     def batches(self):
         """Return the number of batches that each sink has written."""
         return [self.progress(name).batches for name in SINKS]
@@ -50,17 +55,6 @@ def shop(stack, unique, tmp_path):
     """Provide a shop; its targets run."""
     stack.up("kafka", "redis", "opensearch")
     return Shop(stack, unique, tmp_path)
-
-
-def executors(worker):
-    """List the executors of a worker."""
-    found = []
-    for process in psutil.Process(worker.pid).children(recursive=True):
-        # One of the others may end meanwhile.
-        with suppress(psutil.Error):
-            if EXECUTOR in " ".join(process.cmdline()):
-                found.append(process)
-    return found
 
 
 def work(shop, cluster, submitted, seed):
@@ -76,16 +70,16 @@ def work(shop, cluster, submitted, seed):
 def wait_for_executors(cluster, submitted):
     """Wait until each worker has an executor; return one of each."""
     cluster.wait_for(
-        lambda: all(executors(worker) for worker in cluster.workers), submitted
+        lambda: all(cluster.executors(worker) for worker in cluster.workers), submitted
     )
-    return [executors(worker)[0] for worker in cluster.workers]
+    return [cluster.executors(worker)[0] for worker in cluster.workers]
 
 
-def test_sinks_end_equal_whatever_a_cluster_loses(cluster, shop):
+def test_sinks_end_equal_whatever_a_cluster_loses(cluster, shop, tmp_path):
     """
     An executor, a suspended one that goes on later, the driver, and the master.
 
-    Each is lost between batches under way, and the driver starts again.
+    Each is lost between batches under way; the driver starts again in another folder.
     """
     shop.feed.work(1200, keys=200, seed=1)
     submitted = cluster.submit(shop.config, "cluster")
@@ -99,6 +93,7 @@ def test_sinks_end_equal_whatever_a_cluster_loses(cluster, shop):
     second.resume()
     work(shop, cluster, submitted, seed=5)
     cluster.kill(submitted)
+    shop.move(tmp_path / "elsewhere")
     shop.feed.work(1200, keys=200, seed=6)
     again = cluster.submit(shop.config, "cluster")
     work(shop, cluster, again, seed=7)

@@ -172,6 +172,7 @@ class Feed:
         self.poisoned = []
         self._create(f"{place.name}.relations", **{"cleanup.policy": "compact"})
         self._create(place.topic)
+        self._create(f"{place.name}-signal")
         relation = json.dumps(RELATION)
         self._producer.produce(f"{place.name}.relations", relation, "shop.orders")
         self._producer.flush()

@@ -21,7 +21,7 @@ from towpath.sinks.engine.writer import SinkWriter
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
 
-KEYS = range(1, 7)
+KEYS = range(1, 25)
 
 
 def record(number, operation, key=None, *, topic="t", unchanged=None, **after):
@@ -190,6 +190,33 @@ def test_rows_with_a_dropped_column_keep_it(make):
         {"id": 3, "note": "note 3", "paid": None},
         {"id": 4, "note": None, "paid": True},
     ] == found
+
+
+def test_a_partial_change_keeps_what_it_leaves_out(make):
+    """
+    The driver writes it: only the target knows whether there is a row.
+    """
+    filled = make()
+    filled.write([record(n, "c", n, note=f"note {n}") for n in (1, 2)])
+    changed = record(3, "u", 1, unchanged=["note"])
+    result = filled.write([changed, record(4, "u", 2, note="new")])
+    notes = {key: row["note"] for key, (_, row) in filled.contents()[0].items()}
+
+    assert (1, {"1": "note 1", "2": "new"}) == (result.left, notes)
+
+
+def test_rows_below_a_floor_do_not_come_back(make):
+    """
+    A replay brings them again, after a truncation has deleted them.
+    """
+    filled = make()
+    rows = [record(n, "c", n, note="old") for n in range(1, 5)]
+    filled.write(rows)
+    filled.write([record(10, "t")])
+    result = filled.write([*rows, record(11, "c", 2, note="new")])
+    stored, _ = filled.contents()
+
+    assert (["2"], 1, 3) == ([*stored], result.rows, result.stale)
 
 
 def test_a_value_that_does_not_fit_is_left_to_the_driver(make):

@@ -21,7 +21,7 @@ def settings(
         "kind": kind,
         "url": ADDRESSES[kind],
         "write_from": "executors",
-        "route": [{"topic": "towpath.shop.orders", "name": "orders"}],
+        "route": [{"topic": "towpath.shop.orders", "name": "shop.orders"}],
     }
     if kind == "warehouse":
         sink["folder"] = "lake"

@@ -430,7 +430,7 @@ def test_a_lost_job_has_its_tasks_given_up(bench, monkeypatch):
     The engine says nothing of them.
     """
 
-    def lose(_frame, _task):
+    def lose(_frame, _task, _opening):
         message = "lost"
         raise ExecutorsFailedError(message)
 
@@ -458,7 +458,8 @@ def test_a_task_makes_no_call_after_its_time(bench, monkeypatch):
     [
         ("cache", "auto", "local[2]", False),
         ("cache", "auto", "spark://master:7077", True),
-        ("warehouse", "auto", "spark://master:7077", False),
+        ("warehouse", "auto", "spark://master:7077", True),
+        ("webhook", "auto", "spark://master:7077", False),
         ("cache", "driver", "spark://master:7077", False),
         ("cache", "executors", "local[2]", True),
     ],

@@ -26,6 +26,7 @@ import pyarrow as pa
 from towpath.schemas.clock import Clock, Deadline, SystemClock
 from towpath.schemas.failure import BusyError, TowpathError
 from towpath.settings import Sink as SinkSettings
+from towpath.sinks.apply.encoded import RowEncoder, SliceRows
 from towpath.sinks.apply.slice import SliceContext, SliceOutcome, apply_slice
 from towpath.sinks.changes.decode import RECORDS
 from towpath.sinks.changes.routing import Routes
@@ -37,7 +38,7 @@ from towpath.sinks.errors import (
     TasksAbandonedError,
 )
 from towpath.sinks.kinds import kind_of
-from towpath.sinks.ports import EncodedRows, RowEncoder, Sink
+from towpath.sinks.ports import Sink
 
 # Ten times what a large batch takes.
 WRITES_WITHIN_S: Final = 120.0
@@ -168,7 +169,7 @@ def encode_slice(
     task: PartitionTask,
     make: Callable[[], RowEncoder],
     records: Iterable[pa.RecordBatch],
-) -> tuple[SliceOutcome, Sequence[EncodedRows]]:
+) -> tuple[SliceOutcome, Sequence[SliceRows]]:
     """
     Encode the records of one partition for the engine.
 

@@ -33,6 +33,7 @@ from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Kafka, Settings, WriteFrom
 from towpath.settings import Sink as SinkSettings
+from towpath.sinks.apply.encoded import EncodedSummary, EngineWritten, RowEncoder
 from towpath.sinks.apply.slice import SliceOutcome, total
 from towpath.sinks.apply.task import (
     AbandonedTasks,
@@ -51,7 +52,7 @@ from towpath.sinks.errors import (
 )
 from towpath.sinks.kafka.client import KafkaRelations
 from towpath.sinks.kinds import ExecutorParts, RoutedRelations, kind_of
-from towpath.sinks.ports import EncodedSummary, EngineWritten, RowEncoder, Sink
+from towpath.sinks.ports import Sink
 
 # Blocked keys are sent with every task. With more, the driver writes the batch.
 MAX_BLOCKED_KEYS: Final = 1000

@@ -40,6 +40,7 @@ from towpath.schemas.failure import (
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.apply.batch import BatchResult, BatchWriter, SinkContext
 from towpath.sinks.apply.bisect import ConsecutiveRefusals
+from towpath.sinks.apply.encoded import EngineWritten
 from towpath.sinks.apply.refetch import PendingRefetches
 from towpath.sinks.apply.replay import DeadLetterRequests
 from towpath.sinks.apply.sweeps import EarliestPositions, SafePosition, Sweeps
@@ -66,7 +67,6 @@ from towpath.sinks.kafka.fetch import Batches
 from towpath.sinks.kinds import kind_of
 from towpath.sinks.ports import (
     Cluster,
-    EngineWritten,
     Repairs,
     Sink,
     SupportsUpkeep,

@@ -17,9 +17,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from towpath.sinks.apply.encoded import EncodedSummary, SliceRows
 from towpath.sinks.change import Change, EventRow, Refusal
 from towpath.sinks.changes.columns import Columns, newest_rows
-from towpath.sinks.ports import Batch, Checkpoint, EncodedRows, EncodedSummary
+from towpath.sinks.ports import Batch, Checkpoint
 from towpath.sinks.tally import Tally
 from towpath.sinks.targets.warehouse import rows
 from towpath.sinks.targets.warehouse.rows import by_route, key_span, unknown_columns
@@ -30,7 +31,7 @@ LOG_POSITION: Final = "position"
 _LEFT: Final = "only the driver can write it"
 
 
-class Form(NamedTuple):
+class TableForm(NamedTuple):
     """
     A form of the rows of one table: a statement of its own.
 
@@ -48,7 +49,7 @@ class Form(NamedTuple):
         return f"{self.route} retained" if self.has_retained else self.route
 
     @classmethod
-    def parse(cls, text: str) -> "Form":
+    def parse(cls, text: str) -> "TableForm":
         """Read the name of a statement."""
         route, _, suffix = text.partition(" ")
         return cls(route, bool(suffix))
@@ -96,7 +97,7 @@ class WarehouseEncoder:
         """
         self._tables = tables
         self._logs = logs
-        self._encoded: dict[Form, list[pa.Table]] = defaultdict(list)
+        self._encoded: dict[TableForm, list[pa.Table]] = defaultdict(list)
         self._tally = Tally()
 
     def open(self) -> None:
@@ -116,29 +117,29 @@ class WarehouseEncoder:
         encoded = None if table is None else rows.encode_columns(table, columns)
         if encoded is None:
             return None
-        self._encoded[Form(columns.route)].append(encoded.rows)
+        self._encoded[TableForm(columns.route)].append(encoded.rows)
         return encoded.indices
 
     def flush(self) -> Checkpoint:
         return self._tally.take()
 
-    def encoded(self) -> Sequence[EncodedRows]:
+    def encoded(self) -> Sequence[SliceRows]:
         return [
             self._fold(form, pa.concat_tables(tables))
             for form, tables in self._encoded.items()
         ]
 
-    def _fold(self, form: Form, collected: pa.Table) -> EncodedRows:
+    def _fold(self, form: TableForm, collected: pa.Table) -> SliceRows:
         table = self._tables[form.route]
         is_log = form.route in self._logs
         newest = newest_rows(collected, table.key, LOG_POSITION if is_log else POSITION)
         span = rows.time_span(newest) if is_log else key_span(table, newest)
         summary = EncodedSummary(form.text, len(collected), span)
-        return EncodedRows(summary, newest)
+        return SliceRows(summary, newest)
 
     def _encode_changes(self, route: str, changes: Sequence[Change]) -> None:
         table = self._tables.get(route)
-        by_form: dict[Form, list[Change]] = defaultdict(list)
+        by_form: dict[TableForm, list[Change]] = defaultdict(list)
         for change in changes:
             form = _form(route, table, change)
             if table is None or form is None:
@@ -167,15 +168,15 @@ class WarehouseEncoder:
             for event, timed in zip(events, is_timed.to_pylist(), strict=True)
             if not timed
         }
-        self._encoded[Form(route)].append(encoded.rows.filter(is_timed))
+        self._encoded[TableForm(route)].append(encoded.rows.filter(is_timed))
 
 
-def _form(route: str, table: LakeTable | None, change: Change) -> Form | None:
+def _form(route: str, table: LakeTable | None, change: Change) -> TableForm | None:
     """Return the form of a change; ``None`` if it has none."""
     if table is None or change.unchanged:
         return None
     unknown = unknown_columns(table, [change])
     if not unknown:
-        return Form(route)
+        return TableForm(route)
     retained = {column.name for column in table.retained}
-    return Form(route, has_retained=True) if unknown <= retained else None
+    return TableForm(route, has_retained=True) if unknown <= retained else None

@@ -23,6 +23,7 @@ import structlog
 
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.settings import RouteKind, Sink, Unfit
+from towpath.sinks.apply.encoded import EncodedSummary, EngineRows, RowEncoder
 from towpath.sinks.change import Change, EventRow, Refusal
 from towpath.sinks.changes.columns import Columns, newest_rows
 from towpath.sinks.errors import (
@@ -34,18 +35,15 @@ from towpath.sinks.key_text import key_parts
 from towpath.sinks.ports import (
     Batch,
     Checkpoint,
-    EncodedSummary,
-    EngineRows,
     RelationSource,
     Repairs,
-    RowEncoder,
 )
 from towpath.sinks.tally import Floors, Tally
 from towpath.sinks.targets.warehouse import rows, statements
 from towpath.sinks.targets.warehouse.ddl import floor_property
 from towpath.sinks.targets.warehouse.encode import (
     LOG_POSITION,
-    Form,
+    TableForm,
     WarehouseEncoder,
     joined_span,
 )
@@ -182,10 +180,10 @@ class WarehouseSink:
         return partial(WarehouseEncoder, tables, self._logs)
 
     def write_encoded(self, encoded: EngineRows) -> None:
-        forms: dict[str, dict[Form, list[EncodedSummary]]] = defaultdict(dict)
+        forms: dict[str, dict[TableForm, list[EncodedSummary]]] = defaultdict(dict)
         records: Counter[str] = Counter()
         for one in encoded.summaries:
-            form = Form.parse(one.statement)
+            form = TableForm.parse(one.statement)
             forms[form.route].setdefault(form, []).append(one)
             records[form.route] += one.records
         for route, summaries in forms.items():
@@ -199,7 +197,7 @@ class WarehouseSink:
         self,
         encoded: EngineRows,
         table: LakeTable,
-        forms: Mapping[Form, Sequence[EncodedSummary]],
+        forms: Mapping[TableForm, Sequence[EncodedSummary]],
     ) -> Iterator[str]:
         """Yield a statement for each form of a table's rows; its view is registered."""
         for form, summaries in forms.items():

@@ -193,8 +193,7 @@ class TableWriter:
         name, count = rows.table.name, len(rows.rows)
         if not count:
             return 0
-        # Dropped while it is written: after a failure the table is inspected again.
-        state = self._states.pop(name, None) or self._inspect(name)
+        state = self._take(name)
         keys = state.keys
         new = None if keys is None else keys.new_of(key_hashes(rows.table, rows.rows))
         commit, written = None, count
@@ -216,8 +215,7 @@ class TableWriter:
             name: The table.
             merges: The guarded statements; when one is taken, its view is registered.
         """
-        state = self._states.pop(name, None) or self._inspect(name)
-        before, _ = self._confirm(name, state)
+        before, _ = self._confirm(name, self._take(name))
         commit, written = self._merge(name, before, merges)
         self._upkeep.record_commit(name, commit.summary)
         # Their keys are not learned: the rows never come to this process.
@@ -263,6 +261,11 @@ class TableWriter:
             return
         if state.keys is None or adds_no_key(self._session, name, state.commit, commit):
             self._states[name] = state._replace(commit=commit)
+
+    def _take(self, name: LakeName) -> _KnownTable:
+        """Return the state of a table that is written now."""
+        # Dropped meanwhile: after a failure the table is inspected again.
+        return self._states.pop(name, None) or self._inspect(name)
 
     def _inspect(self, name: LakeName) -> _KnownTable:
         """Return the state of an unknown table: without rows it has no keys."""

@@ -1,0 +1,76 @@
+"""
+Rows of a target that the engine writes itself, after tasks have encoded them.
+
+A task encodes the rows of its slice; they stay in the engine. Then the driver's sink
+has its engine write all of them, and reads only their numbers.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import pyarrow as pa
+
+from towpath.sinks.ports import Sink
+
+
+class EncodedSummary(NamedTuple):
+    """
+    The numbers of the rows that a task has encoded for one statement of the engine.
+
+    Attributes:
+        statement: Identifies the statement; the sink gives the name.
+        records: The number of changes or events that the rows were folded from.
+        span: The least and the greatest value of the column that limits the search for
+            stored rows; ``None``: the search is not limited.
+    """
+
+    statement: str
+    records: int
+    span: tuple[Any, Any] | None
+
+
+class SliceRows(NamedTuple):
+    """Rows that a task has encoded for one statement, each key once."""
+
+    summary: EncodedSummary
+    rows: pa.Table
+
+
+class RowEncoder(Sink, Protocol):
+    """A sink in a task that writes nothing: the engine writes what it has encoded."""
+
+    def encoded(self) -> Sequence[SliceRows]:
+        """Return the rows that were applied, for each statement at most once."""
+
+
+class EngineRows(Protocol):
+    """The encoded rows of a batch; the engine keeps them on its executors."""
+
+    @property
+    def summaries(self) -> Sequence[EncodedSummary]:
+        """The numbers of all tasks; a statement may have the rows of several."""
+
+    def register(self, statement: str, name: str, schema: pa.Schema) -> None:
+        """Register the rows of a statement as the view ``name`` of all sessions."""
+
+
+@runtime_checkable
+class EngineWritten(Protocol):
+    """A sink whose engine writes large batches, after tasks have encoded the rows."""
+
+    def make_encoder(self) -> Callable[[], RowEncoder]:
+        """
+        Return the function that makes an encoder for the next batch in a task.
+
+        Raises:
+            UnavailableError: The target cannot be reached now.
+        """
+
+    def write_encoded(self, rows: EngineRows) -> None:
+        """
+        Write encoded rows, those of a table in one commit; ``flush`` has the counts.
+
+        Raises:
+            BatchRefusedError: The target refuses a row; its table is unchanged.
+            UnavailableError: The target cannot be reached; a retry loses nothing.
+        """

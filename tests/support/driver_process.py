@@ -217,14 +217,22 @@ class Feed:
         self._producer.flush()
         self.rows.clear()
 
-    def poison(self, key=1):
-        """Produce a record that is no change, and keep its origin."""
+    def poison(self, key=1, *, parks=False):
+        """
+        Produce a record that is no change, and keep its origin.
+
+        With a position it parks its key; without a readable one it is put aside alone.
+        """
+        position = "x"
+        if parks:
+            self._log_lsn += 8
+            position = f"{self._log_lsn:016x}.0000000000"
 
         def note(_error, message):
             place = (message.topic(), message.partition(), message.offset())
             self.poisoned.append(Origin(*place))
 
-        self.send(None, key, POISON, {"position": "x"}, note)
+        self.send(None, key, POISON, {"position": position}, note)
         self._producer.flush()
 
     def send(self, topic, key, value, headers, on_delivery=None):

@@ -31,6 +31,7 @@ class Rig(RelayProcess):
         self.prefix = prefix
         self.folder = folder
         self.connection = psycopg.connect(dsn, autocommit=True)
+        self._seen: set[tuple[str | None, int | None, int | None]] = set()
 
     def configure(
         self,
@@ -103,6 +104,21 @@ class Rig(RelayProcess):
     def records(self, name: str) -> list[Message]:
         """Read a topic below the prefix from its start to its present end."""
         return read_to_end(self.kafka, self.topic(name))
+
+    def new_records(self, name: str) -> list[Message]:
+        """
+        Read the records of a topic that this method has not returned yet.
+
+        Each read meets the partitions in an order of its own: a count of what was
+        read before would not tell which records are new.
+        """
+        found = []
+        for message in self.records(name):
+            origin = message.topic(), message.partition(), message.offset()
+            if origin not in self._seen:
+                self._seen.add(origin)
+                found.append(message)
+        return found
 
     def read(self, name: str, *, at_least: int) -> list[Message]:
         """Read a topic below the prefix until it has at least a number of records."""

@@ -90,6 +90,12 @@ class Shop(Place):
         for name in ALL:
             self.wait_applied(name)
 
+    def answer(self, *keys):
+        """Send rows as a snapshot reads them, and wait until all sinks have them."""
+        for key in keys:
+            self.feed.put(key, "r", {"status": "placed", "note": "read"})
+        self.catch_up()
+
 
 @pytest.fixture
 def shop(stack, unique, tmp_path):
@@ -127,9 +133,7 @@ def test_a_submitted_driver_survives_a_worker_and_ends_equal(cluster, shop):
     shop.feed.work(1000, keys=200, seed=11)
     shop.catch_up()
     parked = [shop.progress(name).parked for name in ALL]
-    shop.feed.put(PARKED, "r", {"status": "placed", "note": "read"})
-    shop.feed.put(ABSENT, "r", {"status": "placed", "note": "read"})
-    shop.catch_up()
+    shop.answer(PARKED, ABSENT)
     shop.feed.replay()
     shop.catch_up()
     found = [shop.progress(name) for name in ALL]

@@ -88,15 +88,14 @@ class Rig(SnapshotRig):
         self.orders = DeadLetterRequests(
             self.writer, self.letters, self.parked, repairs, StoppedClock()
         )
-        self.seen = {}
+        self.batch_id = 0
 
     def deliver(self):
         """Hand the sink what is new; tell how many keys are parked then."""
         for name in ("s.t", "s.t.backfill.it"):
-            found = self.records(name)[self.seen.get(name, 0) :]
-            self.seen[name] = self.seen.get(name, 0) + len(found)
-            for each in found:
-                self.writer.write_records([sink_record(each)], self.seen[name])
+            for each in self.new_records(name):
+                self.batch_id += 1
+                self.writer.write_records([sink_record(each)], self.batch_id)
         self.orders.process()
         return len(self.parked)
 

@@ -92,7 +92,6 @@ class Rig(SnapshotRig):
             *(SafePosition(None, StoppedClock()), StoppedClock()),
         )
         self.writer = BatchWriter(Routes(self.sink), self.target, context)
-        self.seen = {}
 
     def fill(self, collection):
         """Fill the sink as its commands do; return the answer and the rows read."""
@@ -103,8 +102,7 @@ class Rig(SnapshotRig):
 
     def deliver(self, name):
         """Hand the sink what is new in a topic."""
-        found = self.records(name)[self.seen.get(name, 0) :]
-        self.seen[name] = self.seen.get(name, 0) + len(found)
+        found = self.new_records(name)
         self.writer.write_records([sink_record(each) for each in found], 0)
         self.writer.request_overdue()
 

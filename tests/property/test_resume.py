@@ -328,7 +328,7 @@ class ProcessHistory:
         deeds = {
             4: self._append,
             5: self._hear,
-            6: lambda: process.invisible.see(EVERYTHING),
+            6: lambda: process.invisible.observe(EVERYTHING),
             7: lambda: self._turn(process),
             8: lambda: self._store(process),
         }

@@ -1022,7 +1022,7 @@ def _exported_rows_that_no_change_evicts(patch: pytest.MonkeyPatch) -> None:
 def _views_that_outlive_their_run(patch: pytest.MonkeyPatch) -> None:
     """A resumed table is read in the earlier view, after a later mark."""
     patch.setattr(ConsistentPoints, "drop", lambda *_: "")
-    real = TableScan._see
+    real = TableScan._observe
 
     def see(self: TableScan, mark: protocol.WatermarkSeen) -> list[protocol.Effect]:
         effects = real(self, mark)
@@ -1030,7 +1030,7 @@ def _views_that_outlive_their_run(patch: pytest.MonkeyPatch) -> None:
             self._point.view = "the only one"
         return effects
 
-    patch.setattr(TableScan, "_see", see)
+    patch.setattr(TableScan, "_observe", see)
 
 
 def _swept_from_the_last_mark(patch: pytest.MonkeyPatch) -> None:

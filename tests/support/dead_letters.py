@@ -173,7 +173,7 @@ class MemoryRefetches(PendingRefetches):
 def context_of(letters, *, parked=None, repairs=None, refetches=None, heads=None):
     """Build a context; by default no rows can be requested."""
     safe = SafePosition(heads, StoppedClock())
-    safe.look(list)
+    safe.check(list)
     return SinkContext(
         refetches=MemoryRefetches() if refetches is None else refetches,
         dead_letters=letters,

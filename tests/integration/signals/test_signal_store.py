@@ -183,12 +183,12 @@ def test_a_source_that_is_not_prepared_is_told(connection, database: str):
     The admin port says what is missing instead of waiting for it.
     """
     signals = SourceSignalService(database, "towpath")
-    signals.leave(ExternalSignal("s1", "log", None, "t"))
+    signals.store(ExternalSignal("s1", "log", None, "t"))
     with pytest.raises(SignalRejectedError):
-        signals.leave(ExternalSignal("s1", "log", "{}", "t"))
+        signals.store(ExternalSignal("s1", "log", "{}", "t"))
     connection.execute("drop table towpath.signal")
     with pytest.raises(Exception, match=r"towpath\.signal"):
-        signals.leave(ExternalSignal("s2", "log", None, "t"))
+        signals.store(ExternalSignal("s2", "log", None, "t"))
 
 
 # The topic ----------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class Source:
         self.tries: list[str] = []
         self.is_there = threading.Event()
 
-    def leave(self, signal: ExternalSignal) -> None:
+    def store(self, signal: ExternalSignal) -> None:
         """Take a signal, or be away."""
         self.tries.append(signal.signal_id)
         if not self.is_there.is_set():
@@ -219,7 +219,7 @@ def test_an_offset_is_committed_only_behind_what_was_left(stack, unique: str):
     source = Source()
     place = SignalSource(f"{unique}-signal", unique, f"{unique}-signals")
     clients = Kafka(bootstrap_servers=stack.kafka), Topics()
-    topic = SignalTopicReader(clients, place, source.leave, REFUSALS.append)
+    topic = SignalTopicReader(clients, place, source.store, REFUSALS.append)
     topic.start()
     producer = Producer({"bootstrap.servers": stack.kafka})
     for number in range(3):

@@ -24,7 +24,7 @@ from towpath.sinks.ports import Batch
 from towpath.sinks.targets.cache.sink import CacheSink
 from towpath.sinks.targets.search.sink import SearchSink
 from towpath.sinks.targets.warehouse.sink import WarehouseSink
-from towpath.sinks.verify import __main__ as judge
+from towpath.sinks.verify import __main__ as verifier
 from towpath.sinks.verify import source
 from towpath.sinks.verify.__main__ import VerifyOptions
 from towpath.sinks.verify.progress import PendingSnapshots, SourceLog
@@ -381,8 +381,8 @@ def configuration(kind, url, dsn, unique, folder):
 @pytest.fixture
 def place(request, stack, database, unique, tmp_path, monkeypatch):
     """Provide a filled sink of one kind, at rest."""
-    monkeypatch.setattr(judge, "CatchUpWaiter", AtRest)
-    monkeypatch.setattr(judge, "KafkaRelations", lambda *_: Relations())
+    monkeypatch.setattr(verifier, "CatchUpWaiter", AtRest)
+    monkeypatch.setattr(verifier, "KafkaRelations", lambda *_: Relations())
     with psycopg.connect(database) as connection:
         connection.execute(SHOP)
     kind = request.param
@@ -403,7 +403,9 @@ def verify(place, capsys):
     """Verify the place; return the exit code and what the report says."""
 
     def run(**wishes):
-        code = judge.verify(place.config, "it", VerifyOptions(as_json=True, **wishes))
+        code = verifier.verify(
+            place.config, "it", VerifyOptions(as_json=True, **wishes)
+        )
         return code, json.loads(capsys.readouterr().out)
 
     return run
@@ -614,7 +616,7 @@ def test_a_log_keeps_events_that_the_outbox_has_lost(verify, database):
 def test_an_error_hides_no_difference(place, verify, monkeypatch):
     """A target that fails half way is told beside what was found before."""
     place.alter(1, "total", "99.99")
-    reader = judge.reader_of(place.described, place.settings)
+    reader = verifier.reader_of(place.described, place.settings)
     rows = reader.rows
 
     def failing(route):
@@ -624,7 +626,7 @@ def test_an_error_hides_no_difference(place, verify, monkeypatch):
         return rows(route)
 
     reader.rows = failing
-    monkeypatch.setattr(judge, "reader_of", lambda *_: reader)
+    monkeypatch.setattr(verifier, "reader_of", lambda *_: reader)
     code, report = verify()
 
     assert (1, 1, "the cache went away") == (
@@ -737,8 +739,10 @@ class Shut:
 def test_a_source_that_goes_away_ends_no_passes(place, capsys, database, monkeypatch):
     """The pass meanwhile proves nothing, and the next one compares again."""
     clock = Shut(database)
-    monkeypatch.setattr(judge, "SystemClock", lambda: clock)
-    code = judge.verify(place.config, "it", VerifyOptions(as_json=True, every_s=60.0))
+    monkeypatch.setattr(verifier, "SystemClock", lambda: clock)
+    code = verifier.verify(
+        place.config, "it", VerifyOptions(as_json=True, every_s=60.0)
+    )
     passes = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     assert (3, ["equal", "unverified", "equal"]) == (

@@ -15,7 +15,7 @@ from towpath.sinks.changes.routing import Routes
 from towpath.sinks.fold import newest_per_key
 from towpath.sinks.ports import Batch
 from towpath.sinks.targets.search.sink import SearchSink
-from towpath.sinks.verify import __main__ as judge
+from towpath.sinks.verify import __main__ as verifier
 from towpath.sinks.verify.__main__ import VerifyOptions
 from towpath.sinks.verify.routes import Tables
 from towpath.sinks.verify.source import Source
@@ -139,8 +139,8 @@ class Place:
 @pytest.fixture
 def make(stack, database, unique, tmp_path, monkeypatch):
     """Give a function that makes a place, at rest."""
-    monkeypatch.setattr(judge, "CatchUpWaiter", AtRest)
-    monkeypatch.setattr(judge, "KafkaRelations", Unannounced)
+    monkeypatch.setattr(verifier, "CatchUpWaiter", AtRest)
+    monkeypatch.setattr(verifier, "KafkaRelations", Unannounced)
     with psycopg.connect(database) as connection:
         connection.execute(SHOP)
 
@@ -172,7 +172,7 @@ def verify(place, capsys):
     """Verify the place; return the exit code, the route's report and differences."""
 
     def run():
-        code = judge.verify(place.config, "it", VerifyOptions(as_json=True))
+        code = verifier.verify(place.config, "it", VerifyOptions(as_json=True))
         (route,) = json.loads(capsys.readouterr().out)["routes"]
         found = [tuple(d.values()) for d in route["first"]]
         return code, route, found
@@ -302,7 +302,7 @@ def test_a_view_that_gives_no_documents_is_told(verify, database, columns, reaso
 def test_a_topic_without_a_view_cannot_be_verified(make, capsys):
     """The route's topic is named, and where its view belongs."""
     place = make(topic="invoice")
-    code = judge.verify(place.config, "it", VerifyOptions(as_json=True))
+    code = verifier.verify(place.config, "it", VerifyOptions(as_json=True))
     (route,) = json.loads(capsys.readouterr().out)["routes"]
 
     assert (3, True) == (code, "outbox.event.invoice" in route["error"])

@@ -14,7 +14,7 @@ from support.snapshots import SnapshotRig
 from support.writers import RandomWriters
 from towpath.settings import load
 from towpath.sinks.targets.cache.sink import CacheSink
-from towpath.sinks.verify import __main__ as judge
+from towpath.sinks.verify import __main__ as verifier
 from towpath.sinks.verify.__main__ import VerifyOptions
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -108,7 +108,7 @@ def verify(rig, capsys):
     """Verify; return the exit code and the route's report."""
 
     def run(**wishes):
-        code = judge.verify(rig.config, "it", VerifyOptions(as_json=True, **wishes))
+        code = verifier.verify(rig.config, "it", VerifyOptions(as_json=True, **wishes))
         printed = capsys.readouterr().out
         # In a test log lines go there too, before the document.
         (route,) = json.loads(printed[printed.index("{\n") :])["routes"]

@@ -4,7 +4,7 @@ import pytest
 
 from towpath.deploy.cli import app
 from towpath.sinks.errors import SourceUnavailableError
-from towpath.sinks.verify import __main__ as judge
+from towpath.sinks.verify import __main__ as verifier
 
 BLOCK = """
 [[sink]]
@@ -46,7 +46,7 @@ def run(tmp_path, monkeypatch):
             return codes[name]
 
         asked.clear()
-        monkeypatch.setattr(judge, "verify", verify)
+        monkeypatch.setattr(verifier, "verify", verify)
         return app.run(["verify", *words, "--config", str(path)]), "".join(asked)
 
     return run

@@ -222,7 +222,7 @@ class SourceWithSnapshot:
         self.left: list[ExternalSignal] = []
         self.failure: Exception | None = None
 
-    def leave(self, signal: ExternalSignal) -> None:
+    def store(self, signal: ExternalSignal) -> None:
         if self.failure is not None:
             raise self.failure
         self.left.append(signal)

@@ -73,14 +73,14 @@ class Loop:
         """Return the effects of a type among the last ones."""
         return [effect for effect in self.effects if isinstance(effect, kind)]
 
-    def see(self, token: str) -> None:
+    def observe(self, token: str) -> None:
         self.sequence += 1
         self.tell(protocol.WatermarkSeen(token, 100 * self.sequence, self.sequence))
 
     def begin(self) -> list[protocol.ReadPlan]:
         """Bring every table to its plan."""
         for mark in self.all(protocol.WriteWatermark):
-            self.see(mark.token)
+            self.observe(mark.token)
         self.tell(protocol.VisibilityRead(SEES_ALL))
         return self.all(protocol.ReadPlan)
 
@@ -102,8 +102,8 @@ class Loop:
         self.plan(ask, 9)
         [chunk] = self.all(protocol.ReadChunk)
         self.read(chunk, 1)
-        self.see(chunk.low_token)
-        self.see(chunk.high_token)
+        self.observe(chunk.low_token)
+        self.observe(chunk.high_token)
         self.tell(protocol.Delivered(chunk.chunk_id))
 
 
@@ -146,8 +146,8 @@ def test_the_last_key_covers_only_delivered_rows():
     early, late = loop.all(protocol.ReadChunk)
     for chunk, ids in ((late, (6, 7)), (early, (1, 2))):
         loop.read(chunk, *ids)
-        loop.see(chunk.low_token)
-        loop.see(chunk.high_token)
+        loop.observe(chunk.low_token)
+        loop.observe(chunk.high_token)
         if chunk is late:
             loop.tell(protocol.Delivered(late.chunk_id))
             [first] = loop.all(protocol.SaveProgress)
@@ -309,8 +309,8 @@ def test_a_paused_table_reads_nothing_until_it_is_resumed():
     loop.plan(ask, 9)
     [chunk] = loop.all(protocol.ReadChunk)
     loop.read(chunk, 1, 2)
-    loop.see(chunk.low_token)
-    loop.see(chunk.high_token)
+    loop.observe(chunk.low_token)
+    loop.observe(chunk.high_token)
     loop.tell(protocol.Delivered(chunk.chunk_id))
     answer = answered(loop, "pause-snapshot")
     [saved] = loop.all(protocol.SaveProgress)
@@ -348,8 +348,8 @@ def test_a_sweep_ends_the_snapshot_once_kafka_has_it():
     loop.plan(ask, 9)
     [chunk] = loop.all(protocol.ReadChunk)
     loop.read(chunk)
-    loop.see(chunk.low_token)
-    loop.see(chunk.high_token)
+    loop.observe(chunk.low_token)
+    loop.observe(chunk.high_token)
     [sweep] = loop.all(protocol.EmitSweep)
     before = [save.table.state for save in loop.all(protocol.SaveProgress)]
     loop.tell(protocol.Delivered(sweep.chunk_id))

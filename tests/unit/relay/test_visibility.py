@@ -52,7 +52,7 @@ def test_the_log_is_kept_from_the_first_invisible_transaction():
     before = invisible.confirmable(90)
     for xid, end_lsn in ((7, 200), (8, 300), (9, 400)):
         invisible.add(xid, end_lsn)
-    invisible.see(XidSnapshot(8, 10, frozenset({8})))
+    invisible.observe(XidSnapshot(8, 10, frozenset({8})))
 
     assert (90, 200, 150, 1) == (
         before,
@@ -69,7 +69,7 @@ def test_transactions_after_an_invisible_one_are_not_kept():
     invisible = InvisibleTransactions(0)
     for xid in range(3, 1003):
         invisible.add(xid, xid * 10)
-    invisible.see(XidSnapshot(3, 1003, frozenset({3, 500})))
+    invisible.observe(XidSnapshot(3, 1003, frozenset({3, 500})))
 
     assert (2, 0) == (invisible.count, invisible.confirmable(10_020))
 
@@ -83,6 +83,6 @@ def test_a_marker_is_passed_when_all_before_it_is_visible():
     marker = invisible.marker()
     invisible.add(4, 40)
     waits = invisible.are_visible_until(marker)
-    invisible.see(XidSnapshot(4, 5, frozenset({4})))
+    invisible.observe(XidSnapshot(4, 5, frozenset({4})))
 
     assert (False, True) == (waits, invisible.are_visible_until(marker))

@@ -31,8 +31,8 @@ def window(
 ) -> Window:
     """Make a window that is ready to be deduplicated."""
     made = Window(5, "low", "high")
-    made.see(LOW)
-    made.see(HIGH)
+    made.observe(LOW)
+    made.observe(HIGH)
     made.chunk = Chunk(
         table or shape(), rows, SNAPSHOT, is_last=True, widest_bytes=widest_bytes
     )
@@ -46,8 +46,8 @@ def test_listed_keys_behind_a_cut_by_bytes_are_not_absent(is_last: bool):
     """
     _, changed_keys = recording()
     made = Window(5, "low", "high", ((b"1",), (b"2",), (b"9",)))
-    made.see(LOW)
-    made.see(HIGH)
+    made.observe(LOW)
+    made.observe(HIGH)
     made.chunk = Chunk(shape(), ROWS[:1], SNAPSHOT, is_last=is_last)
     verdict = made.deduplicate(changed_keys, 10)
     behind = [(b"2",), (b"9",)]

@@ -80,7 +80,7 @@ class AlteredBench:
     def become(self, *columns):
         """Announce a shape and check it; return all requests until now."""
         self.announced.shape = RelationShape("shop", "orders", columns, ("id",), "0")
-        self.made.look()
+        self.made.check()
         return self.repairs.asked
 
     @property
@@ -99,7 +99,7 @@ def test_an_unchanged_shape_refetches_nothing(place):
     """
     A new sink is filled anyway; a restart, and an unannounced table, alter none.
     """
-    place.made.look()
+    place.made.check()
     place.become(ID, NOTE)
     place.begin()
 

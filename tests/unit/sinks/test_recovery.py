@@ -336,7 +336,7 @@ def test_a_topic_recreated_during_the_check_is_found_by_the_next(place):
     found = recovery.run()
     clock.now_s += LOOK_EVERY_S
     with pytest.raises(TopicRemadeError, match=ORDERS):
-        recovery.look()
+        recovery.check()
 
     assert ((), [(RecoveryOutcome.TOPIC_RECREATED, ORDERS)], ["orders"], []) == (
         found,
@@ -420,13 +420,13 @@ def test_a_running_query_is_ended_by_a_recreated_topic(place):
     recovery.run()
     place.cluster.topics[FILL], place.cluster.ids[FILL] = [(0, 9)], "one"
     clock.now_s += LOOK_EVERY_S
-    recovery.look()
+    recovery.check()
     place.cluster.ids[FILL] = "another"
-    recovery.look()
+    recovery.check()
     clock.now_s += LOOK_EVERY_S
 
     with pytest.raises(TopicRemadeError, match=FILL):
-        recovery.look()
+        recovery.check()
     assert [(RecoveryOutcome.TOPIC_RECREATED, FILL)] == place.recover()
 
 
@@ -513,13 +513,13 @@ def test_a_running_query_is_ended_by_added_partitions(place):
     clock = ManualClock()
     recovery = place.recovery(clock)
     recovery.run()
-    recovery.look()
+    recovery.check()
     place.cluster.topics[ORDERS] = [(0, 40), (0, 40), (0, 3)]
-    recovery.look()
+    recovery.check()
     clock.now_s += LOOK_EVERY_S
 
     with pytest.raises(PartitionsAddedError, match=ORDERS):
-        recovery.look()
+        recovery.check()
     assert [(RecoveryOutcome.PARTITIONS_ADDED, ORDERS)] == place.recover()
 
 
@@ -532,12 +532,12 @@ def test_a_topic_missing_for_a_while_is_known_by_its_old_id(place):
     recovery.run()
     gone = place.cluster.topics.pop(LINES), place.cluster.ids.pop(LINES)
     clock.now_s += LOOK_EVERY_S
-    recovery.look()
+    recovery.check()
     place.cluster.topics[LINES], place.cluster.ids[LINES] = gone[0], "another"
     clock.now_s += LOOK_EVERY_S
 
     with pytest.raises(TopicRemadeError, match=LINES):
-        recovery.look()
+        recovery.check()
 
 
 def test_added_partitions_of_a_running_querys_topic_are_found(place):
@@ -549,12 +549,12 @@ def test_added_partitions_of_a_running_querys_topic_are_found(place):
     recovery.run()
     place.cluster.topics[FILL] = [(0, 9)]
     clock.now_s += LOOK_EVERY_S
-    recovery.look()
+    recovery.check()
     place.cluster.topics[FILL] = [(0, 9), (0, 1)]
     clock.now_s += LOOK_EVERY_S
 
     with pytest.raises(PartitionsAddedError, match=FILL):
-        recovery.look()
+        recovery.check()
 
 
 def test_a_running_query_lists_its_topics_once_per_check(place):
@@ -565,10 +565,10 @@ def test_a_running_query_lists_its_topics_once_per_check(place):
     recovery = place.recovery(clock)
     recovery.run()
     place.cluster.asked.clear()
-    recovery.look()
+    recovery.check()
     clock.now_s += LOOK_EVERY_S
-    recovery.look()
-    recovery.look()
+    recovery.check()
+    recovery.check()
 
     assert ["names", "ids", "ends"] == place.cluster.asked
 

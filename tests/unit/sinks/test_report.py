@@ -213,7 +213,7 @@ def test_the_metrics_page_shows_the_sinks_work(monitor, tmp_path):
     report = monitor.report(tmp_path, SINK)
     unknown = values(monitor.metrics.page())
     report.done(RESULT, {TOPIC: {"0": 4}}, 330)
-    monitor.look()
+    monitor.check()
     told = values(monitor.metrics.page())
     label = '{sink="cache"}'
 
@@ -298,7 +298,7 @@ def test_a_lag_alarm_is_logged_when_it_begins_and_when_it_ends(
     with capture_logs() as logs:
         for age_s in (20, 21, 22, 12, 9, 9):
             oldest.age_s = age_s
-            monitor.look()
+            monitor.check()
 
     assert [("warning", 21.0), ("info", 9.0)] == [
         (entry["log_level"], entry["lag_s"]) for entry in logs
@@ -310,11 +310,11 @@ def test_an_unknown_lag_is_not_shown(monitor, cluster, tmp_path):
     While the broker is unavailable no lag is shown, and that is logged once.
     """
     monitor.report(tmp_path, SINK)
-    monitor.look()
+    monitor.check()
     cluster.end = None
     with capture_logs() as logs:
-        monitor.look()
-        monitor.look()
+        monitor.check()
+        monitor.check()
     told = values(monitor.metrics.page())
 
     assert ["sink lag unknown: retrying"] == [entry["event"] for entry in logs]
@@ -327,7 +327,7 @@ def test_a_driver_is_alive_until_it_signs_off(monitor, tmp_path):
     """
     monitor.report(tmp_path, SINK).starting()
     seen = [is_alive(tmp_path, "cache", NOW)]
-    monitor.look()
+    monitor.check()
     later = NOW.replace(minute=NOW.minute + 1)
     seen += [is_alive(tmp_path, "cache", NOW), is_alive(tmp_path, "cache", later)]
     monitor.close()
@@ -340,10 +340,10 @@ def test_a_stopped_sink_is_not_shown_any_more(monitor, tmp_path):
     Its metrics are gone, and its folder is not created again.
     """
     monitor.report(tmp_path, SINK).starting()
-    monitor.look()
+    monitor.check()
     monitor.forget("cache")
     shutil.rmtree(sink_folder(tmp_path, "cache"))
-    monitor.look()
+    monitor.check()
 
     assert "cache" not in monitor.metrics.page().decode()
     assert [] == list((tmp_path / "sinks").iterdir())
@@ -426,15 +426,15 @@ def test_a_progress_that_cannot_be_written_is_served_by_the_port(
     report = monitor.report(tmp_path, SINK)
     monitor.start(SETTINGS, "sinks")
     report.running()
-    monitor.look()
+    monitor.check()
     path = progress_path(tmp_path, "cache")
     with capture_logs() as logs:
         full_disk(0)
         report.done(RESULT, {TOPIC: {"0": 9}}, 1)
-        monitor.look()
+        monitor.check()
         read = read_progress(path, "cache")
         full_disk(resource.RLIM_INFINITY)
-        monitor.look()
+        monitor.check()
     stored = orjson.loads(path.read_bytes())
 
     assert (State.FAILED, True, 9) == (

@@ -27,7 +27,7 @@ def test_a_dead_letter_holds_the_safe_position_down(head, parked, expected):
     It can be replayed, however old it is: what stands above it is not safe.
     """
     safe = SafePosition(FixedPositions(head), StoppedClock())
-    safe.look(list)
+    safe.check(list)
 
     assert expected == safe.take(parked)
 
@@ -37,7 +37,7 @@ def test_a_safe_position_is_taken_once():
     A purge is work for the target: it is repeated only when a head has moved.
     """
     safe = SafePosition(FixedPositions("5"), StoppedClock())
-    safe.look(list)
+    safe.check(list)
 
     assert ("5", None) == (safe.take(None), safe.take(None))
 
@@ -62,7 +62,7 @@ def test_a_batch_purges_no_tombstone_above_a_dead_letter():
     sink = Purging()
     writer = BatchWriter(ROUTES, sink, context)
     writer.write(table(row(3, "z")), 0)
-    context.safe.look(list)
+    context.safe.check(list)
     lowest = context.parked.lowest()
     held = context_of(
         Letters(), parked=context.parked, heads=FixedPositions(BEHIND_EVERYTHING)

@@ -72,13 +72,13 @@ def test_sink_upkeep_runs_at_intervals(sink, clock):
     counts = []
     for at_s in (0.0, LOOK_EVERY_S, LOOK_EVERY_S + 1, 2 * LOOK_EVERY_S):
         clock.at_s = at_s
-        idle.look()
+        idle.check()
         counts.append(sink.attended)
     sink.failure = TargetBusyError("full", retry_after_s=1)
     clock.at_s = 3 * LOOK_EVERY_S
     with pytest.raises(TargetBusyError):
-        idle.look()
-    idle.look()
+        idle.check()
+    idle.check()
 
     assert ([0, 1, 1, 2], 3) == (counts, sink.attended)
 
@@ -100,11 +100,11 @@ def test_no_sink_upkeep_runs_beside_a_batch(sink, clock):
     batch = threading.Thread(target=write)
     batch.start()
     is_held.wait(timeout=5)
-    idle.look()
+    idle.check()
     beside = sink.attended
     is_over.set()
     batch.join()
-    idle.look()
+    idle.check()
 
     assert (0, 1) == (beside, sink.attended)
 
@@ -116,4 +116,4 @@ def test_a_sink_without_upkeep_has_none(clock):
     idle = IdleUpkeep(MemorySink(), writer_of(MemorySink()), clock)
     clock.at_s = LOOK_EVERY_S
 
-    assert idle.look() is None
+    assert idle.check() is None

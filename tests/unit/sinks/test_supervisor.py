@@ -597,7 +597,7 @@ def test_a_batch_of_an_ended_query_is_not_retried(bench):
 def test_a_start_attends_to_everything_in_order(bench):
     """Routes, altered columns, dead letters, checkpoint and orders; then it runs."""
     bench.note(module.BlockChanges, "run", "routes")
-    bench.note(module.ColumnChanges, "look", "columns")
+    bench.note(module.ColumnChanges, "check", "columns")
     bench.note(module.Recovery, "run", "checkpoint")
     bench.note(module.DeadLetterRequests, "restore", "recall orders")
     bench.note(module.DeadLetterRequests, "process", "orders")
@@ -642,7 +642,7 @@ def test_only_changed_topics_end_a_query_from_beside_its_batches(bench, error, s
     """
     An upkeep failure is retried later; the query continues.
     """
-    bench.note(module.Recovery, "look", "look", error)
+    bench.note(module.Recovery, "check", "look", error)
     bench.run()
 
     assert (starts, starts - 1) == (bench.seen.count("look"), bench.look().retries)

@@ -198,7 +198,7 @@ def test_the_first_pass_proves_nothing(monkeypatch):
     """
     A row in the sink may not have been visible in the source yet.
     """
-    judge = rule._judge
+    compare = rule._compare_suspects
 
     def hasty(comparison, found, had, *, is_first):
         for some in found.open() if is_first else ():
@@ -206,9 +206,9 @@ def test_the_first_pass_proves_nothing(monkeypatch):
             found.mark_wrong(
                 [s.key for s in stood if state_of(s) is SuspectState.WRONG]
             )
-        judge(comparison, found, had, is_first=is_first)
+        compare(comparison, found, had, is_first=is_first)
 
-    monkeypatch.setattr(rule, "_judge", hasty)
+    monkeypatch.setattr(rule, "_compare_suspects", hasty)
 
     assert alarms(**LATE) > 0
 

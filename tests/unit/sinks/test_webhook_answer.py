@@ -9,7 +9,7 @@ from towpath.sinks.errors import (
     TargetUnavailableError,
     WebhookRefusedError,
 )
-from towpath.sinks.targets.webhook.client import ReceiverOutcome, judge
+from towpath.sinks.targets.webhook.client import ReceiverOutcome, verdict_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -30,7 +30,7 @@ def test_an_answer_that_decides_a_change(status: int, outcome: ReceiverOutcome):
     """
     It is accepted, known, without its row, or refused permanently.
     """
-    assert judge(status, {}, "", NOW).outcome is outcome
+    assert verdict_of(status, {}, "", NOW).outcome is outcome
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308, 401, 403, 410])
@@ -39,7 +39,7 @@ def test_an_answer_that_refuses_all_webhooks_halts(status: int):
     A wrong secret, a moved address or a 410 makes no dead letter.
     """
     with pytest.raises(WebhookRefusedError, match=str(status)):
-        judge(status, {"location": "http://elsewhere"}, "", NOW)
+        verdict_of(status, {"location": "http://elsewhere"}, "", NOW)
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 599, 600, 199])
@@ -48,7 +48,7 @@ def test_a_failure_of_the_receiver_is_retried(status: int):
     A temporary failure loses nothing; 503 alone asks for no pause.
     """
     with pytest.raises(TargetUnavailableError):
-        judge(status, {}, "", NOW)
+        verdict_of(status, {}, "", NOW)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_pause_is_as_long_as_retry_after_says(status, told, pause_s):
     """
     headers = {"retry-after": told} if told else {}
     with pytest.raises(TargetBusyError) as caught:
-        judge(status, headers, "", NOW)
+        verdict_of(status, headers, "", NOW)
 
     assert caught.value.retry_after_s == pause_s
 
@@ -80,7 +80,7 @@ def test_a_refusal_has_the_receivers_reason_in_one_short_line():
     """
     The dead letter shows the reason, and not a whole page.
     """
-    verdict = judge(422, {}, "no such\n customer " + "x" * 500, NOW)
+    verdict = verdict_of(422, {}, "no such\n customer " + "x" * 500, NOW)
 
     assert verdict.reason.startswith("the receiver answers 422: no such customer x")
     assert len(verdict.reason) < 250

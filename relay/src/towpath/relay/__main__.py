@@ -205,7 +205,7 @@ class Relay:
         topic = SignalTopicReader(
             (settings.kafka, settings.topics),
             SignalSource(name, source.prefix, f"{source.slot}-signals"),
-            signals.leave,
+            signals.store,
             self._process.refusals.append,
         )
         topic.start()

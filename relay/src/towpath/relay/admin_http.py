@@ -63,7 +63,7 @@ class PageResponse(NamedTuple):
 class SignalService(Protocol):
     """Stores signals, and reads their rows and snapshots."""
 
-    def leave(self, signal: ExternalSignal) -> None:
+    def store(self, signal: ExternalSignal) -> None:
         """
         Store a signal.
 
@@ -137,7 +137,7 @@ class SignalPages:
         except SignalRejectedError as rejection:
             return _json_response(HTTPStatus.BAD_REQUEST, {"reason": str(rejection)})
         try:
-            self._signals.leave(signal)
+            self._signals.store(signal)
         except SignalRejectedError as rejection:
             document = {"id": signal.signal_id, "reason": str(rejection)}
             return _json_response(HTTPStatus.CONFLICT, document)

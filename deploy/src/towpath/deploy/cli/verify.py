@@ -57,7 +57,7 @@ def verify(  # noqa: PLR0913 - a command's options
             line.
         config: Configuration file.
     """
-    import towpath.sinks.verify.__main__ as judge  # noqa: PLC0415 - keeps --help fast
+    import towpath.sinks.verify.__main__ as verifier  # noqa: PLC0415 - keeps --help fast
 
     configure_logs()
     if erase and not repair:
@@ -69,9 +69,9 @@ def verify(  # noqa: PLR0913 - a command's options
         message = "--route and --continuous are for one sink: name it"
         raise UsageError(message)
     every_s = every if continuous else None
-    options = judge.VerifyOptions(json, route, sample, repair, every_s, erase)
+    options = verifier.VerifyOptions(json, route, sample, repair, every_s, erase)
     if len(names) == 1:
-        return judge.verify(path, names[0], options)
+        return verifier.verify(path, names[0], options)
     return worst([_verified(path, name, options) for name in names])
 
 
@@ -89,10 +89,10 @@ def _readable(path: Path) -> tuple[str, ...]:
 
 def _verified(path: Path, name: str, options: "VerifyOptions") -> int:
     """Verify one sink of several; its failure does not stop the others."""
-    import towpath.sinks.verify.__main__ as judge  # noqa: PLC0415 - keeps --help fast
+    import towpath.sinks.verify.__main__ as verifier  # noqa: PLC0415 - keeps --help fast
 
     try:
-        return judge.verify(path, name, options)
+        return verifier.verify(path, name, options)
     except UnavailableError as failure:
         print(f"error: {failure}\nremedy: {failure.remedy}", file=sys.stderr)
         return failure.exit_code

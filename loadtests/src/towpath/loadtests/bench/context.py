@@ -200,7 +200,7 @@ class RunRecords:
         systems = self._cases.setdefault(case, defaultdict(list))
         systems[system].append(figures)
 
-    def judge(self, run: str, checked: int, findings: Sequence[str]) -> None:
+    def add_findings(self, run: str, checked: int, findings: Sequence[str]) -> None:
         """Add and print a run's findings, or print the number of checked events."""
         if findings:
             self._findings.append(f"{run}: {', '.join(findings)}")

@@ -82,7 +82,7 @@ def _result(records: RunRecords) -> BenchResult[RelayCase]:
 
 
 def _record_check(records: RunRecords, run: BenchRun, verdict: EventCheck) -> None:
-    records.judge(run.name, verdict.events, verdict.findings())
+    records.add_findings(run.name, verdict.events, verdict.findings())
 
 
 def _kill_case(bench: Bench, records: RunRecords) -> None:

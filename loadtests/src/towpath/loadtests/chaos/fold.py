@@ -202,7 +202,7 @@ class Fold:
         known = part.keys.setdefault(key, _Known(b"", None))
         version = _NEVER if after is None else int(after["v"])
         if self._is_ordered:
-            self._judge(part, known, key, position, version)
+            self._compare(part, known, key, position, version)
         if position >= max(part.floor, known.position):
             known.position, known.row, known.missing = position, after, frozenset()
         elif known.missing and after is not None:
@@ -211,7 +211,7 @@ class Fold:
             known.missing = known.missing - filled.keys()
         known.version = max(known.version, version)
 
-    def _judge(
+    def _compare(
         self, part: _Partition, known: _Known, key: bytes, position: bytes, version: int
     ) -> None:
         newest = max(known.event, part.floor)

@@ -87,22 +87,22 @@ class SnapshotRequester(Actor):
 
     def whole(self, session: Session) -> None:
         """Request a snapshot of one table."""
-        self._ask(session, [self.random.choice(TABLES).collection])
+        self._request(session, [self.random.choice(TABLES).collection])
 
     def several(self, session: Session) -> None:
         """Request a snapshot of several tables."""
         some = self.random.sample(TABLES, 3)
-        self._ask(session, [table.collection for table in some])
+        self._request(session, [table.collection for table in some])
 
     def pattern(self, session: Session) -> None:
         """Request a snapshot of all tables that match a pattern."""
-        self._ask(session, [r"chaos\.[a-t].*"])
+        self._request(session, [r"chaos\.[a-t].*"])
 
     def slow(self, session: Session) -> None:
         """Request a slow snapshot of a table, so that kills hit it."""
         rate = self.random.choice((500, 1500, 4000))
         chosen = [self.random.choice(TABLES).collection]
-        self._ask(session, chosen, max_rows_per_second=rate)
+        self._request(session, chosen, max_rows_per_second=rate)
 
     def keys(self, session: Session) -> None:
         """Request some keys, not all of which have a row."""
@@ -111,31 +111,31 @@ class SnapshotRequester(Actor):
         numbers = [self.random.randint(1, self._highest) for _ in range(count)]
         rows = session.execute(table.statement(_KEYS), {"numbers": numbers})
         keys = [[str(part) for part in row] for row in rows]
-        self._ask(session, [table.collection], keys=keys)
+        self._request(session, [table.collection], keys=keys)
 
     def target(self, session: Session) -> None:
         """Request a snapshot for one sink only."""
-        self._ask(session, [TARGETED.collection], target=SINK)
+        self._request(session, [TARGETED.collection], target=SINK)
 
     def filtered(self, session: Session) -> None:
         """Request the rows of a table that match a condition."""
         name = self.random.choice(TABLES).collection
         condition = {"data-collection": name, "filter": "nr % 3 = 0 or note = 'old'"}
-        self._ask(session, [name], additional_conditions=[condition])
+        self._request(session, [name], additional_conditions=[condition])
 
     def by_number(self, session: Session) -> None:
         """Request a table in the order of another unique column."""
         table = self.random.choice([t for t in TABLES if not t.is_partitioned])
-        self._ask(session, [table.collection], surrogate_key="nr")
+        self._request(session, [table.collection], surrogate_key="nr")
 
     def blocking(self, session: Session) -> None:
         """Request a blocking snapshot of tables."""
         some = self.random.sample(TABLES, 2)
-        self._ask(session, [table.collection for table in some], type="blocking")
+        self._request(session, [table.collection for table in some], type="blocking")
 
     def sweep(self, session: Session) -> None:
         """Request a table, with a sweep of rows that it no longer has."""
-        self._ask(session, [self.random.choice(TABLES).collection], sweep=True)
+        self._request(session, [self.random.choice(TABLES).collection], sweep=True)
 
     def stop_some(self, session: Session) -> None:
         """Stop the snapshots of one table, or all."""
@@ -148,7 +148,7 @@ class SnapshotRequester(Actor):
         self.rest(_PAUSED_S)
         send(session, self._id(), "resume-snapshot")
 
-    def _ask(self, session: Session, names: list[str], **more: object) -> None:
+    def _request(self, session: Session, names: list[str], **more: object) -> None:
         kind = "execute-snapshot"
         send(session, self._id(), kind, data_collections=names, **more)
 

@@ -143,7 +143,7 @@ class _ChaosRun:
                 writer.stop()
         self._await_rest()
         self._count(writers, alterers, killers)
-        self._judge()
+        self._compare()
 
     # The end of a round ----------------------------------------------------------
 
@@ -181,9 +181,9 @@ class _ChaosRun:
             self._add_finding(f"stuck: signal {answer.signal_id} is {answer.status!r}")
         self._topics.read_to_end(_READ_WITHIN_S)
 
-    def _judge(self) -> None:
+    def _compare(self) -> None:
         """Compare the reader's rows with the tables, and collect earlier findings."""
-        self._judge_signals()
+        self._compare_signals()
         for table, fold in self._folds.items():
             rows = tables.read(self._source.session, table)
             for each in (fold, self._own) if table is TARGETED else (fold,):
@@ -200,7 +200,7 @@ class _ChaosRun:
                     self._add_finding(f"{each.name}: {dict(each.wrong)}")
                     self._result.findings += each.findings[:_SHOWN]
 
-    def _judge_signals(self) -> None:
+    def _compare_signals(self) -> None:
         found = self._answers()
         allowed = {"completed"}
         if any(answer.type == "stop-snapshot" for answer in found):

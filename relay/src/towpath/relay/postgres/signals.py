@@ -215,7 +215,7 @@ class SourceSignalService:
         self._dsn = dsn
         self._relay = relay
 
-    def leave(self, signal: ExternalSignal) -> None:
+    def store(self, signal: ExternalSignal) -> None:
         """
         Insert a signal; the same signal is accepted again.
 

@@ -224,7 +224,7 @@ class SnapshotDriver:
         match fact:
             case VisibilityRead():
                 self._is_probing = False
-                self._invisible.see(fact.snapshot)
+                self._invisible.observe(fact.snapshot)
                 return self._signal_processor.begin_answer(
                     fact.snapshot, self._open_tables()
                 )

@@ -173,7 +173,7 @@ class RangeReader:
             keys,
         )
         if self._seen_mark is not None:
-            window.see(self._seen_mark)
+            window.observe(self._seen_mark)
         return window
 
     def accept(self, chunk: Chunk) -> bool:
@@ -228,10 +228,10 @@ class RangeReader:
         self._close(delivery)
         return [self._emission(delivery)] if delivery.has_emitted else []
 
-    def see(self, mark: WatermarkSeen) -> None:
+    def observe(self, mark: WatermarkSeen) -> None:
         """Process a watermark of the stream."""
         for window in self._windows:
-            window.see(mark)
+            window.observe(mark)
         if mark.token == self._last_mark:
             self._seen_mark = mark
 
@@ -387,10 +387,10 @@ class RangeReaders:
             pending_keys=tuple(dict.fromkeys(chain(self.pending_keys, in_flight))),
         )
 
-    def see(self, mark: WatermarkSeen) -> None:
+    def observe(self, mark: WatermarkSeen) -> None:
         """Process a watermark of the stream."""
         for reader in self._readers:
-            reader.see(mark)
+            reader.observe(mark)
 
     def note_fact(self, fact: Fact) -> None:
         """Remember a chunk that was read just now, until the next fact."""

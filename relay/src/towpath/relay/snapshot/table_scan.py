@@ -175,7 +175,7 @@ class TableScan:
         self._readers.note_fact(fact)
         match fact:
             case WatermarkSeen():
-                effects += self._see(fact)
+                effects += self._observe(fact)
             case Tick():
                 self._pace.now_s = fact.now_s
             case VisibilityRead():
@@ -210,13 +210,13 @@ class TableScan:
 
     # Each fact -----------------------------------------------------------------
 
-    def _see(self, mark: WatermarkSeen) -> list[Effect]:
+    def _observe(self, mark: WatermarkSeen) -> list[Effect]:
         if self.stage is ScanStage.MARKING and mark.token == self._token:
             if self._point is not None:
                 self._point.mark = mark
             self._begin_recording(mark)
             return [ProbeVisibility()]
-        self._readers.see(mark)
+        self._readers.observe(mark)
         return []
 
     @property

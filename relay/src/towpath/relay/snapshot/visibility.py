@@ -83,7 +83,7 @@ class InvisibleTransactions:
         self._unseen.append((xid32, self._last_end_lsn))
         self._last_end_lsn = end_lsn
 
-    def see(self, snapshot: XidSnapshot) -> None:
+    def observe(self, snapshot: XidSnapshot) -> None:
         """Remove all transactions that this snapshot sees, not only the oldest."""
         unseen = self._unseen
         while unseen and snapshot.sees_streamed(unseen[0][0]):

@@ -78,7 +78,7 @@ class Window:
         self._done_rows = 0
         self._found: set[Key] = set()
 
-    def see(self, mark: WatermarkSeen) -> None:
+    def observe(self, mark: WatermarkSeen) -> None:
         """Process a watermark, of this window or of another."""
         if mark.token == self.low_token:
             self.low = mark

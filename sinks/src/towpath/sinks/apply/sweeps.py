@@ -152,7 +152,7 @@ class SafePosition:
         self._lock = threading.Lock()
         self._found: str | None = None
 
-    def look(self, names: Callable[[], list[str]]) -> None:
+    def check(self, names: Callable[[], list[str]]) -> None:
         """
         Look the position up, if that is due.
 

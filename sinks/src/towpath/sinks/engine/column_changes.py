@@ -91,7 +91,7 @@ class ColumnChanges:
         self._known = {n: kept for n, kept in self._file.read().items() if n in names}
         self._seen: dict[str, RelationShape] = {}
 
-    def look(self) -> None:
+    def check(self) -> None:
         """
         Request the rows of each altered table; called before each batch.
 
@@ -112,14 +112,14 @@ class ColumnChanges:
         before: Mapping[str, str] = kept["columns"]
         filling, again = self._still_filling(route.name, kept["filling"], now)
         altered = [c for c in shape.columns if before.get(c.name) != now[c.name]]
-        ask = [
+        requested = [
             column
             for column in shape.columns
             if column.name in again
             or (column in altered and self._can_take(route, column, before))
         ]
-        if ask:
-            filling |= self._ask(route, ask)
+        if requested:
+            filling |= self._request(route, requested)
         for snapshot_id in kept["filling"].keys() - filling.keys():
             incomplete.end(self._state_folder, self._sink.name, route.name, snapshot_id)
         self._known[route.name] = {"columns": now, "filling": filling}
@@ -157,7 +157,7 @@ class ColumnChanges:
         )
         return False
 
-    def _ask(self, route: Route, columns: list[Column]) -> dict[str, list[str]]:
+    def _request(self, route: Route, columns: list[Column]) -> dict[str, list[str]]:
         """
         Request the rows with a value in one of the columns.
 
@@ -220,7 +220,7 @@ class ShapeCheckedWriter:
             UnavailableError: A system does not answer; write the batch again.
             HaltError: The sink refuses to continue.
         """
-        self._changes.look()
+        self._changes.check()
         return self._writer.write(rows, batch_id)
 
 

@@ -159,12 +159,12 @@ class Monitor:
         for name, folder in self._folders.items():
             remove_heartbeat(folder, name)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Write the heartbeats, determine each sink's lag, and log alarms."""
         with self._lock:
-            self._look()
+            self._check()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         for name in list(self._folders):
             self._write_heartbeat(name)
         try:
@@ -221,6 +221,6 @@ class Monitor:
     def _watch(self) -> None:
         while not self._stop.wait(LOOK_EVERY_S):
             try:
-                self.look()
+                self.check()
             except Exception:  # noqa: BLE001 - the sinks continue
                 _log.exception("sink lag check failed: retrying")

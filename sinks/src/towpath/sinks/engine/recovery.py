@@ -313,7 +313,7 @@ class Recovery:
         self._note_topics(committed, retained)
         return tuple(examined.findings)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """
         Check from time to time that a running query still reads the same topics.
 

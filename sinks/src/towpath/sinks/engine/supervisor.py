@@ -108,7 +108,7 @@ class IdleUpkeep:
         self._clock = clock
         self._next = Deadline(clock, LOOK_EVERY_S)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """
         Maintain the sink, if that is due and no batch is being written.
 
@@ -285,7 +285,7 @@ class Supervisor:
                 self._plan, announced, repairs, self._parts.clock
             )
             # Before any request about dead letters writes a row.
-            column_changes.look()
+            column_changes.check()
             dead_letters = self._parts.make_dead_letters(self._plan.sink.name)
             run = self._sink_run(sink, dead_letters, repairs)
             run = run._replace(writing=ShapeCheckedWriter(column_changes, run.writing))
@@ -388,9 +388,9 @@ class Supervisor:
         try:
             run.requests.process()
             self._report.parked(run.requests.parked_keys)
-            run.safe.look(self._topics)
-            run.recovery.look()
-            run.idle.look()
+            run.safe.check(self._topics)
+            run.recovery.check()
+            run.idle.check()
         except (TopicRemadeError, PartitionsAddedError):
             raise
         except (UnavailableError, BusyError) as error:

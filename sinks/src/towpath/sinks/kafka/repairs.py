@@ -103,7 +103,7 @@ class KafkaRepairs:
         data = {"data-collections": [collection], "columns": list(columns)}
         signal = self._signal(data)
         snapshot_id = str(signal["id"])
-        # Earlier notes stay: this snapshot does not read the rows they stand for.
+        # Earlier entries stay: this snapshot does not read their rows.
         state_folder, sink = self._settings.state_folder, self._sink.name
         incomplete.note(state_folder, sink, route, snapshot_id)
         self._send([signal])

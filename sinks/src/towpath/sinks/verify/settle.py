@@ -116,7 +116,7 @@ def settle(comparison: RouteComparison, suspects: Suspects) -> None:
         return
     comparison.catch_up.wait()
     read_sink(comparison.reader, comparison.route, comparison.form, suspects)
-    _judge(comparison, suspects, {}, is_first=True)
+    _compare_suspects(comparison, suspects, {}, is_first=True)
     settle_further(comparison, suspects)
 
 
@@ -148,10 +148,10 @@ def _round(comparison: RouteComparison, suspects: Suspects) -> None:
 
     comparison.catch_up.wait(read_source if few else None)
     read_sink(comparison.reader, comparison.route, comparison.form, suspects)
-    _judge(comparison, suspects, had, is_first=False)
+    _compare_suspects(comparison, suspects, had, is_first=False)
 
 
-def _judge(
+def _compare_suspects(
     comparison: RouteComparison,
     suspects: Suspects,
     had: dict[str, set[bytes | None]],

@@ -332,7 +332,7 @@ def measure_catch_up(
             figures[sink] = SinkCatchUp(backlog, sink, targets.pids).measure()
             with backlog.relay():
                 findings = compare_sink(backlog, sink)
-            records.judge(f"catch_up {sink}", bench.options.rows, findings)
+            records.add_findings(f"catch_up {sink}", bench.options.rows, findings)
             if not findings:
                 figures[BESIDE[sink]] = _beside(backlog, targets, sink)
     return CatchUp(rows=bench.options.rows, systems=figures), records.findings

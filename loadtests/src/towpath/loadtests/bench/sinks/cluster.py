@@ -90,7 +90,7 @@ def measure_cluster(
                 name = f"{sink}_{system.name}"
                 figures[name] = _measure(backlog, targets, sink, system, start)
                 findings = _findings(backlog, sink, name)
-                records.judge(f"cluster {name}", bench.options.rows, findings)
+                records.add_findings(f"cluster {name}", bench.options.rows, findings)
     return Cluster(rows=bench.options.rows, systems=figures), records.findings
 
 

@@ -227,7 +227,7 @@ def _run(bench: Bench, records: RunRecords, what: tuple[str, Load, int]) -> None
             figures, verdict = SnapshotMeasurement(bench, run, source).measure()
     records.add(load, system, figures)
     judged = verdict if system == RELAY else verdict.without_stale
-    records.judge(name, verdict.rows, judged.findings())
+    records.add_findings(name, verdict.rows, judged.findings())
 
 
 @contextmanager

@@ -64,7 +64,7 @@ class ReceiverVerdict(NamedTuple):
     reason: str = ""
 
 
-def judge(
+def verdict_of(
     status: int, headers: Mapping[str, str], text: str, now: datetime
 ) -> ReceiverVerdict:
     """
@@ -154,7 +154,7 @@ class WebhookClient:
             message = f"the receiver does not answer: {type(error).__name__}"
             raise TargetUnavailableError(message) from error
         headers = {name.lower(): value for name, value in response.headers.items()}
-        return judge(response.status, headers, text, now)
+        return verdict_of(response.status, headers, text, now)
 
     def close(self) -> None:
         """Close the connections."""

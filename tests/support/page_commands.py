@@ -78,7 +78,7 @@ def run(
         try:
             code = shell.wait(timeout_s)
         finally:
-            _kill_session(shell)
+            kill_session(shell)
     return code, printed.read_text(encoding="utf-8", errors="replace")
 
 
@@ -87,7 +87,7 @@ def in_project(block: Block) -> str:
     return f"cd {ROOT}\n{script([block])}"
 
 
-def _kill_session(shell: subprocess.Popen[bytes]) -> None:
+def kill_session(shell: subprocess.Popen[bytes]) -> None:
     """Kill the shell and its children, which are one group of processes."""
     try:
         os.killpg(shell.pid, signal.SIGKILL)

@@ -3,8 +3,15 @@
 import dataclasses
 from pathlib import Path
 
-from towpath.deploy.local.configuration import write_configuration
+import pytest
+
+from towpath.deploy.local.configuration import (
+    check_files,
+    update_ports,
+    write_configuration,
+)
 from towpath.deploy.local.stack import Addresses
+from towpath.schemas.failure import UsageError
 from towpath.services.orders.events import shop_schemas
 from towpath.settings import RouteKind, load
 from towpath.sinks.targets.search.schema import document_fields
@@ -114,3 +121,34 @@ def test_the_orders_documents_have_fields_for_all_that_events_say(tmp_path: Path
 
     assert said.keys() == found.keys()
     assert lines[0] == lines[1]
+
+
+def test_a_file_of_ones_own_gets_the_ports(tmp_path: Path) -> None:
+    """
+    A file that lists two ports in its first line: these two become the stack's.
+    """
+    path = tmp_path / "blog.env"
+    lines = "A=127.0.0.1:5432/blog\nB=redis://127.0.0.1:6379/0\nC=127.0.0.1:80\n"
+    path.write_text(f"# local stack: postgres=5432 redis=6379\n{lines}")
+
+    check_files([path])
+    update_ports(_BEFORE, path)
+
+    assert path.read_text().splitlines()[1:] == [
+        "A=127.0.0.1:20001/blog",
+        "B=redis://127.0.0.1:20004/0",
+        "C=127.0.0.1:80",
+    ]
+
+
+@pytest.mark.parametrize("text", [None, "A=127.0.0.1:5432\n"])
+def test_a_file_without_ports_is_refused(tmp_path: Path, text: str | None) -> None:
+    """
+    A missing file, and one that does not say which ports it was written for.
+    """
+    path = tmp_path / "blog.env"
+    if text is not None:
+        path.write_text(text)
+
+    with pytest.raises(UsageError, match=r"blog\.env"):
+        check_files([path])

@@ -102,9 +102,9 @@ class _Watch:
             "begin": self._begin,
             "commit": self._end,
             "rollback": self._roll_back,
-            "savepoint": self._begin_savepoint,
-            "release_savepoint": self._release_savepoint,
-            "rollback_savepoint": self._roll_back_savepoint,
+            "savepoint": self._enter_nested,
+            "release_savepoint": self._leave_nested,
+            "rollback_savepoint": self._undo_nested,
         }
         for name, handler in handlers.items():
             event.listen(Engine, name, handler)
@@ -125,13 +125,13 @@ class _Watch:
         starts = self._open.pop(connection, [len(self.events)])
         del self.events[starts[0] :]
 
-    def _begin_savepoint(self, connection: Any, _name: str) -> None:  # noqa: ANN401
+    def _enter_nested(self, connection: Any, _name: str) -> None:  # noqa: ANN401
         self._open.setdefault(connection, [0]).append(len(self.events))
 
-    def _release_savepoint(self, connection: Any, *_: object) -> None:  # noqa: ANN401
+    def _leave_nested(self, connection: Any, *_: object) -> None:  # noqa: ANN401
         self._open[connection].pop()
 
-    def _roll_back_savepoint(self, connection: Any, *_: object) -> None:  # noqa: ANN401
+    def _undo_nested(self, connection: Any, *_: object) -> None:  # noqa: ANN401
         del self.events[self._open[connection].pop() :]
 
     def _has_open_transaction(self) -> bool:

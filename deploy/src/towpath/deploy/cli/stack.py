@@ -23,7 +23,11 @@ from towpath.deploy.cli.options import (
     state_folder,
 )
 from towpath.deploy.jars import fetch, store
-from towpath.deploy.local.configuration import write_configuration
+from towpath.deploy.local.configuration import (
+    check_files,
+    update_ports,
+    write_configuration,
+)
 from towpath.deploy.local.lifecycle import (
     PartState,
     PartStatus,
@@ -32,6 +36,7 @@ from towpath.deploy.local.lifecycle import (
     short_path,
 )
 from towpath.deploy.local.part import StateFolder
+from towpath.deploy.local.postgres import create_databases
 from towpath.deploy.local.stack import NAMES, Stack
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import UsageError
@@ -69,8 +74,24 @@ def follow_file(path: Path, clock: Clock | None = None) -> Iterator[str]:
             wait(_FOLLOW_EVERY_S)
 
 
-def up(*, state: StateOption = None) -> int:
-    """Start the local stack, or repair what is down, and write its configuration."""
+def up(
+    *files: Path,
+    database: Annotated[tuple[str, ...], Flag] = (),
+    state: StateOption = None,
+) -> int:
+    """
+    Start the local stack, or repair what is down, and write its configuration.
+
+    Named files stay as they are but for their ports: those that the file lists in a
+    line "# local stack: postgres=5432 kafka=9092 ..." become the stack's, wherever they
+    follow 127.0.0.1. Without files, a configuration for the demo's shop is written.
+
+    Args:
+        files: Files of your own with addresses of the stack: towpath.toml, an env file.
+        database: A database to create in its Postgres, unless it exists.
+        state: State folder.
+    """
+    check_files(files)
     stack = Stack(state_folder(state))
     console = Console(stderr=True)
     fetch.ensure(console.print, os.environ, store.read_lock())  # noqa: TID251 - a root
@@ -85,9 +106,14 @@ def up(*, state: StateOption = None) -> int:
             line.update(f"starting {', '.join(waiting)}")
 
         addresses = stack.up(report=report)
+    create_databases(addresses.postgres_port, database)
     path = stack.state.root / "towpath.toml"
-    write_configuration(addresses, path)
-    print(f"configuration: {short_path(path)}")
+    for file in files:
+        update_ports(addresses, file)
+    if not files:
+        write_configuration(addresses, path)
+    written = ", ".join(short_path(file) for file in files or (path,))
+    print(f"{'addresses' if files else 'configuration'}: {written}")
     return _show_parts(stack.status())
 
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from towpath.deploy.local.ports import LOOPBACK
 from towpath.deploy.local.stack import NAMES, Addresses
+from towpath.schemas.failure import UsageError
 
 _TABLES: Final = ("customers", "orders", "order_lines")
 _MARK: Final = "# local stack:"
@@ -87,15 +88,35 @@ cancelled_at = "timestamp with time zone"
 def write_configuration(addresses: Addresses, path: Path) -> None:
     """Write the shop's configuration, or update the ports of an existing file."""
     if path.exists():
-        old = path.read_text(encoding="utf-8")
-        text = with_ports(old, addresses)
-        if text == old:
-            return
+        update_ports(addresses, path)
     else:
-        text = for_shop(addresses)
-    scratch = path.with_suffix(".toml.new")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(path)
+        _replace(path, for_shop(addresses))
+
+
+def check_files(paths: Iterable[Path]) -> None:
+    """
+    Check that files name the ports that they were written for.
+
+    Raises:
+        UsageError: A file cannot be read, or has no such line.
+    """
+    for path in paths:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"{path} cannot be read: {error}"
+            raise UsageError(message) from error
+        if _MARK_LINE.search(text) is None:
+            message = f'{path} has no line "{_MARK} postgres=5432 ..." with its ports'
+            raise UsageError(message)
+
+
+def update_ports(addresses: Addresses, path: Path) -> None:
+    """Update the ports of an existing file."""
+    old = path.read_text(encoding="utf-8")
+    text = with_ports(old, addresses)
+    if text != old:
+        _replace(path, text)
 
 
 def for_shop(addresses: Addresses) -> str:
@@ -150,6 +171,13 @@ def with_ports(text: str, addresses: Addresses) -> str:
     moved = {port: str(now[name]) for name, _, port in words if name in now}
     text = _ADDRESS.sub(lambda m: f"{LOOPBACK}:{moved.get(m[1], m[1])}", text)
     return _MARK_LINE.sub(_mark(addresses), text, count=1)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file in one step."""
+    scratch = path.with_name(f"{path.name}.new")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(path)
 
 
 def _routes(place: str, tables: Iterable[str]) -> list[str]:

@@ -1,0 +1,189 @@
+"""
+Follows a tutorial as its reader would: block after block, in one shell.
+
+- A block of ``console``: a line that begins with ``$`` is a command, one with ``>``
+  continues it, and the lines below are what it prints. ``...`` stands for any text of a
+  line, and a line of ``...`` for any number of lines. Each command ends with exit code
+  0, and prints what the page shows.
+- A block of another language below a line with only a file's name in backticks: a file
+  that exists has these lines, and one that does not exist is written. The lines of a
+  ``diff`` change it: its context and removed lines are there once.
+"""
+
+import os
+import re
+import select
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from support.page_commands import kill_session
+from support.pages import blocks
+from towpath.schemas.clock import Deadline, SystemClock
+
+_FILE_NAME: Final = re.compile(r"`(?P<path>[\w./-]+)`$")
+_PROMPT: Final = "$ "
+_CONTINUED: Final = "> "
+_ANY: Final = "..."
+# A shell's own notices about its background jobs.
+_NOTICE: Final = re.compile(r"^(\[\d+\]|.*: line \d+: +\d+ (Killed|Terminated))")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of the page: its text, the lines that it prints, its line there."""
+
+    text: str
+    expected: tuple[str, ...]
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileText:
+    """Text of a file, or the lines of a ``diff`` that change it."""
+
+    path: str
+    text: str
+    is_diff: bool
+    line: int
+
+
+class TutorialError(AssertionError):
+    """The page does not show what happens."""
+
+
+def steps(text: str) -> list[Command | FileText]:
+    """Read the steps of a page, in their order."""
+    lines = text.splitlines()
+    found: list[Command | FileText] = []
+    for block in blocks(text):
+        if block.language == "console":
+            found += _commands(block.text, block.line)
+            continue
+        above = next((line for line in reversed(lines[: block.line - 1]) if line), "")
+        named = _FILE_NAME.match(above)
+        if named is None:
+            message = f"line {block.line}: a block that is no console names no file"
+            raise TutorialError(message)
+        is_diff = block.language == "diff"
+        found.append(FileText(named["path"], block.text, is_diff, block.line))
+    return found
+
+
+def _commands(text: str, first_line: int) -> Iterator[Command]:
+    lines = text.splitlines()
+    starts = [n for n, line in enumerate(lines) if line.startswith(_PROMPT)]
+    if not starts or starts[0] != 0:
+        message = f"line {first_line}: a console begins with a command"
+        raise TutorialError(message)
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        words = [lines[start].removeprefix(_PROMPT)]
+        rest = lines[start + 1 : end]
+        while rest and rest[0].startswith(_CONTINUED):
+            words.append(rest.pop(0).removeprefix(_CONTINUED))
+        yield Command("\n".join(words), tuple(rest), first_line + 1 + start)
+
+
+def matches(expected: tuple[str, ...], printed: str) -> bool:
+    """Return whether the printed text is what a page shows, notices of jobs aside."""
+    pattern = "".join(
+        "(?:.*\n)*" if line == _ANY else f"{_any_text(line)}\n" for line in expected
+    )
+    lines = [line.rstrip() for line in printed.splitlines()]
+    kept = "".join(f"{line}\n" for line in lines if not _NOTICE.match(line))
+    return re.fullmatch(pattern, kept) is not None
+
+
+def _any_text(line: str) -> str:
+    return ".*".join(map(re.escape, line.rstrip().split(_ANY)))
+
+
+def put(step: FileText, folder: Path) -> None:
+    """
+    Write, change or compare a file as its block says.
+
+    Raises:
+        TutorialError: The file has other lines than the page.
+    """
+    path = folder / step.path
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    if step.is_diff:
+        lines = step.text.splitlines(keepends=True)
+        before = "".join(line[1:] for line in lines if line[0] in " -")
+        after = "".join(line[1:] for line in lines if line[0] in " +")
+        if old.count(before) != 1:
+            message = (
+                f"line {step.line}: {step.path} has {old.count(before)} such places"
+            )
+            raise TutorialError(message)
+        path.write_text(old.replace(before, after), encoding="utf-8")
+    elif not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(step.text, encoding="utf-8")
+    elif f"\n{step.text}" not in f"\n{old}":
+        message = f"line {step.line}: {step.path} has other lines"
+        raise TutorialError(message)
+
+
+class ReaderShell:
+    """
+    One shell in a folder, which a reader types commands into.
+
+    Args:
+        folder: Its first folder; a file with all that was printed is beside it.
+        environment: All of its variables.
+    """
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self._log = folder.with_name(f"{folder.name}.log")
+        script, self._keyboard = os.pipe()
+        self._ended, ended = os.pipe()
+        with self._log.open("wb") as printed:
+            # A process of the page must not read the next commands as its input.
+            self._shell = subprocess.Popen(
+                ["bash", "--norc", f"/dev/fd/{script}"],
+                cwd=folder,
+                env={**environment, "ENDED": str(ended)},
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=printed,
+                pass_fds=(script, ended),
+                start_new_session=True,
+            )
+        os.close(script)
+        os.close(ended)
+
+    def run(self, command: Command, timeout_s: float) -> None:
+        """
+        Run a command and compare what it prints.
+
+        Raises:
+            TutorialError: It failed, did not end, or printed something else.
+        """
+        start = self._log.stat().st_size
+        typed = f"{command.text}\necho $? >&$ENDED\n"
+        os.write(self._keyboard, typed.encode())
+        code = self._code(Deadline(SystemClock(), timeout_s))
+        printed = self._log.read_bytes()[start:].decode(errors="replace")
+        if code != 0 or not matches(command.expected, printed):
+            how = "does not end" if code is None else f"ends with {code}"
+            message = (
+                f"line {command.line}: {command.text!r} {how}, and prints\n{printed}"
+                "instead of\n" + "\n".join(command.expected)
+            )
+            raise TutorialError(message)
+
+    def close(self) -> None:
+        """Kill the shell and all that it started."""
+        kill_session(self._shell)
+        os.close(self._keyboard)
+        os.close(self._ended)
+
+    def _code(self, deadline: Deadline) -> int | None:
+        while not deadline.passed() and self._shell.poll() is None:
+            readable, _, _ = select.select([self._ended], [], [], 0.2)
+            if readable and (code := os.read(self._ended, 16)):
+                return int(code)
+        return self._shell.poll()

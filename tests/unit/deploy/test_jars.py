@@ -57,6 +57,23 @@ def test_every_line_of_the_lock_is_whole() -> None:
     assert odd == []
 
 
+def test_a_store_is_below_the_clone_or_in_the_users_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    An installed wheel has no clone: its archives are in the cache of the user.
+    """
+    digest = store.lock_digest()
+    assert store.CLONE / ".towpath/jars" / digest == store.folder({})
+
+    monkeypatch.setattr(store, "CLONE", tmp_path / "no-clone")
+
+    cache = tmp_path / "cache"
+    found = store.folder({"XDG_CACHE_HOME": str(cache)})
+    assert cache / "towpath/jars" / digest == found
+    assert Path.home() / ".cache/towpath/jars" / digest == store.folder({})
+
+
 def test_no_use_has_two_versions_of_one_archive() -> None:
     """
     Within one use a file name occurs once, for it becomes one folder.

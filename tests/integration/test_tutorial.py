@@ -77,7 +77,7 @@ def test_the_tutorial_does_what_it_shows(home):
     try:
         for step in steps(PAGE.read_text(encoding="utf-8")):
             if isinstance(step, Command):
-                shell.run(step, 180.0)
+                shell.run(step, 420.0)
             else:
                 put(step, blog)
     except TutorialError as error:

@@ -24,7 +24,6 @@ from towpath.deploy.snapshots.signals import INCOMPLETE
 from towpath.deploy.snapshots.view import open_bars
 from towpath.deploy.status import overview
 from towpath.schemas.clock import Clock, SystemClock
-from towpath.schemas.events import event_schemas
 from towpath.schemas.failure import UsageError
 from towpath.settings import Route, Settings, Sink, SinkKind, load
 from towpath.settings.logs import configure_logs
@@ -331,12 +330,12 @@ def _searched_routes(sink: Sink, route: str | None) -> list[Route]:
 @contextmanager
 def _open_rebuild(settings: Settings, sink: Sink) -> Iterator["Rebuild"]:
     from towpath.sinks.targets.search.rebuild import Rebuild  # noqa: PLC0415 - keeps --help fast
-    from towpath.sinks.targets.search.schema import RouteFields  # noqa: PLC0415 - keeps --help fast
+    from towpath.sinks.targets.search.schema import RouteFields, event_schemas  # noqa: PLC0415 - keeps --help fast
 
     kafka, prefix = settings.kafka, settings.database.prefix
     announced = KafkaRelations(kafka, prefix)
     relations = RoutedRelations(announced, sink.route)
-    fields = RouteFields(relations, event_schemas())
+    fields = RouteFields(relations, event_schemas(sink.search, sink.route))
     opened = Rebuild(sink.url, sink.search, fields)
     try:
         yield opened

@@ -13,9 +13,9 @@ import pytest
 from support import remains
 from support.pages import DOCS, ROOT
 from support.tutorial import Command, ReaderShell, TutorialError, put, steps
-from towpath.deploy.jars import store
 from towpath.deploy.local.own_stack import stop_all
 from towpath.deploy.local.stack import Stack
+from towpath.sinks.jars import store
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 

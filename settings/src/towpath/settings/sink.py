@@ -391,9 +391,11 @@ class Sink(Section):
             yield from self._webhook_mistakes()
         kinds = {r.kind for r in self.route} if is_built_in(self.kind) else set()
         if RouteKind.EVENT_LOG in kinds and self.kind not in _EVENT_LOGS:
-            yield "route: an event log needs a warehouse, postgres or webhook sink"
+            kinds_of = "postgres, warehouse or webhook"
+            yield f"route: an event log needs a sink of the kind {kinds_of}"
         if RouteKind.AGGREGATE in kinds and self.kind not in _DOCUMENTS:
-            yield "route: aggregates need a search, postgres or webhook sink"
+            kinds_of = "postgres, search or webhook"
+            yield f"route: aggregates need a sink of the kind {kinds_of}"
         names = [r.name for r in self.route]
         if len(set(names)) != len(names):
             yield "route: two routes write the same name"

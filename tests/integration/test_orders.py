@@ -19,15 +19,15 @@ from flask.testing import FlaskClient
 from sqlalchemy import Engine, text
 from werkzeug.test import TestResponse
 
-from towpath.outbox import outbox_table
+from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.views import view_findings
 from towpath.schemas.clock import SystemClock
-from towpath.schemas.events import check_event
 from towpath.services.orders import __main__ as orders
 from towpath.services.orders import handlers
 from towpath.services.orders.api import EXTENSION
 from towpath.services.orders.app import create_app, migrate_shop
 from towpath.services.orders.commands import PlaceOrder
+from towpath.services.orders.events import shop_schemas
 from towpath.services.orders.repository import OrdersUnit, metadata, seed_shop
 from towpath.settings import AggregateView, IdForm
 
@@ -95,7 +95,7 @@ def bare_shop(database: str) -> Iterator[Shop]:
 def shop(bare_shop: Shop) -> Shop:
     """Provide a shop with its outbox and one customer."""
     bare_shop.rows("create schema towpath")
-    outbox_table.metadata.create_all(bare_shop.engine)
+    bare_shop.rows(query("create_outbox_table").decode())
     customer = {"name": "Ada", "email": "ada@example.org"}
     response = bare_shop.client.post("/customers", json=customer)
     bare_shop.customer_id = response.json["customer_id"]
@@ -651,7 +651,9 @@ def test_a_seeded_order_is_an_event_that_fits_its_schema(shop: Shop):
     """
     seed_shop(shop.engine, orders=200, customers=20)
     documents = shop.rows("select type, payload from shop.order_documents")
-    fitting = [check_event(type_, payload).name for type_, payload in documents]
+    fitting = [
+        shop_schemas().check(type_, payload).name for type_, payload in documents
+    ]
 
     assert ["OrderPlaced"] * 200 == fitting
 

@@ -14,7 +14,7 @@ import requests
 from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from support.orders_service import STOP_TIMEOUT_S, Service, orders_service
-from towpath.schemas.events import event_schemas
+from towpath.services.orders.events import shop_schemas
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -48,7 +48,7 @@ def test_a_started_service_takes_orders_and_has_told_the_registry(
         paid.status_code,
         paid.json()["status"],
     )
-    assert {s.subject for s in event_schemas().values()} <= set(subjects)
+    assert {s.subject for s in shop_schemas().newest.values()} <= set(subjects)
 
 
 def test_many_clients_at_once_are_all_served(service: Service):

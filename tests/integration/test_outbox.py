@@ -6,26 +6,25 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
 from sqlalchemy import Column, Engine, Table, Text, create_engine, text
 from sqlalchemy.orm import Session, registry, sessionmaker
 
 from towpath.outbox import (
-    Collector,
+    Events,
     InvalidEventError,
+    Outbox,
     OutboxEvent,
     SavepointError,
-    emit,
-    outbox_table,
-    record,
-    track,
 )
+from towpath.outbox.sqlalchemy import Collector, track
 from towpath.relay.postgres.queries import query
+from towpath.services.orders.events import shop_schemas
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
+OUTBOX = Outbox(Events(shop_schemas()))
+record = OUTBOX.record
 
 
 @dataclass
@@ -68,7 +67,7 @@ def engine(database: str) -> Iterator[Engine]:
     with engine.begin() as connection:
         connection.execute(text("create schema towpath"))
         connection.execute(text("create table member (id text primary key, name text)"))
-        outbox_table.metadata.create_all(connection)
+        connection.execute(text(query("create_outbox_table").decode()))
     yield engine
     engine.dispose()
 
@@ -77,7 +76,7 @@ def engine(database: str) -> Iterator[Engine]:
 def sessions(engine: Engine) -> sessionmaker[Session]:
     """Provide a factory of sessions that are served by a collector."""
     sessions = sessionmaker(engine)
-    Collector().install(sessions)
+    Collector(outbox=OUTBOX).install(sessions)
     return sessions
 
 
@@ -256,7 +255,7 @@ def test_a_savepoint_is_refused_before_pending_events_are_recorded(
     """
     It is refused until that is recorded: its rollback would take the events along.
     """
-    collector = Collector()
+    collector = Collector(outbox=OUTBOX)
     with sessions() as session:
         insert(session, Member("a", "")).says("Ada")
         with pytest.raises(SavepointError):
@@ -294,26 +293,6 @@ def test_several_aggregates_speak_in_the_order_they_were_tracked(
     assert ["2", "3", "1"] == names
 
 
-def test_the_relay_makes_the_table_that_the_library_writes(database: str):
-    """
-    The table as ``relay init`` makes it and as the library describes it do not differ.
-    """
-    engine = create_engine(database.replace("postgresql:", "postgresql+psycopg2:", 1))
-    with engine.begin() as connection:
-        connection.execute(text(query("create_schema").decode()))
-        connection.execute(text(query("create_outbox_table").decode()))
-        options = {
-            "include_schemas": True,
-            "include_name": lambda name, kind, _: kind != "schema" or name == "towpath",
-            "compare_server_default": True,
-        }
-        context = MigrationContext.configure(connection, opts=options)
-        found = compare_metadata(context, outbox_table.metadata)
-    engine.dispose()
-
-    assert found == []
-
-
 def test_an_event_can_be_in_the_log_alone(engine: Engine):
     """
     An emitted event is in the log if and only if its transaction commits.
@@ -326,9 +305,10 @@ def test_an_event_can_be_in_the_log_alone(engine: Engine):
         connection.execute(text(slot))
         connection.commit()
     with Session(engine) as session:
-        emit(session, registered("1"))
+        messages = Outbox(OUTBOX.events, way="message")
+        messages.record(session, registered("1"))
         session.rollback()
-        emit(session, registered("2"))
+        messages.record(session, registered("2"))
         session.commit()
     with engine.connect() as connection:
         lines = [row[0] for row in connection.execute(text(read))]

@@ -10,7 +10,8 @@ import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from towpath.schemas.clock import SystemClock
-from towpath.schemas.events import EventSchema, event_history, event_schemas
+from towpath.schemas.events import EventSchema
+from towpath.services.orders.events import shop_schemas
 from towpath.services.registry import (
     RegistryConflictError,
     RegistryUnavailableError,
@@ -29,7 +30,7 @@ def register(url: str, *schemas: EventSchema, timeout_s: float = 30.0) -> None:
 
 def renamed(name: str, version: int = 1, field: dict | None = None) -> EventSchema:
     """Make a version of an event type that no other test has, with one more field."""
-    schema = event_schemas()["CustomerRegistered"]
+    schema = shop_schemas().newest["CustomerRegistered"]
     document = json.loads(schema.text) | {"name": name, "namespace": "test"}
     if field:
         document["fields"].append(field)
@@ -48,8 +49,8 @@ def test_every_event_schema_is_known_after_the_start_of_two_services(stack):
     """
     with ThreadPoolExecutor(2) as pool:
         urls = [stack.registry_url] * 2
-        list(pool.map(lambda url: register(url, *event_history()), urls))
-    register(stack.registry_url, *event_history())
+        list(pool.map(lambda url: register(url, *shop_schemas().history), urls))
+    register(stack.registry_url, *shop_schemas().history)
     with closing(SchemaRegistryClient({"url": stack.registry_url})) as client:
         known = {
             s.subject: (
@@ -57,12 +58,12 @@ def test_every_event_schema_is_known_after_the_start_of_two_services(stack):
                 client.get_compatibility(s.subject),
                 json.loads(client.get_latest_version(s.subject).schema.schema_str),
             )
-            for s in event_history()
+            for s in shop_schemas().history
         }
 
     expected = {
         s.subject: ([1], "BACKWARD_TRANSITIVE", json.loads(s.text))
-        for s in event_history()
+        for s in shop_schemas().history
     }
 
     assert expected == known
@@ -123,4 +124,4 @@ def test_a_registry_that_stays_away_is_waited_for_until_the_deadline():
     The start fails with the registry's name, not before and not long after.
     """
     with pytest.raises(RegistryUnavailableError, match="cannot be reached"):
-        register("http://127.0.0.1:1", *event_history(), timeout_s=0.5)
+        register("http://127.0.0.1:1", *shop_schemas().history, timeout_s=0.5)

@@ -75,7 +75,7 @@ NAMED = "cannot open another file"
 CURE = "LimitNOFILE"
 LIMITED = """
 import os, resource, sys
-from towpath.deploy.cli.app import main
+from towpath.cli.app import main
 open_now = len(os.listdir("/proc/self/fd")) - 1
 limit = open_now + int(sys.argv.pop(1))
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))

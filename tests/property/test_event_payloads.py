@@ -9,7 +9,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from towpath.schemas.events import event_schemas
+from towpath.services.orders.events import shop_schemas
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 # The values at which types part: neighbours of each bound, and each type's lookalikes.
@@ -61,7 +61,7 @@ def bent(payload: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def is_valid(name: str, payload: dict[str, Any]) -> bool:
     """Ask fastavro, with defaults filled in and extra fields refused."""
-    schema = event_schemas()[name].parsed
+    schema = shop_schemas().newest[name].parsed
     whole = copy.deepcopy(payload)
     if not _filled(schema, whole):
         return False
@@ -81,7 +81,7 @@ def _filled(schema: Mapping[str, Any], payload: Any) -> bool:
     return payload.keys() <= {f["name"] for f in schema["fields"]}
 
 
-@pytest.mark.parametrize("name", sorted(event_schemas()))
+@pytest.mark.parametrize("name", sorted(shop_schemas().newest))
 @settings(max_examples=10, phases=_WITHOUT_SHRINKING)
 @given(data=st.data())
 def test_the_payload_check_accepts_exactly_the_schemas_values(
@@ -90,7 +90,7 @@ def test_the_payload_check_accepts_exactly_the_schemas_values(
     """
     A payload passes if and only if fastavro finds it valid, strictly.
     """
-    schema = event_schemas()[name]
+    schema = shop_schemas().newest[name]
     payload = data.draw(payload_of(schema.parsed))
 
     differing = [

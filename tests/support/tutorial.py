@@ -6,8 +6,9 @@ Follows a tutorial as its reader would: block after block, in one shell.
   line, and a line of ``...`` for any number of lines. Each command ends with exit code
   0, and prints what the page shows.
 - A block of another language below a line with only a file's name in backticks: a file
-  that exists has these lines, and one that does not exist is written. The lines of a
-  ``diff`` change it: its context and removed lines are there once.
+  that exists has these lines, with ``...`` for any text of a line, and one that does
+  not exist is written. The lines of a ``diff`` change it: its context and removed lines
+  are there once.
 """
 
 import os
@@ -100,6 +101,12 @@ def _any_text(line: str) -> str:
     return ".*".join(map(re.escape, line.rstrip().split(_ANY)))
 
 
+def _shown(text: str) -> re.Pattern[str]:
+    """Return the pattern of a file that has these lines somewhere."""
+    lines = "".join(f"{_any_text(line)}\n" for line in text.splitlines())
+    return re.compile(f"^{lines}", re.MULTILINE)
+
+
 def put(step: FileText, folder: Path) -> None:
     """
     Write, change or compare a file as its block says.
@@ -122,7 +129,7 @@ def put(step: FileText, folder: Path) -> None:
     elif not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(step.text, encoding="utf-8")
-    elif f"\n{step.text}" not in f"\n{old}":
+    elif not _shown(step.text).search(old):
         message = f"line {step.line}: {step.path} has other lines"
         raise TutorialError(message)
 

@@ -14,7 +14,7 @@ from opensearchpy import OpenSearch
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from support.warehouse_tables import engines
-from towpath.deploy.cli import app
+from towpath.cli import app
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import load

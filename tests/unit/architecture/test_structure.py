@@ -7,6 +7,7 @@ violation and expected to find it.
 
 import ast
 import importlib.metadata
+import itertools
 import re
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ ROOT = Path(__file__).parents[3]
 MEMBERS = (
     "schemas",
     "settings",
+    "cli",
     "outbox",
     "relay",
     "sinks",
@@ -183,7 +185,9 @@ def imported(member: str) -> set[str]:
 def declared(member: str) -> set[str]:
     """List the packages that a member's own file asks for; other members left out."""
     text = (ROOT / member / "pyproject.toml").read_text(encoding="utf-8")
-    wanted = tomllib.loads(text)["project"]["dependencies"]
+    project = tomllib.loads(text)["project"]
+    extras = project.get("optional-dependencies", {}).values()
+    wanted = itertools.chain(project["dependencies"], *extras)
     names = {re.split(r"[<>=\[]", one)[0] for one in wanted}
     return {name for name in names if not name.startswith("towpath-")}
 

@@ -11,8 +11,8 @@ from towpath.deploy.local.configuration import (
     write_configuration,
 )
 from towpath.deploy.local.stack import Addresses
-from towpath.schemas.events import event_schemas
 from towpath.schemas.failure import UsageError
+from towpath.services.orders.events import shop_schemas
 from towpath.settings import RouteKind, load
 from towpath.sinks.targets.search.schema import document_fields
 
@@ -113,8 +113,10 @@ def test_the_orders_documents_have_fields_for_all_that_events_say(tmp_path: Path
     path = tmp_path / "towpath.toml"
     write_configuration(_BEFORE, path)
     route = load(path, {}).sink[1].route[1]
-    said = document_fields(route.model_copy(update={"fields": {}}), event_schemas())
-    found = document_fields(route, event_schemas())
+    said = document_fields(
+        route.model_copy(update={"fields": {}}), shop_schemas().newest
+    )
+    found = document_fields(route, shop_schemas().newest)
     lines = [fields["lines"]["properties"].keys() for fields in (said, found)]
 
     assert said.keys() == found.keys()

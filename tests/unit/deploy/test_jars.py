@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from towpath.deploy.errors import JarsError
-from towpath.deploy.jars import fetch, store
-from towpath.deploy.jars.store import Jar
+from towpath.sinks.errors import JarsError
+from towpath.sinks.jars import fetch, store
+from towpath.sinks.jars.store import Jar
 
 
 def _jar(content: bytes, coordinate: str = "org.a:b:1", use: str = "kafka") -> Jar:
@@ -55,6 +55,23 @@ def test_every_line_of_the_lock_is_whole() -> None:
     ]
 
     assert odd == []
+
+
+def test_a_store_is_below_the_clone_or_in_the_users_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    An installed wheel has no clone: its archives are in the cache of the user.
+    """
+    digest = store.lock_digest()
+    assert store.CLONE / ".towpath/jars" / digest == store.folder({})
+
+    monkeypatch.setattr(store, "CLONE", tmp_path / "no-clone")
+
+    cache = tmp_path / "cache"
+    found = store.folder({"XDG_CACHE_HOME": str(cache)})
+    assert cache / "towpath/jars" / digest == found
+    assert Path.home() / ".cache/towpath/jars" / digest == store.folder({})
 
 
 def test_no_use_has_two_versions_of_one_archive() -> None:

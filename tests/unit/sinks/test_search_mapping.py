@@ -6,8 +6,9 @@ from types import MappingProxyType
 import fastavro
 import pytest
 
-from towpath.schemas.events import EventSchema, event_schemas
+from towpath.schemas.events import EventSchema
 from towpath.schemas.payload import compile_check
+from towpath.services.orders.events import shop_schemas
 from towpath.settings import Route, RouteKind, SearchOptions
 from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.errors import DocumentFieldsError
@@ -139,7 +140,7 @@ def test_a_document_has_the_fields_of_all_its_events():
     """
     An order is searched by the fields of any of its events; each line is a whole.
     """
-    found = document_fields(aggregate(*ORDER_EVENTS), event_schemas())
+    found = document_fields(aggregate(*ORDER_EVENTS), shop_schemas().newest)
     lines = found["lines"]
     kinds = {name: part["type"] for name, part in lines["properties"].items()}
 
@@ -162,7 +163,7 @@ def test_the_route_chooses_how_nested_fields_are_searched():
     A path names a nested field; its neighbours stay.
     """
     fields = {"total": "numeric", "lines[].product_id": "uuid", "ship.city": "text"}
-    found = document_fields(aggregate(*ORDER_EVENTS, **fields), event_schemas())
+    found = document_fields(aggregate(*ORDER_EVENTS, **fields), shop_schemas().newest)
 
     assert ("keyword", "keyword", "integer", "nested", "text") == (
         found["total"]["type"],
@@ -238,7 +239,7 @@ def test_events_of_one_record_may_add_fields_to_it():
 def test_an_event_without_a_schema_is_refused():
     """A misspelt event would give a strict index too few fields."""
     with pytest.raises(DocumentFieldsError, match="OrderPayed has no schema"):
-        document_fields(aggregate("OrderPlaced", "OrderPayed"), event_schemas())
+        document_fields(aggregate("OrderPlaced", "OrderPayed"), shop_schemas().newest)
 
 
 def test_nested_fields_are_listed_with_their_paths():

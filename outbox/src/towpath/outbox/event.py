@@ -1,10 +1,40 @@
-"""A domain event for the outbox: type, aggregate, payload and time."""
+"""
+Domain events for the outbox: the event itself, and an application's own classes.
 
+``Events`` binds an application's event types to its schemas and its classes::
+
+    events = Events("schemas")
+
+    @events.event(aggregate_type="post", key="post_id")
+    @dataclass
+    class PostPublished:
+        post_id: int
+        title: str
+
+Dataclasses, pydantic models and any other class with a ``payload`` function can be
+bound. An event type without a schema must say so: ``schema=NO_SCHEMA``.
+"""
+
+import dataclasses
+import json
+import operator
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+from towpath.outbox.errors import UnboundEventError
+from towpath.schemas.events import (
+    EventSchema,
+    EventSchemaError,
+    EventSchemas,
+    installed_schemas,
+    make_schema,
+)
+
+NO_SCHEMA: Final = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,10 +46,12 @@ class OutboxEvent:
         aggregate_type: The aggregate's type, such as ``order``; names the topic.
         aggregate_id: The aggregate's id; the record's key, which keeps events in order.
         type: The event type, such as ``OrderPlaced``; chooses the schema.
-        payload: The aggregate's state. Decimals, dates and UUIDs become text.
-        occurred_at: Timezone-aware; becomes the header of the same name, in UTC.
+        payload: The event's content. Decimals, dates and UUIDs become text.
+        occurred_at: Timezone-aware, the header of the same name in UTC; None: the time
+            at which it is recorded.
         headers: Further record headers, text to text.
-        traceparent: The W3C trace context that the event belongs to, if any.
+        traceparent: The W3C trace context that the event belongs to; None: that of
+            OpenTelemetry's current span, if there is one.
         id: Identifies the event; consumers recognise a redelivery by it.
     """
 
@@ -27,7 +59,180 @@ class OutboxEvent:
     aggregate_id: str
     type: str
     payload: Mapping[str, Any]
-    occurred_at: datetime
+    occurred_at: datetime | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     traceparent: str | None = None
     id: uuid.UUID = field(default_factory=uuid.uuid4)
+
+
+class _Binding(NamedTuple):
+    """The conversion of one class into events."""
+
+    type: str
+    aggregate_type: str
+    key: Callable[[Any], object]
+    payload: Callable[[Any], Mapping[str, Any]]
+
+
+AnyClass = TypeVar("AnyClass", bound=type)
+Key = str | Callable[[Any], object]
+
+
+class Events:
+    """The event types of an application, with their schemas and classes."""
+
+    def __init__(
+        self,
+        schemas: EventSchemas | str | Path | None = None,
+        *,
+        unknown: Literal["refuse", "none"] = "refuse",
+    ) -> None:
+        """
+        Take the schemas; classes are bound later.
+
+        Args:
+            schemas: The schemas, or the folder of their files; None: those of installed
+                packages that declare the entry point ``towpath.events``.
+            unknown: Whether an event type without a schema is refused, or needs none.
+
+        Raises:
+            EventSchemaError: A schema cannot be used.
+        """
+        if schemas is None:
+            schemas = installed_schemas()
+        elif not isinstance(schemas, EventSchemas):
+            schemas = EventSchemas.from_folder(schemas)
+        self._schemas = schemas
+        self._accepts_unknown = unknown == NO_SCHEMA
+        self._without_schema: set[str] = set()
+        self._bindings: dict[type, _Binding] = {}
+
+    @property
+    def schemas(self) -> EventSchemas:
+        """All schemas, with those that were given in code."""
+        return self._schemas
+
+    def event(
+        self,
+        *,
+        aggregate_type: str,
+        key: Key,
+        type: str | None = None,  # noqa: A002 - the field's name
+        schema: str | Mapping[str, Any] | None = None,
+        payload: Callable[[Any], Mapping[str, Any]] | None = None,
+    ) -> Callable[[AnyClass], AnyClass]:
+        """
+        Bind a class: its instances can be recorded as events.
+
+        Args:
+            aggregate_type: The aggregate's type.
+            key: The attribute with the aggregate's id, or a function that returns it.
+            type: The event type; by default the name of the class.
+            schema: An Avro record, as JSON text or a mapping; ``NO_SCHEMA``: any JSON;
+                None: the schema of the files.
+            payload: Returns the payload of an instance; by default, the fields of a
+                dataclass or of a pydantic model.
+
+        Raises:
+            EventSchemaError: There is no schema, or it cannot be used.
+            UnboundEventError: The class has no fields and no ``payload`` was given.
+        """
+
+        def bind(cls: AnyClass) -> AnyClass:
+            name = type or cls.__name__
+            self._declare(name, schema)
+            get = operator.attrgetter(key) if isinstance(key, str) else key
+            reads = payload or _payload_of(cls)
+            self._bindings[cls] = _Binding(name, aggregate_type, get, reads)
+            return cls
+
+        return bind
+
+    def without_schema(self, *types: str) -> None:
+        """Accept any JSON as the payload of these event types."""
+        self._without_schema.update(types)
+
+    def convert(self, event: object) -> OutboxEvent:
+        """
+        Return an instance of a bound class, or a mapping of fields, as an event.
+
+        Raises:
+            UnboundEventError: Its class is not bound, or a field is missing or unknown.
+        """
+        if isinstance(event, OutboxEvent):
+            return event
+        for cls in type(event).__mro__:
+            binding = self._bindings.get(cls)
+            if binding is not None:
+                return OutboxEvent(
+                    aggregate_type=binding.aggregate_type,
+                    aggregate_id=str(binding.key(event)),
+                    type=binding.type,
+                    payload=binding.payload(event),
+                )
+        if isinstance(event, Mapping):
+            try:
+                return OutboxEvent(**event)
+            except TypeError as error:
+                message = f"a mapping is not an event: {error}"
+                raise UnboundEventError(message) from error
+        message = f"the class {type(event).__qualname__} is not bound to an event type"
+        raise UnboundEventError(message)
+
+    def check(self, event_type: str, payload: Mapping[str, Any]) -> EventSchema | None:
+        """
+        Return the schema that a payload follows; None if the type needs none.
+
+        Raises:
+            InvalidEventError: The type has no schema, or the payload does not match it.
+        """
+        if event_type in self._without_schema:
+            return None
+        if self._accepts_unknown and event_type not in self._schemas.newest:
+            return None
+        return self._schemas.check(event_type, payload)
+
+    def _declare(self, name: str, schema: str | Mapping[str, Any] | None) -> None:
+        if schema is None:
+            if not self._accepts_unknown and name not in self._schemas.newest:
+                known = ", ".join(self._schemas.newest) or "none"
+                message = f"the event type {name} has no schema; known: {known}"
+                raise EventSchemaError(message)
+        elif schema == NO_SCHEMA:
+            self._without_schema.add(name)
+        else:
+            text = schema if isinstance(schema, str) else json.dumps(schema)
+            made = make_schema(text, place=f"event {name}")
+            if made.name != name:
+                message = f"the schema of the event type {name} is named {made.name}"
+                raise EventSchemaError(message)
+            self._schemas |= EventSchemas([made])
+
+
+def _payload_of(cls: type) -> Callable[[Any], Mapping[str, Any]]:
+    """Return the function that reads the fields of a class's instances."""
+    if dataclasses.is_dataclass(cls):
+        return _fields_of
+    dump = getattr(cls, "model_dump", None)
+    if callable(dump):
+        return dump  # type: ignore[no-any-return]  # pydantic's
+    message = f"the class {cls.__qualname__} has no fields: give it a payload function"
+    raise UnboundEventError(message)
+
+
+def _fields_of(instance: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any dataclass
+    """Return the fields of a dataclass, and of nested ones; values are not copied."""
+    return {
+        each.name: _nested(getattr(instance, each.name))
+        for each in dataclasses.fields(instance)
+    }
+
+
+def _nested(value: Any) -> Any:  # noqa: ANN401 - any value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _fields_of(value)
+    if isinstance(value, list | tuple):
+        return [_nested(element) for element in value]
+    if isinstance(value, Mapping):
+        return {key: _nested(element) for key, element in value.items()}
+    return value

@@ -1,32 +1,46 @@
 """
 Event schemas: one Avro file per event type and version.
 
-A file ``events/<name>.v<n>.avsc`` is frozen once ``events/released.sha256`` lists it. A
-change is a new file with the next version, and each version must be able to read data
-of every earlier one (``towpath.schemas.compatibility``). The subject in the registry is
-the record's full name, because several event types share one topic.
+The files belong to the application, in a folder of its own: ``<name>.v<n>.avsc``. A
+released file is never edited. A change is a new file with the next version, and each
+version must be able to read data of every earlier one
+(``towpath.schemas.compatibility``). The subject in the registry is the record's full
+name, because several event types share one topic.
 
-``check_event`` validates a payload within the writer's own request. The relay does not
-validate payloads.
+Processes that do not know the application, such as a sink, find the folders of
+installed packages by the entry-point group ``towpath.events``, whose values name
+packages with schema files.
+
+``EventSchemas.check`` validates a payload within the writer's own request. The relay
+does not validate payloads.
 """
 
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib import resources
+from importlib import metadata, resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 import fastavro
+from fastavro.schema import SchemaParseException, UnknownType
 
-from towpath.schemas.failure import DataError
+from towpath.schemas.failure import DataError, UsageError
 from towpath.schemas.payload import Check, compile_check
 
-FOLDER: Final = resources.files("towpath.schemas") / "events"
-RELEASED: Final = "released.sha256"
-_FILE_NAME: Final = re.compile(r"(?P<name>[a-z_]+)\.v(?P<version>[1-9][0-9]*)\.avsc\Z")
+ENTRY_POINTS: Final = "towpath.events"
+SUFFIX: Final = ".avsc"
+_FILE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+\.v(?P<version>[1-9][0-9]*)\.avsc\Z")
+
+
+class EventSchemaError(UsageError):
+    """A schema of events cannot be used."""
+
+    remedy = "Correct the schema's file; it is an Avro record named <name>.v<n>.avsc."
 
 
 class InvalidEventError(DataError):
@@ -68,54 +82,150 @@ class EventSchema:
         return f"{self.subject}:{self.version}"
 
 
-@functools.cache
-def event_history() -> tuple[EventSchema, ...]:
-    """Return every version of every event type, by subject, oldest first."""
-    files = [f for f in FOLDER.iterdir() if f.name.endswith(".avsc")]
-    schemas = [_read(f.name, f.read_text(encoding="utf-8")) for f in files]
-    return tuple(sorted(schemas, key=lambda s: (s.subject, s.version)))
-
-
-@functools.cache
-def event_schemas() -> Mapping[str, EventSchema]:
-    """Return the newest version of each event type, by the type's name."""
-    return MappingProxyType({schema.name: schema for schema in event_history()})
-
-
-def check_event(event_type: str, payload: Mapping[str, Any]) -> EventSchema:
+class EventSchemas:
     """
-    Return the schema that the payload follows.
+    The event schemas of an application: every version of every event type.
+
+    Attributes:
+        history: All versions by subject, oldest first.
+        newest: The newest version of each event type, by the type's name.
+    """
+
+    def __init__(self, schemas: Iterable[EventSchema] = ()) -> None:
+        """
+        Take the schemas.
+
+        Raises:
+            EventSchemaError: Two schemas have the same version, or two subjects the
+                same event type.
+        """
+        # Packages and folders may have the same schemas.
+        distinct = dict.fromkeys(schemas)
+        self.history = tuple(sorted(distinct, key=lambda s: (s.subject, s.version)))
+        self.newest: Mapping[str, EventSchema] = MappingProxyType(
+            {schema.name: schema for schema in self.history}
+        )
+        _refuse_ambiguous(self.history)
+
+    @classmethod
+    def from_folder(cls, folder: str | Path | Traversable) -> "EventSchemas":
+        """
+        Read the schema files of a folder.
+
+        Raises:
+            EventSchemaError: The folder has no schema, or one that cannot be used.
+        """
+        place = Path(folder) if isinstance(folder, str) else folder
+        if not place.is_dir():
+            message = f"{place}: there is no such folder of event schemas"
+            raise EventSchemaError(message)
+        files = [f for f in place.iterdir() if f.name.endswith(SUFFIX)]
+        if not files:
+            message = f"{place}: the folder has no file <name>.v<n>.avsc"
+            raise EventSchemaError(message)
+        return cls(read_schema(f.name, f.read_text(encoding="utf-8")) for f in files)
+
+    def __or__(self, other: "EventSchemas") -> "EventSchemas":
+        return EventSchemas((*self.history, *other.history))
+
+    def check(self, event_type: str, payload: Mapping[str, Any]) -> EventSchema:
+        """
+        Return the schema that a payload follows.
+
+        Raises:
+            InvalidEventError: The event type has no schema, or a field does not match
+                it; the error names the first such field.
+        """
+        schema = self.newest.get(event_type)
+        if schema is None:
+            known = ", ".join(self.newest) or "none"
+            reason = f"has no schema; known: {known}"
+            raise InvalidEventError(event_type, "", reason)
+        mismatch = schema.check(payload)
+        if mismatch is not None:
+            raise InvalidEventError(event_type, mismatch.field, mismatch.reason)
+        return schema
+
+
+@functools.cache
+def installed_schemas() -> EventSchemas:
+    """
+    Return the event schemas of all installed packages that declare some.
 
     Raises:
-        InvalidEventError: There is no such event type, or a field does not match the
-            schema; the error names the first such field.
+        EventSchemaError: A declared package has no schemas, or one that cannot be used.
     """
-    schema = event_schemas().get(event_type)
-    if schema is None:
-        known = ", ".join(event_schemas())
-        reason = f"has no schema; known: {known}"
-        raise InvalidEventError(event_type, "", reason)
-    mismatch = schema.check(payload)
-    if mismatch is not None:
-        raise InvalidEventError(event_type, mismatch.field, mismatch.reason)
-    return schema
+    found = EventSchemas()
+    for point in metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            folder = resources.files(point.module)
+        except ImportError as error:
+            message = f"entry point {point.name} of {ENTRY_POINTS}: {error}"
+            raise EventSchemaError(message) from error
+        found |= EventSchemas.from_folder(folder)
+    return found
 
 
-def _read(file_name: str, text: str) -> EventSchema:
+def read_schema(file_name: str, text: str) -> EventSchema:
+    """
+    Read one schema; its file's name gives its version.
+
+    Raises:
+        EventSchemaError: The name has no version, or the text is no record's schema.
+    """
     match = _FILE_NAME.match(file_name)
     if match is None:
         message = f"{file_name}: an event schema must be named <name>.v<n>.avsc"
-        raise ValueError(message)
-    parsed = fastavro.parse_schema(json.loads(text))
-    if not isinstance(parsed, dict) or parsed.get("type") != "record":
-        message = f"{file_name}: an event schema must be a record"
-        raise ValueError(message)
+        raise EventSchemaError(message)
+    return make_schema(text, int(match["version"]), file_name)
+
+
+def make_schema(text: str, version: int = 1, place: str = "schema") -> EventSchema:
+    """
+    Make an event schema from its text.
+
+    Args:
+        text: An Avro record as JSON.
+        version: Counts from 1.
+        place: Named by errors.
+
+    Raises:
+        EventSchemaError: The text is no record's schema, or uses a type without a JSON
+            form.
+    """
+    try:
+        parsed = fastavro.parse_schema(json.loads(text))
+        if not isinstance(parsed, dict) or parsed.get("type") != "record":
+            message = f"{place}: an event schema must be a record"
+            raise EventSchemaError(message)
+        check = compile_check(parsed)
+    except UnknownType as error:
+        message = f"{place}: the schema has no type {error}"
+        raise EventSchemaError(message) from error
+    except (ValueError, KeyError, TypeError, SchemaParseException) as error:
+        message = f"{place}: the schema cannot be read: {error}"
+        raise EventSchemaError(message) from error
     subject = str(parsed["name"])
     return EventSchema(
         name=subject.rpartition(".")[2],
-        version=int(match["version"]),
+        version=version,
         subject=subject,
         text=text,
         parsed=MappingProxyType(parsed),
-        check=compile_check(parsed),
+        check=check,
     )
+
+
+def _refuse_ambiguous(history: Iterable[EventSchema]) -> None:
+    """Refuse a version that stands twice, and an event type of two subjects."""
+    versions: set[str] = set()
+    subjects: dict[str, str] = {}
+    for schema in history:
+        if schema.reference in versions:
+            message = f"{schema.reference}: two files have this version"
+            raise EventSchemaError(message)
+        versions.add(schema.reference)
+        other = subjects.setdefault(schema.name, schema.subject)
+        if other != schema.subject:
+            message = f"{other} and {schema.subject} are schemas of one event type"
+            raise EventSchemaError(message)

@@ -25,7 +25,8 @@ def load(path: Path, environ: Mapping[str, str]) -> Settings:
     """
     Read and check the configuration.
 
-    A relative ``state_folder`` or warehouse ``folder`` is relative to the file.
+    A relative ``state_folder``, warehouse ``folder`` or folder of
+    ``search.event_schemas`` is relative to the file.
 
     Raises:
         ConfigurationError: The file is missing or has mistakes; all are listed.
@@ -121,8 +122,18 @@ def _anchor(document: dict[str, Any], folder: Path) -> None:
         document["state_folder"] = str(folder / state)
     sinks = document.get("sink")
     for sink in sinks if isinstance(sinks, list) else []:
-        if isinstance(sink, dict) and isinstance(sink.get("folder"), str):
-            sink["folder"] = str(folder / sink["folder"])
+        if isinstance(sink, dict):
+            _anchor_sink(sink, folder)
+
+
+def _anchor_sink(sink: dict[str, Any], folder: Path) -> None:
+    if isinstance(sink.get("folder"), str):
+        sink["folder"] = str(folder / sink["folder"])
+    search = sink.get("search")
+    if isinstance(search, dict) and isinstance(search.get("event_schemas"), list):
+        given = search["event_schemas"]
+        anchored = [str(folder / one) if isinstance(one, str) else one for one in given]
+        sink["search"] = {**search, "event_schemas": anchored}
 
 
 # Identifies the state of a file: time, inode (a replaced file has another), size.

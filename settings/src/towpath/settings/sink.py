@@ -152,8 +152,13 @@ class SearchOptions(Section):
     Bulk calls have at most ``call_documents`` and ``call_bytes``, and
     ``calls_in_flight`` of them run at a time. Each batch purges at most
     ``purged_at_once`` documents of deleted rows that no replay can need.
+
+    ``event_schemas`` are folders of an application's event schemas, which give the
+    documents of aggregates their fields. Installed packages may declare theirs by the
+    entry-point group ``towpath.events``; these folders come in addition.
     """
 
+    event_schemas: tuple[Path, ...] = ()
     shards: int = Field(default=1, ge=1, le=1024)
     replicas: int = Field(default=-1, ge=-1)
     refresh_ms: int = Field(default=500, ge=100)

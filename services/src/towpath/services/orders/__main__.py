@@ -17,9 +17,9 @@ import structlog
 from sqlalchemy import Engine
 
 from towpath.schemas.clock import Backoff, Deadline, SystemClock
-from towpath.schemas.events import event_history
 from towpath.schemas.failure import TowpathError, UnavailableError
 from towpath.services.orders.app import DEFAULT_THREADS, create_app, migrate_shop
+from towpath.services.orders.events import shop_schemas
 from towpath.services.orders.repository import has_orders, seed_shop
 from towpath.services.plumbing.database import make_engine
 from towpath.services.plumbing.server import Listen, configure_logs, serve
@@ -72,7 +72,10 @@ def _serve(options: argparse.Namespace) -> None:
     else:
         clock = SystemClock()
         register_event_schemas(
-            options.registry, event_history(), clock=clock, timeout_s=START_TIMEOUT_S
+            options.registry,
+            shop_schemas().history,
+            clock=clock,
+            timeout_s=START_TIMEOUT_S,
         )
     listen = Listen(host=options.host, port=options.port, threads=options.threads)
     log.info("service starts", host=listen.host, port=listen.port)

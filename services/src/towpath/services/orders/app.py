@@ -7,11 +7,11 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import sessionmaker
 from werkzeug.routing import IntegerConverter, ValidationError
 
-from towpath.outbox import Collector
+from towpath.outbox import Events, Outbox
+from towpath.outbox.sqlalchemy import Collector
 from towpath.schemas.clock import Clock, SystemClock
-from towpath.schemas.events import event_schemas
 from towpath.services.orders.api import EXTENSION, RouteContext, blueprint
-from towpath.services.orders.events import outbox_event
+from towpath.services.orders.events import outbox_event, shop_schemas
 from towpath.services.orders.repository import SCHEMA
 from towpath.services.plumbing.database import health_blueprint, make_engine, migrate
 from towpath.services.plumbing.http import MAX_BODY_BYTES, install_problems
@@ -51,9 +51,10 @@ def create_app(
 
 def assemble(engine: Engine, clock: Clock) -> Flask:
     """Wire the service to an engine."""
-    event_schemas()  # compiled now, not in the first request
+    # Schemas are compiled now, not in the first request.
+    outbox = Outbox(Events(shop_schemas()), clock=clock)
     sessions = sessionmaker(engine, expire_on_commit=False)
-    Collector(outbox_event).install(sessions)
+    Collector(outbox_event, outbox=outbox).install(sessions)
     app = Flask("towpath-orders", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
     app.url_map.converters["bigint"] = _BigintConverter

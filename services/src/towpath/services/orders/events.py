@@ -6,14 +6,17 @@ other data. The same document answers ``GET``. The view ``shop.order_documents``
 the same document of every order, in SQL: a change to one needs a change to the other.
 """
 
+import functools
 import json
 from collections.abc import Mapping
 from datetime import datetime
+from importlib import resources
 from typing import Any, Final
 
 from sqlalchemy.orm import Session
 
 from towpath.outbox import OutboxEvent
+from towpath.schemas.events import EventSchemas
 from towpath.services.orders.domain import (
     AttributeValue,
     CustomerRegistered,
@@ -26,8 +29,15 @@ from towpath.services.orders.domain import (
 )
 from towpath.services.plumbing.database import TRACEPARENT
 
+SCHEMAS: Final = "towpath.services.orders.schemas"
 ORDER: Final = "order"
 CUSTOMER: Final = "customer"
+
+
+@functools.cache
+def shop_schemas() -> EventSchemas:
+    """Return the schemas of the shop's events."""
+    return EventSchemas.from_folder(resources.files(SCHEMAS))
 
 
 def outbox_event(event: DomainEvent, session: Session) -> OutboxEvent:

@@ -45,7 +45,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from towpath.outbox import track
+from towpath.outbox.sqlalchemy import track
 from towpath.schemas.failure import DataError
 from towpath.services.orders.domain import (
     Customer,

@@ -1,5 +1,5 @@
 """
-The explicit fields of an index, from tables and event schemas. Pure.
+The explicit fields of an index, from tables and event schemas.
 
 ``_source`` keeps the row as it was published; the field types below only define how it
 is searched. ``ignore_malformed`` is set because a row may contain ``infinity``, ``NaN``
@@ -13,11 +13,13 @@ separately. A value without a single type (a map, a union of several types, a re
 record) is stored and not searched.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from towpath.schemas.events import EventSchema
+from towpath.schemas.events import EventSchema, EventSchemas, installed_schemas
 from towpath.settings import Route, RouteKind, SearchOptions
 from towpath.sinks.errors import DocumentFieldsError, KeylessTableError
 from towpath.sinks.ports import RelationSource
@@ -329,6 +331,23 @@ class FieldSource(Protocol):
         Raises:
             UnavailableError: They cannot be read now.
         """
+
+
+def event_schemas(
+    options: SearchOptions, routes: Iterable[Route]
+) -> Mapping[str, EventSchema]:
+    """
+    Return the newest event schemas, of installed packages and of the sink's folders.
+
+    They are read only if a route has documents of aggregates.
+
+    Raises:
+        EventSchemaError: A folder has none, or a schema that cannot be used.
+    """
+    if all(route.kind is not RouteKind.AGGREGATE for route in routes):
+        return {}
+    folders = map(EventSchemas.from_folder, options.event_schemas)
+    return functools.reduce(operator.or_, folders, installed_schemas()).newest
 
 
 class RouteFields:

@@ -18,7 +18,6 @@ import structlog
 from opensearchpy import OpenSearch
 
 from towpath.schemas.clock import Clock
-from towpath.schemas.events import event_schemas
 from towpath.settings import Route, SearchOptions
 from towpath.sinks.change import ALL_PRESENT, Change, Refusal
 from towpath.sinks.errors import IndexGoneError, ShapeUnknownError
@@ -31,6 +30,7 @@ from towpath.sinks.targets.search.schema import (
     DELETED_FIELD,
     POSITION_FIELD,
     RouteFields,
+    event_schemas,
 )
 from towpath.sinks.targets.search.upkeep import (
     RefreshControl,
@@ -88,7 +88,7 @@ class SearchSink:
         self._client = client or connect(url, at_once=options.calls_in_flight)
         self._routes = routes
         self._options = options
-        source = RouteFields(relations, event_schemas())
+        source = RouteFields(relations, event_schemas(options, routes))
         self._indexes = Indexes(
             *(self._client, routes, source, options, watch),
             may_create=self.creates_indexes,

@@ -1,5 +1,5 @@
 """
-Record the events that aggregates collect.
+Record the events that aggregates collect, with SQLAlchemy's sessions.
 
 Domain code appends events to its aggregate, and ``track`` registers the aggregate with
 the session. Its events are recorded when the session flushes or commits: state and
@@ -12,25 +12,25 @@ Two rules keep that true with savepoints and rollbacks:
 2. A savepoint cannot begin while a tracked aggregate has unrecorded events. They would
    be recorded inside it, and its rollback would separate them from state that was
    written before it. Flush, or call ``drain``, first.
+
+For asynchronous sessions, install the collector on the factory of the synchronous
+ones::
+
+    sessions = sessionmaker()
+    Collector().install(sessions)
+    async_sessions = async_sessionmaker(engine, sync_session_class=sessions)
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 
-from towpath.outbox.event import OutboxEvent
-from towpath.outbox.writer import record_all
-from towpath.schemas.failure import UsageError
+from towpath.outbox.errors import SavepointError
+from towpath.outbox.outbox import Outbox, default_outbox
 
 _TRACKED: Final = "towpath.outbox.tracked"
-
-
-class SavepointError(UsageError):
-    """A savepoint was begun while aggregates had unrecorded events."""
-
-    remedy: ClassVar[str] = "Flush the session, or drain it, before the savepoint."
 
 
 class Aggregate(Protocol):
@@ -57,14 +57,19 @@ class Collector:
     Records the events of tracked aggregates, at flush and at commit.
 
     Args:
-        translate: Turns a domain event into an outbox event. It gets the session, whose
-            ``info`` may hold values of the whole request.
+        translate: Turns a domain event into an event that the outbox takes. It gets the
+            session, whose ``info`` may hold values of the whole request.
+        outbox: Records the events; None: the default outbox.
     """
 
     def __init__(
-        self, translate: Callable[[Any, Session], OutboxEvent] | None = None
+        self,
+        translate: Callable[[Any, Session], object] | None = None,
+        *,
+        outbox: Outbox | None = None,
     ) -> None:
         self._translate = translate or (lambda event, _session: event)
+        self._outbox = outbox
 
     def install(self, sessions: sessionmaker[Session]) -> None:
         """Collect events in every session that the factory makes from now on."""
@@ -87,7 +92,7 @@ class Collector:
             for each in aggregate.events
         ]
         if events:
-            record_all(session, events)
+            (self._outbox or default_outbox()).record_all(session, events)
             _forget(session)
 
     def _before_flush(

@@ -5,11 +5,12 @@ The lock has one line for each archive::
 
     <use> <group>:<artifact>:<version>[:<type>[:<classifier>]] <file> <sha256> <bytes>
 
-Archives are in ``<clone>/.towpath/jars/<lock>/<use>/``: each lock has its own folder. A
-file is checked against its sha256 before it is put there, in one step, so that a name
-in the store guarantees the right bytes. Its size is checked before each use, which
-finds a file that was truncated later. The one archive that is unpacked has a list of
-its files' sizes beside it.
+Archives are in ``<clone>/.towpath/jars/<lock>/<use>/``: each lock has its own folder.
+Without a clone they are in ``towpath/jars`` of the user's cache instead. A file is
+checked against its sha256 before it is put there, in one step, so that a name in the
+store guarantees the right bytes. Its size is checked before each use, which finds a
+file that was truncated later. The one archive that is unpacked has a list of its files'
+sizes beside it.
 """
 
 import hashlib
@@ -21,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from towpath.deploy.errors import JarsError
+from towpath.sinks.errors import JarsError
 
-# deploy/src/towpath/deploy/jars/store.py -> the clone
+# sinks/src/towpath/sinks/jars/store.py -> the clone, unless a wheel was installed.
 CLONE: Final = Path(__file__).resolve().parents[5]
-LOCK: Final = CLONE / "deploy" / "jars" / "jars.lock"
+LOCK: Final = Path(__file__).with_name("jars.lock")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,10 @@ def folder(environ: Mapping[str, str] | None = None) -> Path:
     named = variables.get("TOWPATH_JARS")
     if named:
         return Path(named)
-    return CLONE / ".towpath" / "jars" / lock_digest()
+    if (CLONE / "deploy" / "setup.py").exists():
+        return CLONE / ".towpath" / "jars" / lock_digest()
+    cache = variables.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "towpath" / "jars" / lock_digest()
 
 
 def of(use: str) -> Path:

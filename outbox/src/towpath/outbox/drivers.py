@@ -1,0 +1,187 @@
+"""
+Runs statements in the caller's transaction, whatever the driver.
+
+The kind of a session is recognised by the module of its class, so that no driver is
+imported that the application does not use:
+
+================  ==================================================================
+SQLAlchemy 2      ``Session``, ``scoped_session``, ``Connection``; ``AsyncSession``,
+                  ``AsyncConnection``
+psycopg 3         connections and cursors, also asynchronous ones
+psycopg2          connections and cursors
+Django            ``django.db.connection``
+asyncpg           connections
+================  ==================================================================
+
+Statements are built once per driver style. Each parameter is text, cast in the
+statement, so that all drivers send the same. A connection that commits each statement
+by itself is refused: the event would be committed without its state.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from towpath.outbox.errors import NoTransactionError, SessionTypeError
+
+# Stands for a parameter in the SQL of a statement; no SQL contains a NUL.
+MARK: Final = "\0"
+
+Parameters = Mapping[str, str | None]
+
+
+class Statement(NamedTuple):
+    """
+    A statement for any driver.
+
+    Attributes:
+        parts: SQL texts, between which the parameters stand.
+        values: The parameters by their names, in their order.
+    """
+
+    parts: tuple[str, ...]
+    values: Parameters
+
+    @classmethod
+    def of(cls, sql: str, values: Parameters) -> "Statement":
+        """Make a statement from SQL in which ``MARK`` stands for each parameter."""
+        return cls(tuple(sql.split(MARK)), values)
+
+    def sql(self, placeholder: Callable[[int, str], str]) -> str:
+        """Return the text, with each parameter as a driver writes it."""
+        found = [self.parts[0]]
+        for number, name in enumerate(self.values, 1):
+            found += [placeholder(number, name), self.parts[number]]
+        return "".join(found)
+
+
+def run(session: Any, statements: Sequence[Statement]) -> None:  # noqa: ANN401 - any driver
+    """
+    Run statements in the session's transaction.
+
+    Raises:
+        SessionTypeError: The session is asynchronous, or of an unknown kind.
+        NoTransactionError: The session commits each statement by itself.
+    """
+    runner = _RUNNERS.get(_kind(session))
+    if runner is None or _is_async(session):
+        raise SessionTypeError(_refusal(session, "record"))
+    runner(session, statements)
+
+
+async def run_async(session: Any, statements: Sequence[Statement]) -> None:  # noqa: ANN401 - any driver
+    """
+    Run statements in the transaction of an asynchronous session.
+
+    Raises:
+        SessionTypeError: The session is not asynchronous, or of an unknown kind.
+        NoTransactionError: The session commits each statement by itself.
+    """
+    kind = _kind(session)
+    if kind == "sqlalchemy" and _is_async(session):
+        await session.run_sync(_run_sqlalchemy, statements)
+    elif kind == "psycopg" and _is_async(session):
+        await _run_psycopg_async(session, statements)
+    elif kind == "asyncpg":
+        await _run_asyncpg(session, statements)
+    else:
+        raise SessionTypeError(_refusal(session, "record_async"))
+
+
+def _kind(session: object) -> str:
+    """Return the driver that a session's class, or one of its bases, comes from."""
+    for cls in type(session).__mro__:
+        root = cls.__module__.partition(".")[0]
+        if root in _KINDS:
+            return root
+    return ""
+
+
+def _is_async(session: object) -> bool:
+    """Return whether the session's class, or one of its bases, is asynchronous."""
+    return (
+        any(cls.__name__.lower().startswith("async") for cls in type(session).__mro__)
+        or _kind(session) == "asyncpg"
+    )
+
+
+def _refusal(session: object, function: str) -> str:
+    cls = type(session)
+    return f"{function} cannot use a {cls.__module__}.{cls.__qualname__}"
+
+
+def _require(*, is_transaction: bool) -> None:
+    if not is_transaction:
+        message = "the connection commits each statement by itself"
+        raise NoTransactionError(message)
+
+
+def _run_sqlalchemy(session: Any, statements: Sequence[Statement]) -> None:  # noqa: ANN401
+    from sqlalchemy import Connection, text  # noqa: PLC0415 - present, as the session is
+
+    connection = session if isinstance(session, Connection) else session.connection()
+    driver = connection.connection.dbapi_connection
+    _require(is_transaction=not getattr(driver, "autocommit", False))
+    for statement in statements:
+        sql = _escaped(statement, ":", "\\:").sql(lambda _, name: f":{name}")
+        connection.execute(text(sql), dict(statement.values))
+
+
+def _run_psycopg(session: Any, statements: Sequence[Statement]) -> None:  # noqa: ANN401
+    connection = session if hasattr(session, "cursor") else session.connection
+    idle = _is_idle(connection)
+    _require(is_transaction=not (connection.autocommit and idle))
+    if connection is not session:
+        for statement in statements:
+            session.execute(_pyformat(statement), statement.values)
+        return
+    with connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(_pyformat(statement), statement.values)
+
+
+async def _run_psycopg_async(session: Any, statements: Sequence[Statement]) -> None:  # noqa: ANN401
+    connection = session if hasattr(session, "cursor") else session.connection
+    _require(is_transaction=not (connection.autocommit and _is_idle(connection)))
+    for statement in statements:
+        await session.execute(_pyformat(statement), statement.values)
+
+
+def _run_django(session: Any, statements: Sequence[Statement]) -> None:  # noqa: ANN401
+    is_atomic = session.in_atomic_block or not session.get_autocommit()
+    _require(is_transaction=is_atomic)
+    with session.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(_pyformat(statement), statement.values)
+
+
+async def _run_asyncpg(session: Any, statements: Sequence[Statement]) -> None:  # noqa: ANN401
+    _require(is_transaction=session.is_in_transaction())
+    for statement in statements:
+        sql = statement.sql(lambda number, _: f"${number}")
+        await session.execute(sql, *statement.values.values())
+
+
+def _pyformat(statement: Statement) -> str:
+    return _escaped(statement, "%", "%%").sql(lambda _, name: f"%({name})s")
+
+
+def _escaped(statement: Statement, special: str, escaped: str) -> Statement:
+    """Escape a character of the SQL that marks parameters for a driver."""
+    parts = tuple(part.replace(special, escaped) for part in statement.parts)
+    return statement._replace(parts=parts)
+
+
+def _is_idle(connection: Any) -> bool:  # noqa: ANN401 - of psycopg or psycopg2
+    """Return whether no transaction is open; both drivers use libpq's numbers."""
+    if hasattr(connection, "get_transaction_status"):
+        return bool(connection.get_transaction_status() == 0)
+    return bool(connection.info.transaction_status == 0)
+
+
+_RUNNERS: Final[Mapping[str, Callable[[Any, Sequence[Statement]], None]]] = {
+    "sqlalchemy": _run_sqlalchemy,
+    "psycopg": _run_psycopg,
+    "psycopg2": _run_psycopg,
+    "django": _run_django,
+}
+_KINDS: Final = frozenset({*_RUNNERS, "asyncpg"})

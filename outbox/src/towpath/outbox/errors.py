@@ -1,0 +1,64 @@
+"""
+The errors of the outbox library; nothing was written when one is raised.
+
+::
+
+    TowpathError
+    ├── UsageError
+    │   ├── EventSchemaError      a schema cannot be used
+    │   ├── UnboundEventError     an object is not an event
+    │   ├── SessionTypeError      a session of an unknown kind
+    │   ├── NoTransactionError    the event would be committed without its state
+    │   └── SavepointError        a savepoint would part an event from its state
+    └── DataError
+        └── InvalidEventError     an event does not match its schema
+            └── EventTooLargeError    an event that Kafka would not take
+"""
+
+from typing import ClassVar
+
+from towpath.schemas.events import EventSchemaError, InvalidEventError
+from towpath.schemas.failure import UsageError
+
+__all__ = [
+    "EventSchemaError",
+    "EventTooLargeError",
+    "InvalidEventError",
+    "NoTransactionError",
+    "SavepointError",
+    "SessionTypeError",
+    "UnboundEventError",
+]
+
+
+class UnboundEventError(UsageError):
+    """An object is neither an event nor of a class that is bound to an event type."""
+
+    remedy: ClassVar[str] = "Bind the class by Events.event, or record an OutboxEvent."
+
+
+class SessionTypeError(UsageError):
+    """The session is not of a kind that the library knows, or is asynchronous."""
+
+    remedy: ClassVar[str] = (
+        "Pass a session or connection of SQLAlchemy, psycopg, psycopg2, asyncpg or "
+        "Django; await record_async for an asynchronous one."
+    )
+
+
+class NoTransactionError(UsageError):
+    """Each statement is committed by itself: the event would not share the commit."""
+
+    remedy: ClassVar[str] = "Begin a transaction, and write state and event inside it."
+
+
+class SavepointError(UsageError):
+    """A savepoint was begun while aggregates had unrecorded events."""
+
+    remedy: ClassVar[str] = "Flush the session, or drain it, before the savepoint."
+
+
+class EventTooLargeError(InvalidEventError):
+    """The event is larger than the broker's limit."""
+
+    remedy = "Make it smaller, or give the outbox a claim check that stores payloads."

@@ -1,0 +1,261 @@
+"""
+Record events in the caller's own transaction, by an outbox or the default one.
+
+An event can be written in three ways, and the relay publishes the same record for each:
+
+============  ======================================================================
+``keep``      a row of ``towpath.outbox``, which stays until housekeeping removes it
+``delete``    a row that the same transaction deletes again: the table stays empty
+``message``   a logical message in the log alone, by ``pg_logical_emit_message``: no
+              table at all, and nothing to read back
+============  ======================================================================
+
+Nothing here opens a connection or commits.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+from towpath.outbox.drivers import MARK, Statement, run, run_async
+from towpath.outbox.event import Events, OutboxEvent
+from towpath.outbox.row import MAX_BYTES, ClaimCheck, Row, RowRules
+from towpath.schemas.clock import Clock, SystemClock
+from towpath.schemas.failure import UsageError
+
+Way = Literal["keep", "delete", "message"]
+
+TABLE: Final = "towpath.outbox"
+# The relay's default of [relay.outbox] message_prefix.
+MESSAGE_PREFIX: Final = "towpath.outbox"
+# The columns of an event, with the type that the text of each is cast to.
+_CASTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "id": "uuid",
+        "aggregate_type": "text",
+        "aggregate_id": "text",
+        "type": "text",
+        "payload": "json",
+        "headers": "json",
+        "traceparent": "text",
+        "occurred_at": "timestamptz",
+    }
+)
+
+
+class Outbox:
+    """An outbox: which events it takes, and how it writes them."""
+
+    def __init__(  # noqa: PLR0913 - options, by their names
+        self,
+        events: Events | None = None,
+        *,
+        way: Way = "keep",
+        table: str = TABLE,
+        columns: Mapping[str, str] = MappingProxyType({}),
+        message_prefix: str = MESSAGE_PREFIX,
+        max_bytes: int = MAX_BYTES,
+        claim_check: ClaimCheck | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """
+        Describe the outbox; nothing is connected.
+
+        Args:
+            events: The event types; None: those of installed packages.
+            way: How events are written.
+            table: The outbox table, as the relay's ``[relay.outbox] table``.
+            columns: Names of columns other than the default ones, as in
+                ``[relay.outbox.columns]``; an empty name omits the column.
+            message_prefix: As the relay's ``[relay.outbox] message_prefix``.
+            max_bytes: The largest record; the broker's default takes a million bytes.
+            claim_check: Stores the payload of a larger event elsewhere and returns its
+                place; without one such an event is refused.
+            clock: The time of events that have none.
+
+        Raises:
+            EventSchemaError: A schema of an installed package cannot be used.
+            UsageError: The way or a column is unknown.
+        """
+        if way not in _WAYS or columns.keys() - _CASTS.keys():
+            message = f"an outbox has no way {way!r}, or no column of {set(columns)}"
+            raise UsageError(message)
+        self.events = Events() if events is None else events
+        self._rules = RowRules(
+            self.events, clock or SystemClock(), max_bytes, claim_check
+        )
+        self._way: Way = way
+        self._table = ".".join(map(_quoted, table.split(".", 1)))
+        names = {part: columns.get(part, part) for part in _CASTS}
+        self._columns = {part: name for part, name in names.items() if name}
+        self._prefix = message_prefix
+
+    def record(self, session: Any, event: object) -> OutboxEvent:  # noqa: ANN401 - any driver
+        """
+        Write one event in the transaction of the session, and return it.
+
+        Args:
+            session: A session or connection (``towpath.outbox.drivers``).
+            event: An ``OutboxEvent``, its fields as a mapping, or an instance of a
+                class that is bound to an event type.
+
+        Raises:
+            InvalidEventError: The event does not match its schema or cannot be
+                delivered; nothing was written.
+            UsageError: The object is no event, or the session cannot be used.
+        """
+        (recorded,) = self.record_all(session, (event,))
+        return recorded
+
+    def record_all(
+        self,
+        session: Any,  # noqa: ANN401 - any driver
+        events: Iterable[object],
+    ) -> list[OutboxEvent]:
+        """
+        Write several events, in their order, by one statement.
+
+        Raises:
+            InvalidEventError: An event is invalid; none was written.
+            UsageError: An object is no event, or the session cannot be used.
+        """
+        converted, statements = self._prepare(events)
+        if statements:
+            run(session, statements)
+            _notify(session, converted)
+        return converted
+
+    async def record_async(self, session: Any, event: object) -> OutboxEvent:  # noqa: ANN401
+        """Do as ``record`` in the transaction of an asynchronous session."""
+        (recorded,) = await self.record_all_async(session, (event,))
+        return recorded
+
+    async def record_all_async(
+        self,
+        session: Any,  # noqa: ANN401 - any driver
+        events: Iterable[object],
+    ) -> list[OutboxEvent]:
+        """Do as ``record_all`` in the transaction of an asynchronous session."""
+        converted, statements = self._prepare(events)
+        if statements:
+            await run_async(session, statements)
+            _notify(session, converted)
+        return converted
+
+    def _prepare(
+        self, events: Iterable[object]
+    ) -> tuple[list[OutboxEvent], list[Statement]]:
+        converted = [self.events.convert(event) for event in events]
+        rows = [self._rules.row(event) for event in converted]
+        if not rows:
+            return [], []
+        if self._way == "message":
+            return converted, [self._message(row) for row in rows]
+        statements = [self._insert(rows)]
+        if self._way == "delete":
+            statements.append(self._delete(rows))
+        return converted, statements
+
+    def _insert(self, rows: Sequence[Row]) -> Statement:
+        names = ", ".join(map(_quoted, self._columns.values()))
+        casts = ", ".join(f"cast({_TEXT} as {_CASTS[part]})" for part in self._columns)
+        many = ", ".join([f"({casts})"] * len(rows))
+        values = {
+            f"{part}_{number}": row[part]
+            for number, row in enumerate(rows)
+            for part in self._columns
+        }
+        sql = f"insert into {self._table} ({names}) values {many}"  # noqa: S608 - quoted
+        return Statement.of(sql, values)
+
+    def _delete(self, rows: Sequence[Row]) -> Statement:
+        many = ", ".join([f"cast({_TEXT} as uuid)"] * len(rows))
+        column = _quoted(self._columns["id"])
+        values = {f"id_{number}": row["id"] for number, row in enumerate(rows)}
+        sql = f"delete from {self._table} where {column} in ({many})"  # noqa: S608 - quoted
+        return Statement.of(sql, values)
+
+    def _message(self, row: Row) -> Statement:
+        fields = [
+            f"{json.dumps(name)}: {_json_value(part, row[part])}"
+            for part, name in self._columns.items()
+        ]
+        values = {"prefix": self._prefix, "content": "{" + ", ".join(fields) + "}"}
+        return Statement.of(
+            f"select pg_logical_emit_message(true, {_TEXT}, {_TEXT})", values
+        )
+
+
+# Without it the server would expect a parameter of the column's type.
+_TEXT: Final = f"cast({MARK} as text)"
+_WAYS: Final = ("keep", "delete", "message")
+_default: list[Outbox] = []
+
+
+def configure(outbox: Outbox) -> None:
+    """Make an outbox the default of ``record`` and its companions, in this process."""
+    _default[:] = [outbox]
+
+
+def default_outbox() -> Outbox:
+    """
+    Return the default outbox; without ``configure``, one with the installed schemas.
+
+    Raises:
+        EventSchemaError: A schema of an installed package cannot be used.
+    """
+    if not _default:
+        _default.append(Outbox())
+    return _default[0]
+
+
+def record(session: Any, event: object) -> OutboxEvent:  # noqa: ANN401 - any driver
+    """Write one event by the default outbox; see ``Outbox.record``."""
+    return default_outbox().record(session, event)
+
+
+def record_all(session: Any, events: Iterable[object]) -> list[OutboxEvent]:  # noqa: ANN401
+    """Write several events by the default outbox; see ``Outbox.record_all``."""
+    return default_outbox().record_all(session, events)
+
+
+async def record_async(session: Any, event: object) -> OutboxEvent:  # noqa: ANN401
+    """Write one event by the default outbox; see ``Outbox.record_async``."""
+    return await default_outbox().record_async(session, event)
+
+
+async def record_all_async(session: Any, events: Iterable[object]) -> list[OutboxEvent]:  # noqa: ANN401
+    """Write several events by the default outbox; see ``Outbox.record_all_async``."""
+    return await default_outbox().record_all_async(session, events)
+
+
+# Called with the session and the events that were recorded in it.
+Observer = Callable[[Any, Sequence[OutboxEvent]], None]
+_observers: list[Observer] = []
+
+
+@contextmanager
+def observed(observer: Observer) -> Iterator[None]:
+    """Call a function with all events that are recorded within the block."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
+
+def _notify(session: Any, events: Sequence[OutboxEvent]) -> None:  # noqa: ANN401
+    for observer in _observers:
+        observer(session, events)
+
+
+def _json_value(part: str, text: str | None) -> str:
+    """Return a column's text as a JSON value; columns of JSON have it already."""
+    is_json = text is not None and _CASTS[part] == "json"
+    return str(text) if is_json else json.dumps(text, ensure_ascii=False)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

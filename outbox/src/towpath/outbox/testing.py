@@ -1,0 +1,224 @@
+"""
+Test what an application records, without a relay: a plugin for pytest.
+
+It comes with the package, and has two fixtures:
+
+- ``recorded_events`` lists the events that a test has recorded, in their order. Events
+  of a transaction or savepoint of SQLAlchemy that was rolled back are removed again;
+  other drivers do not report their rollbacks, so their events stay.
+- ``no_dual_writes`` fails a test whose code sends a record to Kafka itself while a
+  transaction is open: the transaction may still be rolled back, or the record may be
+  lost after its commit. The clients confluent-kafka, kafka-python and aiokafka are
+  watched. Producers that the application imports before the fixture runs are seen only
+  if ``guard_producers`` was called before, in ``conftest.py``.
+"""
+
+import functools
+import importlib
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+import pytest
+
+from towpath.outbox.event import OutboxEvent
+from towpath.outbox.outbox import observed
+
+# The producers of Python's Kafka clients: module, class, and the method that sends.
+_PRODUCERS: Final = (
+    ("confluent_kafka", "Producer", "produce"),
+    ("confluent_kafka", "SerializingProducer", "produce"),
+    ("kafka", "KafkaProducer", "send"),
+    ("aiokafka", "AIOKafkaProducer", "send"),
+)
+_IN_TRANSACTION: Final = 2  # libpq's PQTRANS_INTRANS
+
+
+class DualWriteError(AssertionError):
+    """A record was sent to Kafka while a transaction was open."""
+
+
+class RecordedEvents(list[OutboxEvent]):
+    """The recorded events, oldest first."""
+
+    @property
+    def types(self) -> list[str]:
+        """Return the event types, in their order."""
+        return [event.type for event in self]
+
+    def of(self, event_type: str) -> list[OutboxEvent]:
+        """Return the events of one type."""
+        return [event for event in self if event.type == event_type]
+
+
+class _Watch:
+    """
+    The transactions of a test, as far as drivers report them, and its events.
+
+    Attributes:
+        events: The events that no rollback has removed.
+        violations: Dual writes.
+    """
+
+    def __init__(self) -> None:
+        self.events = RecordedEvents()
+        self.violations: list[str] = []
+        # SQLAlchemy's open transactions: per connection, the start of each savepoint.
+        self._open: dict[Any, list[int]] = {}
+        self._others: list[weakref.ref[Any]] = []
+
+    def record(self, session: Any, events: Sequence[OutboxEvent]) -> None:  # noqa: ANN401 - any driver
+        """Keep events, and the connection if it is one of psycopg."""
+        self.events += events
+        with suppress(TypeError):
+            self._others.append(weakref.ref(getattr(session, "connection", session)))
+            self._others.append(weakref.ref(session))
+
+    def sent(self, what: str) -> None:
+        """
+        Note a record that is sent to Kafka.
+
+        Raises:
+            DualWriteError: A transaction is open.
+        """
+        if self._has_open_transaction():
+            message = (
+                f"{what} was called while a transaction is open: if it is rolled "
+                "back, or the process dies before its commit, Kafka and the database "
+                "differ. Record an event instead."
+            )
+            self.violations.append(message)
+            raise DualWriteError(message)
+
+    def listen(self) -> Callable[[], None]:
+        """Follow SQLAlchemy's transactions; return the function that ends it."""
+        try:
+            from sqlalchemy import Engine, event  # noqa: PLC0415 - an extra
+        except ImportError:
+            return lambda: None
+        handlers: dict[str, Callable[..., None]] = {
+            "begin": self._begin,
+            "commit": self._end,
+            "rollback": self._roll_back,
+            "savepoint": self._enter_nested,
+            "release_savepoint": self._leave_nested,
+            "rollback_savepoint": self._undo_nested,
+        }
+        for name, handler in handlers.items():
+            event.listen(Engine, name, handler)
+
+        def stop() -> None:
+            for name, handler in handlers.items():
+                event.remove(Engine, name, handler)
+
+        return stop
+
+    def _begin(self, connection: Any) -> None:  # noqa: ANN401 - SQLAlchemy's
+        self._open[connection] = [len(self.events)]
+
+    def _end(self, connection: Any) -> None:  # noqa: ANN401
+        self._open.pop(connection, None)
+
+    def _roll_back(self, connection: Any) -> None:  # noqa: ANN401
+        starts = self._open.pop(connection, [len(self.events)])
+        del self.events[starts[0] :]
+
+    def _enter_nested(self, connection: Any, _name: str) -> None:  # noqa: ANN401
+        self._open.setdefault(connection, [0]).append(len(self.events))
+
+    def _leave_nested(self, connection: Any, *_: object) -> None:  # noqa: ANN401
+        self._open[connection].pop()
+
+    def _undo_nested(self, connection: Any, *_: object) -> None:  # noqa: ANN401
+        del self.events[self._open[connection].pop() :]
+
+    def _has_open_transaction(self) -> bool:
+        if self._open:
+            return True
+        django = sys.modules.get("django.db")
+        if django is not None and any(
+            each.in_atomic_block for each in django.connections.all()
+        ):
+            return True
+        return any(_is_in_transaction(ref()) for ref in self._others)
+
+
+def _is_in_transaction(connection: Any) -> bool:  # noqa: ANN401 - of psycopg or psycopg2
+    if hasattr(connection, "get_transaction_status"):
+        return bool(connection.get_transaction_status() == _IN_TRANSACTION)
+    status = getattr(getattr(connection, "info", None), "transaction_status", None)
+    return bool(status == _IN_TRANSACTION)
+
+
+_watches: list[_Watch] = []
+
+
+@pytest.fixture
+def recorded_events() -> Iterator[RecordedEvents]:
+    """Provide the events that the test records."""
+    with _watching() as watch:
+        yield watch.events
+
+
+@pytest.fixture
+def no_dual_writes() -> Iterator[None]:
+    """Fail the test if its code sends to Kafka while a transaction is open."""
+    guard_producers()
+    with _watching() as watch:
+        _watches.append(watch)
+        try:
+            yield
+        finally:
+            _watches.remove(watch)
+    # The application may have caught the error.
+    if watch.violations:
+        raise DualWriteError(watch.violations[0])
+
+
+@contextmanager
+def _watching() -> Iterator[_Watch]:
+    """Watch the recorded events and the transactions of a block."""
+    watch = _Watch()
+    with observed(watch.record):
+        stop = watch.listen()
+        try:
+            yield watch
+        finally:
+            stop()
+
+
+def guard_producers() -> None:
+    """
+    Watch the producers of all installed Kafka clients; safe to repeat.
+
+    Call it in ``conftest.py`` before the application is imported: a class that was
+    imported before cannot always be replaced.
+    """
+    for module_name, class_name, method in _PRODUCERS:
+        try:
+            module = importlib.import_module(module_name)
+        except ImportError:
+            continue
+        cls = getattr(module, class_name)
+        if getattr(cls, "is_guarded_by_towpath", False):
+            continue
+        guarded = _guarded(f"{module_name}.{class_name}.{method}", getattr(cls, method))
+        try:
+            setattr(cls, method, guarded)
+            cls.is_guarded_by_towpath = True
+        except TypeError:
+            # A class written in C: replaced by a subclass in its module.
+            more = {method: guarded, "is_guarded_by_towpath": True}
+            setattr(module, class_name, type(class_name, (cls,), more))
+
+
+def _guarded(name: str, send: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(send)
+    def guarded(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the client's own
+        for watch in _watches:
+            watch.sent(name)
+        return send(*args, **kwargs)
+
+    return guarded

@@ -1,0 +1,438 @@
+"""Events in the transactions of every driver that the outbox library knows."""
+
+import asyncio
+import json
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import asyncpg
+import django
+import psycopg
+import psycopg2
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from towpath.outbox import (
+    NO_SCHEMA,
+    Events,
+    NoTransactionError,
+    Outbox,
+    OutboxEvent,
+    SessionTypeError,
+)
+from towpath.outbox.sqlalchemy import Collector, track
+from towpath.relay.postgres.queries import query
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+events = Events(unknown="none")
+WAYS = ("keep", "delete", "message")
+
+
+@events.event(aggregate_type="post", key="post_id", schema=NO_SCHEMA)
+@dataclass
+class PostPublished:
+    """An event of a blog."""
+
+    post_id: int
+    title: str
+
+
+class Log:
+    """A database with an outbox, and what its log has of events."""
+
+    def __init__(self, dsn):
+        self.dsn = dsn
+        self.url = dsn.replace("postgresql:", "postgresql+{}:", 1)
+        self._connection = psycopg.connect(dsn, autocommit=True)
+        for name in ("create_schema", "create_outbox_table"):
+            self._connection.execute(query(name).decode())
+        self.slot = f"s_{uuid.uuid4().hex[:12]}"
+        self._connection.execute(
+            "select pg_create_logical_replication_slot(%s, 'test_decoding')",
+            [self.slot],
+        )
+
+    def titles(self):
+        """Return the titles of the committed events in the log, in their order."""
+        rows = self._connection.execute(
+            "select data from pg_logical_slot_get_changes(%s, null, null)", [self.slot]
+        )
+        lines = [row[0] for row in rows]
+        found = [
+            line
+            for line in lines
+            if line.startswith("message: ") or "outbox: INSERT" in line
+        ]
+        return [line.split('"title": "')[1].split('"')[0] for line in found]
+
+    def kept(self):
+        """Return the number of rows of the outbox."""
+        (count,) = self._connection.execute(
+            "select count(*) from towpath.outbox"
+        ).fetchone()
+        return count
+
+    def row(self):
+        """Return the only row of the outbox."""
+        return self._connection.execute(
+            "select id, aggregate_type, aggregate_id, type, payload, headers,"
+            " traceparent, occurred_at from towpath.outbox"
+        ).fetchone()
+
+    def close(self):
+        """Drop the slot."""
+        self._connection.execute("select pg_drop_replication_slot(%s)", [self.slot])
+        self._connection.close()
+
+
+@pytest.fixture
+def log(database):
+    """Provide a database with an outbox, and its log."""
+    made = Log(database)
+    yield made
+    made.close()
+
+
+def event(title):
+    """Make an event."""
+    return PostPublished(7, title)
+
+
+def in_session(outbox, log):
+    """Record by an ORM session; a rolled-back savepoint leaves nothing."""
+    engine = create_engine(log.url.format("psycopg2"))
+    with Session(engine) as session, session.begin():
+        outbox.record(session, event("a"))
+        savepoint = session.begin_nested()
+        outbox.record(session, event("lost"))
+        savepoint.rollback()
+        outbox.record_all(session, [event("b"), event("c")])
+    with Session(engine) as session:
+        outbox.record(session, event("lost"))
+        session.rollback()
+    engine.dispose()
+
+
+def in_scoped_session(outbox, log):
+    """Record by the session of a web framework's extension, on psycopg 3."""
+    engine = create_engine(log.url.format("psycopg"))
+    session = scoped_session(sessionmaker(engine))
+    outbox.record(session, event("a"))
+    outbox.record_all(session, [event("b"), event("c")])
+    session.commit()
+    outbox.record(session, event("lost"))
+    session.remove()
+    engine.dispose()
+
+
+def on_core_connection(outbox, log):
+    """Record by a connection of SQLAlchemy Core."""
+    engine = create_engine(log.url.format("psycopg2"))
+    with engine.begin() as connection:
+        outbox.record(connection, event("a"))
+        savepoint = connection.begin_nested()
+        outbox.record(connection, event("lost"))
+        savepoint.rollback()
+        outbox.record_all(connection, [event("b"), event("c")])
+    with engine.connect() as connection:
+        outbox.record(connection, event("lost"))
+    engine.dispose()
+
+
+def on_psycopg2(outbox, log):
+    """Record by psycopg2, on a connection and on a cursor."""
+    connection = psycopg2.connect(log.dsn)
+    with connection, connection.cursor() as cursor:
+        outbox.record(connection, event("a"))
+        cursor.execute("savepoint s")
+        outbox.record(cursor, event("lost"))
+        cursor.execute("rollback to savepoint s")
+        outbox.record_all(cursor, [event("b"), event("c")])
+    outbox.record(connection, event("lost"))
+    connection.rollback()
+    connection.close()
+
+
+def on_psycopg(outbox, log):
+    """Record by psycopg 3, on a connection and on a cursor."""
+    with psycopg.connect(log.dsn, autocommit=True) as connection:
+        with connection.transaction(), connection.cursor() as cursor:
+            outbox.record(connection, event("a"))
+            with connection.transaction(force_rollback=True):
+                outbox.record(connection, event("lost"))
+            outbox.record_all(cursor, [event("b"), event("c")])
+        with connection.transaction(force_rollback=True):
+            outbox.record(connection, event("lost"))
+
+
+def on_django(outbox, log):
+    """Record by Django's connection, inside ``atomic``."""
+    from django.conf import settings  # noqa: PLC0415 - needs its settings first
+    from django.db import connections, transaction  # noqa: PLC0415
+
+    place = psycopg.conninfo.conninfo_to_dict(log.dsn)
+    names = {"NAME": "dbname", "USER": "user", "HOST": "host", "PORT": "port"}
+    known = {ours: place[name] for ours, name in names.items() if name in place}
+    block = {"ENGINE": "django.db.backends.postgresql", **known}
+    if not settings.configured:
+        settings.configure(DATABASES={"default": block})
+        django.setup()
+    connections.settings["default"].update(known)
+    connection = connections["default"]
+    connection.settings_dict.update(known)
+    connection.close()
+    with transaction.atomic():
+        outbox.record(connection, event("a"))
+        savepoint = transaction.savepoint()
+        outbox.record(connection, event("lost"))
+        transaction.savepoint_rollback(savepoint)
+        outbox.record_all(connection, [event("b"), event("c")])
+    with pytest.raises(NoTransactionError):
+        outbox.record(connection, event("lost"))
+    connection.close()
+
+
+def in_async_session(outbox, log):
+    """Record by an asynchronous session of SQLAlchemy, on asyncpg."""
+
+    async def record():
+        engine = create_async_engine(log.url.format("asyncpg"))
+        sessions = async_sessionmaker(engine)
+        async with sessions.begin() as session:
+            await outbox.record_async(session, event("a"))
+            savepoint = await session.begin_nested()
+            await outbox.record_async(session, event("lost"))
+            await savepoint.rollback()
+        async with engine.begin() as connection:
+            await outbox.record_all_async(connection, [event("b"), event("c")])
+        await engine.dispose()
+
+    asyncio.run(record())
+
+
+def on_async_psycopg(outbox, log):
+    """Record by an asynchronous connection of psycopg 3."""
+
+    async def record():
+        async with await psycopg.AsyncConnection.connect(log.dsn) as connection:
+            await outbox.record_async(connection, event("a"))
+            async with connection.transaction(force_rollback=True):
+                await outbox.record_async(connection, event("lost"))
+            async with connection.cursor() as cursor:
+                await outbox.record_all_async(cursor, [event("b"), event("c")])
+
+    asyncio.run(record())
+
+
+def on_asyncpg(outbox, log):
+    """Record by a connection of asyncpg."""
+
+    async def record():
+        connection = await asyncpg.connect(log.dsn)
+        with pytest.raises(NoTransactionError):
+            await outbox.record_async(connection, event("lost"))
+        async with connection.transaction():
+            await outbox.record_async(connection, event("a"))
+            savepoint = connection.transaction()
+            await savepoint.start()
+            await outbox.record_async(connection, event("lost"))
+            await savepoint.rollback()
+            await outbox.record_all_async(connection, [event("b"), event("c")])
+        await connection.close()
+
+    asyncio.run(record())
+
+
+DRIVERS = (
+    *(in_session, in_scoped_session, on_core_connection, on_psycopg2, on_psycopg),
+    *(on_django, in_async_session, on_async_psycopg, on_asyncpg),
+)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: driver.__name__)
+def test_an_event_shares_its_transaction_with_every_driver(log, driver, way):
+    """
+    Committed events are in the log, in their order; those rolled back are not.
+    """
+    driver(Outbox(events, way=way), log)
+
+    assert (["a", "b", "c"], 3 if way == "keep" else 0) == (log.titles(), log.kept())
+
+
+@pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: driver.__name__)
+def test_every_driver_writes_the_same_row(log, driver):
+    """
+    Texts keep every character, and the time every digit.
+    """
+    at = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+    given = OutboxEvent(
+        aggregate_type="post",
+        aggregate_id="Zoë:1%",
+        type="PostPublished",
+        payload={"title": 'Zoë \u2028 \\ " %s :name $1', "big": 2**60 + 1},
+        headers={"tenant": "ä"},
+        traceparent="00-1",
+        occurred_at=at,
+    )
+
+    class One(Outbox):
+        def record(self, session, event):
+            return super().record(session, given if event.title == "a" else event)
+
+        async def record_async(self, session, event):
+            chosen = given if event.title == "a" else event
+            return await super().record_async(session, chosen)
+
+    outbox = One(events)
+    log.titles()
+    driver(outbox, log)
+    log._connection.execute(
+        "delete from towpath.outbox where aggregate_id <> %s", [given.aggregate_id]
+    )
+    row = log.row()
+
+    assert (
+        *(given.id, "post", "Zoë:1%", "PostPublished", dict(given.payload)),
+        *({"tenant": "ä"}, "00-1", at),
+    ) == row
+
+
+def test_an_asynchronous_session_drains_its_aggregates(log):
+    """
+    The collector serves the synchronous session inside.
+    """
+
+    class Post:
+        def __init__(self):
+            self.events = [event("a"), event("b")]
+
+    async def work():
+        engine = create_async_engine(log.url.format("asyncpg"))
+        inner = sessionmaker()
+        Collector(outbox=Outbox(events)).install(inner)
+        sessions = async_sessionmaker(engine, sync_session_class=inner)
+        async with sessions.begin() as session:
+            track(session.sync_session, Post())
+        async with sessions() as session:
+            track(session.sync_session, Post())
+            await session.rollback()
+        await engine.dispose()
+
+    asyncio.run(work())
+
+    assert ["a", "b"] == log.titles()
+
+
+def test_a_connection_that_commits_each_statement_is_refused(log):
+    """
+    The event would be committed without its state; nothing is written.
+    """
+    outbox, title = Outbox(events), event("lost")
+    old = psycopg2.connect(log.dsn)
+    old.autocommit = True
+    new = psycopg.connect(log.dsn, autocommit=True)
+    engine = create_engine(log.url.format("psycopg2"), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        for session in (old, new, connection):
+            with pytest.raises(NoTransactionError):
+                outbox.record(session, title)
+    old.close()
+    new.close()
+    engine.dispose()
+
+    assert [] == log.titles()
+
+
+def test_a_session_of_another_kind_is_refused(log):
+    """
+    An asynchronous one must be awaited, a synchronous one must not.
+    """
+    outbox = Outbox(events)
+
+    async def check():
+        engine = create_async_engine(log.url.format("asyncpg"))
+        async with engine.connect() as connection:
+            with pytest.raises(SessionTypeError, match="record cannot use a sqlalch"):
+                outbox.record(connection, event("lost"))
+        await engine.dispose()
+        with (
+            psycopg.connect(log.dsn) as connection,
+            pytest.raises(SessionTypeError, match="record_async cannot use a psycopg"),
+        ):
+            await outbox.record_async(connection, event("lost"))
+        with pytest.raises(SessionTypeError, match=r"builtins\.dict"):
+            await outbox.record_async({}, event("lost"))
+
+    asyncio.run(check())
+
+    assert [] == log.titles()
+
+
+def test_other_names_of_table_and_columns_are_used(log):
+    """
+    The names are those of the relay's configuration; an omitted column is not written.
+    """
+    log._connection.execute(
+        'create table "Out Box" ("Id" text, kind text, key varchar, body jsonb)'
+    )
+    outbox = Outbox(
+        events,
+        table="public.Out Box",
+        columns={
+            "id": "Id",
+            "aggregate_type": "kind",
+            "aggregate_id": "key",
+            "type": "",
+            "payload": "body",
+            "headers": "",
+            "traceparent": "",
+            "occurred_at": "",
+        },
+    )
+    with psycopg.connect(log.dsn) as connection:
+        recorded = outbox.record(connection, event("a"))
+    row = log._connection.execute('select * from "Out Box"').fetchone()
+
+    assert (str(recorded.id), "post", "7", {"post_id": 7, "title": "a"}) == row
+
+
+def test_a_large_payload_is_stored_elsewhere(log):
+    """
+    The row has its place instead; a smaller payload stays in the row.
+    """
+    stored = {}
+
+    def store(event, payload):
+        stored[f"s3://claims/{event.id}"] = json.loads(payload)
+        return f"s3://claims/{event.id}"
+
+    outbox = Outbox(events, max_bytes=1000, claim_check=store)
+    with psycopg.connect(log.dsn) as connection:
+        large = outbox.record(connection, event("x" * 2000))
+    row = log.row()
+    place = f"s3://claims/{large.id}"
+
+    assert ({"claim_check": place}, {"claim_check": place}) == (row[4], row[5])
+    assert {place: {"post_id": 7, "title": "x" * 2000}} == stored
+
+
+def test_a_text_statement_with_colons_in_names_is_escaped(log):
+    """
+    SQLAlchemy takes no name of a table for a parameter.
+    """
+    log._connection.execute('create table "a:b%c" (id uuid, payload json)')
+    others = ("aggregate_type", "aggregate_id", "type", "headers", "traceparent")
+    empty = dict.fromkeys((*others, "occurred_at"), "")
+    outbox = Outbox(events, table="public.a:b%c", columns=empty)
+    engine = create_engine(log.url.format("psycopg2"))
+    with engine.begin() as connection:
+        outbox.record(connection, event("a"))
+        count = connection.scalar(text('select count(*) from "a\\:b%c"'))
+    engine.dispose()
+
+    assert 1 == count

@@ -1,0 +1,24 @@
+"""A stand-in for a connection, which keeps what an outbox would execute."""
+
+
+class Statements(list):
+    """The executed statements, with their parameters."""
+
+    __module__ = "psycopg2.extensions"
+
+    class Connection:
+        """A connection inside a transaction."""
+
+        __module__ = "psycopg2.extensions"
+        autocommit = False
+
+        @staticmethod
+        def get_transaction_status():
+            """Return libpq's number of an open transaction."""
+            return 2
+
+    connection = Connection()
+
+    def execute(self, sql, parameters):
+        """Keep a statement."""
+        self.append((sql, dict(parameters)))

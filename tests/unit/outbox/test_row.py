@@ -1,0 +1,279 @@
+"""Checks before an event is written: no undeliverable event gets through."""
+
+import dataclasses
+import json
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+
+from support.outbox_statements import Statements
+from towpath.outbox import (
+    Events,
+    EventTooLargeError,
+    InvalidEventError,
+    Outbox,
+    OutboxEvent,
+    correlation_id,
+)
+from towpath.relay.encode.dead_letters import DeadLetters
+from towpath.relay.encode.logical import LogicalEvents
+from towpath.relay.encode.parked_aggregates import ParkedAggregates
+from towpath.relay.wal.transactions import LogicalMessageEvent, Transaction
+from towpath.schemas.failure import UsageError
+from towpath.services.orders.events import shop_schemas
+from towpath.settings.outbox import Outbox as OutboxSettings
+
+AT = datetime(2026, 1, 2, 3, 4, 5, 600000, tzinfo=UTC)
+EVENT = OutboxEvent(
+    aggregate_type="customer",
+    aggregate_id="7",
+    type="CustomerRegistered",
+    payload={
+        "customer_id": "7",
+        "name": "Adä",
+        "email": "ada@example.org",
+        "active": True,
+        "created_at": AT,
+        "updated_at": AT,
+    },
+    headers={"tenant": "a"},
+    occurred_at=AT,
+)
+NOTE = OutboxEvent(
+    aggregate_type="note", aggregate_id="1", type="Noted", payload={"text": "a"}
+)
+
+
+class StoppedClock:
+    """A clock that always shows the same time."""
+
+    @staticmethod
+    def now():
+        """Return the time."""
+        return AT
+
+
+def written(*events, **options):
+    """Record events and return the rows, as the columns' texts."""
+    statements = Statements()
+    outbox = Outbox(Events(shop_schemas(), unknown="none"), **options)
+    outbox.record_all(statements, events)
+    ((_, values),) = statements
+    columns = {name.rpartition("_")[0] for name in values}
+    return [{c: values[f"{c}_{n}"] for c in columns} for n in range(len(events))]
+
+
+def test_an_event_becomes_a_row():
+    """
+    The row has the event's parts, its payload in plain form and its schema as a header.
+    """
+    (row,) = written(dataclasses.replace(EVENT, traceparent="00-1-2-3"))
+    time = "2026-01-02T03:04:05.600000Z"
+
+    assert {
+        "id": str(EVENT.id),
+        "aggregate_type": "customer",
+        "aggregate_id": "7",
+        "type": "CustomerRegistered",
+        "payload": {**EVENT.payload, "created_at": time, "updated_at": time},
+        "headers": {"schema": "shop.CustomerRegistered:1", "tenant": "a"},
+        "traceparent": "00-1-2-3",
+        "occurred_at": time,
+    } == row | {name: json.loads(row[name]) for name in ("payload", "headers")}
+
+
+def test_each_event_has_an_id_of_its_own():
+    """
+    Two events are never the same event, even if they say the same.
+    """
+    first, second = (dataclasses.asdict(NOTE) for _ in range(2))
+    del first["id"], second["id"]
+
+    assert OutboxEvent(**first).id != OutboxEvent(**second).id
+
+
+def test_an_event_without_a_time_has_that_of_its_recording():
+    """
+    The clock of the outbox is read once it is recorded.
+    """
+    (row,) = written(NOTE, clock=StoppedClock())
+
+    assert "2026-01-02T03:04:05.600000Z" == row["occurred_at"]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"payload": {**EVENT.payload, "name": 1}}, "name"),
+        ({"payload": {**EVENT.payload, "name": object()}}, "name"),
+        ({"payload": {**EVENT.payload, "name": "a\0b"}}, "payload"),
+        ({"payload": {**EVENT.payload, "name": "\\\0"}}, "payload"),
+        ({"type": "Noted", "payload": {"n": float("nan")}}, "payload"),
+        ({"type": "Noted", "payload": {"n": object()}}, "payload"),
+        ({"type": "Noted", "payload": {"n": "\ud800"}}, "payload"),
+        ({"type": "Noted", "payload": {"at": AT.replace(tzinfo=None)}}, "payload"),
+        ({"type": ""}, "type"),
+        ({"type": "No\nted"}, "type"),
+        ({"type": "N" * 201}, "type"),
+        ({"type": 7}, "type"),
+        ({"aggregate_type": ""}, "aggregate_type"),
+        ({"aggregate_type": "cust omer"}, "aggregate_type"),
+        ({"aggregate_type": "a" * 201}, "aggregate_type"),
+        ({"aggregate_id": ""}, "aggregate_id"),
+        ({"aggregate_id": 7}, "aggregate_id"),
+        ({"aggregate_id": "a\0b"}, "aggregate_id"),
+        ({"occurred_at": AT.replace(tzinfo=None)}, "occurred_at"),
+        ({"headers": {"position": "0"}}, "headers.position"),
+        ({"headers": {"claim_check": "x"}}, "headers.claim_check"),
+        ({"headers": {"tenant": 7}}, "headers.tenant"),
+        ({"headers": {"tenant": "\0"}}, "headers.tenant"),
+        ({"headers": {"": "a"}}, "headers."),
+    ],
+)
+@pytest.mark.parametrize("way", ["keep", "delete", "message"])
+def test_a_bad_event_is_refused_before_anything_is_written(change, field, way):
+    """
+    The error names the field; of several events none is written.
+    """
+    statements = Statements()
+    outbox = Outbox(Events(shop_schemas(), unknown="none"), way=way)
+
+    with pytest.raises(InvalidEventError) as caught:
+        outbox.record_all(statements, [EVENT, dataclasses.replace(EVENT, **change)])
+
+    assert (field, []) == (caught.value.field, statements)
+
+
+def test_an_escaped_backslash_before_u0000_is_no_nul():
+    """
+    Text that only looks like the escape of a NUL is delivered.
+    """
+    text = "\\u0000"
+    (row,) = written(dataclasses.replace(NOTE, payload={"text": text}))
+
+    assert {"text": text} == json.loads(row["payload"])
+
+
+def test_decimals_and_absent_payloads_keep_their_meaning():
+    """
+    A decimal keeps its digits as text; no payload is NULL, not JSON's null.
+    """
+    rows = written(
+        dataclasses.replace(NOTE, payload={"total": Decimal("1.10")}),
+        dataclasses.replace(NOTE, payload=None),
+    )
+
+    assert ['{"total": "1.10"}', None] == [row["payload"] for row in rows]
+
+
+def test_a_record_above_the_limit_is_refused_with_its_size():
+    """
+    Key, payload and headers count, as bytes; a record of just the limit is taken.
+    """
+    event = dataclasses.replace(NOTE, payload={"text": "ä" * 50})
+    size = len('{"text": ""}') + 100 + len("1")
+
+    assert 1 == len(written(event, max_bytes=size))
+    with pytest.raises(EventTooLargeError, match=f"{size} bytes, above {size - 1}"):
+        written(event, max_bytes=size - 1)
+
+
+def test_a_correlation_id_is_recorded_with_each_event():
+    """
+    That of the current context is a header, unless the event has its own.
+    """
+    token = correlation_id.set("c-1")
+    try:
+        rows = written(
+            NOTE, dataclasses.replace(NOTE, headers={"correlation_id": "c-2"})
+        )
+    finally:
+        correlation_id.reset(token)
+    found = [json.loads(row["headers"]) for row in rows]
+
+    assert [{"correlation_id": "c-1"}, {"correlation_id": "c-2"}] == found
+
+
+def test_the_current_span_is_the_trace_context():
+    """
+    OpenTelemetry's span is taken; without one, or with the event's own, it is not.
+    """
+    tracer = TracerProvider().get_tracer("test")
+    (without,) = written(NOTE)
+    with tracer.start_as_current_span("request") as span:
+        (inside,) = written(NOTE)
+        (own,) = written(dataclasses.replace(NOTE, traceparent="00-1"))
+    context = span.get_span_context()
+    trace_id = trace.format_trace_id(context.trace_id)
+    span_id = trace.format_span_id(context.span_id)
+    expected = f"00-{trace_id}-{span_id}-{context.trace_flags:02x}"
+
+    assert [None, expected, "00-1"] == [
+        row["traceparent"] for row in (without, inside, own)
+    ]
+
+
+def test_an_unprintable_trace_context_does_not_fail_the_request():
+    """
+    It comes from a client; the event is recorded without it.
+    """
+    (row,) = written(dataclasses.replace(NOTE, traceparent="00\0"))
+
+    assert row["traceparent"] is None
+
+
+def test_recording_no_events_executes_no_statement():
+    """
+    Recording nothing executes nothing in the session.
+    """
+    statements = Statements()
+
+    assert ([], []) == (Outbox().record_all(statements, []), statements)
+
+
+@pytest.mark.parametrize("options", [{"way": "post"}, {"columns": {"key": "k"}}])
+def test_an_outbox_with_an_unknown_option_is_refused(options):
+    """
+    The way and the columns are those of the documentation.
+    """
+    with pytest.raises(UsageError):
+        Outbox(Events(unknown="none"), **options)
+
+
+def test_the_relay_makes_the_event_of_the_message():
+    """
+    The relay reads the library's message: the library and the route agree.
+    """
+    statements = Statements()
+    event = dataclasses.replace(EVENT, traceparent="00-1")
+    Outbox(Events(shop_schemas()), way="message").record(statements, event)
+    ((_, values),) = statements
+    dead = DeadLetters("p", print, ParkedAggregates(1))
+    transaction = Transaction(9, 160, 160, 1_700_000_000_123_456, b"P.")
+    message = LogicalMessageEvent(
+        values["prefix"], values["content"].encode(), 160, 0, transaction, 160
+    )
+    (record,) = LogicalEvents(
+        OutboxSettings(), dead, ParkedAggregates(1), frozenset(), print
+    ).records(message, 0)
+    headers = dict(record.headers)
+
+    assert (
+        ("outbox.event.customer", b"7", "Adä"),
+        (
+            str(EVENT.id).encode(),
+            b"shop.CustomerRegistered:1",
+            b"a",
+            b"2026-01-02T03:04:05.600000Z",
+            b"00-1",
+        ),
+    ) == (
+        (record.topic, record.key, json.loads(record.value or b"")["name"]),
+        tuple(
+            headers[name]
+            for name in ("id", "schema", "tenant", "occurred_at", "traceparent")
+        ),
+    )

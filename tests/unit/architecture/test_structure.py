@@ -26,6 +26,7 @@ MEMBERS = (
     "schemas",
     "settings",
     "outbox",
+    "inbox",
     "relay",
     "sinks",
     "services",

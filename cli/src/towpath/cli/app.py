@@ -37,6 +37,7 @@ class KnownCommand(NamedTuple):
 
 _RELAY: Final = "towpath-relay"
 _SINKS: Final = "towpath-sinks"
+_INBOX: Final = "towpath-inbox[cli]"
 _DEPLOY: Final = "towpath-deploy"
 # In the order of --help. Commands of other packages follow.
 KNOWN: Final = (
@@ -67,6 +68,9 @@ KNOWN: Final = (
         "dead-letters",
         _SINKS,
         "List, show, replay or give up what a sink could not apply.",
+    ),
+    KnownCommand(
+        "inbox", _INBOX, "Create an inbox; list, replay or drop parked events."
     ),
     KnownCommand("doctor", _DEPLOY, "Check source and broker; tell each cure."),
     KnownCommand("demo", _DEPLOY, "Run the whole platform and prove that it agrees."),
@@ -194,7 +198,7 @@ def _print_missing(missing: KnownCommand) -> int:
     words = missing.name.replace(".", " ")
     print(
         f"error: towpath {words} belongs to {missing.package}, which is not installed\n"
-        f"remedy: Run pip install {missing.package}.",
+        f"remedy: Run pip install '{missing.package}'.",
         file=sys.stderr,
     )
     return 2

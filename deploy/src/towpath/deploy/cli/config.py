@@ -233,7 +233,7 @@ def read_catalog(dsn: str) -> Mapping[str, tuple[str, ...]]:
     """
     import psycopg  # noqa: PLC0415 - seldom needed
 
-    from towpath.sinks.source_session import connected  # noqa: PLC0415 - seldom needed
+    from towpath.sinks.postgres import connected  # noqa: PLC0415 - seldom needed
 
     try:
         with connected(dsn) as connection:

@@ -26,12 +26,10 @@ LOGS = ("relay.log", "sinks.log", "consumer.log", "add.log")
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory) -> Path:
-    """Build the wheels of all members."""
-    folder = tmp_path_factory.mktemp("dist")
-    members = sorted(str(path.parent) for path in ROOT.glob("*/pyproject.toml"))
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
-    offline = ["--no-build-isolation", "--no-index", "--wheel-dir", str(folder)]
-    subprocess.run([*build, *offline, *members], check=True)
+    """Build the packages of all members, as ``make dist`` does."""
+    folder = tmp_path_factory.mktemp("packages") / "dist"
+    program = ROOT / "deploy/dist.py"
+    subprocess.run([sys.executable, program, folder], check=True, capture_output=True)
     return folder
 
 

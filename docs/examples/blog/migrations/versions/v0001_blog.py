@@ -32,7 +32,6 @@ create table comments (
     name text not null,
     text text not null
 );
-create table inbox (id uuid primary key);
 create table author_counts (
     author text primary key,
     posts bigint not null

@@ -37,7 +37,7 @@ class KnownCommand(NamedTuple):
 
 _RELAY: Final = "towpath-relay"
 _SINKS: Final = "towpath-sinks"
-_INBOX: Final = "towpath-inbox[cli]"
+_INBOX: Final = "towpath-inbox"
 _DEPLOY: Final = "towpath-deploy"
 # In the order of --help. Commands of other packages follow.
 KNOWN: Final = (
@@ -198,7 +198,7 @@ def _print_missing(missing: KnownCommand) -> int:
     words = missing.name.replace(".", " ")
     print(
         f"error: towpath {words} belongs to {missing.package}, which is not installed\n"
-        f"remedy: Run pip install '{missing.package}'.",
+        f"remedy: Run pip install {missing.package}.",
         file=sys.stderr,
     )
     return 2

@@ -3,7 +3,7 @@ Apply each event exactly once, in the consumer's own transaction.
 
 ``Inbox`` inserts an event's id in the transaction of its effect, so that an event that
 is delivered again changes nothing. ``Consumer`` reads topics with it: in order per key,
-with retries, with poison parked together with its followers, and with offsets that are
+with retries, with an event that keeps failing parked together with its followers, and with offsets that are
 committed after the effect. ``AsyncConsumer`` does so for an asynchronous handler.
 """
 

@@ -1,9 +1,8 @@
 """``towpath inbox create | parked | replay | discard``: look after an inbox."""
 
 import json as json_text
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import psycopg
 from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
@@ -12,6 +11,9 @@ from rich.text import Text
 from towpath.cli.options import JsonOption
 from towpath.inbox.inbox import SCHEMA, Inbox, ParkedEvent, create_statements
 from towpath.schemas.failure import UnavailableError, UsageError
+
+if TYPE_CHECKING:
+    import psycopg
 
 app = App(name="inbox", help="Create an inbox; list, replay or drop parked events.")
 
@@ -128,7 +130,12 @@ def discard(
     return 0
 
 
-def _connect(dsn: str) -> psycopg.Connection[tuple[object, ...]]:
+def _connect(dsn: str) -> "psycopg.Connection[tuple[object, ...]]":
+    try:
+        import psycopg  # noqa: PLC0415 - the library does without it
+    except ImportError as error:
+        message = "the command needs psycopg: pip install 'towpath-inbox[cli]'"
+        raise UsageError(message) from error
     try:
         return psycopg.connect(dsn)
     except psycopg.OperationalError as error:

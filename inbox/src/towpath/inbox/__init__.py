@@ -3,8 +3,9 @@ Apply each event exactly once, in the consumer's own transaction.
 
 ``Inbox`` inserts an event's id in the transaction of its effect, so that an event that
 is delivered again changes nothing. ``Consumer`` reads topics with it: in order per key,
-with retries, with an event that keeps failing parked together with its followers, and with offsets that are
-committed after the effect. ``AsyncConsumer`` does so for an asynchronous handler.
+with retries, and with offsets that are committed after the effect. An event that keeps
+failing is parked together with its followers. ``AsyncConsumer`` does so for an
+asynchronous handler.
 """
 
 from towpath.inbox.consumer import AsyncConsumer, Consumer

@@ -28,7 +28,7 @@ from towpath.sinks.changes.relations import Column
 from towpath.sinks.errors import BatchRefusedError, TargetUnavailableError
 from towpath.sinks.fold import newest_per_key
 from towpath.sinks.targets.postgres import upkeep
-from towpath.sinks.targets.postgres.client import StatementDeniedError
+from towpath.sinks.targets.postgres.client import StatementDeniedError, TargetSession
 from towpath.testing.target import at
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
@@ -160,6 +160,9 @@ def test_any_mix_of_changes_and_columns_ends_as_the_fold(models, seed):
         deliver(rng.choice(sinks), models.described, history[begin:end], rng)
         # Sometimes a process ends before it has stored its offsets.
         begin = end if rng.random() < 0.7 else rng.randint(0, end)
+    # A writer that was given up comes last.
+    begin = rng.randint(0, 40)
+    deliver(sinks[0], models.described, history[begin : begin + 20], rng)
 
     held = {
         key: (each.position, None if each.is_deleted else each.fields)
@@ -241,7 +244,8 @@ def test_a_writer_that_was_given_up_writes_nothing_below_a_floor(models):
     (columns,) = plain(models.described, [(row(3, 3), 4), (row(4, 4), 7)])
     late.apply_columns(columns)
     by_columns = late.flush()
-    partial = write(late, change({"id": 4, "v": 9}, 3, unchanged=["note"]))
+    absent = change({"id": 9, "v": 9}, 3, unchanged=["note"])
+    partial = write(late, absent)
 
     assert ((1, 1), (1, 1), (0, 1, ())) == (
         (by_change.applied, by_change.stale),
@@ -392,6 +396,25 @@ def test_a_lost_session_is_opened_again(models):
     checkpoint = write(sink, change(row(2, 2), 2))
 
     assert (1, {1, 2}) == (checkpoint.applied, set(models.live()))
+
+
+def test_a_suspended_writer_does_not_hold_a_floor_up(models):
+    """
+    The server ends its transaction, and a later call of it is an ordinary failure.
+    """
+    driver = models.sink()
+    suspended = TargetSession(models.dsn, idle_limit="100ms")
+    with pytest.raises(TargetUnavailableError), suspended.transaction() as connection:
+        hold_a_floor_up(connection, driver)
+
+    assert {} == models.rows()
+
+
+def hold_a_floor_up(connection, driver):
+    """Lock the floor's row, and apply a floor by another session."""
+    connection.execute("select floor from models.towpath_tables for share")
+    write(driver, change(row(1, 1), 1), floors=(floor(5),))
+    connection.execute("select 1")
 
 
 def test_an_event_log_keeps_each_event_once(database):

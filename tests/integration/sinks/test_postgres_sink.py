@@ -22,6 +22,7 @@ from support.postgres_tables import (
     plain,
     write,
 )
+from support.waiting import until
 from towpath.settings import RouteKind
 from towpath.sinks.change import Floor, Origin
 from towpath.sinks.changes.relations import Column
@@ -259,20 +260,21 @@ def test_a_floor_waits_for_a_writer_in_its_transaction(models):
     """
     So the rows that it writes are deleted with the others.
     """
-    driver = models.sink()
-    with psycopg.connect(models.dsn) as late:
-        late.execute("select floor from models.towpath_tables for share")
-        late.execute(
-            "insert into models.orders (id, _position, _deleted) values (1, %s, false)",
-            (at(1),),
-        )
-        thread = threading.Thread(target=write, args=(driver,), kwargs=FLOORS)
-        thread.start()
-        waiting = "select 1 from pg_stat_activity where wait_event_type = 'Lock'"
-        while not models.sql(waiting):
-            assert thread.is_alive()
-        late.commit()
-    thread.join()
+    late, driver = models.sink(), models.sink()
+    write(driver, change(row(1, 1), 1))
+    waiting = "select 1 from pg_stat_activity where wait_event_type = 'Lock'"
+    with psycopg.connect(models.dsn) as owner:
+        owner.execute("select from models.orders where id = 1 for update")
+        changes = (late, change(row(0, 0), 2), change(row(1, 2), 2))
+        threads = [
+            threading.Thread(target=write, args=changes),
+            threading.Thread(target=write, args=(driver,), kwargs=FLOORS),
+        ]
+        for number, thread in enumerate(threads, start=1):
+            thread.start()
+            until(lambda n=number: len(models.sql(waiting)) == n, "it waits")
+    for thread in threads:
+        thread.join()
 
     assert {} == models.rows()
 

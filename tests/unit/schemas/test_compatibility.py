@@ -75,9 +75,26 @@ def test_a_compatible_schema_change_has_no_finding(old, new):
     assert compare(old, new) == ()
 
 
+def logical(kind, name, **more):
+    """Make a schema with a logical type."""
+    return {"type": kind, "logicalType": name, **more}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "path", "reason"),
     [
+        (
+            record(field(logical("long", "timestamp-millis"))),
+            record(field(logical("long", "timestamp-micros"))),
+            "a",
+            "was timestamp-millis and became timestamp-micros",
+        ),
+        (
+            record(field(["null", logical("bytes", "decimal", precision=9, scale=2)])),
+            record(field(["null", logical("bytes", "decimal", precision=9, scale=4)])),
+            "a",
+            "was bytes, which no branch of the union reads",
+        ),
         (record(), record(field("int")), "a", "was added without a default"),
         (
             record(field("long")),

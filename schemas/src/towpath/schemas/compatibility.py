@@ -3,7 +3,10 @@ Compatibility of a new event schema version with all earlier versions.
 
 The rules are those of Avro's schema resolution, with the new version as the reader. A
 field may be removed, or added with a default; a type may only widen; an enum may lose a
-symbol only if it has a default; a union may only gain branches. ``check_history``
+symbol only if it has a default; a union may only gain branches. Avro's resolution
+ignores logical types; here a value may not change from one to another, because a reader
+would take milliseconds for microseconds, or another scale of a decimal.
+``check_history``
 compares a version with every earlier one, not only with the last (the registry's level
 ``BACKWARD_TRANSITIVE``). The comparison is pure and returns findings.
 """
@@ -94,12 +97,16 @@ _Pairs = frozenset[tuple[str, str]]
 
 
 def _compare(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Finding]:
-    old, new = old.resolved(), new.resolved()
+    meanings = _logical_type(old.schema), _logical_type(new.schema)
+    if None not in meanings and meanings[0] != meanings[1]:
+        yield Finding(path, f"was {meanings[0]} and became {meanings[1]}")
+        return
+    given, old, new = old, old.resolved(), new.resolved()
     if old.kind == "union":
         for branch in old.schema:
             yield from _compare(old.to(branch), new, path, seen)
     elif new.kind == "union":
-        yield from _into_union(old, new, path, seen)
+        yield from _into_union(given, new, path, seen)
     elif old.kind != new.kind:
         if new.kind not in _WIDENS.get(old.kind, ()):
             yield Finding(path, f"was {old.kind} and became {new.kind}")
@@ -107,11 +114,20 @@ def _compare(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Findin
         yield from _COMPARE[old.kind](old, new, path, seen)
 
 
+def _logical_type(schema: object) -> str | None:
+    """Return a value's logical type with its precision and scale; None without one."""
+    if not isinstance(schema, Mapping) or "logicalType" not in schema:
+        return None
+    digits = [str(schema[k]) for k in ("precision", "scale") if k in schema]
+    return schema["logicalType"] + (f"({', '.join(digits)})" if digits else "")
+
+
 def _into_union(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Finding]:
     for branch in new.schema:
         if not list(_compare(old, new.to(branch), path, seen)):
             return
-    yield Finding(path, f"was {old.kind}, which no branch of the union reads")
+    kind = old.resolved().kind
+    yield Finding(path, f"was {kind}, which no branch of the union reads")
 
 
 def _renamed(old: _Side, new: _Side) -> bool:

@@ -14,7 +14,7 @@ from towpath.sinks.state.progress import State
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
 
-SINKS = ("cache", "search", "warehouse")
+SINKS = ("cache", "postgres", "search", "warehouse")
 BLOCK = """
 [[sink]]
 name = "{kind}"
@@ -31,7 +31,7 @@ RULES = {"search": '[sink.route.rename]\nno = "line"\n'}
 
 
 class Place(SinkPlace):
-    """Three sinks of one table."""
+    """Sinks of one table."""
 
     def __init__(self, stack, dsn, prefix, folder):
         super().__init__(stack, dsn, prefix, folder)
@@ -46,6 +46,8 @@ class Place(SinkPlace):
         self.configure(tables=["shop.lines"])
         urls = {
             "cache": self.stack.redis_url,
+            # Another schema of the source's own database.
+            "postgres": self.dsn,
             "search": self.stack.opensearch_url,
             "warehouse": self.stack.dsn("warehouse"),
         }
@@ -71,7 +73,8 @@ class Place(SinkPlace):
 
     def route(self, kind):
         """Name a sink's route."""
-        return f"shop.{self.prefix}" if kind == "warehouse" else self.prefix
+        schemas = {"postgres": "models.", "warehouse": "shop."}
+        return f"{schemas.get(kind, '')}{self.prefix}"
 
     def rows(self, kind):
         """Read what a sink holds: of each key its columns as texts, without nulls."""

@@ -8,7 +8,7 @@ from support.driver_process import POISON, Feed, Place
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
 
-ALL = ("cache", "search", "warehouse")
+ALL = ("cache", "postgres", "search", "warehouse")
 
 # Many batches are large enough for the executors.
 SPREAD = {
@@ -55,14 +55,15 @@ class Repeated(Feed):
 
 
 class Shop(Place):
-    """A table's records in Kafka, what they come to, and three sinks that read it."""
+    """A table's records in Kafka, what they come to, and the sinks that read it."""
 
-    def __init__(self, stack, name, folder):
+    def __init__(self, stack, name, folder, target):
         super().__init__(stack, name, folder)
         of_spark = '[spark.settings]\n"spark.sql.shuffle.partitions" = "2"\n'
         self.write_config(
             of_spark,
             self._sink("cache", stack.redis_url, **SPREAD),
+            self._sink("postgres", target, **SPREAD),
             self._sink("search", stack.opensearch_url, **SPREAD),
             self._sink(
                 *("warehouse", stack.dsn("warehouse")),
@@ -98,10 +99,10 @@ class Shop(Place):
 
 
 @pytest.fixture
-def shop(stack, unique, tmp_path):
+def shop(stack, unique, database, tmp_path):
     """Provide a shop; its targets run."""
     stack.up("kafka", "redis", "opensearch", "postgres")
-    return Shop(stack, unique, tmp_path)
+    return Shop(stack, unique, tmp_path, database)
 
 
 def test_a_submitted_driver_survives_a_worker_and_ends_equal(cluster, shop):
@@ -140,7 +141,10 @@ def test_a_submitted_driver_survives_a_worker_and_ends_equal(cluster, shop):
     cluster.python_of(submitted).send_signal(signal.SIGTERM)
 
     assert 0 == submitted.wait(60), cluster.log("driver")[-3000:]
-    assert [shop.feed.rows] * 3 == [shop.contents(name) for name in ALL]
-    assert ([1] * 3, [(0, 0)] * 3) == (parked, [(o.parked, o.owed) for o in found])
+    assert [shop.feed.rows] * len(ALL) == [shop.contents(name) for name in ALL]
+    assert ([1] * len(ALL), [(0, 0)] * len(ALL)) == (
+        parked,
+        [(o.parked, o.owed) for o in found],
+    )
     # Those of the affected keys alone.
     assert all(0 < one.left < one.records / 50 for one in found), found

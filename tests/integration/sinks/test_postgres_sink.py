@@ -22,13 +22,14 @@ from support.postgres_tables import (
     plain,
     write,
 )
+from support.waiting import until
 from towpath.settings import RouteKind
 from towpath.sinks.change import Floor, Origin
 from towpath.sinks.changes.relations import Column
 from towpath.sinks.errors import BatchRefusedError, TargetUnavailableError
 from towpath.sinks.fold import newest_per_key
 from towpath.sinks.targets.postgres import upkeep
-from towpath.sinks.targets.postgres.client import StatementDeniedError
+from towpath.sinks.targets.postgres.client import StatementDeniedError, TargetSession
 from towpath.testing.target import at
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
@@ -160,6 +161,9 @@ def test_any_mix_of_changes_and_columns_ends_as_the_fold(models, seed):
         deliver(rng.choice(sinks), models.described, history[begin:end], rng)
         # Sometimes a process ends before it has stored its offsets.
         begin = end if rng.random() < 0.7 else rng.randint(0, end)
+    # A writer that was given up comes last.
+    begin = rng.randint(0, 40)
+    deliver(sinks[0], models.described, history[begin : begin + 20], rng)
 
     held = {
         key: (each.position, None if each.is_deleted else each.fields)
@@ -241,7 +245,8 @@ def test_a_writer_that_was_given_up_writes_nothing_below_a_floor(models):
     (columns,) = plain(models.described, [(row(3, 3), 4), (row(4, 4), 7)])
     late.apply_columns(columns)
     by_columns = late.flush()
-    partial = write(late, change({"id": 4, "v": 9}, 3, unchanged=["note"]))
+    absent = change({"id": 9, "v": 9}, 3, unchanged=["note"])
+    partial = write(late, absent)
 
     assert ((1, 1), (1, 1), (0, 1, ())) == (
         (by_change.applied, by_change.stale),
@@ -255,20 +260,21 @@ def test_a_floor_waits_for_a_writer_in_its_transaction(models):
     """
     So the rows that it writes are deleted with the others.
     """
-    driver = models.sink()
-    with psycopg.connect(models.dsn) as late:
-        late.execute("select floor from models.towpath_tables for share")
-        late.execute(
-            "insert into models.orders (id, _position, _deleted) values (1, %s, false)",
-            (at(1),),
-        )
-        thread = threading.Thread(target=write, args=(driver,), kwargs=FLOORS)
-        thread.start()
-        waiting = "select 1 from pg_stat_activity where wait_event_type = 'Lock'"
-        while not models.sql(waiting):
-            assert thread.is_alive()
-        late.commit()
-    thread.join()
+    late, driver = models.sink(), models.sink()
+    write(driver, change(row(1, 1), 1))
+    waiting = "select 1 from pg_stat_activity where wait_event_type = 'Lock'"
+    with psycopg.connect(models.dsn) as owner:
+        owner.execute("select from models.orders where id = 1 for update")
+        changes = (late, change(row(0, 0), 2), change(row(1, 2), 2))
+        threads = [
+            threading.Thread(target=write, args=changes),
+            threading.Thread(target=write, args=(driver,), kwargs=FLOORS),
+        ]
+        for number, thread in enumerate(threads, start=1):
+            thread.start()
+            until(lambda n=number: len(models.sql(waiting)) == n, "it waits")
+    for thread in threads:
+        thread.join()
 
     assert {} == models.rows()
 
@@ -392,6 +398,25 @@ def test_a_lost_session_is_opened_again(models):
     checkpoint = write(sink, change(row(2, 2), 2))
 
     assert (1, {1, 2}) == (checkpoint.applied, set(models.live()))
+
+
+def test_a_suspended_writer_does_not_hold_a_floor_up(models):
+    """
+    The server ends its transaction, and a later call of it is an ordinary failure.
+    """
+    driver = models.sink()
+    suspended = TargetSession(models.dsn, idle_limit="100ms")
+    with pytest.raises(TargetUnavailableError), suspended.transaction() as connection:
+        hold_a_floor_up(connection, driver)
+
+    assert {} == models.rows()
+
+
+def hold_a_floor_up(connection, driver):
+    """Lock the floor's row, and apply a floor by another session."""
+    connection.execute("select floor from models.towpath_tables for share")
+    write(driver, change(row(1, 1), 1), floors=(floor(5),))
+    connection.execute("select 1")
 
 
 def test_an_event_log_keeps_each_event_once(database):

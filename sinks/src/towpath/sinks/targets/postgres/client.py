@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Final
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from towpath.schemas.failure import HaltError
 from towpath.sinks.errors import (
@@ -32,12 +33,20 @@ _PLACE: Final = "the Postgres of a sink"
 # survive a failover. Positions and keys are compared byte by byte in any case.
 _SETTINGS: Final = {"synchronous_commit": "on"}
 
+# A server that is gone without a word is noticed; the url may set other limits.
+_LIMITS: Final = {
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
+
 # Classes and codes of SQLSTATE.
 _OF_VALUES: Final = ("22", "23", "44", "54", "P0")
 _BUSY: Final = ("40", "53", "55P03")
 # A lost session, an operator's intervention, a system error; a server that has become a
-# standby; a table, column or temporary table that was dropped meanwhile.
-_PASSING: Final = ("08", "57", "58", "25006", "42P01", "42703", "3F000")
+# standby, or has ended an idle transaction; a table, column or schema that was dropped.
+_PASSING: Final = ("08", "57", "58", "25", "42P01", "42703", "3F000")
 _BUSY_PAUSE_S: Final = 1.0
 
 
@@ -59,9 +68,17 @@ class StatementDeniedError(HaltError):
 class TargetSession:
     """A session with the target; a lost one is opened again by the next transaction."""
 
-    def __init__(self, dsn: str) -> None:
-        """Store the address; nothing is opened yet."""
+    def __init__(self, dsn: str, *, idle_limit: str = "0") -> None:
+        """
+        Store the address; nothing is opened yet.
+
+        Args:
+            dsn: The address, as libpq takes it.
+            idle_limit: After this time without a statement the server ends a
+                transaction; "0" means never.
+        """
         self._dsn = dsn
+        self._idle_limit = idle_limit
         self._connection: Connection | None = None
         # Names of this session's temporary tables, by what they hold.
         self.batch_tables: dict[object, str] = {}
@@ -80,7 +97,7 @@ class TargetSession:
         try:
             with translated():
                 if self._connection is None:
-                    self._connection = connected(self._dsn, _PLACE, **_SETTINGS)
+                    self._connection = self._connected()
                 with self._connection.transaction():
                     yield self._connection
         except BatchRefusedError:
@@ -90,6 +107,15 @@ class TargetSession:
         except BaseException:
             self.close()
             raise
+
+    def _connected(self) -> Connection:
+        given = {k: str(v) for k, v in conninfo_to_dict(self._dsn).items()}
+        limited = make_conninfo("", **{**_LIMITS, **given})
+        return connected(
+            *(limited, _PLACE),
+            **_SETTINGS,
+            idle_in_transaction_session_timeout=self._idle_limit,
+        )
 
     def close(self) -> None:
         """Close the session; never raises."""

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import pyarrow as pa
 import structlog
@@ -34,6 +34,9 @@ from towpath.sinks.targets.postgres.schema import TargetTable
 from towpath.sinks.targets.postgres.tables import OpenTable, TargetTables
 
 _Item = TypeVar("_Item", Change, EventRow)
+
+# A suspended executor holds the lock of a floor no longer; encoding takes seconds.
+_IDLE_LIMIT: Final = "2min"
 
 _log = structlog.get_logger("towpath.sinks.postgres")
 
@@ -59,7 +62,7 @@ class PostgresSink:
             repairs: Requests snapshots of lost tables; without it, they stay empty.
         """
         self._routes = tuple(route.name for route in sink.route)
-        self._session = TargetSession(sink.url)
+        self._session = TargetSession(sink.url, idle_limit=_IDLE_LIMIT)
         self._tables = TargetTables(
             *(sink.route, relations, self._session), known=known, repairs=repairs
         )

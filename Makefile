@@ -5,7 +5,7 @@ IS_FIT := 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c $(IS_FIT) 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
-MEMBERS := schemas settings outbox relay sinks services loadtests deploy
+MEMBERS := schemas settings cli outbox relay sinks services loadtests deploy
 # Processes that run tests side by side, each with a stack of its own; 0: all in one.
 WORKERS ?= 4
 DEMO := docker compose --project-directory deploy/compose --project-name towpath-demo

@@ -117,7 +117,8 @@ def prepare(mode: str) -> None:
 def fingerprint() -> str:
     """Return a digest of the environment's sources: locks, members, place and rules."""
     content = hashlib.sha256(str(CLONE).encode())
-    sources = [*LOCKS.glob("*.lock"), *CLONE.glob("*/pyproject.toml"), Path(__file__)]
+    sources = [*LOCKS.glob("*.lock"), *CLONE.glob("*/pyproject.toml")]
+    sources += [CLONE / "VERSION", Path(__file__)]
     for path in sorted(sources):
         content.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return content.hexdigest()
@@ -266,7 +267,7 @@ def fetch_jars(mode: str) -> int:
     """Bring the Java archives up to their locks."""
     python = str(ENVIRONMENT / "bin" / "python")
     further = FURTHER_JARS[mode]
-    command = [python, "-m", "towpath.deploy.jars", *further]
+    command = [python, "-m", "towpath.sinks.jars", *further]
     return subprocess.run(command, check=False).returncode
 
 

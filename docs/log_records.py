@@ -34,6 +34,7 @@ NOUNS: Final = {
     "lsn": "a place in the log, for readers of their own writes",
     "metrics": "the port that Prometheus reads",
     "outbox": "rows of the outbox",
+    "postgres": "the Postgres target of a sink",
     "publication": "the publication in the source",
     "refetch": "rows that a sink requests again from the source",
     "relay": "the relay process",

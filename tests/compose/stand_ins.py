@@ -17,7 +17,7 @@ from pathlib import Path
 
 from compose.engine import GO, GO_SETTINGS
 
-from towpath.deploy.jars import store
+from towpath.sinks.jars import store
 
 HERE = Path(__file__).with_name("stand_ins")
 DEBIAN = "local/debian:bookworm"

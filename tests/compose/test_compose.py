@@ -21,6 +21,7 @@ from support.waiting import until
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
 
 PROJECT = "towpath-test"
+VERSION = (CLONE / "VERSION").read_text("utf-8").strip()
 OWN_PARTS = ("relay", "serving", "warehouse", "orders")
 THIRD_PARTIES = (
     *("postgres", "kafka", "registry", "opensearch", "redis", "store", "catalog"),
@@ -118,10 +119,10 @@ def test_everything_comes_up_healthy_and_filled():
 @pytest.mark.parametrize("image", ["relay", "sinks", "services", "tools"])
 def test_an_image_has_no_rights_no_secrets_and_nothing_that_builds(image):
     """One user, labels, an entry point that is no shell, no compiler and no pip."""
-    config = inspect(f"towpath/{image}:0.1.0")["Config"]
+    config = inspect(f"towpath/{image}:{VERSION}")["Config"]
     labels = config["Labels"]
     script = "for p in gcc cc make pip pip3; do command -v $p; done; true"
-    words = ("--rm", "--read-only", "--entrypoint", "sh", f"towpath/{image}:0.1.0")
+    words = ("--rm", "--read-only", "--entrypoint", "sh", f"towpath/{image}:{VERSION}")
     found = docker("run", *words, "-c", script).split()
 
     assert "10001:10001" == config["User"]

@@ -12,10 +12,12 @@ import pytest
 from support.warehouse_tables import engines
 from support.webhook_receiver import SECRET, Receiver
 from towpath.schemas.clock import SystemClock
-from towpath.settings import Route
+from towpath.settings import Route, Sink
 from towpath.settings.sink import WebhookOptions
 from towpath.sinks.targets.cache.read import CacheReader
 from towpath.sinks.targets.cache.sink import CacheSink
+from towpath.sinks.targets.postgres.read import PostgresReader
+from towpath.sinks.targets.postgres.sink import PostgresSink
 from towpath.sinks.targets.search.read import SearchReader
 from towpath.sinks.targets.search.sink import SearchSink
 from towpath.sinks.targets.warehouse.read import WarehouseReader
@@ -36,6 +38,11 @@ TARGETS = [
     ),
     pytest.param(
         "search", marks=[pytest.mark.integration, pytest.mark.timeout(90)], id="search"
+    ),
+    pytest.param(
+        "postgres",
+        marks=[pytest.mark.integration, pytest.mark.timeout(90)],
+        id="postgres",
     ),
     pytest.param(
         "warehouse",
@@ -81,6 +88,24 @@ def search_target(stack) -> Iterator[SinkTarget]:
         relations,
         lambda: SearchSink(stack.opensearch_url, routes, relations, SystemClock()),
         SearchReader(stack.opensearch_url),
+    )
+
+
+@pytest.fixture
+def postgres_target(database) -> Iterator[SinkTarget]:
+    """Return Postgres, with a database of the test's own."""
+    routes = tuple(
+        route.model_copy(update={"name": f"models.{route.name}"})
+        for route in two_routes()
+    )
+    relations = announced(routes)
+    sink = Sink(name="it", kind="postgres", url=database, route=routes)
+    yield from lend(
+        routes,
+        relations,
+        lambda: PostgresSink(sink, relations),
+        PostgresReader(sink),
+        is_atomic=True,
     )
 
 

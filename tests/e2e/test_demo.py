@@ -50,7 +50,7 @@ class Demo:
         self.seen = set()
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "towpath.deploy.cli", "demo"),
+                *(sys.executable, "-m", "towpath.cli", "demo"),
                 *("--state", str(self.state.root), "--json", str(self.result)),
                 *arguments,
             ],

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 CHAOS = ("chaos", "snapshot")
 # The whole relay with the textbook's rule: every commit is thought to be visible.
 TEXTBOOK = """
-from towpath.deploy.cli.app import main
+from towpath.cli.app import main
 from towpath.relay.snapshot.visibility import XidSnapshot
 XidSnapshot.sees_streamed = lambda *_: True
 main()

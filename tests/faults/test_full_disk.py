@@ -9,7 +9,7 @@ import pytest
 
 from support.driver_process import PATIENCE_S, Feed, Place, driver
 from support.waiting import until
-from towpath.deploy.cli import app
+from towpath.cli import app
 from towpath.sinks.state.progress import State, sink_folder
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(600)]

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from support.copying import replace
 from support.waiting import until
-from towpath.deploy.cli import app as root
+from towpath.cli import app as root
 from towpath.relay.encode.record import partition_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]

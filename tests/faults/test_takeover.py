@@ -46,7 +46,7 @@ from towpath.sinks.wait import Waiter
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
 
 EXPECTED_METRICS = Path(__file__).parents[1] / "data/outside/metrics.txt"
-COMMAND = (sys.executable, "-m", "towpath.deploy.cli")
+COMMAND = (sys.executable, "-m", "towpath.cli")
 # For engines that start on a machine that others keep busy.
 PATIENCE_S = 300.0
 # Rows that were changed and not applied when the stack was recorded, or are changed by

@@ -12,7 +12,7 @@ import pytest
 # Each starts five servers, the relay and an engine for each sink.
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-WORDS = (sys.executable, "-m", "towpath.deploy.cli", "bench", "sinks", "--json")
+WORDS = (sys.executable, "-m", "towpath.cli", "bench", "sinks", "--json")
 SMALL = ("--rows", "5000")
 
 # Found by every Python of the benchmark: a cache that is given one wrong word.

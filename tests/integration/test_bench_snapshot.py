@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
-WORDS = (sys.executable, "-m", "towpath.deploy.cli", "bench", "snapshot", "--json")
+WORDS = (sys.executable, "-m", "towpath.cli", "bench", "snapshot", "--json")
 SMALL = ("--rows", "20000", "--duration", "2", "--warm-up", "1")
 
 # Found by every Python of the benchmark: a client that gives one row's place in the

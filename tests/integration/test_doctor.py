@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from towpath.deploy.cli.app import run
+from towpath.cli.app import run
 from towpath.relay.__main__ import init
 from towpath.schemas.table_name import TableName
 from towpath.schemas.topics import table_topic

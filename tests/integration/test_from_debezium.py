@@ -6,7 +6,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from towpath.deploy.cli import app as root
+from towpath.cli import app as root
 from towpath.settings import load
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]

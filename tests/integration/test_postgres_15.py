@@ -26,7 +26,7 @@ from confluent_kafka import Message
 from support.snapshots import SnapshotRig
 from support.topics import headers_of
 from support.writers import RandomWriters
-from towpath.deploy.cli.app import run
+from towpath.cli.app import run
 from towpath.deploy.local import postgres
 from towpath.deploy.local.stack import Addresses, Stack
 

@@ -13,7 +13,7 @@ from support.copying import replace
 from support.http_recorder import recorded
 from support.rights import command_for, documented, search_calls, search_rights
 from support.verified_sink import CacheHand, VerifiedRig
-from towpath.deploy.cli import app
+from towpath.cli import app
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Route, Sink
 from towpath.sinks.change import ALL_PRESENT, Change, Floor, Origin

@@ -9,7 +9,7 @@ import pytest
 
 from support.rig import Rig
 from support.waiting import CLOCK
-from towpath.deploy.cli.app import run
+from towpath.cli.app import run
 from towpath.relay.errors import SlotHeldError
 from towpath.relay.postgres.slot import SlotOwnership
 

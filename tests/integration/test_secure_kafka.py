@@ -12,7 +12,7 @@ from py4j.protocol import Py4JJavaError
 from support.rights import documented
 from support.secure_kafka import PASSWORD, SecureKafka, toml
 from support.sink_place import SinkPlace
-from towpath.deploy.cli import app
+from towpath.cli import app
 from towpath.settings import Kafka, spark_options
 from towpath.sinks.kafka import client
 from towpath.sinks.targets.cache.client import connect

@@ -15,7 +15,7 @@ from towpath.schemas import session
 from towpath.schemas.table_name import TableName
 from towpath.services.plumbing.database import make_engine
 from towpath.settings import load
-from towpath.sinks.source_session import connected
+from towpath.sinks.postgres import connected
 from towpath.sinks.verify.progress import SourceLog
 from towpath.sinks.verify.source import Source
 from towpath.sinks.wait.source import PostgresSlot
@@ -75,7 +75,7 @@ NAMED = "cannot open another file"
 CURE = "LimitNOFILE"
 LIMITED = """
 import os, resource, sys
-from towpath.deploy.cli.app import main
+from towpath.cli.app import main
 open_now = len(os.listdir("/proc/self/fd")) - 1
 limit = open_now + int(sys.argv.pop(1))
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))

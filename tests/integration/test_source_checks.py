@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.rig import Rig
-from towpath.deploy.cli.app import run
+from towpath.cli.app import run
 from towpath.relay.__main__ import status
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]

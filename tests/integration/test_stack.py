@@ -17,11 +17,11 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from towpath.deploy.errors import JarsError
-from towpath.deploy.jars import store
 from towpath.deploy.local import lifecycle, process
 from towpath.deploy.local.lifecycle import PartState
 from towpath.deploy.local.stack import NAMES, Addresses, Stack
+from towpath.sinks.errors import JarsError
+from towpath.sinks.jars import store
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 

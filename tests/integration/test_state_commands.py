@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 from support.rig import Rig
 from support.topics import read_to_end
 from support.waiting import CLOCK, until
-from towpath.deploy.cli import app as root
+from towpath.cli import app as root
 from towpath.relay.kafka.state import StateTopic
 from towpath.relay.kafka.topics import KafkaTopics
 from towpath.relay.recovery.marks import Mark

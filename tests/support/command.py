@@ -12,7 +12,7 @@ from pathlib import Path
 def towpath(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command for the block; it creates its files below the folder."""
     with subprocess.Popen(
-        [sys.executable, "-m", "towpath.deploy.cli", *words],
+        [sys.executable, "-m", "towpath.cli", *words],
         env={**os.environ, "TMPDIR": str(folder)},  # noqa: TID251 - a root
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

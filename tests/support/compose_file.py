@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from towpath.deploy.jars.store import CLONE
+from towpath.sinks.jars.store import CLONE
 
 FOLDER = CLONE / "deploy" / "compose"
 # Built by deploy/setup.py: compose-go, the loader that docker compose contains.

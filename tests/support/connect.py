@@ -11,10 +11,9 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from support.rig import Rig
-from towpath.deploy import java
 from towpath.deploy.bench.runner import connect_command
-from towpath.deploy.jars import store
 from towpath.deploy.local import ports
+from towpath.sinks.jars import java, store
 
 JSON_WITH_SCHEMAS = {
     f"{side}.converter{option}": value

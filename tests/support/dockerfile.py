@@ -5,7 +5,7 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from towpath.deploy.jars.store import CLONE
+from towpath.sinks.jars.store import CLONE
 
 OURS = CLONE / "deploy" / "images" / "Dockerfile"
 

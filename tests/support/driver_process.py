@@ -15,10 +15,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from support.waiting import CLOCK
-from towpath.deploy import java
-from towpath.deploy.jars import store
 from towpath.settings import load
 from towpath.sinks.change import Origin
+from towpath.sinks.jars import java, store
 from towpath.sinks.kafka.client import Topics
 from towpath.sinks.kinds import reader_of
 from towpath.sinks.state import declare

@@ -6,8 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from towpath.deploy import java
-from towpath.deploy.jars import fetch, store
+from towpath.sinks.jars import fetch, java, store
 
 MAIN = "org.apache.flink.table.client.SqlClient"
 FAILED = "[ERROR]"

@@ -8,10 +8,9 @@ from pathlib import Path
 import requests
 
 from support.waiting import until
-from towpath.deploy import java
-from towpath.deploy.jars import store
 from towpath.deploy.local import ports
 from towpath.deploy.local.ports import LOOPBACK
+from towpath.sinks.jars import java, store
 
 BUCKET = "lake"
 

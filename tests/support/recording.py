@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from support.relay_process import RelayProcess
-from towpath.deploy.jars.store import refuse_outside_paths
 from towpath.deploy.local import postgres
 from towpath.deploy.local.stack import Stack
+from towpath.sinks.jars.store import refuse_outside_paths
 
 FOLDER: Final = Path("/tmp/towpath-recording")  # noqa: S108 - the same on every machine
 ARCHIVE: Final = Path(__file__).parents[1] / "data/recording/stack.tar.xz"
@@ -28,7 +28,7 @@ CONFIG: Final = FOLDER / "towpath.toml"
 # For a relay that never ran, and has had a slot since before the first change.
 WITNESS: Final = FOLDER / "witness.toml"
 
-_COMMAND: Final = ("-m", "towpath.deploy.cli")
+_COMMAND: Final = ("-m", "towpath.cli")
 # Files that the next start writes again: programs, logs, process files and locks.
 _LEFT_OUT: Final = {
     *("logs", "run", "java", "owner", "lock", "postmaster.opts", "node.lock"),

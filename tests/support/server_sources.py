@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from towpath.deploy.jars.store import refuse_outside_paths
+from towpath.sinks.jars.store import refuse_outside_paths
 
 PACKAGE: Final = "postgresql-15"
 REGRESS: Final = "src/test/regress"

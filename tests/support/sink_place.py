@@ -12,10 +12,9 @@ from support.command import towpath
 from support.rig import Rig
 from support.waiting import CLOCK, until
 from support.writers import RandomWriters
-from towpath.deploy import java
-from towpath.deploy.cli import app
-from towpath.deploy.jars import store
+from towpath.cli import app
 from towpath.settings import load
+from towpath.sinks.jars import java, store
 from towpath.sinks.kafka.client import Topics
 from towpath.sinks.state import declare
 from towpath.sinks.state.progress import progress_path, read_progress

@@ -13,10 +13,10 @@ import pyspark
 
 from support.driver_process import PATIENCE_S
 from support.waiting import until
-from towpath.deploy.jars import store
 from towpath.deploy.local import spark
 from towpath.deploy.local.part import StateFolder
 from towpath.sinks import submit
+from towpath.sinks.jars import store
 
 SPARK_HOME = Path(pyspark.__file__).parent
 SUBMITTED = Path(submit.__file__).with_name("__main__.py")

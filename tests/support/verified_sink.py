@@ -12,7 +12,7 @@ from support.follower import Follower
 from support.snapshots import SnapshotRig
 from support.waiting import until
 from support.warehouse_tables import engines
-from towpath.deploy.cli.app import run
+from towpath.cli.app import run
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Kafka, Settings, load
 from towpath.sinks.apply.batch import BatchWriter

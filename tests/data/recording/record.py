@@ -35,13 +35,12 @@ from support.recording import (  # noqa: E402
 )
 from support.topics import read_to_end  # noqa: E402
 from support.waiting import until  # noqa: E402
-from towpath.deploy import java  # noqa: E402
-from towpath.deploy.jars import store  # noqa: E402
 from towpath.deploy.local import ports, postgres  # noqa: E402
 from towpath.deploy.local.stack import Addresses, Stack  # noqa: E402
+from towpath.sinks.jars import java, store  # noqa: E402
 
 FAULTS: Final = TESTS / "faults/driver_with_fault.py"
-COMMAND: Final = (sys.executable, "-m", "towpath.deploy.cli")
+COMMAND: Final = (sys.executable, "-m", "towpath.cli")
 ORDERS: Final = (sys.executable, "-m", "towpath.services.orders")
 LINE: Final = {"product_id": "0af76519-16cd-43dd-8448-eb211c80319c", "quantity": 2}
 # Few and small files: what is written once is compressed, and no log is kept for later.

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from towpath.cli import app as root
 from towpath.deploy import status
-from towpath.deploy.cli import app as root
 from towpath.schemas.clock import SystemClock
 from towpath.settings import load
 

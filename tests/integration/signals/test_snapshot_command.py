@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from towpath.deploy.cli import app as root
+from towpath.cli import app as root
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -171,7 +171,7 @@ def test_who_stops_watching_leaves_the_snapshot_running(rig):
     rig.start()
     words = ["snapshot", "start", "s.a", "--id", "s1", *SLOWLY, "--wait"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "towpath.deploy.cli", *words, "--config", rig.config],
+        [sys.executable, "-m", "towpath.cli", *words, "--config", rig.config],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 
 from support.snapshots import SnapshotRig
 from support.topics import headers_of
-from towpath.deploy.cli import app as root
+from towpath.cli import app as root
 from towpath.relay.__main__ import init
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]

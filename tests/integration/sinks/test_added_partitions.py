@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from support.topics import read_to_end
 from support.verified_sink import VerifiedRig
 from support.waiting import until
-from towpath.deploy.cli.app import run
+from towpath.cli.app import run
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

@@ -12,13 +12,13 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from support.copying import replace
 from support.dead_letters import RecordedRepairs, context_of
 from support.parked_shop import RefusingSink, change
-from towpath.deploy.cli import dead_letters
-from towpath.deploy.cli.app import run
+from towpath.cli.app import run
 from towpath.settings import Kafka, load
 from towpath.sinks.apply.batch import BatchWriter
 from towpath.sinks.apply.replay import DeadLetterRequests
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes.routing import Routes
+from towpath.sinks.cli import dead_letters
 from towpath.sinks.dead_letters.entries import DeadLetter
 from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
 from towpath.sinks.errors import BrokerUnavailableError

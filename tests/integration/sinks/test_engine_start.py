@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from support.configuration import configuration
-from towpath.deploy import java
+from towpath.sinks.jars import java
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(90)]
 
-COMMAND = "from towpath.deploy.cli.app import main; main()"
+COMMAND = "from towpath.cli.app import main; main()"
 # It starts the real one, as Spark asked, and kills it.
 KILLED = """#!/bin/sh
 "{java}" "$@" &

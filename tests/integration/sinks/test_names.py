@@ -8,7 +8,7 @@ from support.driver_process import driver
 from support.snapshots import SnapshotRig
 from support.waiting import CLOCK
 from support.webhook_receiver import SECRET, Receiver
-from towpath.deploy.cli.app import run
+from towpath.cli.app import run
 from towpath.schemas.table_name import TableName
 from towpath.schemas.topics import table_topic
 from towpath.settings import load

@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 from support import waiting
 from support.sink_place import SinkPlace
 from support.valkey import valkey
-from towpath.deploy.cli import app
+from towpath.cli import app
 from towpath.schemas import telemetry
 from towpath.schemas.position import parse_position
 from towpath.settings import load

@@ -14,7 +14,7 @@ from support.dead_letters import Letters, context_of
 from support.kafka_rows import row, table
 from support.rig import Rig
 from support.slice_tasks import Frame, batch_rows
-from towpath.deploy.cli import app as commands
+from towpath.cli import app as commands
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import ConfigurationError
 from towpath.settings import Sink
@@ -263,7 +263,7 @@ def test_the_guides_sink_is_added_to_a_running_system(place, capfd):
     block.write_text(block.read_text().replace("towpath.shop", f"{place.prefix}.shop"))
     (*run, behind), *others = commands_of_step_seven()
     place.confirm()
-    program = "import sys; from towpath.deploy.cli.app import main; main()"
+    program = "import sys; from towpath.cli.app import main; main()"
     driver = subprocess.Popen([sys.executable, "-c", program, *run])
     try:
         codes = [commands.run(words) for words in others]

@@ -15,10 +15,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from support.webhook_receiver import SECRET, Receiver
-from towpath.deploy import java
-from towpath.deploy.jars import store
 from towpath.schemas.clock import SystemClock
 from towpath.settings import load
+from towpath.sinks.jars import java, store
 from towpath.sinks.kinds import kind_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]

@@ -15,10 +15,9 @@ from opensearchpy.exceptions import OpenSearchException
 from support.rig import Rig
 from support.waiting import CLOCK, until
 from support.writers import RandomWriters
-from towpath.deploy import java
-from towpath.deploy.cli import app
-from towpath.deploy.jars import store
+from towpath.cli import app
 from towpath.settings import load
+from towpath.sinks.jars import java, store
 from towpath.sinks.kafka.client import Topics
 from towpath.sinks.state import declare
 from towpath.sinks.targets.search.read import SearchReader
@@ -167,7 +166,7 @@ name = "{self.route}"
         """Run the command until it has begun, and kill it."""
         words = ["sink", "rebuild", "search", "--config", str(self.config)]
         process = subprocess.Popen(
-            [sys.executable, "-m", "towpath.deploy.cli", *words],
+            [sys.executable, "-m", "towpath.cli", *words],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -14,7 +14,7 @@ from opensearchpy import OpenSearch
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from support.warehouse_tables import engines
-from towpath.deploy.cli import app
+from towpath.cli import app
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import load
@@ -22,6 +22,7 @@ from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin
 from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.ports import Batch
 from towpath.sinks.targets.cache.sink import CacheSink
+from towpath.sinks.targets.postgres.sink import PostgresSink
 from towpath.sinks.targets.search.sink import SearchSink
 from towpath.sinks.targets.warehouse.sink import WarehouseSink
 from towpath.sinks.verify import __main__ as verifier
@@ -34,7 +35,8 @@ SEARCH = pytest.param("search", marks=pytest.mark.timeout(90))
 WAREHOUSE = pytest.param(
     "warehouse", marks=[pytest.mark.spark, pytest.mark.timeout(180)]
 )
-KINDS = [CACHE, SEARCH, WAREHOUSE]
+POSTGRES = pytest.param("postgres", marks=pytest.mark.timeout(90))
+KINDS = [CACHE, SEARCH, POSTGRES, WAREHOUSE]
 
 pytestmark = [pytest.mark.integration]
 
@@ -207,6 +209,13 @@ def event(route, number, type_, payload, occurred_at):
     )
 
 
+def order_events(log):
+    """Make the two events of the order."""
+    placed = ("OrderPlaced", '{"total" : "12.50"}', "2026-01-01T00:00:00.000001Z")
+    paid = ("OrderPaid", None, "2026-01-02T00:00:00.000000Z")
+    return [event(log, 1, *placed), event(log, 2, *paid)]
+
+
 class AtRest:
     """Nothing is on its way: nobody is waited for."""
 
@@ -251,7 +260,7 @@ class Place:
         assert ((), 0) == (checkpoint.refused, checkpoint.stale)
 
     def events(self):
-        """Events are of the warehouse only."""
+        """Some kinds keep no events."""
         return []
 
     def overwrite(self, key, row, position):
@@ -321,6 +330,33 @@ class SearchPlace(Place):
         self._run("index", key, body=ORDERS[0] | {"id": 4, "_position": POSITION})
 
 
+class PostgresPlace(Place):
+    """Another schema of the source's database."""
+
+    def sink(self):
+        return PostgresSink(self.described, Relations())
+
+    def events(self):
+        return order_events(self.route["events"])
+
+    def run(self, statement, table="orders"):
+        with psycopg.connect(self.described.url) as connection:
+            connection.execute(statement.format(self.route[table]))
+
+    def alter(self, key, column, value):
+        self.run(f"update {{}} set {column} = {value} where id = {key}")  # noqa: S608
+
+    def lose(self, key):
+        self.run(f"delete from {{}} where id = {key}")  # noqa: S608
+
+    def invent(self, key):
+        values = f"values ({key}, '{POSITION}', false)"
+        self.run("insert into {} (id, _position, _deleted) " + values)
+
+    def revive(self, key):
+        self.run(f"update {{}} set _deleted = false where id = {key}")  # noqa: S608
+
+
 class WarehousePlace(Place):
     """Iceberg."""
 
@@ -330,10 +366,7 @@ class WarehousePlace(Place):
         )
 
     def events(self):
-        log = self.route["events"]
-        placed = ("OrderPlaced", '{"total" : "12.50"}', "2026-01-01T00:00:00.000001Z")
-        paid = ("OrderPaid", None, "2026-01-02T00:00:00.000000Z")
-        return [event(log, 1, *placed), event(log, 2, *paid)]
+        return order_events(self.route["events"])
 
     def run(self, statement, table="orders"):
         self.lake[1].sql(statement.format(f"lake.{self.route[table]}"))
@@ -352,16 +385,21 @@ class WarehousePlace(Place):
         self.run(f"UPDATE {{}} SET _is_deleted = false WHERE id = {key}")  # noqa: S608
 
 
-PLACES = {"cache": CachePlace, "search": SearchPlace, "warehouse": WarehousePlace}
+PLACES = {
+    "cache": CachePlace,
+    "search": SearchPlace,
+    "postgres": PostgresPlace,
+    "warehouse": WarehousePlace,
+}
 
 
 def configuration(kind, url, dsn, unique, folder):
-    """Write the configuration of one sink; a warehouse also keeps the order events."""
+    """Write the configuration of one sink; some keep the order events, too."""
     begins = f"shop.{unique}_" if kind == "warehouse" else f"{unique}-"
-    if kind == "cache":
-        begins = ""
+    if kind in {"cache", "postgres"}:
+        begins = "" if kind == "cache" else "models."
     routes = [(f"{unique}.shop.{t}", f"{begins}{t}", "table") for t in SHAPES]
-    if kind == "warehouse":
+    if kind in {"postgres", "warehouse"}:
         routes.append(("outbox.event.order", f"{begins}events", "event_log"))
     listed = "".join(
         f'[[sink.route]]\ntopic = "{topic}"\nname = "{name}"\nkind = "{what}"\n'
@@ -390,6 +428,7 @@ def place(request, stack, database, unique, tmp_path, monkeypatch):
     url = {
         "cache": lambda: stack.redis_url,
         "search": lambda: stack.opensearch_url,
+        "postgres": lambda: database,
         "warehouse": lambda: lake[0].url,
     }[kind]()
     folder = lake[0].folder if lake else tmp_path

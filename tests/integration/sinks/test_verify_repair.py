@@ -18,7 +18,7 @@ from support.verified_sink import (
     WarehouseHand,
 )
 from support.writers import RandomWriters
-from towpath.deploy.cli.app import run
+from towpath.cli.app import run
 from towpath.sinks.verify.repair import ABOVE, NO_KEY, TWICE
 
 CACHE = pytest.param("cache", marks=pytest.mark.timeout(90))

@@ -16,7 +16,7 @@ from confluent_kafka import Consumer
 
 from support.rig import Rig
 from support.waiting import CLOCK
-from towpath.deploy.cli.app import run
+from towpath.cli.app import run
 from towpath.settings import load
 from towpath.sinks.state.progress import (
     Progress,

@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[3]
 MEMBERS = (
     "schemas",
     "settings",
+    "cli",
     "outbox",
     "relay",
     "sinks",

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 from towpath.deploy.bench import runner
-from towpath.deploy.jars import store
 from towpath.deploy.local.own_stack import clear_abandoned
+from towpath.sinks.jars import store
 
 PID_OF_NOBODY = 2**22 + 1
 

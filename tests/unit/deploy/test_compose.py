@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from support import compose_file, compose_rules, dockerfile
-from towpath.deploy.jars import store
 from towpath.deploy.local.configuration import for_shop
 from towpath.deploy.local.stack import Addresses
 from towpath.settings import Settings, load
+from towpath.sinks.jars import store
 
 _FILE = compose_file.FOLDER / "compose.yaml"
 # Values that nothing but .env can bring in.
@@ -138,8 +138,7 @@ def test_our_images_have_the_projects_version(document: dict[str, Any]) -> None:
     """
     Each of ours is built by its own stage and tagged with the members' version.
     """
-    path = store.CLONE / "deploy" / "pyproject.toml"
-    version = tomllib.loads(path.read_text("utf-8"))["project"]["version"]
+    version = (store.CLONE / "VERSION").read_text("utf-8").strip()
     ours = {s["image"]: s["build"] for s in _services(document) if "build" in s}
 
     assert {f"towpath/{b['target']}:{version}": b for b in ours.values()} == ours

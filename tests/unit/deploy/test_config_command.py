@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from towpath.deploy.cli import app as root
+from towpath.cli import app as root
 from towpath.settings import load
 
 DATA = Path(__file__).parents[2] / "data/debezium"

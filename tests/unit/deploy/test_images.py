@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from support import dockerfile
-from towpath.deploy.jars import store
+from towpath.sinks.jars import store
 
 _PROGRAMS = Path(sys.executable).parent
 _STAND_INS = store.CLONE / "tests" / "compose" / "stand_ins"
@@ -137,7 +137,7 @@ def test_a_shipped_stage_has_no_rights_and_says_what_it_is(
     """
     users = [u for s in dockerfile.chain(stages, name) for u in s.of("USER")]
     found = dockerfile.labels(stages, name)
-    version = _project("deploy")["version"]
+    version = (store.CLONE / "VERSION").read_text("utf-8").strip()
     (python,) = stages[""].of("ARG")
 
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", users[-1])

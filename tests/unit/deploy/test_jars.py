@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from towpath.deploy.errors import JarsError
-from towpath.deploy.jars import fetch, store
-from towpath.deploy.jars.store import Jar
+from towpath.sinks.errors import JarsError
+from towpath.sinks.jars import fetch, store
+from towpath.sinks.jars.store import Jar
 
 
 def _jar(content: bytes, coordinate: str = "org.a:b:1", use: str = "kafka") -> Jar:

@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from towpath.deploy import java
+from towpath.sinks.jars import java
 
 
 def _runtime(folder: Path, version: str, modules: str = "java.base") -> Path:

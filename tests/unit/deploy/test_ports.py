@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from towpath.deploy.errors import PrerequisiteError
 from towpath.deploy.local import ports
 from towpath.deploy.local.stack import NAMES, Stack
+from towpath.sinks.errors import PrerequisiteError
 
 
 def test_ports_are_remembered(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from towpath.deploy.errors import JarsError
-from towpath.deploy.jars import fetch, store
 from towpath.deploy.local import postgres
+from towpath.sinks.errors import JarsError
+from towpath.sinks.jars import fetch, store
 
 
 def _server(folder: Path, release: str) -> Path:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from towpath.deploy.jars import store
+from towpath.sinks.jars import store
 
 
 @pytest.fixture
@@ -89,11 +89,12 @@ def test_the_stamp_changes_with_locks_members_and_place(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """
-    Another lock, another member or another folder each make another stamp.
+    Another lock, member, version or folder each make another stamp.
     """
     (tmp_path / "member").mkdir()
     (tmp_path / "member" / "pyproject.toml").write_text("[project]", encoding="utf-8")
     (tmp_path / "run.lock").write_text("a==1", encoding="utf-8")
+    (tmp_path / "VERSION").write_text("1.0.0", encoding="utf-8")
     monkeypatch.setattr(setup, "CLONE", tmp_path)
     monkeypatch.setattr(setup, "LOCKS", tmp_path)
     prints = [setup.fingerprint()]
@@ -102,6 +103,10 @@ def test_the_stamp_changes_with_locks_members_and_place(
     prints.append(setup.fingerprint())
     (tmp_path / "member" / "pyproject.toml").write_text("[tool]", encoding="utf-8")
     prints.append(setup.fingerprint())
+    (tmp_path / "VERSION").write_text("1.0.1", encoding="utf-8")
+    prints.append(setup.fingerprint())
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "moved" / "VERSION").write_text("1.0.1", encoding="utf-8")
     monkeypatch.setattr(setup, "CLONE", tmp_path / "moved")
     prints.append(setup.fingerprint())
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from towpath.cli.app import app
 from towpath.deploy.cli import sink_lifecycle
-from towpath.deploy.cli.app import app
 from towpath.deploy.sinks.filling import collections_of
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError

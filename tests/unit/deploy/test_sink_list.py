@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
+from towpath.cli.app import app
 from towpath.deploy import status
-from towpath.deploy.cli.app import app
 from towpath.schemas.clock import SystemClock
 from towpath.sinks.state.progress import (
     DriverHeartbeat,

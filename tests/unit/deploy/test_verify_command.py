@@ -2,7 +2,7 @@
 
 import pytest
 
-from towpath.deploy.cli import app
+from towpath.cli import app
 from towpath.sinks.errors import SourceUnavailableError
 from towpath.sinks.verify import __main__ as verifier
 

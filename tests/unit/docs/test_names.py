@@ -14,7 +14,7 @@ import pytest
 from cyclopts import App
 
 from support.pages import DOCS, ROOT, blocks, name_of, pages, spans
-from towpath.deploy.cli.app import app
+from towpath.cli.app import app
 from towpath.settings import Settings
 from towpath.settings.shape import keys
 
@@ -24,7 +24,7 @@ _SHELL: Final = ("sh", "console", "")
 _DOTTED: Final = re.compile(r"towpath(?:\.[A-Za-z_]\w*)+")
 _FILE: Final = re.compile(
     r"[\w.-]+(?:/[\w.*-]+)+\.(?:py|sql|lua|toml|yaml|avsc|md|svg)"
-    r"|(?:schemas|settings|outbox|relay|sinks|services|loadtests|deploy|tests|docs)"
+    r"|(?:schemas|settings|cli|outbox|relay|sinks|services|loadtests|deploy|tests|docs)"
     r"(?:/[\w.-]+)+/?"
 )
 _KEY: Final = re.compile(

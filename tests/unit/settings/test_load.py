@@ -113,8 +113,8 @@ def test_every_mistake_is_reported_at_once_with_the_nearest_name(tmp_path: Path)
     assert "source.0.tabels: unknown key; did you mean 'tables'?" in found
     assert "kafka.bootstrap_servers: missing" in found
     assert (
-        "sink.0.kind: 'cash' is not one of 'cache', 'search', 'warehouse', 'webhook'; "
-        "did you mean 'cache'?"
+        "sink.0.kind: 'cash' is not one of 'cache', 'postgres', 'search', 'warehouse', "
+        "'webhook'; did you mean 'cache'?"
     ) in found
     assert len(found) == 4
 

@@ -3,25 +3,10 @@
 from towpath.schemas.failure import UnavailableError, UsageError
 
 
-class PrerequisiteError(UsageError):
-    """The machine lacks a program or package that cannot be fetched."""
-
-    remedy = "Install what the message names, then run the command again."
-
-
 class StateFolderError(UsageError):
     """The state folder cannot be created or written."""
 
     remedy = "Name a folder that this user can write to (--state or TOWPATH_STATE)."
-
-
-class JarsError(UnavailableError):
-    """A Java archive is missing and could not be fetched."""
-
-    remedy = (
-        "Check the network, then run python -m towpath.deploy.jars; archives that are"
-        " already complete are kept."
-    )
 
 
 class PartError(UnavailableError):

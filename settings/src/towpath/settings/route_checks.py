@@ -26,11 +26,20 @@ from towpath.settings.sink import Sink, SinkKind
 _OWN: Final = "_"
 
 # Kinds that keep the rows of routes apart by the route's name.
-_HAVE_PLACES: Final = frozenset({SinkKind.CACHE, SinkKind.SEARCH, SinkKind.WAREHOUSE})
+_HAVE_PLACES: Final = frozenset(SinkKind) - {SinkKind.WEBHOOK}
+# Kinds whose tables or documents have the columns of their source.
+_HAVE_SCHEMAS: Final = frozenset(
+    {SinkKind.POSTGRES, SinkKind.SEARCH, SinkKind.WAREHOUSE}
+)
 
 # Limits of an index name, less the number that a rebuild appends.
 _NOT_IN_INDEX: Final = re.compile(r'[\\/*?"<>|\s,#:]')
 _LONGEST_INDEX_BYTES: Final = 240
+
+# Names that the sink gives to tables and views of its own, and Postgres's limit.
+_OWN_TABLE: Final = "towpath_tables"
+_VIEW_ENDING: Final = "_live"
+_LONGEST_NAME_BYTES: Final = 63
 
 
 def routes_agree(settings: Settings) -> Iterator[str]:
@@ -88,6 +97,22 @@ def _lake_name(name: str) -> str:
     return "" if is_table else f"{name!r} is not a table: name it schema.table"
 
 
+def _table_name(name: str) -> str:
+    misnamed = _lake_name(name)
+    schema, _, table = name.partition(".")
+    if misnamed:
+        return misnamed
+    if table == _OWN_TABLE or table.endswith(_VIEW_ENDING):
+        return f"{name!r} is a name of the sink's own tables and views"
+    view = table + _VIEW_ENDING
+    if max(len(schema.encode()), len(view.encode())) > _LONGEST_NAME_BYTES:
+        return (
+            f"{name!r} is too long: schema and {view} may have at most "
+            f"{_LONGEST_NAME_BYTES} bytes each"
+        )
+    return ""
+
+
 def _written_twice(sinks: Iterable[Sink]) -> Iterator[str]:
     """List routes that write to the same place as another sink's route."""
     first: dict[tuple[object, ...], str] = {}
@@ -103,6 +128,7 @@ def _written_twice(sinks: Iterable[Sink]) -> Iterator[str]:
 
 
 _MISNAMED: Final[Mapping[str, Callable[[str], str]]] = {
+    SinkKind.POSTGRES: _table_name,
     SinkKind.SEARCH: _index_name,
     SinkKind.WAREHOUSE: _lake_name,
 }
@@ -169,8 +195,8 @@ def _left_out(route: Route, where: str) -> Iterator[str]:
 
 
 def _fit_the_sink(route: Route, sink: Sink, where: str) -> Iterator[str]:
-    if route.key and sink.kind == SinkKind.WAREHOUSE:
-        yield f"{where}.key: a warehouse finds rows by the columns of the key"
+    if route.key and sink.kind in {SinkKind.POSTGRES, SinkKind.WAREHOUSE}:
+        yield f"{where}.key: a {sink.kind} finds rows by the columns of the key"
     if route.fields and sink.kind != SinkKind.SEARCH:
         yield f"{where}.fields: only a search index searches by fields"
     for path in route.fields:
@@ -184,7 +210,7 @@ def _shapes_differ(sink: Sink) -> Iterator[str]:
 
     Other kinds of sink need no schema, so each route may have its own shape.
     """
-    if sink.kind not in {SinkKind.SEARCH, SinkKind.WAREHOUSE}:
+    if sink.kind not in _HAVE_SCHEMAS:
         return
     first: dict[str, Route] = {}
     for route in sink.route:

@@ -37,6 +37,7 @@ class SinkKind(enum.StrEnum):
     """The kinds that come with the platform."""
 
     CACHE = "cache"
+    POSTGRES = "postgres"
     SEARCH = "search"
     WAREHOUSE = "warehouse"
     WEBHOOK = "webhook"
@@ -305,8 +306,10 @@ class WarehouseOptions(Section):
 
 # A built-in kind has a section of its own name; other kinds have ``options``.
 _INSTALLED_SECTION: Final = "options"
-_EVENT_LOGS: Final = frozenset({SinkKind.WAREHOUSE, SinkKind.WEBHOOK})
-_DOCUMENTS: Final = frozenset({SinkKind.SEARCH, SinkKind.WEBHOOK})
+_EVENT_LOGS: Final = frozenset(
+    {SinkKind.POSTGRES, SinkKind.WAREHOUSE, SinkKind.WEBHOOK}
+)
+_DOCUMENTS: Final = frozenset({SinkKind.POSTGRES, SinkKind.SEARCH, SinkKind.WEBHOOK})
 # ``<prefix>.dead.relay`` is the relay's own topic of dead letters.
 _RELAY: Final = "relay"
 _RECORDS: Final = 50_000
@@ -326,11 +329,11 @@ class Sink(Section):
 
     ``kind`` selects the module that writes the target; ``options`` are for kinds of
     other packages. ``driver`` names the Spark driver that runs the sink. ``url`` is the
-    target's address: Redis, OpenSearch, the DSN of the warehouse's catalog, or the
-    receiver of webhooks. ``folder`` is for the files of a warehouse. On
-    a cluster, batches of at least ``spread_from_records`` are written from the
-    executors (see ``WriteFrom``). ``budget_s`` is the accepted lag; by default that of
-    the kind.
+    target's address: Redis, OpenSearch, the DSN of the warehouse's catalog or of
+    another Postgres, or the receiver of webhooks. ``folder`` is for the files of a
+    warehouse. On a cluster, batches of at least ``spread_from_records`` are written
+    from the executors (see ``WriteFrom``). ``budget_s`` is the accepted lag; by default
+    that of the kind.
     """
 
     name: str = Field(pattern=NAME)
@@ -393,9 +396,11 @@ class Sink(Section):
             yield from self._webhook_mistakes()
         kinds = {r.kind for r in self.route} if is_built_in(self.kind) else set()
         if RouteKind.EVENT_LOG in kinds and self.kind not in _EVENT_LOGS:
-            yield "route: an event log needs a sink of the kind warehouse or webhook"
+            kinds_of = "postgres, warehouse or webhook"
+            yield f"route: an event log needs a sink of the kind {kinds_of}"
         if RouteKind.AGGREGATE in kinds and self.kind not in _DOCUMENTS:
-            yield "route: aggregates need a sink of the kind search or webhook"
+            kinds_of = "postgres, search or webhook"
+            yield f"route: aggregates need a sink of the kind {kinds_of}"
         names = [r.name for r in self.route]
         if len(set(names)) != len(names):
             yield "route: two routes write the same name"

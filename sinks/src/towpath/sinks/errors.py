@@ -163,6 +163,21 @@ class SinkNotRunningError(UnavailableError):
     remedy = "Read the sink's error (towpath sink list) and its driver's log."
 
 
+class PrerequisiteError(UsageError):
+    """The machine lacks a program or package that cannot be fetched."""
+
+    remedy = "Install what the message names, then run the command again."
+
+
+class JarsError(UnavailableError):
+    """A Java archive is missing and could not be fetched."""
+
+    remedy = (
+        "Check the network, then run towpath sink fetch-jars; archives that are already"
+        " complete are kept."
+    )
+
+
 class NothingToRebuildError(UsageError):
     """A sink has created no such index, or is not a search sink."""
 

@@ -13,11 +13,10 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from towpath.deploy import java
-from towpath.deploy.jars import store
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Settings, Sink, load
 from towpath.sinks.engine.session import Engine, SparkSql, start_session
+from towpath.sinks.jars import java, store
 from towpath.sinks.kinds import engine_memory, engine_settings
 from towpath.sinks.state.declare import sink_named
 from towpath.sinks.targets.warehouse.client import CATALOG

@@ -16,8 +16,6 @@ from typing import Final, Generic, NamedTuple
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from towpath.deploy import java
-from towpath.deploy.jars import fetch, store
 from towpath.deploy.local import ports, postgres
 from towpath.deploy.local.own_stack import Launcher, environment, own_stack, prepare
 from towpath.deploy.local.part import StateFolder
@@ -40,6 +38,7 @@ from towpath.loadtests.chaos.context import (
     open_screen as open_chaos_screen,
 )
 from towpath.schemas.clock import SystemClock
+from towpath.sinks.jars import fetch, java, store
 
 DEBEZIUM_LOCK: Final = store.LOCK.with_name("debezium.lock")
 
@@ -161,7 +160,7 @@ def _bench_environment(
         kafka=addresses.kafka,
         broker_pid=broker.pid or 0,
         programs=postgres.home_of(stack.state).programs,
-        towpath=(sys.executable, "-m", "towpath.deploy.cli"),
+        towpath=(sys.executable, "-m", "towpath.cli"),
         connect=connect,
         connect_port=ports.any_free(),
         log_folder=stack.state.data("kafka") / "data",
@@ -209,7 +208,7 @@ def chaos_environment(
         dsn=dsn,
         kafka=kafka,
         prefix=prefix,
-        towpath=(sys.executable, "-m", "towpath.deploy.cli"),
+        towpath=(sys.executable, "-m", "towpath.cli"),
         folder=state.root,
         env=env,
         launcher=Launcher(state, env),

@@ -1,1 +1,1 @@
-"""The ``towpath`` command; a module is imported when one of its commands is run."""
+"""The stack's commands, and those of relay and sinks together."""

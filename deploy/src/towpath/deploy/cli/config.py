@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, TextIO
 
 from cyclopts import App, Parameter
 
-from towpath.deploy.cli.options import ConfigOption, JsonOption, config_file
+from towpath.cli.options import ConfigOption, JsonOption, config_file
 from towpath.deploy.debezium.connector import Connector, read_properties
 from towpath.deploy.debezium.conversion import Conversion, convert, toml_text
 from towpath.deploy.debezium.rules import PropertyStatus
@@ -41,7 +41,7 @@ def check(*, config: ConfigOption = None) -> int:
     """
     path = config_file(config)
     _check_foreign_kinds(path)
-    from towpath.deploy.sinks.tables import tables_by_expression  # noqa: PLC0415 - keeps --help fast
+    from towpath.sinks.cli.tables import tables_by_expression  # noqa: PLC0415 - keeps --help fast
 
     settings = load(path, os.environ)  # noqa: TID251 - a root
     _check_client(settings)
@@ -233,7 +233,7 @@ def read_catalog(dsn: str) -> Mapping[str, tuple[str, ...]]:
     """
     import psycopg  # noqa: PLC0415 - seldom needed
 
-    from towpath.sinks.source_session import connected  # noqa: PLC0415 - seldom needed
+    from towpath.sinks.postgres import connected  # noqa: PLC0415 - seldom needed
 
     try:
         with connected(dsn) as connection:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from towpath.deploy.cli.options import ConfigOption, read_settings
+from towpath.cli.options import ConfigOption, read_settings
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import TowpathError
 from towpath.settings import RecordFormat, Settings, Sink
@@ -228,7 +228,7 @@ def _registry(settings: Settings) -> list[DoctorFinding]:
 
 def _sink(settings: Settings, sink: Sink) -> list[DoctorFinding]:
     """Check a sink against its tables and its target, as towpath sink check does."""
-    from towpath.deploy.sinks.tables import (  # noqa: PLC0415 - keeps --help fast
+    from towpath.sinks.cli.tables import (  # noqa: PLC0415 - keeps --help fast
         TableShapes,
         routes_without_table,
     )

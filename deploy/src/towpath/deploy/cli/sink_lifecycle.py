@@ -1,5 +1,5 @@
 """
-``towpath sink add | refill | rebuild | drop``.
+``towpath sink list | add | refill | rebuild | drop``.
 
 A sink is added while everything runs, filled again from the existing rows, given a new
 search index in place of the old one, and dropped.
@@ -15,16 +15,19 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 from cyclopts import Parameter
 from rich.console import Console
+from rich.table import Table
 
-from towpath.deploy.cli.options import ConfigOption, Flag, config_file
+from towpath.cli.options import ConfigOption, Flag, config_file
 from towpath.deploy.sinks import dropping, filling
-from towpath.deploy.sinks.tables import TableShapes
 from towpath.deploy.snapshots import signals
 from towpath.deploy.snapshots.signals import INCOMPLETE
 from towpath.deploy.snapshots.view import open_bars
+from towpath.deploy.status import overview
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Route, Settings, Sink, SinkKind, load
+from towpath.settings.logs import configure_logs
+from towpath.sinks.cli.tables import TableShapes
 from towpath.sinks.errors import NothingToRebuildError, SinkNotRunningError
 from towpath.sinks.kafka.client import KafkaRelations, Topics
 from towpath.sinks.kinds import RoutedRelations, eraser_of
@@ -37,6 +40,36 @@ if TYPE_CHECKING:
 
 _RUNNING_WITHIN_S: Final = 60.0
 _STUCK_AFTER_S: Final = 300.0
+
+
+def list_sinks(*, config: ConfigOption = None) -> int:
+    """
+    List the configured sinks: the state of each, and how many records it is behind.
+
+    Dead letters are counted that are neither replayed nor discarded; awaited rows were
+    requested from the source and have not arrived yet. Problems are listed below:
+    failures, refused blocks, a relay that does not run. Exit 1 if there are any.
+
+    Args:
+        config: Configuration file.
+    """
+    configure_logs()
+    settings = _settings(config_file(config))
+    document = overview((), settings, SystemClock())
+    table = Table(
+        *("sink", "kind", "driver", "state", "behind", "written", "dead", "parked"),
+        *("awaited",),
+        box=None,
+    )
+    for sink in document["sinks"]:
+        names = ("lag_records", "rows", "open_letters", "parked", "owed")
+        counts = ("?" if sink[n] is None else f"{sink[n]:,}" for n in names)
+        words = (sink[n] for n in ("sink", "kind", "driver", "running_state"))
+        table.add_row(*words, *counts)
+    Console().print(table)
+    for sentence in document["wrong"]:
+        print(sentence)
+    return int(bool(document["wrong"]))
 
 
 def add(

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal
 from cyclopts import App, Parameter
 from rich.console import Console
 
-from towpath.deploy.cli.options import (
+from towpath.cli.options import (
     INTERRUPTED,
     ConfigOption,
     Flag,

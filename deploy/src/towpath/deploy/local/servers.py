@@ -27,9 +27,7 @@ from typing import Final
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from towpath.deploy import java
-from towpath.deploy.errors import NotReadyError, PrerequisiteError
-from towpath.deploy.jars import store
+from towpath.deploy.errors import NotReadyError
 from towpath.deploy.local.part import RECOVERS_WITHIN_S, Part, StateFolder
 from towpath.deploy.local.ports import (
     ANSWER_WITHIN_S,
@@ -38,6 +36,8 @@ from towpath.deploy.local.ports import (
     free_within,
     get_page,
 )
+from towpath.sinks.errors import PrerequisiteError
+from towpath.sinks.jars import java, store
 
 _KAFKA_HEAP_MB: Final = 384
 _KAFKA_SETTINGS: Final = """\

@@ -11,10 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from towpath.deploy import java
-from towpath.deploy.errors import NotReadyError, PrerequisiteError
+from towpath.deploy.errors import NotReadyError
 from towpath.deploy.local.part import Part, StateFolder
 from towpath.deploy.local.ports import LOOPBACK, check_listens
+from towpath.sinks.errors import PrerequisiteError
+from towpath.sinks.jars import java
 
 _DAEMON: Final = "org.apache.spark.deploy"
 _DAEMON_MEMORY: Final = "256m"

@@ -22,7 +22,7 @@ from towpath.deploy.errors import (
 from towpath.schemas.clock import Clock, Deadline
 from towpath.schemas.failure import UsageError
 from towpath.settings import Source
-from towpath.sinks.source_session import connected
+from towpath.sinks.postgres import connected
 
 _INSERT: Final = "insert into towpath.signal (id, type, data) values (%s, %s, %s)"
 # Short enough to read in a table, and to retype.

@@ -126,6 +126,43 @@ def _webhook(sink: SinkSettings, parts: SinkParts) -> Sink:
     return WebhookSink(sink.url, sink.webhook, parts.clock, proof)
 
 
+def _postgres(sink: SinkSettings, parts: SinkParts) -> Sink:
+    from towpath.sinks.targets.postgres.sink import PostgresSink  # noqa: PLC0415 - see above
+
+    known = parts.folder / "postgres.json"
+    return PostgresSink(sink, parts.relations, known=known, repairs=parts.repairs)
+
+
+def _postgres_on_executor(sink: SinkSettings, parts: ExecutorParts) -> Sink:
+    from towpath.sinks.targets.postgres.sink import PostgresSink  # noqa: PLC0415 - see above
+
+    return PostgresSink(sink, parts.relations)
+
+
+def _erase_postgres(sink: SinkSettings, prefix: str) -> None:
+    from towpath.sinks.targets.postgres.upkeep import erase  # noqa: PLC0415 - see above
+
+    erase(sink, prefix)
+
+
+def _rights_in_postgres(sink: SinkSettings, prefix: str) -> Iterable[str]:
+    from towpath.sinks.targets.postgres.upkeep import missing_rights  # noqa: PLC0415 - see above
+
+    return missing_rights(sink, prefix)
+
+
+def _postgres_reader(sink: SinkSettings, _: str) -> SinkReader:
+    from towpath.sinks.targets.postgres.read import PostgresReader  # noqa: PLC0415 - see above
+
+    return PostgresReader(sink)
+
+
+def _unfit_in_postgres(column: str) -> str:
+    from towpath.sinks.targets.postgres.schema import unfit_name  # noqa: PLC0415 - see above
+
+    return unfit_name(column)
+
+
 def _unfit_in_index(column: str) -> str:
     from towpath.sinks.targets.search.schema import unfit_name  # noqa: PLC0415 - see above
 
@@ -164,3 +201,13 @@ WAREHOUSE = Kind(
     routes=frozenset({RouteKind.TABLE, RouteKind.EVENT_LOG}),
 )
 WEBHOOK = Kind(make=_webhook, routes=frozenset(RouteKind))
+POSTGRES = Kind(
+    make=_postgres,
+    read=_postgres_reader,
+    erase=_erase_postgres,
+    rights=_rights_in_postgres,
+    spread=_postgres_on_executor,
+    has_types=True,
+    unfit_name=_unfit_in_postgres,
+    routes=frozenset(RouteKind),
+)

@@ -17,7 +17,7 @@ from towpath.schemas.position import format_lsn, parse_lsn
 from towpath.settings import Settings, Sink
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.ports import Cluster
-from towpath.sinks.source_session import connected
+from towpath.sinks.postgres import connected
 from towpath.sinks.state.progress import (
     Offsets,
     Progress,

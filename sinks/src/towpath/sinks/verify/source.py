@@ -20,7 +20,7 @@ from psycopg import sql
 from towpath.schemas.table_name import TableName
 from towpath.sinks.changes.relations import Column
 from towpath.sinks.errors import SourceUnavailableError
-from towpath.sinks.source_session import connected
+from towpath.sinks.postgres import connected
 from towpath.sinks.verify import statements
 from towpath.sinks.verify.statements import Statement
 from towpath.sinks.verify.table import SourceColumn, SourceTable

@@ -11,6 +11,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from psycopg import sql
 
+from towpath.sinks.postgres import TEXT_FORMS, TIMES
 from towpath.sinks.verify.table import (
     TEXT_IN_BYTES,
     UTC_TIMESTAMP,
@@ -19,50 +20,12 @@ from towpath.sinks.verify.table import (
     SourceTable,
 )
 
-_TIMES: Final[LiteralString] = """
-    case when not isfinite({value}) then {value}::text
-         else to_char({moment}, 'YYYY-MM-DD"T"HH24:MI:SS.US{zone}')
-              || case when extract(year from {moment}) < 0 then ' BC' else '' end
-    end
-"""
-_IN_UTC: Final[LiteralString] = "({value} at time zone 'UTC')"
-_INTERVAL: Final[LiteralString] = """
-    case when isfinite({value}) then
-        'P' || extract(year from {value})::bigint || 'Y'
-            || extract(month from {value})::bigint || 'M'
-            || extract(day from {value})::bigint || 'DT'
-            || extract(hour from {value})::bigint || 'H'
-            || extract(minute from {value})::bigint || 'M'
-            || trim_scale(extract(second from {value})) || 'S'
-         else {value}::text
-    end
-"""
-_AS_PRINTED: Final[LiteralString] = (
-    "case when {value} is not null then concat({value}) end"
-)
 # Types whose text in records is not that of Postgres.
 _FORMS: Final[Mapping[str, LiteralString]] = MappingProxyType(
     {
-        "timestamp with time zone": _TIMES.replace("{moment}", _IN_UTC).replace(
-            "{zone}", '"Z"'
-        ),
-        "timestamp without time zone": _TIMES.replace("{moment}", "{value}").replace(
-            "{zone}", ""
-        ),
-        UTC_TIMESTAMP: _TIMES.replace("{moment}", "{value}").replace("{zone}", '"Z"'),
-        # Always in UTC, so that the offset always has three characters.
-        "time with time zone": "left(" + _IN_UTC + "::text, -3) || 'Z'",
-        "interval": _INTERVAL,
-        "money": "{value}::numeric::text",
-        # Postgres breaks base64 into lines.
-        "bytea": r"translate(encode({value}, 'base64'), E'\n', '')",
+        **TEXT_FORMS,
+        UTC_TIMESTAMP: TIMES.replace("{moment}", "{value}").replace("{zone}", '"Z"'),
         TEXT_IN_BYTES: "convert_from({value}, 'UTF8')",
-        # A cast would remove the padding, which is part of the value's text, would add
-        # a netmask to an address without one, and would keep the encoding that a
-        # document declares.
-        "character": _AS_PRINTED,
-        "inet": _AS_PRINTED,
-        "xml": _AS_PRINTED,
     }
 )
 

@@ -9,7 +9,7 @@ from typing import Final, LiteralString, NamedTuple
 import psycopg
 
 from towpath.sinks.errors import SourceUnavailableError
-from towpath.sinks.source_session import connected
+from towpath.sinks.postgres import connected
 
 _SLOT: Final[LiteralString] = """
     select (confirmed_flush_lsn - '0/0'::pg_lsn)::bigint, active,

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from towpath.deploy.cli.options import ConfigOption, JsonOption, read_settings
+from towpath.cli.options import ConfigOption, JsonOption, read_settings
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Settings

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from towpath.deploy.errors import PrerequisiteError
+from towpath.sinks.errors import PrerequisiteError
 
 # OpenSearch 3 needs 21, and Spark 4.1 does not run on 25.
 RELEASE: Final = "21"

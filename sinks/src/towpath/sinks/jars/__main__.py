@@ -1,5 +1,5 @@
 """
-``python -m towpath.deploy.jars``: fetch the Java archives that the lock names.
+``python -m towpath.sinks.jars``: fetch the Java archives that the lock names.
 
 Further locks, which the local stack does not need, can be given as arguments: ``s3``
 for a warehouse in an object store; ``jdbcsink``, ``objectstore``, ``postgres15`` for
@@ -10,14 +10,14 @@ import argparse
 import os
 import sys
 
-from towpath.deploy.errors import JarsError
-from towpath.deploy.jars import fetch, store
+from towpath.sinks.errors import JarsError
+from towpath.sinks.jars import fetch, store
 
 
 def main() -> int:
     """Fetch missing archives and return an exit code."""
     environ = os.environ  # noqa: TID251 - a root
-    parser = argparse.ArgumentParser(prog="towpath.deploy.jars", description=__doc__)
+    parser = argparse.ArgumentParser(prog="towpath.sinks.jars", description=__doc__)
     parser.add_argument("locks", nargs="*", help="further locks", metavar="LOCK")
     parser.add_argument("--only", action="append", help="a use; left out, all")
     wanted = parser.parse_args()

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from towpath.deploy.errors import JarsError
+from towpath.sinks.errors import JarsError
 
-# deploy/src/towpath/deploy/jars/store.py -> the clone, unless a wheel was installed.
+# sinks/src/towpath/sinks/jars/store.py -> the clone, unless a wheel was installed.
 CLONE: Final = Path(__file__).resolve().parents[5]
 LOCK: Final = Path(__file__).with_name("jars.lock")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
-from towpath.deploy.cli.options import ConfigOption, Flag, config_file, read_settings
+from towpath.cli.options import ConfigOption, Flag, config_file, read_settings
 from towpath.schemas.failure import UnavailableError, UsageError
 from towpath.settings.logs import configure_logs
 

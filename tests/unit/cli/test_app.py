@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from towpath.deploy.cli import app as root
-from towpath.deploy.cli.options import config_file, state_folder
+from towpath.cli import app as root
+from towpath.cli.options import config_file, state_folder
 from towpath.schemas.failure import ConfigurationError, UnavailableError
 
 
@@ -118,7 +118,7 @@ def test_a_closed_pipe_is_no_failure(tmp_path: Path) -> None:
         'version = 1\n[[source]]\ndsn = "postgresql:///x"\n'
         '[kafka]\nbootstrap_servers = "localhost:9092"\n'
     )
-    words = [sys.executable, "-m", "towpath.deploy.cli", "config", "show", "--config"]
+    words = [sys.executable, "-m", "towpath.cli", "config", "show", "--config"]
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(

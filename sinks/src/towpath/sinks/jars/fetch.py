@@ -35,10 +35,9 @@ from cryptography.hazmat.primitives.serialization.pkcs12 import (
     serialize_java_truststore,
 )
 
-from towpath.deploy import java
-from towpath.deploy.errors import JarsError
-from towpath.deploy.jars import store
-from towpath.deploy.jars.store import Jar
+from towpath.sinks.errors import JarsError
+from towpath.sinks.jars import java, store
+from towpath.sinks.jars.store import Jar
 
 _MAVEN_PLUGIN: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1"
 _MAVEN_PROJECT: Final = """\

@@ -1,32 +1,23 @@
-"""``towpath sink run | list | check | add | refill | drop``."""
+"""``towpath sink run | check | fetch-jars``."""
 
 import os
 from contextlib import closing
 from typing import Annotated
 
-from cyclopts import App, Parameter
-from rich.console import Console
-from rich.table import Table
+from cyclopts import Parameter
 
-from towpath.deploy import java
-from towpath.deploy.cli.options import ConfigOption, config_file, read_settings
-from towpath.deploy.cli.sink_lifecycle import add, drop, rebuild, refill
-from towpath.deploy.jars import store
-from towpath.deploy.sinks.tables import TableShapes, routes_without_table
-from towpath.deploy.status import overview
-from towpath.schemas.clock import SystemClock
+from towpath.cli.options import ConfigOption, config_file, read_settings
 from towpath.schemas.failure import UsageError
 from towpath.settings import Settings, load
 from towpath.settings.logs import configure_logs
 from towpath.settings.mistakes import did_you_mean
+from towpath.sinks.cli.tables import TableShapes, routes_without_table
+from towpath.sinks.jars import fetch, java, store
 from towpath.sinks.kinds import check_kinds
 from towpath.sinks.state.declare import sink_named
 from towpath.sinks.targets.checks import check_sink, check_target, check_topics
 
-app = App(name="sink", help="Run sinks, list and check them; add, refill or drop one.")
 
-
-@app.command
 def run(
     *names: str,
     driver: Annotated[str | None, Parameter(name="--driver")] = None,
@@ -60,38 +51,6 @@ def run(
     )
 
 
-@app.command(name="list")
-def list_sinks(*, config: ConfigOption = None) -> int:
-    """
-    List the configured sinks: the state of each, and how many records it is behind.
-
-    Dead letters are counted that are neither replayed nor discarded; awaited rows were
-    requested from the source and have not arrived yet. Problems are listed below:
-    failures, refused blocks, a relay that does not run. Exit 1 if there are any.
-
-    Args:
-        config: Configuration file.
-    """
-    configure_logs()
-    settings = read_settings(config)
-    document = overview((), settings, SystemClock())
-    table = Table(
-        *("sink", "kind", "driver", "state", "behind", "written", "dead", "parked"),
-        *("awaited",),
-        box=None,
-    )
-    for sink in document["sinks"]:
-        names = ("lag_records", "rows", "open_letters", "parked", "owed")
-        counts = ("?" if sink[n] is None else f"{sink[n]:,}" for n in names)
-        words = (sink[n] for n in ("sink", "kind", "driver", "running_state"))
-        table.add_row(*words, *counts)
-    Console().print(table)
-    for sentence in document["wrong"]:
-        print(sentence)
-    return int(bool(document["wrong"]))
-
-
-@app.command
 def check(*names: str, config: ConfigOption = None) -> int:
     """
     Check sinks against the tables that they read and the targets that they write.
@@ -125,10 +84,23 @@ def check(*names: str, config: ConfigOption = None) -> int:
     return int(is_bad)
 
 
-app.command(add)
-app.command(refill)
-app.command(drop)
-app.command(rebuild)
+def fetch_jars() -> int:
+    """
+    Fetch the engine's Java archives, each checked against its sha256.
+
+    They are fetched with Maven where it is installed, else with the Ivy of Spark, and
+    kept in the cache of the user; TOWPATH_JARS names another folder. Archives that are
+    there already are not fetched again.
+    """
+    environ = os.environ  # noqa: TID251 - a root
+    wanted = [jar for jar in store.read_lock() if jar.use == "spark"]
+    fetch.ensure(_print_line, environ, wanted)
+    print(f"{len(wanted)} Java archives are in {store.of('spark')}")
+    return 0
+
+
+def _print_line(line: str) -> None:
+    print(line, flush=True)
 
 
 def _require_driver(settings: Settings, driver: str | None) -> None:

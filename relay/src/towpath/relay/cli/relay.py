@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from towpath.deploy.cli.options import (
+from towpath.cli.options import (
     ConfigOption,
     JsonOption,
     config_file,

@@ -1,0 +1,1 @@
+"""The ``towpath`` command: it runs the commands of the installed packages."""

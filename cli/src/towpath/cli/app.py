@@ -1,0 +1,216 @@
+"""
+The root of the ``towpath`` command: it runs the commands of the installed packages.
+
+A package names its commands as entry points of the group ``towpath.commands``:
+``relay`` for a command or a group of commands, ``sink.run`` for one command of a group
+that several packages fill. A command is imported when it is run, so that ``--help``
+answers at once. A failure of the platform is printed on standard error as one sentence
+with its remedy; its class decides the exit code.
+"""
+
+import os
+import select
+import sys
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points, version
+from typing import Final, NamedTuple
+
+from cyclopts import App
+
+from towpath.cli.options import INTERRUPTED
+
+# The exit code of a program that SIGPIPE ended, as a shell reports it.
+READER_GONE: Final = 141
+_LOG_FORMAT: Final = "--log-format"
+# Named in logs.py too, whose import would slow --help down.
+FORMAT_VARIABLE: Final = "TOWPATH_LOG_FORMAT"
+GROUP: Final = "towpath.commands"
+
+
+class KnownCommand(NamedTuple):
+    """A command of one of our packages; a dot stands before a command of a group."""
+
+    name: str
+    package: str
+    help: str = ""
+
+
+_RELAY: Final = "towpath-relay"
+_SINKS: Final = "towpath-sinks"
+_DEPLOY: Final = "towpath-deploy"
+# In the order of --help. Commands of other packages follow.
+KNOWN: Final = (
+    KnownCommand("up", _DEPLOY, "Start the local stack, or repair what is down."),
+    KnownCommand("down", _DEPLOY, "Stop the local stack; its data stays."),
+    KnownCommand("status", _DEPLOY, "Show parts, relay and sinks, and what is wrong."),
+    KnownCommand("logs", _DEPLOY, "Show what a part has printed."),
+    KnownCommand(
+        "config",
+        _DEPLOY,
+        "Check the configuration, show it whole, or make one from a connector's.",
+    ),
+    KnownCommand("relay", _RELAY, "Set up the source, run the relay, ask how it is."),
+    KnownCommand("sink.run", _SINKS, "Run sinks in one driver until stopped."),
+    KnownCommand("sink.list", _DEPLOY, "List the sinks: state, lag, dead letters."),
+    KnownCommand("sink.check", _SINKS, "Check sinks against tables and targets."),
+    KnownCommand("sink.fetch-jars", _SINKS, "Fetch the engine's Java archives."),
+    KnownCommand("sink.add", _DEPLOY, "Add a sink while everything runs, and fill it."),
+    KnownCommand("sink.refill", _DEPLOY, "Read all existing rows into a sink again."),
+    KnownCommand("sink.drop", _DEPLOY, "Drop a sink, its state and its topics."),
+    KnownCommand("sink.rebuild", _DEPLOY, "Rebuild a search sink's indexes."),
+    KnownCommand("snapshot", _DEPLOY, "Fill sinks from existing rows."),
+    KnownCommand(
+        "verify", _SINKS, "Compare a sink with the source, every key and column."
+    ),
+    KnownCommand("wait", _SINKS, "Wait until a sink has applied a commit."),
+    KnownCommand(
+        "dead-letters",
+        _SINKS,
+        "List, show, replay or give up what a sink could not apply.",
+    ),
+    KnownCommand("doctor", _DEPLOY, "Check source and broker; tell each cure."),
+    KnownCommand("demo", _DEPLOY, "Run the whole platform and prove that it agrees."),
+    KnownCommand("bench", _DEPLOY, "Measure, side by side with others, and verify."),
+    KnownCommand(
+        "chaos", _DEPLOY, "Break things at random; prove that nothing is lost."
+    ),
+)
+_GROUP_HELP: Final = {
+    "sink": "Run sinks, list and check them; add, refill or drop one.",
+}
+
+
+def build(points: Iterable[EntryPoint]) -> App:
+    """Return the command line of the installed commands."""
+    root = App(
+        name="towpath",
+        help=(
+            "Outbox, change stream, snapshots and sinks that agree.\n\n"
+            "--log-format human|json before or behind any command says how its log "
+            "records are written [human on a terminal, else json]."
+        ),
+        version_flags=["--version"],
+        version=lambda: version("towpath-cli"),
+        result_action="return_value",
+    )
+    ranks = {known.name: rank for rank, known in enumerate(KNOWN)}
+    for point in sorted(points, key=lambda p: (ranks.get(p.name, len(ranks)), p.name)):
+        group, _, name = point.name.rpartition(".")
+        if group and group not in root:
+            root.command(App(name=group, help=_GROUP_HELP.get(group, "")))
+        rank = ranks.get(point.name)
+        words = KNOWN[rank].help if rank is not None else ""
+        parent = root[group] if group else root
+        # Without a help of ours it is read from the command, which is imported for it.
+        parent.command(point.value, name=name, **({"help": words} if words else {}))
+    return root
+
+
+def missing_command(words: list[str], root: App) -> KnownCommand | None:
+    """Return the known command that the words name, if its package is not installed."""
+    given = [word for word in words if not word.startswith("-")]
+    for known in KNOWN:
+        names = known.name.split(".")
+        if given[: len(names)] == names and not _has(root, names):
+            return known
+    return None
+
+
+def _has(root: App, names: list[str]) -> bool:
+    group = root
+    for name in names[:-1]:
+        if name not in group:
+            return False
+        group = group[name]
+    return names[-1] in group
+
+
+app = build(entry_points(group=GROUP))
+
+
+def main() -> None:
+    """Run the command line and end the process with its exit code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(words: list[str]) -> int:
+    """Run one command and return its exit code."""
+    try:
+        code = _run(_without_log_format(words))
+        # A closed pipe fails here, not when the interpreter exits.
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_has_ended():
+            raise
+        _discard_output()
+        return READER_GONE
+    return code
+
+
+def _without_log_format(words: list[str]) -> list[str]:
+    """Remove ``--log-format``; child processes inherit its value."""
+    left = []
+    rest = iter(words)
+    for word in rest:
+        name, is_joined, value = word.partition("=")
+        if name != _LOG_FORMAT:
+            left.append(word)
+            continue
+        os.environ[FORMAT_VARIABLE] = value if is_joined else next(rest, "")  # noqa: TID251 - a root
+    return left
+
+
+def _reader_has_ended() -> bool:
+    """Return whether the broken pipe is standard output, not another one."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _discard_output() -> None:
+    """Discard the rest of the output: its reader, such as head, has ended."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def _run(words: list[str]) -> int:
+    if (missing := missing_command(words, app)) is not None:
+        return _print_missing(missing)
+    try:
+        result = app(words)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else 2
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - others are raised again
+        return _print_failure(error)
+    return result if isinstance(result, int) else 0
+
+
+def _print_missing(missing: KnownCommand) -> int:
+    words = missing.name.replace(".", " ")
+    print(
+        f"error: towpath {words} belongs to {missing.package}, which is not installed\n"
+        f"remedy: Run pip install {missing.package}.",
+        file=sys.stderr,
+    )
+    return 2
+
+
+def _print_failure(error: Exception) -> int:
+    """Print a failure of the platform with its remedy; raise any other error again."""
+    from towpath.schemas.failure import (  # noqa: PLC0415 - keeps --help fast
+        TooManyFilesError,
+        TowpathError,
+        has_no_descriptor,
+    )
+
+    if not isinstance(error, TowpathError):
+        if not has_no_descriptor(error):
+            raise error
+        error = TooManyFilesError("running the command")
+    print(f"error: {error}\nremedy: {error.remedy}", file=sys.stderr)
+    return error.exit_code

@@ -1,0 +1,1 @@
+"""The relay's commands; each is imported when it is run."""

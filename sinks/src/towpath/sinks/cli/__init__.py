@@ -1,0 +1,1 @@
+"""The sinks' commands; each is imported when it is run."""

@@ -1,0 +1,1 @@
+"""The Postgres sink: tables of another database, as read models."""

@@ -1,0 +1,136 @@
+"""
+The session with the target, its errors, and its transactions.
+
+::
+
+    TowpathError
+    └── HaltError
+        ├── ForeignRelationError      a table exists that does not belong to the route
+        └── StatementDeniedError      the target refuses a statement for good
+
+Errors of values (a cast, a constraint or a trigger of the target's owner) refuse a
+batch, which is then bisected. Anything that ends by itself (a lost session, a deadlock,
+a full disk, a standby) is retried.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import psycopg
+
+from towpath.schemas.failure import HaltError
+from towpath.sinks.errors import (
+    BatchRefusedError,
+    TargetBusyError,
+    TargetUnavailableError,
+)
+from towpath.sinks.postgres import Connection, connected
+
+_PLACE: Final = "the Postgres of a sink"
+# A target with a synchronous standby waits for it: a batch that counts as durable must
+# survive a failover. Positions and keys are compared byte by byte in any case.
+_SETTINGS: Final = {"synchronous_commit": "on"}
+
+# Classes and codes of SQLSTATE.
+_OF_VALUES: Final = ("22", "23", "44", "54", "P0")
+_BUSY: Final = ("40", "53", "55P03")
+# A lost session, an operator's intervention, a system error; a server that has become a
+# standby; a table, column or temporary table that was dropped meanwhile.
+_PASSING: Final = ("08", "57", "58", "25006", "42P01", "42703", "3F000")
+_BUSY_PAUSE_S: Final = 1.0
+
+
+class ForeignRelationError(HaltError):
+    """A table exists that no sink created for the route, or has another key."""
+
+    remedy = (
+        "Give the route another name, or drop the table in the target and fill the "
+        "route again: towpath sink refill."
+    )
+
+
+class StatementDeniedError(HaltError):
+    """The target refuses a statement, and a retry does not help."""
+
+    remedy = "Read the target's answer; towpath sink check lists the missing rights."
+
+
+class TargetSession:
+    """A session with the target; a lost one is opened again by the next transaction."""
+
+    def __init__(self, dsn: str) -> None:
+        """Store the address; nothing is opened yet."""
+        self._dsn = dsn
+        self._connection: Connection | None = None
+        # Names of this session's temporary tables, by what they hold.
+        self.batch_tables: dict[object, str] = {}
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """
+        Run one transaction.
+
+        Raises:
+            BatchRefusedError: The target refuses a value; nothing is written.
+            TargetBusyError: The target asks for a pause.
+            TargetUnavailableError: The target cannot be reached.
+            StatementDeniedError: The target refuses a statement.
+        """
+        try:
+            with translated():
+                if self._connection is None:
+                    self._connection = connected(self._dsn, _PLACE, **_SETTINGS)
+                with self._connection.transaction():
+                    yield self._connection
+        except BatchRefusedError:
+            # The session is intact, but tables that the transaction made are gone.
+            self.batch_tables.clear()
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the session; never raises."""
+        self.batch_tables.clear()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """
+    Turn psycopg's errors into ours.
+
+    Raises:
+        BatchRefusedError: The target refuses a value.
+        TargetBusyError: The target asks for a pause.
+        TargetUnavailableError: The target cannot be reached.
+        StatementDeniedError: The target refuses a statement.
+    """
+    try:
+        yield
+    except psycopg.Error as error:
+        code = error.sqlstate or ""
+        if code.startswith(_OF_VALUES):
+            raise BatchRefusedError(_answer(error)) from error
+        if code.startswith(_BUSY):
+            message = f"the target's Postgres is busy: {_answer(error)}"
+            raise TargetBusyError(message, retry_after_s=_BUSY_PAUSE_S) from error
+        if not code or code.startswith(_PASSING):
+            message = f"the target's Postgres cannot be used: {_answer(error)}"
+            raise TargetUnavailableError(message) from error
+        message = f"the target's Postgres refuses a statement: {_answer(error)}"
+        raise StatementDeniedError(message) from error
+
+
+def _answer(error: psycopg.Error) -> str:
+    """Return the server's message, with the place of the value that it refuses."""
+    message = error.diag.message_primary or str(error).strip()
+    # Of a copied value: ``COPY batch_0, line 1, column v: "x"``.
+    where = (error.diag.context or "").partition("\n")[0]
+    _, found, column = where.partition(", column ")
+    detail = f"column {column}" if found else error.diag.message_detail
+    return f"{message} ({detail})" if detail else message

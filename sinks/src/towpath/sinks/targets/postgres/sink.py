@@ -1,0 +1,277 @@
+"""
+A sink that writes rows, documents and events into tables of another Postgres.
+
+A batch is one transaction: its rows are copied into a temporary table, from which one
+guarded statement writes each table. So ``apply`` is durable; ``flush`` only reports.
+Plain records of a route are one transaction of their own, written the same way.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+import structlog
+
+from towpath.settings import Sink
+from towpath.sinks.change import Change, EventRow, Refusal
+from towpath.sinks.changes.columns import Columns
+from towpath.sinks.errors import (
+    BatchRefusedError,
+    ShapeUnknownError,
+    TargetUnavailableError,
+)
+from towpath.sinks.fold import ABSENT_ROW, highest_per_route
+from towpath.sinks.ports import Batch, Checkpoint, RelationSource, Repairs
+from towpath.sinks.postgres import Connection
+from towpath.sinks.tally import Tally
+from towpath.sinks.targets.postgres import schema, write
+from towpath.sinks.targets.postgres.client import TargetSession
+from towpath.sinks.targets.postgres.read import erasure
+from towpath.sinks.targets.postgres.schema import TargetTable
+from towpath.sinks.targets.postgres.tables import OpenTable, TargetTables
+
+_Item = TypeVar("_Item", Change, EventRow)
+
+_log = structlog.get_logger("towpath.sinks.postgres")
+
+
+class PostgresSink:
+    """Tables of one database, written by one sink and its executors."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        relations: RelationSource,
+        *,
+        known: Path | None = None,
+        repairs: Repairs | None = None,
+    ) -> None:
+        """
+        Describe the target; nothing is opened yet.
+
+        Args:
+            sink: Its address and routes.
+            relations: The shapes of the routes' tables.
+            known: The file of the known tables, in the sink's folder.
+            repairs: Requests snapshots of lost tables; without it, they stay empty.
+        """
+        self._routes = tuple(route.name for route in sink.route)
+        self._session = TargetSession(sink.url)
+        self._tables = TargetTables(
+            *(sink.route, relations, self._session), known=known, repairs=repairs
+        )
+        self._logged_columns: set[tuple[str, str]] = set()
+        self._refreshed_routes: set[str] = set()
+        self._tally = Tally()
+
+    def open(self) -> None:
+        self._tables.load()
+        for name in self._routes:
+            try:
+                self._tables.fitting(name)
+            except ShapeUnknownError:
+                _log.info(
+                    "postgres table not created yet: its source is not announced",
+                    route=name,
+                )
+
+    def apply(self, batch: Batch) -> None:
+        tally = Tally()
+        changes, events = _by_route(batch.changes), _by_route(batch.events)
+        floors = highest_per_route(batch.floors)
+        self._tables.refresh(changes)
+        # In one order for all writers, so that none waits for another in a circle.
+        names = sorted({*changes, *events, *floors})
+        opened = {name: self._tables.fitting(name) for name in names}
+        with self._writing() as connection:
+            for name, open_table in opened.items():
+                if open_table is None:
+                    self._refuse(name, changes, events, tally)
+                    continue
+                if name in floors:
+                    _sweep(connection, name, open_table.table, floors[name])
+                if name in changes:
+                    self._upsert(connection, open_table, changes[name], tally)
+                if name in events:
+                    self._append(connection, open_table, events[name], tally)
+            if batch.safe is not None:
+                self._purge(connection, batch.safe)
+        self._tally.add(tally)
+
+    def apply_columns(self, columns: Columns) -> pa.Array | None:
+        route = columns.route
+        # Checked once per batch: later announcements come with their own record.
+        if route not in self._refreshed_routes:
+            self._tables.refresh([route])
+            self._refreshed_routes.add(route)
+        opened = self._tables.fitting(route)
+        plain = None if opened is None else write.encode_columns(opened.table, columns)
+        if opened is None or plain is None or not len(plain.rows):
+            return None
+        try:
+            with self._writing() as connection:
+                floor = self._locked_floor(connection, opened)
+                batch = self._copy(connection, opened.table, plain.rows)
+                written = connection.execute(schema.upsert(opened.table, batch, floor))
+                applied = written.rowcount
+        except BatchRefusedError:
+            # As changes they are bisected, until the refused one is found.
+            return None
+        self._tally.applied += applied
+        self._tally.stale += len(plain.rows) - applied
+        return plain.indices
+
+    def flush(self) -> Checkpoint:
+        self._refreshed_routes.clear()
+        return self._tally.take()
+
+    def erase(self, route: str, keys: Sequence[str]) -> None:
+        opened = self._tables.fitting(route)
+        if opened is None:
+            raise TargetUnavailableError(self._tables.reason(route))
+        with self._writing() as connection:
+            self._locked_floor(connection, opened)
+            connection.execute(erasure(opened.table, keys))
+
+    def close(self) -> None:
+        self._session.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """Run one transaction; after a failure the tables are looked up again."""
+        try:
+            with self._session.transaction() as connection:
+                yield connection
+        except BatchRefusedError:
+            raise
+        except BaseException:
+            self._tables.forget()
+            # The batch is applied again, as a whole.
+            self._tally = Tally()
+            self._refreshed_routes.clear()
+            raise
+
+    def _upsert(
+        self,
+        connection: Connection,
+        opened: OpenTable,
+        changes: Sequence[Change],
+        tally: Tally,
+    ) -> None:
+        table = opened.table
+        self._log_ignored_columns(table, changes)
+        encoded = write.encode_changes(table, changes)
+        floor = self._locked_floor(connection, opened)
+        batch = self._copy(connection, table, encoded.rows)
+        applied = 0
+        refused: list[Refusal] = []
+        if any(change.unchanged for change in changes):
+            absent = connection.execute(schema.without_row(table, batch, floor))
+            refused += [
+                Refusal(changes[number], ABSENT_ROW, asks=True)
+                for (number,) in absent.fetchall()
+            ]
+            merge = schema.merge(table, batch, floor, encoded.kept)
+            applied += connection.execute(merge).rowcount
+        applied += connection.execute(schema.upsert(table, batch, floor)).rowcount
+        tally.refused += refused
+        tally.applied += applied
+        tally.stale += len(changes) - applied - len(refused)
+
+    def _append(
+        self,
+        connection: Connection,
+        opened: OpenTable,
+        events: Sequence[EventRow],
+        tally: Tally,
+    ) -> None:
+        self._locked_floor(connection, opened)
+        rows = write.encode_events(opened.table, events)
+        batch = self._copy(connection, opened.table, rows)
+        insert = schema.insert_new(opened.table, batch)
+        applied = connection.execute(insert).rowcount
+        tally.applied += applied
+        tally.stale += len(events) - applied
+
+    def _refuse(
+        self,
+        name: str,
+        changes: Mapping[str, Sequence[Change]],
+        events: Mapping[str, Sequence[EventRow]],
+        tally: Tally,
+    ) -> None:
+        """Refuse everything of a route that is held back; there is no row of it."""
+        reason = self._tables.reason(name)
+        tally.refused += [Refusal(change, reason) for change in changes.get(name, ())]
+        tally.refused_events |= {e.origin: reason for e in events.get(name, ())}
+
+    def _copy(self, connection: Connection, table: TargetTable, rows: pa.Table) -> str:
+        """Copy rows into the temporary table of a batch; return its name."""
+        made = self._session.batch_tables
+        batch = made.get(table)
+        if batch is None:
+            batch = made[table] = f"towpath_batch_{len(made)}"
+            for statement in schema.batch_table(table, batch):
+                connection.execute(statement)
+        statement = schema.copy_in(batch, rows.column_names)
+        with connection.cursor() as cursor, cursor.copy(statement) as copy:
+            copy.write(write.copy_text(rows))
+        return batch
+
+    def _locked_floor(self, connection: Connection, opened: OpenTable) -> str:
+        """
+        Return a table's floor, which stays until the transaction ends.
+
+        Raises:
+            TargetUnavailableError: The table is another one since it was opened.
+        """
+        read = schema.registered(opened.table, lock="share")
+        found = connection.execute(read).fetchone()
+        if found is None or found[0] != opened.id:
+            message = f"the table {opened.table.name} was replaced"
+            raise TargetUnavailableError(message)
+        return found[2] or ""
+
+    def _purge(self, connection: Connection, safe: str) -> None:
+        """Delete the tombstones below a position, of all open tables."""
+        for table in self._tables.with_tombstones():
+            connection.execute(schema.purge(table, safe))
+
+    def _log_ignored_columns(
+        self, table: TargetTable, changes: Iterable[Change]
+    ) -> None:
+        """Log once that an older record has a column that the source dropped."""
+        known = {column.name for column in table.columns}
+        unknown = {
+            (change.route, name)
+            for change in changes
+            if change.row is not None and change.key_columns
+            for name in change.row.keys() - known
+        }
+        for route, name in sorted(unknown - self._logged_columns):
+            self._logged_columns.add((route, name))
+            _log.warning(
+                "column ignored: the source no longer has it", route=route, column=name
+            )
+
+
+def _by_route(items: Iterable[_Item]) -> dict[str, list[_Item]]:
+    grouped: dict[str, list[_Item]] = defaultdict(list)
+    for item in items:
+        grouped[item.route].append(item)
+    return dict(grouped)
+
+
+def _sweep(connection: Connection, route: str, table: TargetTable, floor: str) -> None:
+    """Store a floor and delete the rows below it; a lower one changes nothing."""
+    if connection.execute(schema.raise_floor(table, floor)).rowcount:
+        deleted = connection.execute(schema.sweep(table, floor)).rowcount
+        _log.info(
+            "sink floor applied: rows below it are deleted",
+            route=route,
+            floor=floor,
+            rows=deleted,
+        )

@@ -1,0 +1,250 @@
+"""
+Creating tables and fitting them to their sources, and detecting replaced ones.
+
+Everything is done in one transaction per table, under a lock of its schema, because
+executors open the tables too. A table gains the columns that its source gains, and
+keeps those that the source drops; a column keeps its type, also one that an owner has
+given it. A value that does not fit it becomes a dead letter.
+
+A table gets an id when it is created; a file beside the sink's checkpoint has the ids
+of the sink's tables. A table with another id was dropped and created again: first its
+rows are requested, and only then is the new id stored.
+"""
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import structlog
+from psycopg import sql
+
+from towpath.schemas.failure import TowpathError
+from towpath.settings import Route, RouteKind
+from towpath.sinks.errors import KeylessTableError
+from towpath.sinks.ports import RelationSource, Repairs
+from towpath.sinks.postgres import Connection
+from towpath.sinks.state.files import KnownIds
+from towpath.sinks.targets.postgres import schema
+from towpath.sinks.targets.postgres.client import ForeignRelationError, TargetSession
+from towpath.sinks.targets.postgres.schema import TargetColumn, TargetTable
+
+_log = structlog.get_logger("towpath.sinks.postgres")
+
+# Errors of a source's shape, or of an existing table, that hold a route back.
+UNFIT: Final = (ForeignRelationError, KeylessTableError)
+
+
+class OpenTable(NamedTuple):
+    """
+    A table that fits its source.
+
+    Attributes:
+        table: The table, with the types of its columns in the target.
+        id: Its id.
+    """
+
+    table: TargetTable
+    id: str
+
+
+def ensure(connection: Connection, table: TargetTable) -> OpenTable:
+    """
+    Create a table, or fit it to its source.
+
+    Raises:
+        ForeignRelationError: It exists, and no sink created it with this key.
+    """
+    _lock_schema(connection, table)
+    found = columns_of(connection, table.schema, table.name)
+    stored = connection.execute(schema.registered(table)).fetchone()
+    if not found:
+        id_ = uuid.uuid4().hex
+        for statement in schema.creation(table):
+            connection.execute(statement)
+        connection.execute(schema.registration(table, id_))
+        found = {column.name: column.type for column in table.stored}
+    else:
+        id_ = _checked(table, stored)
+    added = [column for column in table.columns if column.name not in found]
+    for column in added:
+        connection.execute(schema.addition(table, column))
+    found |= {column.name: column.type for column in added}
+    if not table.is_log and (added or not _has_view(connection, table)):
+        connection.execute(schema.live_view(table, list(found)))
+    columns = tuple(TargetColumn(c.name, found[c.name]) for c in table.columns)
+    return OpenTable(replace(table, columns=columns), id_)
+
+
+def columns_of(connection: Connection, namespace: str, name: str) -> dict[str, str]:
+    """Read the columns of a table and their types, in order; empty if there is none."""
+    rows = connection.execute(
+        "select attname, format_type(atttypid, atttypmod) from pg_attribute"
+        " where attrelid = (select pg_class.oid from pg_class"
+        " join pg_namespace on pg_namespace.oid = relnamespace"
+        " where nspname = %s and relname = %s)"
+        " and attnum > 0 and not attisdropped order by attnum",
+        (namespace, name),
+    )
+    return dict(rows.fetchall())
+
+
+def _checked(table: TargetTable, stored: tuple[str, list[str], str] | None) -> str:
+    """Return the id of an existing table that the sink created."""
+    name = f"{table.schema}.{table.name}"
+    if stored is None:
+        message = f"{name} exists, and no sink has created it"
+        raise ForeignRelationError(message)
+    id_, key, _ = stored
+    if tuple(key) != table.key:
+        wanted = ", ".join(table.key)
+        message = f"{name}: its key is {', '.join(key)}, the source's is {wanted}"
+        raise ForeignRelationError(message)
+    return id_
+
+
+def _lock_schema(connection: Connection, table: TargetTable) -> None:
+    """Let one process at a time create what a schema lacks; create the schema."""
+    connection.execute(
+        "select pg_advisory_xact_lock(hashtextextended(%s, 0))",
+        (f"towpath {table.schema}",),
+    )
+    known = "select 1 from pg_namespace where nspname = %s"
+    if connection.execute(known, (table.schema,)).fetchone() is None:
+        name = sql.Identifier(table.schema)
+        connection.execute(sql.SQL("create schema {}").format(name))
+    if not columns_of(connection, table.schema, schema.REGISTRY):
+        connection.execute(schema.registry_creation(table))
+
+
+def _has_view(connection: Connection, table: TargetTable) -> bool:
+    return bool(columns_of(connection, table.schema, schema.live_name(table.name)))
+
+
+class TargetTables:
+    """The open tables of one sink, by route."""
+
+    def __init__(
+        self,
+        routes: Iterable[Route],
+        relations: RelationSource,
+        session: TargetSession,
+        *,
+        known: Path | None,
+        repairs: Repairs | None,
+    ) -> None:
+        """
+        Describe the tables; nothing is opened yet.
+
+        Args:
+            routes: The sink's routes.
+            relations: The shapes of their tables.
+            session: The session with the target.
+            known: The file of the tables' ids; ``None`` on an executor.
+            repairs: Requests snapshots of lost tables; without it, they stay empty.
+        """
+        self._routes = {route.name: route for route in routes}
+        self._relations = relations
+        self._session = session
+        self._known = KnownIds(known)
+        self._repairs = repairs
+        self._open: dict[str, OpenTable] = {}
+        self._wanted: dict[str, TargetTable] = {}
+        self._reasons: dict[str, str] = {}
+
+    def load(self) -> None:
+        """Read the ids of the tables that the sink wrote before."""
+        self._known.recall()
+
+    def reason(self, name: str) -> str:
+        """Return why a route is held back, and the remedy."""
+        return self._reasons[name]
+
+    def forget(self) -> None:
+        """Open all tables again: one of them may have been replaced."""
+        self._open.clear()
+
+    def refresh(self, names: Iterable[str]) -> None:
+        """Read new shapes, and forget the tables that they do not fit."""
+        of_rows = [n for n in names if self._routes[n].kind is RouteKind.TABLE]
+        if not of_rows:
+            return
+        self._relations.refresh()
+        for name in of_rows:
+            if name in self._open and self._is_outdated(name):
+                del self._open[name]
+
+    def with_tombstones(self) -> list[TargetTable]:
+        """Return the open tables that have tombstones, in the order of their routes."""
+        opened = (self._open[name].table for name in sorted(self._open))
+        return [table for table in opened if not table.is_log]
+
+    def fitting(self, name: str) -> OpenTable | None:
+        """
+        Return a route's table; create and fit it the first time.
+
+        Returns:
+            The table; ``None`` if the route is held back.
+
+        Raises:
+            ShapeUnknownError: Its source is not announced yet.
+        """
+        known = self._open.get(name)
+        if known is not None:
+            return known
+        try:
+            wanted = self._describe(name)
+            with self._session.transaction() as connection:
+                opened = ensure(connection, wanted)
+        except UNFIT as error:
+            self._hold_back(name, error)
+            return None
+        self._check_id(name, opened.id)
+        self._open[name], self._wanted[name] = opened, wanted
+        if self._reasons.pop(name, None) is not None:
+            _log.info("route resumed: its table fits again", route=name)
+        return opened
+
+    def _describe(self, name: str) -> TargetTable:
+        route = self._routes[name]
+        is_of_rows = route.kind is RouteKind.TABLE
+        shape = self._relations.shape(route.topic) if is_of_rows else None
+        return schema.table_of(route, shape)
+
+    def _is_outdated(self, name: str) -> bool:
+        try:
+            return self._describe(name) != self._wanted[name]
+        except UNFIT:
+            return True
+
+    def _hold_back(self, name: str, error: TowpathError) -> None:
+        """Hold a route back, and log it once."""
+        reason = f"{error}. {error.remedy}"
+        if self._reasons.get(name) != reason:
+            _log.error(
+                "route held back: its changes become dead letters",
+                route=name,
+                reason=reason,
+            )
+        self._reasons[name] = reason
+
+    def _check_id(self, route: str, id_: str) -> None:
+        """
+        Request the rows of a route if its table has been replaced.
+
+        Raises:
+            UnavailableError: The request may not have been sent; try again.
+        """
+        if self._known.of(route) not in {None, id_} and self._repairs is not None:
+            why = f"the table of {route} is not the one that was written"
+            if self._repairs.request_all(route, why):
+                _log.warning(
+                    "postgres table lost rows: a snapshot of them is requested",
+                    reason=why,
+                )
+            else:
+                _log.error(
+                    "postgres table lost rows: no snapshot can be requested", reason=why
+                )
+        self._known.learn(route, id_)

@@ -1,0 +1,504 @@
+"""The Postgres sink: its tables, its guard against late writers, and its values."""
+
+import random
+import threading
+from dataclasses import replace
+
+import orjson
+import psycopg
+import pytest
+
+from support.postgres_tables import (
+    COLUMNS,
+    ID,
+    ROUTE,
+    TOPIC,
+    Models,
+    Requests,
+    Shapes,
+    change,
+    document,
+    event,
+    plain,
+    write,
+)
+from towpath.settings import RouteKind
+from towpath.sinks.change import Floor, Origin
+from towpath.sinks.changes.relations import Column
+from towpath.sinks.errors import BatchRefusedError, TargetUnavailableError
+from towpath.sinks.fold import newest_per_key
+from towpath.sinks.targets.postgres import upkeep
+from towpath.sinks.targets.postgres.client import StatementDeniedError
+from towpath.testing.target import at
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+
+
+@pytest.fixture
+def models(database):
+    """Provide a database for the sink's tables."""
+    lent = Models(database)
+    yield lent
+    lent.close()
+
+
+def floor(number):
+    """Return a floor of the route."""
+    origin = Origin(TOPIC, 0, number)
+    return Floor(ROUTE, at(number), needs_all=False, origin=origin)
+
+
+def row(key, value, note="n"):
+    """Return a row."""
+    return {"id": key, "v": value, "note": note}
+
+
+# Texts of records with a value that the target must not alter.
+VALUES = {
+    "smallint": [-32768, 7],
+    "oid": [4294967295],
+    "real": [0.1, 1e20, "NaN", "-Infinity"],
+    "double precision": [5e-324, 1.7976931348623157e308, "Infinity"],
+    "numeric": ["1.000", "-0.00010", "NaN", "Infinity", "1" * 200 + ".5"],
+    "money": ["-1234.56"],
+    "boolean": [True, False],
+    "text": ["", "\\N", "\\.", "a\tb\nc\rd\\", "NULL", "é😀", " \n\\.\n "],
+    "character": ["ab  "],
+    "shop.status": ["paid"],
+    "uuid": ["6f2c1f9e-0000-4000-8000-00000000000a"],
+    "bytea": ["AAH/", ""],
+    "json": ['{"b" : 1.0,"a":"\\u0000"}'],
+    "jsonb": ['{"a": 1.0, "b": [null]}'],
+    "date": ["2026-02-28", "0044-03-15 BC", "20260-01-01", "infinity"],
+    "time without time zone": ["24:00:00", "09:00:00.5"],
+    "time with time zone": ["11:51:30.5Z"],
+    "timestamp without time zone": [
+        "0044-03-15T09:00:00.000001 BC",
+        "20260-01-01T00:00:00.000000",
+        "-infinity",
+    ],
+    "timestamp with time zone": [
+        "0044-03-15T09:00:00.000001Z BC",
+        "9999-12-31T23:59:59.999999Z",
+        "infinity",
+    ],
+    "interval": ["P1Y2M3DT4H5M6.78S", "P0Y0M-3DT-4H-5M-6.78S", "P0Y0M0DT0H0M0S"],
+    "inet": ["10.0.0.1", "10.0.0.0/8", "::1"],
+    "cidr": ["10.0.0.0/8"],
+    "macaddr": ["08:00:2b:01:02:03"],
+    "bit": ["0101"],
+    "int4range": ["[1,5)", "empty"],
+    "tstzrange": ['["2026-01-01 00:00:00+00",)'],
+    "tsvector": ["'a':1 'b':2"],
+    "text[]": [["a", 'b "c', None], [], [["x"], ["y"]]],
+    "shop.pair": [{"z": 1, "a": [0.5]}],
+    "xml": ["<a> </a>"],
+}
+
+
+# Lists, objects and floats that are no numbers go as changes.
+NOT_AS_COLUMNS = {"shop.pair", "text[]", "real", "double precision"}
+
+
+def test_every_value_is_read_back_as_its_record_has_it(models):
+    """
+    By changes and by columns: infinite times, years, escapes and nested values.
+    """
+    shape = [
+        Column(f"c{n}", each, is_object=each == "shop.pair")
+        for n, each in enumerate(VALUES)
+    ]
+    models.shapes = Shapes((ID, *shape))
+    rows = [
+        {"id": key, **{c.name: dict(enumerate(VALUES[c.type])).get(key) for c in shape}}
+        for key in range(8)
+    ]
+    sink = models.sink()
+    first = write(sink, *(change(each, 1) for each in rows))
+    by_change = models.rows()
+    models.sql("truncate models.orders")
+    models.shapes.columns = tuple(
+        c for c in models.shapes.columns if c.type not in NOT_AS_COLUMNS
+    )
+    flat = {column.name for column in models.shapes.columns}
+    told = [({k: v for k, v in each.items() if k in flat}, 1) for each in rows]
+    (columns,) = plain(models.described, told)
+    taken = sink.apply_columns(columns)
+    by_columns = models.rows()
+
+    assert (8, (), 8) == (first.applied, first.refused, len(taken))
+    for read, names in ((by_change, rows[0]), (by_columns, flat)):
+        for each in rows:
+            held = read[str(each["id"])].fields
+            assert {n: written(each[n]) for n in names} == {
+                n: written(held[n]) for n in names
+            }
+
+
+def written(value):
+    """Write a value as the verifier compares it."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | dict):
+        return orjson.dumps(value).decode()
+    return repr(float(value)) if isinstance(value, float) else str(value)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_mix_of_changes_and_columns_ends_as_the_fold(models, seed):
+    """
+    Whole rows, partial rows and deletes of few keys, split, and replayed from behind.
+    """
+    rng = random.Random(seed)  # noqa: S311 - a repeatable test
+    history = random_history(rng)
+    sinks = models.sink(), models.sink()
+    begin = 0
+    while begin < len(history):
+        end = begin + rng.randint(1, 12)
+        deliver(rng.choice(sinks), models.described, history[begin:end], rng)
+        # Sometimes a process ends before it has stored its offsets.
+        begin = end if rng.random() < 0.7 else rng.randint(0, end)
+
+    held = {
+        key: (each.position, None if each.is_deleted else each.fields)
+        for key, each in models.rows().items()
+    }
+
+    assert held == reference(history)
+
+
+def random_history(rng):
+    """Return changes in order; partial ones only of rows that are live then."""
+    history = []
+    live = set()
+    for number in range(1, 80):
+        key, kind = rng.randint(1, 9), rng.random()
+        if kind < 0.2:
+            history.append(change(row(key, 0), number, deleted=True))
+            live.discard(key)
+        elif kind < 0.5 and key in live:
+            some = {"id": key, "v": number}
+            history.append(change(some, number, unchanged=["note"]))
+        else:
+            history.append(change(row(key, number, f"\\n{number}\t"), number))
+            live.add(key)
+    return history
+
+
+def deliver(sink, described, part, rng):
+    """Apply changes; whole rows of some keys as columns, as slices do."""
+    others = {c.key for c in part if c.row is None or c.unchanged}
+    others |= {c.key for c in part if rng.random() < 0.3}
+    told = [(dict(c.row), c.origin.offset) for c in part if c.key not in others]
+    for columns in plain(described, told):
+        assert len(sink.apply_columns(columns)) == len(told)
+    folded = newest_per_key(c for c in part if c.key in others)
+    assert () == write(sink, *folded.changes).refused
+    assert () == write(sink, *folded.after).refused == folded.refused
+
+
+def reference(history):
+    """Fold a history in order, and write values as the reader does."""
+    rows = {}
+    for each in history:
+        key = str(each.key[0])
+        fields = None
+        if each.row is not None:
+            fields = {name: str(value) for name, value in each.row.items()}
+            if each.unchanged:
+                fields = {**rows[key][1], **fields}
+        rows[key] = (each.position, fields)
+    return rows
+
+
+def test_a_value_that_does_not_fit_refuses_the_batch_alone(models):
+    """
+    Nothing of the batch is written, the message names the column, and columns are left.
+    """
+    sink = models.sink()
+    with pytest.raises(BatchRefusedError, match=r"bigint.*column v"):
+        write(sink, change(row(1, 1), 1), change(row(2, "x"), 2))
+    (columns,) = plain(models.described, [(row(3, 2**62), 3)])
+    models.sql("alter table models.orders add check (v < 100)")
+
+    assert {} == models.rows()
+    assert sink.apply_columns(columns) is None
+    with pytest.raises(BatchRefusedError, match="check constraint"):
+        write(sink, change(row(3, 100), 3))
+    assert (1, ["1"]) == (write(sink, change(row(1, 1), 1)).applied, [*models.rows()])
+
+
+def test_a_writer_that_was_given_up_writes_nothing_below_a_floor(models):
+    """
+    Its sink was opened before the floor, by another process.
+    """
+    late, driver = models.sink(), models.sink()
+    write(driver, change(row(1, 1), 1))
+    write(driver, floors=(floor(5),))
+    by_change = write(late, change(row(1, 1), 1), change(row(2, 2), 6))
+    (columns,) = plain(models.described, [(row(3, 3), 4), (row(4, 4), 7)])
+    late.apply_columns(columns)
+    by_columns = late.flush()
+    partial = write(late, change({"id": 4, "v": 9}, 3, unchanged=["note"]))
+
+    assert ((1, 1), (1, 1), (0, 1, ())) == (
+        (by_change.applied, by_change.stale),
+        (by_columns.applied, by_columns.stale),
+        (partial.applied, partial.stale, partial.refused),
+    )
+    assert {2: 2, 4: 4} == {key: each["v"] for key, each in models.live().items()}
+
+
+def test_a_floor_waits_for_a_writer_in_its_transaction(models):
+    """
+    So the rows that it writes are deleted with the others.
+    """
+    driver = models.sink()
+    with psycopg.connect(models.dsn) as late:
+        late.execute("select floor from models.towpath_tables for share")
+        late.execute(
+            "insert into models.orders (id, _position, _deleted) values (1, %s, false)",
+            (at(1),),
+        )
+        thread = threading.Thread(target=write, args=(driver,), kwargs=FLOORS)
+        thread.start()
+        waiting = "select 1 from pg_stat_activity where wait_event_type = 'Lock'"
+        while not models.sql(waiting):
+            assert thread.is_alive()
+        late.commit()
+    thread.join()
+
+    assert {} == models.rows()
+
+
+FLOORS = {"floors": (floor(5),)}
+
+
+def test_a_deleted_row_is_a_tombstone_until_no_replay_needs_it(models):
+    """
+    The view hides it; the safe position removes those below it, and no live row.
+    """
+    sink = models.sink()
+    write(sink, change(row(1, 1), 1), change(row(2, 2), 2), change(row(3, 3), 3))
+    write(sink, change(row(1, 0), 4, deleted=True), change(row(2, 0), 6, deleted=True))
+    before = models.rows()
+    write(sink, safe=at(5))
+
+    assert ({3}, {"1", "2", "3"}, {"2", "3"}) == (
+        *(set(models.live()), set(before)),
+        set(models.rows()),
+    )
+
+
+def test_keys_that_are_equal_only_in_the_target_are_one_row(models):
+    """
+    ``1.0`` and ``1.00`` are the same numeric: the newer of a batch is written.
+    """
+    models.shapes = Shapes((Column("id", "numeric"), *COLUMNS[1:]))
+    sink = models.sink()
+    write(sink, change(row("1.00", 2), 2), change(row("1.0", 1), 1))
+
+    assert [("1.00", "2")] == [
+        (key, each.fields["v"]) for key, each in models.rows().items()
+    ]
+
+
+def test_a_table_follows_its_source_and_keeps_its_types(models):
+    """
+    Added columns reach the view of others, dropped ones stay, retyped ones refuse.
+    """
+    sink = models.sink()
+    write(sink, change(row(1, 1), 1))
+    models.sql("create view public.mine as select id, v from models.orders_live")
+    more = Column("ten%", "integer")
+    models.shapes.columns = (ID, replace(COLUMNS[1], type="text"), more)
+    checkpoint = write(sink, change({"id": 1, "v": "7", "ten%": 3}, 2))
+    with pytest.raises(BatchRefusedError):
+        write(sink, change({"id": 1, "v": "seven", "ten%": 3}, 3))
+    partial = {"id": 1, "v": "8"}
+    merged = write(sink, change(partial, 4, unchanged=["ten%"]))
+
+    assert (1, 1, {1: {"id": 1, "v": 8, "note": "n", "ten%": 3}}) == (
+        checkpoint.applied,
+        merged.applied,
+        models.live(),
+    )
+
+
+def test_a_foreign_table_and_another_key_hold_their_route_back(models):
+    """
+    Changes become dead letters with the remedy, until the table fits.
+    """
+    models.sql("create schema models; create table models.orders (id text)")
+    sink = models.sink()
+    foreign = write(sink, change(row(1, 1), 1)).refused
+    models.sql("drop table models.orders")
+    fits = write(sink, change(row(1, 1), 1))
+    models.shapes.key = ("v",)
+    other = write(sink, change(row(1, 1), 2, key=("v",))).refused
+
+    assert (1, 1, 1) == (len(foreign), fits.applied, len(other))
+    assert "no sink has created it. Give the route" in foreign[0].reason
+    assert "its key is id, the source's is v. Give" in other[0].reason
+
+
+def test_a_dropped_table_is_made_again_and_its_rows_are_requested(models, tmp_path):
+    """
+    Also while the sink is open, and once after a restart.
+    """
+    requests = Requests()
+    parts = {"known": tmp_path / "postgres.json", "repairs": requests}
+    sink = models.sink(**parts)
+    write(sink, change(row(1, 1), 1))
+    models.sql("drop table models.orders cascade")
+    with pytest.raises(TargetUnavailableError):
+        write(sink, change(row(2, 2), 2))
+    write(sink, change(row(2, 2), 2))
+    models.sink(**parts)
+
+    assert ([ROUTE], {2}) == (requests.routes, set(models.live()))
+
+
+def test_a_table_that_was_replaced_behind_an_open_sink_is_not_written(models):
+    """
+    Another process made it: this one looks it up before it writes again.
+    """
+    late, driver = models.sink(), models.sink()
+    models.sql("drop table models.orders cascade")
+    other = models.sink()
+    write(other, change(row(1, 1), 1))
+    for sink in (late, driver):
+        with pytest.raises(TargetUnavailableError, match="was replaced"):
+            write(sink, change(row(2, 2), 2))
+    write(late, change(row(2, 2), 2))
+
+    assert {1, 2} == set(models.live())
+
+
+def test_a_lost_session_is_opened_again(models):
+    """
+    The batch is applied again, and counted once.
+    """
+    sink = models.sink()
+    write(sink, change(row(1, 1), 1))
+    models.sql(
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where pid <> pg_backend_pid() and datname = current_database()"
+    )
+    with pytest.raises(TargetUnavailableError):
+        write(sink, change(row(2, 2), 2))
+    checkpoint = write(sink, change(row(2, 2), 2))
+
+    assert (1, {1, 2}) == (checkpoint.applied, set(models.live()))
+
+
+def test_an_event_log_keeps_each_event_once(database):
+    """
+    Within a batch, and over batches.
+    """
+    log = Models(database, RouteKind.EVENT_LOG)
+    sink = log.sink()
+    first = write(sink, events=(event("a", 1), event("b", 2), event("a", 1)))
+    second = write(sink, events=(event("b", 2), event("c", 3)))
+    rows = log.rows()
+    log.close()
+
+    assert ((2, 1), (1, 1), {"a", "b", "c"}, '{"total" : 1}') == (
+        (first.applied, first.stale),
+        (second.applied, second.stale),
+        set(rows),
+        rows["a"].fields["payload"],
+    )
+
+
+def test_an_aggregates_document_keeps_every_digit(database):
+    """
+    Newest state by id; a delete leaves a tombstone.
+    """
+    views = Models(database, RouteKind.AGGREGATE)
+    sink = views.sink()
+    exact = '{"total": 12345678901234567890.50, "lines": [{"n": 1}]}'
+    write(sink, document("1", 1, '{"a": 1}'), document("2", 2, '{"b": 1}'))
+    write(sink, document("1", 3, exact), document("2", 4, None))
+    write(sink, document("1", 2, '{"old": 1}'))
+    (stored,) = views.sql("select document::text from models.orders_live")
+    rows = views.rows()
+    views.close()
+
+    assert ('{"lines": [{"n": 1}], "total": 12345678901234567890.50}',) == stored
+    assert (True, False) == (rows["2"].is_deleted, rows["1"].is_deleted)
+    assert "12345678901234567890.50" == str(rows["1"].fields["total"])
+
+
+def test_keys_are_read_and_erased_by_their_text(models):
+    """
+    Whatever they contain, and several columns of them.
+    """
+    columns = Column("id", "text"), Column("day", "timestamp with time zone")
+    models.shapes = Shapes((*columns, *COLUMNS[1:]), ("id", "day"))
+    sink = models.sink()
+    names = ["a:b", "%", "", "quo'te", 'br{a}ce\\,"', "1"]
+    day = "2026-01-01T00:00:00.500000Z"
+    rows = [{"id": n, "day": day, "v": 1, "note": ""} for n in names]
+    write(sink, *(change(each, 1, key=("id", "day")) for each in rows))
+    every = sorted(models.rows())
+    read = sorted(each.key for each in models.reader.at(ROUTE, every))
+    sampled = list(models.reader.sample(ROUTE, 3))
+    sink.erase(ROUTE, [*every[1:], "1:2:3", "none"])
+
+    assert (6, every, 3) == (len(every), read, len(sampled))
+    assert [every[0]] == list(models.rows())
+
+
+def test_dropping_a_sink_leaves_what_it_did_not_create(models):
+    """
+    Twice is safe; a foreign table of a route's name stays.
+    """
+    models.sql("create schema models; create table models.orders (id text)")
+    upkeep.erase(models.described, "towpath")
+    kept = models.sql("select count(*) from models.orders")
+    models.sql("drop table models.orders")
+    write(models.sink(), change(row(1, 1), 1), floors=(floor(1),))
+    upkeep.erase(models.described, "towpath")
+    upkeep.erase(models.described, "towpath")
+
+    assert [(0,)] == kept
+    assert [("towpath_tables",)] == models.sql(
+        "select relname::text from pg_class join pg_namespace n on n.oid = relnamespace"
+        " where nspname = 'models' and relkind in ('r', 'v')"
+    )
+    assert [] == models.sql("select * from models.towpath_tables")
+
+
+def test_the_documented_rights_are_enough_and_their_lack_is_listed(models, unique):
+    """
+    A role of its own, first without rights, then with those of docs/rights.md.
+    """
+    models.sql(
+        f"create role {unique} login; revoke temporary on database "
+        f"{psycopg.conninfo.conninfo_to_dict(models.dsn)['dbname']} from public"
+    )
+    dsn = psycopg.conninfo.make_conninfo(models.dsn, user=unique)
+    poor = Models(dsn)
+    before = list(upkeep.missing_rights(poor.described, "towpath"))
+    models.sql("create schema models; create table models.orders (id text)")
+    between = list(upkeep.missing_rights(poor.described, "towpath"))
+    with pytest.raises(StatementDeniedError):
+        poor.sink()
+    name = psycopg.conninfo.conninfo_to_dict(models.dsn)["dbname"]
+    models.sql(
+        f"drop schema models cascade; create schema models authorization {unique};"
+        f" grant temporary on database {name} to {unique}"
+    )
+    after = list(upkeep.missing_rights(poor.described, "towpath"))
+    write(poor.sink(), change(row(1, 1), 1))
+    rows = poor.rows()
+    poor.close()
+    models.sql(f"drop owned by {unique} cascade; drop role {unique}")
+
+    assert (["copy rows", "create the schema"], 3, [], ["1"]) == (
+        [words for words in ("copy rows", "create the schema") if words in str(before)],
+        *(len(between), after, list(rows)),
+    )

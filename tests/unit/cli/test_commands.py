@@ -1,0 +1,116 @@
+"""The commands of the installed packages, and those of packages that are missing."""
+
+import tomllib
+from importlib.metadata import EntryPoint, entry_points, version
+from pathlib import Path
+
+import pytest
+
+from towpath.cli import app as root
+
+ROOT = Path(__file__).parents[3]
+
+
+def points(*names: str) -> list[EntryPoint]:
+    """Return the installed entry points of some packages."""
+    found = entry_points(group=root.GROUP)
+    return [p for p in found if p.dist is not None and p.dist.name in names]
+
+
+def shown(*packages: str) -> set[str]:
+    """Return the commands that help would show with these packages alone."""
+    return {name for name in root.build(points(*packages)) if name[0] != "-"}
+
+
+def test_each_package_brings_its_own_commands() -> None:
+    """
+    The relay alone has its commands, the sinks alone have theirs.
+    """
+    alone = root.build(points("towpath-sinks"))["sink"]
+
+    assert set() == shown()
+    assert {"relay"} == shown("towpath-relay")
+    assert {"sink", "verify", "wait", "dead-letters"} == shown("towpath-sinks")
+    assert {"run", "check", "fetch-jars"} == {n for n in alone if n[0] != "-"}
+
+
+@pytest.mark.parametrize(
+    ("words", "package"),
+    [
+        (["relay", "run"], "towpath-relay"),
+        (["sink", "add", "block.toml"], "towpath-deploy"),
+        (["verify", "cache"], "towpath-sinks"),
+    ],
+)
+def test_a_missing_command_names_its_package(
+    words: list[str],
+    package: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """
+    A command of a package that is not installed ends by 2, with the way to get it.
+    """
+    sinks = points("towpath-sinks") if package == "towpath-deploy" else []
+    monkeypatch.setattr(root, "app", root.build(sinks))
+
+    assert 2 == root.run(words)
+    assert f"pip install {package}" in capsys.readouterr().err
+
+
+def test_an_installed_command_is_not_missing() -> None:
+    """
+    Options, values and unknown words are left to the command line itself.
+    """
+    for words in (["relay"], ["sink", "run", "x"], ["nonsense"], ["--help"], []):
+        assert None is root.missing_command(words, root.app)
+
+
+def test_the_known_commands_are_those_of_the_members() -> None:
+    """
+    Each command of a member is known with its package and a help text; no other is.
+    """
+    declared = set()
+    for path in ROOT.glob("*/pyproject.toml"):
+        project = tomllib.loads(path.read_text("utf-8"))["project"]
+        commands = project.get("entry-points", {}).get(root.GROUP, {})
+        declared |= {(name, project["name"]) for name in commands}
+
+    assert declared == {(known.name, known.package) for known in root.KNOWN}
+    assert all(known.help for known in root.KNOWN)
+
+
+def test_another_package_adds_a_command() -> None:
+    """
+    A command that nobody here knows comes last, alone or into a group.
+    """
+    own = [
+        EntryPoint("mine", "towpath.cli.options:state_folder", root.GROUP),
+        EntryPoint("sink.mine", "towpath.cli.options:state_folder", root.GROUP),
+    ]
+    app = root.build([*own, *points("towpath-sinks")])
+
+    assert "mine" == [name for name in app if name[0] != "-"][-1]
+    assert "mine" == [name for name in app["sink"] if name[0] != "-"][-1]
+
+
+def test_all_packages_have_the_version_of_one_file() -> None:
+    """
+    No member has a version of its own.
+    """
+    wanted = (ROOT / "VERSION").read_text("utf-8").strip()
+    names = {f"towpath-{path.parent.name}" for path in ROOT.glob("*/pyproject.toml")}
+
+    assert {wanted} == {version(name) for name in names}
+
+
+def test_the_changelog_begins_with_the_version() -> None:
+    """
+    The newest heading is the version of the file.
+    """
+    wanted = (ROOT / "VERSION").read_text("utf-8").strip()
+    lines = (ROOT / "CHANGELOG.md").read_text("utf-8").splitlines()
+    headings = [line for line in lines if line.startswith("## ")]
+
+    assert headings[0] in {f"## {wanted} (unreleased)", f"## {wanted}"}
+    assert "## 0.1.0" in headings

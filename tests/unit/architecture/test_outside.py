@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from difflib import unified_diff
 from importlib.metadata import entry_points
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -238,7 +239,7 @@ def documented_imports() -> set[tuple[str, str]]:
         for block in _CODE_BLOCK.findall(page.read_text(encoding="utf-8")):
             found |= {
                 (node.module, alias.name)
-                for node in ast.walk(ast.parse(block))
+                for node in ast.walk(ast.parse(dedent(block)))
                 if isinstance(node, ast.ImportFrom)
                 and (node.module or "").startswith("towpath.")
                 for alias in node.names

@@ -39,6 +39,8 @@ _SUFFIX: Final = re.compile(r"_(?:bucket|sum|count)$")
 _TARGET: Final = re.compile(r"^make ([a-z-]+)(?= |$)", re.MULTILINE)
 # Names of the examples' own tables, topics and files.
 _EXAMPLES: Final = ("towpath.shop.", "towpath.toml", ".towpath/")
+# The name above a block: a file that the page has its reader write.
+_WRITTEN: Final = re.compile(r"(?m)^`([\w./-]+)`\n\n```")
 # Fields of a record's value, named with the part that they stand in.
 _FIELDS: Final = ("source.lsn", "source.origin_lsn")
 
@@ -99,7 +101,8 @@ def is_file(name: str) -> bool:
     if name.startswith(_EXAMPLES):
         return True
     member = name.partition("/")[0]
-    places = (ROOT, DOCS, DOCS / "how-to", ROOT / member / "src/towpath")
+    blog = DOCS / "examples/blog"
+    places = (ROOT, DOCS, DOCS / "how-to", blog, ROOT / member / "src/towpath")
     return any(any(place.glob(name)) for place in places)
 
 
@@ -190,7 +193,8 @@ CHECKS: Final[dict[str, tuple[re.Pattern[str], Callable[[str], bool]]]] = {
 def wrong_names(text: str) -> list[str]:
     """List the names of a page that the project does not have."""
     found = []
-    for span in spans(text):
+    written = set(_WRITTEN.findall(text))
+    for span in set(spans(text)) - written:
         for kind, (pattern, is_known) in CHECKS.items():
             if pattern.fullmatch(span) and not is_known(span):
                 found.append(f"no {kind}: {span}")

@@ -5,7 +5,7 @@ IS_FIT := 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c $(IS_FIT) 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
-MEMBERS := schemas settings cli outbox relay sinks services loadtests deploy
+MEMBERS := schemas settings cli outbox inbox relay sinks services loadtests deploy
 # Processes that run tests side by side, each with a stack of its own; 0: all in one.
 WORKERS ?= 4
 DEMO := docker compose --project-directory deploy/compose --project-name towpath-demo
@@ -13,7 +13,7 @@ STATIC := lint types imports
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 .PHONY: help setup demo test check mutants house coverage docs soak browser-test \
-	compose-demo compose-test lock clean python setup-run setup-dev static quick $(STATIC)
+	compose-demo compose-test dist lock clean python setup-run setup-dev static quick $(STATIC)
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -59,12 +59,15 @@ docs: setup-dev ## Draw the pictures of docs/, and list the log records.
 	@$(BIN)/python docs/pictures/draw.py
 	@$(BIN)/python docs/log_records.py
 
+dist: setup-dev ## Build wheels, source distributions and SBOMs of all packages into dist/.
+	@$(BIN)/python deploy/dist.py $(ARGS)
+
 lock: python ## Make the locks of the Python packages anew; ARGS=--upgrade for newer ones.
 	@$(PYTHON) requirements/lock.py $(ARGS)
 
 clean: ## Stop the local stack and remove all that was made or fetched.
 	@if [ -x $(BIN)/towpath ]; then $(BIN)/towpath down --purge; fi
-	rm -rf .venv .towpath .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
+	rm -rf .venv .towpath dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
 
 static: $(STATIC)
 

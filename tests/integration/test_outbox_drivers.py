@@ -346,12 +346,16 @@ def test_a_session_of_another_kind_is_refused(log):
     async def check():
         engine = create_async_engine(log.url.format("asyncpg"))
         async with engine.connect() as connection:
-            with pytest.raises(SessionTypeError, match="record cannot use a sqlalch"):
+            with pytest.raises(
+                SessionTypeError, match="synchronous function cannot use a sqlalch"
+            ):
                 outbox.record(connection, event("lost"))
         await engine.dispose()
         with (
             psycopg.connect(log.dsn) as connection,
-            pytest.raises(SessionTypeError, match="record_async cannot use a psycopg"),
+            pytest.raises(
+                SessionTypeError, match="asynchronous function cannot use a psycopg"
+            ),
         ):
             await outbox.record_async(connection, event("lost"))
         with pytest.raises(SessionTypeError, match=r"builtins\.dict"):

@@ -200,6 +200,10 @@ class Feed:
         note = old[2] if unchanged else row.get("note")
         self.rows[key] = (position, row["status"], note)
 
+    def flush(self):
+        """Wait until the broker has everything."""
+        self._producer.flush()
+
     def truncate(self):
         """Produce a truncation, in each partition as the relay does."""
         self._producer.flush()

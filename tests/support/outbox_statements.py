@@ -18,6 +18,8 @@ class Statements(list):
             return 2
 
     connection = Connection()
+    # No statement returns rows.
+    description = None
 
     def execute(self, sql, parameters):
         """Keep a statement."""

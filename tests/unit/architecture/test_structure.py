@@ -27,6 +27,7 @@ MEMBERS = (
     "settings",
     "cli",
     "outbox",
+    "inbox",
     "relay",
     "sinks",
     "services",

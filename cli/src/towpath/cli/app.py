@@ -37,6 +37,7 @@ class KnownCommand(NamedTuple):
 
 _RELAY: Final = "towpath-relay"
 _SINKS: Final = "towpath-sinks"
+_INBOX: Final = "towpath-inbox"
 _DEPLOY: Final = "towpath-deploy"
 # In the order of --help. Commands of other packages follow.
 KNOWN: Final = (
@@ -67,6 +68,9 @@ KNOWN: Final = (
         "dead-letters",
         _SINKS,
         "List, show, replay or give up what a sink could not apply.",
+    ),
+    KnownCommand(
+        "inbox", _INBOX, "Create an inbox; list, replay or drop parked events."
     ),
     KnownCommand("doctor", _DEPLOY, "Check source and broker; tell each cure."),
     KnownCommand("demo", _DEPLOY, "Run the whole platform and prove that it agrees."),

@@ -19,6 +19,7 @@ from typing import ClassVar
 
 from towpath.schemas.events import EventSchemaError, InvalidEventError
 from towpath.schemas.failure import UsageError
+from towpath.schemas.transactions import NoTransactionError, SessionTypeError
 
 __all__ = [
     "EventSchemaError",
@@ -35,21 +36,6 @@ class UnboundEventError(UsageError):
     """An object is neither an event nor of a class that is bound to an event type."""
 
     remedy: ClassVar[str] = "Bind the class by Events.event, or record an OutboxEvent."
-
-
-class SessionTypeError(UsageError):
-    """The session is not of a kind that the library knows, or is asynchronous."""
-
-    remedy: ClassVar[str] = (
-        "Pass a session or connection of SQLAlchemy, psycopg, psycopg2, asyncpg or "
-        "Django; await record_async for an asynchronous one."
-    )
-
-
-class NoTransactionError(UsageError):
-    """Each statement is committed by itself: the event would not share the commit."""
-
-    remedy: ClassVar[str] = "Begin a transaction, and write state and event inside it."
 
 
 class SavepointError(UsageError):

@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from towpath.outbox.drivers import MARK, Statement, run, run_async
 from towpath.outbox.event import Events, OutboxEvent
 from towpath.outbox.row import MAX_BYTES, ClaimCheck, Row, RowRules
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import UsageError
+from towpath.schemas.transactions import MARK, Statement, run, run_async
 
 Way = Literal["keep", "delete", "message"]
 
@@ -100,7 +100,7 @@ class Outbox:
         Write one event in the transaction of the session, and return it.
 
         Args:
-            session: A session or connection (``towpath.outbox.drivers``).
+            session: A session or connection (``towpath.schemas.transactions``).
             event: An ``OutboxEvent``, its fields as a mapping, or an instance of a
                 class that is bound to an event type.
 

@@ -1,5 +1,5 @@
 """
-Runs statements in the caller's transaction, whatever the driver.
+Runs statements in the caller's transaction, whatever the driver of Postgres.
 
 The kind of a session is recognised by the module of its class, so that no driver is
 imported that the application does not use:
@@ -15,18 +15,34 @@ asyncpg           connections
 
 Statements are built once per driver style. Each parameter is text, cast in the
 statement, so that all drivers send the same. A connection that commits each statement
-by itself is refused: the event would be committed without its state.
+by itself is refused: what belongs together would be committed apart.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
-from towpath.outbox.errors import NoTransactionError, SessionTypeError
+from towpath.schemas.failure import UsageError
 
 # Stands for a parameter in the SQL of a statement; no SQL contains a NUL.
 MARK: Final = "\0"
 
 Parameters = Mapping[str, str | None]
+Rows = list[Any]
+
+
+class SessionTypeError(UsageError):
+    """The session is not of a kind that the library knows, or is asynchronous."""
+
+    remedy: ClassVar[str] = (
+        "Pass a session or connection of SQLAlchemy, psycopg, psycopg2, asyncpg or "
+        "Django; await the asynchronous function for an asynchronous one."
+    )
+
+
+class NoTransactionError(UsageError):
+    """Each statement is committed by itself: state and event would not be one."""
+
+    remedy: ClassVar[str] = "Begin a transaction, and write state and event inside it."
 
 
 class Statement(NamedTuple):
@@ -54,9 +70,9 @@ class Statement(NamedTuple):
         return "".join(found)
 
 
-def run(session: Any, statements: Sequence[Statement]) -> None:  # noqa: ANN401 - any driver
+def run(session: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401 - any driver
     """
-    Run statements in the session's transaction.
+    Run statements in the session's transaction; return the rows of the last one.
 
     Raises:
         SessionTypeError: The session is asynchronous, or of an unknown kind.
@@ -64,13 +80,13 @@ def run(session: Any, statements: Sequence[Statement]) -> None:  # noqa: ANN401 
     """
     runner = _RUNNERS.get(_kind(session))
     if runner is None or _is_async(session):
-        raise SessionTypeError(_refusal(session, "record"))
-    runner(session, statements)
+        raise SessionTypeError(_refusal(session, "the synchronous function"))
+    return runner(session, statements)
 
 
-async def run_async(session: Any, statements: Sequence[Statement]) -> None:  # noqa: ANN401 - any driver
+async def run_async(session: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401 - any driver
     """
-    Run statements in the transaction of an asynchronous session.
+    Run statements in the transaction of an asynchronous session; return the last rows.
 
     Raises:
         SessionTypeError: The session is not asynchronous, or of an unknown kind.
@@ -78,13 +94,13 @@ async def run_async(session: Any, statements: Sequence[Statement]) -> None:  # n
     """
     kind = _kind(session)
     if kind == "sqlalchemy" and _is_async(session):
-        await session.run_sync(_run_sqlalchemy, statements)
-    elif kind == "psycopg" and _is_async(session):
-        await _run_psycopg_async(session, statements)
-    elif kind == "asyncpg":
-        await _run_asyncpg(session, statements)
-    else:
-        raise SessionTypeError(_refusal(session, "record_async"))
+        found: Rows = await session.run_sync(_run_sqlalchemy, statements)
+        return found
+    if kind == "psycopg" and _is_async(session):
+        return await _run_psycopg_async(session, statements)
+    if kind == "asyncpg":
+        return await _run_asyncpg(session, statements)
+    raise SessionTypeError(_refusal(session, "the asynchronous function"))
 
 
 def _kind(session: object) -> str:
@@ -115,50 +131,60 @@ def _require(*, is_transaction: bool) -> None:
         raise NoTransactionError(message)
 
 
-def _run_sqlalchemy(session: Any, statements: Sequence[Statement]) -> None:  # noqa: ANN401
+def _run_sqlalchemy(session: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401
     from sqlalchemy import Connection, text  # noqa: PLC0415 - present, as the session is
 
     connection = session if isinstance(session, Connection) else session.connection()
     driver = connection.connection.dbapi_connection
     _require(is_transaction=not getattr(driver, "autocommit", False))
+    rows: Rows = []
     for statement in statements:
         sql = _escaped(statement, ":", "\\:").sql(lambda _, name: f":{name}")
-        connection.execute(text(sql), dict(statement.values))
+        result = connection.execute(text(sql), dict(statement.values))
+        rows = list(result) if result.returns_rows else []
+    return rows
 
 
-def _run_psycopg(session: Any, statements: Sequence[Statement]) -> None:  # noqa: ANN401
+def _run_psycopg(session: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401
     connection = session if hasattr(session, "cursor") else session.connection
     idle = _is_idle(connection)
     _require(is_transaction=not (connection.autocommit and idle))
     if connection is not session:
-        for statement in statements:
-            session.execute(_pyformat(statement), statement.values)
-        return
+        return _run_on_cursor(session, statements)
     with connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(_pyformat(statement), statement.values)
+        return _run_on_cursor(cursor, statements)
 
 
-async def _run_psycopg_async(session: Any, statements: Sequence[Statement]) -> None:  # noqa: ANN401
+def _run_on_cursor(cursor: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401
+    for statement in statements:
+        cursor.execute(_pyformat(statement), statement.values)
+    return list(cursor.fetchall()) if cursor.description else []
+
+
+async def _run_psycopg_async(session: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401
     connection = session if hasattr(session, "cursor") else session.connection
     _require(is_transaction=not (connection.autocommit and _is_idle(connection)))
+    cursor = session
     for statement in statements:
-        await session.execute(_pyformat(statement), statement.values)
+        # A connection's method returns a new cursor.
+        cursor = await session.execute(_pyformat(statement), statement.values)
+    return list(await cursor.fetchall()) if cursor.description else []
 
 
-def _run_django(session: Any, statements: Sequence[Statement]) -> None:  # noqa: ANN401
+def _run_django(session: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401
     is_atomic = session.in_atomic_block or not session.get_autocommit()
     _require(is_transaction=is_atomic)
     with session.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(_pyformat(statement), statement.values)
+        return _run_on_cursor(cursor, statements)
 
 
-async def _run_asyncpg(session: Any, statements: Sequence[Statement]) -> None:  # noqa: ANN401
+async def _run_asyncpg(session: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401
     _require(is_transaction=session.is_in_transaction())
+    rows: Rows = []
     for statement in statements:
         sql = statement.sql(lambda number, _: f"${number}")
-        await session.execute(sql, *statement.values.values())
+        rows = list(await session.fetch(sql, *statement.values.values()))
+    return rows
 
 
 def _pyformat(statement: Statement) -> str:
@@ -178,7 +204,7 @@ def _is_idle(connection: Any) -> bool:  # noqa: ANN401 - of psycopg or psycopg2
     return bool(connection.info.transaction_status == 0)
 
 
-_RUNNERS: Final[Mapping[str, Callable[[Any, Sequence[Statement]], None]]] = {
+_RUNNERS: Final[Mapping[str, Callable[[Any, Sequence[Statement]], Rows]]] = {
     "sqlalchemy": _run_sqlalchemy,
     "psycopg": _run_psycopg,
     "psycopg2": _run_psycopg,

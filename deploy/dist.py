@@ -1,0 +1,119 @@
+"""
+Build the packages: a wheel and a source distribution of every member, with SBOMs.
+
+``make dist`` runs it and writes into ``dist``. Each member is copied to a folder of its
+own, with the version of the file ``VERSION``, the licence, and its dependencies on
+other members pinned to that version; so a source distribution needs nothing outside
+itself. Only files that git tracks are copied, and their time is that of the commit:
+the same commit gives the same bytes.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+
+CLONE = Path(__file__).resolve().parents[1]
+# The packages that are installed alone, each with the lock of what it installs.
+LOCKED = ("relay", "services", "sinks", "tools")
+
+
+def main(words: list[str]) -> int:
+    """Build everything into the named folder and return an exit code."""
+    out = Path(words[0]) if words else CLONE / "dist"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    epoch = commit_time()
+    for member in members():
+        with tempfile.TemporaryDirectory() as folder:
+            stage(member, Path(folder))
+            build(Path(folder), out, epoch)
+    for name in LOCKED:
+        write_sbom(CLONE / "requirements" / "images" / f"{name}.lock", out)
+    for path in sorted(out.iterdir()):
+        print(path.name)
+    return 0
+
+
+def members() -> list[str]:
+    """Return the names of the members' folders."""
+    return sorted(path.parent.name for path in CLONE.glob("*/pyproject.toml"))
+
+
+def commit_time() -> str:
+    """Return the seconds of the commit; SOURCE_DATE_EPOCH goes before it."""
+    named = os.environ.get("SOURCE_DATE_EPOCH")  # noqa: TID251 - a root
+    return named or _git("log", "-1", "--format=%ct").strip()
+
+
+def stage(member: str, folder: Path) -> None:
+    """Copy a member's tracked files, and complete its project file."""
+    for name in _git("ls-files", "-z", member).split("\0"):
+        path = CLONE / name
+        if name and path.is_file():
+            target = folder / Path(name).relative_to(member)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+            # Not the umask of whoever builds.
+            target.chmod(0o755 if os.access(path, os.X_OK) else 0o644)
+    shutil.copyfile(CLONE / "LICENSE", folder / "LICENSE")
+    (folder / "LICENSE").chmod(0o644)
+    project = folder / "pyproject.toml"
+    version = (CLONE / "VERSION").read_text(encoding="utf-8").strip()
+    text = pinned(project.read_text(encoding="utf-8"), version)
+    project.write_text(text, encoding="utf-8")
+
+
+def pinned(text: str, version: str) -> str:
+    """Return a project file with its version, and that of the other members."""
+    document: Any = tomlkit.parse(text)
+    project = document["project"]
+    del project["dynamic"]
+    project["version"] = version
+    del document["tool"]["hatch"]["version"]
+    lists = [project["dependencies"]]
+    lists += project.get("optional-dependencies", {}).values()
+    for wanted in lists:
+        for index, requirement in enumerate(wanted):
+            if requirement.startswith("towpath-"):
+                wanted[index] = f"{requirement}=={version}"
+    return tomlkit.dumps(document)
+
+
+def build(folder: Path, out: Path, epoch: str) -> None:
+    """Build the wheel and the source distribution of a staged member."""
+    command = (sys.executable, "-m", "hatchling", "build", "--directory", str(out))
+    subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "SOURCE_DATE_EPOCH": epoch},  # noqa: TID251 - a root
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def write_sbom(lock: Path, out: Path) -> None:
+    """Write the CycloneDX list of what a lock names, with versions and hashes."""
+    target = out / f"towpath-{lock.stem}.cdx.json"
+    command = (
+        *(str(Path(sys.executable).with_name("cyclonedx-py")), "requirements"),
+        *("--output-reproducible", "--output-format", "JSON"),
+        *("--output-file", str(target), str(lock)),
+    )
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def _git(*words: str) -> str:
+    command = ("git", "-C", str(CLONE), *words)
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

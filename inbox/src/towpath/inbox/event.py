@@ -1,0 +1,78 @@
+"""An event as a consumer sees it: its identity, its content and its place."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+from confluent_kafka import Message
+
+from towpath.schemas import headers
+
+
+@dataclass(frozen=True)
+class Event:
+    """
+    One event.
+
+    Attributes:
+        id: Identifies the event, however often it is delivered: the header ``id``, or
+            the place of a record that has none.
+        type: The event type; empty for a record without the header ``type``.
+        aggregate_type: The aggregate's type, or empty.
+        key: The record's key as text, by which events are in order: the aggregate's
+            id. None: the record has no key, and no order.
+        value: The record's value; None for a tombstone.
+        headers: All headers as text.
+        topic: The topic of the record.
+        partition: The partition of the record.
+        offset: The offset of the record.
+    """
+
+    id: str
+    type: str
+    aggregate_type: str
+    key: str | None
+    value: bytes | None
+    headers: Mapping[str, str] = field(repr=False)
+    topic: str
+    partition: int
+    offset: int
+
+    @cached_property
+    def payload(self) -> Any:  # noqa: ANN401 - any JSON value
+        """
+        The value as JSON; None for a tombstone.
+
+        Raises:
+            ValueError: The value is not JSON.
+        """
+        return None if self.value is None else json.loads(self.value)
+
+
+def event_of(message: Message) -> Event:
+    """
+    Return a record of confluent-kafka as an event; it must not be an error.
+
+    Bytes that are not UTF-8 are kept by Python's ``surrogateescape``, so that such a
+    record can be parked like any other.
+    """
+    found: Iterable[tuple[str, bytes | None]] = message.headers() or ()  # type: ignore[assignment]  # never a mapping here
+    given = {
+        name: (value or b"").decode(errors="surrogateescape") for name, value in found
+    }
+    topic, partition = str(message.topic()), int(message.partition() or 0)
+    offset, key = int(message.offset() or 0), message.key()
+    return Event(
+        id=given.get(headers.EVENT_ID) or f"{topic}/{partition}/{offset}",
+        type=given.get(headers.EVENT_TYPE, ""),
+        aggregate_type=given.get(headers.AGGREGATE_TYPE, ""),
+        key=key.decode(errors="surrogateescape") if isinstance(key, bytes) else key,
+        value=message.value(),
+        headers=MappingProxyType(given),
+        topic=topic,
+        partition=partition,
+        offset=offset,
+    )

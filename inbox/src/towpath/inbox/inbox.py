@@ -1,0 +1,464 @@
+"""
+The inbox: the ids of applied events, and the events that are parked.
+
+Two tables stand in the consumer's own database::
+
+    towpath.inbox         consumer, event_id, topic, partition, offset, applied_at
+    towpath.inbox_parked  the same, and key, value, headers, reason, requested_at
+
+The rules, each of which holds across processes:
+
+1. The id of an event is inserted in the transaction of its effect. A second delivery
+   waits for the first one's transaction at the unique index, and then changes nothing.
+2. A consumer takes the records of a partition in order and begins at the committed
+   offset, which is never above an event without an effect. So a process that lost the
+   partition and still works cannot overtake: the next owner meets the same ids first.
+3. An event that is parked has its id inserted in the transaction that parks it. Later
+   events of its key are parked behind it, under a lock of the key, while any is parked.
+4. A replay deletes the parked event in the transaction of its effect, under the lock of
+   its key, oldest first.
+
+Both kinds of session run the same steps: a step yields a statement and gets its rows.
+"""
+
+# ruff: noqa: S608 - names are quoted here; values are parameters
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeVar
+
+from towpath.inbox.event import Event
+from towpath.schemas.transactions import MARK, Rows, Statement, run, run_async
+
+SCHEMA: Final = "towpath"
+BEHIND: Final = "an earlier event of its key is parked"
+# Text of a reason that is kept; a traceback may be long.
+_REASON_CHARACTERS: Final = 2_000
+
+Result = TypeVar("Result")
+Steps = Generator[Statement, Rows, Result]
+
+
+class ParkedEvent(NamedTuple):
+    """
+    A parked event.
+
+    Attributes:
+        event: The event.
+        reason: Why it is parked.
+        parked_at: When it was parked.
+        is_requested: Whether a replay is requested.
+    """
+
+    event: Event
+    reason: str
+    parked_at: datetime
+    is_requested: bool
+
+
+def create_statements(schema: str = SCHEMA) -> tuple[str, ...]:
+    """Return the SQL that creates the tables; it may be repeated."""
+    place = _quoted(schema)
+    return (
+        f"create schema if not exists {place}",
+        f"""create table if not exists {place}.inbox (
+    consumer text not null,
+    event_id text not null,
+    topic text not null,
+    partition int not null,
+    "offset" bigint not null,
+    applied_at timestamptz not null default now(),
+    primary key (consumer, event_id)
+)""",
+        # A prune looks for places.
+        f"""create index if not exists inbox_place
+on {place}.inbox (consumer, topic, partition, "offset")""",
+        f"""create table if not exists {place}.inbox_parked (
+    consumer text not null,
+    topic text not null,
+    partition int not null,
+    "offset" bigint not null,
+    event_id text not null,
+    key text,
+    value bytea,
+    headers json not null,
+    reason text not null,
+    number bigint generated always as identity,
+    parked_at timestamptz not null default now(),
+    requested_at timestamptz,
+    primary key (consumer, topic, partition, "offset")
+)""",
+        f"""create index if not exists inbox_parked_key
+on {place}.inbox_parked (consumer, topic, key)""",
+    )
+
+
+class Inbox:
+    """The inbox of one consumer, whose name all its processes share."""
+
+    def __init__(self, consumer: str, *, schema: str = SCHEMA) -> None:
+        """
+        Describe the inbox; nothing is connected.
+
+        Args:
+            consumer: The consumer's name, such as its Kafka group.
+            schema: The schema of the tables.
+        """
+        self.consumer = consumer
+        self._applied = f"{_quoted(schema)}.inbox"
+        self._parked = f"{_quoted(schema)}.inbox_parked"
+
+    # Effects -----------------------------------------------------------------
+
+    @contextmanager
+    def once(self, session: Any, event: Event) -> Iterator[bool]:  # noqa: ANN401 - any driver
+        """
+        Insert the event's id in the session's transaction; yield whether it is new.
+
+        The caller writes the effect inside the block if it is, and commits both.
+
+        Raises:
+            UsageError: The session cannot be used, or has no transaction.
+        """
+        yield drive(session, self.take(event))
+
+    @asynccontextmanager
+    async def once_async(self, session: Any, event: Event) -> Any:  # noqa: ANN401 - any driver
+        """Do as ``once`` in the transaction of an asynchronous session."""
+        yield await drive_async(session, self.take(event))
+
+    def handler(
+        self, begin: Callable[[], AbstractContextManager[Any]]
+    ) -> Callable[[Callable[[Event, Any], object]], Callable[[Event], bool]]:
+        """
+        Make a handler that applies an event once, in a transaction of its own.
+
+        Args:
+            begin: Returns a context manager that yields a session with a transaction,
+                commits at its end, and rolls back after an error; such as
+                ``sessionmaker.begin``.
+
+        Returns:
+            The decorator of ``handle(event, session)``. The decorated function takes
+            the event alone, and returns whether it was applied now.
+        """
+
+        def decorate(
+            handle: Callable[[Event, Any], object],
+        ) -> Callable[[Event], bool]:
+            def apply(event: Event) -> bool:
+                with begin() as session, self.once(session, event) as is_new:
+                    if is_new:
+                        handle(event, session)
+                    return is_new
+
+            return apply
+
+        return decorate
+
+    # Parked events -----------------------------------------------------------
+
+    def parked(self, session: Any, *, limit: int = 1_000) -> list[ParkedEvent]:  # noqa: ANN401
+        """Return the parked events in the order of their parking."""
+        return drive(session, self.list_parked(limit))
+
+    def request_replay(self, session: Any, event_id: str | None = None) -> int:  # noqa: ANN401
+        """
+        Request a replay of an event with its followers, or of all; return how many.
+
+        A running consumer carries it out, in order; it stops at an event that fails.
+        """
+        return drive(session, self.request(event_id))
+
+    def discard(self, session: Any, event_id: str) -> bool:  # noqa: ANN401
+        """
+        Drop one parked event for good; return whether it was parked.
+
+        Its followers stay parked until a replay is requested.
+        """
+        return drive(session, self.drop(event_id))
+
+    def prune(self, session: Any, below: Mapping[tuple[str, int], int]) -> int:  # noqa: ANN401
+        """
+        Delete the ids of events that cannot be delivered again; return how many.
+
+        Args:
+            session: A session with a transaction.
+            below: Per topic and partition the offset below which no record can be read
+                again, such as the first offset that retention has left.
+        """
+        return drive(session, self.delete_below(below))
+
+    # Steps -------------------------------------------------------------------
+
+    def take(self, event: Event) -> Steps[bool]:
+        """Insert an event's id; return whether it is new."""
+        found = yield self._statement(
+            f"insert into {self._applied}"
+            ' (consumer, event_id, topic, partition, "offset")'
+            " values ({consumer}, {id}, {topic}, {partition}, {offset})"
+            " on conflict do nothing returning event_id",
+            event,
+        )
+        return bool(found)
+
+    def has_parked(self, event: Event) -> Steps[bool]:
+        """Return whether an event of the same key is parked."""
+        if event.key is None:
+            return False
+        found = yield self._statement(
+            f"select 1 from {self._parked} where consumer = {{consumer}}"
+            " and topic = {topic} and key = {key} limit 1",
+            event,
+        )
+        return bool(found)
+
+    def park(self, event: Event, reason: str) -> Steps[bool]:
+        """
+        Park an event unless it was handled; return whether it was parked.
+
+        A follower joins a replay of its key that is requested already.
+        """
+        yield self._lock(event)
+        is_new = yield from self.take(event)
+        if is_new:
+            yield self._insert_parked(event, reason)
+        return is_new
+
+    def park_behind(self, event: Event) -> Steps[bool]:
+        """
+        Park an event if one of its key is parked; return whether it is handled.
+
+        The lock is that of a replay, so no follower is parked after the last parked
+        event of its key has left.
+        """
+        yield self._lock(event)
+        if not (yield from self.has_parked(event)):
+            return False
+        yield from self.park(event, BEHIND)
+        return True
+
+    def list_parked(self, limit: int) -> Steps[list[ParkedEvent]]:
+        """Return the parked events."""
+        rows = yield Statement.of(
+            f"{self._select_parked()} where consumer = {_text()}"
+            f" order by number limit cast({_text()} as int)",
+            {"consumer": self.consumer, "limit": str(limit)},
+        )
+        return [_parked_event(row) for row in rows]
+
+    def next_requested(self) -> Steps[Event | None]:
+        """
+        Lock and return the oldest parked event of a key whose replay is requested.
+
+        Keys that another process replays are left to it.
+        """
+        rows = yield Statement.of(
+            f"{self._select_parked()} p where consumer = {_text()}"
+            " and requested_at is not null and not exists ("
+            f"select 1 from {self._parked} q where q.consumer = p.consumer"
+            " and q.topic = p.topic and q.key = p.key"
+            " and q.number < p.number)"
+            " order by number limit 1"
+            " for update skip locked",
+            {"consumer": self.consumer},
+        )
+        return _parked_event(rows[0]).event if rows else None
+
+    def leave(self, event: Event) -> Steps[bool]:
+        """Delete a parked event under its key's lock; return whether it was there."""
+        yield self._lock(event)
+        found = yield self._at(f"delete from {self._parked}", event)
+        return bool(found)
+
+    def fail(self, event: Event, reason: str) -> Steps[None]:
+        """Record why a replay failed; the replay of its key is no longer requested."""
+        yield self._lock(event)
+        yield self._statement(
+            f"update {self._parked} set requested_at = null,"
+            ' reason = case when "offset" = {offset} and partition = {partition}'
+            " then {reason} else reason end"
+            " where consumer = {consumer} and topic = {topic}"
+            " and key is not distinct from {key}"
+            " and (key is not null or"
+            ' ("offset" = {offset} and partition = {partition}))',
+            event,
+            reason=_storable(reason)[:_REASON_CHARACTERS],
+        )
+
+    def request(self, event_id: str | None) -> Steps[int]:
+        """Request the replay of an event with its followers, or of all."""
+        chosen = (
+            ""
+            if event_id is None
+            else f" and (p.event_id = {_text()} or exists ("
+            f"select 1 from {self._parked} q where q.consumer = p.consumer"
+            f" and q.event_id = {_text()} and q.topic = p.topic and q.key = p.key))"
+        )
+        values: dict[str, str | None] = {"consumer": self.consumer}
+        if event_id is not None:
+            values |= {"event": event_id, "head": event_id}
+        rows = yield Statement.of(
+            f"update {self._parked} p set requested_at = now()"
+            f" where p.consumer = {_text()}{chosen} returning 1",
+            values,
+        )
+        return len(rows)
+
+    def drop(self, event_id: str) -> Steps[bool]:
+        """Delete a parked event for good."""
+        rows = yield Statement.of(
+            f"delete from {self._parked} where consumer = {_text()}"
+            f" and event_id = {_text()} returning 1",
+            {"consumer": self.consumer, "event": event_id},
+        )
+        return bool(rows)
+
+    def delete_below(self, below: Mapping[tuple[str, int], int]) -> Steps[int]:
+        """Delete ids below an offset of each partition; parked events keep theirs."""
+        count = 0
+        for (topic, partition), offset in below.items():
+            rows = yield Statement.of(
+                f"delete from {self._applied} a where consumer = {_text()}"
+                f" and topic = {_text()} and partition = cast({_text()} as int)"
+                f' and "offset" < cast({_text()} as bigint) and not exists ('
+                f"select 1 from {self._parked} p where p.consumer = a.consumer"
+                " and p.event_id = a.event_id) returning 1",
+                {
+                    "consumer": self.consumer,
+                    "topic": topic,
+                    "partition": str(partition),
+                    "offset": str(offset),
+                },
+            )
+            count += len(rows)
+        return count
+
+    def _insert_parked(self, event: Event, reason: str) -> Statement:
+        value = event.value
+        return self._statement(
+            f"insert into {self._parked} (consumer, topic, partition,"
+            ' "offset", event_id, key, value, headers, reason, requested_at) select'
+            " {consumer}, {topic}, {partition}, {offset}, {id}, {key},"
+            " decode({value}, 'base64'), cast({headers} as json), {reason},"
+            f" (select max(requested_at) from {self._parked} where"
+            " consumer = {consumer} and topic = {topic} and key = {key})"
+            " on conflict do nothing",
+            event,
+            value=None if value is None else base64.b64encode(value).decode(),
+            headers=json.dumps(
+                {_storable(n): _storable(v) for n, v in event.headers.items()}
+            ),
+            reason=_storable(reason)[:_REASON_CHARACTERS],
+        )
+
+    def _lock(self, event: Event) -> Statement:
+        """Return the statement that locks a key until the transaction ends."""
+        text = "\0".join((self.consumer, event.topic, event.key or event.id))
+        digest = hashlib.sha256(text.encode(errors="surrogateescape")).digest()
+        number = int.from_bytes(digest[:8], signed=True)
+        return Statement.of(
+            f"select pg_advisory_xact_lock(cast({_text()} as bigint))",
+            {"number": str(number)},
+        )
+
+    def _at(self, head: str, event: Event) -> Statement:
+        return self._statement(
+            head + " where consumer = {consumer} and topic = {topic}"
+            ' and partition = {partition} and "offset" = {offset} returning 1',
+            event,
+        )
+
+    def _select_parked(self) -> str:
+        return (
+            'select event_id, key, value, headers, topic, partition, "offset",'
+            f" reason, parked_at, requested_at is not null from {self._parked}"
+        )
+
+    def _statement(self, sql: str, event: Event, **more: str | None) -> Statement:
+        """Fill a statement, whose parameters are named in braces, from an event."""
+        known: dict[str, str | None] = {
+            "consumer": self.consumer,
+            "id": _storable(event.id),
+            "topic": event.topic,
+            "partition": str(event.partition),
+            "offset": str(event.offset),
+            "key": None if event.key is None else _storable(event.key),
+            **more,
+        }
+        casts = {name: f"cast({_text()} as {_CASTS[name]})" for name in _CASTS}
+        parts, values = [], {}
+        for number, part in enumerate(sql.split("{")):
+            if number == 0:
+                parts.append(part)
+                continue
+            name, _, rest = part.partition("}")
+            parts.append(casts.get(name, _text()) + rest)
+            values[f"{name}_{number}"] = known[name]
+        return Statement.of("".join(parts), values)
+
+
+_CASTS: Final[Mapping[str, str]] = MappingProxyType(
+    {"partition": "int", "offset": "bigint"}
+)
+
+
+def drive(session: Any, steps: Steps[Result]) -> Result:  # noqa: ANN401 - any driver
+    """Run steps in the transaction of a session, and return their result."""
+    try:
+        statement = next(steps)
+        while True:
+            statement = steps.send(run(session, (statement,)))
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
+
+async def drive_async(session: Any, steps: Steps[Result]) -> Result:  # noqa: ANN401
+    """Run steps in the transaction of an asynchronous session."""
+    try:
+        statement = next(steps)
+        while True:
+            statement = steps.send(await run_async(session, (statement,)))
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
+
+def _parked_event(row: Iterable[Any]) -> ParkedEvent:
+    id_, key, value, given, topic, partition, offset, reason, at, requested = row
+    if isinstance(given, str):
+        given = json.loads(given)
+    event = Event(
+        id=id_,
+        type=given.get("type", ""),
+        aggregate_type=given.get("aggregate_type", ""),
+        key=key,
+        value=None if value is None else bytes(value),
+        headers=MappingProxyType(given),
+        topic=topic,
+        partition=partition,
+        offset=offset,
+    )
+    return ParkedEvent(event, reason, at, requested)
+
+
+def _storable(text: str) -> str:
+    """Return text that Postgres can store: no NUL, no bytes that are not UTF-8."""
+    return (
+        text.encode(errors="surrogateescape")
+        .decode(errors="backslashreplace")
+        .replace("\0", "\\0")
+    )
+
+
+def _text() -> str:
+    return f"cast({MARK} as text)"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

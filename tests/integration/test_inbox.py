@@ -1,0 +1,530 @@
+"""The inbox with real Kafka and Postgres: each effect once, in order per key."""
+
+import asyncio
+import json
+import threading
+import time
+import uuid
+from contextlib import asynccontextmanager, contextmanager
+
+import asyncpg
+import psycopg
+import psycopg2
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from support.waiting import until
+from towpath.inbox import AsyncConsumer, Consumer, Event, Inbox, create_statements
+from towpath.inbox.inbox import BEHIND, drive
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+EFFECTS = "create table effects (number serial, event_id text, key text, count int)"
+
+
+class Place:
+    """One consumer's database and topic."""
+
+    def __init__(self, dsn, kafka, name):
+        self.dsn, self.kafka, self.name = dsn, kafka, name
+        self.topic = f"{name}.event.post"
+        self.inbox = Inbox(name)
+        self.admin = AdminClient({"bootstrap.servers": kafka})
+        self.admin.create_topics([NewTopic(self.topic, 3, 1)])[self.topic].result()
+        self.connection = psycopg.connect(dsn, autocommit=True)
+        for statement in (*create_statements(), *create_statements(), EFFECTS):
+            self.connection.execute(statement)
+        self.refused = set()
+        self.down = False
+        self.calls = []
+
+    def send(self, key, *counts, event_id=None, partition=None):
+        """Produce events of a key; return their ids."""
+        ids = [event_id or str(uuid.uuid4()) for _ in counts]
+        # A new one knows partitions that were just added.
+        producer = Producer({"bootstrap.servers": self.kafka})
+        for id_, count in zip(ids, counts, strict=True):
+            options = {} if partition is None else {"partition": partition}
+            producer.produce(
+                self.topic,
+                json.dumps({"count": count}),
+                key,
+                headers=[("id", id_), ("type", "PostViewed")],
+                **options,
+            )
+        producer.flush()
+        return ids
+
+    @contextmanager
+    def begin(self):
+        """Begin a transaction, unless the database is down."""
+        if self.down:
+            message = "the database is down"
+            raise psycopg.OperationalError(message)
+        with psycopg.connect(self.dsn) as connection:
+            yield connection
+
+    def handle(self, event, session):
+        """Note the effect; fail after it for a refused one."""
+        count = event.payload["count"]
+        self.calls.append(count)
+        session.execute(
+            "insert into effects (event_id, key, count) values (%s, %s, %s)",
+            [event.id, event.key, count],
+        )
+        if count in self.refused:
+            message = f"count {count} is refused"
+            raise ValueError(message)
+
+    def consumer(self, **options):
+        """Make a consumer."""
+        settings = {"bootstrap.servers": self.kafka, "session.timeout.ms": 6000}
+        return Consumer(
+            *(self.inbox, settings, [self.topic]),
+            begin=self.begin,
+            handle=self.handle,
+            **options,
+        )
+
+    @contextmanager
+    def running(self, **options):
+        """Run a consumer in a thread."""
+        stop, failures = threading.Event(), []
+
+        def run():
+            try:
+                self.consumer(**options).run(stop)
+            except BaseException as error:  # noqa: BLE001 - reported below
+                failures.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join(30)
+        assert (False, []) == (thread.is_alive(), failures)
+
+    def counts(self, key=None):
+        """Return the counts of a key's effects, in their order."""
+        rows = self.connection.execute(
+            "select count from effects where key = %s or %s::text is null"
+            " order by number",
+            [key, key],
+        )
+        return [row[0] for row in rows]
+
+    def wait_counts(self, *counts, key=None):
+        """Wait until a key has these effects."""
+        until(lambda: self.counts(key) == [*counts], f"{counts} are applied")
+
+    def parked(self):
+        """Return count and reason of each parked event."""
+        with self.begin() as session:
+            found = self.inbox.parked(session)
+        return [(one.event.payload["count"], one.reason) for one in found]
+
+    def committed(self):
+        """Return the sum of the group's committed offsets."""
+        client = self.consumer()
+        from confluent_kafka import Consumer as Client  # noqa: PLC0415 - a plain one
+
+        plain = Client({"bootstrap.servers": self.kafka, "group.id": self.name})
+        places = [TopicPartition(self.topic, number) for number in range(3)]
+        found = plain.committed(places, timeout=10)
+        plain.close()
+        del client
+        return sum(max(0, place.offset) for place in found)
+
+    def rewind(self):
+        """Set the group's offsets back to the start of the topic."""
+        from confluent_kafka import ConsumerGroupTopicPartitions  # noqa: PLC0415
+
+        places = [TopicPartition(self.topic, number, 0) for number in range(3)]
+        group = ConsumerGroupTopicPartitions(self.name, places)
+        self.admin.alter_consumer_group_offsets([group])[self.name].result()
+
+    def close(self):
+        """Close the connection."""
+        self.connection.close()
+
+
+@pytest.fixture
+def place(stack, database, unique):
+    """Provide a consumer's database and topic."""
+    stack.up("postgres", "kafka")
+    made = Place(database, stack.kafka, unique)
+    yield made
+    made.close()
+
+
+def event(**changes):
+    """Make an event."""
+    fields = {
+        "id": "1",
+        "type": "PostViewed",
+        "aggregate_type": "post",
+        "key": "a",
+        "value": b'{"count": 1}',
+        "headers": {},
+        "topic": "t",
+        "partition": 0,
+        "offset": 0,
+    }
+    return Event(**fields | changes)
+
+
+def test_an_event_is_applied_once(place):
+    """
+    A duplicate and a second reading from the start change nothing.
+    """
+    first, _ = place.send("a", 1, 2)
+    place.send("a", 9, event_id=first)
+    with place.running():
+        place.send("a", 3)
+        place.wait_counts(1, 2, 3)
+    assert 4 == place.committed()
+    place.rewind()
+    with place.running():
+        place.send("a", 4)
+        place.wait_counts(1, 2, 3, 4)
+
+    assert [1, 2, 3, 4] == place.calls
+
+
+def test_a_failed_effect_leaves_no_id(place):
+    """
+    The event is tried again until it succeeds; its effect stands once, in order.
+    """
+    place.refused = {1}
+    place.send("a", 1, 2)
+    with place.running(attempts=100):
+        until(lambda: len(place.calls) >= 3, "the event is tried again")
+        assert {1} == set(place.calls)
+        place.refused.clear()
+        place.wait_counts(1, 2)
+
+    assert [] == place.parked()
+
+
+def test_other_partitions_go_on_while_an_event_is_retried(place):
+    """
+    Only the partition of the failed event waits.
+    """
+    place.refused = {1}
+    place.send("a", 1, 2, partition=0)
+    with place.running(attempts=1_000):
+        until(lambda: place.calls, "the event failed")
+        place.send("b", 10, 11, partition=1)
+        place.wait_counts(10, 11)
+        place.refused.clear()
+        place.wait_counts(1, 2, key="a")
+
+
+def test_poison_is_parked_with_its_followers(place):
+    """
+    Other keys go on, also in a new process; a replay applies all of them in order.
+    """
+    place.refused = {2}
+    place.send("a", 1, 2, 3, partition=0)
+    place.send("b", 10, partition=0)
+    with place.running(attempts=2):
+        place.wait_counts(1, 10)
+    place.send("a", 4, partition=0)
+    place.send("b", 11, partition=0)
+    with place.running(attempts=2):
+        place.wait_counts(1, 10, 11)
+        parked = [(2, "ValueError: count 2 is refused"), (3, BEHIND), (4, BEHIND)]
+        assert parked == place.parked()
+        place.refused.clear()
+        with place.begin() as session:
+            assert 3 == place.inbox.request_replay(session)
+        place.wait_counts(1, 2, 3, 4, key="a")
+        place.send("a", 5, partition=0)
+        place.wait_counts(1, 2, 3, 4, 5, key="a")
+
+    assert [] == place.parked()
+
+
+def test_a_replay_that_fails_stays_parked(place):
+    """
+    The reason is the new one, and no follower overtakes.
+    """
+    place.refused = {1}
+    (first, _) = place.send("a", 1, 2)
+    with place.running(attempts=1):
+        until(lambda: len(place.parked()) == 2, "the events are parked")
+        place.connection.execute("update towpath.inbox_parked set reason = 'x'")
+        with place.begin() as session:
+            assert 2 == place.inbox.request_replay(session, first)
+        until(lambda: place.parked()[0][1] != "x", "the replay failed")
+        parked = [(1, "ValueError: count 1 is refused"), (2, "x")]
+        assert (parked, []) == (place.parked(), place.counts())
+        with place.begin() as session:
+            assert place.inbox.discard(session, first)
+            assert not place.inbox.discard(session, first)
+            place.inbox.request_replay(session)
+        place.wait_counts(2)
+
+
+def test_a_follower_joins_a_replay_that_is_requested(place):
+    """
+    Otherwise it would stay parked after all before it have left.
+    """
+    with place.begin() as session:
+        drive(session, place.inbox.park(event(id="1"), "poison"))
+        place.inbox.request_replay(session)
+    with place.begin() as session:
+        assert drive(session, place.inbox.park_behind(event(id="2", offset=1)))
+        assert not drive(session, place.inbox.park_behind(event(id="3", key="b")))
+        found = place.inbox.parked(session)
+
+    assert [("1", True), ("2", True)] == [
+        (one.event.id, one.is_requested) for one in found
+    ]
+
+
+def test_a_database_that_fails_parks_nothing(place):
+    """
+    It is not the event's fault: the attempts do not count.
+    """
+    place.down = True
+    place.send("a", 1)
+    with place.running(attempts=1):
+        time_out = time.monotonic() + 1.5
+        until(lambda: time.monotonic() > time_out, "some attempts have failed")
+        place.down = False
+        place.wait_counts(1)
+
+    assert [] == place.parked()
+
+
+def test_records_without_text_are_parked_as_they_are(place):
+    """
+    Keys, headers and values that are no UTF-8, NULs and tombstones come through.
+    """
+    odd = event(
+        id="\udcff\0", key="k\udcff\0", value=b"\xff\0", headers={"h\0": "\udcff"}
+    )
+    gone = event(id="2", key=None, value=None, offset=1)
+    with place.begin() as session:
+        for one in (odd, gone):
+            assert drive(session, place.inbox.park(one, "no\0text"))
+            assert not drive(session, place.inbox.park(one, "again"))
+        assert drive(session, place.inbox.has_parked(odd))
+        found = place.inbox.parked(session)
+
+    assert [(b"\xff\0", "k\\xff\\0"), (None, None)] == [
+        (one.event.value, one.event.key) for one in found
+    ]
+
+
+def test_ids_are_pruned_below_what_can_be_read_again(place):
+    """
+    The first offsets of the topic decide; ids of parked events stay.
+    """
+    place.refused = {2}
+    place.send("a", 1, 2, partition=0)
+    place.send("b", 10, 11, partition=0)
+    with place.running(attempts=1):
+        place.wait_counts(1, 10, 11)
+    assert 0 == place.consumer().prune()
+    cut = TopicPartition(place.topic, 0, 3)
+    place.admin.delete_records([cut])[cut].result()
+    assert 2 == place.consumer().prune()
+    rows = place.connection.execute(
+        'select "offset" from towpath.inbox order by 1'
+    ).fetchall()
+
+    assert [(1,), (3,)] == rows
+    with pytest.raises(psycopg.errors.UndefinedTable), place.begin() as session:
+        Inbox("x", schema="other").prune(session, {("t", 0): 1})
+
+
+def test_events_of_added_partitions_follow_a_parked_key(place):
+    """
+    A key that moves to another partition is still parked there.
+    """
+    place.refused = {1}
+    place.send("a", 1, partition=0)
+    with place.running(attempts=1):
+        until(lambda: len(place.parked()) == 1, "the event is parked")
+        added = [NewPartitions(place.topic, 4)]
+        place.admin.create_partitions(added)[place.topic].result()
+    place.send("a", 2, partition=3)
+    with place.running(attempts=1):
+        until(lambda: len(place.parked()) == 2, "the follower is parked")
+
+    assert [(2, BEHIND)] == place.parked()[1:]
+
+
+def test_two_owners_of_a_partition_apply_an_event_once(place):
+    """
+    The second one waits for the first one's transaction, and finds the id.
+    """
+    applied = []
+
+    def second():
+        with place.begin() as session, place.inbox.once(session, event()) as is_new:
+            applied.append(is_new)
+
+    with psycopg.connect(place.dsn) as session:
+        with place.inbox.once(session, event()) as is_new:
+            thread = threading.Thread(target=second)
+            thread.start()
+            waits = (
+                "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
+            )
+            until(
+                lambda: place.connection.execute(waits).fetchone()[0] == 1,
+                "the second owner waits",
+            )
+            assert (True, []) == (is_new, applied)
+        session.commit()
+    thread.join()
+
+    assert [False] == applied
+
+
+def test_a_decorated_handler_applies_an_event_once(place):
+    """
+    It tells whether the event was applied now; its error rolls the id back.
+    """
+
+    @place.inbox.handler(place.begin)
+    def view(event, session):
+        place.handle(event, session)
+
+    place.refused = {1}
+    with pytest.raises(ValueError, match="refused"):
+        view(event())
+    place.refused.clear()
+
+    assert ([True, False], [1]) == ([view(event()), view(event())], place.counts())
+
+
+def test_sessions_of_other_drivers_hold_the_inbox(place):
+    """
+    SQLAlchemy and psycopg2, and asynchronous ones; a rollback takes the id.
+    """
+    url = place.dsn.replace("postgresql:", "postgresql+{}:", 1)
+
+    def in_sqlalchemy():
+        engine = create_engine(url.format("psycopg2"))
+        with (
+            engine.begin() as session,
+            place.inbox.once(session, event(id="sa")) as is_new,
+        ):
+            session.execute(text("select 1"))
+        engine.dispose()
+        return is_new
+
+    def in_psycopg2():
+        connection = psycopg2.connect(place.dsn)
+        with connection, place.inbox.once(connection, event(id="p2")) as is_new:
+            pass
+        connection.close()
+        return is_new
+
+    async def in_asyncpg():
+        connection = await asyncpg.connect(place.dsn)
+        async with (
+            connection.transaction(),
+            place.inbox.once_async(connection, event(id="pg")) as is_new,
+        ):
+            pass
+        await connection.close()
+        return is_new
+
+    async def in_async_sqlalchemy():
+        engine = create_async_engine(url.format("asyncpg"))
+        async with (
+            engine.begin() as session,
+            place.inbox.once_async(session, event(id="as")) as is_new,
+        ):
+            pass
+        await engine.dispose()
+        return is_new
+
+    found = []
+    for _ in range(2):
+        found += [in_sqlalchemy(), in_psycopg2()]
+        found += [asyncio.run(in_asyncpg()), asyncio.run(in_async_sqlalchemy())]
+
+    assert [True] * 4 + [False] * 4 == found
+
+
+def test_an_asynchronous_consumer_keeps_the_same_rules(place):  # noqa: PLR0915
+    """
+    Poison is parked with its followers, a replay applies them, nothing twice.
+    """
+    settings = {"bootstrap.servers": place.kafka, "session.timeout.ms": 6000}
+
+    @asynccontextmanager
+    async def begin():
+        if place.down:
+            raise OSError
+        async with await psycopg.AsyncConnection.connect(place.dsn) as connection:
+            yield connection
+
+    async def handle(event, session):
+        count = event.payload["count"]
+        await session.execute(
+            "insert into effects (event_id, key, count) values (%s, %s, %s)",
+            [event.id, event.key, count],
+        )
+        if count in place.refused:
+            message = f"count {count} is refused"
+            raise ValueError(message)
+
+    async def work():
+        stop = asyncio.Event()
+        consumer = AsyncConsumer(
+            place.inbox, settings, [place.topic], begin=begin, handle=handle, attempts=2
+        )
+        task = asyncio.create_task(consumer.run_async(stop))
+        await asyncio.to_thread(place.wait_counts, 1, 10)
+        parked = place.parked()
+        place.refused.clear()
+        with place.begin() as session:
+            place.inbox.request_replay(session)
+        await asyncio.to_thread(place.wait_counts, 1, 2, 3, key="a")
+        place.down = True
+        place.send("a", 4)
+        await asyncio.sleep(0.5)
+        place.down = False
+        await asyncio.to_thread(place.wait_counts, 1, 2, 3, 4, key="a")
+        stop.set()
+        await task
+        return parked
+
+    place.refused = {2}
+    first, *_ = place.send("a", 1, 2, 3, partition=0)
+    place.send("a", 1, event_id=first, partition=0)
+    place.send("b", 10, partition=0)
+
+    assert [(2, "ValueError: count 2 is refused"), (3, BEHIND)] == asyncio.run(work())
+    assert (5, []) == (place.committed() - 1, place.parked())
+
+
+def test_a_rebalance_repeats_nothing(place):
+    """
+    Consumers join and leave while events arrive; each key stays in order.
+    """
+    for number in range(200):
+        place.send(f"k{number % 10}", number)
+    with place.running():
+        until(lambda: len(place.counts()) >= 20, "some are applied")
+        with place.running():
+            for number in range(200, 300):
+                place.send(f"k{number % 10}", number)
+            until(lambda: len(place.counts()) >= 200, "most are applied")
+        until(lambda: len(place.counts()) == 300, "all are applied")
+
+    assert [[*range(key, 300, 10)] for key in range(10)] == [
+        place.counts(f"k{key}") for key in range(10)
+    ]

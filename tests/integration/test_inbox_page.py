@@ -1,0 +1,131 @@
+"""The page about the inbox, and its command: both run as they stand there."""
+
+import dataclasses
+import json
+import re
+import threading
+from pathlib import Path
+
+import psycopg
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from support.waiting import until
+from towpath.cli.app import run
+from towpath.inbox import Inbox
+from towpath.inbox.inbox import drive
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+PAGE = Path(__file__).parents[2] / "docs/inbox.md"
+VIEW = {"post_id": 7}
+
+
+def blocks(kind):
+    """Return the page's code blocks of a kind."""
+    text = PAGE.read_text(encoding="utf-8")
+    return re.findall(rf"^```{kind}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def page(stack, database, unique, monkeypatch):
+    """Provide the names that the page defines, over a database and a topic."""
+    stack.up("postgres", "kafka")
+    admin = AdminClient({"bootstrap.servers": stack.kafka})
+    admin.create_topics([NewTopic(unique, 1, 1)])[unique].result()
+    place = {"DATABASE_URL": database, "KAFKA": stack.kafka, "TOPIC": unique}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    assert 0 == run(["inbox", "create", "--dsn", database])
+    with psycopg.connect(database) as connection:
+        connection.execute("create table views (post int primary key, count int)")
+    names = {"__name__": "page", **place}
+    for text in blocks("python"):
+        exec(compile(text, str(PAGE), "exec"), names)  # noqa: S102 - the page's
+    yield names
+    names["engine"].dispose()
+
+
+def test_the_consumer_of_the_page_counts_each_view_once(page):
+    """
+    One view was applied by the code without the consumer, two come from the topic.
+    """
+    producer = Producer({"bootstrap.servers": page["KAFKA"]})
+    for id_ in ("a", "b", "a", page["event"].id):
+        headers = [("id", id_), ("type", "PostViewed")]
+        producer.produce(page["TOPIC"], json.dumps(VIEW), "7", headers=headers)
+    producer.produce(page["TOPIC"], b"{}", "8", headers=[("id", "end")])
+    producer.flush()
+    stop = threading.Event()
+    thread = threading.Thread(target=page["consumer"].run, args=[stop])
+    thread.start()
+    with psycopg.connect(page["DATABASE_URL"], autocommit=True) as connection:
+        end = "select count(*) from towpath.inbox where event_id = 'end'"
+        until(lambda: connection.execute(end).fetchone()[0] == 1, "all are applied")
+        counts = connection.execute("select post, count from views").fetchall()
+    stop.set()
+    thread.join()
+
+    assert [(7, 3)] == counts
+
+
+def test_the_rights_of_the_page_suffice(page, unique):
+    """
+    A role with them alone applies, parks, replays and prunes.
+    """
+    (rights,) = blocks("sql")
+    role = f"r_{unique}"
+    event = page["event"]
+    inbox = Inbox("view-counter")
+    with psycopg.connect(page["DATABASE_URL"]) as connection:
+        connection.execute(f"create role {role}")
+        connection.execute(rights.replace("counter", role))
+        connection.execute(f"set local role {role}")
+        assert not drive(connection, inbox.take(event))
+        other = dataclasses.replace(event, id="x", offset=1)
+        assert drive(connection, inbox.park(other, "poison"))
+        inbox.request_replay(connection)
+        assert "x" == drive(connection, inbox.next_requested()).id
+        drive(connection, inbox.fail(other, "again"))
+        assert drive(connection, inbox.leave(other))
+        assert 2 == inbox.prune(connection, {(event.topic, 0): 10})
+        connection.rollback()
+
+
+def test_the_command_looks_after_parked_events(page, capsys):
+    """
+    It lists them with exit 1, requests a replay, and drops one for good.
+    """
+    event, inbox = page["event"], page["inbox"]
+    options = ["--dsn", page["DATABASE_URL"], "--consumer", "view-counter"]
+    assert 0 == run(["inbox", "parked", *options])
+    with page["sessions"].begin() as session:
+        drive(session, inbox.park(dataclasses.replace(event, id="x"), "poison"))
+    capsys.readouterr()
+    assert 1 == run(["inbox", "parked", *options, "--json"])
+    (found,) = json.loads(capsys.readouterr().out)
+    assert ("x", "poison", False) == (
+        *(found["id"], found["reason"], found["replay_requested"]),
+    )
+    assert 1 == run(["inbox", "parked", *options])
+    assert "poison" in capsys.readouterr().out
+    assert 2 == run(["inbox", "replay", "nonsense", *options])
+    assert 0 == run(["inbox", "replay", "x", *options])
+    assert "1 parked" in capsys.readouterr().out
+    assert 0 == run(["inbox", "discard", "x", *options])
+    assert 2 == run(["inbox", "discard", "x", *options])
+    assert "has no parked event x" in capsys.readouterr().err
+    assert 3 == run(
+        ["inbox", "parked", "--dsn", "postgresql://127.0.0.1:1/x", *options[2:]]
+    )
+
+
+def test_create_prints_what_it_runs(capsys):
+    """
+    A migration of one's own can take the statements.
+    """
+    assert 0 == run(
+        ["inbox", "create", "--dsn", "unused", "--dry-run", "--schema", "s"]
+    )
+    assert 'create table if not exists "s".inbox_parked' in capsys.readouterr().out

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import asyncpg
-import django
 import psycopg
 import psycopg2
 import pytest
@@ -15,6 +14,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
+from support.django_connection import connect_django
 from towpath.outbox import (
     NO_SCHEMA,
     Events,
@@ -171,20 +171,9 @@ def on_psycopg(outbox, log):
 
 def on_django(outbox, log):
     """Record by Django's connection, inside ``atomic``."""
-    from django.conf import settings  # noqa: PLC0415 - needs its settings first
-    from django.db import connections, transaction  # noqa: PLC0415
+    connection = connect_django(log.dsn)
+    from django.db import transaction  # noqa: PLC0415 - needs its settings first
 
-    place = psycopg.conninfo.conninfo_to_dict(log.dsn)
-    names = {"NAME": "dbname", "USER": "user", "HOST": "host", "PORT": "port"}
-    known = {ours: place[name] for ours, name in names.items() if name in place}
-    block = {"ENGINE": "django.db.backends.postgresql", **known}
-    if not settings.configured:
-        settings.configure(DATABASES={"default": block})
-        django.setup()
-    connections.settings["default"].update(known)
-    connection = connections["default"]
-    connection.settings_dict.update(known)
-    connection.close()
     with transaction.atomic():
         outbox.record(connection, event("a"))
         savepoint = transaction.savepoint()

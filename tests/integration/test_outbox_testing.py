@@ -94,15 +94,26 @@ PRODUCERS = {
         def send():
             SerializingProducer({"bootstrap.servers": "127.0.0.1:1"}).produce("t", b"x")
         """,
+    "batch": """
+        from confluent_kafka import Producer
+        def send():
+            producer = Producer({"bootstrap.servers": "127.0.0.1:1"})
+            producer.produce_batch("t", [{"value": b"x"}])
+        """,
+    "asynchronous": """
+        from confluent_kafka.aio import AIOProducer
+        def send():
+            AIOProducer.produce(None, "t", b"x")
+        """,
     "kafka": """
         from kafka import KafkaProducer
         def send():
-            KafkaProducer.send(object.__new__(KafkaProducer), "t", b"x")
+            KafkaProducer.send(None, "t", b"x")
         """,
     "aiokafka": """
         from aiokafka import AIOKafkaProducer
         def send():
-            AIOKafkaProducer.send(object.__new__(AIOKafkaProducer), "t", b"x")
+            AIOKafkaProducer.send(None, "t", b"x")
         """,
 }
 
@@ -162,3 +173,70 @@ def test_a_producer_after_the_commit_is_no_dual_write(application):
             """
         )
     ).assert_outcomes(passed=3)
+
+
+INSIDE = {
+    "psycopg2": """
+        def test_inside(no_dual_writes):
+            connection = psycopg2.connect(DSN)
+            with connection.cursor() as cursor:
+                cursor.execute("select 1")
+            with suppress(Exception):
+                send()
+            connection.close()
+        """,
+    "psycopg": """
+        def test_inside(no_dual_writes):
+            with psycopg.connect(DSN) as connection:
+                with suppress(psycopg.Error):
+                    connection.execute("select 1 / 0")
+                with suppress(Exception):
+                    send()
+        """,
+    "psycopg, asynchronous": """
+        def test_inside(no_dual_writes):
+            async def work():
+                async with await psycopg.AsyncConnection.connect(DSN) as connection:
+                    await connection.execute("select 1")
+                    with suppress(Exception):
+                        send()
+
+            asyncio.run(work())
+        """,
+    "asyncpg": """
+        def test_inside(no_dual_writes):
+            async def work():
+                connection = await asyncpg.connect(DSN)
+                async with connection.transaction():
+                    with suppress(Exception):
+                        send()
+                await connection.close()
+
+            asyncio.run(work())
+        """,
+    "sqlalchemy": """
+        def test_inside(session, no_dual_writes):
+            session.execute(text("select 1"))
+            with suppress(Exception):
+                send()
+        """,
+}
+IMPORTS = """
+    import asyncio
+    from contextlib import suppress
+    import asyncpg
+    import psycopg2
+    from sqlalchemy import text
+"""
+
+
+@pytest.mark.parametrize("driver", INSIDE)
+def test_a_transaction_that_records_nothing_is_watched_too(application, driver):
+    """
+    A handler that only sends to Kafka is the usual dual write.
+    """
+    parts = (IMPORTS, PRODUCERS["confluent_kafka"], INSIDE[driver])
+    result = application("".join(map(textwrap.dedent, parts)))
+
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*DualWriteError: *was called while a transaction*"])

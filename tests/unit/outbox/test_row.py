@@ -125,6 +125,14 @@ def test_an_event_without_a_time_has_that_of_its_recording():
         ({"aggregate_id": ""}, "aggregate_id"),
         ({"aggregate_id": 7}, "aggregate_id"),
         ({"aggregate_id": "a\0b"}, "aggregate_id"),
+        ({"aggregate_id": "a\udfff"}, "aggregate_id"),
+        ({"aggregate_id": "a\udfff", "type": "Noted", "payload": None}, "aggregate_id"),
+        ({"id": "7"}, "id"),
+        ({"traceparent": 7}, "traceparent"),
+        ({"occurred_at": "now"}, "occurred_at"),
+        ({"headers": None}, "headers"),
+        ({"headers": {"tenant": "\ud800"}}, "headers.tenant"),
+        ({"headers": {7: "a"}}, "headers.7"),
         ({"occurred_at": AT.replace(tzinfo=None)}, "occurred_at"),
         ({"headers": {"position": "0"}}, "headers.position"),
         ({"headers": {"claim_check": "x"}}, "headers.claim_check"),
@@ -181,6 +189,38 @@ def test_a_record_above_the_limit_is_refused_with_its_size():
         written(event, max_bytes=size - 1)
 
 
+def test_headers_of_an_event_without_a_payload_count_too():
+    """
+    A claim check cannot help: there is nothing to store.
+    """
+    event = dataclasses.replace(NOTE, payload=None, headers={"tenant": "a" * 50})
+
+    with pytest.raises(EventTooLargeError, match="57 bytes, above 56"):
+        written(event, max_bytes=56, claim_check=lambda *_: "place")
+    assert 1 == len(written(event, max_bytes=57))
+
+
+def test_a_claim_check_does_not_hide_a_record_above_the_limit():
+    """
+    Large headers are refused before a payload is stored, a long place after it.
+    """
+    stored = []
+
+    def store(_event, payload):
+        stored.append(payload)
+        return "p" * 60
+
+    large = dataclasses.replace(NOTE, payload={"text": "a" * 200})
+    heavy = dataclasses.replace(large, headers={"tenant": "a" * 100})
+
+    with pytest.raises(EventTooLargeError, match="107 bytes without its payload"):
+        written(heavy, max_bytes=100, claim_check=store)
+    assert [] == stored
+    with pytest.raises(EventTooLargeError, match="with the place of its payload"):
+        written(large, max_bytes=100, claim_check=store)
+    assert 1 == len(stored)
+
+
 def test_a_correlation_id_is_recorded_with_each_event():
     """
     That of the current context is a header, unless the event has its own.
@@ -234,10 +274,17 @@ def test_recording_no_events_executes_no_statement():
     assert ([], []) == (Outbox().record_all(statements, []), statements)
 
 
-@pytest.mark.parametrize("options", [{"way": "post"}, {"columns": {"key": "k"}}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"way": "post"},
+        {"columns": {"key": "k"}},
+        {"way": "delete", "columns": {"id": ""}},
+    ],
+)
 def test_an_outbox_with_an_unknown_option_is_refused(options):
     """
-    The way and the columns are those of the documentation.
+    The way and the columns are those of the documentation; deleting needs the id.
     """
     with pytest.raises(UsageError):
         Outbox(Events(unknown="none"), **options)

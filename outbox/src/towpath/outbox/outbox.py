@@ -77,7 +77,7 @@ class Outbox:
 
         Raises:
             EventSchemaError: A schema of an installed package cannot be used.
-            UsageError: The way or a column is unknown.
+            UsageError: The way or a column is unknown, or a row could not be deleted.
         """
         if way not in _WAYS or columns.keys() - _CASTS.keys():
             message = f"an outbox has no way {way!r}, or no column of {set(columns)}"
@@ -90,6 +90,9 @@ class Outbox:
         self._table = ".".join(map(_quoted, table.split(".", 1)))
         names = {part: columns.get(part, part) for part in _CASTS}
         self._columns = {part: name for part, name in names.items() if name}
+        if way == "delete" and "id" not in self._columns:
+            message = "an outbox whose rows are deleted again needs a column for the id"
+            raise UsageError(message)
         self._prefix = message_prefix
 
     def record(self, session: Any, event: object) -> OutboxEvent:  # noqa: ANN401 - any driver

@@ -9,10 +9,13 @@ record. So a bad event fails the request that records it, and never the relay.
 import json
 import re
 import sys
+import uuid
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, Final, NoReturn
 
 from towpath.outbox.errors import EventTooLargeError
 from towpath.outbox.event import Events, OutboxEvent
@@ -52,6 +55,17 @@ _RELAY_HEADERS: Final = frozenset(
 )
 # An escaped NUL in JSON: an odd number of backslashes before u0000.
 _NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+# The fields whose kind nothing else checks.
+_KINDS: Final = MappingProxyType(
+    {
+        "id": (uuid.UUID, "is not a UUID"),
+        "headers": (Mapping, "is not a mapping of texts"),
+        "occurred_at": (datetime | None, "is not a datetime"),
+        "traceparent": (str | None, "is not text"),
+    }
+)
+# Half of a surrogate pair has no form in UTF-8.
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 Row = Mapping[str, str | None]
 
@@ -82,6 +96,7 @@ class RowRules:
                 delivered.
         """
         _check_names(event)
+        _check_kinds(event)
         payload = _plain_payload(event)
         schema = self.events.check(event.type, payload)
         given = dict(event.headers)
@@ -91,7 +106,7 @@ class RowRules:
         if schema is not None:
             given[headers.EVENT_SCHEMA] = schema.reference
         text = None if payload is None else _json_text(event.type, payload)
-        if text is not None and _size(event, text, given) > self.max_bytes:
+        if _size(event, text, given) > self.max_bytes:
             text, given = self._checked_in(event, text, given)
         return {
             "id": str(event.id),
@@ -105,15 +120,29 @@ class RowRules:
         }
 
     def _checked_in(
-        self, event: OutboxEvent, text: str, given: dict[str, str]
+        self, event: OutboxEvent, text: str | None, given: dict[str, str]
     ) -> tuple[str, dict[str, str]]:
-        """Store the payload elsewhere; return what takes its place, and the headers."""
-        if self.claim_check is None:
-            size = _size(event, text, given)
-            reason = f"is a record of {size:,} bytes, above {self.max_bytes:,}"
-            raise EventTooLargeError(event.type, "", reason)
+        """
+        Store the payload elsewhere; return what takes its place, and the headers.
+
+        Raises:
+            EventTooLargeError: There is no claim check, or the record is too large even
+                without its payload.
+        """
+        if self.claim_check is None or text is None:
+            self._refuse_size(_size(event, text, given), event, "")
+        # Known before the payload is stored; only the length of its place is not.
+        if (rest := _size(event, None, given)) > self.max_bytes:
+            self._refuse_size(rest, event, " without its payload")
         place = self.claim_check(event, text.encode())
-        return json.dumps({CLAIM_CHECK: place}), {**given, CLAIM_CHECK: place}
+        stub, named = json.dumps({CLAIM_CHECK: place}), {**given, CLAIM_CHECK: place}
+        if (rest := _size(event, stub, named)) > self.max_bytes:
+            self._refuse_size(rest, event, " with the place of its payload")
+        return stub, named
+
+    def _refuse_size(self, size: int, event: OutboxEvent, which: str) -> NoReturn:
+        reason = f"is a record of {size:,} bytes{which}, above {self.max_bytes:,}"
+        raise EventTooLargeError(event.type, "", reason)
 
     def _occurred_at(self, event: OutboxEvent) -> str:
         try:
@@ -151,27 +180,43 @@ def _check_names(event: OutboxEvent) -> None:
     if long or not is_legal_topic(event.aggregate_type):
         reason = "cannot be part of a topic's name"
         raise InvalidEventError(event.type, "aggregate_type", reason)
-    if not event.aggregate_id or "\0" in event.aggregate_id:
-        reason = "is empty or contains a NUL character"
+    if not event.aggregate_id or not _is_storable(event.aggregate_id):
+        reason = "is empty, or contains a NUL character or half of a surrogate pair"
         raise InvalidEventError(event.type, "aggregate_id", reason)
     if not event.type.isprintable() or not 0 < len(event.type) <= MAX_TYPE_LENGTH:
         reason = f"is not a name of at most {MAX_TYPE_LENGTH} printable characters"
         raise InvalidEventError(ascii(event.type[:MAX_TYPE_LENGTH]), "type", reason)
 
 
+def _check_kinds(event: OutboxEvent) -> None:
+    """Refuse fields of other kinds: a mapping may bring any."""
+    for name, (kind, reason) in _KINDS.items():
+        if not isinstance(getattr(event, name), kind):
+            raise InvalidEventError(event.type, name, reason)
+
+
+def _is_storable(text: str) -> bool:
+    """Return whether text has a form in UTF-8, and no NUL, which Postgres refuses."""
+    return "\0" not in text and not _SURROGATE.search(text)
+
+
 def _check_headers(event_type: str, given: Mapping[str, str]) -> None:
     for name, value in given.items():
-        if name in _RELAY_HEADERS or not isinstance(value, str):
+        if name in _RELAY_HEADERS or not _are_texts(name, value):
             reason = "is a header of the relay, or its value is not text"
             raise InvalidEventError(event_type, f"headers.{name}", reason)
-        if not name or "\0" in name or "\0" in value:
-            reason = "has no name, or contains a NUL character"
+        if not name or not _is_storable(name + value):
+            reason = "has no name, or contains a NUL character or half a surrogate pair"
             raise InvalidEventError(event_type, f"headers.{name}", reason)
 
 
-def _size(event: OutboxEvent, text: str, given: Mapping[str, str]) -> int:
+def _are_texts(*values: object) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _size(event: OutboxEvent, text: str | None, given: Mapping[str, str]) -> int:
     """Return the bytes of key, payload and headers; ASCII is counted without a copy."""
-    parts = (text, event.aggregate_id, *given, *given.values())
+    parts = (text or "", event.aggregate_id, *given, *given.values())
     return sum(len(p) if p.isascii() else len(p.encode()) for p in parts)
 
 

@@ -8,17 +8,19 @@ It comes with the package, and has two fixtures:
   other drivers do not report their rollbacks, so their events stay.
 - ``no_dual_writes`` fails a test whose code sends a record to Kafka itself while a
   transaction is open: the transaction may still be rolled back, or the record may be
-  lost after its commit. The clients confluent-kafka, kafka-python and aiokafka are
-  watched. Producers that the application imports before the fixture runs are seen only
-  if ``guard_producers`` was called before, in ``conftest.py``.
+  lost after its commit. Transactions of SQLAlchemy, psycopg, psycopg2, asyncpg and
+  Django are seen, whether they record an event or not. The clients confluent-kafka,
+  kafka-python and aiokafka are watched. Producers that the application imports before
+  the fixture runs are seen only if ``guard_producers`` was called before, in
+  ``conftest.py``.
 """
 
 import functools
+import gc
 import importlib
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Final
 
 import pytest
@@ -29,11 +31,21 @@ from towpath.outbox.outbox import observed
 # The producers of Python's Kafka clients: module, class, and the method that sends.
 _PRODUCERS: Final = (
     ("confluent_kafka", "Producer", "produce"),
+    ("confluent_kafka", "Producer", "produce_batch"),
     ("confluent_kafka", "SerializingProducer", "produce"),
+    ("confluent_kafka.aio", "AIOProducer", "produce"),
     ("kafka", "KafkaProducer", "send"),
     ("aiokafka", "AIOKafkaProducer", "send"),
 )
-_IN_TRANSACTION: Final = 2  # libpq's PQTRANS_INTRANS
+# The classes of connections: module, class.
+_CONNECTIONS: Final = (
+    ("psycopg2.extensions", "connection"),
+    ("psycopg", "Connection"),
+    ("psycopg", "AsyncConnection"),
+    ("asyncpg", "Connection"),
+)
+# libpq's PQTRANS_INTRANS and PQTRANS_INERROR.
+_IN_TRANSACTION: Final = frozenset({2, 3})
 
 
 class DualWriteError(AssertionError):
@@ -67,14 +79,10 @@ class _Watch:
         self.violations: list[str] = []
         # SQLAlchemy's open transactions: per connection, the start of each savepoint.
         self._open: dict[Any, list[int]] = {}
-        self._others: list[weakref.ref[Any]] = []
 
-    def record(self, session: Any, events: Sequence[OutboxEvent]) -> None:  # noqa: ANN401 - any driver
-        """Keep events, and the connection if it is one of psycopg."""
+    def record(self, _session: object, events: Sequence[OutboxEvent]) -> None:
+        """Keep events."""
         self.events += events
-        with suppress(TypeError):
-            self._others.append(weakref.ref(getattr(session, "connection", session)))
-            self._others.append(weakref.ref(session))
 
     def sent(self, what: str) -> None:
         """
@@ -142,14 +150,30 @@ class _Watch:
             each.in_atomic_block for each in django.connections.all()
         ):
             return True
-        return any(_is_in_transaction(ref()) for ref in self._others)
+        return any(map(_is_in_transaction, _driver_connections()))
 
 
-def _is_in_transaction(connection: Any) -> bool:  # noqa: ANN401 - of psycopg or psycopg2
+def _driver_connections() -> Iterator[Any]:
+    """
+    Yield the connections that exist, of the drivers that are imported.
+
+    No driver reports its transactions; but a handler that records no event at all, and
+    sends to Kafka instead, is what the check is for.
+    """
+    modules = [(sys.modules.get(name), cls) for name, cls in _CONNECTIONS]
+    classes = tuple(getattr(module, cls) for module, cls in modules if module)
+    for each in gc.get_objects():
+        # An object may lie about its class by a property that fails.
+        if issubclass(type(each), classes):
+            yield each
+
+
+def _is_in_transaction(connection: Any) -> bool:  # noqa: ANN401 - any driver's
+    if hasattr(connection, "is_in_transaction"):
+        return not connection.is_closed() and bool(connection.is_in_transaction())
     if hasattr(connection, "get_transaction_status"):
-        return bool(connection.get_transaction_status() == _IN_TRANSACTION)
-    status = getattr(getattr(connection, "info", None), "transaction_status", None)
-    return bool(status == _IN_TRANSACTION)
+        return connection.get_transaction_status() in _IN_TRANSACTION
+    return connection.info.transaction_status in _IN_TRANSACTION
 
 
 _watches: list[_Watch] = []
@@ -202,16 +226,16 @@ def guard_producers() -> None:
         except ImportError:
             continue
         cls = getattr(module, class_name)
-        if getattr(cls, "is_guarded_by_towpath", False):
+        # Releases of a client differ in their methods.
+        send = getattr(cls, method, None)
+        if send is None or hasattr(send, "is_guarded_by_towpath"):
             continue
-        guarded = _guarded(f"{module_name}.{class_name}.{method}", getattr(cls, method))
+        guarded = _guarded(f"{module_name}.{class_name}.{method}", send)
         try:
             setattr(cls, method, guarded)
-            cls.is_guarded_by_towpath = True
         except TypeError:
             # A class written in C: replaced by a subclass in its module.
-            more = {method: guarded, "is_guarded_by_towpath": True}
-            setattr(module, class_name, type(class_name, (cls,), more))
+            setattr(module, class_name, type(class_name, (cls,), {method: guarded}))
 
 
 def _guarded(name: str, send: Callable[..., Any]) -> Callable[..., Any]:
@@ -221,4 +245,5 @@ def _guarded(name: str, send: Callable[..., Any]) -> Callable[..., Any]:
             watch.sent(name)
         return send(*args, **kwargs)
 
+    guarded.is_guarded_by_towpath = True  # type: ignore[attr-defined]
     return guarded

@@ -25,7 +25,7 @@ import structlog
 from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from towpath.inbox.event import Event, event_of
+from towpath.inbox.event import Event, event_of, is_control
 from towpath.inbox.inbox import Inbox, drive, drive_async
 from towpath.schemas.clock import Backoff, Clock, SystemClock
 
@@ -205,6 +205,7 @@ class Consumer:
         begin: Begin,
         handle: Callable[[Event, Any], object],
         attempts: int = ATTEMPTS,
+        takes_reads: bool = False,
         clock: Clock | None = None,
     ) -> None:
         """
@@ -218,10 +219,13 @@ class Consumer:
                 commits at its end, and rolls back after an error.
             handle: Writes the effect of an event by the session. It must not commit.
             attempts: After so many failed attempts an event is parked.
+            takes_reads: Whether events that a snapshot has read are applied too. They
+                have ids of their own, and repeat what was applied before.
             clock: The time of retries.
         """
         self._topics = list(topics)
         self._attempts = attempts
+        self._takes_reads = takes_reads
         self._clock = clock or SystemClock()
         self._backoff = Backoff(ceiling_s=LONGEST_PAUSE_S)
         self._kafka = _client_settings(inbox, kafka)
@@ -289,7 +293,8 @@ class Consumer:
         event = event_of(message)
         attempts = self._attempts_of(event)
         try:
-            self._effects.apply(event)
+            if not (is_control(event) or (event.is_read and not self._takes_reads)):
+                self._effects.apply(event)
         except HandlerError as error:
             attempts += 1
             if attempts < self._attempts or not self._parks(event, str(error)):
@@ -307,13 +312,14 @@ class Consumer:
             _log.info("event offset not stored", event_id=event.id, reason=str(error))
 
     def _parks(self, event: Event, reason: str) -> bool:
-        """Park an event; return whether the database has taken it."""
+        """Park an event unless it was handled; return whether the database answers."""
         try:
-            self._effects.park(event, reason)
+            is_parked = self._effects.park(event, reason)
         except Exception as error:  # noqa: BLE001 - the driver's own
             _log.warning("event not parked", event_id=event.id, reason=_reason(error))
             return False
-        _log.warning("event parked", event_id=event.id, reason=reason)
+        if is_parked:
+            _log.warning("event parked", event_id=event.id, reason=reason)
         return True
 
     def _replay_requested(self) -> None:
@@ -377,6 +383,7 @@ class AsyncConsumer(Consumer):
         begin: BeginAsync,
         handle: Callable[[Event, Any], Awaitable[object]],
         attempts: int = ATTEMPTS,
+        takes_reads: bool = False,
         clock: Clock | None = None,
     ) -> None:
         """Describe the consumer; the arguments are those of ``Consumer``."""
@@ -387,6 +394,7 @@ class AsyncConsumer(Consumer):
             begin=contextlib.nullcontext,
             handle=lambda *_: None,
             attempts=attempts,
+            takes_reads=takes_reads,
             clock=clock,
         )
         self._parts = inbox, begin, handle

@@ -19,7 +19,7 @@ class Event:
 
     Attributes:
         id: Identifies the event, however often it is delivered: the header ``id``, or
-            the place of a record that has none.
+            place and time of a record that has none.
         type: The event type; empty for a record without the header ``type``.
         aggregate_type: The aggregate's type, or empty.
         key: The record's key as text, by which events are in order: the aggregate's
@@ -41,6 +41,11 @@ class Event:
     partition: int
     offset: int
 
+    @property
+    def is_read(self) -> bool:
+        """Whether a snapshot has read it: a state, not something that happened now."""
+        return headers.SNAPSHOT in self.headers
+
     @cached_property
     def payload(self) -> Any:  # noqa: ANN401 - any JSON value
         """
@@ -50,6 +55,11 @@ class Event:
             ValueError: The value is not JSON.
         """
         return None if self.value is None else json.loads(self.value)
+
+
+def is_control(event: Event) -> bool:
+    """Return whether a record carries no event: a barrier or a sweep of the relay."""
+    return headers.BARRIER in event.headers or headers.SWEEP in event.headers
 
 
 def event_of(message: Message) -> Event:
@@ -66,7 +76,9 @@ def event_of(message: Message) -> Event:
     topic, partition = str(message.topic()), int(message.partition() or 0)
     offset, key = int(message.offset() or 0), message.key()
     return Event(
-        id=given.get(headers.EVENT_ID) or f"{topic}/{partition}/{offset}",
+        # The time tells a record from that of a topic which was deleted and made again.
+        id=given.get(headers.EVENT_ID)
+        or f"{topic}/{partition}/{offset}@{message.timestamp()[1]}",
         type=given.get(headers.EVENT_TYPE, ""),
         aggregate_type=given.get(headers.AGGREGATE_TYPE, ""),
         key=key.decode(errors="surrogateescape") if isinstance(key, bytes) else key,

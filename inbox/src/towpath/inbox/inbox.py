@@ -204,6 +204,8 @@ class Inbox:
             " on conflict do nothing returning event_id",
             event,
         )
+        if not found:
+            yield self._raise_place(event)
         return bool(found)
 
     def has_parked(self, event: Event) -> Steps[bool]:
@@ -252,19 +254,14 @@ class Inbox:
         return [_parked_event(row) for row in rows]
 
     def next_requested(self) -> Steps[Event | None]:
-        """
-        Lock and return the oldest parked event of a key whose replay is requested.
-
-        Keys that another process replays are left to it.
-        """
+        """Return the oldest parked event of a key whose replay is requested."""
         rows = yield Statement.of(
             f"{self._select_parked()} p where consumer = {_text()}"
             " and requested_at is not null and not exists ("
             f"select 1 from {self._parked} q where q.consumer = p.consumer"
             " and q.topic = p.topic and q.key = p.key"
             " and q.number < p.number)"
-            " order by number limit 1"
-            " for update skip locked",
+            " order by number limit 1",
             {"consumer": self.consumer},
         )
         return _parked_event(rows[0]).event if rows else None
@@ -354,6 +351,20 @@ class Inbox:
                 {_storable(n): _storable(v) for n, v in event.headers.items()}
             ),
             reason=_storable(reason)[:_REASON_CHARACTERS],
+        )
+
+    def _raise_place(self, event: Event) -> Statement:
+        """
+        Return the statement that keeps an id for as long as its last copy can be read.
+
+        A copy in another partition, which has offsets of its own, keeps it for good.
+        """
+        return self._statement(
+            f'update {self._applied} set "offset" = greatest("offset", {{offset}}),'
+            " partition = case when partition = {partition} then partition else -1 end"
+            " where consumer = {consumer} and event_id = {id}"
+            ' and (partition <> {partition} or "offset" < {offset})',
+            event,
         )
 
     def _lock(self, event: Event) -> Statement:

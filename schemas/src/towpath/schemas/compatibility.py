@@ -119,7 +119,8 @@ def _logical_type(schema: object) -> str | None:
     if not isinstance(schema, Mapping) or "logicalType" not in schema:
         return None
     digits = [str(schema[k]) for k in ("precision", "scale") if k in schema]
-    return schema["logicalType"] + (f"({', '.join(digits)})" if digits else "")
+    name = str(schema["logicalType"])
+    return f"{name}({', '.join(digits)})" if digits else name
 
 
 def _into_union(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Finding]:

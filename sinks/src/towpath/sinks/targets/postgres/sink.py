@@ -92,6 +92,7 @@ class PostgresSink:
         with self._writing() as connection:
             for name, open_table in opened.items():
                 if open_table is None:
+                    _log_ignored_floor(name, floors)
                     self._refuse(name, changes, events, tally)
                     continue
                 if name in floors:
@@ -266,6 +267,16 @@ def _by_route(items: Iterable[_Item]) -> dict[str, list[_Item]]:
     for item in items:
         grouped[item.route].append(item)
     return dict(grouped)
+
+
+def _log_ignored_floor(route: str, floors: Mapping[str, str]) -> None:
+    """Log a floor of a route that is held back: its rows are read again afterwards."""
+    if route in floors:
+        _log.warning(
+            "postgres floor ignored: the route is held back",
+            route=route,
+            floor=floors[route],
+        )
 
 
 def _sweep(connection: Connection, route: str, table: TargetTable, floor: str) -> None:

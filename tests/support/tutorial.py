@@ -139,7 +139,7 @@ class ReaderShell:
     One shell in a folder, which a reader types commands into.
 
     Args:
-        folder: Its first folder; a file with all that was printed is beside it.
+        folder: Its first folder; what is printed is kept beside it until the end.
         environment: All of its variables.
     """
 
@@ -183,8 +183,9 @@ class ReaderShell:
             raise TutorialError(message)
 
     def close(self) -> None:
-        """Kill the shell and all that it started."""
+        """Kill the shell and all that it started, and remove what was printed."""
         kill_session(self._shell)
+        self._log.unlink()
         os.close(self._keyboard)
         os.close(self._ended)
 

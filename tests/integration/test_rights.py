@@ -190,7 +190,7 @@ class Roles:
     def __init__(self, dsn, prefix):
         self.dsn = dsn
         self.prefix = prefix
-        self.before, self.after = documented("sql")
+        self.before, self.after = documented("sql", "Postgres")
         self.names = re.findall(r"create role towpath_(\w+)", self.before)
 
     def of(self, name):

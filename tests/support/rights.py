@@ -6,9 +6,11 @@ from pathlib import Path
 _PAGE = Path(__file__).parents[2] / "docs/rights.md"
 
 
-def documented(language: str) -> list[str]:
-    """Return the blocks of code of a language, in the order of the page."""
+def documented(language: str, section: str = "") -> list[str]:
+    """Return the blocks of code of a language, of a section or of the whole page."""
     text = _PAGE.read_text(encoding="utf-8")
+    if section:
+        text = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 

@@ -4,7 +4,7 @@ Record events in the caller's own transaction, by an outbox or the default one.
 An event can be written in three ways, and the relay publishes the same record for each:
 
 ============  ======================================================================
-``keep``      a row of ``towpath.outbox``, which stays until housekeeping removes it
+``keep``      a row of ``towpath.outbox``, which stays until it is deleted
 ``delete``    a row that the same transaction deletes again: the table stays empty
 ``message``   a logical message in the log alone, by ``pg_logical_emit_message``: no
               table at all, and nothing to read back

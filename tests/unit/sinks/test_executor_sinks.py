@@ -1,18 +1,40 @@
 """Sinks as executors build them: from the plan they get, without the driver's part."""
 
+import json
 import pickle
+import shutil
 
 import pytest
 
 from towpath.schemas.failure import UsageError
-from towpath.settings import Kafka, Route, SearchOptions, Sink
+from towpath.settings import Kafka, Route, SearchOptions, Sink, load
 from towpath.sinks.engine import executors
-from towpath.sinks.engine.executors import ExecutorSpec
+from towpath.sinks.engine.executors import ExecutorSpec, executor_spec
 from towpath.sinks.errors import IndexGoneError
 from towpath.sinks.targets.cache.sink import CacheSink
 from towpath.sinks.targets.search.indexes import Indexes
 from towpath.sinks.targets.search.schema import DocumentShape
 
+CONFIGURATION = """
+version = 1
+[[source]]
+dsn = "postgresql://unused/blog"
+prefix = "blog"
+[kafka]
+bootstrap_servers = "unused:9092"
+[registry]
+url = "http://unused"
+[[sink]]
+name = "one"
+kind = "search"
+url = "http://unused:9200"
+search.event_schemas = ["schemas"]
+[[sink.route]]
+topic = "outbox.event.post"
+name = "posts"
+kind = "aggregate"
+state_types = ["PostPublished"]
+"""
 ROUTE = Route(topic="towpath.shop.orders", name="orders")
 
 
@@ -51,6 +73,33 @@ def test_an_executors_cache_looks_for_no_losses():
         isinstance(made, CacheSink),
         made._losses,
     )
+
+
+SCHEMA = {
+    "type": "record",
+    "name": "PostPublished",
+    "namespace": "blog",
+    "fields": [{"name": "title", "type": "string"}],
+}
+
+
+def test_an_executors_index_has_the_event_schemas_of_the_driver(tmp_path):
+    """
+    Their folder is on the driver's machine only, and no package declares them.
+    """
+    folder = tmp_path / "schemas"
+    folder.mkdir()
+    (folder / "post_published.v1.avsc").write_text(json.dumps(SCHEMA))
+    (tmp_path / "towpath.toml").write_text(CONFIGURATION, encoding="utf-8")
+    settings = load(tmp_path / "towpath.toml", {})
+    (sink,) = settings.sink
+    text = pickle.dumps(executor_spec(settings, sink))
+    shutil.rmtree(folder)
+    made = pickle.loads(text).make()  # noqa: S301 - our own
+    shape = made._indexes._source.shape_of(sink.route[0])
+    made.close()
+
+    assert "title" in shape.fields
 
 
 def test_a_missing_index_is_left_to_the_driver():

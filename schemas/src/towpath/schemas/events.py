@@ -76,6 +76,10 @@ class EventSchema:
     parsed: Mapping[str, Any] = field(repr=False, compare=False)
     check: Check = field(repr=False, compare=False)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Be pickled as the text: another process compiles its own check."""
+        return make_schema, (self.text, self.version)
+
     @property
     def reference(self) -> str:
         """Subject and version, as in the record header ``schema``."""

@@ -217,16 +217,24 @@ class ExecutorParts:
     The services that a sink on an executor may use, a subset of ``SinkParts``.
 
     It has no files and requests no rows: the driver's sink does the rest.
+
+    Attributes:
+        shared: The result of ``Kind.shared``, read on the driver's machine.
     """
 
     prefix: str
     replay_window_s: int
     relations: RelationSource
     clock: Clock
+    shared: object = None
 
 
 def _no_mistakes(_: SinkSettings) -> Iterable[str]:
     return ()
+
+
+def _nothing(_: SinkSettings) -> object:
+    return None
 
 
 def _no_settings(_: SinkSettings) -> Mapping[str, str]:
@@ -255,6 +263,8 @@ class Kind:
         spread: Makes the sink on an executor. There it writes a slice of a batch: each
             key once, beside other executors, and perhaps once more after a failure.
             ``None``: it is not written by tasks.
+        shared: Reads on the driver's machine what an executor's sink needs and has no
+            files for; it is pickled and sent with every task.
         is_engine_written: Whether the engine writes its large batches, after tasks have
             encoded them (``EngineWritten``).
         pipelined_records: The number of records whose changes the sink gets in one
@@ -275,6 +285,7 @@ class Kind:
     rights: Callable[[SinkSettings, str], Iterable[str]] | None = None
     unfit_name: UnfitName = any_name
     spread: Callable[[SinkSettings, ExecutorParts], Sink] | None = None
+    shared: Callable[[SinkSettings], object] = _nothing
     is_engine_written: bool = False
     pipelined_records: int | None = None
     has_types: bool = False

@@ -321,6 +321,7 @@ class ExecutorSpec:
     kafka: Kafka
     prefix: str
     replay_window_s: int
+    shared: object = None
 
     def make(self) -> Sink:
         """
@@ -341,6 +342,7 @@ class ExecutorSpec:
                 announced, self.sink.route, kind_of(self.sink).unfit_name
             ),
             clock=SystemClock(),
+            shared=self.shared,
         )
         return spread(self.sink, parts)
 
@@ -355,7 +357,9 @@ def is_spread(sink: SinkSettings, master: str) -> bool:
 def executor_spec(settings: Settings, sink: SinkSettings) -> ExecutorSpec:
     """Return the executor's spec of a sink."""
     return ExecutorSpec(
-        sink, settings.kafka, settings.database.prefix, settings.topics.replay_window_s
+        *(sink, settings.kafka, settings.database.prefix),
+        replay_window_s=settings.topics.replay_window_s,
+        shared=kind_of(sink).shared(sink),
     )
 
 

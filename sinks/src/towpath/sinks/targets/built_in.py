@@ -5,8 +5,10 @@ A target's driver is imported when its first sink is created: a process that onl
 a configuration, or verifies one sink, imports no other drivers.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import cast
 
+from towpath.schemas.events import EventSchema
 from towpath.settings import RouteKind
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.kinds import ExecutorParts, Kind, SinkParts
@@ -64,8 +66,16 @@ def _search_on_executor(sink: SinkSettings, parts: ExecutorParts) -> Sink:
     )
 
     return ExecutorSearchSink(
-        *(sink.url, sink.route, parts.relations, parts.clock), options=sink.search
+        *(sink.url, sink.route, parts.relations, parts.clock),
+        options=sink.search,
+        schemas=cast("Mapping[str, EventSchema]", parts.shared),
     )
+
+
+def _schemas_of_events(sink: SinkSettings) -> object:
+    from towpath.sinks.targets.search.schema import event_schemas  # noqa: PLC0415 - see above
+
+    return dict(event_schemas(sink.search, sink.route))
 
 
 def _erase_search(sink: SinkSettings, prefix: str) -> None:
@@ -185,6 +195,7 @@ SEARCH = Kind(
     erase=_erase_search,
     rights=_rights_in_search,
     spread=_search_on_executor,
+    shared=_schemas_of_events,
     has_types=True,
     unfit_name=_unfit_in_index,
     routes=frozenset({RouteKind.TABLE, RouteKind.AGGREGATE}),

@@ -18,6 +18,7 @@ import structlog
 from opensearchpy import OpenSearch
 
 from towpath.schemas.clock import Clock
+from towpath.schemas.events import EventSchema
 from towpath.settings import Route, SearchOptions
 from towpath.sinks.change import ALL_PRESENT, Change, Refusal
 from towpath.sinks.errors import IndexGoneError, ShapeUnknownError
@@ -70,6 +71,7 @@ class SearchSink:
         options: SearchOptions = SearchOptions(),  # noqa: B008 - frozen
         watch: IndexWatch | None = None,
         client: OpenSearch | None = None,
+        schemas: Mapping[str, EventSchema] | None = None,
     ) -> None:
         """
         Describe the index; nothing is opened yet.
@@ -83,12 +85,15 @@ class SearchSink:
             watch: Detects a replaced index; without it, one is detected only while this
                 sink is open, and no rows are requested.
             client: The connection; by default, one to ``url``.
+            schemas: The events' schemas; by default, those that this machine has.
         """
         self._clock = clock
         self._client = client or connect(url, at_once=options.calls_in_flight)
         self._routes = routes
         self._options = options
-        source = RouteFields(relations, event_schemas(options, routes))
+        if schemas is None:
+            schemas = event_schemas(options, routes)
+        source = RouteFields(relations, schemas)
         self._indexes = Indexes(
             *(self._client, routes, source, options, watch),
             may_create=self.creates_indexes,

@@ -20,12 +20,16 @@ floor depends on one below.
 Hot path: one pass over the batch, and no work for a key with one change.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from towpath.sinks.change import Change, EventRow, Floor, Refusal, Value
 
 ABSENT_ROW = "a partial change on a row that is absent or deleted"
+
+
+_Routed = TypeVar("_Routed", Change, EventRow)
 
 
 class Folded(NamedTuple):
@@ -65,6 +69,14 @@ def newest_per_key(changes: Iterable[Change], floors: Iterable[Floor] = ()) -> F
             _merge(group, kept, refused, after)
     below = len(given) - len(above)
     return Folded(tuple(kept), tuple(refused), below, tuple(after))
+
+
+def by_route(items: Iterable[_Routed]) -> dict[str, list[_Routed]]:
+    """Group changes or events by their route, in their order."""
+    grouped: dict[str, list[_Routed]] = defaultdict(list)
+    for item in items:
+        grouped[item.route].append(item)
+    return dict(grouped)
 
 
 def highest_per_route(floors: Iterable[Floor]) -> dict[str, str]:

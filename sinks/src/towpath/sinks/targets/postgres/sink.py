@@ -6,11 +6,10 @@ guarded statement writes each table. So ``apply`` is durable; ``flush`` only rep
 Plain records of a route are one transaction of their own, written the same way.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import pyarrow as pa
 import structlog
@@ -23,7 +22,7 @@ from towpath.sinks.errors import (
     ShapeUnknownError,
     TargetUnavailableError,
 )
-from towpath.sinks.fold import ABSENT_ROW, highest_per_route
+from towpath.sinks.fold import ABSENT_ROW, by_route, highest_per_route
 from towpath.sinks.ports import Batch, Checkpoint, RelationSource, Repairs
 from towpath.sinks.postgres import Connection
 from towpath.sinks.tally import Tally
@@ -32,8 +31,7 @@ from towpath.sinks.targets.postgres.client import TargetSession
 from towpath.sinks.targets.postgres.read import erasure
 from towpath.sinks.targets.postgres.schema import TargetTable
 from towpath.sinks.targets.postgres.tables import OpenTable, TargetTables
-
-_Item = TypeVar("_Item", Change, EventRow)
+from towpath.sinks.targets.routes import IgnoredColumns
 
 # A suspended executor holds the lock of a floor no longer; encoding takes seconds.
 _IDLE_LIMIT: Final = "2min"
@@ -66,7 +64,7 @@ class PostgresSink:
         self._tables = TargetTables(
             *(sink.route, relations, self._session), known=known, repairs=repairs
         )
-        self._logged_columns: set[tuple[str, str]] = set()
+        self._ignored_columns = IgnoredColumns(_log)
         self._refreshed_routes: set[str] = set()
         self._tally = Tally()
 
@@ -83,7 +81,7 @@ class PostgresSink:
 
     def apply(self, batch: Batch) -> None:
         tally = Tally()
-        changes, events = _by_route(batch.changes), _by_route(batch.events)
+        changes, events = by_route(batch.changes), by_route(batch.events)
         floors = highest_per_route(batch.floors)
         self._tables.refresh(changes)
         # In one order for all writers, so that none waits for another in a circle.
@@ -135,7 +133,7 @@ class PostgresSink:
     def erase(self, route: str, keys: Sequence[str]) -> None:
         opened = self._tables.fitting(route)
         if opened is None:
-            raise TargetUnavailableError(self._tables.reason(route))
+            raise TargetUnavailableError(self._tables.held_back.reason(route))
         with self._writing() as connection:
             self._locked_floor(connection, opened)
             connection.execute(erasure(opened.table, keys))
@@ -166,7 +164,7 @@ class PostgresSink:
         tally: Tally,
     ) -> None:
         table = opened.table
-        self._log_ignored_columns(table, changes)
+        self._ignored_columns.add(changes[0].route, _unknown_columns(table, changes))
         encoded = write.encode_changes(table, changes)
         floor = self._locked_floor(connection, opened)
         batch = self._copy(connection, table, encoded.rows)
@@ -208,7 +206,7 @@ class PostgresSink:
         tally: Tally,
     ) -> None:
         """Refuse everything of a route that is held back; there is no row of it."""
-        reason = self._tables.reason(name)
+        reason = self._tables.held_back.reason(name)
         tally.refused += [Refusal(change, reason) for change in changes.get(name, ())]
         tally.refused_events |= {e.origin: reason for e in events.get(name, ())}
 
@@ -244,29 +242,12 @@ class PostgresSink:
         for table in self._tables.with_tombstones():
             connection.execute(schema.purge(table, safe))
 
-    def _log_ignored_columns(
-        self, table: TargetTable, changes: Iterable[Change]
-    ) -> None:
-        """Log once that an older record has a column that the source dropped."""
-        known = {column.name for column in table.columns}
-        unknown = {
-            (change.route, name)
-            for change in changes
-            if change.row is not None and change.key_columns
-            for name in change.row.keys() - known
-        }
-        for route, name in sorted(unknown - self._logged_columns):
-            self._logged_columns.add((route, name))
-            _log.warning(
-                "column ignored: the source no longer has it", route=route, column=name
-            )
 
-
-def _by_route(items: Iterable[_Item]) -> dict[str, list[_Item]]:
-    grouped: dict[str, list[_Item]] = defaultdict(list)
-    for item in items:
-        grouped[item.route].append(item)
-    return dict(grouped)
+def _unknown_columns(table: TargetTable, changes: Iterable[Change]) -> set[str]:
+    """Return the columns of older records that the source has dropped since."""
+    known = {column.name for column in table.columns}
+    rows = (c.row for c in changes if c.row is not None and c.key_columns)
+    return {name for row in rows for name in row.keys() - known}
 
 
 def _log_ignored_floor(route: str, floors: Mapping[str, str]) -> None:

@@ -20,7 +20,6 @@ from typing import Final, NamedTuple
 import structlog
 from psycopg import sql
 
-from towpath.schemas.failure import TowpathError
 from towpath.settings import Route, RouteKind
 from towpath.sinks.errors import KeylessTableError
 from towpath.sinks.ports import RelationSource, Repairs
@@ -29,6 +28,7 @@ from towpath.sinks.state.files import KnownIds
 from towpath.sinks.targets.postgres import schema
 from towpath.sinks.targets.postgres.client import ForeignRelationError, TargetSession
 from towpath.sinks.targets.postgres.schema import TargetColumn, TargetTable
+from towpath.sinks.targets.routes import HeldBackRoutes
 
 _log = structlog.get_logger("towpath.sinks.postgres")
 
@@ -123,7 +123,12 @@ def _has_view(connection: Connection, table: TargetTable) -> bool:
 
 
 class TargetTables:
-    """The open tables of one sink, by route."""
+    """
+    The open tables of one sink, by route.
+
+    Attributes:
+        held_back: The routes whose tables do not fit.
+    """
 
     def __init__(
         self,
@@ -151,15 +156,11 @@ class TargetTables:
         self._repairs = repairs
         self._open: dict[str, OpenTable] = {}
         self._wanted: dict[str, TargetTable] = {}
-        self._reasons: dict[str, str] = {}
+        self.held_back = HeldBackRoutes(_log)
 
     def load(self) -> None:
         """Read the ids of the tables that the sink wrote before."""
         self._known.recall()
-
-    def reason(self, name: str) -> str:
-        """Return why a route is held back, and the remedy."""
-        return self._reasons[name]
 
     def forget(self) -> None:
         """Open all tables again: one of them may have been replaced."""
@@ -198,12 +199,11 @@ class TargetTables:
             with self._session.transaction() as connection:
                 opened = ensure(connection, wanted)
         except UNFIT as error:
-            self._hold_back(name, error)
+            self.held_back.hold(name, error)
             return None
         self._check_id(name, opened.id)
         self._open[name], self._wanted[name] = opened, wanted
-        if self._reasons.pop(name, None) is not None:
-            _log.info("route resumed: its table fits again", route=name)
+        self.held_back.resume(name)
         return opened
 
     def _describe(self, name: str) -> TargetTable:
@@ -217,17 +217,6 @@ class TargetTables:
             return self._describe(name) != self._wanted[name]
         except UNFIT:
             return True
-
-    def _hold_back(self, name: str, error: TowpathError) -> None:
-        """Hold a route back, and log it once."""
-        reason = f"{error}. {error.remedy}"
-        if self._reasons.get(name) != reason:
-            _log.error(
-                "route held back: its changes become dead letters",
-                route=name,
-                reason=reason,
-            )
-        self._reasons[name] = reason
 
     def _check_id(self, route: str, id_: str) -> None:
         """

@@ -42,6 +42,7 @@ from towpath.sinks.errors import (
 from towpath.sinks.ports import Repairs
 from towpath.sinks.state.files import KnownIds
 from towpath.sinks.tally import Floors
+from towpath.sinks.targets.routes import IgnoredColumns
 from towpath.sinks.targets.search.client import SearchIndex, indexes_of, translated
 from towpath.sinks.targets.search.schema import (
     FLOOR_META,
@@ -142,7 +143,7 @@ class Indexes:
         self._known = KnownIndexes(watch)
         self._fields: dict[str, frozenset[str]] = {}
         self._shapes: dict[str, DocumentShape] = {}
-        self._logged_columns: dict[str, set[str]] = defaultdict(set)
+        self._ignored_columns = IgnoredColumns(_log)
         self._awaited: dict[str, frozenset[str]] = defaultdict(frozenset)
         self._by_alias: Mapping[str, SearchIndex] = {}
         self._outdated: dict[str, tuple[str, ...]] = {}
@@ -251,13 +252,7 @@ class Indexes:
         unknown = self._unknown_columns(change)
         if not unknown or not self._is_older(change):
             return change
-        for name in sorted(unknown - self._logged_columns[change.route]):
-            self._logged_columns[change.route].add(name)
-            _log.warning(
-                "column ignored: the source no longer has it",
-                route=change.route,
-                column=name,
-            )
+        self._ignored_columns.add(change.route, unknown)
         row = {n: v for n, v in (change.row or {}).items() if n not in unknown}
         return change._replace(
             row=row, unchanged=change.unchanged & self._fields[change.route]

@@ -20,10 +20,11 @@ import pyarrow as pa
 from towpath.sinks.apply.encoded import EncodedSummary, SliceRows
 from towpath.sinks.change import Change, EventRow, Refusal
 from towpath.sinks.changes.columns import Columns, newest_rows
+from towpath.sinks.fold import by_route
 from towpath.sinks.ports import Batch, Checkpoint
 from towpath.sinks.tally import Tally
 from towpath.sinks.targets.warehouse import rows
-from towpath.sinks.targets.warehouse.rows import by_route, key_span, unknown_columns
+from towpath.sinks.targets.warehouse.rows import key_span, unknown_columns
 from towpath.sinks.targets.warehouse.schema import KEPT, POSITION, LakeTable
 
 # The positions of an event log; a log has each event once, whatever its position.
@@ -107,9 +108,9 @@ class WarehouseEncoder:
         """There is no connection."""
 
     def apply(self, batch: Batch) -> None:
-        for route, changes in by_route(batch.changes):
+        for route, changes in by_route(batch.changes).items():
             self._encode_changes(route, changes)
-        for route, events in by_route(batch.events):
+        for route, events in by_route(batch.events).items():
             self._encode_events(route, events)
 
     def apply_columns(self, columns: Columns) -> pa.Array | None:

@@ -24,12 +24,12 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from towpath.schemas.failure import TowpathError
 from towpath.settings import PartitionField, Route, RouteKind, Sink, WarehouseOptions
 from towpath.settings.sink import parse_partition
 from towpath.sinks.errors import KeylessTableError
 from towpath.sinks.ports import RelationSource, Repairs, SqlSession
 from towpath.sinks.state.files import KnownIds
+from towpath.sinks.targets.routes import HeldBackRoutes
 from towpath.sinks.targets.warehouse.client import (
     ForeignTableError,
     PartitionFieldError,
@@ -302,7 +302,12 @@ UNFIT: Final = (ForeignTableError, KeylessTableError, ReservedColumnError)
 
 
 class TableRegistry:
-    """The open tables of one warehouse, by route."""
+    """
+    The open tables of one warehouse, by route.
+
+    Attributes:
+        held_back: The routes whose tables do not fit.
+    """
 
     def __init__(
         self,
@@ -320,7 +325,7 @@ class TableRegistry:
         self._session = session
         self._tables: dict[str, LakeTable] = {}
         self._wanted_tables: dict[str, LakeTable] = {}
-        self._reasons: dict[str, str] = {}
+        self.held_back = HeldBackRoutes(_log)
 
     def check(self) -> None:
         """
@@ -349,24 +354,8 @@ class TableRegistry:
         wanted = self._wanted(self._routes[name])
         table, found = self._ensure(self._routes[name], wanted)
         self._tables[name], self._wanted_tables[name] = table, wanted
-        if self._reasons.pop(name, None) is not None:
-            _log.info("route resumed: its table fits again", route=name)
+        self.held_back.resume(name)
         return table, found
-
-    def hold_back(self, name: str, error: TowpathError) -> None:
-        """Hold a route back, and log it once."""
-        reason = f"{error}. {error.remedy}"
-        if self._reasons.get(name) != reason:
-            _log.error(
-                "route held back: its changes become dead letters",
-                route=name,
-                reason=reason,
-            )
-        self._reasons[name] = reason
-
-    def reason(self, name: str) -> str:
-        """Return why a route is held back, and the remedy."""
-        return self._reasons[name]
 
     def drop_outdated(self, names: Iterable[str]) -> None:
         """Forget tables whose source was announced with a different shape."""

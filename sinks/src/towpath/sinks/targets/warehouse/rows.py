@@ -13,10 +13,10 @@ is left to it, so that this handling exists only once.
 
 import base64
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -43,8 +43,6 @@ from towpath.sinks.targets.warehouse.schema import (
 
 # The column of an event log that limits the search for repeated events.
 EVENT_TIME: Final = "occurred_at"
-
-_T = TypeVar("_T", Change, EventRow)
 
 # The errors of Arrow and of the conversions below for a value that does not fit.
 _MISFIT = (ValueError, TypeError, OverflowError)
@@ -75,14 +73,6 @@ class EncodedEvents(NamedTuple):
     rows: pa.Table
     occurred_between: tuple[str, str] | None
     untimed: int
-
-
-def by_route(items: Iterable[_T]) -> list[tuple[str, list[_T]]]:
-    """Group changes or events by their route, in their order."""
-    grouped: dict[str, list[_T]] = defaultdict(list)
-    for item in items:
-        grouped[item.route].append(item)
-    return list(grouped.items())
 
 
 def unknown_columns(table: LakeTable, changes: Iterable[Change]) -> set[str]:

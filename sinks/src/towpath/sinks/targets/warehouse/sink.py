@@ -31,6 +31,7 @@ from towpath.sinks.errors import (
     StatementRefusedError,
     TargetUnavailableError,
 )
+from towpath.sinks.fold import by_route
 from towpath.sinks.key_text import key_parts
 from towpath.sinks.ports import (
     Batch,
@@ -39,6 +40,7 @@ from towpath.sinks.ports import (
     Repairs,
 )
 from towpath.sinks.tally import Floors, Tally
+from towpath.sinks.targets.routes import IgnoredColumns
 from towpath.sinks.targets.warehouse import rows, statements
 from towpath.sinks.targets.warehouse.ddl import floor_property
 from towpath.sinks.targets.warehouse.encode import (
@@ -101,7 +103,7 @@ class WarehouseSink:
         self._upkeep = TableUpkeep(sink.warehouse, clock or SystemClock())
         self._writer = TableWriter(engines, sink.warehouse, self._upkeep, branch)
         self._nulls_unfit = sink.warehouse.unfit is Unfit.NULL
-        self._logged_columns: set[tuple[str, str]] = set()
+        self._ignored_columns = IgnoredColumns(_log)
         self._logged_nulled: set[tuple[str, str]] = set()
         self._refreshed_routes: set[str] = set()
         # Rows accepted as columns, by route; written by the next call.
@@ -133,9 +135,10 @@ class WarehouseSink:
             self._fitting_table(name)
         for name, floor in self._floors.due(batch.floors):
             self._sweep(name, floor)
-        for name, changes in rows.by_route(self._floors.above(batch.changes, tally)):
+        above = self._floors.above(batch.changes, tally)
+        for name, changes in by_route(above).items():
             self._upsert(name, changes, tally)
-        for name, events in rows.by_route(batch.events):
+        for name, events in by_route(batch.events).items():
             self._append(name, events, tally)
         if batch.safe is not None:
             self._upkeep.raise_safe_position(batch.safe)
@@ -219,7 +222,7 @@ class WarehouseSink:
     def erase(self, route: str, keys: Sequence[str]) -> None:
         table = self._fitting_table(route)
         if table is None:
-            raise TargetUnavailableError(self._tables.reason(route))
+            raise TargetUnavailableError(self._tables.held_back.reason(route))
         parts = [key_parts(key) for key in keys]
         fit = [key for key in parts if len(key) == len(table.key)]
         self._writer.forget(table.name)
@@ -240,7 +243,7 @@ class WarehouseSink:
         try:
             return self._table(name)
         except UNFIT as error:
-            self._tables.hold_back(name, error)
+            self._tables.held_back.hold(name, error)
             return None
 
     def _table(self, name: str) -> LakeTable:
@@ -256,7 +259,7 @@ class WarehouseSink:
     def _upsert(self, name: str, changes: list[Change], tally: Tally) -> None:
         table = self._fitting_table(name)
         if table is None:
-            reason = self._tables.reason(name)
+            reason = self._tables.held_back.reason(name)
             tally.refused += [Refusal(change, reason) for change in changes]
             return
         table, retained = self._with_retained(name, table, changes)
@@ -283,7 +286,7 @@ class WarehouseSink:
         unknown = rows.unknown_columns(table, changes)
         retained = tuple(c for c in table.retained if c.name in unknown)
         names = frozenset(column.name for column in retained)
-        self._log_ignored_columns(name, unknown - names)
+        self._ignored_columns.add(name, unknown - names)
         return replace(table, columns=(*table.columns, *retained)), names
 
     def _sweep(self, name: str, floor: str) -> None:
@@ -312,7 +315,7 @@ class WarehouseSink:
     def _append(self, name: str, events: list[EventRow], tally: Tally) -> None:
         table = self._fitting_table(name)
         if table is None:
-            reason = self._tables.reason(name)
+            reason = self._tables.held_back.reason(name)
             tally.refused_events |= {event.origin: reason for event in events}
             return
         encoded = rows.encode_events(table, events)
@@ -340,17 +343,6 @@ class WarehouseSink:
                 self._logged_nulled.add((route, name))
                 _log.warning(
                     "warehouse values unrepresentable: they are written as null",
-                    route=route,
-                    column=name,
-                )
-
-    def _log_ignored_columns(self, route: str, names: Iterable[str]) -> None:
-        """Log once that an older record has a column that the table never had."""
-        for name in names:
-            if (route, name) not in self._logged_columns:
-                self._logged_columns.add((route, name))
-                _log.warning(
-                    "column ignored: the source no longer has it",
                     route=route,
                     column=name,
                 )

@@ -1,0 +1,61 @@
+"""
+State of routes that targets with columns of their own share, each logged once.
+
+A route is *held back* while its table cannot be fitted to its source: its changes
+become dead letters with the reason. A column is *ignored* if an older record has it and
+the source has dropped it since.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from towpath.schemas.failure import TowpathError
+
+
+class HeldBackRoutes:
+    """The routes of one sink that are held back, with the reasons."""
+
+    def __init__(self, log: Any) -> None:  # noqa: ANN401 - structlog's
+        """Hold no route back; ``log`` is the logger of the target."""
+        self._log = log
+        self._reasons: dict[str, str] = {}
+
+    def hold(self, route: str, error: TowpathError) -> None:
+        """Hold a route back, and log it once."""
+        reason = f"{error}. {error.remedy}"
+        if self._reasons.get(route) != reason:
+            self._log.error(
+                "route held back: its changes become dead letters",
+                route=route,
+                reason=reason,
+            )
+        self._reasons[route] = reason
+
+    def resume(self, route: str) -> None:
+        """Log that a route is no longer held back, if it was."""
+        if self._reasons.pop(route, None) is not None:
+            self._log.info("route resumed: its table fits again", route=route)
+
+    def reason(self, route: str) -> str:
+        """Return why a route is held back, and the remedy."""
+        return self._reasons[route]
+
+
+class IgnoredColumns:
+    """The columns of older records that one sink has ignored."""
+
+    def __init__(self, log: Any) -> None:  # noqa: ANN401 - structlog's
+        """Know of none; ``log`` is the logger of the target."""
+        self._log = log
+        self._known: set[tuple[str, str]] = set()
+
+    def add(self, route: str, columns: Iterable[str]) -> None:
+        """Log each column of a route once."""
+        for column in sorted(columns):
+            if (route, column) not in self._known:
+                self._known.add((route, column))
+                self._log.warning(
+                    "column ignored: the source no longer has it",
+                    route=route,
+                    column=column,
+                )

@@ -23,7 +23,8 @@ from towpath.outbox.event import Events, OutboxEvent
 from towpath.outbox.row import MAX_BYTES, ClaimCheck, Row, RowRules
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import UsageError
-from towpath.schemas.transactions import MARK, Statement, run, run_async
+from towpath.schemas.table_name import quoted
+from towpath.schemas.transactions import TEXT, Statement, run, run_async
 
 Way = Literal["keep", "delete", "message"]
 
@@ -87,7 +88,7 @@ class Outbox:
             self.events, clock or SystemClock(), max_bytes, claim_check
         )
         self._way: Way = way
-        self._table = ".".join(map(_quoted, table.split(".", 1)))
+        self._table = ".".join(map(quoted, table.split(".", 1)))
         names = {part: columns.get(part, part) for part in _CASTS}
         self._columns = {part: name for part, name in names.items() if name}
         if way == "delete" and "id" not in self._columns:
@@ -162,8 +163,8 @@ class Outbox:
         return converted, statements
 
     def _insert(self, rows: Sequence[Row]) -> Statement:
-        names = ", ".join(map(_quoted, self._columns.values()))
-        casts = ", ".join(f"cast({_TEXT} as {_CASTS[part]})" for part in self._columns)
+        names = ", ".join(map(quoted, self._columns.values()))
+        casts = ", ".join(f"cast({TEXT} as {_CASTS[part]})" for part in self._columns)
         many = ", ".join([f"({casts})"] * len(rows))
         values = {
             f"{part}_{number}": row[part]
@@ -174,8 +175,8 @@ class Outbox:
         return Statement.of(sql, values)
 
     def _delete(self, rows: Sequence[Row]) -> Statement:
-        many = ", ".join([f"cast({_TEXT} as uuid)"] * len(rows))
-        column = _quoted(self._columns["id"])
+        many = ", ".join([f"cast({TEXT} as uuid)"] * len(rows))
+        column = quoted(self._columns["id"])
         values = {f"id_{number}": row["id"] for number, row in enumerate(rows)}
         sql = f"delete from {self._table} where {column} in ({many})"  # noqa: S608 - quoted
         return Statement.of(sql, values)
@@ -187,12 +188,10 @@ class Outbox:
         ]
         values = {"prefix": self._prefix, "content": "{" + ", ".join(fields) + "}"}
         return Statement.of(
-            f"select pg_logical_emit_message(true, {_TEXT}, {_TEXT})", values
+            f"select pg_logical_emit_message(true, {TEXT}, {TEXT})", values
         )
 
 
-# Without it the server would expect a parameter of the column's type.
-_TEXT: Final = f"cast({MARK} as text)"
 _WAYS: Final = ("keep", "delete", "message")
 _default: list[Outbox] = []
 
@@ -258,7 +257,3 @@ def _json_value(part: str, text: str | None) -> str:
     """Return a column's text as a JSON value; columns of JSON have it already."""
     is_json = text is not None and _CASTS[part] == "json"
     return str(text) if is_json else json.dumps(text, ensure_ascii=False)
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

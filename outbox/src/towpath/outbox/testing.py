@@ -27,6 +27,7 @@ import pytest
 
 from towpath.outbox.event import OutboxEvent
 from towpath.outbox.outbox import observed
+from towpath.schemas.transactions import transaction_status
 
 # The producers of Python's Kafka clients: module, class, and the method that sends.
 _PRODUCERS: Final = (
@@ -171,9 +172,7 @@ def _driver_connections() -> Iterator[Any]:
 def _is_in_transaction(connection: Any) -> bool:  # noqa: ANN401 - any driver's
     if hasattr(connection, "is_in_transaction"):
         return not connection.is_closed() and bool(connection.is_in_transaction())
-    if hasattr(connection, "get_transaction_status"):
-        return connection.get_transaction_status() in _IN_TRANSACTION
-    return connection.info.transaction_status in _IN_TRANSACTION
+    return transaction_status(connection) in _IN_TRANSACTION
 
 
 _watches: list[_Watch] = []

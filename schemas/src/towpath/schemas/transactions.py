@@ -13,9 +13,9 @@ Django            ``django.db.connection``
 asyncpg           connections
 ================  ==================================================================
 
-Statements are built once per driver style. Each parameter is text, cast in the
-statement, so that all drivers send the same. A connection that commits each statement
-by itself is refused: what belongs together would be committed apart.
+Each parameter is text, cast in the statement, so that all drivers send the same. A
+connection that commits each statement by itself is refused: what belongs together would
+be committed apart.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +25,11 @@ from towpath.schemas.failure import UsageError
 
 # Stands for a parameter in the SQL of a statement; no SQL contains a NUL.
 MARK: Final = "\0"
+# A parameter as text: without the cast the server expects one of the column's type.
+TEXT: Final = f"cast({MARK} as text)"
+
+# libpq's PQTRANS_IDLE: no transaction is open.
+IDLE: Final = 0
 
 Parameters = Mapping[str, str | None]
 Rows = list[Any]
@@ -78,8 +83,9 @@ def run(session: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401 
         SessionTypeError: The session is asynchronous, or of an unknown kind.
         NoTransactionError: The session commits each statement by itself.
     """
-    runner = _RUNNERS.get(_kind(session))
-    if runner is None or _is_async(session):
+    kind = _kind(session)
+    runner = _RUNNERS.get(kind)
+    if runner is None or _is_async(session, kind):
         raise SessionTypeError(_refusal(session, "the synchronous function"))
     return runner(session, statements)
 
@@ -93,10 +99,11 @@ async def run_async(session: Any, statements: Sequence[Statement]) -> Rows:  # n
         NoTransactionError: The session commits each statement by itself.
     """
     kind = _kind(session)
-    if kind == "sqlalchemy" and _is_async(session):
+    is_async = _is_async(session, kind)
+    if kind == "sqlalchemy" and is_async:
         found: Rows = await session.run_sync(_run_sqlalchemy, statements)
         return found
-    if kind == "psycopg" and _is_async(session):
+    if kind == "psycopg" and is_async:
         return await _run_psycopg_async(session, statements)
     if kind == "asyncpg":
         return await _run_asyncpg(session, statements)
@@ -112,12 +119,10 @@ def _kind(session: object) -> str:
     return ""
 
 
-def _is_async(session: object) -> bool:
+def _is_async(session: object, kind: str) -> bool:
     """Return whether the session's class, or one of its bases, is asynchronous."""
-    return (
-        any(cls.__name__.lower().startswith("async") for cls in type(session).__mro__)
-        or _kind(session) == "asyncpg"
-    )
+    names = (cls.__name__ for cls in type(session).__mro__)
+    return kind == "asyncpg" or any(name.lower().startswith("async") for name in names)
 
 
 def _refusal(session: object, function: str) -> str:
@@ -147,8 +152,7 @@ def _run_sqlalchemy(session: Any, statements: Sequence[Statement]) -> Rows:  # n
 
 def _run_psycopg(session: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401
     connection = session if hasattr(session, "cursor") else session.connection
-    idle = _is_idle(connection)
-    _require(is_transaction=not (connection.autocommit and idle))
+    _require_psycopg(connection)
     if connection is not session:
         return _run_on_cursor(session, statements)
     with connection.cursor() as cursor:
@@ -163,7 +167,7 @@ def _run_on_cursor(cursor: Any, statements: Sequence[Statement]) -> Rows:  # noq
 
 async def _run_psycopg_async(session: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401
     connection = session if hasattr(session, "cursor") else session.connection
-    _require(is_transaction=not (connection.autocommit and _is_idle(connection)))
+    _require_psycopg(connection)
     cursor = session
     for statement in statements:
         # A connection's method returns a new cursor.
@@ -197,11 +201,16 @@ def _escaped(statement: Statement, special: str, escaped: str) -> Statement:
     return statement._replace(parts=parts)
 
 
-def _is_idle(connection: Any) -> bool:  # noqa: ANN401 - of psycopg or psycopg2
-    """Return whether no transaction is open; both drivers use libpq's numbers."""
+def _require_psycopg(connection: Any) -> None:  # noqa: ANN401 - of psycopg or psycopg2
+    is_idle = transaction_status(connection) == IDLE
+    _require(is_transaction=not (connection.autocommit and is_idle))
+
+
+def transaction_status(connection: Any) -> int:  # noqa: ANN401
+    """Return libpq's number of the state of a connection of psycopg or psycopg2."""
     if hasattr(connection, "get_transaction_status"):
-        return bool(connection.get_transaction_status() == 0)
-    return bool(connection.info.transaction_status == 0)
+        return int(connection.get_transaction_status())
+    return int(connection.info.transaction_status)
 
 
 _RUNNERS: Final[Mapping[str, Callable[[Any, Sequence[Statement]], Rows]]] = {

@@ -10,7 +10,8 @@ import asyncpg
 import psycopg
 import psycopg2
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import Consumer as Client
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -131,20 +132,14 @@ class Place:
 
     def committed(self):
         """Return the sum of the group's committed offsets."""
-        client = self.consumer()
-        from confluent_kafka import Consumer as Client  # noqa: PLC0415 - a plain one
-
-        plain = Client({"bootstrap.servers": self.kafka, "group.id": self.name})
+        client = Client({"bootstrap.servers": self.kafka, "group.id": self.name})
         places = [TopicPartition(self.topic, number) for number in range(3)]
-        found = plain.committed(places, timeout=10)
-        plain.close()
-        del client
+        found = client.committed(places, timeout=10)
+        client.close()
         return sum(max(0, place.offset) for place in found)
 
     def rewind(self):
         """Set the group's offsets back to the start of the topic."""
-        from confluent_kafka import ConsumerGroupTopicPartitions  # noqa: PLC0415
-
         places = [TopicPartition(self.topic, number, 0) for number in range(3)]
         group = ConsumerGroupTopicPartitions(self.name, places)
         self.admin.alter_consumer_group_offsets([group])[self.name].result()
@@ -352,9 +347,15 @@ def test_an_id_is_kept_while_a_copy_of_its_event_can_be_read(place):
     first, second = place.send("a", 1, 2, partition=0)
     place.send("a", 1, event_id=first, partition=0)
     place.send("a", 2, event_id=second, partition=1)
+    places = 'select partition, "offset" from towpath.inbox order by 1, 2'
     with place.running():
         place.send("a", 3, partition=1)
-        until(lambda: len(place.counts()) == 3, "all are applied")
+        until(
+            lambda: (
+                [(-1, 1), (0, 2), (1, 1)] == place.connection.execute(places).fetchall()
+            ),
+            "all are applied, and the copies are met",
+        )
     cut = TopicPartition(place.topic, 0, 2)
     place.admin.delete_records([cut])[cut].result()
     assert 0 == place.consumer().prune()
@@ -570,6 +571,7 @@ def test_an_asynchronous_consumer_keeps_the_same_rules(place):  # noqa: PLR0915
         await asyncio.to_thread(place.wait_counts, 1, 2, 3, 4, key="a")
         stop.set()
         await task
+        assert 0 == await consumer.prune_async()
         return parked
 
     place.refused = {2}

@@ -26,7 +26,7 @@ def test_a_published_post_is_an_event(session, recorded_events):
 
 
 def test_a_post_that_is_rolled_back_is_no_event(session, recorded_events):
-    """What never happened is not published."""
+    """A transaction that is rolled back leaves no event."""
     posts.publish(session, "ada", "Notes", "On the engine.")
     session.rollback()
 

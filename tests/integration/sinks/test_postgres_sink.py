@@ -459,7 +459,7 @@ def test_an_aggregates_document_keeps_every_digit(database):
 
 def test_keys_are_read_and_erased_by_their_text(models):
     """
-    Whatever they contain, and several columns of them.
+    Keys of several columns are too, with any characters in them.
     """
     columns = Column("id", "text"), Column("day", "timestamp with time zone")
     models.shapes = Shapes((*columns, *COLUMNS[1:]), ("id", "day"))

@@ -1,4 +1,4 @@
-"""What the blog does with posts; each function works in its caller's transaction."""
+"""Operations on posts; each works in the transaction of its caller."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""What the blog reads from its cache and its search index, which the sinks write."""
+"""Reads from the cache and the search index, which the sinks write."""
 
 import os
 from typing import Any

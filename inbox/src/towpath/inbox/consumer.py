@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import re
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,7 +26,14 @@ from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from towpath.inbox.event import Event, event_of, is_control
-from towpath.inbox.inbox import Inbox, drive, drive_async
+from towpath.inbox.inbox import (
+    Admission,
+    Inbox,
+    Result,
+    Steps,
+    drive,
+    drive_async,
+)
 from towpath.schemas.clock import Backoff, Clock, SystemClock
 
 # The longest wait of a poll: how late a stop or a due retry may be noticed.
@@ -45,6 +52,10 @@ BeginAsync = Callable[[], AbstractAsyncContextManager[Any]]
 
 class HandlerError(Exception):
     """The handler failed, or the commit of its effect; the cause is its own error."""
+
+    def __init__(self, event: Event, cause: Exception) -> None:
+        super().__init__(_reason(cause))
+        self.event = event
 
 
 @dataclass(slots=True)
@@ -74,49 +85,51 @@ class _Effects:
             HandlerError: The handler failed, or the commit.
             Exception: The database failed before the handler was called.
         """
-        while True:
-            is_called = False
-            try:
-                with self._begin() as session:
-                    if not drive(session, self._inbox.has_parked(event)):
-                        if drive(session, self._inbox.take(event)):
-                            is_called = True
-                            self._handle(event, session)
-                        return
-            except Exception as error:
-                raise _cause(error, is_called=is_called) from error
-            with self._begin() as session:
-                if drive(session, self._inbox.park_behind(event)):
-                    return
+        while self._carry_out(self._inbox.admit(event)) is None:
+            if self._run(self._inbox.park_behind(event)):
+                return
             # Its key was replayed in between: begin again.
 
     def park(self, event: Event, reason: str) -> bool:
         """Park an event; return whether it was not handled elsewhere."""
-        with self._begin() as session:
-            return drive(session, self._inbox.park(event, reason))
+        return self._run(self._inbox.park(event, reason))
 
     def replay_next(self) -> bool:
-        """Replay the first event of a requested key; return whether there was one."""
-        event = None
+        """
+        Replay the first event of a requested key; return whether there was one.
+
+        Raises:
+            Exception: The database failed before the handler was called.
+        """
         try:
-            with self._begin() as session:
-                event = drive(session, self._inbox.next_requested())
-                if event is not None and drive(session, self._inbox.leave(event)):
-                    self._handle(event, session)
-        except Exception as error:
-            if event is None:
-                raise
-            with self._begin() as session:
-                drive(session, self._inbox.fail(event, _reason(error)))
+            return self._carry_out(self._inbox.admit_requested()) is not None
+        except HandlerError as error:
+            self._run(self._inbox.fail(error.event, str(error)))
             _log.warning(
-                "event replay failed", event_id=event.id, reason=_reason(error)
+                "event replay failed", event_id=error.event.id, reason=str(error)
             )
-        return event is not None
+            return True
 
     def prune(self, below: Mapping[tuple[str, int], int]) -> int:
         """Delete the ids below offsets; return how many."""
+        return self._run(self._inbox.delete_below(below))
+
+    def _run(self, steps: Steps[Result]) -> Result:
+        """Run steps in a transaction, and return their result."""
         with self._begin() as session:
-            return drive(session, self._inbox.delete_below(below))
+            return drive(session, steps)
+
+    def _carry_out(self, steps: Steps[Admission | None]) -> Admission | None:
+        """Run steps and, in the same transaction, the handler of what they admit."""
+        admission = None
+        try:
+            with self._begin() as session:
+                admission = drive(session, steps)
+                if admission is not None and admission.event is not None:
+                    self._handle(admission.event, session)
+        except Exception as error:
+            raise _cause(error, admission) from error
+        return admission
 
 
 class _AsyncEffects(_Effects):
@@ -127,109 +140,76 @@ class _AsyncEffects(_Effects):
         inbox: Inbox,
         begin: BeginAsync,
         handle: Callable[[Event, Any], Awaitable[object]],
-        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._inbox = inbox
         self._begin_async = begin
         self._handle_async = handle
-        self._loop = loop
+        self._loop: asyncio.AbstractEventLoop | None = None
 
-    def apply(self, event: Event) -> None:
-        while not self._wait(self._apply(event)):
-            if self._wait(self._run(self._inbox.park_behind(event))):
-                return
+    def attach(self) -> None:
+        """Let the work run in the event loop of the caller."""
+        self._loop = asyncio.get_running_loop()
 
-    def park(self, event: Event, reason: str) -> bool:
-        return bool(self._wait(self._run(self._inbox.park(event, reason))))
+    def _run(self, steps: Steps[Result]) -> Result:
+        async def run() -> Result:
+            async with self._begin_async() as session:
+                return await drive_async(session, steps)
 
-    def replay_next(self) -> bool:
-        return bool(self._wait(self._replay_next()))
+        return self._wait(run())
 
-    def prune(self, below: Mapping[tuple[str, int], int]) -> int:
-        return int(self._wait(self._run(self._inbox.delete_below(below))))
+    def _carry_out(self, steps: Steps[Admission | None]) -> Admission | None:
+        async def carry_out() -> Admission | None:
+            admission = None
+            try:
+                async with self._begin_async() as session:
+                    admission = await drive_async(session, steps)
+                    if admission is not None and admission.event is not None:
+                        await self._handle_async(admission.event, session)
+            except Exception as error:
+                raise _cause(error, admission) from error
+            return admission
 
-    def _wait(self, work: Any) -> Any:  # noqa: ANN401 - a coroutine and its result
+        return self._wait(carry_out())
+
+    def _wait(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Wait, in a thread, for work in the event loop."""
+        if self._loop is None:
+            message = "an asynchronous consumer has no event loop before run_async"
+            raise RuntimeError(message)
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _run(self, steps: Any) -> Any:  # noqa: ANN401 - steps and their result
-        async with self._begin_async() as session:
-            return await drive_async(session, steps)
 
-    async def _apply(self, event: Event) -> bool:
-        """Apply an event; return False if one of its key is parked."""
-        is_called = False
-        try:
-            async with self._begin_async() as session:
-                if await drive_async(session, self._inbox.has_parked(event)):
-                    return False
-                if await drive_async(session, self._inbox.take(event)):
-                    is_called = True
-                    await self._handle_async(event, session)
-        except Exception as error:
-            raise _cause(error, is_called=is_called) from error
-        return True
-
-    async def _replay_next(self) -> bool:
-        event = None
-        try:
-            async with self._begin_async() as session:
-                event = await drive_async(session, self._inbox.next_requested())
-                if event is not None and await drive_async(
-                    session, self._inbox.leave(event)
-                ):
-                    await self._handle_async(event, session)
-        except Exception as error:
-            if event is None:
-                raise
-            await self._run(self._inbox.fail(event, _reason(error)))
-            _log.warning(
-                "event replay failed", event_id=event.id, reason=_reason(error)
-            )
-        return event is not None
-
-
-def _cause(error: Exception, *, is_called: bool) -> Exception:
+def _cause(error: Exception, admission: Admission | None) -> Exception:
     """Return what an error counts as: the handler's own, or one of the database."""
-    return HandlerError(_reason(error)) if is_called else error
+    if admission is None or admission.event is None:
+        return error
+    return HandlerError(admission.event, error)
 
 
-class Consumer:
-    """Reads topics and applies each event once; one instance per process or thread."""
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """The options of a consumer; see ``Consumer``."""
 
-    def __init__(  # noqa: PLR0913 - options, by their names
+    attempts: int
+    takes_reads: bool
+    clock: Clock
+
+
+class _Loop:
+    """The loop of a consumer, whatever its sessions."""
+
+    def __init__(
         self,
-        inbox: Inbox,
-        kafka: Mapping[str, Any],
+        client: dict[str, Any],
         topics: Sequence[str],
-        *,
-        begin: Begin,
-        handle: Callable[[Event, Any], object],
-        attempts: int = ATTEMPTS,
-        takes_reads: bool = False,
-        clock: Clock | None = None,
+        effects: _Effects,
+        options: _Options,
     ) -> None:
-        """
-        Describe the consumer; nothing is connected.
-
-        Args:
-            inbox: The inbox, whose name is the Kafka group.
-            kafka: Settings of confluent-kafka: at least ``bootstrap.servers``.
-            topics: The topics, or regular expressions that begin with ``^``.
-            begin: Returns a context manager that yields a session with a transaction,
-                commits at its end, and rolls back after an error.
-            handle: Writes the effect of an event by the session. It must not commit.
-            attempts: After so many failed attempts an event is parked.
-            takes_reads: Whether events that a snapshot has read are applied too. They
-                have ids of their own, and repeat what was applied before.
-            clock: The time of retries.
-        """
+        self._kafka = client
         self._topics = list(topics)
-        self._attempts = attempts
-        self._takes_reads = takes_reads
-        self._clock = clock or SystemClock()
+        self._effects = effects
+        self._options = options
         self._backoff = Backoff(ceiling_s=LONGEST_PAUSE_S)
-        self._kafka = _client_settings(inbox, kafka)
-        self._effects = _Effects(inbox, begin, handle)
         self._retries: dict[tuple[str, int], _Retry] = {}
         self._replay_due_s = 0.0
 
@@ -274,7 +254,7 @@ class Consumer:
     def _turn(self, client: Client) -> None:
         """Handle one record, or wait for one; resume retries and replays."""
         self._resume_due(client)
-        now_s = self._clock.monotonic_s()
+        now_s = self._options.clock.monotonic_s()
         if now_s >= self._replay_due_s:
             self._replay_requested()
             self._replay_due_s = now_s + REPLAY_INTERVAL_S
@@ -293,11 +273,13 @@ class Consumer:
         event = event_of(message)
         attempts = self._attempts_of(event)
         try:
-            if not (is_control(event) or (event.is_read and not self._takes_reads)):
+            if not (
+                is_control(event) or (event.is_read and not self._options.takes_reads)
+            ):
                 self._effects.apply(event)
         except HandlerError as error:
             attempts += 1
-            if attempts < self._attempts or not self._parks(event, str(error)):
+            if attempts < self._options.attempts or not self._parks(event, str(error)):
                 self._retry_later(client, event, attempts, str(error))
                 return
         except Exception as error:  # noqa: BLE001 - the driver's own
@@ -341,7 +323,7 @@ class Consumer:
     ) -> None:
         """Pause the event's partition; it begins with the event again when due."""
         delay_s = self._backoff.delay_s(count)
-        due_s = self._clock.monotonic_s() + delay_s
+        due_s = self._options.clock.monotonic_s() + delay_s
         self._retries[event.topic, event.partition] = _Retry(count, due_s, event.offset)
         place = TopicPartition(event.topic, event.partition, event.offset)
         try:
@@ -359,7 +341,7 @@ class Consumer:
         )
 
     def _resume_due(self, client: Client) -> None:
-        now_s = self._clock.monotonic_s()
+        now_s = self._options.clock.monotonic_s()
         for place, retry in self._retries.items():
             if retry.due_s <= now_s:
                 retry.due_s = float("inf")
@@ -371,7 +353,42 @@ class Consumer:
             self._retries.pop((place.topic, place.partition), None)
 
 
-class AsyncConsumer(Consumer):
+class Consumer(_Loop):
+    """Reads topics and applies each event once; one instance per process or thread."""
+
+    def __init__(  # noqa: PLR0913 - options, by their names
+        self,
+        inbox: Inbox,
+        kafka: Mapping[str, Any],
+        topics: Sequence[str],
+        *,
+        begin: Begin,
+        handle: Callable[[Event, Any], object],
+        attempts: int = ATTEMPTS,
+        takes_reads: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        """
+        Describe the consumer; nothing is connected.
+
+        Args:
+            inbox: The inbox, whose name is the Kafka group.
+            kafka: Settings of confluent-kafka: at least ``bootstrap.servers``.
+            topics: The topics, or regular expressions that begin with ``^``.
+            begin: Returns a context manager that yields a session with a transaction,
+                commits at its end, and rolls back after an error.
+            handle: Writes the effect of an event by the session. It must not commit.
+            attempts: After so many failed attempts an event is parked.
+            takes_reads: Whether events that a snapshot has read are applied too. They
+                have ids of their own, and repeat what was applied before.
+            clock: The time of retries.
+        """
+        options = _Options(attempts, takes_reads, clock or SystemClock())
+        effects = _Effects(inbox, begin, handle)
+        super().__init__(_client_settings(inbox, kafka), topics, effects, options)
+
+
+class AsyncConsumer(_Loop):
     """A consumer whose handler and sessions are asynchronous."""
 
     def __init__(  # noqa: PLR0913 - options, by their names
@@ -387,17 +404,11 @@ class AsyncConsumer(Consumer):
         clock: Clock | None = None,
     ) -> None:
         """Describe the consumer; the arguments are those of ``Consumer``."""
+        options = _Options(attempts, takes_reads, clock or SystemClock())
+        self._async_effects = _AsyncEffects(inbox, begin, handle)
         super().__init__(
-            inbox,
-            kafka,
-            topics,
-            begin=contextlib.nullcontext,
-            handle=lambda *_: None,
-            attempts=attempts,
-            takes_reads=takes_reads,
-            clock=clock,
+            _client_settings(inbox, kafka), topics, self._async_effects, options
         )
-        self._parts = inbox, begin, handle
 
     async def run_async(self, stop: asyncio.Event) -> None:
         """
@@ -405,7 +416,7 @@ class AsyncConsumer(Consumer):
 
         The client polls in a thread; handlers and sessions run in this event loop.
         """
-        self._effects = _AsyncEffects(*self._parts, asyncio.get_running_loop())
+        self._async_effects.attach()
         ended = threading.Event()
         work = asyncio.create_task(asyncio.to_thread(self.run, ended))
         waits = asyncio.create_task(stop.wait())
@@ -415,6 +426,11 @@ class AsyncConsumer(Consumer):
             ended.set()
             waits.cancel()
             await work
+
+    async def prune_async(self) -> int:
+        """Do as ``prune`` without blocking the event loop."""
+        self._async_effects.attach()
+        return await asyncio.to_thread(self.prune)
 
 
 _REFUSED: Final = (

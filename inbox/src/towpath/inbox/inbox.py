@@ -25,6 +25,7 @@ Both kinds of session run the same steps: a step yields a statement and gets its
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from datetime import datetime
@@ -32,7 +33,8 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from towpath.inbox.event import Event
-from towpath.schemas.transactions import MARK, Rows, Statement, run, run_async
+from towpath.schemas.table_name import quoted
+from towpath.schemas.transactions import TEXT, Rows, Statement, run, run_async
 
 SCHEMA: Final = "towpath"
 BEHIND: Final = "an earlier event of its key is parked"
@@ -60,9 +62,20 @@ class ParkedEvent(NamedTuple):
     is_requested: bool
 
 
+class Admission(NamedTuple):
+    """
+    The decision about an event, made in the transaction of its effect.
+
+    Attributes:
+        event: The event to be handled now; None: it was handled before.
+    """
+
+    event: Event | None
+
+
 def create_statements(schema: str = SCHEMA) -> tuple[str, ...]:
     """Return the SQL that creates the tables; it may be repeated."""
-    place = _quoted(schema)
+    place = quoted(schema)
     return (
         f"create schema if not exists {place}",
         f"""create table if not exists {place}.inbox (
@@ -109,8 +122,8 @@ class Inbox:
             schema: The schema of the tables.
         """
         self.consumer = consumer
-        self._applied = f"{_quoted(schema)}.inbox"
-        self._parked = f"{_quoted(schema)}.inbox_parked"
+        self._applied = f"{quoted(schema)}.inbox"
+        self._parked = f"{quoted(schema)}.inbox_parked"
 
     # Effects -----------------------------------------------------------------
 
@@ -197,12 +210,12 @@ class Inbox:
 
     def take(self, event: Event) -> Steps[bool]:
         """Insert an event's id; return whether it is new."""
-        found = yield self._statement(
+        found = yield self._of(
+            event,
             f"insert into {self._applied}"
             ' (consumer, event_id, topic, partition, "offset")'
-            " values ({consumer}, {id}, {topic}, {partition}, {offset})"
+            " values (:consumer, :id, :topic, :partition, :offset)"
             " on conflict do nothing returning event_id",
-            event,
         )
         if not found:
             yield self._raise_place(event)
@@ -212,12 +225,27 @@ class Inbox:
         """Return whether an event of the same key is parked."""
         if event.key is None:
             return False
-        found = yield self._statement(
-            f"select 1 from {self._parked} where consumer = {{consumer}}"
-            " and topic = {topic} and key = {key} limit 1",
+        found = yield self._of(
             event,
+            f"select 1 from {self._parked} where consumer = :consumer"
+            " and topic = :topic and key = :key limit 1",
         )
         return bool(found)
+
+    def admit(self, event: Event) -> Steps[Admission | None]:
+        """Insert an event's id; None if an event of its key is parked."""
+        if (yield from self.has_parked(event)):
+            return None
+        is_new = yield from self.take(event)
+        return Admission(event if is_new else None)
+
+    def admit_requested(self) -> Steps[Admission | None]:
+        """Delete the next event whose replay is requested; None if there is none."""
+        event = yield from self.next_requested()
+        if event is None:
+            return None
+        was_there = yield from self.leave(event)
+        return Admission(event if was_there else None)
 
     def park(self, event: Event, reason: str) -> Steps[bool]:
         """
@@ -246,72 +274,69 @@ class Inbox:
 
     def list_parked(self, limit: int) -> Steps[list[ParkedEvent]]:
         """Return the parked events."""
-        rows = yield Statement.of(
-            f"{self._select_parked()} where consumer = {_text()}"
-            f" order by number limit cast({_text()} as int)",
-            {"consumer": self.consumer, "limit": str(limit)},
+        rows = yield self._fill(
+            f"{self._select_parked()} where consumer = :consumer"
+            " order by number limit cast(:limit as int)",
+            limit=str(limit),
         )
         return [_parked_event(row) for row in rows]
 
     def next_requested(self) -> Steps[Event | None]:
         """Return the oldest parked event of a key whose replay is requested."""
-        rows = yield Statement.of(
-            f"{self._select_parked()} p where consumer = {_text()}"
+        rows = yield self._fill(
+            f"{self._select_parked()} p where consumer = :consumer"
             " and requested_at is not null and not exists ("
             f"select 1 from {self._parked} q where q.consumer = p.consumer"
             " and q.topic = p.topic and q.key = p.key"
             " and q.number < p.number)"
             " order by number limit 1",
-            {"consumer": self.consumer},
         )
         return _parked_event(rows[0]).event if rows else None
 
     def leave(self, event: Event) -> Steps[bool]:
         """Delete a parked event under its key's lock; return whether it was there."""
         yield self._lock(event)
-        found = yield self._at(f"delete from {self._parked}", event)
+        found = yield self._of(
+            event,
+            f"delete from {self._parked} where consumer = :consumer and topic = :topic"
+            ' and partition = :partition and "offset" = :offset returning 1',
+        )
         return bool(found)
 
     def fail(self, event: Event, reason: str) -> Steps[None]:
         """Record why a replay failed; the replay of its key is no longer requested."""
         yield self._lock(event)
-        yield self._statement(
-            f"update {self._parked} set requested_at = null,"
-            ' reason = case when "offset" = {offset} and partition = {partition}'
-            " then {reason} else reason end"
-            " where consumer = {consumer} and topic = {topic}"
-            " and key is not distinct from {key}"
-            " and (key is not null or"
-            ' ("offset" = {offset} and partition = {partition}))',
+        yield self._of(
             event,
+            f"update {self._parked} set requested_at = null,"
+            ' reason = case when "offset" = :offset and partition = :partition'
+            " then :reason else reason end"
+            " where consumer = :consumer and topic = :topic"
+            " and key is not distinct from :key"
+            " and (key is not null or"
+            ' ("offset" = :offset and partition = :partition))',
             reason=_storable(reason)[:_REASON_CHARACTERS],
         )
 
     def request(self, event_id: str | None) -> Steps[int]:
         """Request the replay of an event with its followers, or of all."""
-        chosen = (
-            ""
-            if event_id is None
-            else f" and (p.event_id = {_text()} or exists ("
-            f"select 1 from {self._parked} q where q.consumer = p.consumer"
-            f" and q.event_id = {_text()} and q.topic = p.topic and q.key = p.key))"
-        )
-        values: dict[str, str | None] = {"consumer": self.consumer}
-        if event_id is not None:
-            values |= {"event": event_id, "head": event_id}
-        rows = yield Statement.of(
+        rows = yield self._fill(
             f"update {self._parked} p set requested_at = now()"
-            f" where p.consumer = {_text()}{chosen} returning 1",
-            values,
+            " where p.consumer = :consumer"
+            " and (:event is null or p.event_id = :event or exists ("
+            f"select 1 from {self._parked} q where q.consumer = p.consumer"
+            " and q.event_id = :event and q.topic = p.topic and q.key = p.key))"
+            " returning 1",
+            event=event_id,
         )
         return len(rows)
 
     def drop(self, event_id: str) -> Steps[bool]:
         """Delete a parked event for good."""
-        rows = yield Statement.of(
-            f"delete from {self._parked} where consumer = {_text()}"
-            f" and event_id = {_text()} returning 1",
-            {"consumer": self.consumer, "event": event_id},
+        rows = yield self._fill(
+            f"delete from {self._parked} where consumer = :consumer"
+            " and event_id = :event returning 1",
+            event=event_id,
         )
         return bool(rows)
 
@@ -319,33 +344,30 @@ class Inbox:
         """Delete ids below an offset of each partition; parked events keep theirs."""
         count = 0
         for (topic, partition), offset in below.items():
-            rows = yield Statement.of(
-                f"delete from {self._applied} a where consumer = {_text()}"
-                f" and topic = {_text()} and partition = cast({_text()} as int)"
-                f' and "offset" < cast({_text()} as bigint) and not exists ('
+            rows = yield self._fill(
+                f"delete from {self._applied} a where consumer = :consumer"
+                " and topic = :topic and partition = :partition"
+                ' and "offset" < :offset and not exists ('
                 f"select 1 from {self._parked} p where p.consumer = a.consumer"
                 " and p.event_id = a.event_id) returning 1",
-                {
-                    "consumer": self.consumer,
-                    "topic": topic,
-                    "partition": str(partition),
-                    "offset": str(offset),
-                },
+                topic=topic,
+                partition=str(partition),
+                offset=str(offset),
             )
             count += len(rows)
         return count
 
     def _insert_parked(self, event: Event, reason: str) -> Statement:
         value = event.value
-        return self._statement(
+        return self._of(
+            event,
             f"insert into {self._parked} (consumer, topic, partition,"
             ' "offset", event_id, key, value, headers, reason, requested_at) select'
-            " {consumer}, {topic}, {partition}, {offset}, {id}, {key},"
-            " decode({value}, 'base64'), cast({headers} as json), {reason},"
+            " :consumer, :topic, :partition, :offset, :id, :key,"
+            " decode(:value, 'base64'), cast(:headers as json), :reason,"
             f" (select max(requested_at) from {self._parked} where"
-            " consumer = {consumer} and topic = {topic} and key = {key})"
+            " consumer = :consumer and topic = :topic and key = :key)"
             " on conflict do nothing",
-            event,
             value=None if value is None else base64.b64encode(value).decode(),
             headers=json.dumps(
                 {_storable(n): _storable(v) for n, v in event.headers.items()}
@@ -359,12 +381,12 @@ class Inbox:
 
         A copy in another partition, which has offsets of its own, keeps it for good.
         """
-        return self._statement(
-            f'update {self._applied} set "offset" = greatest("offset", {{offset}}),'
-            " partition = case when partition = {partition} then partition else -1 end"
-            " where consumer = {consumer} and event_id = {id}"
-            ' and (partition <> {partition} or "offset" < {offset})',
+        return self._of(
             event,
+            f'update {self._applied} set "offset" = greatest("offset", :offset),'
+            " partition = case when partition = :partition then partition else -1 end"
+            " where consumer = :consumer and event_id = :id"
+            ' and (partition <> :partition or "offset" < :offset)',
         )
 
     def _lock(self, event: Event) -> Statement:
@@ -372,16 +394,8 @@ class Inbox:
         text = "\0".join((self.consumer, event.topic, event.key or event.id))
         digest = hashlib.sha256(text.encode(errors="surrogateescape")).digest()
         number = int.from_bytes(digest[:8], signed=True)
-        return Statement.of(
-            f"select pg_advisory_xact_lock(cast({_text()} as bigint))",
-            {"number": str(number)},
-        )
-
-    def _at(self, head: str, event: Event) -> Statement:
-        return self._statement(
-            head + " where consumer = {consumer} and topic = {topic}"
-            ' and partition = {partition} and "offset" = {offset} returning 1',
-            event,
+        return self._fill(
+            "select pg_advisory_xact_lock(cast(:number as bigint))", number=str(number)
         )
 
     def _select_parked(self) -> str:
@@ -390,29 +404,36 @@ class Inbox:
             f" reason, parked_at, requested_at is not null from {self._parked}"
         )
 
-    def _statement(self, sql: str, event: Event, **more: str | None) -> Statement:
-        """Fill a statement, whose parameters are named in braces, from an event."""
-        known: dict[str, str | None] = {
-            "consumer": self.consumer,
-            "id": _storable(event.id),
-            "topic": event.topic,
-            "partition": str(event.partition),
-            "offset": str(event.offset),
-            "key": None if event.key is None else _storable(event.key),
+    def _of(self, event: Event, sql: str, **more: str | None) -> Statement:
+        """Fill a statement with the consumer, an event's identity, and more."""
+        return self._fill(
+            sql,
+            id=_storable(event.id),
+            topic=event.topic,
+            partition=str(event.partition),
+            offset=str(event.offset),
+            key=None if event.key is None else _storable(event.key),
             **more,
-        }
-        casts = {name: f"cast({_text()} as {_CASTS[name]})" for name in _CASTS}
-        parts, values = [], {}
-        for number, part in enumerate(sql.split("{")):
-            if number == 0:
-                parts.append(part)
-                continue
-            name, _, rest = part.partition("}")
-            parts.append(casts.get(name, _text()) + rest)
-            values[f"{name}_{number}"] = known[name]
-        return Statement.of("".join(parts), values)
+        )
+
+    def _fill(self, sql: str, **values: str | None) -> Statement:
+        """Fill a statement, in which ``:name`` stands for a parameter."""
+        given = {"consumer": self.consumer, **values}
+        found: dict[str, str | None] = {}
+
+        def parameter(match: re.Match[str]) -> str:
+            name = match[1]
+            if name is None:
+                return match[0]
+            # Drivers number parameters, so each place has one of its own.
+            found[f"{name}_{len(found)}"] = given[name]
+            return f"cast({TEXT} as {_CASTS[name]})" if name in _CASTS else TEXT
+
+        return Statement.of(_PARAMETER.sub(parameter, sql), found)
 
 
+# Or a quoted name, which is left as it is.
+_PARAMETER: Final = re.compile(r'"[^"]*"|:([a-z]+)')
 _CASTS: Final[Mapping[str, str]] = MappingProxyType(
     {"partition": "int", "offset": "bigint"}
 )
@@ -465,11 +486,3 @@ def _storable(text: str) -> str:
         .decode(errors="backslashreplace")
         .replace("\0", "\\0")
     )
-
-
-def _text() -> str:
-    return f"cast({MARK} as text)"
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

@@ -1,8 +1,10 @@
 """The local stack: real parts, started, killed, repaired and stopped."""
 
+import json
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import urllib.request
 from collections.abc import Iterator
@@ -138,6 +140,32 @@ def test_up_leaves_alone_what_runs(state_folder: Path) -> None:
     stack.up(["postgres", "redis"])
 
     assert before == [part.pid for part in stack.status()]
+
+
+@pytest.mark.parametrize("port_name", ["redis", "kafka", "kafka-controller"])
+def test_a_port_that_is_taken_before_the_start_is_replaced(
+    state_folder: Path, port_name: str
+) -> None:
+    """
+    Another process listens on a port that was chosen for a part: it gets another one.
+    """
+    stack, part = Stack(state_folder), port_name.partition("-")[0]
+    with socket.socket() as taken:
+
+        def take_port(name: str, state: str) -> None:
+            if (name, state) == (part, "starting") and taken.getsockname()[1] == 0:
+                chosen = json.loads((state_folder / "stack/ports.json").read_text())
+                taken.bind(("127.0.0.1", chosen[port_name]))
+                taken.listen()
+
+        addresses = stack.up([part], report=take_port)
+        port = taken.getsockname()[1]
+        chosen = json.loads((state_folder / "stack/ports.json").read_text())
+
+    states = {status.name: status for status in stack.status()}
+    assert (PartState.READY, True) == (states[part].state, port > 0)
+    assert port != chosen[port_name]
+    assert chosen[part] == getattr(addresses, f"{part}_port")
 
 
 def test_a_part_that_hangs_is_started_again(state_folder: Path) -> None:

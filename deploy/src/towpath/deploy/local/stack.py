@@ -68,6 +68,8 @@ class Addresses:
 NAMES: Final = ("postgres", "kafka", "registry", "opensearch", "redis")
 # Further ports of a part that nobody else connects to.
 _INNER: Final = {"kafka": "kafka-controller", "registry": "registry-management"}
+# Another process may take a port between its choice and the start of the part.
+_PORT_CHOICES: Final = 3
 
 
 class Stack:
@@ -85,6 +87,7 @@ class Stack:
         """
         self.state = StateFolder(state_folder.resolve())
         self._postgres_programs = postgres_programs
+        self._choosing = threading.Lock()
 
     def up(
         self,
@@ -186,15 +189,30 @@ class Stack:
     def _bring_up(
         self, part: Part, report: Callable[[str, str], None], ending: threading.Event
     ) -> None:
-        report(part.name, "starting")
         try:
-            started = lifecycle.bring_up(part, self.state, ending)
+            part, started = self._start(part, report, ending)
         except Exception:
             report(part.name, "failed")
             raise
         if part.name == "postgres" and part.port is not None:
             postgres.create_databases(part.port)
         report(part.name, "started" if started else "was up")
+
+    def _start(
+        self, part: Part, report: Callable[[str, str], None], ending: threading.Event
+    ) -> tuple[Part, bool]:
+        """Start a part, with other ports if its own were taken before its start."""
+        for _ in range(_PORT_CHOICES - 1):
+            report(part.name, "starting")
+            try:
+                return part, lifecycle.bring_up(part, self.state, ending)
+            except PartError:
+                before = self._ports_of(part.name)
+                known = self._settle_ports([part.name])
+                if ending.is_set() or self._ports_of(part.name) == before:
+                    raise
+                (part,) = self._parts(known, [part.name])
+        return part, lifecycle.bring_up(part, self.state, ending)
 
     def _parts(self, known: dict[str, int], names: Sequence[str]) -> list[Part]:
         """Describe the parts whose ports are known."""
@@ -218,9 +236,20 @@ class Stack:
     def _ports(self) -> dict[str, int]:
         return ports.read_ports(self.state.stack / "ports.json")
 
+    def _ports_of(self, name: str) -> list[int | None]:
+        """Return the port of a part and its inner one."""
+        known = self._ports()
+        return [known.get(name), known.get(_INNER.get(name, name))]
+
     def _settle_ports(self, names: Sequence[str]) -> dict[str, int]:
         """Keep every port that is ours or free, and choose the others."""
-        known = self._ports()
+        with self._choosing:
+            known = self._ports()
+            self._choose_ports(names, known)
+            ports.write_ports(self.state.stack / "ports.json", known)
+        return known
+
+    def _choose_ports(self, names: Sequence[str], known: dict[str, int]) -> None:
         for name in names:
             if (
                 process.find(self.state.process_file(name)) is not None
@@ -238,8 +267,6 @@ class Stack:
                     else ports.any_free
                 )
                 known[port_name] = choose(known.values())
-        ports.write_ports(self.state.stack / "ports.json", known)
-        return known
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

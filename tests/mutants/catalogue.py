@@ -68,9 +68,11 @@ def load() -> list[Mutant]:
 
 
 def stale(mutants: Iterable[Mutant]) -> list[str]:
-    """List the entries whose text is missing or ambiguous in their file."""
+    """List the entries without a test of real parts, or whose text is not found once."""
     found = []
     for mutant in mutants:
+        if mutant.real and not mutant.tests:
+            found.append(f"{mutant.id}: real, but names no tests")
         try:
             mutant.patched()
         except ValueError as error:

@@ -68,7 +68,7 @@ def load() -> list[Mutant]:
 
 
 def stale(mutants: Iterable[Mutant]) -> list[str]:
-    """List the entries without a test of real parts, or whose text is not found once."""
+    """List entries without a test of real parts, or whose text is not found once."""
     found = []
     for mutant in mutants:
         if mutant.real and not mutant.tests:

@@ -11,12 +11,13 @@ from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.worker import SnapshotWorker
 from towpath.relay.snapshot import protocol
 from towpath.relay.snapshot.shape import RowValues, ScanPlan, TableShape
+from towpath.schemas import source_tables
 from towpath.schemas.clock import Deadline, SystemClock
 
 PREPARATION = (
-    "create_schema",
-    "create_signal_table",
-    "create_snapshot_table",
+    source_tables.schema_statement(),
+    source_tables.signal().create_statement(),
+    query("create_snapshot_table").decode(),
 )
 
 
@@ -110,8 +111,8 @@ class Worker:
 def connection(database: str) -> Iterator[psycopg.Connection]:
     """Provide a connection to a database that is prepared for signals."""
     with psycopg.connect(database, autocommit=True) as connection:
-        for name in PREPARATION:
-            connection.execute(query(name))
+        for statement in PREPARATION:
+            connection.execute(statement)
         connection.execute("create publication towpath for all tables")
         connection.execute("create schema s")
         yield connection

@@ -19,8 +19,8 @@ from flask.testing import FlaskClient
 from sqlalchemy import Engine, text
 from werkzeug.test import TestResponse
 
-from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.views import view_findings
+from towpath.schemas import source_tables
 from towpath.schemas.clock import SystemClock
 from towpath.services.orders import __main__ as orders
 from towpath.services.orders import handlers
@@ -95,7 +95,7 @@ def bare_shop(database: str) -> Iterator[Shop]:
 def shop(bare_shop: Shop) -> Shop:
     """Provide a shop with its outbox and one customer."""
     bare_shop.rows("create schema towpath")
-    bare_shop.rows(query("create_outbox_table").decode())
+    bare_shop.rows(source_tables.outbox().create_statement())
     customer = {"name": "Ada", "email": "ada@example.org"}
     response = bare_shop.client.post("/customers", json=customer)
     bare_shop.customer_id = response.json["customer_id"]

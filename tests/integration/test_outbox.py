@@ -17,7 +17,7 @@ from towpath.outbox import (
     SavepointError,
 )
 from towpath.outbox.sqlalchemy import Collector, track
-from towpath.relay.postgres.queries import query
+from towpath.schemas import source_tables
 from towpath.services.orders.events import shop_schemas
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -67,7 +67,7 @@ def engine(database: str) -> Iterator[Engine]:
     with engine.begin() as connection:
         connection.execute(text("create schema towpath"))
         connection.execute(text("create table member (id text primary key, name text)"))
-        connection.execute(text(query("create_outbox_table").decode()))
+        connection.execute(text(source_tables.outbox().create_statement()))
     yield engine
     engine.dispose()
 

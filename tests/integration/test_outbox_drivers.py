@@ -24,7 +24,7 @@ from towpath.outbox import (
     SessionTypeError,
 )
 from towpath.outbox.sqlalchemy import Collector, track
-from towpath.relay.postgres.queries import query
+from towpath.schemas import source_tables
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -48,8 +48,8 @@ class Log:
         self.dsn = dsn
         self.url = dsn.replace("postgresql:", "postgresql+{}:", 1)
         self._connection = psycopg.connect(dsn, autocommit=True)
-        for name in ("create_schema", "create_outbox_table"):
-            self._connection.execute(query(name).decode())
+        self._connection.execute(source_tables.schema_statement())
+        self._connection.execute(source_tables.outbox().create_statement())
         self.slot = f"s_{uuid.uuid4().hex[:12]}"
         self._connection.execute(
             "select pg_create_logical_replication_slot(%s, 'test_decoding')",

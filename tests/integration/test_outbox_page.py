@@ -15,7 +15,7 @@ from support.django_connection import connect_django
 from towpath.outbox import outbox, testing
 from towpath.outbox.sqlalchemy import Collector, track
 from towpath.outbox.testing import RecordedEvents
-from towpath.relay.postgres.queries import query
+from towpath.schemas import source_tables
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -29,8 +29,8 @@ BLOCK = re.compile(
 def dsn(database, monkeypatch, tmp_path):
     """Provide a database with an outbox, named by the environment."""
     with psycopg.connect(database) as connection:
-        for name in ("create_schema", "create_outbox_table"):
-            connection.execute(query(name).decode())
+        connection.execute(source_tables.schema_statement())
+        connection.execute(source_tables.outbox().create_statement())
     monkeypatch.setenv("DATABASE_URL", database)
     monkeypatch.setattr(outbox, "_default", [])
     # The producers of this process are not to change.

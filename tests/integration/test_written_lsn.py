@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import event, text
 
-from towpath.relay.postgres.queries import query
+from towpath.schemas import source_tables
 from towpath.schemas.position import parse_lsn
 from towpath.services.orders.app import create_app, migrate_shop
 from towpath.services.plumbing.http import HEADER
@@ -30,7 +30,7 @@ def app(database, unique):
     migrate_shop(engine)
     with engine.begin() as connection:
         connection.execute(text("create schema towpath"))
-        connection.execute(text(query("create_outbox_table").decode()))
+        connection.execute(text(source_tables.outbox().create_statement()))
     with engine.begin() as connection:
         connection.execute(text("create publication everything for all tables"))
     with engine.begin() as connection:

@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, text
 
 from support.waiting import stretched
 from towpath.deploy.local import ports
-from towpath.relay.postgres.queries import query
+from towpath.schemas import source_tables
 from towpath.schemas.clock import Deadline, SystemClock
 
 START_TIMEOUT_S = stretched(30.0)
@@ -61,7 +61,7 @@ def orders_service(
     engine = create_engine(dsn.replace("postgresql:", "postgresql+psycopg2:", 1))
     with engine.begin() as connection:
         connection.execute(text("create schema towpath"))
-        connection.execute(text(query("create_outbox_table").decode()))
+        connection.execute(text(source_tables.outbox().create_statement()))
     engine.dispose()
     port = ports.any_free()
     log = folder / "log"

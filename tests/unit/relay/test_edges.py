@@ -72,7 +72,7 @@ def test_every_statement_is_found_by_its_name():
     with pytest.raises(KeyError):
         query("nothing")
 
-    assert query("create_schema").startswith(b"create schema")
+    assert query("create_relay_table").startswith(b"create table")
 
 
 def test_identifiers_are_quoted():

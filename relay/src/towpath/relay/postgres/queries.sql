@@ -88,46 +88,12 @@ where s.slot_name = %(slot)s
 
 -- set-up ----------------------------------------------------------------------------
 
--- name: create_schema
-create schema if not exists towpath
-
--- name: create_outbox_table
-create table if not exists towpath.outbox (
-    id uuid primary key,
-    aggregate_type text not null,
-    aggregate_id text not null,
-    type text not null,
-    payload json,
-    headers json,
-    traceparent text,
-    occurred_at timestamptz not null default now()
-)
-
--- name: create_signal_table
-create table if not exists towpath.signal (
-    id varchar(64) primary key,
-    type varchar(32) not null,
-    data text,
-    status text,
-    detail jsonb,
-    updated_at timestamptz,
-    relay text
-);
-alter table towpath.signal add column if not exists relay text
-
 -- name: create_relay_table
 create table if not exists towpath.relay (
     name text primary key,
     number int not null unique,
     prefix text not null,
     registered_at timestamptz not null default now()
-)
-
--- name: create_heartbeat_table
-create table if not exists towpath.heartbeat (
-    id int primary key,
-    counter bigint not null,
-    beat_at timestamptz not null
 )
 
 -- name: create_captured_table

@@ -33,8 +33,9 @@ from towpath.relay.postgres.source_facts import (
     SourceFacts,
     read_source_facts,
 )
+from towpath.schemas import source_tables
 from towpath.schemas.table_name import TableName
-from towpath.settings import OnUpdate, Outbox, OutboxColumns, Settings
+from towpath.settings import OnUpdate, Outbox, Settings
 
 __all__ = [
     "SetupStep",
@@ -199,27 +200,25 @@ def _table_steps(facts: SourceFacts, outbox: Outbox) -> Iterable[SetupStep]:
         if name not in facts.own_tables and name in {outbox.table, *_ALWAYS_OURS}
     ]
     if missing:
-        yield SetupStep("creating schema towpath", query("create_schema").decode())
+        yield SetupStep("creating schema towpath", source_tables.schema_statement())
     for name in missing:
-        statement = query(OWN_TABLES[name]).decode()
-        if name == outbox.table:
-            statement = outbox_statement(statement, outbox.columns)
-        yield SetupStep(f"creating table {name}", statement)
+        yield SetupStep(f"creating table {name}", _create_statement(name, outbox))
 
 
-def outbox_statement(statement: str, columns: OutboxColumns) -> str:
-    """
-    Return the statement that creates an outbox with the configured columns.
-
-    Args:
-        statement: The statement with the default names, one column per line.
-        columns: The configured names; a column without a name is omitted.
-    """
-    head, *lines, tail = statement.strip().splitlines()
-    defined = [line.strip().rstrip(",").split(" ", 1) for line in lines]
-    named = [(getattr(columns, role), kind) for role, kind in defined]
-    body = ",\n    ".join(f"{quoted(name)} {kind}" for name, kind in named if name)
-    return f"{head}\n    {body}\n{tail}"
+def _create_statement(name: str, outbox: Outbox) -> str:
+    """Return the SQL that creates one of the relay's tables, or upgrades it."""
+    shared = {
+        source_tables.OUTBOX: source_tables.outbox(
+            outbox.table, outbox.columns.model_dump()
+        ),
+        source_tables.SIGNAL: source_tables.signal(),
+        source_tables.HEARTBEAT: source_tables.heartbeat(),
+    }
+    if name not in shared:
+        table = TableName.parse(name).table
+        return query(f"create_{table}_table").decode()
+    statements = [shared[name].create_statement(), *shared[name].upgrade_statements()]
+    return ";\n".join(statements)
 
 
 def _relay_steps(facts: SourceFacts, settings: Settings) -> Iterable[SetupStep]:

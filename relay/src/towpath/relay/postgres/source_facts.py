@@ -10,20 +10,18 @@ from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.relays import RELAY_TABLE, RelayFacts, read_relays
 from towpath.relay.postgres.slot import read_slot
 from towpath.relay.recovery.lineage import SlotHistory
+from towpath.schemas import source_tables
 from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
 
-_OWN_SCHEMA: Final = "towpath"
-
-# Our own tables, by the statement that creates each.
-OWN_TABLES: Final[Mapping[str, str]] = {
-    "towpath.outbox": "create_outbox_table",
-    "towpath.signal": "create_signal_table",
-    "towpath.snapshot": "create_snapshot_table",
-    "towpath.heartbeat": "create_heartbeat_table",
-    "towpath.captured": "create_captured_table",
-    RELAY_TABLE: "create_relay_table",
-}
+OWN_TABLES: Final = (
+    source_tables.OUTBOX,
+    source_tables.SIGNAL,
+    "towpath.snapshot",
+    source_tables.HEARTBEAT,
+    "towpath.captured",
+    RELAY_TABLE,
+)
 
 
 class MemberFacts(NamedTuple):
@@ -178,7 +176,7 @@ def read_streamed(connection: Connection, settings: Settings) -> tuple[str, ...]
 
 def is_own(table: str) -> bool:
     """Return whether a table is the relay's own."""
-    return TableName.parse(table).schema == _OWN_SCHEMA
+    return TableName.parse(table).schema == source_tables.SCHEMA
 
 
 def read_source_facts(

@@ -1,0 +1,195 @@
+"""
+Operations for migrations of Alembic: create, upgrade, check and drop the tables.
+
+Import this module in a revision, and ``op`` has them::
+
+    from alembic import op
+
+    import towpath.outbox.alembic  # noqa: F401 - registers the operations
+
+
+    def upgrade():
+        op.create_outbox(writers=["blog"])
+        op.create_signal_table(operators=["blog_admin"], relays=["towpath_relay"])
+        op.create_heartbeat_table(relays=["towpath_relay"])
+        op.check_outbox()
+
+
+    def downgrade():
+        op.drop_outbox()
+
+Each may run again: a table that exists gets the columns that it lacks. The same SQL is
+run by ``towpath relay init``, which also creates the publications and the slot.
+``alembic upgrade --sql`` prints all of it, the check too.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, timedelta
+from types import MappingProxyType
+from typing import Final, Literal
+
+from alembic.operations import MigrateOperation, Operations
+
+from towpath.outbox.outbox import TABLE
+from towpath.schemas import source_tables
+from towpath.schemas.clock import Clock, SystemClock
+from towpath.schemas.failure import UsageError
+from towpath.schemas.source_tables import SourceTable
+
+# The privileges on the outbox of an application, by its way to write.
+_OF_WRITERS: Final = MappingProxyType(
+    {"keep": "insert", "delete": "insert, select, delete"}
+)
+# A cleaner locks the rows that it deletes.
+_OF_CLEANERS: Final = "select, update, delete"
+_OF_OPERATORS: Final = "select, insert"
+_OF_RELAYS: Final = "select, insert, update, delete"
+
+
+@Operations.register_operation("create_outbox")
+@Operations.register_operation("check_outbox")
+@Operations.register_operation("drop_outbox")
+@Operations.register_operation("create_signal_table")
+@Operations.register_operation("check_signal_table")
+@Operations.register_operation("create_heartbeat_table")
+@Operations.register_operation("check_heartbeat_table")
+@dataclass(frozen=True)
+class SourceTableOperation(MigrateOperation):
+    """
+    An operation on one of the tables; ``op`` has its class methods.
+
+    Attributes:
+        statements: Its SQL.
+    """
+
+    statements: tuple[str, ...]
+
+    @classmethod
+    def create_outbox(  # noqa: PLR0913 - options, by their names
+        cls,
+        operations: Operations,
+        *,
+        table: str = TABLE,
+        columns: Mapping[str, str] | None = None,
+        is_partitioned: bool = False,
+        days_ahead: int = source_tables.DAYS_AHEAD,
+        writers: Iterable[str] = (),
+        way: Literal["keep", "delete"] = "keep",
+        cleaners: Iterable[str] = (),
+        clock: Clock | None = None,
+    ) -> None:
+        """
+        Create the outbox, or add the columns that it lacks.
+
+        Args:
+            operations: Alembic's operations.
+            table: The table, as ``[relay.outbox] table``.
+            columns: Names of columns other than the default ones, as in
+                ``[relay.outbox.columns]``; an empty name omits the column.
+            is_partitioned: Create one partition per day, which ``towpath outbox clean``
+                makes ahead and drops; a table that exists is not changed to it.
+            days_ahead: The partitions beyond today's.
+            writers: Roles of applications, which get the privileges to write.
+            way: How they write: rows that are kept, or that they delete again.
+            cleaners: Roles that run ``towpath outbox clean`` on an outbox without
+                partitions; only the owner drops partitions.
+            clock: Tells today.
+
+        Raises:
+            UsageError: The way is unknown, or writes no rows.
+        """
+        if way not in _OF_WRITERS:
+            message = f"no rows are written by {way!r}, only by {sorted(_OF_WRITERS)}"
+            raise UsageError(message)
+        described = source_tables.outbox(
+            table, columns or {}, is_partitioned=is_partitioned
+        )
+        created = _creation(described)
+        if is_partitioned:
+            today = (clock or SystemClock()).now().astimezone(UTC).date()
+            for days in range(days_ahead + 1):
+                created += described.partition_statements(today + timedelta(days=days))
+        granted = [
+            *source_tables.grant_statements(described, _OF_WRITERS[way], writers),
+            *source_tables.grant_statements(described, _OF_CLEANERS, cleaners),
+        ]
+        operations.invoke(cls((*created, *granted)))
+
+    @classmethod
+    def check_outbox(
+        cls,
+        operations: Operations,
+        *,
+        table: str = TABLE,
+        columns: Mapping[str, str] | None = None,
+        is_partitioned: bool = False,
+    ) -> None:
+        """Fail unless the outbox has the columns and types of this release."""
+        described = source_tables.outbox(
+            table, columns or {}, is_partitioned=is_partitioned
+        )
+        operations.invoke(cls((described.check_statement(),)))
+
+    @classmethod
+    def drop_outbox(cls, operations: Operations, *, table: str = TABLE) -> None:
+        """Drop the outbox with its events, published or not."""
+        operations.invoke(cls((source_tables.outbox(table).drop_statement(),)))
+
+    @classmethod
+    def create_signal_table(
+        cls,
+        operations: Operations,
+        *,
+        operators: Iterable[str] = (),
+        relays: Iterable[str] = (),
+    ) -> None:
+        """
+        Create the signal table, or add the columns that it lacks.
+
+        Args:
+            operations: Alembic's operations.
+            operators: Roles that request snapshots.
+            relays: Roles of relays.
+        """
+        described = source_tables.signal()
+        granted = [
+            *source_tables.grant_statements(described, _OF_OPERATORS, operators),
+            *source_tables.grant_statements(described, _OF_RELAYS, relays),
+        ]
+        operations.invoke(cls((*_creation(described), *granted)))
+
+    @classmethod
+    def check_signal_table(cls, operations: Operations) -> None:
+        """Fail unless the signal table has the columns and types of this release."""
+        operations.invoke(cls((source_tables.signal().check_statement(),)))
+
+    @classmethod
+    def create_heartbeat_table(
+        cls, operations: Operations, *, relays: Iterable[str] = ()
+    ) -> None:
+        """Create the heartbeat table; ``relays`` are roles that write it."""
+        described = source_tables.heartbeat()
+        granted = source_tables.grant_statements(described, _OF_RELAYS, relays)
+        operations.invoke(cls((*_creation(described), *granted)))
+
+    @classmethod
+    def check_heartbeat_table(cls, operations: Operations) -> None:
+        """Fail unless the heartbeat table has the columns and types of this release."""
+        operations.invoke(cls((source_tables.heartbeat().check_statement(),)))
+
+
+@Operations.implementation_for(SourceTableOperation)
+def run_operation(operations: Operations, operation: SourceTableOperation) -> None:
+    """Run, or print, the statements of an operation."""
+    for statement in operation.statements:
+        # A colon would mark a parameter in SQLAlchemy's text.
+        operations.execute(statement.replace(":", r"\:"))
+
+
+def _creation(described: SourceTable) -> list[str]:
+    return [
+        source_tables.schema_statement(described.name.schema),
+        described.create_statement(),
+        *described.upgrade_statements(),
+    ]

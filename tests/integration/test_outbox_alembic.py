@@ -1,6 +1,7 @@
 """The operations of the outbox for migrations, run by Alembic itself."""
 
 import io
+import re
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -276,6 +277,26 @@ def test_a_partitioned_outbox_has_its_partitions_ahead(migrations):
 
     assert 4 == len(names)
     assert f"towpath.outbox_{today}" == where == names[0][0]
+
+
+def test_the_revision_of_the_page_runs(migrations):
+    """
+    The revision in the page on the outbox creates what its application needs.
+    """
+    page = Path(__file__).parents[2] / "docs/outbox.md"
+    text = page.read_text(encoding="utf-8")
+    [revision] = re.findall(
+        r"`versions/outbox.py`\n\n```python\n(.*?)```", text, re.DOTALL
+    )
+    path = migrations.folder / "versions/outbox.py"
+    path.write_text(revision, encoding="utf-8")
+    roles = ("blog", "blog_cleaner", "blog_admin", "towpath_relay")
+    with new_roles(migrations.dsn, *roles):
+        migrations.upgrade()
+        migrations.rows(EVENT)
+        command.downgrade(migrations.config, "base")
+
+    assert [(None,)] == migrations.rows("select to_regclass('towpath.outbox')")
 
 
 def test_an_unknown_way_is_refused(migrations):

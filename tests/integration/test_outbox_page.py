@@ -13,6 +13,7 @@ import pytest
 import towpath.outbox as library
 from support.django_connection import connect_django
 from towpath.outbox import outbox, testing
+from towpath.outbox.alembic import SourceTableOperation
 from towpath.outbox.sqlalchemy import Collector, track
 from towpath.outbox.testing import RecordedEvents
 from towpath.schemas import source_tables
@@ -21,7 +22,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 PAGE = Path(__file__).parents[2] / "docs/outbox.md"
 BLOCK = re.compile(
-    r"(?:`(?P<file>[^`\n]+)`:\n\n)?```(?P<kind>\w+)\n(?P<text>.*?)```", re.DOTALL
+    r"(?:`(?P<file>[^`\n]+)`:?\n\n)?```(?P<kind>\w+)\n(?P<text>.*?)```", re.DOTALL
 )
 
 
@@ -50,7 +51,7 @@ def names(dsn):  # noqa: ARG001 - prepares the database
             file = Path("schemas", block["file"])
             file.parent.mkdir(exist_ok=True)
             file.write_text(block["text"], encoding="utf-8")
-        elif block["kind"] == "python":
+        elif block["kind"] == "python" and not (block["file"] or "").endswith(".py"):
             exec(compile(block["text"], str(PAGE), "exec"), found)  # noqa: S102 - the page's
     yield found
     found["engine"].dispose()
@@ -86,6 +87,7 @@ def public_functions():
     """Return the names of the library's public functions, methods and properties."""
     offered = [getattr(library, name) for name in library.__all__]
     offered += [Collector, track, RecordedEvents, testing.guard_producers]
+    offered += [SourceTableOperation]
     classes = [
         each
         for each in offered
@@ -111,6 +113,7 @@ def test_every_public_function_has_an_example_on_the_page():
                 used |= {node.arg} if isinstance(node, ast.arg) else set()
 
     assert {"record", "drain", "without_schema", "of"} <= public_functions()
+    assert {"create_outbox", "check_signal_table"} <= public_functions()
     assert set() == public_functions() - used
     assert {"recorded_events", "no_dual_writes"} <= used
 

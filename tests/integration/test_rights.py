@@ -265,6 +265,7 @@ def test_each_process_works_with_its_documented_role(
             hand = CacheHand(stack.redis_url, rig.prefix, "t")
             hand.lose(7)
             verified = run("verifier", "verify", "it", "--repair")
+            cleaned = run("cleaner", "outbox", "clean", "--keep-days", "0")
             status = run("relay", "relay", "status")
             capsys.readouterr()
             run("relay", "doctor", "--json")
@@ -274,11 +275,13 @@ def test_each_process_works_with_its_documented_role(
         "verifier": may(roles.of("verifier"), "delete from s.t"),
         "operator": may(roles.of("operator"), "select from s.t"),
         "relay": may(roles.of("relay"), "delete from s.t"),
+        "cleaner": may(roles.of("cleaner"), "select from s.t"),
     }
 
-    assert [0] * 5 == [started, listed, waited, verified, status]
+    assert [0] * 6 == [started, listed, waited, verified, cleaned, status]
+    assert 0 == rig.one("select count(*) from towpath.outbox")
     assert [] == [row["what"] for row in found if row["level"] != "warning"]
-    assert dict.fromkeys(("service", "verifier", "operator", "relay"), False) == denied
+    assert not any(denied.values())
 
 
 @pytest.mark.timeout(120)

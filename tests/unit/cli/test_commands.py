@@ -29,7 +29,7 @@ def test_each_package_brings_its_own_commands() -> None:
     alone = root.build(points("towpath-sinks"))["sink"]
 
     assert set() == shown()
-    assert {"relay"} == shown("towpath-relay")
+    assert {"relay", "outbox"} == shown("towpath-relay")
     assert {"sink", "verify", "wait", "dead-letters"} == shown("towpath-sinks")
     assert {"run", "check", "fetch-jars"} == {n for n in alone if n[0] != "-"}
 

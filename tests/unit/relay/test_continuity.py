@@ -53,7 +53,7 @@ def test_the_first_start_begins_a_lineage_without_a_gap():
     decision = decide_lineage(StoredHistory(), fresh)
 
     assert (
-        Lineage(1, "7", 1, 0, "towpath", start_lsn=700),
+        Lineage(1, "7", 1, 0, "towpath", start_lsn=700, started_at=AT),
         None,
         True,
         700,

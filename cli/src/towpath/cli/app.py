@@ -51,6 +51,7 @@ KNOWN: Final = (
         "Check the configuration, show it whole, or make one from a connector's.",
     ),
     KnownCommand("relay", _RELAY, "Set up the source, run the relay, ask how it is."),
+    KnownCommand("outbox", _RELAY, "Remove old, published events from a kept outbox."),
     KnownCommand("sink.run", _SINKS, "Run sinks in one driver until stopped."),
     KnownCommand("sink.list", _DEPLOY, "List the sinks: state, lag, dead letters."),
     KnownCommand("sink.check", _SINKS, "Check sinks against tables and targets."),

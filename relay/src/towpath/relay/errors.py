@@ -11,7 +11,8 @@ The relay's errors, and the loop's reaction to each.
     │   ├── SlotBusyError            another process holds the slot
     │   ├── BrokerUnavailableError   Kafka cannot be reached
     │   ├── RegistryUnavailableError the schema registry cannot be reached
-    │   └── DeliveryFailedError      a record was refused: restart from the log
+    │   ├── DeliveryFailedError      a record was refused: restart from the log
+    │   └── OutboxUnconfirmedError   events of the outbox are not published yet
     ├── DataError                 DEAD_LETTER: one record
     │   └── UnroutableError          an outbox row cannot become an event
     └── HaltError                 HALT: the operator decides
@@ -88,6 +89,15 @@ class DeliveryFailedError(UnavailableError):
     """Kafka refused a record permanently: the relay restarts from the log."""
 
     remedy = "Read the broker's reason; the relay restarts from the log."
+
+
+class OutboxUnconfirmedError(UnavailableError):
+    """A reader of the log did not confirm old events of the outbox in time."""
+
+    remedy = (
+        "Start the relay, or the reader that the message names, and clean again; a "
+        "slot that nobody reads any more is dropped by pg_drop_replication_slot."
+    )
 
 
 class UnroutableError(DataError):

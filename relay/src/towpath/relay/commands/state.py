@@ -192,6 +192,7 @@ def _lineage(lineage: Lineage) -> dict[str, Any]:
         "offset": lineage.offset,
         "slot": lineage.slot,
         "start_lsn": None if start_lsn is None else format_lsn(start_lsn),
+        "started_at": lineage.started_at,
         "gap": None
         if gap is None
         else {

@@ -93,7 +93,7 @@ class LineageResolver:
         """
         stored = self._store.read()
         found = self.found(stored.heartbeat)
-        at = self._clock.now().isoformat(timespec="seconds")
+        at = self._now()
         tables = read_captured(self._connection, self._settings)
         decision = choose_lineage(stored, found, tables, at)
         if decision.gap is not None:
@@ -197,7 +197,9 @@ class LineageResolver:
         if slot is None:
             reason = f"slot {self._source.slot} has just been dropped"
             raise SourceUnavailableError(reason)
-        lineage = replace(decision.lineage, start_lsn=slot.confirmed_lsn)
+        lineage = replace(
+            decision.lineage, start_lsn=slot.confirmed_lsn, started_at=self._now()
+        )
         decision = replace(
             decision,
             lineages=(*decision.lineages[:-1], lineage),
@@ -205,6 +207,9 @@ class LineageResolver:
         )
         self._store.write(decision.lineages)
         return decision
+
+    def _now(self) -> str:
+        return self._clock.now().isoformat(timespec="seconds")
 
     def _with_snapshots(self, decision: LineageDecision) -> LineageDecision:
         """Request the snapshots of an open gap, if configured."""

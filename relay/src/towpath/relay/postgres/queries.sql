@@ -1206,3 +1206,50 @@ select 'prepared ' || p.gid, p.owner::text,
     extract(epoch from pg_catalog.clock_timestamp() - p.prepared)::float8
 from pg_catalog.pg_prepared_xacts p
 order by 3 desc
+
+-- outbox cleaning -------------------------------------------------------------------
+
+-- name: read_outbox_kind
+-- The kind of a table, and its partition key.
+select c.relkind::text, pg_catalog.pg_get_partkeydef(c.oid)
+from pg_catalog.pg_class c
+where c.oid = pg_catalog.to_regclass(%(table)s::text)
+
+-- name: count_outbox_pages
+select pg_catalog.pg_relation_size(pg_catalog.to_regclass(%(table)s::text))
+    / pg_catalog.current_setting('block_size')::bigint
+
+-- name: read_insert_end
+-- The end of the log, not yet flushed parts included, as a number.
+select (pg_catalog.pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint
+
+-- name: read_log_readers
+-- Every logical slot of this database, and registered relays without one: name,
+-- confirmed LSN as a number, whether it has lost log.
+select coalesce(s.slot_name, r.name),
+    (s.confirmed_flush_lsn - '0/0'::pg_lsn)::bigint,
+    coalesce(s.wal_status = 'lost', false)
+from (
+    select * from pg_catalog.pg_replication_slots
+    where database = pg_catalog.current_database() and not temporary
+) as s
+full join towpath.relay r on r.name = s.slot_name
+order by 1
+
+-- name: read_partitions
+-- The outbox's partitions, with their bounds, and the tables that were some and are
+-- marked to be dropped, without bounds: name, start, end, whether the detachment was
+-- interrupted; in the order of their bounds. A default partition has no bounds either.
+select c.relname,
+    (pg_catalog.regexp_match(b.text, 'FROM \(''([^'']+)''\)'))[1]::timestamptz,
+    (pg_catalog.regexp_match(b.text, 'TO \(''([^'']+)''\)'))[1]::timestamptz,
+    i.inhrelid is not null, coalesce(i.inhdetachpending, false)
+from pg_catalog.pg_class c
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+left join pg_catalog.pg_inherits i on i.inhrelid = c.oid
+cross join lateral (select pg_catalog.pg_get_expr(c.relpartbound, c.oid)) as b (text)
+where n.nspname = %(schema)s::text and c.relkind = 'r'
+    and (i.inhparent = pg_catalog.to_regclass(%(table)s::text)
+        or i.inhrelid is null
+        and pg_catalog.obj_description(c.oid, 'pg_class') = %(mark)s::text)
+order by 2, 1

@@ -68,6 +68,8 @@ class Lineage:
         slot: The slot that follows it.
         gap: The gap that it begins with; None for the first lineage.
         start_lsn: The slot's LSN when it began to serve the lineage; None if pending.
+        started_at: The time of that, in RFC 3339, or later; empty where an earlier
+            release stored it.
     """
 
     number: int
@@ -77,6 +79,7 @@ class Lineage:
     slot: str
     gap: Gap | None = None
     start_lsn: int | None = None
+    started_at: str = ""
 
 
 class StoredHistory(NamedTuple):
@@ -230,7 +233,7 @@ def choose_lineage(
         remembered: The history stored in Kafka.
         found: The history that the source reports.
         tables: The captured tables, whose snapshots would close a gap.
-        at: The time of a gap that is found.
+        at: The time of now, that of a gap or a first lineage.
 
     Raises:
         NotPreparedError: There never was a slot, or this relay cannot use it.
@@ -240,7 +243,7 @@ def choose_lineage(
         reason = f"slot {found.slot_name} is {found.slot.kind}: choose another name"
         raise NotPreparedError(reason)
     if not remembered.lineages:
-        return _first_lineage(remembered, found)
+        return _first_lineage(remembered, found, at)
     known = _known_history(remembered)
     cause = next(_reasons(known, found), None)
     if cause is not None:
@@ -258,7 +261,9 @@ def gap_error(
     return HistoryChangedError(reason)
 
 
-def _first_lineage(remembered: StoredHistory, found: SourceHistory) -> LineageDecision:
+def _first_lineage(
+    remembered: StoredHistory, found: SourceHistory, at: str
+) -> LineageDecision:
     """Return the first lineage, unless there are signs of an earlier one."""
     if remembered.has_records or (found.slot is not None and found.slot.has_streamed):
         what = "topics hold records" if remembered.has_records else "the slot was read"
@@ -278,6 +283,7 @@ def _first_lineage(remembered: StoredHistory, found: SourceHistory) -> LineageDe
         0,
         found.slot_name,
         start_lsn=start_lsn,
+        started_at=at,
     )
     return LineageDecision((lineage,), None, True, False, True, start_lsn, 0)  # noqa: FBT003
 

@@ -334,6 +334,7 @@ def _lineage(evidence: Evidence, slot: SlotHistory, offset: int | None) -> Linea
         slot=found.slot_name,
         gap=gap,
         start_lsn=None if gap else slot.confirmed_lsn,
+        started_at="" if gap else evidence.at,
     )
 
 

@@ -1,0 +1,270 @@
+"""
+Removal of published events from a kept outbox.
+
+An event may be removed once every reader of the log is past its commit. That is proved
+without its LSN, which no row has: first a batch of old rows is read, *then* the end of
+the log. The rows were visible, so they had been committed, and their commits lie below
+that end. When every reader has confirmed it, exactly these rows are deleted. A row that
+an open transaction still holds is not in the batch.
+
+Rows are read and deleted by ranges of the table's pages: no index is needed, and no
+step is longer than one range. A partition is detached first, which waits for all
+transactions that may write to it; only then is the end of the log read.
+"""
+
+# ruff: noqa: S608 - names are quoted; values are parameters
+from collections.abc import Iterator, Sequence
+from datetime import UTC, date, datetime, time
+from typing import Final, NamedTuple
+
+import psycopg
+
+from towpath.relay.errors import NotPreparedError
+from towpath.relay.postgres.connect import Connection, quoted, translated_errors
+from towpath.relay.postgres.queries import query
+from towpath.schemas.source_tables import INSERTED_AT, SourceTable
+from towpath.schemas.table_name import TableName
+
+# 512 KiB: some thousand events.
+PAGES_AT_ONCE: Final = 64
+# DDL and locked tables are not waited for: a waiting lock blocks writers behind it.
+LOCK_TIMEOUT: Final = b"set lock_timeout = '1s'"
+
+
+class OldRows(NamedTuple):
+    """
+    Old rows of a range of pages.
+
+    Attributes:
+        first_page: The first page of the range.
+        ids: The rows that may be deleted.
+        kept: The number of rows from before the present lineage.
+    """
+
+    first_page: int
+    ids: tuple[str, ...]
+    kept: int
+
+
+class Partition(NamedTuple):
+    """
+    A partition, or a table that was one and is marked to be dropped.
+
+    Attributes:
+        name: Its name.
+        start: Its lower bound; None for a default partition.
+        end: Its upper bound; None for a default partition.
+        is_attached: Whether it still is a partition.
+        is_pending: Whether its detachment was interrupted.
+    """
+
+    name: TableName
+    start: datetime | None
+    end: datetime | None
+    is_attached: bool
+    is_pending: bool
+
+    def covers(self, day: date) -> bool:
+        """Return whether its bounds contain the beginning of a day in UTC."""
+        if self.start is None or self.end is None:
+            return False
+        return self.start <= datetime.combine(day, time(), UTC) < self.end
+
+
+class LogReader(NamedTuple):
+    """
+    A reader of the log: a slot, or a registered relay without one.
+
+    Attributes:
+        name: The slot's name.
+        confirmed_lsn: The confirmed LSN; None without a slot.
+        is_lost: Whether the slot has lost log that it needs.
+    """
+
+    name: str
+    confirmed_lsn: int | None
+    is_lost: bool
+
+    def lacks(self, lsn: int) -> bool:
+        """Return whether it has not confirmed an LSN."""
+        return self.confirmed_lsn is None or self.confirmed_lsn < lsn
+
+
+class OutboxTable:
+    """The outbox table, for its cleaning."""
+
+    def __init__(
+        self, connection: Connection, table: SourceTable, id_name: str, time_name: str
+    ) -> None:
+        """
+        Describe it.
+
+        Args:
+            connection: A connection in autocommit.
+            table: The table.
+            id_name: The column with the event's id.
+            time_name: The column with the event's time.
+        """
+        self._connection = connection
+        self._table = table
+        self._id, self._time = quoted(id_name), quoted(time_name)
+        with translated_errors("setting the lock timeout"):
+            connection.execute(LOCK_TIMEOUT)
+
+    def is_partitioned(self) -> bool:
+        """
+        Return whether the table has partitions.
+
+        Raises:
+            NotPreparedError: There is no such table, or its partitions are others than
+                those of ``create_outbox``.
+        """
+        with translated_errors("reading the outbox"):
+            row = self._connection.execute(
+                query("read_outbox_kind"), {"table": self._table.name.sql}
+            ).fetchone()
+        if row is None:
+            message = f"there is no table {self._table.name}"
+            raise NotPreparedError(message)
+        kind, key = row
+        if kind == "p" and key != f"RANGE ({INSERTED_AT})":
+            message = (
+                f"table {self._table.name} is partitioned by {key}, not by "
+                f"{INSERTED_AT}: its partitions are its owner's to drop"
+            )
+            raise NotPreparedError(message)
+        return bool(kind == "p")
+
+    def pages(self) -> int:
+        """Return the number of the table's pages."""
+        return self._number("count_outbox_pages")
+
+    def old_rows(self, first_page: int, before: datetime, since: datetime) -> OldRows:
+        """
+        Read the old rows of a range of pages.
+
+        Args:
+            first_page: The first page.
+            before: Rows of this time or later are not old.
+            since: Rows from before it are kept.
+        """
+        statement = (
+            f"select {self._id}::text, {self._time} >= %(since)s "
+            f"from {self._table.name.sql} "
+            f"where {_PAGES} and {self._time} < %(before)s"
+        )
+        values = self._range(first_page) | {"before": before, "since": since}
+        with translated_errors("reading the outbox"):
+            rows = self._connection.execute(statement.encode(), values).fetchall()
+        ids = tuple(text for text, is_served in rows if is_served)
+        return OldRows(first_page, ids, len(rows) - len(ids))
+
+    def delete(self, rows: OldRows) -> int:
+        """Delete rows that were read; return how many there still were."""
+        table = self._table.name.sql
+        statement = (
+            f"delete from {table} where ctid = any (array("
+            f"select ctid from {table} where {_PAGES} "
+            f"and {self._id}::text = any (%(ids)s) for update skip locked))"
+        )
+        values = self._range(rows.first_page) | {"ids": list(rows.ids)}
+        with translated_errors("deleting from the outbox"):
+            return self._connection.execute(statement.encode(), values).rowcount
+
+    def _range(self, first_page: int) -> dict[str, object]:
+        last = first_page + PAGES_AT_ONCE
+        return {"first": f"({first_page},0)", "last": f"({last},0)"}
+
+    # Partitions ----------------------------------------------------------------
+
+    def partitions(self) -> list[Partition]:
+        """Return the partitions, and the tables that were some and are marked."""
+        name = self._table.name
+        values = {"table": name.sql, "schema": name.schema, "mark": _MARK}
+        with translated_errors("reading the outbox's partitions"):
+            rows = self._connection.execute(query("read_partitions"), values).fetchall()
+        return [
+            Partition(TableName(name.schema, table), *rest) for table, *rest in rows
+        ]
+
+    def add_partition(self, day: date) -> None:
+        """Add the partition of a day."""
+        with translated_errors(f"adding partition {self._table.partition(day)}"):
+            for statement in self._table.partition_statements(day):
+                self._connection.execute(statement.encode())
+
+    def detach(self, partition: Partition, wait_s: float) -> bool:
+        """
+        Detach a partition without blocking writers.
+
+        Args:
+            partition: The partition.
+            wait_s: The longest wait for transactions that may write to it.
+
+        Returns:
+            Whether it is detached; otherwise the next run completes it.
+        """
+        how = "finalize" if partition.is_pending else "concurrently"
+        # Marked before: no other table may ever be taken for one to be dropped.
+        mark = f"comment on table {partition.name.sql} is '{_MARK}'"
+        statement = (
+            f"alter table {self._table.name.sql} "
+            f"detach partition {partition.name.sql} {how}"
+        )
+        execute = self._connection.execute
+        with translated_errors(f"detaching partition {partition.name}"):
+            execute(mark.encode())
+            # The lock timeout would end the wait for older transactions.
+            execute(b"set lock_timeout = 0")
+            execute(f"set statement_timeout = {int(wait_s * 1_000)}".encode())
+            try:
+                execute(statement.encode())
+            except psycopg.errors.QueryCanceled:
+                return False
+            finally:
+                execute(b"set statement_timeout = 0")
+                execute(LOCK_TIMEOUT)
+        return True
+
+    def first_insert(self, partition: Partition) -> datetime | None:
+        """Return the time of the first insert into a partition; None: it is empty."""
+        statement = f"select min({quoted(INSERTED_AT)}) from {partition.name.sql}"
+        with translated_errors(f"reading {partition.name}"):
+            row = self._connection.execute(statement.encode()).fetchone()
+        return row[0] if row else None
+
+    def drop(self, partition: Partition) -> None:
+        """Drop a detached partition."""
+        with translated_errors(f"dropping {partition.name}"):
+            self._connection.execute(f"drop table {partition.name.sql}".encode())
+
+    # The log -------------------------------------------------------------------
+
+    def log_end(self) -> int:
+        """Return the end of the log, above every commit that was visible before."""
+        return self._number("read_insert_end")
+
+    def readers(self) -> list[LogReader]:
+        """Return every reader of the database's log."""
+        with translated_errors("reading the slots"):
+            rows = self._connection.execute(query("read_log_readers")).fetchall()
+        return [LogReader(*row) for row in rows]
+
+    def _number(self, name: str) -> int:
+        values = {"table": self._table.name.sql}
+        with translated_errors("reading the outbox"):
+            row = self._connection.execute(query(name), values).fetchone()
+        return int(row[0]) if row else 0
+
+
+_MARK: Final = "towpath outbox clean: to be dropped once it is published"
+_PAGES: Final = "ctid >= %(first)s::tid and ctid < %(last)s::tid"
+
+
+def lost_readers(readers: Sequence[LogReader]) -> Iterator[str]:
+    """Yield why some readers will never confirm anything, in sentences."""
+    for reader in readers:
+        if reader.confirmed_lsn is None:
+            yield f"the registered relay {reader.name} has no slot"
+        elif reader.is_lost:
+            yield f"slot {reader.name} has lost log that it needs"

@@ -1,0 +1,421 @@
+"""``towpath outbox clean`` beside a relay: what is published goes, all else stays."""
+
+import json
+import uuid
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+
+from support.command import towpath
+from support.rig import Rig
+from support.slots import drop_slot
+from support.waiting import CLOCK, until
+from towpath.relay.commands.clean_outbox import CleaningRules, clean_outbox
+from towpath.relay.errors import (
+    NotPreparedError,
+    OutboxUnconfirmedError,
+    StateRefusedError,
+)
+from towpath.schemas import source_tables
+from towpath.schemas.clock import SystemClock
+from towpath.schemas.failure import UsageError
+from towpath.settings import load
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+INSERT = (
+    "insert into towpath.outbox (id, aggregate_type, aggregate_id, type, occurred_at)"
+    " values (%s, 'post', '7', 'Viewed', %s)"
+)
+
+
+SETTINGS = "heartbeat_interval_s = 0.5\n"
+
+
+class Ahead(SystemClock):
+    """A clock that is days ahead."""
+
+    def now(self) -> datetime:
+        """Return the present time and ten days."""
+        return super().now() + timedelta(days=10)
+
+
+class Place(Rig):
+    """A kept outbox, the relay that publishes it, and the command that cleans it."""
+
+    def clean(self, keep_days=7.0, wait_s=20.0, clock=None, **rules):
+        """Clean the outbox, by default ten days later."""
+        chosen = CleaningRules(timedelta(days=keep_days), wait_s, **rules)
+        self.reported = []
+        return clean_outbox(
+            load(self.config, {}),
+            chosen,
+            lambda *numbers: self.reported.append(numbers),
+            clock or Ahead(),
+        )
+
+    def insert(self, at=None, connection=None):
+        """Insert an event, and return its id."""
+        event = uuid.uuid4()
+        values = [event, at or CLOCK.now()]
+        (connection or self.connection).execute(INSERT, values)
+        return str(event)
+
+    def ids(self):
+        """Return the ids of the kept events."""
+        return {str(one) for (one,) in self.execute("select id from towpath.outbox")}
+
+    def published(self, count):
+        """Return the ids of the published events."""
+        records = self.read("event.post", at_least=count)
+        return {dict(record.headers())["id"].decode() for record in records}
+
+    @contextmanager
+    def transaction(self):
+        """Provide a connection with an open transaction."""
+        with psycopg.connect(self.dsn) as connection:
+            connection.execute("select pg_current_xact_id()")
+            yield connection
+
+
+@pytest.fixture
+def place(database, stack, unique, tmp_path):
+    """Provide a prepared outbox; the relay does not run yet."""
+    place = Place(database, stack.kafka, unique, tmp_path)
+    place.configure(SETTINGS + place.outbox)
+    place.init()
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def running(place):
+    """Provide an outbox whose relay streams."""
+    place.start()
+    until(lambda: place.logged("relay streaming"), "the relay streams")
+    return place
+
+
+def test_old_published_events_go_and_young_ones_stay(running):
+    """
+    Events of a week are kept, older ones are deleted; all of them are published.
+    """
+    old = {running.insert() for _ in range(20)}
+    young = running.insert(CLOCK.now() + timedelta(days=5))
+    running.confirm()
+    cleaned = running.clean()
+
+    assert (20, 0) == (cleaned.deleted, cleaned.kept_former)
+    assert {young} == running.ids()
+    assert {*old, young} == running.published(21)
+    assert 20 == running.reported[-1][2]
+
+
+def test_nothing_goes_before_it_is_published(place):
+    """
+    While the relay is down no event is deleted; once it runs, the same call does it.
+    """
+    place.start()
+    until(lambda: place.logged("relay streaming"), "the relay streams")
+    place.confirm()
+    place.kill()
+    event = place.insert()
+    with pytest.raises(OutboxUnconfirmedError, match=place.prefix):
+        place.clean(wait_s=1.0)
+    assert {event} == place.ids()
+    place.start()
+
+    assert 1 == place.clean().deleted
+    assert {event} == place.published(1)
+
+
+def test_an_event_of_an_open_transaction_stays(running):
+    """
+    An event that is not committed when the rows are read is not deleted.
+    """
+    first = running.insert()
+    with running.transaction() as connection:
+        open_event = running.insert(connection=connection)
+        assert 1 == running.clean().deleted
+        connection.commit()
+
+    assert {open_event} == running.ids()
+    assert {first, open_event} == running.published(2)
+    assert 1 == running.clean().deleted
+
+
+def test_another_reader_of_the_log_must_have_confirmed_too(running):
+    """
+    A slot of another consumer holds events back, by its name, until it is dropped.
+    """
+    other = f"{running.prefix}_other"
+    running.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", other)
+    event = running.insert()
+    running.confirm()
+    with pytest.raises(OutboxUnconfirmedError, match=f"^{other}: "):
+        running.clean(wait_s=1.0)
+    assert {event} == running.ids()
+    drop_slot(running.dsn, other)
+
+    assert 1 == running.clean().deleted
+
+
+def test_a_slot_that_was_made_again_proves_nothing(place):
+    """
+    Events that a new slot skips are kept: before the relay starts, and after the gap.
+    """
+    place.configure(f'on_gap = "plan"\n{SETTINGS}{place.outbox}')
+    place.start()
+    until(lambda: place.logged("relay streaming"), "the relay streams")
+    place.confirm()
+    place.kill()
+    skipped = place.insert()
+    drop_slot(place.dsn, place.prefix)
+    place.init()
+    with pytest.raises(OutboxUnconfirmedError, match=place.prefix):
+        place.clean(wait_s=1.0)
+    assert {skipped} == place.ids()
+    place.start()
+    until(lambda: len(place.logged("relay streaming")) > 1, "the relay streams")
+    place.confirm()
+    kept = place.clean()
+
+    assert (0, 1) == (kept.deleted, kept.kept_former)
+    assert {skipped} == place.ids()
+    assert 1 == place.clean(keeps_former=False).deleted
+
+
+def test_a_registered_relay_without_its_slot_is_named(running):
+    """
+    A second relay whose slot is gone never confirms: the error says so at once.
+    """
+    running.execute(
+        "insert into towpath.relay (name, number, prefix) values ('gone', 9, 'gone')"
+    )
+    event = running.insert()
+    with pytest.raises(NotPreparedError, match="relay gone has no slot"):
+        running.clean()
+    assert {event} == running.ids()
+
+
+def test_events_from_before_the_relay_are_kept(place):
+    """
+    Events older than the relay's first start may never have been published.
+    """
+    event = place.insert(datetime(2001, 1, 1, tzinfo=UTC))
+    with pytest.raises(StateRefusedError, match="there is no state topic"):
+        place.clean()
+    place.start()
+    until(lambda: place.logged("relay streaming"), "the relay streams")
+    kept = place.clean()
+
+    assert (0, 1) == (kept.deleted, kept.kept_former)
+    assert {event} == place.ids()
+
+
+def test_a_locked_row_is_left_and_writers_are_not_blocked(running):
+    """
+    A row that a transaction holds is skipped; inserts go on beside the cleaning.
+    """
+    locked, other = running.insert(), running.insert()
+    running.confirm()
+    with running.transaction() as connection:
+        connection.execute(
+            "select from towpath.outbox where id = %s for update", [locked]
+        )
+        assert 1 == running.clean().deleted
+        running.insert(CLOCK.now() + timedelta(days=9), connection)
+        connection.commit()
+
+    assert other not in running.ids()
+    assert 1 == running.clean().deleted
+    assert 1 == len(running.ids())
+
+
+def test_a_table_of_many_pages_is_cleaned_in_steps(running):
+    """
+    Thousands of rows go in bounded steps, each reported.
+    """
+    running.execute(
+        "insert into towpath.outbox (id, aggregate_type, aggregate_id, type, payload)"
+        " select gen_random_uuid(), 'post', n::text, 'Viewed',"
+        " json_build_object('text', repeat('x', 500)) from generate_series(1, 4000) n"
+    )
+    running.confirm()
+    cleaned = running.clean()
+
+    assert (4000, set()) == (cleaned.deleted, running.ids())
+    assert len(running.reported) > 3
+    assert sorted(running.reported) == running.reported
+
+
+def test_a_table_that_is_missing_or_has_no_time_is_named(place):
+    """
+    A wrong configuration is one error, and nothing is deleted.
+    """
+    place.configure(place.outbox + '\n[relay.outbox.columns]\noccurred_at = ""\n')
+    with pytest.raises(UsageError, match="no column occurred_at"):
+        place.clean()
+    place.configure(f'{place.outbox}\ntable = "blog.events"\n')
+    with pytest.raises(NotPreparedError, match=r"there is no table blog\.events"):
+        place.clean(keeps_former=False)
+
+
+def test_the_command_prints_what_it_did(running):
+    """
+    The command ends with code 0 and one JSON document.
+    """
+    running.insert()
+    running.confirm()
+    words = ("outbox", "clean", "--keep-days", "0", "--json")
+    with towpath(running.folder, *words, "--config", str(running.config)) as process:
+        output, errors = process.communicate(timeout=60)
+
+    assert 0 == process.returncode, errors.decode()
+    assert {
+        "table": "towpath.outbox",
+        "deleted": 1,
+        "kept_former": 0,
+        "added": [],
+        "dropped": [],
+        "waiting": [],
+    } == json.loads(output)
+    assert set() == running.ids()
+
+
+# Partitions ------------------------------------------------------------------------
+
+PARTITIONED = """
+create schema if not exists towpath;
+create table towpath.outbox_20010101 (like towpath.outbox including defaults);
+insert into towpath.outbox_20010101 (id, aggregate_type, aggregate_id, type)
+    values (gen_random_uuid(), 'post', '7', 'Archived')
+"""
+
+
+class PartitionedPlace(Place):
+    """An outbox with a partition for each day."""
+
+    def create(self):
+        """Create it with the partitions of today and tomorrow, and a look-alike."""
+        table = source_tables.outbox(is_partitioned=True)
+        self.execute(source_tables.schema_statement())
+        self.execute(table.create_statement())
+        today = CLOCK.now().date()
+        for days in range(2):
+            for statement in table.partition_statements(today + timedelta(days=days)):
+                self.execute(statement)
+        self.execute(PARTITIONED)
+
+    def insert_tomorrow(self, connection=None):
+        """Insert an event into tomorrow's partition."""
+        event = uuid.uuid4()
+        (connection or self.connection).execute(
+            "insert into towpath.outbox (id, aggregate_type, aggregate_id, type,"
+            " inserted_at) values (%s, 'post', '7', 'Viewed', now() + '1 day')",
+            [event],
+        )
+        return str(event)
+
+    def partitions(self):
+        """Return the days of the partitions, from today on."""
+        found = self.execute(
+            "select right(c.relname, 8)::date - (now() at time zone 'utc')::date"
+            " from pg_inherits i join pg_class c on c.oid = i.inhrelid"
+            " where i.inhparent = 'towpath.outbox'::regclass order by 1"
+        )
+        return [days for (days,) in found]
+
+
+@pytest.fixture
+def partitioned(database, stack, unique, tmp_path):
+    """Provide a partitioned outbox, whose relay streams."""
+    place = PartitionedPlace(database, stack.kafka, unique, tmp_path)
+    place.create()
+    place.configure(SETTINGS + place.outbox)
+    place.init()
+    place.start()
+    until(lambda: place.logged("relay streaming"), "the relay streams")
+    yield place
+    place.close()
+
+
+def test_partitions_are_made_ahead(partitioned):
+    """
+    The partitions of the next days are made, once; those that are there stay.
+    """
+    made = partitioned.clean(clock=SystemClock(), days_ahead=4)
+    again = partitioned.clean(clock=SystemClock(), days_ahead=4)
+
+    assert (3, [], []) == (len(made.added), again.added, made.dropped + again.dropped)
+    assert [0, 1, 2, 3, 4] == partitioned.partitions()
+
+
+def test_a_published_day_is_dropped_whole(partitioned):
+    """
+    A day that ended before the asked age goes once it is published, and nothing else.
+
+    Today's partition holds a time before the relay's first start, so it stays.
+    """
+    today, tomorrow = partitioned.insert(), partitioned.insert_tomorrow()
+    cleaned = partitioned.clean(days_ahead=0)
+
+    assert 1 == len(cleaned.dropped) == cleaned.kept_former
+    assert [0, 10] == partitioned.partitions()
+    assert {today} == partitioned.ids()
+    assert {today, tomorrow} == partitioned.published(2)
+    assert 1 == partitioned.one("select count(*) from towpath.outbox_20010101")
+
+
+def test_a_day_with_an_open_writer_waits_and_nothing_of_it_is_lost(partitioned):
+    """
+    A transaction that writes to an old day ends first; the next run drops the day.
+    """
+    with partitioned.transaction() as connection:
+        late = partitioned.insert_tomorrow(connection)
+        first = partitioned.clean(wait_s=1.0, days_ahead=0)
+        # Other writers are not blocked meanwhile.
+        today = partitioned.insert()
+        connection.commit()
+    second = partitioned.clean(days_ahead=0)
+
+    assert (1, []) == (len(first.waiting), first.dropped)
+    assert 1 == len(second.dropped)
+    assert {late, today} == partitioned.published(2)
+    assert {today} == partitioned.ids()
+
+
+def test_a_day_that_is_not_published_is_detached_and_stays(partitioned):
+    """
+    Without the relay a detached day is not dropped; the next run drops it.
+    """
+    partitioned.confirm()
+    partitioned.kill()
+    event = partitioned.insert_tomorrow()
+    with pytest.raises(OutboxUnconfirmedError):
+        partitioned.clean(wait_s=1.0, days_ahead=0)
+    detached = partitioned.one(
+        "select c.oid::regclass::text from pg_class c where relkind = 'r' and"
+        " obj_description(oid, 'pg_class') like 'towpath outbox clean%%'"
+    )
+    assert 1 == partitioned.one(f"select count(*) from {detached}")  # noqa: S608
+    partitioned.start()
+    done = partitioned.clean(days_ahead=0)
+
+    assert [detached] == done.dropped
+    assert {event} == partitioned.published(1)
+
+
+def test_an_outbox_with_other_partitions_is_left_alone(partitioned):
+    """
+    Partitions by another column belong to their owner.
+    """
+    partitioned.execute(
+        "create table towpath.mine (id uuid, occurred_at timestamptz)"
+        " partition by range (occurred_at)"
+    )
+    partitioned.configure(f'{partitioned.outbox}\ntable = "towpath.mine"\n')
+    with pytest.raises(NotPreparedError, match=r"partitioned by RANGE \(occurred_at\)"):
+        partitioned.clean()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import uuid
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -217,21 +218,30 @@ def on_async_psycopg(outbox, log):
     asyncio.run(record())
 
 
+@asynccontextmanager
+async def connected(dsn):
+    """Connect by asyncpg for the block."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
 def on_asyncpg(outbox, log):
     """Record by a connection of asyncpg."""
 
     async def record():
-        connection = await asyncpg.connect(log.dsn)
-        with pytest.raises(NoTransactionError):
-            await outbox.record_async(connection, event("lost"))
-        async with connection.transaction():
-            await outbox.record_async(connection, event("a"))
-            savepoint = connection.transaction()
-            await savepoint.start()
-            await outbox.record_async(connection, event("lost"))
-            await savepoint.rollback()
-            await outbox.record_all_async(connection, [event("b"), event("c")])
-        await connection.close()
+        async with connected(log.dsn) as connection:
+            with pytest.raises(NoTransactionError):
+                await outbox.record_async(connection, event("lost"))
+            async with connection.transaction():
+                await outbox.record_async(connection, event("a"))
+                savepoint = connection.transaction()
+                await savepoint.start()
+                await outbox.record_async(connection, event("lost"))
+                await savepoint.rollback()
+                await outbox.record_all_async(connection, [event("b"), event("c")])
 
     asyncio.run(record())
 
@@ -322,16 +332,16 @@ def test_a_connection_that_commits_each_statement_is_refused(log):
     The event would be committed without its state; nothing is written.
     """
     outbox, title = Outbox(events), event("lost")
-    old = psycopg2.connect(log.dsn)
-    old.autocommit = True
-    new = psycopg.connect(log.dsn, autocommit=True)
     engine = create_engine(log.url.format("psycopg2"), isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
+    with (
+        closing(psycopg2.connect(log.dsn)) as old,
+        psycopg.connect(log.dsn, autocommit=True) as new,
+        engine.connect() as connection,
+    ):
+        old.autocommit = True
         for session in (old, new, connection):
             with pytest.raises(NoTransactionError):
                 outbox.record(session, title)
-    old.close()
-    new.close()
     engine.dispose()
 
     assert [] == log.titles()
@@ -412,6 +422,33 @@ def test_a_large_payload_is_stored_elsewhere(log):
 
     assert ({"claim_check": place}, {"claim_check": place}) == (row[4], row[5])
     assert {place: {"post_id": 7, "title": "x" * 2000}} == stored
+
+
+def test_a_percent_sign_in_a_name_is_escaped(log):
+    """
+    Drivers take no name of a table for a parameter.
+    """
+    table = source_tables.outbox("public.100%s")
+    outbox = Outbox(events, table="public.100%s")
+    of_django = connect_django(log.dsn)
+    from django.db import transaction  # noqa: PLC0415 - needs its settings first
+
+    with (
+        psycopg.connect(log.dsn) as new,
+        closing(psycopg2.connect(log.dsn)) as old,
+        closing(of_django),
+    ):
+        new.execute(table.create_statement().encode())
+        new.commit()
+        outbox.record(new, event("a"))
+        with old:
+            outbox.record(old, event("b"))
+        with transaction.atomic():
+            outbox.record(of_django, event("c"))
+        new.commit()
+        found = new.execute(b'select payload from public."100%s"').fetchall()
+
+    assert {"a", "b", "c"} == {payload["title"] for (payload,) in found}
 
 
 def test_a_text_statement_with_colons_in_names_is_escaped(log):

@@ -1,5 +1,5 @@
 """
-``towpath demo``, ``towpath bench relay | snapshot | sinks`` and ``towpath chaos``.
+``towpath demo``, ``bench relay | snapshot | sinks | outbox`` and ``chaos``.
 
 Each starts its own stack, and removes it afterwards.
 """
@@ -272,6 +272,52 @@ def bench_sinks(  # noqa: PLR0913 - each is an option of the command
         warm_up_s=warm_up,
     )
     return run_sink_benchmark(options, keep=keep, as_json=json)
+
+
+@bench_app.command(name="outbox")
+def bench_outbox(
+    *,
+    writers: Annotated[int, Parameter(validator=Number(gte=1, lte=64))] = 2,
+    rounds: Annotated[int, Parameter(validator=Number(gte=1, lte=100))] = 3,
+    duration: Annotated[float, Parameter(validator=Number(gte=1))] = 10.0,
+    warm_up: Annotated[float, Parameter(validator=Number(gte=0))] = 2.0,
+    json: Annotated[bool, Parameter(negative="")] = False,
+    keep: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """
+    Measure commits a second with and without an event, in the library's three ways.
+
+    Each writer is a process with one connection, which inserts a row and records its
+    event, by psycopg 3 and with a schema. Beside the three ways stand the same
+    transaction without an event, and one with an insert that was written by hand. A
+    stack of its own is started in a temporary folder and removed again.
+
+    Exit 0 if every row had its event in the log once; 1, without any figures, if not; 3
+    if a part was unavailable.
+
+    Args:
+        writers: Writers side by side.
+        rounds: How often each way runs; the order alternates.
+        duration: Seconds for which each is measured.
+        warm_up: Seconds for which it goes on before that.
+        json: Print one JSON document.
+        keep: Leave logs and configuration files in place.
+    """
+    from towpath.deploy.bench.outbox import (  # noqa: PLC0415 - keeps --help fast
+        draw,
+        measure_outbox,
+    )
+    from towpath.deploy.bench.runner import (  # noqa: PLC0415 - as above
+        Benchmark,
+        run_benchmark,
+    )
+    from towpath.loadtests.bench.context import BenchOptions  # noqa: PLC0415 - as above
+
+    options = BenchOptions(
+        rows=0, rounds=rounds, duration_s=duration, warm_up_s=warm_up
+    )
+    benchmark = Benchmark(partial(measure_outbox, writers=writers), draw)
+    return run_benchmark(options, benchmark, keep=keep, as_json=json)
 
 
 chaos_app = App(

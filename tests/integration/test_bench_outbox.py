@@ -1,0 +1,68 @@
+"""The benchmark of the outbox library, small: verified figures, or none at all."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from support.command import towpath
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+WORDS = ("bench", "outbox", "--json", "--rounds", "1", "--duration", "1")
+SMALL = (*WORDS, "--warm-up", "0")
+
+# Found by every Python of the benchmark: one event in twenty is not written.
+DEFECT = """
+import itertools
+import towpath.outbox.outbox as outbox
+
+original, count = outbox.Outbox.record, itertools.count()
+
+def record(self, session, event):
+    if next(count) % 20 != 7:
+        return original(self, session, event)
+
+outbox.Outbox.record = record
+"""
+
+
+def test_every_way_is_measured_and_verified(tmp_path: Path):
+    """
+    One JSON object with each system's figures and ratios; no file remains.
+    """
+    with towpath(tmp_path, *SMALL) as process:
+        output, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors.decode()
+    told = json.loads(output)
+    case = told["cases"]["commits"]
+    systems = case["systems"]
+
+    assert ["delete", "keep", "message", "none", "sql"] == sorted(systems)
+    assert all(one["commits_per_s"]["median"] > 0 for one in systems.values())
+    assert all(value > 0 for value in case["ratios_to_none"].values())
+    # A row that stays takes room; a message has none.
+    sizes = {n: systems[n]["table_bytes_per_event"]["median"] for n in ("keep", "sql")}
+    message = systems["message"]["table_bytes_per_event"]["median"]
+    assert min(sizes.values()) > 200 > message
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_a_lost_event_leaves_no_figure(tmp_path: Path, monkeypatch):
+    """
+    Rows without their event: exit code 1, the finding, nothing measured.
+    """
+    (tmp_path / "defect").mkdir()
+    (tmp_path / "defect" / "sitecustomize.py").write_text(DEFECT, encoding="utf-8")
+    inherited = os.environ.get("PYTHONPATH", "")  # noqa: TID251 - a root
+    path = os.pathsep.join(filter(None, (str(tmp_path / "defect"), inherited)))
+    monkeypatch.setenv("PYTHONPATH", path)
+    with towpath(tmp_path, *SMALL) as process:
+        output, errors = process.communicate(timeout=100)
+    assert output, errors.decode()
+    told = json.loads(output)
+
+    assert (1, False, {}) == (process.returncode, told["verified"], told["cases"])
+    assert 3 == len(told["findings"])
+    assert all(" lost" in finding for finding in told["findings"])

@@ -1,4 +1,4 @@
-"""The relay's client of the schema registry, against the real one and a broken one."""
+"""The client of the schema registry, against the real one and a broken one."""
 
 import json
 import socket
@@ -10,12 +10,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 
-from towpath.relay.errors import (
+from towpath.schemas.failure import (
     RegistryRefusedError,
     RegistryUnavailableError,
     SchemaRefusedError,
 )
-from towpath.relay.registry.client import SchemaIds
+from towpath.schemas.registry import SchemaRegistry
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -27,9 +27,9 @@ def record(**fields: object) -> str:
 
 
 @pytest.fixture
-def ids(stack) -> Iterator[SchemaIds]:
+def ids(stack) -> Iterator[SchemaRegistry]:
     """Provide a client of the real registry."""
-    with closing(SchemaIds(stack.registry_url)) as lent:
+    with closing(SchemaRegistry(stack.registry_url)) as lent:
         yield lent
 
 
@@ -68,13 +68,13 @@ def url(server: HTTPServer) -> str:
     return f"http://127.0.0.1:{server.server_port}"
 
 
-def test_a_schema_is_registered_once(stack, ids: SchemaIds, unique: str):
+def test_a_schema_is_registered_once(stack, ids: SchemaRegistry, unique: str):
     """
     Another process finds the same ids, and a subject's older shapes keep theirs.
     """
     first, second = record(a="int"), record(a="int", b="int")
     told = [ids(unique, schema) for schema in (first, second, first)]
-    with closing(SchemaIds(stack.registry_url)) as other:
+    with closing(SchemaRegistry(stack.registry_url)) as other:
         again = [other(unique, schema) for schema in (first, second)]
     with closing(SchemaRegistryClient({"url": stack.registry_url})) as client:
         versions = client.get_versions(unique)
@@ -89,7 +89,7 @@ def test_a_schema_is_registered_once(stack, ids: SchemaIds, unique: str):
 
 
 def test_an_incompatible_schema_is_refused_until_the_subject_allows_it(
-    stack, ids: SchemaIds, unique: str
+    stack, ids: SchemaRegistry, unique: str
 ):
     """
     The error names the subject; once it is relaxed the same schema is taken.
@@ -101,7 +101,7 @@ def test_an_incompatible_schema_is_refused_until_the_subject_allows_it(
         with pytest.raises(SchemaRefusedError) as raised:
             ids(unique, record(a="string"))
         client.set_compatibility(unique, "NONE")
-    with closing(SchemaIds(stack.registry_url)) as other:
+    with closing(SchemaRegistry(stack.registry_url)) as other:
         unchanged = other(unique, first)
     taken = ids(unique, record(a="string"))
 
@@ -112,7 +112,7 @@ def test_an_incompatible_schema_is_refused_until_the_subject_allows_it(
     )
 
 
-def test_an_invalid_schema_is_refused(ids: SchemaIds, unique: str):
+def test_an_invalid_schema_is_refused(ids: SchemaRegistry, unique: str):
     """
     A schema that the registry cannot parse is refused with its reason.
     """
@@ -138,7 +138,7 @@ def test_every_registry_error_has_its_failure_class(answering, answer, error):
     Transient errors are retried; permanent ones halt.
     """
     answering.answers = [answer]
-    with closing(SchemaIds(url(answering))) as ids, pytest.raises(error) as raised:
+    with closing(SchemaRegistry(url(answering))) as ids, pytest.raises(error) as raised:
         ids("s", "{}")
 
     assert type(raised.value) is error
@@ -149,7 +149,7 @@ def test_a_known_schema_asks_nothing_more(answering):
     One look-up per schema and subject, and one registration if it was not there.
     """
     answering.answers = [(404, b"{}"), (200, b'{"id": 7}')]
-    with closing(SchemaIds(url(answering))) as ids:
+    with closing(SchemaRegistry(url(answering))) as ids:
         told = [ids("a/b", "{}") for _ in range(3)]
 
     assert ([7, 7, 7], ["/subjects/a%2Fb", "/subjects/a%2Fb/versions"]) == (
@@ -165,12 +165,12 @@ def test_a_registry_that_is_away_or_hangs_is_unavailable():
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         address = f"http://me:secret@127.0.0.1:{hanging.getsockname()[1]}"
         with (
-            closing(SchemaIds(address, timeout_s=0.2)) as ids,
+            closing(SchemaRegistry(address, timeout_s=0.2)) as ids,
             pytest.raises(RegistryUnavailableError) as silent,
         ):
             ids("s", "{}")
     with (
-        closing(SchemaIds(address)) as ids,
+        closing(SchemaRegistry(address)) as ids,
         pytest.raises(RegistryUnavailableError) as closed,
     ):
         ids("s", "{}")
@@ -187,9 +187,9 @@ def test_an_invalid_registry_address_halts(address: str):
     An impossible address is not retried.
     """
     with (
-        closing(SchemaIds(address)) as ids,
+        closing(SchemaRegistry(address)) as ids,
         pytest.raises(RegistryRefusedError) as told,
     ):
         ids("s", "{}")
 
-    assert "[registry] url" in str(told.value)
+    assert "not a valid URL" in str(told.value)

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -210,6 +211,25 @@ def test_the_outbox_alone_records_an_event(built, tmp_path, database):
     ours = {"towpath-outbox", "towpath-schemas", "fastavro", "psycopg2-binary"}
     assert ours == machine.installed() - {"pip", "setuptools"}
     rig.close()
+
+
+def test_the_outbox_alone_checks_schemas(built, tmp_path):
+    """
+    With its command: nothing of relay, sinks or Postgres is installed for it.
+    """
+    machine = Machine(tmp_path, built, "towpath-outbox[cli]")
+    schemas = machine.bin.parent / "schemas"
+    shutil.copytree(ROOT / "docs/examples/blog/schemas", schemas)
+
+    machine.run("towpath", "schema", "check", code=1)
+    assert "frozen: post_published" in machine.run("towpath", "schema", "freeze")
+    machine.run("towpath", "schema", "check")
+    words = ("check", "--registry", "http://127.0.0.1:1")
+    assert "cannot be reached" in machine.run("towpath", "schema", *words, code=3)
+    ours = {name for name in machine.installed() if name.startswith("towpath")}
+    assert ours == {
+        f"towpath-{one}" for one in ("outbox", "cli", "settings", "schemas")
+    }
 
 
 def test_the_relay_alone_tails(built, tmp_path, database, stack, unique):

@@ -13,8 +13,8 @@ from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.encode.relations import NOTHING_KNOWN
 from towpath.relay.encode.router import MakeCodec, Router
 from towpath.relay.encode.table import RouteCallbacks, SourceNames, TableRoute
-from towpath.relay.errors import SchemaRefusedError
 from towpath.relay.wal.messages import Column, Relation
+from towpath.schemas.failure import SchemaRefusedError
 from towpath.settings.relay import Relay
 
 

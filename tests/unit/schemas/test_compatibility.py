@@ -3,7 +3,7 @@
 import fastavro
 import pytest
 
-from towpath.schemas.compatibility import Finding, check_history, compare
+from towpath.schemas.compatibility import Level, check_history, compare
 from towpath.schemas.events import EventSchema
 from towpath.schemas.payload import compile_check
 
@@ -164,23 +164,74 @@ def test_an_incompatible_schema_change_is_found(old, new, path, reason):
     """
     Each broken rule is one finding with its place and its reason.
     """
-    assert compare(old, new) == (Finding(path, reason),)
+    found = compare(old, new)
+
+    assert [(path, reason)] == [(each.path, each.reason) for each in found]
+
+
+def history(*versions):
+    """Number parsed schemas as the versions of one subject."""
+    return [
+        EventSchema("Thing", number, "shop.Thing", "", parsed, compile_check(parsed))
+        for number, parsed in enumerate(versions, start=1)
+    ]
 
 
 def test_every_earlier_version_is_compared_and_not_only_the_last():
     """
     A third version that reads the second but not the first is found.
     """
-    versions = [
-        record(field("string")),
-        record(),
-        record(field("int", default=0)),
-    ]
-    schemas = [
-        EventSchema("Thing", number, "shop.Thing", "", parsed, compile_check(parsed))
-        for number, parsed in enumerate(versions, start=1)
-    ]
+    schemas = history(
+        record(field("string")), record(), record(field("int", default=0))
+    )
 
-    expected = (Finding("shop.Thing:3 after 1: a", "was string and became int"),)
+    [found] = check_history(schemas)
 
-    assert expected == check_history(schemas)
+    assert (
+        (
+            "shop.Thing:3 cannot read what shop.Thing:1 wrote: from version 1 to 3, "
+            "the field a was string and became int."
+        ),
+        "Keep the type, and add a field of another name with a default beside it.",
+    ) == (found.sentence, found.cure)
+    assert () == check_history(schemas, Level.BACKWARD)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "refusing"),
+    [
+        (record(), record(field("int", default=0)), set()),
+        (record(), record(field("int")), {"BACKWARD", "FULL"}),
+        (record(field("int")), record(), {"FORWARD", "FULL"}),
+        (record(field("int")), record(field("long")), {"FORWARD", "FULL"}),
+        (
+            record(field("int")),
+            record(field("string")),
+            {"BACKWARD", "FORWARD", "FULL"},
+        ),
+    ],
+)
+def test_a_level_decides_which_version_reads(old, new, refusing):
+    """
+    Backward levels have the new version read, forward levels the earlier one.
+    """
+    schemas = history(old, new)
+    found = {level for level in Level if check_history(schemas, level)}
+
+    assert {f"{one}{more}" for one in refusing for more in ("", "_TRANSITIVE")} == found
+
+
+def test_a_forward_finding_has_the_cure_of_the_new_version():
+    """
+    The earlier version is released: the cure is a change of the newer one.
+    """
+    [found] = check_history(history(record(field("int")), record()), Level.FORWARD)
+
+    assert (
+        (
+            "shop.Thing:1 cannot read what shop.Thing:2 wrote: from version 2 to 1, "
+            "the field a was added without a default."
+        ),
+        "Keep the field: readers of the earlier version need it.",
+        2,
+    ) == (found.sentence, found.cure, found.newer.version)

@@ -9,8 +9,8 @@ from towpath.schemas.events import (
     EventSchemas,
     InvalidEventError,
     make_schema,
-    read_schema,
 )
+from towpath.schemas.schema_files import parse_file
 
 CUSTOMER = {"name": "Ada", "active": True, "email": "ada@example.org"}
 SCHEMA = {
@@ -112,7 +112,7 @@ def test_a_file_that_is_no_event_schema_is_refused(file_name, text, reason):
     The error names the file and what is wrong with it.
     """
     with pytest.raises(EventSchemaError, match=f"^{file_name}: .*{reason}"):
-        read_schema(file_name, text)
+        EventSchemas.from_files([parse_file(file_name, text)])
 
 
 def test_a_folder_without_schemas_is_refused(tmp_path):

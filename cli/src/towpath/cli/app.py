@@ -38,6 +38,7 @@ class KnownCommand(NamedTuple):
 _RELAY: Final = "towpath-relay"
 _SINKS: Final = "towpath-sinks"
 _INBOX: Final = "towpath-inbox"
+_OUTBOX: Final = "towpath-outbox"
 _DEPLOY: Final = "towpath-deploy"
 # In the order of --help. Commands of other packages follow.
 KNOWN: Final = (
@@ -70,6 +71,10 @@ KNOWN: Final = (
         _SINKS,
         "List, show, replay or give up what a sink could not apply.",
     ),
+    KnownCommand("schema.freeze", _OUTBOX, "Freeze event schemas as released."),
+    KnownCommand(
+        "schema.check", _OUTBOX, "Check event schemas: frozen, numbered, compatible."
+    ),
     KnownCommand(
         "inbox", _INBOX, "Create an inbox; list, replay or drop parked events."
     ),
@@ -82,6 +87,7 @@ KNOWN: Final = (
 )
 _GROUP_HELP: Final = {
     "sink": "Run sinks, list and check them; add, refill or drop one.",
+    "schema": "Event schemas and table contracts: checks for CI.",
 }
 
 

@@ -31,7 +31,6 @@ from towpath.relay.postgres import setup
 from towpath.relay.postgres.connect import connect
 from towpath.relay.postgres.replication import Wakeup
 from towpath.relay.postgres.signals import SignalInbox, SourceSignalService
-from towpath.relay.registry.client import SchemaIds
 from towpath.relay.session import Session, SessionLoop
 from towpath.relay.snapshot.signals import SignalRefusal
 from towpath.relay.stats import Stats
@@ -43,6 +42,7 @@ from towpath.schemas.failure import (
     has_no_descriptor,
 )
 from towpath.schemas.position import format_lsn
+from towpath.schemas.registry import SchemaRegistry
 from towpath.settings import Settings, load
 from towpath.settings.logs import configure_logs
 
@@ -154,7 +154,7 @@ class Relay:
             settings=settings,
             sinks=sinks,
             topics=KafkaTopics(settings.kafka, settings.topics, self._clock),
-            schema_ids=SchemaIds(settings.registry.url),
+            schema_ids=SchemaRegistry(settings.registry.url),
             stats=self._stats,
             clock=self._clock,
             wakeup=self._wakeup,

@@ -16,11 +16,11 @@ from towpath.relay.encode.captured_tables import CapturedTables
 from towpath.relay.kafka.topics import KafkaTopics
 from towpath.relay.ports import Inbox
 from towpath.relay.postgres.replication import Wakeup
-from towpath.relay.registry.client import SchemaIds
 from towpath.relay.snapshot.signals import SignalRefusal
 from towpath.relay.stats import Stats
 from towpath.schemas.clock import Clock
 from towpath.schemas.failure import ConfigurationError
+from towpath.schemas.registry import SchemaRegistry
 from towpath.settings import Settings, load
 
 _LOG = structlog.get_logger("towpath.relay")
@@ -73,7 +73,7 @@ class ProcessContext(NamedTuple):
     settings: Settings
     sinks: DeclaredSinks
     topics: KafkaTopics
-    schema_ids: SchemaIds
+    schema_ids: SchemaRegistry
     stats: Stats
     clock: Clock
     wakeup: Wakeup

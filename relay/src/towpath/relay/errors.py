@@ -10,7 +10,6 @@ The relay's errors, and the loop's reaction to each.
     │   ├── SourceUnavailableError   Postgres cannot be reached
     │   ├── SlotBusyError            another process holds the slot
     │   ├── BrokerUnavailableError   Kafka cannot be reached
-    │   ├── RegistryUnavailableError the schema registry cannot be reached
     │   ├── DeliveryFailedError      a record was refused: restart from the log
     │   └── OutboxUnconfirmedError   events of the outbox are not published yet
     ├── DataError                 DEAD_LETTER: one record
@@ -25,8 +24,7 @@ The relay's errors, and the loop's reaction to each.
         ├── AdminPortError           the admin port cannot be opened
         ├── BrokerRefusedError       Kafka refuses the login or a topic
         │   └── TopicRefusedError       Kafka refuses a topic's name
-        ├── RegistryRefusedError     the schema registry refuses the login
-        ├── SchemaRefusedError       the schema registry refuses a table's schema
+        ├── SchemaRefusedError       of towpath.schemas, as those of the registry
         │   └── NameCollisionError      two tables share a name in Avro or Kafka
         ├── OutboxUpdatedError       an outbox row was updated
         ├── ParkedOverflowError      more aggregates are parked than allowed
@@ -47,6 +45,7 @@ from typing import NamedTuple
 from towpath.schemas.failure import (
     DataError,
     HaltError,
+    SchemaRefusedError,
     UnavailableError,
     UsageError,
 )
@@ -77,12 +76,6 @@ class BrokerUnavailableError(UnavailableError):
         "Check that Kafka runs, that [kafka] bootstrap_servers points to it, and TLS "
         "and login in [kafka.client]."
     )
-
-
-class RegistryUnavailableError(UnavailableError):
-    """The schema registry cannot be reached, or is overloaded."""
-
-    remedy = "Check that the schema registry runs and that [registry] url points to it."
 
 
 class DeliveryFailedError(UnavailableError):
@@ -168,21 +161,6 @@ class TopicRefusedError(BrokerRefusedError):
     remedy = (
         "Name the table or the prefix so that its topic differs from every other in "
         "more than dots and underscores."
-    )
-
-
-class RegistryRefusedError(HaltError):
-    """The schema registry refuses the login or a right, or its URL is wrong."""
-
-    remedy = "Correct [registry] url, or grant the rights that the message names."
-
-
-class SchemaRefusedError(HaltError):
-    """The schema registry refuses a table's new schema."""
-
-    remedy = (
-        "Relax the compatibility of the subject that the message names and start "
-        'again, or set relay.rows.on_refused_schema = "park".'
     )
 
 

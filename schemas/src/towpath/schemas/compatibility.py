@@ -6,18 +6,48 @@ field may be removed, or added with a default; a type may only widen; an enum ma
 symbol only if it has a default; a union may only gain branches. Avro's resolution
 ignores logical types; here a value may not change from one to another, because a reader
 would take milliseconds for microseconds, or another scale of a decimal.
-``check_history``
-compares a version with every earlier one, not only with the last (the registry's level
-``BACKWARD_TRANSITIVE``). The comparison is pure and returns findings.
+
+``check_history`` compares versions as the registry's level says: by default with every
+earlier one, not only with the last (``BACKWARD_TRANSITIVE``). At a level that looks
+forward, the earlier version is the reader. The comparison is pure and returns findings.
 """
 
+import enum
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from towpath.schemas.events import EventSchema
 
-LEVEL: Final = "BACKWARD_TRANSITIVE"
+
+class Level(enum.StrEnum):
+    """The registry's levels of compatibility, by its own names."""
+
+    BACKWARD = "BACKWARD"
+    BACKWARD_TRANSITIVE = "BACKWARD_TRANSITIVE"
+    FORWARD = "FORWARD"
+    FORWARD_TRANSITIVE = "FORWARD_TRANSITIVE"
+    FULL = "FULL"
+    FULL_TRANSITIVE = "FULL_TRANSITIVE"
+    NONE = "NONE"
+
+    @property
+    def is_transitive(self) -> bool:
+        """Whether every earlier version counts, not only the last."""
+        return self.endswith("_TRANSITIVE")
+
+    @property
+    def looks_backward(self) -> bool:
+        """Whether a new version must read what earlier ones wrote."""
+        return self.startswith(("BACKWARD", "FULL"))
+
+    @property
+    def looks_forward(self) -> bool:
+        """Whether earlier versions must read what a new one writes."""
+        return self.startswith(("FORWARD", "FULL"))
+
+
+LEVEL: Final = Level.BACKWARD_TRANSITIVE
 
 # For each primitive of the writer, the primitives that a reader may have.
 _WIDENS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
@@ -31,11 +61,78 @@ _WIDENS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 )
 
 
+class Rule(enum.Enum):
+    """
+    A rule of Avro's resolution, with its cure in the new version.
+
+    The first cure is for a new version that reads, the second for one that is read by
+    an earlier one.
+    """
+
+    TYPE = (
+        "Keep the type, and add a field of another name with a default beside it.",
+        "Keep the type, and add a field of another name beside it.",
+    )
+    DEFAULT = (
+        "Give the field a default.",
+        "Keep the field: readers of the earlier version need it.",
+    )
+    NAME = (
+        "Keep the name, or list the former name in aliases.",
+        "Keep the name: readers of the earlier version know no other.",
+    )
+    SYMBOLS = (
+        "Keep the symbols, or give the enum a default.",
+        "Add no symbol to an enum that had no default.",
+    )
+    UNION = (
+        "Keep a branch of the union that reads the former type.",
+        "Add no branch that the earlier version does not have.",
+    )
+
+
 class Finding(NamedTuple):
-    """One reason why the new version cannot read what the old one wrote."""
+    """One reason why the reader's schema cannot read what the writer's wrote."""
 
     path: str
     reason: str
+    rule: Rule
+
+
+class HistoryFinding(NamedTuple):
+    """
+    One reason why two versions of a subject are not compatible.
+
+    Attributes:
+        writer: The version whose data cannot be read.
+        reader: The version that cannot read it.
+    """
+
+    writer: EventSchema
+    reader: EventSchema
+    found: Finding
+
+    @property
+    def newer(self) -> EventSchema:
+        """The newer of the two, which can still be changed."""
+        return max(self.writer, self.reader, key=lambda schema: schema.version)
+
+    @property
+    def sentence(self) -> str:
+        """One sentence: the data that cannot be read, and the reason."""
+        place = f"the field {self.found.path}" if self.found.path else "the record"
+        writer, reader = self.writer, self.reader
+        return (
+            f"{reader.reference} cannot read what {writer.reference} wrote: "
+            f"from version {writer.version} to {reader.version}, "
+            f"{place} {self.found.reason}."
+        )
+
+    @property
+    def cure(self) -> str:
+        """The change of the newer version that cures it."""
+        reads, is_read = self.found.rule.value
+        return reads if self.newer is self.reader else is_read
 
 
 class _Side(NamedTuple):
@@ -68,15 +165,38 @@ class _Side(NamedTuple):
 _COMPLEX: Final = frozenset({"record", "enum", "array", "map", "fixed"})
 
 
-def check_history(schemas: Sequence[EventSchema]) -> tuple[Finding, ...]:
-    """Compare each version with every earlier version of its subject."""
+def check_history(
+    schemas: Sequence[EventSchema], level: Level = LEVEL
+) -> tuple[HistoryFinding, ...]:
+    """Compare each version with earlier versions of its subject, as the level says."""
     return tuple(
-        Finding(f"{new.reference} after {old.version}: {found.path}", found.reason)
+        HistoryFinding(writer, reader, found)
         for new in schemas
-        for old in schemas
-        if old.subject == new.subject and old.version < new.version
-        for found in compare(old.parsed, new.parsed)
+        for old in _earlier(new, schemas, level)
+        for writer, reader in _directions(old, new, level)
+        for found in compare(writer.parsed, reader.parsed)
     )
+
+
+def _earlier(
+    new: EventSchema, schemas: Sequence[EventSchema], level: Level
+) -> list[EventSchema]:
+    """Return the versions that a new one is compared with, oldest first."""
+    earlier = sorted(
+        (s for s in schemas if s.subject == new.subject and s.version < new.version),
+        key=lambda schema: schema.version,
+    )
+    return earlier if level.is_transitive else earlier[-1:]
+
+
+def _directions(
+    old: EventSchema, new: EventSchema, level: Level
+) -> Iterator[tuple[EventSchema, EventSchema]]:
+    """Yield the pairs of writer and reader of two versions."""
+    if level.looks_backward:
+        yield old, new
+    if level.looks_forward:
+        yield new, old
 
 
 def compare(
@@ -99,7 +219,7 @@ _Pairs = frozenset[tuple[str, str]]
 def _compare(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Finding]:
     meanings = _logical_type(old.schema), _logical_type(new.schema)
     if None not in meanings and meanings[0] != meanings[1]:
-        yield Finding(path, f"was {meanings[0]} and became {meanings[1]}")
+        yield Finding(path, f"was {meanings[0]} and became {meanings[1]}", Rule.TYPE)
         return
     given, old, new = old, old.resolved(), new.resolved()
     if old.kind == "union":
@@ -109,7 +229,7 @@ def _compare(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Findin
         yield from _into_union(given, new, path, seen)
     elif old.kind != new.kind:
         if new.kind not in _WIDENS.get(old.kind, ()):
-            yield Finding(path, f"was {old.kind} and became {new.kind}")
+            yield Finding(path, f"was {old.kind} and became {new.kind}", Rule.TYPE)
     elif old.kind in _COMPARE:
         yield from _COMPARE[old.kind](old, new, path, seen)
 
@@ -128,7 +248,7 @@ def _into_union(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Fin
         if not list(_compare(old, new.to(branch), path, seen)):
             return
     kind = old.resolved().kind
-    yield Finding(path, f"was {kind}, which no branch of the union reads")
+    yield Finding(path, f"was {kind}, which no branch of the union reads", Rule.UNION)
 
 
 def _renamed(old: _Side, new: _Side) -> bool:
@@ -143,7 +263,7 @@ def _records(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Findin
     if pair in seen:
         return
     if _renamed(old, new):
-        yield Finding(path, f"was the record {pair[0]} and became {pair[1]}")
+        yield Finding(path, f"was the record {pair[0]} and became {pair[1]}", Rule.NAME)
         return
     written = {f["name"]: f for f in old.schema["fields"]}
     # Every written field registers its named types, even if the reader lacks it.
@@ -157,15 +277,16 @@ def _records(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Findin
             sides = old.to(writer["type"]), new.to(field["type"])
             yield from _compare(*sides, place, seen | {pair})
         elif "default" not in field:
-            yield Finding(place, "was added without a default")
+            yield Finding(place, "was added without a default", Rule.DEFAULT)
 
 
 def _enums(old: _Side, new: _Side, path: str, _seen: _Pairs) -> Iterator[Finding]:
     if _renamed(old, new):
-        yield Finding(path, f"was the enum {old.schema['name']} and was renamed")
+        name = old.schema["name"]
+        yield Finding(path, f"was the enum {name} and was renamed", Rule.NAME)
     gone = [s for s in old.schema["symbols"] if s not in new.schema["symbols"]]
     if gone and "default" not in new.schema:
-        yield Finding(path, f"lost {', '.join(gone)} and has no default")
+        yield Finding(path, f"lost {', '.join(gone)} and has no default", Rule.SYMBOLS)
 
 
 def _arrays(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Finding]:
@@ -180,7 +301,8 @@ def _maps(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Finding]:
 
 def _fixeds(old: _Side, new: _Side, path: str, _seen: _Pairs) -> Iterator[Finding]:
     if _renamed(old, new) or old.schema["size"] != new.schema["size"]:
-        yield Finding(path, "was a fixed type of a different name or size")
+        reason = "was a fixed type of a different name or size"
+        yield Finding(path, reason, Rule.NAME)
 
 
 _COMPARE: Final = MappingProxyType(

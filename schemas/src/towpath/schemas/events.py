@@ -4,7 +4,8 @@ Event schemas: one Avro file per event type and version.
 The files belong to the application, in a folder of its own: ``<name>.v<n>.avsc``. A
 released file is never edited. A change is a new file with the next version, and each
 version must be able to read data of every earlier one
-(``towpath.schemas.compatibility``). The subject in the registry is the record's full
+(``towpath.schemas.compatibility``). A type that several events share has files of its
+own (``towpath.schemas.schema_files``). The subject in the registry is the record's full
 name, because several event types share one topic.
 
 Processes that do not know the application, such as a sink, find the folders of
@@ -17,7 +18,6 @@ does not validate payloads.
 
 import functools
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata, resources
@@ -29,18 +29,25 @@ from typing import Any, Final
 import fastavro
 from fastavro.schema import SchemaParseException, UnknownType
 
-from towpath.schemas.failure import DataError, UsageError
+from towpath.schemas.failure import DataError
 from towpath.schemas.payload import Check, compile_check
+from towpath.schemas.schema_files import (
+    EventSchemaError,
+    SchemaFile,
+    embedded,
+    read_files,
+)
+
+__all__ = [
+    "EventSchema",
+    "EventSchemaError",
+    "EventSchemas",
+    "InvalidEventError",
+    "installed_schemas",
+    "make_schema",
+]
 
 ENTRY_POINTS: Final = "towpath.events"
-SUFFIX: Final = ".avsc"
-_FILE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+\.v(?P<version>[1-9][0-9]*)\.avsc\Z")
-
-
-class EventSchemaError(UsageError):
-    """A schema of events cannot be used."""
-
-    remedy = "Correct the schema's file; it is an Avro record named <name>.v<n>.avsc."
 
 
 class InvalidEventError(DataError):
@@ -120,14 +127,17 @@ class EventSchemas:
             EventSchemaError: The folder has no schema, or one that cannot be used.
         """
         place = Path(folder) if isinstance(folder, str) else folder
-        if not place.is_dir():
-            message = f"{place}: there is no such folder of event schemas"
-            raise EventSchemaError(message)
-        files = [f for f in place.iterdir() if f.name.endswith(SUFFIX)]
-        if not files:
-            message = f"{place}: the folder has no file <name>.v<n>.avsc"
-            raise EventSchemaError(message)
-        return cls(read_schema(f.name, f.read_text(encoding="utf-8")) for f in files)
+        return cls.from_files(read_files(place))
+
+    @classmethod
+    def from_files(cls, files: Iterable[SchemaFile]) -> "EventSchemas":
+        """
+        Take the events of schema files, with the types that they share.
+
+        Raises:
+            EventSchemaError: A schema cannot be used.
+        """
+        return cls(make_schema(f.text, f.version, f.name) for f in embedded(files))
 
     def __or__(self, other: "EventSchemas") -> "EventSchemas":
         return EventSchemas((*self.history, *other.history))
@@ -170,20 +180,6 @@ def installed_schemas() -> EventSchemas:
     return found
 
 
-def read_schema(file_name: str, text: str) -> EventSchema:
-    """
-    Read one schema; its file's name gives its version.
-
-    Raises:
-        EventSchemaError: The name has no version, or the text is no record's schema.
-    """
-    match = _FILE_NAME.match(file_name)
-    if match is None:
-        message = f"{file_name}: an event schema must be named <name>.v<n>.avsc"
-        raise EventSchemaError(message)
-    return make_schema(text, int(match["version"]), file_name)
-
-
 def make_schema(text: str, version: int = 1, place: str = "schema") -> EventSchema:
     """
     Make an event schema from its text.
@@ -204,7 +200,10 @@ def make_schema(text: str, version: int = 1, place: str = "schema") -> EventSche
             raise EventSchemaError(message)
         check = compile_check(parsed)
     except UnknownType as error:
-        message = f"{place}: the schema has no type {error}"
+        message = (
+            f"{place}: the schema has no type {error}: name it in references with its "
+            "version, if it has a file of its own"
+        )
         raise EventSchemaError(message) from error
     except (ValueError, KeyError, TypeError, SchemaParseException) as error:
         message = f"{place}: the schema cannot be read: {error}"

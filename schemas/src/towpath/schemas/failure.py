@@ -7,9 +7,12 @@ The failure tree: each failure's disposition, exit code and remedy.
     ├── UsageError               2  the command line or configuration is wrong
     │   └── ConfigurationError      all mistakes of towpath.toml
     ├── UnavailableError         3  a part cannot be reached: retry
-    │   └── BusyError               the part names the pause before the next attempt
+    │   ├── BusyError               the part names the pause before the next attempt
+    │   └── RegistryUnavailableError  the schema registry cannot be reached
     ├── DataError                1  one record or row cannot be handled: dead letter
     └── HaltError                3  continuing would lose or corrupt data: halt
+        ├── RegistryRefusedError    the schema registry refuses the login
+        └── SchemaRefusedError      the schema registry refuses a schema
 
 Each class has the disposition that a loop acts on (``RETRY``, ``DEAD_LETTER`` or
 ``HALT``) and a ``remedy``: one imperative sentence for the operator.
@@ -117,3 +120,30 @@ def has_no_descriptor(error: BaseException) -> bool:
 
 class HaltError(TowpathError):
     """Continuing would lose or corrupt data."""
+
+
+class RegistryUnavailableError(UnavailableError):
+    """The schema registry cannot be reached, or is overloaded."""
+
+    remedy = (
+        "Check that the schema registry runs and that [registry] url, or --registry, "
+        "points to it."
+    )
+
+
+class RegistryRefusedError(HaltError):
+    """The schema registry refuses the login or a right, or its URL is wrong."""
+
+    remedy = (
+        "Correct [registry] url, or --registry, or grant the rights that the message "
+        "names."
+    )
+
+
+class SchemaRefusedError(HaltError):
+    """The schema registry refuses a table's new schema."""
+
+    remedy = (
+        "Relax the compatibility of the subject that the message names and start "
+        'again, or set relay.rows.on_refused_schema = "park".'
+    )

@@ -219,9 +219,9 @@ def _registry(settings: Settings) -> list[DoctorFinding]:
     """Contact the registry, if records need one."""
     if settings.relay.rows.format is not RecordFormat.AVRO:
         return []
-    from towpath.relay.registry.client import SchemaIds  # noqa: PLC0415 - keeps --help fast
+    from towpath.schemas.registry import SchemaRegistry  # noqa: PLC0415 - keeps --help fast
 
-    with closing(SchemaIds(settings.registry.url)) as registry:
+    with closing(SchemaRegistry(settings.registry.url)) as registry:
         registry.ping()
     return []
 

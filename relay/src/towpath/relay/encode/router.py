@@ -22,10 +22,10 @@ from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.encode.record import Record
 from towpath.relay.encode.relations import CatalogFacts
 from towpath.relay.encode.table import RouteCallbacks, SourceNames, TableRoute
-from towpath.relay.errors import SchemaRefusedError
 from towpath.relay.wal.messages import Relation
 from towpath.relay.wal.transactions import Change, LogicalMessageEvent
 from towpath.schemas import topics
+from towpath.schemas.failure import SchemaRefusedError
 from towpath.settings.relay import Relay
 from towpath.settings.rows import RefusedSchema
 

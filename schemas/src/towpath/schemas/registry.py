@@ -1,19 +1,21 @@
 """
-Ids of schemas, from a registry with Confluent's interface.
+Schemas of a registry with Confluent's interface: their ids, and what a subject holds.
 
 A schema is looked up first and registered only if the subject does not have it, so that
 a replay of old shapes and a read-only registry work too. Operators set the
-compatibility levels; the relay changes none.
+compatibility levels; nothing here changes one.
+
+``requests`` is the extra ``registry`` of the package.
 """
 
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import requests
 from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema
 
-from towpath.relay.errors import (
+from towpath.schemas.failure import (
     RegistryRefusedError,
     RegistryUnavailableError,
     SchemaRefusedError,
@@ -25,12 +27,28 @@ REQUEST_TIMEOUT_S: Final = 5.0
 
 _INCOMPATIBLE: Final = (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
 _PASSING: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
-_NO_REGISTRY: Final = "the server at [registry] url is not a schema registry"
+_NO_REGISTRY: Final = "the server at the address is not a schema registry"
+_AVRO: Final = "AVRO"
 _MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 
 
-class SchemaIds:
-    """Registers schemas and returns their ids; they are cached."""
+class Reference(NamedTuple):
+    """A named type that a registered schema takes from a version of a subject."""
+
+    subject: str
+    version: int
+
+
+class RegisteredSchema(NamedTuple):
+    """One version of a subject: its text, its kind, and the schemas that it names."""
+
+    text: str
+    kind: str
+    references: tuple[Reference, ...]
+
+
+class SchemaRegistry:
+    """Registers schemas, returns their ids, which are cached, and reads subjects."""
 
     def __init__(self, url: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         self._url = url.rstrip("/")
@@ -44,7 +62,7 @@ class SchemaIds:
 
         Raises:
             RegistryUnavailableError: The registry cannot answer now.
-            RegistryRefusedError: The server refuses the relay, or is not a registry.
+            RegistryRefusedError: The server refuses the login, or is no registry.
             SchemaRefusedError: The registry refuses the schema.
         """
         known = self._known.get((subject, schema))
@@ -61,16 +79,53 @@ class SchemaIds:
 
         Raises:
             RegistryUnavailableError: The registry cannot answer now.
-            RegistryRefusedError: The server refuses the relay, or is not a registry.
+            RegistryRefusedError: The server refuses the login, or is no registry.
         """
         answer = self._answer("GET", "/schemas/types")
         _check(answer)
-        try:
-            types = answer.json()
-        except requests.JSONDecodeError:
-            types = None
-        if not isinstance(types, list):
+        if not isinstance(_content(answer), list):
             raise RegistryRefusedError(_NO_REGISTRY)
+
+    def versions(self, subject: str) -> tuple[int, ...]:
+        """
+        Return the numbers of a subject's versions, in order; none if it is unknown.
+
+        Raises:
+            RegistryUnavailableError: The registry cannot answer now.
+            RegistryRefusedError: The server refuses the login, or is no registry.
+        """
+        answer = self._answer("GET", f"/subjects/{quote(subject, safe='')}/versions")
+        if answer.status_code == HTTPStatus.NOT_FOUND and "error_code" in _json(answer):
+            return ()
+        _check(answer)
+        numbers = _content(answer)
+        if not isinstance(numbers, list):
+            raise RegistryRefusedError(_NO_REGISTRY)
+        return tuple(sorted(map(int, numbers)))
+
+    def schema(self, subject: str, version: int) -> RegisteredSchema:
+        """
+        Return one version of a subject.
+
+        Raises:
+            RegistryUnavailableError: The registry cannot answer now.
+            RegistryRefusedError: The server refuses the login, or is no registry.
+        """
+        path = f"/subjects/{quote(subject, safe='')}/versions/{version}"
+        answer = self._answer("GET", path)
+        _check(answer)
+        document = _json(answer)
+        if not isinstance(document.get("schema"), str):
+            raise RegistryRefusedError(_NO_REGISTRY)
+        return RegisteredSchema(
+            document["schema"],
+            # The registry leaves the kind out of Avro schemas.
+            document.get("schemaType", _AVRO),
+            tuple(
+                Reference(each["subject"], each["version"])
+                for each in document.get("references") or ()
+            ),
+        )
 
     def close(self) -> None:
         """Close the connections."""
@@ -96,7 +151,7 @@ class SchemaIds:
         return _id(answer)
 
     def _post(self, path: str, schema: str) -> requests.Response:
-        content = {"schemaType": "AVRO", "schema": schema}
+        content = {"schemaType": _AVRO, "schema": schema}
         return self._answer("POST", path, content)
 
     def _answer(
@@ -111,7 +166,7 @@ class SchemaIds:
                 timeout=self._timeout_s,
             )
         except (InvalidSchema, InvalidURL, MissingSchema) as e:
-            reason = "[registry] url is not a valid URL"
+            reason = "the address of the schema registry is not a valid URL"
             raise RegistryRefusedError(reason) from e
         except requests.RequestException as e:
             # Not the error's text, which may hold the address with its password.
@@ -132,13 +187,13 @@ def _check(answer: requests.Response) -> None:
         reason = f"the schema registry cannot answer now: {_reason(answer)}"
         raise RegistryUnavailableError(reason)
     if not answer.ok:
-        reason = f"the schema registry refuses the relay: {_reason(answer)}"
+        reason = f"the schema registry refuses the request: {_reason(answer)}"
         raise RegistryRefusedError(reason)
 
 
 def _id(answer: requests.Response) -> int:
     _check(answer)
-    schema_id = _document(answer).get("id")
+    schema_id = _json(answer).get("id")
     if not isinstance(schema_id, int):
         raise RegistryRefusedError(_NO_REGISTRY)
     return schema_id
@@ -146,13 +201,18 @@ def _id(answer: requests.Response) -> int:
 
 def _reason(answer: requests.Response) -> str:
     """Return the status and the registry's message."""
-    message = _document(answer).get("message") or answer.reason
+    message = _json(answer).get("message") or answer.reason
     return f"{answer.status_code} {message}"
 
 
-def _document(answer: requests.Response) -> dict[str, Any]:
-    try:
-        document = answer.json()
-    except requests.JSONDecodeError:
-        return {}
+def _json(answer: requests.Response) -> dict[str, Any]:
+    """Return the object of an answer; empty if it has none."""
+    document = _content(answer)
     return document if isinstance(document, dict) else {}
+
+
+def _content(answer: requests.Response) -> object:
+    try:
+        return answer.json()
+    except requests.JSONDecodeError:
+        return None

@@ -1,0 +1,175 @@
+"""``towpath schema freeze | check``: release event schemas, and check them."""
+
+import json as json_text
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from cyclopts import Parameter
+
+from towpath.cli.options import JsonOption
+from towpath.schemas.compatibility import LEVEL, Level
+from towpath.schemas.events import EventSchemas
+from towpath.schemas.failure import UsageError
+from towpath.schemas.released import (
+    AVRO,
+    LOCK,
+    HeldSchema,
+    SchemaFinding,
+    check_files,
+    digest,
+    lock_text,
+    read_lock,
+    registered,
+    unreleased,
+)
+from towpath.schemas.schema_files import SchemaFile, embed, read_files
+
+if TYPE_CHECKING:
+    from towpath.schemas.registry import Reference, SchemaRegistry
+
+FOLDER: Final = Path("schemas")
+
+FolderArgument = Annotated[
+    Path, Parameter(name="FOLDER", help="The schemas [schemas].", show_default=False)
+]
+LevelOption = Annotated[
+    Level,
+    Parameter(
+        name="--compatibility",
+        help="The level, by the registry's names.",
+        # Levels are constants, and are written as such.
+        name_transform=str.upper,
+    ),
+]
+
+
+def freeze(
+    folder: FolderArgument = FOLDER,
+    /,
+    *,
+    compatibility: LevelOption = LEVEL,
+    json: JsonOption = False,
+) -> int:
+    """
+    Freeze the schemas of a folder; exit 1, and freeze none, if the check fails.
+
+    Their digests are added to the folder's released.lock, which belongs into the
+    repository.
+
+    Args:
+        folder: The schemas.
+        compatibility: The level.
+        json: Print one JSON document.
+    """
+    files = read_files(folder)
+    released = read_lock(folder)
+    found = check_files(files, released, compatibility)
+    new = [] if found else [file for file in files if file.name not in released]
+    if new:
+        added = {file.name: digest(file) for file in new}
+        (folder / LOCK).write_text(lock_text({**released, **added}), encoding="utf-8")
+    names = [file.name for file in new]
+    if json:
+        _print_document(folder, files, found, frozen=names)
+    else:
+        _print_findings(found)
+        print(*(f"frozen: {name}" for name in names), sep="\n", end="\n" * bool(names))
+        if not found and not names:
+            print(f"{folder}: every schema is frozen already")
+    return int(bool(found))
+
+
+def check(
+    folder: FolderArgument = FOLDER,
+    /,
+    *,
+    registry: Annotated[
+        str | None, Parameter(help="Compare with this schema registry, too.")
+    ] = None,
+    compatibility: LevelOption = LEVEL,
+    json: JsonOption = False,
+) -> int:
+    """
+    Check that no released schema was changed and each version is compatible.
+
+    Each finding is a sentence with its cure; exit 1 if there is one.
+
+    Args:
+        folder: The schemas.
+        registry: The URL of a schema registry.
+        compatibility: The level.
+        json: Print one JSON document.
+    """
+    files = read_files(folder)
+    released = read_lock(folder)
+    found = check_files(files, released, compatibility) + unreleased(files, released)
+    if registry is not None:
+        schemas = EventSchemas.from_files(files).history
+        with closing(_client(registry)) as client:
+            subjects = dict.fromkeys(schema.subject for schema in schemas)
+            held = {subject: _held(client, subject) for subject in subjects}
+        found += registered(schemas, held, compatibility)
+    if json:
+        _print_document(folder, files, found)
+    else:
+        _print_findings(found)
+        if not found:
+            print(f"{folder}: {len(files)} schemas, nothing wrong")
+    return int(bool(found))
+
+
+def _client(url: str) -> "SchemaRegistry":
+    try:
+        from towpath.schemas.registry import (  # noqa: PLC0415 - of an extra
+            SchemaRegistry,
+        )
+    except ImportError as error:
+        message = "--registry needs requests: pip install 'towpath-outbox[cli]'"
+        raise UsageError(message) from error
+    return SchemaRegistry(url)
+
+
+def _held(registry: "SchemaRegistry", subject: str) -> list[HeldSchema]:
+    """Read every version of a subject, each with the types that it references in it."""
+    found = []
+    for version in registry.versions(subject):
+        schema = registry.schema(subject, version)
+        text = schema.text
+        if schema.kind == AVRO and schema.references:
+            shared = list(_shared(registry, schema.references))
+            whole = embed(f"{subject}:{version}", json_text.loads(text), shared)
+            text = json_text.dumps(whole)
+        found.append(HeldSchema(version, schema.kind, text))
+    return found
+
+
+def _shared(
+    registry: "SchemaRegistry", references: "Iterable[Reference]"
+) -> Iterator[dict[str, Any]]:
+    """Yield referenced types, each after those that it references itself."""
+    for reference in references:
+        schema = registry.schema(*reference)
+        yield from _shared(registry, schema.references)
+        yield json_text.loads(schema.text)
+
+
+def _print_findings(found: Sequence[SchemaFinding]) -> None:
+    for finding in found:
+        print(f"{finding.rule}: {finding.sentence}\n  cure: {finding.cure}")
+
+
+def _print_document(
+    folder: Path,
+    files: Sequence[SchemaFile],
+    found: Sequence[SchemaFinding],
+    **more: object,
+) -> None:
+    document = {
+        "folder": str(folder),
+        "schemas": [file.name for file in files],
+        **more,
+        "findings": [finding._asdict() for finding in found],
+    }
+    print(json_text.dumps(document, indent=1, ensure_ascii=False))

@@ -1,0 +1,301 @@
+"""
+Released schema files: the lock that freezes them, and what a check finds.
+
+``released.lock`` stands beside the schemas, one line per file: the SHA-256 of its
+content and its name. The content is compared as JSON, so that a formatter may touch a
+file. Freezing only adds lines.
+
+Every check is pure and returns findings; each says in one sentence what is wrong, and
+how it is cured.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from towpath.schemas.compatibility import LEVEL, HistoryFinding, Level, check_history
+from towpath.schemas.events import EventSchema, EventSchemas, make_schema
+from towpath.schemas.schema_files import EventSchemaError, SchemaFile
+
+LOCK: Final = "released.lock"
+AVRO: Final = "AVRO"
+_HEADER: Final = "# Written by towpath schema freeze. A line is never changed.\n"
+
+
+class SchemaFinding(NamedTuple):
+    """
+    One reason why the schemas cannot be released, or differ from what was.
+
+    Attributes:
+        rule: The rule that is broken, by one word.
+        name: The file, or subject and version.
+        sentence: The mistake, as one sentence.
+        cure: Its cure, as one sentence.
+    """
+
+    rule: str
+    name: str
+    sentence: str
+    cure: str
+
+
+class HeldSchema(NamedTuple):
+    """One version that the registry holds: its kind, and its whole text."""
+
+    version: int
+    kind: str
+    text: str
+
+
+def digest(file: SchemaFile) -> str:
+    """Return the SHA-256 of a file's content, in one canonical form of JSON."""
+    text = json.dumps(
+        file.document, sort_keys=True, separators=(",", ":"), ensure_ascii=False
+    )
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_lock(folder: Path | Traversable) -> Mapping[str, str]:
+    """
+    Read the digests of the released files by name; none without a lock.
+
+    Raises:
+        EventSchemaError: A line is neither a comment nor digest and name.
+    """
+    place = folder / LOCK
+    if not place.is_file():
+        return MappingProxyType({})
+    found = {}
+    for line in place.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#") or not line.strip():
+            continue
+        words = line.split()
+        if len(words) != 2:  # noqa: PLR2004 - digest and name
+            message = f"{place}: the line {line!r} is not a digest and a name"
+            raise EventSchemaError(message)
+        found[words[1]] = words[0]
+    return MappingProxyType(found)
+
+
+def lock_text(released: Mapping[str, str]) -> str:
+    """Write the lock of released files."""
+    lines = (f"{released[name]}  {name}\n" for name in sorted(released))
+    return _HEADER + "".join(lines)
+
+
+def edits(
+    files: Sequence[SchemaFile], released: Mapping[str, str]
+) -> list[SchemaFinding]:
+    """Find released files that were edited or removed."""
+    found = {file.name: digest(file) for file in files}
+    edited = [n for n in released if n in found and found[n] != released[n]]
+    removed = [n for n in released if n not in found]
+    return [
+        *(
+            SchemaFinding(
+                "edited",
+                name,
+                f"{name} was edited after its release.",
+                "Restore the file, and put the change into a file with the next "
+                "version.",
+            )
+            for name in edited
+        ),
+        *(
+            SchemaFinding(
+                "removed",
+                name,
+                f"{name} was released and is gone.",
+                "Restore the file: its events are still in topics and tables.",
+            )
+            for name in removed
+        ),
+    ]
+
+
+def unreleased(
+    files: Sequence[SchemaFile], released: Mapping[str, str]
+) -> list[SchemaFinding]:
+    """Find files that are not frozen."""
+    return [
+        SchemaFinding(
+            "unreleased",
+            file.name,
+            f"{file.name} is not frozen.",
+            "Run towpath schema freeze, and commit the lock with the file.",
+        )
+        for file in files
+        if file.name not in released
+    ]
+
+
+def numbering(files: Sequence[SchemaFile]) -> list[SchemaFinding]:
+    """Find types whose versions do not count from one without gaps."""
+    by_name: dict[str, list[SchemaFile]] = {}
+    for file in files:
+        by_name.setdefault(file.full_name, []).append(file)
+    found = []
+    for name, same in sorted(by_name.items()):
+        numbers = sorted(file.version for file in same)
+        expected = list(range(1, len(numbers) + 1))
+        if numbers != expected:
+            listed = ", ".join(map(str, numbers))
+            found.append(
+                SchemaFinding(
+                    "version",
+                    name,
+                    f"The versions of {name} are {listed}, and the registry counts "
+                    f"{', '.join(map(str, expected))}.",
+                    "Count the versions of each type from 1, without gaps, one file "
+                    "each.",
+                )
+            )
+        found += _repeated(name, sorted(same, key=lambda file: file.version))
+    return found
+
+
+def _repeated(name: str, files: Sequence[SchemaFile]) -> list[SchemaFinding]:
+    """Find versions with the content of an earlier one."""
+    first: dict[str, int] = {}
+    return [
+        SchemaFinding(
+            "repeated",
+            file.name,
+            f"{file.name} has the content of version {known} of {name}, and the "
+            "registry would answer with that version.",
+            "Remove the file, or change its schema.",
+        )
+        for file in files
+        if (known := first.setdefault(digest(file), file.version)) != file.version
+    ]
+
+
+def incompatible(
+    schemas: Sequence[EventSchema], level: Level = LEVEL
+) -> list[SchemaFinding]:
+    """Find versions that are not compatible with earlier ones."""
+    return list(map(_of_history, check_history(schemas, level)))
+
+
+def _of_history(found: HistoryFinding) -> SchemaFinding:
+    return SchemaFinding(
+        "compatibility", found.newer.reference, found.sentence, found.cure
+    )
+
+
+def check_files(
+    files: Sequence[SchemaFile], released: Mapping[str, str], level: Level = LEVEL
+) -> list[SchemaFinding]:
+    """
+    Find everything that forbids to freeze the files.
+
+    Raises:
+        EventSchemaError: A schema cannot be used.
+    """
+    schemas = EventSchemas.from_files(files).history
+    return [
+        *edits(files, released),
+        *numbering(files),
+        *incompatible(schemas, level),
+    ]
+
+
+def registered(
+    schemas: Iterable[EventSchema],
+    held: Mapping[str, Sequence[HeldSchema]],
+    level: Level = LEVEL,
+) -> list[SchemaFinding]:
+    """
+    Compare event schemas with what a registry holds for their subjects.
+
+    Args:
+        schemas: Every version of every event type.
+        held: The registry's versions by subject; a subject may be unknown to it.
+        level: The compatibility of new versions with those of the registry.
+    """
+    subjects: dict[str, dict[int, EventSchema]] = {}
+    for schema in schemas:
+        subjects.setdefault(schema.subject, {})[schema.version] = schema
+    return [
+        finding
+        for subject, ours in sorted(subjects.items())
+        for finding in _of_subject(ours, held.get(subject, ()), level)
+    ]
+
+
+def _of_subject(
+    ours: Mapping[int, EventSchema], held: Sequence[HeldSchema], level: Level
+) -> list[SchemaFinding]:
+    """Compare the versions of one subject."""
+    subject = next(iter(ours.values())).subject
+    found: list[SchemaFinding] = []
+    theirs: dict[int, EventSchema] = {}
+    for one in held:
+        name = f"{subject}:{one.version}"
+        if one.kind != AVRO:
+            found.append(_unlike(name, one.kind))
+            continue
+        try:
+            theirs[one.version] = make_schema(one.text, one.version, name)
+        except EventSchemaError:
+            found.append(_unlike(name, "differs"))
+    newest = max(theirs, default=0)
+    unlike = {v: "missing" for v in theirs if v not in ours}
+    unlike |= {v: "skipped" for v in ours if v not in theirs and v < newest}
+    common = ours.keys() & theirs.keys()
+    unlike |= {v: "differs" for v in common if _plain(ours[v]) != _plain(theirs[v])}
+    found += [_unlike(f"{subject}:{v}", why) for v, why in sorted(unlike.items())]
+    # Versions that are alike are compared by the files' own check.
+    others = [theirs[version] for version in unlike if version in theirs]
+    new = [schema for version, schema in ours.items() if version > newest]
+    found += [
+        _of_history(one)
+        for one in check_history([*others, *new], level)
+        if one.newer in new and (one.writer in others or one.reader in others)
+    ]
+    return found
+
+
+def _unlike(name: str, why: str) -> SchemaFinding:
+    """
+    Return the finding of a version that files and registry do not share.
+
+    Args:
+        name: Subject and version.
+        why: A key of the table below, or another kind of schema.
+    """
+    sentence, cure = _UNLIKE.get(
+        why,
+        (
+            f"The registry holds {{}} as {why}, which is not supported.",
+            "Give the event another name: its subject is taken.",
+        ),
+    )
+    return SchemaFinding("registry", name, sentence.format(name), cure)
+
+
+_UNLIKE: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "differs": (
+            "The registry holds another schema as {} than the file has.",
+            "Restore the schema that the registry holds, and add the next version.",
+        ),
+        "missing": (
+            "The registry holds {}, which no file has.",
+            "Add its file, and give your own change the next version.",
+        ),
+        "skipped": (
+            "The registry holds a later version than {}, but not this one.",
+            "Give the file the version that the registry counts next.",
+        ),
+    }
+)
+
+
+def _plain(schema: EventSchema) -> dict[str, object]:
+    """Return a parsed schema without the marks of the parser."""
+    return {k: v for k, v in schema.parsed.items() if not k.startswith("__")}

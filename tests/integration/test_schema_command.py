@@ -1,0 +1,216 @@
+"""``towpath schema freeze | check``: as a developer and CI run them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import requests
+
+from towpath.cli.app import run
+
+POST = {
+    "type": "record",
+    "name": "PostPublished",
+    "fields": [{"name": "post_id", "type": "long"}],
+}
+TITLE = {"name": "title", "type": ["null", "string"], "default": None}
+WITH_TITLE = POST | {"fields": [*POST["fields"], TITLE]}
+AUTHOR = {
+    "type": "record",
+    "name": "Author",
+    "fields": [{"name": "name", "type": "string"}],
+}
+
+
+class Folder:
+    """A folder of schemas in a namespace of its own."""
+
+    def __init__(self, path: Path, namespace: str) -> None:
+        self.path = path
+        self.namespace = namespace
+        path.mkdir()
+
+    def write(self, name: str, document: dict) -> str:
+        """Write a schema; return its text."""
+        text = json.dumps({"namespace": self.namespace, **document})
+        (self.path / name).write_text(text, encoding="utf-8")
+        return text
+
+    @property
+    def subject(self) -> str:
+        """The subject of the posts."""
+        return f"{self.namespace}.PostPublished"
+
+
+@pytest.fixture
+def folder(tmp_path, unique) -> Folder:
+    """Provide an empty folder."""
+    return Folder(tmp_path / "schemas", unique)
+
+
+def register(url: str, subject: str, text: str, **more: object) -> None:
+    """Register a schema as another tool does."""
+    answer = requests.post(
+        f"{url}/subjects/{subject}/versions",
+        json={"schemaType": "AVRO", "schema": text, **more},
+        timeout=30,
+    )
+    assert answer.ok, answer.text
+
+
+def document(capsys, *words: object) -> tuple[int, dict]:
+    """Run a command with ``--json``; return its code and its document."""
+    code = run(["schema", *map(str, words), "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def rules(found: dict) -> list[tuple[str, str]]:
+    """Return rule and name of each finding of a document."""
+    return [(one["rule"], one["name"]) for one in found["findings"]]
+
+
+def test_a_release_is_frozen_and_an_edit_is_refused(folder, capsys):
+    """
+    Freezing twice changes nothing; an edit is found, and is not frozen.
+    """
+    folder.write("post_published.v1.avsc", POST)
+    assert 1 == run(["schema", "check", str(folder.path)])
+    assert "Run towpath schema freeze" in capsys.readouterr().out
+
+    assert (0, ["post_published.v1.avsc"]) == tuple(
+        one if isinstance(one, int) else one["frozen"]
+        for one in document(capsys, "freeze", folder.path)
+    )
+    lock = (folder.path / "released.lock").read_text(encoding="utf-8")
+    assert 0 == run(["schema", "check", str(folder.path)])
+    assert "1 schemas, nothing wrong" in capsys.readouterr().out
+
+    folder.write("post_published.v1.avsc", WITH_TITLE)
+    folder.write("post_published.v2.avsc", WITH_TITLE)
+    code, found = document(capsys, "freeze", folder.path)
+    assert (1, []) == (code, found["frozen"])
+    assert ("edited", "post_published.v1.avsc") in rules(found)
+    assert lock == (folder.path / "released.lock").read_text(encoding="utf-8")
+
+    folder.write("post_published.v1.avsc", POST)
+    assert 0 == run(["schema", "freeze", str(folder.path)])
+    assert "frozen: post_published.v2.avsc" in capsys.readouterr().out
+    assert lock in (folder.path / "released.lock").read_text(encoding="utf-8")
+
+
+def test_an_incompatible_version_fails_with_a_sentence_and_its_cure(folder, capsys):
+    """
+    The level can be chosen by the registry's name.
+    """
+    folder.write("post_published.v1.avsc", POST)
+    renamed = [{"name": "id", "type": "long"}]
+    folder.write("post_published.v2.avsc", POST | {"fields": renamed})
+    words = ["schema", "freeze", str(folder.path)]
+
+    assert 1 == run(words)
+    subject = folder.subject
+    assert (
+        f"compatibility: {subject}:2 cannot read what {subject}:1 wrote: from version "
+        "1 to 2, the field id was added without a default.\n"
+        "  cure: Give the field a default.\n"
+    ) == capsys.readouterr().out
+    assert 0 == run([*words, "--compatibility", "NONE"])
+
+
+def test_a_folder_of_another_language_is_a_wrong_command(folder, capsys):
+    """
+    The error names the file, and the cure what is taken.
+    """
+    (folder.path / "post.v1.proto").write_text("", encoding="utf-8")
+
+    assert 2 == run(["schema", "check", str(folder.path)])
+    assert "post.v1.proto: Protobuf is not supported" in capsys.readouterr().err
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(90)
+def test_files_are_compared_with_a_real_registry(folder, stack, capsys):
+    """
+    A subject that is unknown, the same, ahead, and different.
+    """
+    first = folder.write("post_published.v1.avsc", POST)
+    second = folder.write("post_published.v2.avsc", WITH_TITLE)
+    assert 0 == run(["schema", "freeze", str(folder.path)])
+    capsys.readouterr()
+    url, subject = stack.registry_url, folder.subject
+    words = ("check", folder.path, "--registry", url)
+
+    assert (0, []) == tuple_of(document(capsys, *words))
+    register(url, subject, first)
+    assert (0, []) == tuple_of(document(capsys, *words))
+    register(url, subject, second)
+    assert (0, []) == tuple_of(document(capsys, *words))
+    more = {"name": "more", "type": "int", "default": 0}
+    ahead = WITH_TITLE | {"fields": [*WITH_TITLE["fields"], more]}
+    register(url, subject, json.dumps({"namespace": folder.namespace, **ahead}))
+    assert (1, [("registry", f"{subject}:3")]) == tuple_of(document(capsys, *words))
+    folder.write("post_published.v3.avsc", WITH_TITLE | {"doc": "another"})
+    assert 0 == run(["schema", "freeze", str(folder.path)])
+    capsys.readouterr()
+    assert (1, [("registry", f"{subject}:3")]) == tuple_of(document(capsys, *words))
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(90)
+def test_references_of_the_registry_and_of_the_folder_are_the_same(
+    folder, stack, capsys
+):
+    """
+    A tool may register shared types as references, where the files have them whole.
+    """
+    author = folder.write("author.v1.avsc", AUTHOR)
+    fields = [*POST["fields"], {"name": "author", "type": "Author"}]
+    name = f"{folder.namespace}.Author"
+    folder.write(
+        "post_published.v1.avsc", POST | {"references": {name: 1}, "fields": fields}
+    )
+    assert 0 == run(["schema", "freeze", str(folder.path)])
+    capsys.readouterr()
+    url = stack.registry_url
+    register(url, name, author)
+    register(
+        *(url, folder.subject),
+        json.dumps({"namespace": folder.namespace, **POST, "fields": fields}),
+        references=[{"name": name, "subject": name, "version": 1}],
+    )
+
+    words = ("check", folder.path, "--registry", url)
+    assert (0, []) == tuple_of(document(capsys, *words))
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(90)
+def test_a_json_schema_in_the_registry_is_named(folder, stack, capsys):
+    """
+    A subject with another kind of schema is no place for the event.
+    """
+    folder.write("post_published.v1.avsc", POST)
+    assert 0 == run(["schema", "freeze", str(folder.path)])
+    capsys.readouterr()
+    url = stack.registry_url
+    schema = {"$schema": "http://json-schema.org/draft-07/schema#", "type": "object"}
+    register(url, folder.subject, json.dumps(schema), schemaType="JSON")
+
+    assert 1 == run(["schema", "check", str(folder.path), "--registry", url])
+    assert f"holds {folder.subject}:1 as JSON, which" in capsys.readouterr().out
+
+
+def test_a_registry_that_is_away_is_an_error_of_its_own(folder, capsys):
+    """
+    A CI step must not pass, nor blame the schemas.
+    """
+    folder.write("post_published.v1.avsc", POST)
+    words = ["schema", "check", str(folder.path), "--registry", "http://127.0.0.1:1"]
+
+    assert 3 == run(words)
+    assert "schema registry cannot be reached" in capsys.readouterr().err
+
+
+def tuple_of(answer: tuple[int, dict]) -> tuple[int, list[tuple[str, str]]]:
+    """Return the code and the findings of a document."""
+    return answer[0], rules(answer[1])

@@ -1,0 +1,244 @@
+"""Released schemas: what the lock freezes, and what each check finds."""
+
+import json
+
+import pytest
+
+from towpath.schemas.compatibility import Level
+from towpath.schemas.events import EventSchemaError, EventSchemas
+from towpath.schemas.released import (
+    LOCK,
+    HeldSchema,
+    check_files,
+    digest,
+    lock_text,
+    read_lock,
+    registered,
+    unreleased,
+)
+from towpath.schemas.schema_files import SchemaFile, parse_file
+
+
+def post(*fields: dict, **more: object) -> dict:
+    """Make a schema of posts with such fields beside the id."""
+    listed = [{"name": "post_id", "type": "long"}, *fields]
+    return {
+        "type": "record",
+        "name": "PostPublished",
+        "namespace": "blog",
+        "fields": listed,
+    } | more
+
+
+def text(name: str, default: object = None) -> dict:
+    """Make a field of text with a default."""
+    return {"name": name, "type": ["null", "string"], "default": default}
+
+
+def files(*documents: dict) -> list[SchemaFile]:
+    """Make the files of the versions of one event."""
+    return [
+        parse_file(f"post.v{number}.avsc", json.dumps(document))
+        for number, document in enumerate(documents, start=1)
+    ]
+
+
+def lock(*released: SchemaFile) -> dict[str, str]:
+    """Freeze files."""
+    return {file.name: digest(file) for file in released}
+
+
+def held(*documents: dict, first: int = 1) -> dict[str, list[HeldSchema]]:
+    """Make what the registry holds for the event."""
+    return {
+        "blog.PostPublished": [
+            HeldSchema(number, "AVRO", json.dumps(document))
+            for number, document in enumerate(documents, start=first)
+        ]
+    }
+
+
+def rules(findings) -> list[tuple[str, str]]:
+    """Return rule and name of each finding."""
+    return [(finding.rule, finding.name) for finding in findings]
+
+
+def test_frozen_versions_that_are_compatible_have_no_finding():
+    """
+    Two versions, both in the lock, the second with a new optional field.
+    """
+    both = files(post(), post(text("title")))
+
+    assert [] == check_files(both, lock(*both))
+    assert [] == unreleased(both, lock(*both))
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"), [("edit", "edited"), ("remove", "removed")]
+)
+def test_a_released_file_that_is_changed_is_found(change, rule):
+    """
+    An edited doc is an edit too: the catalogue shows it.
+    """
+    both = files(post(), post(text("title")))
+    now = files(post(), post(text("title"), doc="edited")) if change == "edit" else []
+    [found] = [
+        finding
+        for finding in check_files(now or both[:1], lock(*both))
+        if finding.name == "post.v2.avsc"
+    ]
+
+    assert rule == found.rule
+    assert found.sentence.startswith("post.v2.avsc was ")
+    assert found.cure.startswith("Restore the file")
+
+
+def test_a_formatter_may_touch_a_released_file():
+    """
+    The content is compared as JSON: spaces, line ends and the order of keys are free.
+    """
+    [file] = files(post())
+    reordered = json.dumps(dict(reversed(post().items())), indent=4) + "\n"
+
+    assert [] == check_files([parse_file(file.name, reordered)], lock(file))
+
+
+def test_the_order_of_fields_is_content():
+    """
+    Avro writes fields in their order.
+    """
+    one, other = text("a"), text("b")
+    [file] = files(post(one, other))
+
+    found = check_files(files(post(other, one)), lock(file))
+
+    assert [("edited", "post.v1.avsc")] == rules(found)
+
+
+@pytest.mark.parametrize("numbers", [(2,), (1, 3), (1, 1)])
+def test_versions_that_do_not_count_from_one_are_found(numbers):
+    """
+    A missing and a doubled version: the registry would give other numbers.
+    """
+    made = [
+        parse_file(f"{letter}.v{number}.avsc", json.dumps(post(text(letter))))
+        for letter, number in zip("ab", numbers, strict=False)
+    ]
+    if numbers == (1, 1):
+        with pytest.raises(EventSchemaError, match="two files have this version"):
+            check_files(made, {})
+        return
+    [found] = [f for f in check_files(made, {}) if f.rule == "version"]
+
+    assert "blog.PostPublished" == found.name
+    assert ", ".join(map(str, numbers)) in found.sentence
+
+
+def test_a_version_that_repeats_an_earlier_one_is_found():
+    """
+    The registry would answer with the number of the first.
+    """
+    again = files(post(), post(text("title")), post())
+
+    assert [("repeated", "post.v3.avsc")] == [
+        one for one in rules(check_files(again, {})) if one[0] == "repeated"
+    ]
+
+
+def test_a_file_that_is_not_frozen_is_found():
+    """
+    It is no obstacle to freezing, and one to a release.
+    """
+    first, second = files(post(), post(text("title")))
+
+    assert [] == check_files([first, second], lock(first))
+    assert [("unreleased", "post.v2.avsc")] == rules(
+        unreleased([first, second], lock(first))
+    )
+
+
+def test_an_incompatible_version_is_found_at_the_level():
+    """
+    A field without a default breaks BACKWARD, and not FORWARD.
+    """
+    both = files(post(), post({"name": "title", "type": "string"}))
+    [found] = check_files(both, {})
+
+    assert ("compatibility", "blog.PostPublished:2") == (found.rule, found.name)
+    assert "the field title was added without a default." in found.sentence
+    assert "Give the field a default." == found.cure
+    assert [] == check_files(both, {}, Level.FORWARD)
+
+
+def test_a_lock_is_read_as_it_was_written(tmp_path):
+    """
+    One line per file, in the order of names, below a comment.
+    """
+    released = {"b.v1.avsc": "2" * 64, "a.v1.avsc": "1" * 64}
+    (tmp_path / LOCK).write_text(lock_text(released), encoding="utf-8")
+
+    assert released == read_lock(tmp_path)
+    assert [f"{'1' * 64}  a.v1.avsc", f"{'2' * 64}  b.v1.avsc"] == (
+        (tmp_path / LOCK).read_text(encoding="utf-8").splitlines()[1:]
+    )
+    assert {} == read_lock(tmp_path / "none")
+
+
+def test_a_broken_line_of_a_lock_is_refused(tmp_path):
+    """
+    Such as the mark of a conflict: nothing would be frozen by it.
+    """
+    (tmp_path / LOCK).write_text("<<<<<<< HEAD of mine\n", encoding="utf-8")
+
+    with pytest.raises(EventSchemaError, match="not a digest and a name"):
+        read_lock(tmp_path)
+
+
+FIRST, SECOND = post(), post(text("title"))
+BROKEN = post({"name": "title", "type": "string"})
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        ((FIRST,), {}, []),
+        ((FIRST, SECOND), held(FIRST), []),
+        ((FIRST, SECOND), held(FIRST, SECOND), []),
+        ((FIRST,), held(post(doc="x")), [("registry", ":1")]),
+        ((FIRST,), held(FIRST, SECOND), [("registry", ":2")]),
+        ((FIRST, SECOND), held(SECOND, first=2), [("registry", ":1")]),
+        (
+            (FIRST, SECOND),
+            held(post({"name": "post_key", "type": "string"})),
+            [("registry", ":1")],
+        ),
+        (
+            (FIRST, post(text("title", None), text("more"))),
+            held(post({"name": "title", "type": "int"})),
+            [("registry", ":1"), ("compatibility", ":2")],
+        ),
+        ((FIRST,), held({"type": "bytes"}), [("registry", ":1")]),
+    ],
+)
+def test_files_are_compared_with_the_registry(ours, theirs, expected):
+    """
+    Another content, a version of one side alone, and one that cannot read theirs.
+    """
+    schemas = EventSchemas.from_files(files(*ours)).history
+    found = rules(registered(schemas, theirs))
+
+    assert [(rule, f"blog.PostPublished{name}") for rule, name in expected] == found
+
+
+def test_another_kind_of_schema_is_named():
+    """
+    A subject with Protobuf or JSON Schema is refused by name.
+    """
+    schemas = EventSchemas.from_files(files(post())).history
+    theirs = {"blog.PostPublished": [HeldSchema(1, "PROTOBUF", "syntax = ...")]}
+    [found] = registered(schemas, theirs)
+
+    assert (
+        "The registry holds blog.PostPublished:1 as PROTOBUF, which is not supported."
+        == found.sentence
+    )

@@ -1,0 +1,205 @@
+"""Schema files of a folder: shared types, and files of other languages."""
+
+import json
+import pickle
+
+import pytest
+
+from towpath.schemas.events import EventSchemaError, EventSchemas, InvalidEventError
+from towpath.schemas.schema_files import parse_file
+
+COUNTRY = {
+    "type": "enum",
+    "name": "Country",
+    "namespace": "geo",
+    "symbols": ["AT", "CH"],
+    "default": "AT",
+}
+AUTHOR = {
+    "type": "record",
+    "name": "Author",
+    "namespace": "blog",
+    "references": {"geo.Country": 1},
+    "fields": [
+        {"name": "name", "type": "string"},
+        {"name": "country", "type": "geo.Country"},
+    ],
+}
+POST = {
+    "type": "record",
+    "name": "PostPublished",
+    "namespace": "blog",
+    "references": {"blog.Author": 1, "geo.Country": 1},
+    "fields": [
+        {"name": "authors", "type": {"type": "array", "items": "Author"}},
+        {"name": "reviewer", "type": ["null", "blog.Author"], "default": None},
+        {"name": "by_role", "type": {"type": "map", "values": "Author"}},
+        {"name": "printed_in", "type": "geo.Country", "doc": "Where."},
+    ],
+}
+ADA = {"name": "Ada", "country": "CH"}
+PAYLOAD = {"authors": [ADA], "by_role": {"editor": ADA}, "printed_in": "AT"}
+
+
+def read(**documents) -> EventSchemas:
+    """Take schemas by the names of their files, with ``_v`` for a version."""
+    return EventSchemas.from_files(
+        parse_file(f"{name.replace('_v', '.v')}.avsc", json.dumps(document))
+        for name, document in documents.items()
+    )
+
+
+def test_shared_types_are_part_of_the_events_that_reference_them():
+    """
+    Records and enums of other files are checked too; only the event is an event type.
+    """
+    schemas = read(post_v1=POST, author_v1=AUTHOR, country_v1=COUNTRY)
+
+    assert ["PostPublished"] == list(schemas.newest)
+    assert "blog.PostPublished:1" == schemas.check("PostPublished", PAYLOAD).reference
+    with pytest.raises(InvalidEventError) as raised:
+        schemas.check(
+            "PostPublished", PAYLOAD | {"by_role": {"x": ADA | {"country": "DE"}}}
+        )
+    assert ("by_role.x.country", "is not one of AT, CH") == (
+        *(raised.value.field, raised.value.reason),
+    )
+
+
+def test_the_text_of_an_event_with_shared_types_is_whole():
+    """
+    The registry, and a process that has the text alone, need no other file.
+    """
+    [schema] = read(post_v1=POST, author_v1=AUTHOR, country_v1=COUNTRY).history
+    document = json.loads(schema.text)
+
+    assert "references" not in document
+    assert "blog.Author" == document["fields"][2]["type"]["values"]
+    assert (
+        "geo.Country"
+        == document["fields"][0]["type"]["items"]["fields"][1]["type"]["name"]
+    )
+    assert schema == pickle.loads(pickle.dumps(schema))  # noqa: S301 - our own
+
+
+def test_a_released_event_keeps_the_version_of_its_shared_type():
+    """
+    A new version of the shared type changes only the events that name it.
+    """
+    second = AUTHOR | {
+        "fields": [*AUTHOR["fields"], {"name": "born", "type": "int", "default": 0}]
+    }
+    newer = POST | {"references": {"blog.Author": 2, "geo.Country": 1}}
+    schemas = read(
+        post_v1=POST,
+        post_v2=newer,
+        author_v1=AUTHOR,
+        author_v2=second,
+        country_v1=COUNTRY,
+    )
+    fields = [
+        len(json.loads(schema.text)["fields"][0]["type"]["items"]["fields"])
+        for schema in schemas.history
+    ]
+
+    assert [2, 3] == fields
+
+
+@pytest.mark.parametrize(
+    ("documents", "reason"),
+    [
+        ({"post_v1": POST}, "post.v1.avsc: no file has version 1 of blog.Author"),
+        (
+            {"post_v1": {**POST, "references": {}}, "country_v1": COUNTRY},
+            "post.v1.avsc: the schema has no type blog.Author: name it in references",
+        ),
+        (
+            {
+                "post_v1": {**POST, "references": {"blog.Author": 1}},
+                "author_v1": {**AUTHOR, "references": {}},
+            },
+            "post.v1.avsc: the schema has no type geo.Country: name it in references",
+        ),
+        (
+            {
+                "post_v1": {**POST, "references": {"blog.Author": 1, "geo.Country": 2}},
+                "author_v1": AUTHOR,
+                "country_v1": COUNTRY,
+                "country_v2": {**COUNTRY, "symbols": ["AT"]},
+            },
+            "post.v1.avsc: references lead to two versions of geo.Country",
+        ),
+        (
+            {
+                "post_v1": POST,
+                "author_v1": {**AUTHOR, "references": {"blog.PostPublished": 1}},
+            },
+            "author.v1.avsc: the reference to blog.PostPublished leads back to itself",
+        ),
+        (
+            {"post_v1": {**POST, "references": ["blog.Author"]}},
+            'post.v1.avsc: references must be {"<full name>": <version>}',
+        ),
+    ],
+)
+def test_a_reference_that_leads_nowhere_is_refused(documents, reason):
+    """
+    The error names the file and the type.
+    """
+    with pytest.raises(EventSchemaError) as raised:
+        read(**documents).check("PostPublished", PAYLOAD)
+
+    assert str(raised.value).startswith(reason)
+
+
+def test_a_cycle_of_nothing_but_shared_types_is_refused():
+    """
+    Types that reference each other leave no event in the folder.
+    """
+    documents = {
+        "event_v1": POST,
+        "author_v1": {**AUTHOR, "references": {"geo.Country": 1}},
+        "country_v1": {**COUNTRY, "references": {"blog.Author": 1}},
+    }
+
+    with pytest.raises(EventSchemaError, match="leads back to itself"):
+        read(**documents)
+
+
+@pytest.mark.parametrize(
+    ("name", "language"),
+    [
+        ("order_placed.v1.proto", "Protobuf"),
+        ("order_placed.v1.json", "JSON Schema"),
+        ("order.schema.json", "JSON Schema"),
+        ("order.jsonschema", "JSON Schema"),
+        ("order.avdl", "Avro IDL"),
+        ("order.avpr", "Avro's protocols"),
+    ],
+)
+def test_a_file_of_another_language_is_refused_by_its_name(tmp_path, name, language):
+    """
+    It is not left out in silence: its events would have no schema.
+    """
+    (tmp_path / name).write_text("", encoding="utf-8")
+    (tmp_path / "package.json").write_text("{}", encoding="utf-8")
+
+    with pytest.raises(EventSchemaError) as raised:
+        EventSchemas.from_folder(tmp_path)
+
+    assert f"{name}: {language} is not supported: event schemas are Avro" == str(
+        raised.value
+    )
+    assert "it is an Avro record named <name>.v<n>.avsc" in raised.value.remedy
+    assert 2 == raised.value.exit_code
+
+
+@pytest.mark.parametrize(
+    "document", [{"type": "object", "properties": {}}, {"$schema": "x"}]
+)
+def test_a_json_schema_in_the_file_of_an_avro_schema_is_refused(document):
+    """
+    The content decides, too.
+    """
+    with pytest.raises(EventSchemaError, match=r"^a\.v1\.avsc: JSON Schema is not"):
+        parse_file("a.v1.avsc", json.dumps(document))

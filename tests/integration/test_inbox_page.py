@@ -10,10 +10,10 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from prometheus_client import REGISTRY
 
 from support.waiting import until
 from towpath.cli.app import run
-from towpath.inbox import Inbox
 from towpath.inbox.inbox import drive
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -45,6 +45,8 @@ def page(stack, database, unique, monkeypatch):
         exec(compile(text, str(PAGE), "exec"), names)  # noqa: S102 - the page's
     yield names
     names["engine"].dispose()
+    for metric in vars(names["metrics"]).values():
+        REGISTRY.unregister(metric)
 
 
 def test_the_consumer_of_the_page_counts_each_view_once(page):
@@ -58,7 +60,7 @@ def test_the_consumer_of_the_page_counts_each_view_once(page):
     producer.produce(page["TOPIC"], b"{}", "8", headers=[("id", "end")])
     producer.flush()
     stop = threading.Event()
-    thread = threading.Thread(target=page["consumer"].run, args=[stop])
+    thread = threading.Thread(target=page["watched"].run, args=[stop])
     thread.start()
     with psycopg.connect(page["DATABASE_URL"], autocommit=True) as connection:
         end = "select count(*) from towpath.inbox where event_id = 'end'"
@@ -68,29 +70,6 @@ def test_the_consumer_of_the_page_counts_each_view_once(page):
     thread.join()
 
     assert [(7, 3)] == counts
-
-
-def test_the_rights_of_the_page_suffice(page, unique):
-    """
-    A role with them alone applies, parks, replays and prunes.
-    """
-    (rights,) = blocks("sql")
-    role = f"r_{unique}"
-    event = page["event"]
-    inbox = Inbox("view-counter")
-    with psycopg.connect(page["DATABASE_URL"]) as connection:
-        connection.execute(f"create role {role}")
-        connection.execute(rights.replace("counter", role))
-        connection.execute(f"set local role {role}")
-        assert not drive(connection, inbox.take(event))
-        other = dataclasses.replace(event, id="x", offset=1)
-        assert drive(connection, inbox.park(other, "poison"))
-        inbox.request_replay(connection)
-        assert "x" == drive(connection, inbox.next_requested()).id
-        drive(connection, inbox.fail(other, "again"))
-        assert drive(connection, inbox.leave(other))
-        assert 2 == inbox.prune(connection, {(event.topic, 0): 10})
-        connection.rollback()
 
 
 def test_the_command_looks_after_parked_events(page, capsys):
@@ -119,13 +98,3 @@ def test_the_command_looks_after_parked_events(page, capsys):
     assert 3 == run(
         ["inbox", "parked", "--dsn", "postgresql://127.0.0.1:1/x", *options[2:]]
     )
-
-
-def test_create_prints_what_it_runs(capsys):
-    """
-    A migration of one's own can take the statements.
-    """
-    assert 0 == run(
-        ["inbox", "create", "--dsn", "unused", "--dry-run", "--schema", "s"]
-    )
-    assert 'create table if not exists "s".inbox_parked' in capsys.readouterr().out

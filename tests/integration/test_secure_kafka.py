@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(24
 
 def kafka_rights(prefix: str) -> Iterator[tuple[str, tuple[str, str, str, str]]]:
     """Go through the documented lines: a user, and one right as a broker takes it."""
-    [block] = documented("acl")
+    [block] = documented("acl", "Kafka")
     for line in block.splitlines():
         user, kind, pattern, name, operations = line.split()
         # "towpath-" alone, and before the prefix, is the same whatever the prefix is.

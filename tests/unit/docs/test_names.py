@@ -24,14 +24,14 @@ _SHELL: Final = ("sh", "console", "")
 _DOTTED: Final = re.compile(r"towpath(?:\.[A-Za-z_]\w*)+")
 _FILE: Final = re.compile(
     r"[\w.-]+(?:/[\w.*-]+)+\.(?:py|sql|lua|toml|yaml|avsc|md|svg)"
-    r"|(?:schemas|settings|cli|outbox|relay|sinks|services|loadtests|deploy|tests|docs)"
+    r"|(?:schemas|settings|cli|outbox|inbox|relay|sinks|services|loadtests|deploy|tests|docs)"
     r"(?:/[\w.-]+)+/?"
 )
 _KEY: Final = re.compile(
     r"(?:source|kafka|registry|topics|relay|sinks|sink)(?:\.[a-z_]+)+(?<!lock|toml)"
 )
 _SECTION_KEY: Final = re.compile(r"\[+([a-z.]+)\]+ ([a-z_]+)")
-_METRIC: Final = re.compile(r"towpath_(?:relay|sink|snapshot|build)_[a-z_]+")
+_METRIC: Final = re.compile(r"towpath_(?:relay|sink|snapshot|build|inbox)_[a-z_]+")
 _TEST: Final = re.compile(r"test_\w+")
 _ERROR: Final = re.compile(r"[A-Z]\w+Error")
 # Prometheus adds these to the name of a histogram.

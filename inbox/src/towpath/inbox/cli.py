@@ -1,27 +1,54 @@
-"""``towpath inbox create | parked | replay | discard``: look after an inbox."""
+"""``towpath inbox``: create it, look at consumers, prune ids, replay parked events."""
 
+import contextlib
+import dataclasses
 import json as json_text
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from confluent_kafka import KafkaError, KafkaException
 from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from towpath.cli.options import JsonOption
-from towpath.inbox.inbox import SCHEMA, Inbox, ParkedEvent, create_statements
+from towpath.inbox.inbox import Inbox, ParkedEvent
+from towpath.inbox.offsets import OffsetReader, reading_offsets
+from towpath.inbox.tables import (
+    SCHEMA,
+    ConsumerStatus,
+    InboxTables,
+    consumer_status,
+    create_statements,
+)
 from towpath.schemas.failure import UnavailableError, UsageError
 
 if TYPE_CHECKING:
     import psycopg
 
-app = App(name="inbox", help="Create an inbox; list, replay or drop parked events.")
+app = App(name="inbox", help="Create an inbox; look after its consumers.")
 
 DsnOption = Annotated[
     str,
     Parameter(name="--dsn", env_var="TOWPATH_INBOX_DSN", help="The database."),
 ]
 ConsumerOption = Annotated[str, Parameter(name="--consumer", help="Its name.")]
+KafkaOption = Annotated[
+    str,
+    Parameter(
+        name="--kafka", env_var="TOWPATH_INBOX_KAFKA", help="Its bootstrap servers."
+    ),
+]
+KafkaFileOption = Annotated[
+    Path | None,
+    Parameter(
+        name="--kafka-file",
+        env_var="TOWPATH_INBOX_KAFKA_FILE",
+        help="Settings of its client, such as a login: a line name=value for each.",
+    ),
+]
 SchemaOption = Annotated[str, Parameter(name="--schema", help="Of the tables.")]
 
 
@@ -48,6 +75,75 @@ def create(
 
 
 @app.command
+def status(
+    *,
+    dsn: DsnOption,
+    kafka: KafkaOption,
+    kafka_file: KafkaFileOption = None,
+    consumer: ConsumerOption | None = None,
+    schema: SchemaOption = SCHEMA,
+    json: JsonOption = False,
+) -> int:
+    """
+    Show offsets, lag and parked events of each consumer; exit 1 if any is parked.
+
+    Args:
+        dsn: The database.
+        kafka: The bootstrap servers.
+        kafka_file: More settings of the client.
+        consumer: The consumer; left out, all that have anything stored.
+        schema: The schema of the tables.
+        json: Print one JSON document.
+    """
+    found = []
+    settings = _client_settings(kafka, kafka_file)
+    with _connect(dsn, schema) as connection:
+        tables = InboxTables(connection, schema)
+        names = tables.consumers() if consumer is None else [consumer]
+        for name in names:
+            with _offsets(name, settings) as offsets:
+                found.append(consumer_status(name, tables, offsets))
+    if json:
+        documents = [dataclasses.asdict(one) | {"lag": one.lag} for one in found]
+        print(json_text.dumps(documents, indent=1, default=str))
+    else:
+        _print_status(found)
+    return int(any(one.parked_events for one in found))
+
+
+@app.command
+def prune(
+    *,
+    dsn: DsnOption,
+    kafka: KafkaOption,
+    kafka_file: KafkaFileOption = None,
+    consumer: ConsumerOption,
+    schema: SchemaOption = SCHEMA,
+) -> int:
+    """
+    Delete the ids of events that their topics no longer contain; safe at any time.
+
+    No reset of offsets can deliver these events again. Ids of parked events stay, and
+    so do those of a topic that does not exist.
+
+    Args:
+        dsn: The database.
+        kafka: The bootstrap servers.
+        kafka_file: More settings of the client.
+        consumer: The consumer.
+        schema: The schema of the tables.
+    """
+    settings = _client_settings(kafka, kafka_file)
+    with _connect(dsn, schema) as connection:
+        topics = InboxTables(connection, schema).topics(consumer)
+        with _offsets(consumer, settings) as offsets:
+            below = offsets.firsts(topics.__contains__)
+        count = Inbox(consumer, schema=schema).prune(connection, below)
+    print(f"pruned {count} ids")
+    return 0
+
+
+@app.command
 def parked(
     *,
     dsn: DsnOption,
@@ -64,7 +160,7 @@ def parked(
         schema: The schema of the tables.
         json: Print one JSON document.
     """
-    with _connect(dsn) as connection:
+    with _connect(dsn, schema) as connection:
         found = Inbox(consumer, schema=schema).parked(connection)
     if json:
         print(json_text.dumps([_document(one) for one in found], indent=1))
@@ -95,7 +191,7 @@ def replay(
         consumer: The consumer.
         schema: The schema of the tables.
     """
-    with _connect(dsn) as connection:
+    with _connect(dsn, schema) as connection:
         count = Inbox(consumer, schema=schema).request_replay(connection, event)
     if event is not None and not count:
         message = f"{consumer} has no parked event {event}"
@@ -121,7 +217,7 @@ def discard(
         consumer: The consumer.
         schema: The schema of the tables.
     """
-    with _connect(dsn) as connection:
+    with _connect(dsn, schema) as connection:
         was_parked = Inbox(consumer, schema=schema).discard(connection, event)
     if not was_parked:
         message = f"{consumer} has no parked event {event}"
@@ -130,17 +226,85 @@ def discard(
     return 0
 
 
-def _connect(dsn: str) -> "psycopg.Connection[tuple[object, ...]]":
+@contextlib.contextmanager
+def _connect(
+    dsn: str, schema: str = SCHEMA
+) -> Iterator["psycopg.Connection[tuple[object, ...]]"]:
+    """Connect to the database, and commit at the end of the block."""
     try:
         import psycopg  # noqa: PLC0415 - the library does without it
     except ImportError as error:
         message = "the command needs psycopg: pip install 'towpath-inbox[cli]'"
         raise UsageError(message) from error
     try:
-        return psycopg.connect(dsn)
+        with psycopg.connect(dsn) as connection:
+            yield connection
     except psycopg.OperationalError as error:
         message = f"the database cannot be reached: {str(error).splitlines()[0]}"
         raise UnavailableError(message) from error
+    except psycopg.errors.UndefinedTable as error:
+        command = f'towpath inbox create --schema "{schema}"'
+        message = f"the database has no inbox in the schema {schema}: {command}"
+        raise UsageError(message) from error
+    except psycopg.errors.InsufficientPrivilege as error:
+        message = f"{str(error).splitlines()[0]}: docs/rights.md has the grants"
+        raise UsageError(message) from error
+
+
+@contextlib.contextmanager
+def _offsets(group: str, settings: dict[str, str]) -> Iterator[OffsetReader]:
+    """Read offsets as a member of the group would, without joining it."""
+    try:
+        with reading_offsets(settings | {"group.id": group}) as offsets:
+            yield offsets
+    except KafkaException as error:
+        cause = error.args[0]
+        if cause.code() == KafkaError._INVALID_ARG:  # noqa: SLF001 - the client's name
+            raise UsageError(cause.str()) from error
+        message = f"Kafka cannot be reached: {cause.str()}"
+        raise UnavailableError(message) from error
+
+
+def _client_settings(servers: str, file: Path | None) -> dict[str, str]:
+    """Return the settings of Kafka's client; a file has a line of each."""
+    settings = {"bootstrap.servers": servers}
+    if file is None:
+        return settings
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        message = f"the file of Kafka's settings: {error.strerror}: {file}"
+        raise UsageError(message) from error
+    for number, line in enumerate(map(str.strip, lines), start=1):
+        name, equals, value = line.partition("=")
+        if not line or line.startswith("#"):
+            continue
+        if not equals:
+            message = f"{file}, line {number}: no setting of the form name=value"
+            raise UsageError(message)
+        settings[name.strip()] = value.strip()
+    return settings
+
+
+def _print_status(found: list[ConsumerStatus]) -> None:
+    consumers = Table("consumer", "lag", "ids", "parked", "keys", "oldest parked at")
+    partitions = Table("consumer", "partition", "committed", "end", "lag", "ids")
+    for one in found:
+        oldest = one.oldest_parked_at
+        at = "" if oldest is None else oldest.isoformat(timespec="seconds")
+        counts = (one.lag, one.ids, one.parked_events, one.parked_keys)
+        consumers.add_row(Text(one.consumer), *map(str, counts), at)
+        for part in one.partitions:
+            committed = part.committed_offset
+            offsets = ("" if committed is None else committed, part.end_offset)
+            partitions.add_row(
+                Text(one.consumer),
+                Text(f"{part.topic}/{part.partition}"),
+                *map(str, (*offsets, part.lag, part.ids)),
+            )
+    console = Console()
+    console.print(consumers)
+    console.print(partitions)
 
 
 def _document(one: ParkedEvent) -> dict[str, object]:

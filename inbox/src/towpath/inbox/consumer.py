@@ -16,8 +16,7 @@ import asyncio
 import contextlib
 import re
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,15 +24,19 @@ import structlog
 from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from towpath.inbox.event import Event, event_of, is_control
-from towpath.inbox.inbox import (
-    Admission,
-    Inbox,
-    Result,
-    Steps,
-    drive,
-    drive_async,
+from towpath.inbox.effects import (
+    AsyncEffects,
+    Begin,
+    BeginAsync,
+    Effects,
+    HandlerError,
+    Observer,
+    Outcome,
+    reason_of,
 )
+from towpath.inbox.event import Event, event_of, is_control
+from towpath.inbox.inbox import BEHIND, Inbox
+from towpath.inbox.offsets import Place, reading_offsets
 from towpath.schemas.clock import Backoff, Clock, SystemClock
 
 # The longest wait of a poll: how late a stop or a due retry may be noticed.
@@ -41,21 +44,12 @@ POLL_S: Final = 0.2
 ATTEMPTS: Final = 5
 # How often requested replays are looked for.
 REPLAY_INTERVAL_S: Final = 2.0
+# How often an observer gets the lag and the number of parked events.
+OBSERVE_INTERVAL_S: Final = 5.0
 # The longest pause before an attempt; far below the client's max.poll.interval.ms.
 LONGEST_PAUSE_S: Final = 30.0
 
 _log = structlog.get_logger("towpath.inbox")
-
-Begin = Callable[[], AbstractContextManager[Any]]
-BeginAsync = Callable[[], AbstractAsyncContextManager[Any]]
-
-
-class HandlerError(Exception):
-    """The handler failed, or the commit of its effect; the cause is its own error."""
-
-    def __init__(self, event: Event, cause: Exception) -> None:
-        super().__init__(_reason(cause))
-        self.event = event
 
 
 @dataclass(slots=True)
@@ -67,125 +61,6 @@ class _Retry:
     offset: int
 
 
-class _Effects:
-    """Applies and parks events, each in a transaction of its own."""
-
-    def __init__(
-        self, inbox: Inbox, begin: Begin, handle: Callable[[Event, Any], object]
-    ) -> None:
-        self._inbox = inbox
-        self._begin = begin
-        self._handle = handle
-
-    def apply(self, event: Event) -> None:
-        """
-        Apply an event unless it was applied, or park it behind its key's first.
-
-        Raises:
-            HandlerError: The handler failed, or the commit.
-            Exception: The database failed before the handler was called.
-        """
-        while self._carry_out(self._inbox.admit(event)) is None:
-            if self._run(self._inbox.park_behind(event)):
-                return
-            # Its key was replayed in between: begin again.
-
-    def park(self, event: Event, reason: str) -> bool:
-        """Park an event; return whether it was not handled elsewhere."""
-        return self._run(self._inbox.park(event, reason))
-
-    def replay_next(self) -> bool:
-        """
-        Replay the first event of a requested key; return whether there was one.
-
-        Raises:
-            Exception: The database failed before the handler was called.
-        """
-        try:
-            return self._carry_out(self._inbox.admit_requested()) is not None
-        except HandlerError as error:
-            self._run(self._inbox.fail(error.event, str(error)))
-            _log.warning(
-                "event replay failed", event_id=error.event.id, reason=str(error)
-            )
-            return True
-
-    def prune(self, below: Mapping[tuple[str, int], int]) -> int:
-        """Delete the ids below offsets; return how many."""
-        return self._run(self._inbox.delete_below(below))
-
-    def _run(self, steps: Steps[Result]) -> Result:
-        """Run steps in a transaction, and return their result."""
-        with self._begin() as session:
-            return drive(session, steps)
-
-    def _carry_out(self, steps: Steps[Admission | None]) -> Admission | None:
-        """Run steps and, in the same transaction, the handler of what they admit."""
-        admission = None
-        try:
-            with self._begin() as session:
-                admission = drive(session, steps)
-                if admission is not None and admission.event is not None:
-                    self._handle(admission.event, session)
-        except Exception as error:
-            raise _cause(error, admission) from error
-        return admission
-
-
-class _AsyncEffects(_Effects):
-    """The same for asynchronous sessions, whose work runs in the event loop."""
-
-    def __init__(
-        self,
-        inbox: Inbox,
-        begin: BeginAsync,
-        handle: Callable[[Event, Any], Awaitable[object]],
-    ) -> None:
-        self._inbox = inbox
-        self._begin_async = begin
-        self._handle_async = handle
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def attach(self) -> None:
-        """Let the work run in the event loop of the caller."""
-        self._loop = asyncio.get_running_loop()
-
-    def _run(self, steps: Steps[Result]) -> Result:
-        async def run() -> Result:
-            async with self._begin_async() as session:
-                return await drive_async(session, steps)
-
-        return self._wait(run())
-
-    def _carry_out(self, steps: Steps[Admission | None]) -> Admission | None:
-        async def carry_out() -> Admission | None:
-            admission = None
-            try:
-                async with self._begin_async() as session:
-                    admission = await drive_async(session, steps)
-                    if admission is not None and admission.event is not None:
-                        await self._handle_async(admission.event, session)
-            except Exception as error:
-                raise _cause(error, admission) from error
-            return admission
-
-        return self._wait(carry_out())
-
-    def _wait(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Wait, in a thread, for work in the event loop."""
-        if self._loop is None:
-            message = "an asynchronous consumer has no event loop before run_async"
-            raise RuntimeError(message)
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-
-def _cause(error: Exception, admission: Admission | None) -> Exception:
-    """Return what an error counts as: the handler's own, or one of the database."""
-    if admission is None or admission.event is None:
-        return error
-    return HandlerError(admission.event, error)
-
-
 @dataclass(frozen=True, slots=True)
 class _Options:
     """The options of a consumer; see ``Consumer``."""
@@ -193,6 +68,50 @@ class _Options:
     attempts: int
     takes_reads: bool
     clock: Clock
+    observer: Observer | None
+
+    def report(self, call: Callable[[Observer], None]) -> None:
+        """Call the observer, if there is one; an error of it changes nothing."""
+        if self.observer is None:
+            return
+        try:
+            call(self.observer)
+        except Exception as error:  # noqa: BLE001 - the application's own
+            _log.warning("event observer failed", reason=reason_of(error))
+
+    @contextlib.contextmanager
+    def timing(self, event: Event) -> Iterator[None]:
+        """Report how long the block takes, also if it fails."""
+        began_s = self.clock.monotonic_s()
+        try:
+            yield
+        finally:
+            duration_s = self.clock.monotonic_s() - began_s
+            self.report(lambda to: to.handled(event, duration_s))
+
+
+def _timed(
+    handle: Callable[[Event, Any], object], options: _Options
+) -> Callable[[Event, Any], object]:
+    """Report how long each call of a handler takes."""
+
+    def timed(event: Event, session: Any) -> None:  # noqa: ANN401 - any driver
+        with options.timing(event):
+            handle(event, session)
+
+    return timed
+
+
+def _timed_async(
+    handle: Callable[[Event, Any], Awaitable[object]], options: _Options
+) -> Callable[[Event, Any], Awaitable[object]]:
+    """Report how long each call of an asynchronous handler takes."""
+
+    async def timed(event: Event, session: Any) -> None:  # noqa: ANN401 - any driver
+        with options.timing(event):
+            await handle(event, session)
+
+    return timed
 
 
 class _Loop:
@@ -202,7 +121,7 @@ class _Loop:
         self,
         client: dict[str, Any],
         topics: Sequence[str],
-        effects: _Effects,
+        effects: Effects,
         options: _Options,
     ) -> None:
         self._kafka = client
@@ -210,8 +129,9 @@ class _Loop:
         self._effects = effects
         self._options = options
         self._backoff = Backoff(ceiling_s=LONGEST_PAUSE_S)
-        self._retries: dict[tuple[str, int], _Retry] = {}
+        self._retries: dict[Place, _Retry] = {}
         self._replay_due_s = 0.0
+        self._observe_due_s = 0.0
 
     def run(self, stop: threading.Event) -> None:
         """
@@ -237,19 +157,12 @@ class _Loop:
         Only ids below the first offset that retention has left in a partition are
         deleted: no reset of offsets can deliver their events again.
         """
-        client = Client(self._kafka)
-        with contextlib.closing(client):
-            places = [
-                (name, number)
-                for name, known in client.list_topics(timeout=10).topics.items()
-                if any(_is_named(name, topic) for topic in self._topics)
-                for number in known.partitions
-            ]
-            firsts = {
-                place: client.get_watermark_offsets(TopicPartition(*place), timeout=10)
-                for place in places
-            }
-        return self._effects.prune({place: low for place, (low, _) in firsts.items()})
+        with reading_offsets(self._kafka) as offsets:
+            below = offsets.firsts(self._is_consumed)
+        return self._effects.prune(below)
+
+    def _is_consumed(self, name: str) -> bool:
+        return any(_is_named(name, topic) for topic in self._topics)
 
     def _turn(self, client: Client) -> None:
         """Handle one record, or wait for one; resume retries and replays."""
@@ -258,6 +171,9 @@ class _Loop:
         if now_s >= self._replay_due_s:
             self._replay_requested()
             self._replay_due_s = now_s + REPLAY_INTERVAL_S
+        if self._options.observer is not None and now_s >= self._observe_due_s:
+            self._observe(client)
+            self._observe_due_s = now_s + OBSERVE_INTERVAL_S
         message = client.poll(POLL_S)
         if message is None:
             return
@@ -276,7 +192,7 @@ class _Loop:
             if not (
                 is_control(event) or (event.is_read and not self._options.takes_reads)
             ):
-                self._effects.apply(event)
+                self._report_outcome(event, self._effects.apply(event))
         except HandlerError as error:
             attempts += 1
             if attempts < self._options.attempts or not self._parks(event, str(error)):
@@ -284,7 +200,7 @@ class _Loop:
                 return
         except Exception as error:  # noqa: BLE001 - the driver's own
             # The database failed, not the event: it is tried for as long as it takes.
-            self._retry_later(client, event, attempts, _reason(error))
+            self._retry_later(client, event, attempts, reason_of(error))
             return
         self._retries.pop((event.topic, event.partition), None)
         try:
@@ -298,19 +214,72 @@ class _Loop:
         try:
             is_parked = self._effects.park(event, reason)
         except Exception as error:  # noqa: BLE001 - the driver's own
-            _log.warning("event not parked", event_id=event.id, reason=_reason(error))
+            _log.warning("event not parked", event_id=event.id, reason=reason_of(error))
             return False
         if is_parked:
             _log.warning("event parked", event_id=event.id, reason=reason)
+            self._options.report(lambda to: to.parked(event, reason))
         return True
 
     def _replay_requested(self) -> None:
         """Replay the requested events; a database that fails is asked again later."""
         try:
-            while self._effects.replay_next():
+            while self._replay_next():
                 pass
         except Exception as error:  # noqa: BLE001 - the driver's own
-            _log.warning("event replay not possible", reason=_reason(error))
+            _log.warning("event replay not possible", reason=reason_of(error))
+
+    def _replay_next(self) -> bool:
+        """Replay the first event of a requested key; return whether there was one."""
+        try:
+            admission = self._effects.replay_next()
+        except HandlerError as failed:
+            event, reason = failed.event, str(failed)
+            self._effects.keep_parked(event, reason)
+            _log.warning("event replay failed", event_id=event.id, reason=reason)
+            self._options.report(lambda to: to.retried(event, reason))
+            return True
+        if admission is not None and admission.event is not None:
+            self._report_outcome(admission.event, Outcome.APPLIED)
+        return admission is not None
+
+    def _report_outcome(self, event: Event, outcome: Outcome) -> None:
+        """Report what became of an event."""
+        match outcome:
+            case Outcome.APPLIED:
+                self._options.report(lambda to: to.applied(event))
+            case Outcome.SKIPPED:
+                self._options.report(lambda to: to.skipped(event))
+            case Outcome.PARKED:
+                self._options.report(lambda to: to.parked(event, BEHIND))
+
+    def _observe(self, client: Client) -> None:
+        """Report the lag of each partition, and the number of parked events."""
+        try:
+            lags = self._lags(client)
+            parked = self._effects.count_parked()
+        except Exception as error:  # noqa: BLE001 - brokers or driver
+            _log.info("event lag not known", reason=reason_of(error))
+            return
+        self._options.report(lambda to: to.parked_events(parked))
+        for (topic, partition), records in lags.items():
+            self._report_lag(topic, partition, records)
+
+    def _report_lag(self, topic: str, partition: int, records: int | None) -> None:
+        self._options.report(lambda to: to.lag(topic, partition, records))
+
+    def _lags(self, client: Client) -> dict[Place, int]:
+        """Return how many records of each partition are not handled yet."""
+        found = {}
+        for place in client.position(client.assignment()):
+            key = (place.topic, place.partition)
+            retry = self._retries.get(key)
+            first, end = client.get_watermark_offsets(place, cached=True)
+            begin = place.offset if retry is None else retry.offset
+            # Unknown before the first record and the first answer.
+            if begin >= 0 and end >= 0:
+                found[key] = max(0, end - max(begin, first))
+        return found
 
     def _attempts_of(self, event: Event) -> int:
         """Return the number of attempts at an event that have failed."""
@@ -332,6 +301,7 @@ class _Loop:
         except KafkaException:
             # The partition was lost meanwhile: its new owner tries the event.
             self._retries.pop((event.topic, event.partition))
+        self._options.report(lambda to: to.retried(event, reason))
         _log.info(
             "event retried later",
             event_id=event.id,
@@ -351,6 +321,7 @@ class _Loop:
         """Forget the retries of partitions that another process now reads."""
         for place in partitions:
             self._retries.pop((place.topic, place.partition), None)
+            self._report_lag(place.topic, place.partition, None)
 
 
 class Consumer(_Loop):
@@ -366,6 +337,7 @@ class Consumer(_Loop):
         handle: Callable[[Event, Any], object],
         attempts: int = ATTEMPTS,
         takes_reads: bool = False,
+        observer: Observer | None = None,
         clock: Clock | None = None,
     ) -> None:
         """
@@ -381,10 +353,11 @@ class Consumer(_Loop):
             attempts: After so many failed attempts an event is parked.
             takes_reads: Whether events that a snapshot has read are applied too. They
                 have ids of their own, and repeat what was applied before.
+            observer: Receives what the consumer does, such as ``InboxMetrics.of``.
             clock: The time of retries.
         """
-        options = _Options(attempts, takes_reads, clock or SystemClock())
-        effects = _Effects(inbox, begin, handle)
+        options = _Options(attempts, takes_reads, clock or SystemClock(), observer)
+        effects = Effects(inbox, begin, _timed(handle, options))
         super().__init__(_client_settings(inbox, kafka), topics, effects, options)
 
 
@@ -401,11 +374,12 @@ class AsyncConsumer(_Loop):
         handle: Callable[[Event, Any], Awaitable[object]],
         attempts: int = ATTEMPTS,
         takes_reads: bool = False,
+        observer: Observer | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Describe the consumer; the arguments are those of ``Consumer``."""
-        options = _Options(attempts, takes_reads, clock or SystemClock())
-        self._async_effects = _AsyncEffects(inbox, begin, handle)
+        options = _Options(attempts, takes_reads, clock or SystemClock(), observer)
+        self._async_effects = AsyncEffects(inbox, begin, _timed_async(handle, options))
         super().__init__(
             _client_settings(inbox, kafka), topics, self._async_effects, options
         )
@@ -457,7 +431,3 @@ def _is_named(name: str, topic: str) -> bool:
     """Return whether a subscription's topic, or regular expression, has this name."""
     is_pattern = topic.startswith("^")
     return re.match(topic, name) is not None if is_pattern else topic == name
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -33,10 +33,10 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from towpath.inbox.event import Event
+from towpath.inbox.tables import SCHEMA
 from towpath.schemas.table_name import quoted
 from towpath.schemas.transactions import TEXT, Rows, Statement, run, run_async
 
-SCHEMA: Final = "towpath"
 BEHIND: Final = "an earlier event of its key is parked"
 # Text of a reason that is kept; a traceback may be long.
 _REASON_CHARACTERS: Final = 2_000
@@ -71,43 +71,6 @@ class Admission(NamedTuple):
     """
 
     event: Event | None
-
-
-def create_statements(schema: str = SCHEMA) -> tuple[str, ...]:
-    """Return the SQL that creates the tables; it may be repeated."""
-    place = quoted(schema)
-    return (
-        f"create schema if not exists {place}",
-        f"""create table if not exists {place}.inbox (
-    consumer text not null,
-    event_id text not null,
-    topic text not null,
-    partition int not null,
-    "offset" bigint not null,
-    applied_at timestamptz not null default now(),
-    primary key (consumer, event_id)
-)""",
-        # A prune looks for places.
-        f"""create index if not exists inbox_place
-on {place}.inbox (consumer, topic, partition, "offset")""",
-        f"""create table if not exists {place}.inbox_parked (
-    consumer text not null,
-    topic text not null,
-    partition int not null,
-    "offset" bigint not null,
-    event_id text not null,
-    key text,
-    value bytea,
-    headers json not null,
-    reason text not null,
-    number bigint generated always as identity,
-    parked_at timestamptz not null default now(),
-    requested_at timestamptz,
-    primary key (consumer, topic, partition, "offset")
-)""",
-        f"""create index if not exists inbox_parked_key
-on {place}.inbox_parked (consumer, topic, key)""",
-    )
 
 
 class Inbox:
@@ -259,18 +222,17 @@ class Inbox:
             yield self._insert_parked(event, reason)
         return is_new
 
-    def park_behind(self, event: Event) -> Steps[bool]:
+    def park_behind(self, event: Event) -> Steps[bool | None]:
         """
-        Park an event if one of its key is parked; return whether it is handled.
+        Park an event unless it was handled; None if none of its key is parked.
 
         The lock is that of a replay, so no follower is parked after the last parked
         event of its key has left.
         """
         yield self._lock(event)
         if not (yield from self.has_parked(event)):
-            return False
-        yield from self.park(event, BEHIND)
-        return True
+            return None
+        return (yield from self.park(event, BEHIND))
 
     def list_parked(self, limit: int) -> Steps[list[ParkedEvent]]:
         """Return the parked events."""
@@ -280,6 +242,13 @@ class Inbox:
             limit=str(limit),
         )
         return [_parked_event(row) for row in rows]
+
+    def count_parked(self) -> Steps[int]:
+        """Return how many events are parked."""
+        rows = yield self._fill(
+            f"select count(*) from {self._parked} where consumer = :consumer"
+        )
+        return int(next(iter(rows[0])))
 
     def next_requested(self) -> Steps[Event | None]:
         """Return the oldest parked event of a key whose replay is requested."""

@@ -1,0 +1,203 @@
+"""
+Effects: events applied, parked and replayed, each in a transaction of its own.
+
+An observer receives what became of each event, for metrics of the application.
+"""
+
+import asyncio
+import enum
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any
+
+from towpath.inbox.event import Event
+from towpath.inbox.inbox import (
+    Admission,
+    Inbox,
+    Result,
+    Steps,
+    drive,
+    drive_async,
+)
+
+Begin = Callable[[], AbstractContextManager[Any]]
+BeginAsync = Callable[[], AbstractAsyncContextManager[Any]]
+
+
+class HandlerError(Exception):
+    """The handler failed, or the commit of its effect; the cause is its own error."""
+
+    def __init__(self, event: Event, cause: Exception) -> None:
+        super().__init__(reason_of(cause))
+        self.event = event
+
+
+class Observer:
+    """
+    Receives what a consumer does; each method does nothing until it is overridden.
+
+    A consumer calls it between two polls, after the transaction that it reports; only
+    ``handled`` is called where the handler ran, inside the transaction. It must not
+    block. An error that it raises ends the consumer's run.
+    """
+
+    def handled(self, event: Event, duration_s: float) -> None:
+        """The handler was called, and returned or failed after this time."""
+
+    def applied(self, event: Event) -> None:
+        """The effect of an event, also of a replayed one, is committed."""
+
+    def skipped(self, event: Event) -> None:
+        """An event was delivered again, and changed nothing."""
+
+    def retried(self, event: Event, reason: str) -> None:
+        """An event failed, and is tried again later; or a replay failed."""
+
+    def parked(self, event: Event, reason: str) -> None:
+        """An event was parked, by its own failure or behind one of its key."""
+
+    def parked_events(self, count: int) -> None:
+        """So many events of the consumer are parked now, in all its processes."""
+
+    def lag(self, topic: str, partition: int, records: int | None) -> None:
+        """
+        So many records of a partition are not handled yet.
+
+        None: another process reads the partition from now on.
+        """
+
+
+class Outcome(enum.Enum):
+    """The result of a delivery: its effect, nothing again, or its parking."""
+
+    APPLIED = enum.auto()
+    SKIPPED = enum.auto()
+    PARKED = enum.auto()
+
+
+class Effects:
+    """Applies and parks events, each in a transaction of its own."""
+
+    def __init__(
+        self, inbox: Inbox, begin: Begin, handle: Callable[[Event, Any], object]
+    ) -> None:
+        self._inbox = inbox
+        self._begin = begin
+        self._handle = handle
+
+    def apply(self, event: Event) -> Outcome:
+        """
+        Apply an event unless it was handled, or park it behind its key's first.
+
+        Raises:
+            HandlerError: The handler failed, or the commit.
+            Exception: The database failed before the handler was called.
+        """
+        while (admission := self._carry_out(self._inbox.admit(event))) is None:
+            is_parked = self._run(self._inbox.park_behind(event))
+            if is_parked is not None:
+                return Outcome.PARKED if is_parked else Outcome.SKIPPED
+            # Its key was replayed in between: begin again.
+        return Outcome.SKIPPED if admission.event is None else Outcome.APPLIED
+
+    def park(self, event: Event, reason: str) -> bool:
+        """Park an event; return whether it was not handled elsewhere."""
+        return self._run(self._inbox.park(event, reason))
+
+    def replay_next(self) -> Admission | None:
+        """
+        Replay the first event of a requested key; None if there is none.
+
+        Raises:
+            HandlerError: The handler failed, or the commit.
+            Exception: The database failed before the handler was called.
+        """
+        return self._carry_out(self._inbox.admit_requested())
+
+    def keep_parked(self, event: Event, reason: str) -> None:
+        """Store the reason why a replay failed."""
+        self._run(self._inbox.fail(event, reason))
+
+    def count_parked(self) -> int:
+        """Return how many events are parked."""
+        return self._run(self._inbox.count_parked())
+
+    def prune(self, below: Mapping[tuple[str, int], int]) -> int:
+        """Delete the ids below offsets; return how many."""
+        return self._run(self._inbox.delete_below(below))
+
+    def _run(self, steps: Steps[Result]) -> Result:
+        """Run steps in a transaction, and return their result."""
+        with self._begin() as session:
+            return drive(session, steps)
+
+    def _carry_out(self, steps: Steps[Admission | None]) -> Admission | None:
+        """Run steps and, in the same transaction, the handler of what they admit."""
+        admission = None
+        try:
+            with self._begin() as session:
+                admission = drive(session, steps)
+                if admission is not None and admission.event is not None:
+                    self._handle(admission.event, session)
+        except Exception as error:
+            raise _cause(error, admission) from error
+        return admission
+
+
+class AsyncEffects(Effects):
+    """The same for asynchronous sessions, whose work runs in the event loop."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        begin: BeginAsync,
+        handle: Callable[[Event, Any], Awaitable[object]],
+    ) -> None:
+        self._inbox = inbox
+        self._begin_async = begin
+        self._handle_async = handle
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def attach(self) -> None:
+        """Let the work run in the event loop of the caller."""
+        self._loop = asyncio.get_running_loop()
+
+    def _run(self, steps: Steps[Result]) -> Result:
+        async def run() -> Result:
+            async with self._begin_async() as session:
+                return await drive_async(session, steps)
+
+        return self._wait(run())
+
+    def _carry_out(self, steps: Steps[Admission | None]) -> Admission | None:
+        async def carry_out() -> Admission | None:
+            admission = None
+            try:
+                async with self._begin_async() as session:
+                    admission = await drive_async(session, steps)
+                    if admission is not None and admission.event is not None:
+                        await self._handle_async(admission.event, session)
+            except Exception as error:
+                raise _cause(error, admission) from error
+            return admission
+
+        return self._wait(carry_out())
+
+    def _wait(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Wait, in a thread, for work in the event loop."""
+        if self._loop is None:
+            message = "an asynchronous consumer has no event loop before run_async"
+            raise RuntimeError(message)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _cause(error: Exception, admission: Admission | None) -> Exception:
+    """Return what an error counts as: the handler's own, or one of the database."""
+    if admission is None or admission.event is None:
+        return error
+    return HandlerError(admission.event, error)
+
+
+def reason_of(error: Exception) -> str:
+    """Return the reason that is stored and logged for an error."""
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,104 @@
+"""
+Metrics of consumers in Prometheus's format; ``docs/metrics.md`` describes each.
+
+They are registered beside the application's own metrics and served by its port: a
+consumer opens none. Labels are the inbox's name, and the topics and partitions that its
+consumers read.
+"""
+
+from typing import Final
+
+from towpath.inbox.effects import Observer
+from towpath.inbox.event import Event
+from towpath.inbox.inbox import Inbox
+from towpath.schemas import telemetry
+from towpath.schemas.failure import UsageError
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+except ImportError as error:
+    _MISSING = "metrics need prometheus-client: pip install 'towpath-inbox[metrics]'"
+    raise UsageError(_MISSING) from error
+
+# From a single statement to a handler that calls other services.
+_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5, 30, 120)
+
+
+class InboxMetrics:
+    """The metrics of all consumers of a process; one instance for a registry."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        """Register the metrics where the application has its own."""
+
+        def counter(name: str, what: str) -> Counter:
+            return Counter(name, what, ("consumer", "topic"), registry=registry)
+
+        self.applied = counter(
+            telemetry.INBOX_APPLIED, "Events whose effect was committed."
+        )
+        self.skipped = counter(
+            telemetry.INBOX_DUPLICATES, "Deliveries of events that were handled before."
+        )
+        self.retries = counter(
+            telemetry.INBOX_RETRIES, "Failures after which an event is tried again."
+        )
+        self.parked = counter(telemetry.INBOX_PARKED, "Events that were parked.")
+        self.handler = Histogram(
+            telemetry.INBOX_HANDLER_SECONDS,
+            "How long the handler took, whether it returned or failed.",
+            ("consumer", "topic"),
+            buckets=_BUCKETS_S,
+            registry=registry,
+        )
+        self.parked_events = Gauge(
+            telemetry.INBOX_PARKED_EVENTS,
+            "Events of the consumer that are parked now.",
+            ("consumer",),
+            registry=registry,
+        )
+        self.lag = Gauge(
+            telemetry.INBOX_LAG,
+            "Records of a partition that are not handled yet.",
+            ("consumer", "topic", "partition"),
+            registry=registry,
+        )
+
+    def of(self, inbox: Inbox) -> Observer:
+        """Return the observer of a consumer with this inbox."""
+        return _Metrics(self, inbox.consumer)
+
+
+class _Metrics(Observer):
+    """Counts what one consumer does."""
+
+    def __init__(self, metrics: InboxMetrics, consumer: str) -> None:
+        self._metrics = metrics
+        self._consumer = consumer
+
+    def handled(self, event: Event, duration_s: float) -> None:
+        histogram = self._metrics.handler
+        histogram.labels(self._consumer, event.topic).observe(duration_s)
+
+    def applied(self, event: Event) -> None:
+        self._metrics.applied.labels(self._consumer, event.topic).inc()
+
+    def skipped(self, event: Event) -> None:
+        self._metrics.skipped.labels(self._consumer, event.topic).inc()
+
+    def retried(self, event: Event, reason: str) -> None:
+        del reason  # Any text: no label may have it.
+        self._metrics.retries.labels(self._consumer, event.topic).inc()
+
+    def parked(self, event: Event, reason: str) -> None:
+        del reason
+        self._metrics.parked.labels(self._consumer, event.topic).inc()
+
+    def parked_events(self, count: int) -> None:
+        self._metrics.parked_events.labels(self._consumer).set(count)
+
+    def lag(self, topic: str, partition: int, records: int | None) -> None:
+        place = (self._consumer, topic, str(partition))
+        if records is None:
+            self._metrics.lag.remove(*place)
+        else:
+            self._metrics.lag.labels(*place).set(records)

@@ -1,0 +1,182 @@
+"""
+The tables of inboxes: their SQL, and what they and Kafka's groups say of each consumer.
+
+Reading the state of a consumer joins no group and locks nothing.
+"""
+
+# ruff: noqa: S608 - the schema's name is quoted; values are parameters
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from towpath.inbox.offsets import OffsetReader, Place
+from towpath.schemas.table_name import quoted
+
+SCHEMA: Final = "towpath"
+
+
+def create_statements(schema: str = SCHEMA) -> tuple[str, ...]:
+    """Return the SQL that creates the tables; it may be repeated."""
+    place = quoted(schema)
+    return (
+        f"create schema if not exists {place}",
+        f"""create table if not exists {place}.inbox (
+    consumer text not null,
+    event_id text not null,
+    topic text not null,
+    partition int not null,
+    "offset" bigint not null,
+    applied_at timestamptz not null default now(),
+    primary key (consumer, event_id)
+)""",
+        # A prune looks for places.
+        f"""create index if not exists inbox_place
+on {place}.inbox (consumer, topic, partition, "offset")""",
+        f"""create table if not exists {place}.inbox_parked (
+    consumer text not null,
+    topic text not null,
+    partition int not null,
+    "offset" bigint not null,
+    event_id text not null,
+    key text,
+    value bytea,
+    headers json not null,
+    reason text not null,
+    number bigint generated always as identity,
+    parked_at timestamptz not null default now(),
+    requested_at timestamptz,
+    primary key (consumer, topic, partition, "offset")
+)""",
+        f"""create index if not exists inbox_parked_key
+on {place}.inbox_parked (consumer, topic, key)""",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """
+    How far a consumer is in one partition.
+
+    Attributes:
+        topic: The topic.
+        partition: The partition.
+        committed_offset: The next offset to be handled; None: the group has none.
+        end_offset: The next offset to be written.
+        lag: Records that are not handled yet. In a topic that is written in Kafka's
+            transactions their markers count too.
+        ids: Ids of this partition that are stored.
+    """
+
+    topic: str
+    partition: int
+    committed_offset: int | None
+    end_offset: int
+    lag: int
+    ids: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStatus:
+    """
+    The state of one consumer.
+
+    Attributes:
+        consumer: The inbox's name, which is the Kafka group.
+        partitions: Those of each topic of which it has an id, a parked event or an
+            offset.
+        ids: All ids that are stored.
+        parked_events: Events that are parked.
+        parked_keys: Keys behind whose first parked event later ones are parked.
+        oldest_parked_at: When the oldest of them was parked.
+    """
+
+    consumer: str
+    partitions: tuple[PartitionStatus, ...]
+    ids: int
+    parked_events: int
+    parked_keys: int
+    oldest_parked_at: datetime | None
+
+    @property
+    def lag(self) -> int:
+        """Records of all partitions that are not handled yet."""
+        return sum(one.lag for one in self.partitions)
+
+
+class InboxTables:
+    """Reads the tables of all consumers by a connection of psycopg."""
+
+    def __init__(self, connection: Any, schema: str) -> None:  # noqa: ANN401 - an extra's
+        self._connection = connection
+        self._applied = f"{quoted(schema)}.inbox"
+        self._parked = f"{quoted(schema)}.inbox_parked"
+
+    def consumers(self) -> list[str]:
+        """Return the names of all consumers that have anything stored."""
+        rows = self._connection.execute(
+            f"select consumer from {self._applied}"
+            f" union select consumer from {self._parked} order by 1"
+        )
+        return [name for (name,) in rows]
+
+    def topics(self, consumer: str) -> set[str]:
+        """Return the topics of a consumer's ids and parked events."""
+        rows = self._connection.execute(
+            f"select topic from {self._applied} where consumer = %(consumer)s union"
+            f" select topic from {self._parked} where consumer = %(consumer)s",
+            {"consumer": consumer},
+        )
+        return {name for (name,) in rows}
+
+    def ids(self, consumer: str) -> Counter[Place]:
+        """Count the stored ids by partition; -1: copies in several partitions."""
+        rows = self._connection.execute(
+            f"select topic, partition, count(*) from {self._applied}"
+            " where consumer = %s group by topic, partition",
+            [consumer],
+        )
+        return Counter({(topic, number): count for topic, number, count in rows})
+
+    def parked(self, consumer: str) -> tuple[int, int, datetime | None]:
+        """Return the number of parked events and of their keys, and the oldest time."""
+        events, keys, oldest = self._connection.execute(
+            "select count(*), count(distinct (topic, key)) filter"
+            f" (where key is not null), min(parked_at) from {self._parked}"
+            " where consumer = %s",
+            [consumer],
+        ).fetchone()
+        return events, keys, oldest
+
+
+def consumer_status(
+    consumer: str, tables: InboxTables, offsets: OffsetReader
+) -> ConsumerStatus:
+    """Read the state of a consumer."""
+    committed = offsets.committed(offsets.places(lambda _: True))
+    topics = tables.topics(consumer) | {topic for topic, _ in committed}
+    ids = tables.ids(consumer)
+    partitions = tuple(
+        partition_status(place, offsets.bounds(place), committed, ids)
+        for place in offsets.places(topics.__contains__)
+    )
+    return ConsumerStatus(consumer, partitions, ids.total(), *tables.parked(consumer))
+
+
+def partition_status(
+    place: Place,
+    bounds: tuple[int, int],
+    committed: Mapping[Place, int],
+    ids: Mapping[Place, int],
+) -> PartitionStatus:
+    """Compare the offset that a group has committed with those of the partition."""
+    first, end = bounds
+    next_offset = max(committed.get(place, first), first)
+    return PartitionStatus(
+        *place,
+        committed_offset=committed.get(place),
+        end_offset=end,
+        lag=max(0, end - next_offset),
+        ids=ids.get(place, 0),
+    )

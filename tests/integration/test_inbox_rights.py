@@ -1,0 +1,171 @@
+"""A consumer and its operator have just the rights that docs/rights.md gives them."""
+
+import json
+
+import psycopg
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from support.inbox_place import EFFECTS, run_consumer
+from support.rights import documented
+from support.secure_kafka import SecureKafka
+from support.waiting import until
+from towpath.cli.app import run
+from towpath.inbox import Consumer, Inbox, create_statements
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+SECTION = "A consumer with an inbox"
+TOPIC = "outbox.event.post"
+USERS = ("counter", "inbox_operator")
+
+
+@pytest.fixture
+def broker(tmp_path):
+    """Provide a broker whose users have the documented rights."""
+    lent = SecureKafka(tmp_path / "kafka")
+    for user in USERS:
+        lent.add_user(user)
+    [block] = documented("acl", SECTION)
+    for user, *kind, operations in map(str.split, block.splitlines()):
+        lent.allow(user, [(*kind, one) for one in operations.split(",")])
+    yield lent
+    lent.close()
+
+
+@pytest.fixture
+def role_dsn(stack, database, unique):
+    """Provide a function that returns the address of a documented role's session."""
+    stack.up("postgres")
+    [grants] = documented("sql", SECTION)
+    with psycopg.connect(database, autocommit=True) as connection:
+        for statement in (*create_statements(), EFFECTS):
+            connection.execute(statement)
+        for role in USERS:
+            connection.execute(f"create role {role}_{unique}")
+            grants = grants.replace(role, f"{role}_{unique}")
+        connection.execute(grants)
+        connection.execute(f"grant insert on effects to counter_{unique}")
+        connection.execute(
+            f"grant usage on all sequences in schema public to counter_{unique}"
+        )
+
+    def dsn(role):
+        given = f"-c role={role}_{unique}"
+        return psycopg.conninfo.make_conninfo(database, options=given)
+
+    return dsn
+
+
+@pytest.fixture
+def topic(broker):
+    """Provide a topic with three events and a duplicate, and what deletes records."""
+    admin = AdminClient({"bootstrap.servers": broker.plain})
+    admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result()
+    producer = Producer({"bootstrap.servers": broker.plain})
+    for id_ in ("1", "2", "1", "3"):
+        producer.produce(TOPIC, b"{}", "a", headers=[("id", id_)])
+    producer.flush()
+
+    def delete_below(offset):
+        cut = TopicPartition(TOPIC, 0, offset)
+        admin.delete_records([cut])[cut].result()
+
+    return delete_below
+
+
+@pytest.fixture
+def operator(broker, role_dsn, tmp_path, capsys):
+    """Provide a function that runs a command as the operator for its output."""
+    file = tmp_path / "operator.properties"
+    login = broker.client("inbox_operator").items()
+    file.write_text("".join(f"{name}={value}\n" for name, value in login), "utf-8")
+    database = ["--dsn", role_dsn("inbox_operator"), "--consumer", "view-counter"]
+    kafka = ["--kafka", broker.login, "--kafka-file", str(file)]
+
+    def run_command(command, *words, code):
+        options = [*database, *(kafka if command in ("status", "prune") else ())]
+        capsys.readouterr()
+        assert code == run(["inbox", command, *words, *options])
+        return capsys.readouterr().out
+
+    return run_command
+
+
+def test_consumer_and_operator_need_no_more_than_the_documented_rights(
+    broker, role_dsn, topic, operator
+):
+    """
+    The one applies, parks, replays and prunes; the other one looks and requests.
+    """
+    refused = {"2"}
+
+    def handle(event, session):
+        if event.id in refused:
+            raise ValueError
+        session.execute(
+            "insert into effects (event_id, key, count) values (%s, 'a', 1)", [event.id]
+        )
+
+    consumer = Consumer(
+        Inbox("view-counter"),
+        {"bootstrap.servers": broker.login, **broker.client("counter")},
+        [TOPIC],
+        begin=lambda: psycopg.connect(role_dsn("counter")),
+        handle=handle,
+        attempts=1,
+    )
+
+    def parked():
+        with psycopg.connect(role_dsn("inbox_operator")) as connection:
+            rows = connection.execute("select count(*) from towpath.inbox_parked")
+            return rows.fetchone()[0]
+
+    def state(code):
+        [found] = json.loads(operator("status", "--json", code=code))
+        return found["lag"], found["parked_events"]
+
+    with run_consumer(consumer):
+        until(lambda: parked() == 2, "two are parked")
+        operator("parked", code=1)
+        refused.clear()
+        operator("replay", code=0)
+        until(lambda: parked() == 0, "all are replayed")
+    assert (0, 0) == state(0)
+    operator("discard", "none", code=2)
+    topic(2)
+    assert "pruned 1 ids\n" == operator("prune", code=0)
+    topic(4)
+    assert 2 == consumer.prune()
+
+
+@pytest.mark.parametrize(
+    ("role", "statement"),
+    [
+        ("counter", "update towpath.inbox_parked set value = null"),
+        ("inbox_operator", "update towpath.inbox_parked set value = null"),
+        ("inbox_operator", "insert into towpath.inbox (consumer) values ('a')"),
+    ],
+)
+def test_neither_can_do_more(role_dsn, role, statement):
+    """
+    What was parked cannot be changed, and the operator applies nothing.
+    """
+    with (
+        psycopg.connect(role_dsn(role)) as connection,
+        pytest.raises(psycopg.errors.InsufficientPrivilege),
+    ):
+        connection.execute(statement)
+
+
+def test_a_command_without_rights_names_the_page(role_dsn, database, capsys):
+    """
+    A schema that the role may not use.
+    """
+    with psycopg.connect(database) as connection:
+        connection.execute("create schema private")
+    named = ["--dsn", role_dsn("counter"), "--consumer", "x", "--schema", "private"]
+
+    assert 2 == run(["inbox", "parked", *named])
+    assert "docs/rights.md has the grants" in capsys.readouterr().err

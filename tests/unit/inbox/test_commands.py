@@ -1,0 +1,62 @@
+"""``towpath inbox`` without a database: what it prints, and what it refuses."""
+
+import sys
+
+import pytest
+
+from towpath.cli.app import run
+
+DATABASE = ["--dsn", "postgresql://127.0.0.1:1/x"]
+KAFKA = ["--kafka", "127.0.0.1:1", "--consumer", "c"]
+
+
+def test_create_prints_what_it_runs(capsys):
+    """
+    A migration of one's own can take the statements.
+    """
+    assert 0 == run(
+        ["inbox", "create", "--dsn", "unused", "--dry-run", "--schema", "s"]
+    )
+    assert 'create table if not exists "s".inbox_parked' in capsys.readouterr().out
+
+
+def test_the_commands_name_the_extra_that_has_their_driver(monkeypatch, capsys):
+    """
+    The library is installed without psycopg.
+    """
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+
+    assert 2 == run(["inbox", "create", *DATABASE])
+    assert "pip install 'towpath-inbox[cli]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["status", "prune"])
+def test_a_database_that_does_not_answer_is_named(command, capsys):
+    """
+    The exit code says that it may answer later.
+    """
+    assert 3 == run(["inbox", command, *DATABASE, *KAFKA])
+    assert "the database cannot be reached" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "No such file or directory"),
+        (
+            "# a comment\n\nsasl.username = me\nnonsense",
+            "line 4: no setting of the form",
+        ),
+    ],
+)
+def test_a_file_of_settings_is_read_first(text, reason, tmp_path, capsys):
+    """
+    A mistake in it is found before anything is connected.
+    """
+    file = tmp_path / "client.properties"
+    if text is not None:
+        file.write_text(text, "utf-8")
+    for command in ("status", "prune"):
+        words = [*DATABASE, *KAFKA, "--kafka-file", str(file)]
+        assert 2 == run(["inbox", command, *words])
+        assert reason in capsys.readouterr().err

@@ -1,0 +1,95 @@
+"""The metrics of consumers, in a registry of the application."""
+
+import importlib
+import sys
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from support.inbox_place import event
+from towpath.inbox import Inbox, Observer
+from towpath.inbox import metrics as inbox_metrics
+from towpath.inbox.metrics import InboxMetrics
+from towpath.schemas import telemetry
+from towpath.schemas.failure import UsageError
+
+
+def report_all(observer: Observer) -> None:
+    """Report one of everything."""
+    observer.handled(event(), 0.3)
+    observer.applied(event())
+    observer.skipped(event())
+    observer.retried(event(), "any\ntext")
+    observer.parked(event(), "any\ntext")
+    observer.parked_events(3)
+    observer.lag("t", 0, 5)
+    observer.lag("t", 1, 6)
+
+
+def test_every_metric_has_its_documented_name():
+    """
+    Several consumers of a process share a registry; reasons are no labels.
+    """
+    registry = CollectorRegistry()
+    metrics = InboxMetrics(registry)
+    for name in ("one", "two"):
+        report_all(metrics.of(Inbox(name)))
+    page = generate_latest(registry).decode()
+    found = {line.split()[2] for line in page.splitlines() if "# HELP" in line}
+    named = {
+        value
+        for value in vars(telemetry).values()
+        if str(value).startswith("towpath_inbox_")
+    }
+
+    assert named == {one for one in found if not one.endswith("_created")}
+    assert "any" not in page
+    for name in ("one", "two"):
+        labels = {"consumer": name, "topic": "t"}
+        assert [1.0] * 4 == [
+            registry.get_sample_value(metric, labels)
+            for metric in (
+                telemetry.INBOX_APPLIED,
+                telemetry.INBOX_DUPLICATES,
+                telemetry.INBOX_RETRIES,
+                telemetry.INBOX_PARKED,
+            )
+        ]
+        seconds = f"{telemetry.INBOX_HANDLER_SECONDS}_sum"
+        assert registry.get_sample_value(seconds, labels) == pytest.approx(0.3)
+
+
+def test_a_partition_that_is_read_elsewhere_has_no_lag_here():
+    """
+    Its gauge goes, whether it was known or not; the others stay.
+    """
+    registry = CollectorRegistry()
+    observer = InboxMetrics(registry).of(Inbox("one"))
+    observer.lag("t", 9, None)
+    report_all(observer)
+    observer.lag("t", 0, None)
+    lags = [
+        registry.get_sample_value(
+            telemetry.INBOX_LAG,
+            {"consumer": "one", "topic": "t", "partition": partition},
+        )
+        for partition in "01"
+    ]
+
+    assert [None, 6] == lags
+
+
+def test_an_observer_that_overrides_nothing_does_nothing():
+    """
+    One that is interested in some reports takes the others too.
+    """
+    report_all(Observer())
+
+
+def test_metrics_without_their_library_name_the_extra(monkeypatch):
+    """
+    The package is installed without it.
+    """
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(UsageError, match=r"pip install 'towpath-inbox\[metrics\]'"):
+        importlib.reload(inbox_metrics)

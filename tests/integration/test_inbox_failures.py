@@ -1,0 +1,132 @@
+"""Failures of consumers with an inbox: no event is skipped, repeated or lost."""
+
+import threading
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+
+from support.inbox_place import InboxPlace
+from support.waiting import until
+from towpath.inbox import Event
+from towpath.inbox.inbox import drive
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+
+class FailingPlace(InboxPlace):
+    """A database whose next transactions cannot begin, as many as are set."""
+
+    failures = 0
+
+    @contextmanager
+    def begin(self):
+        """Begin a transaction, unless it is to fail."""
+        if self.failures:
+            self.failures -= 1
+            message = "the connection is lost"
+            raise psycopg.OperationalError(message)
+        with super().begin() as session:
+            yield session
+
+    def requested(self):
+        """Return how many parked events are requested."""
+        statement = (
+            "select count(*) from towpath.inbox_parked where requested_at > '-infinity'"
+        )
+        return self.connection.execute(statement).fetchone()[0]
+
+    def waits_for_lock(self):
+        """Return whether a session of the database waits for an advisory lock."""
+        statement = (
+            "select count(*) > 0 from pg_locks l"
+            " join pg_database d on d.oid = l.database"
+            " where locktype = 'advisory' and not granted"
+            " and d.datname = current_database()"
+        )
+        return self.connection.execute(statement).fetchone()[0]
+
+
+@pytest.fixture
+def place(stack, database, unique):
+    """Provide a consumer's database and topic."""
+    stack.up("postgres", "kafka")
+    made = FailingPlace(database, stack.kafka, unique)
+    yield made
+    made.close()
+
+
+def test_one_lost_connection_parks_nothing(place):
+    """
+    The database answers again before the event could be parked: it is applied.
+    """
+    with place.running(attempts=1):
+        place.send("a", 1)
+        place.wait_counts(1)
+        place.failures = 1
+        place.send("a", 2)
+        place.wait_counts(1, 2)
+
+    assert (0, []) == (place.failures, place.parked())
+
+
+def test_the_offset_of_a_failed_event_is_not_committed(place):
+    """
+    A consumer that stops between two attempts leaves the event to the next one.
+    """
+    place.refused = {1}
+    place.send("a", 1)
+    with place.running(attempts=1_000):
+        until(lambda: place.calls, "the event failed")
+    assert 0 == place.committed()
+    place.refused.clear()
+    with place.running(attempts=1_000):
+        place.wait_counts(1)
+
+    assert 1 == place.committed()
+
+
+def test_a_replay_that_fails_is_tried_once(place):
+    """
+    The event and its followers are no longer requested; a new request tries again.
+    """
+    place.refused = {1}
+    place.send("a", 1, 2)
+    with place.running(attempts=1):
+        until(lambda: len(place.parked()) == 2, "the events are parked")
+        with place.begin() as session:
+            place.inbox.request_replay(session)
+        until(lambda: len(place.calls) == 2, "the replay failed")
+        until(lambda: place.requested() == 0, "no event is requested")
+        place.send("b", 10)
+        place.wait_counts(10)
+
+    assert [1, 1, 10] == place.calls
+    assert 2 == len(place.parked())
+
+
+def test_two_processes_replay_an_event_once(place):
+    """
+    The second one waits for the first one's transaction, and then finds nothing.
+    """
+    fields = {"type": "PostViewed", "aggregate_type": "post", "headers": {}}
+    event = Event(
+        id="1", key="a", value=b"{}", topic="t", partition=0, offset=0, **fields
+    )
+    with place.begin() as session:
+        drive(session, place.inbox.park(event, "refused"))
+        place.inbox.request_replay(session)
+    found = []
+
+    def replay():
+        with place.begin() as session:
+            found.append(drive(session, place.inbox.admit_requested()))
+
+    second = threading.Thread(target=replay)
+    with place.begin() as session:
+        first = drive(session, place.inbox.admit_requested())
+        second.start()
+        until(place.waits_for_lock, "the second process waits")
+    second.join(30)
+
+    assert ("1", [None]) == (first.event.id, [each.event for each in found])

@@ -1,162 +1,10 @@
 """A target that lost rows ends equal to its source, in any order of events."""
 
-from copy import deepcopy
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.copying import replace
-from support.dead_letters import MemoryRefetches, RecordedRepairs
-from support.dying_process import Death, repeat
-from support.parked_shop import FILL, Shop, change
-from towpath.schemas import headers
-from towpath.sinks.apply.refetch import ROUTE_AGAIN_AFTER_S
-
-KEYS = (7,)
-LARGE = ("note", "bio")
-# The columns that a change leaves out: mostly all large ones.
-KEPT = st.sampled_from([LARGE, (), ("note",), ("bio",), LARGE])
-# The number of records of a batch, of the stream and of the sink's own topic.
-SIZES = st.sampled_from([(3, 3), (1, 0), (2, 0), (0, 1), (0, 2), (1, 1)])
-
-
-class SetClock:
-    """Shows the set time."""
-
-    now_s = 0.0
-
-    def monotonic_s(self):
-        """Return the time."""
-        return self.now_s
-
-
-class Model:
-    """A source, its relay, and a cache that lost its last writes.
-
-    Rows can be requested by key, or only all of them at once.
-
-    Attributes:     rows: The source's, by key.     logs: The records of the stream's
-    topic and of the sink's own.     at: The read offset of each.
-    """
-
-    def __init__(self, draw, *, by_key):
-        self._draw = draw
-        self.rows = dict.fromkeys(KEYS)
-        self.logs = ([], [])
-        self.at = [0, 0]
-        self.clock = SetClock()
-        self.shop = Shop(refetches=MemoryRefetches(clock=self.clock))
-        self.shop.repairs = RecordedRepairs(
-            by_key=by_key, reading=self.shop.refetches.reading
-        )
-        self.shop.begin()
-        self._committed = 0
-        self._answered = 0
-        self._filled = 0
-        self._is_filling = False
-        self._lose()
-
-    def commit(self):
-        """Change a row; unchanged large columns are left out."""
-        self._committed += 1
-        number = self._committed
-        key = self._draw(st.sampled_from(KEYS))
-        before = self.rows[key]
-        if before and self._draw(st.integers(0, 9)) == 9:
-            self.rows[key] = None
-            self._append(0, change(number, "d", order=key))
-            return
-        kept = self._draw(KEPT) if before else ()
-        said = {name: f"{number}" for name in (*LARGE, "status") if name not in kept}
-        self.rows[key] = (before or {}) | said
-        operation = "u" if before else "c"
-        record = change(number, operation, order=key, unchanged=sorted(kept), **said)
-        self._append(0, record)
-
-    def read(self, keys=KEYS):
-        """Read rows for the sink, above all that was committed."""
-        position = f"{(self._committed + 1) * 8:016x}.-".encode()
-        for key in keys:
-            row = self.rows[key]
-            operation = "d" if row is None else "r"
-            record = change(0, operation, order=key, topic=FILL, **(row or {}))
-            if row is not None or not self._is_filling:
-                self._append(1, _at(record, position))
-        return position
-
-    def fill(self, snapshot="lost"):
-        """Read all rows while the source changes; then sweep."""
-        self._is_filling = True
-        floor = self.read()
-        for _ in range(self._draw(st.integers(0, 2))):
-            self.commit()
-        self._is_filling = False
-        sweep = change(0, "t", topic=FILL)
-        told = {headers.SWEEP: floor, headers.SNAPSHOT: snapshot.encode()}
-        self._append(1, replace(sweep, headers=told))
-
-    def answer(self):
-        """Read the rows that the sink has requested."""
-        asked = self.shop.repairs.keys[self._answered :]
-        self._answered += len(asked)
-        for _, (key,) in asked:
-            self.read([key])
-        for number in range(self._filled, len(self.shop.repairs.routes)):
-            self._filled += 1
-            self.fill(f"repair-{number + 1}")
-
-    def attend(self):
-        """Let a long time pass without a batch."""
-        self.clock.now_s += ROUTE_AGAIN_AFTER_S
-
-        def step():
-            self.shop.writer.request_overdue()
-
-        repeat(self.shop, step)
-
-    def deliver(self, *sizes):
-        """Hand a batch to the sink; it may die, and gets the same again."""
-        batch = []
-        for number, size in enumerate(sizes):
-            begin = self.at[number]
-            batch += self.logs[number][begin : begin + size]
-            self.at[number] = min(begin + size, len(self.logs[number]))
-        repeat(self.shop, lambda: self.shop.write(*batch))
-        for record in batch:
-            snapshot = record.headers.get(headers.SNAPSHOT, b"").decode()
-            if snapshot == "lost":
-                self.shop.refetches.routes.clear()
-            elif snapshot == self.shop.refetches.reading.get("orders"):
-                self.shop.refetches.reading.clear()
-
-    def finish(self):
-        """Finish all pending work."""
-        self.attend()
-        self.answer()
-        while self.at != [len(log) for log in self.logs]:
-            self.deliver(*self._draw(SIZES))
-            self.attend()
-            self.answer()
-
-    def _append(self, log, record):
-        origin = replace(record.origin, offset=len(self.logs[log]))
-        self.logs[log].append(replace(record, origin=origin))
-
-    def _lose(self):
-        """Reset the target to an earlier state; all of its rows are requested."""
-        for _ in range(self._draw(st.integers(1, 2))):
-            self.commit()
-        self.deliver(9, 0)
-        kept = deepcopy(self.shop.sink.rows)
-        for _ in range(self._draw(st.integers(1, 2))):
-            self.commit()
-        self.deliver(9, 0)
-        self.shop.sink.rows = kept
-        self.shop.refetches.routes.add("orders")
-
-
-def _at(record, position):
-    return replace(record, headers={**record.headers, "position": position})
+from support.dying_process import Death
+from support.lossy_target import SIZES, LossyTarget
 
 
 @given(
@@ -173,7 +21,7 @@ def test_a_target_that_lost_rows_ends_equal_to_its_source(
 
     Partial changes are merged with stale and absent rows meanwhile.
     """
-    world = Model(data.draw, by_key=by_key)
+    world = LossyTarget(data.draw, by_key=by_key)
     if deaths:
         Death(*deaths, is_after=is_after).wrap_calls(world.shop)
     steps = ["commit", "deliver", "answer", "attend"]

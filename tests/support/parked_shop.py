@@ -86,7 +86,16 @@ class Shop:
     driver; with a ``chance`` as well, by tasks on executors (see ``Frame``).
     """
 
-    def __init__(self, *, can_ask=False, refetches=None, in_slices=False, chance=None):
+    def __init__(
+        self,
+        *,
+        can_ask=False,
+        refetches=None,
+        in_slices=False,
+        chance=None,
+        settings=SINK,
+    ):
+        self.settings = settings
         self.sink = RefusingSink()
         self.in_slices = in_slices
         self.chance = chance
@@ -109,12 +118,12 @@ class Shop:
             refetches=self.refetches,
         )
         self.context = context
-        self.writer = BatchWriter(ROUTES, self.sink, context)
+        self.writer = BatchWriter(Routes(self.settings), self.sink, context)
         executors = None
         if self.chance is not None:
-            task.close_sink(SINK.name)
+            task.close_sink(self.settings.name)
             executors = Executors(
-                *(SINK, self.on_executor),
+                *(self.settings, self.on_executor),
                 task.AbandonedTasks(context.clock, is_first_run=True),
             )
         self.slices = SinkWriter(self.writer, self.sink, context, executors)

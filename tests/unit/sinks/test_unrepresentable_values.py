@@ -3,7 +3,8 @@
 import pytest
 
 from towpath.sinks.change import is_no_instant, is_no_number
-from towpath.sinks.verify.forms import RowForm, canonical_of
+from towpath.sinks.verify.canonical import canonical_of
+from towpath.sinks.verify.forms import RowForm
 from towpath.sinks.verify.table import SourceColumn, SourceTable
 
 INSTANT = "timestamp with time zone"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from towpath.sinks.verify.forms import canonical_of
+from towpath.sinks.verify.canonical import canonical_of
 from towpath.sinks.verify.table import UTC_TIMESTAMP
 
 

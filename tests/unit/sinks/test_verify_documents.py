@@ -7,6 +7,7 @@ import pytest
 
 from support.copying import replace
 from towpath.sinks.ports import StoredRow
+from towpath.sinks.verify.canonical import canonical_document, parsed
 from towpath.sinks.verify.compare import (
     Difference,
     DifferenceKind,
@@ -14,7 +15,7 @@ from towpath.sinks.verify.compare import (
     suspects,
 )
 from towpath.sinks.verify.errors import UnfitViewError
-from towpath.sinks.verify.forms import DocumentForm, canonical_document, parsed
+from towpath.sinks.verify.forms import DocumentForm
 from towpath.sinks.verify.suspects import DigestTable
 
 POSITION = "0000000000000008.0000000000"

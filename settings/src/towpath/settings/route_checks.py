@@ -17,6 +17,7 @@ from towpath.schemas.topics import (
     table_of,
     table_topic,
 )
+from towpath.settings.environment import variable_for
 from towpath.settings.mistakes import did_you_mean
 from towpath.settings.model import Settings
 from towpath.settings.routes import Route, RouteKind
@@ -50,6 +51,7 @@ def routes_agree(settings: Settings) -> Iterator[str]:
             yield from _too_long(route, sink, where)
             if route.kind is RouteKind.TABLE:
                 yield from _columns_agree(route, where)
+                yield from _transforms_agree(route, sink, where)
                 yield from _fit_the_sink(route, sink, where)
             else:
                 yield from _of_rows_only(route, where)
@@ -157,7 +159,7 @@ def routes_have_tables(settings: Settings) -> Iterator[str]:
 
 
 def _of_rows_only(route: Route, where: str) -> Iterator[str]:
-    names = ("include", "exclude", "rename", "constants", "key")
+    names = ("transforms", "include", "exclude", "rename", "constants", "key")
     given = [key for key in names if getattr(route, key)]
     if route.on_truncate == "keep":
         given.append("on_truncate")
@@ -181,6 +183,24 @@ def _columns_agree(route: Route, where: str) -> Iterator[str]:
     for key, name in [*new, *(("constants", name) for name in route.constants)]:
         if not name or name.startswith(_OWN):
             yield f"{where}.{key}: {name!r}: sinks reserve such names"
+
+
+def _transforms_agree(route: Route, sink: Sink, where: str) -> Iterator[str]:
+    for number, entry in enumerate(route.transforms, 1):
+        place = f"{where}.transforms[{number}]"
+        if entry.hash is not None and entry.salt not in sink.hash_salts:
+            yield (
+                f"{place}.salt: there is no {entry.salt!r} in sink.{sink.name}."
+                f"hash_salts{did_you_mean(entry.salt, sink.hash_salts)}; set it by "
+                f"{_salt_variable(sink, entry.salt)}_FILE"
+            )
+        if entry.to.startswith(_OWN):
+            yield f"{place}.to: {entry.to!r}: sinks reserve such names"
+
+
+def _salt_variable(sink: Sink, salt: str) -> str:
+    """Return the variable that holds a salt."""
+    return variable_for(("sink", sink.name.replace("-", "_"), "hash_salts", salt))
 
 
 def _left_out(route: Route, where: str) -> Iterator[str]:
@@ -226,4 +246,4 @@ def _shapes_differ(sink: Sink) -> Iterator[str]:
 
 def _shape(route: Route) -> tuple[object, ...]:
     left_out = (frozenset(route.include), frozenset(route.exclude))
-    return (left_out, route.rename, route.constants, route.fields)
+    return (route.transforms, left_out, route.rename, route.constants, route.fields)

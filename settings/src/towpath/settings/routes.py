@@ -6,17 +6,14 @@ A single route is checked here, and routes together with the rest of the file in
 """
 
 import enum
-from math import isfinite
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from towpath.settings.key_template import parse_template
 from towpath.settings.section import Section
 from towpath.settings.syntax import FieldPath, parsed_by
-
-# The range of a column of eight bytes.
-_WHOLE_NUMBERS: Final = range(-(2**63), 2**63)
+from towpath.settings.transforms import Constant, Transform
 
 
 class RouteKind(enum.StrEnum):
@@ -33,20 +30,6 @@ class RouteKind(enum.StrEnum):
     AGGREGATE = "aggregate"
 
 
-def _check_constant(value: object) -> object:
-    is_fit = isinstance(value, bool | str) or (
-        value in _WHOLE_NUMBERS
-        if isinstance(value, int)
-        else isinstance(value, float) and isfinite(value)
-    )
-    if not is_fit:
-        message = "must be text, true, false, or a number that a column can hold"
-        raise ValueError(message)
-    return value
-
-
-# Text, whole number, number or boolean, as the file writes it.
-Constant = Annotated[Any, BeforeValidator(_check_constant)]
 KeyTemplate = Annotated[str, parsed_by(parse_template, optional=True)]
 
 
@@ -57,9 +40,10 @@ class Route(Section):
     ``topic`` is a topic's name; an event log's may end in ``*``. ``name`` is the
     cache's table, the search index or the warehouse's ``schema.table``.
 
-    For tables, columns are removed first (``include`` names those that stay,
-    ``exclude`` those that go), then renamed (``rename``, old to new). ``constants`` are
-    added columns with the same value in every row. ``key`` is the template of the row's
+    For tables, values are changed first (``transforms``, in order). Then columns are
+    removed (``include`` names those that stay, ``exclude`` those that go) and renamed
+    (``rename``, old to new). ``constants`` are added columns with the same value in
+    every row. ``key`` is the template of the row's
     id; without it the id is the key's values. With ``on_truncate = "keep"`` a TRUNCATE
     of the table deletes nothing.
 
@@ -73,6 +57,7 @@ class Route(Section):
     topic: str
     name: str
     kind: RouteKind = RouteKind.TABLE
+    transforms: tuple[Transform, ...] = ()
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     rename: dict[str, str] = Field(default_factory=dict)

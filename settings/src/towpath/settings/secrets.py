@@ -30,7 +30,12 @@ def masked(value: object, name: str = "") -> object:
         name: Its key.
     """
     if isinstance(value, Mapping):
-        return {key: masked(each, str(key)) for key, each in value.items()}
+        # All values of a section with such a name are secrets.
+        is_secret = _NAMES.search(name.lower()) is not None
+        return {
+            key: masked(each, name if is_secret else str(key))
+            for key, each in value.items()
+        }
     if isinstance(value, list | tuple):
         return [masked(each, name) for each in value]
     if not isinstance(value, str) or not value:

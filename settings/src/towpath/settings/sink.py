@@ -29,6 +29,7 @@ from towpath.schemas.webhooks import secret_bytes
 from towpath.settings.routes import Route, RouteKind
 from towpath.settings.section import NAME, Section
 from towpath.settings.syntax import not_one_of, parsed_by
+from towpath.settings.transforms import HashSalt, SaltName
 
 KINDS_GROUP: Final = "towpath.sinks"
 
@@ -333,7 +334,7 @@ class Sink(Section):
     another Postgres, or the receiver of webhooks. ``folder`` is for the files of a
     warehouse. On a cluster, batches of at least ``spread_from_records`` are written
     from the executors (see ``WriteFrom``). ``budget_s`` is the accepted lag; by default
-    that of the kind.
+    that of the kind. ``hash_salts`` are the secrets of the routes' hashes, by name.
     """
 
     name: str = Field(pattern=NAME)
@@ -346,6 +347,7 @@ class Sink(Section):
     write_from: WriteFrom = WriteFrom.AUTO
     spread_from_records: int = Field(default=20_000, ge=1)
     budget_s: float | None = Field(default=None, gt=0)
+    hash_salts: dict[SaltName, HashSalt] = Field(default_factory=dict)
     search: SearchOptions = SearchOptions()
     warehouse: WarehouseOptions = WarehouseOptions()
     webhook: WebhookOptions = WebhookOptions()

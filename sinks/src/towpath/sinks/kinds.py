@@ -120,9 +120,12 @@ def route_mistakes(
 ) -> list[str]:
     """Return the mistakes of a route that does not fit its table."""
     columns = [column.name for column in shape.columns]
-    found = list(_unknown(route, columns))
+    found = []
     routing = routing_of(route)
     if routing is not None:
+        transformed = routing.transformed(shape.columns, shape.key)
+        columns = transformed.names
+        found += [*transformed.mistakes, *_unknown(route, columns)]
         found += _collisions(routing, columns)
         found += _key_mistakes(route, routing, shape)
     for column in _shape(route, shape).columns:

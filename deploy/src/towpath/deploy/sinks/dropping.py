@@ -325,7 +325,8 @@ def _begun(settings: Settings, name: str) -> DropPlan | None:
 
 
 def _write(path: Path, sink: Sink, *, has_data: bool) -> None:
-    block = sink.model_dump(mode="json", exclude_unset=True)
+    # A drop computes no hashes.
+    block = sink.model_dump(mode="json", exclude_unset=True, exclude={"hash_salts"})
     replace_file(path, json.dumps({"sink": block, "has_data": has_data}).encode())
     # An address may hold a password, so only its owner may read the file.
     path.chmod(0o600)

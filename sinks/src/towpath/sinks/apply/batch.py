@@ -33,6 +33,7 @@ from towpath.sinks.apply.refetch_requests import (
 )
 from towpath.sinks.apply.sweeps import SafePosition, Sweeps
 from towpath.sinks.apply.task import AbandonedTasks
+from towpath.sinks.apply.transformed import transform
 from towpath.sinks.change import Floor, Origin, Record
 from towpath.sinks.changes.decode import RECORDS_AT_ONCE, Decoded, decode, records_of
 from towpath.sinks.changes.routing import Routes
@@ -127,6 +128,7 @@ class AppliedRecords:
 
     Attributes:
         awaits_refetch: Whether they depend on a pending refetch.
+        tombstones: Deletes, after folding: a delete and its tombstone record are one.
     """
 
     decoded: Decoded
@@ -286,29 +288,29 @@ class BatchWriter:
         floors = context.sweeps.record(decoded.floors)
         held = hold_back_parked(decoded, records, floors, parked, self._rule)
         folded = newest_per_key(held.changes, floors)
+        if self.routes.has_transforms:
+            folded = transform(folded, self.routes)
         events = first_per_event(held.events)
         decode_ms = round((context.clock.monotonic_s() - began_s) * 1000)
         # Only with the last slice: a later slice may hold records below the position.
         safe = context.safe.take(context.parked.lowest()) if is_last else None
-        lowering = self._lowering(floors)
-        batch = Batch(batch_id, folded.changes, events, lowering, safe)
+        batch = Batch(batch_id, folded.changes, events, self._lowering(floors), safe)
         delivered = self._delivery.deliver(batch, folded.after)
         changes = (*folded.changes, *folded.after)
         refused = (*folded.refused, *delivered.refused)
         candidates = held.refetch_candidates
         applied = AppliedBatch(records, changes, refused, floors, candidates)
         requested = request_refetches(applied, context.refetches, context.repairs)
-        reasons = reasons_of(decoded, requested.refused, held)
         return AppliedRecords(
             decoded=decoded,
             held=held,
             floors=floors,
             delivered=delivered,
-            reasons=reasons | delivered.refused_events,
+            reasons=reasons_of(decoded, requested.refused, held)
+            | delivered.refused_events,
             below=folded.below,
             refetches_requested=requested.rows,
             awaits_refetch=requested.awaits_refetch,
-            # Counted after folding: a delete and its tombstone record are one.
             tombstones=sum(change.row is None for change in folded.changes),
             decode_ms=decode_ms,
         )

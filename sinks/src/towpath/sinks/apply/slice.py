@@ -18,7 +18,8 @@ the driver writes them after the slices (see ``BatchWriter``):
 - the records of blocked keys, of unreadable records, and of changes that the target
   refuses;
 - partial changes that cannot be merged here: without a row, above a row from another
-  partition, or on a route that lacks rows;
+  partition, without columns that a transform needs, or on a route that lacks rows;
+- changes that cannot be transformed;
 - floors.
 
 No Spark, no state beyond a slice. Hot path: a fixed number of passes over the columns
@@ -36,6 +37,7 @@ import structlog
 
 from towpath.schemas.clock import Clock, Deadline
 from towpath.schemas.failure import TowpathError
+from towpath.sinks.apply.transformed import transform
 from towpath.sinks.change import Record
 from towpath.sinks.changes.columns import plain_columns
 from towpath.sinks.changes.decode import RECORDS, RECORDS_AT_ONCE, decode, records_of
@@ -194,6 +196,8 @@ def decode_plain(
         kept = [r for n, r in enumerate(records) if n not in left] if left else records
         decoded = decode(kept, context.routes)
         folded = newest_per_key(decoded.changes)
+        if context.routes.has_transforms:
+            folded = transform(folded, context.routes)
         doubtful = (
             *(refusal.change for refusal in folded.refused),
             *folded.after,

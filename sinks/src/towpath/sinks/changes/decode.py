@@ -307,8 +307,10 @@ def _hashed(key: tuple[Any, ...]) -> tuple[Value, ...]:
 
 
 def _routed(change: Change, routing: Routing) -> Change:
-    """Apply a route's routing to a change."""
+    """Apply a route's routing to a change; to its key only if it has transforms."""
     columns, key = routing.key(change.key_columns, change.key)
+    if routing.is_after_transforms:
+        return change._replace(key=key, key_columns=columns)
     return change._replace(
         key=key,
         key_columns=columns,

@@ -3,8 +3,10 @@ Routing: from topics to routes, and from a route's rows to the rows in the sink.
 
 A routing drops, renames and adds columns, and builds the id. One rule serves all:
 ``decode`` applies it to records, sinks see the shapes of tables through it, and the
-verifier applies it to the source's rows. Folding and routing commute. Columns have
-their source names unless stated otherwise. Pure.
+verifier applies it to the source's rows. Folding and routing commute. The rows of a
+route with transforms are routed after they are folded and transformed, since transforms
+need the values that a fold merges. Columns have their source names unless stated
+otherwise. Pure.
 
 The route of a table or an aggregate reads its topic, and the topic of snapshots for
 this sink only. The topic of an event log's route may end in ``*``: it matches every
@@ -17,6 +19,7 @@ Hot path, once per record of a route with a routing: one plan per set of columns
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from towpath.schemas.topics import BACKFILL, backfill_topic, is_backfill
@@ -24,14 +27,14 @@ from towpath.settings import Route, RouteKind, Sink
 from towpath.settings.key_template import Part, parse_template
 from towpath.sinks.change import RESERVED_COLUMNS, Row, Value, refuse
 from towpath.sinks.changes.relations import Column, RelationShape
+from towpath.sinks.changes.transformed_columns import (
+    TYPE_OF_CONSTANT,
+    TransformedColumns,
+    transformed_columns,
+)
+from towpath.sinks.changes.transforms import RowTransforms
 from towpath.sinks.key_text import text_of
 
-_TYPE_OF_CONSTANT: Final[Mapping[type, str]] = {
-    str: "text",
-    bool: "boolean",
-    int: "bigint",
-    float: "double precision",
-}
 # Rows have few distinct sets of columns: they differ by their unchanged columns.
 _MOST_PLANS: Final = 1000
 
@@ -45,6 +48,7 @@ class Routing:
         self._rename: Mapping[str, str] = dict(route.rename)
         self._constants: dict[str, Value] = dict(route.constants)
         self._fields: Mapping[str, str] = route.fields
+        self._transforms = route.transforms
         self._parts = parse_template(route.key) if route.key else ()
         self._template_columns = tuple(p.column for p in self._parts if p.column)
         self._plans: dict[tuple[str, ...], list[tuple[str, str]]] = {}
@@ -53,6 +57,25 @@ class Routing:
     def constants(self) -> Mapping[str, Value]:
         """The constant columns that the route adds to every row."""
         return self._constants
+
+    @property
+    def is_after_transforms(self) -> bool:
+        """Whether it applies to rows that transforms have changed."""
+        return bool(self._transforms)
+
+    def transformed(
+        self, columns: Iterable[Column], key: tuple[str, ...] = ()
+    ) -> TransformedColumns:
+        """Return the columns of a table after the route's transforms."""
+        return transformed_columns(self._transforms, columns, key)
+
+    def is_used(self, column: str, columns: Iterable[Column]) -> bool:
+        """Return whether a published column decides anything in the sink."""
+        transformed = self.transformed(columns)
+        return column in transformed.deciding or any(
+            column in one.inputs and self.name(one.name) is not None
+            for one in transformed.columns
+        )
 
     def name(self, column: str) -> str | None:
         """Return a column's name in the sink; ``None`` if it is left out."""
@@ -115,20 +138,19 @@ class Routing:
 
     def shape(self, shape: RelationShape) -> RelationShape:
         """Return a table's shape as the sink has it."""
-        named = ((column, self.name(column.name)) for column in shape.columns)
         columns = [
             Column(
                 name,
-                self._fields.get(name, column.type),
-                -1 if name in self._fields else column.typmod,
-                column.nullable,
-                column.is_object,
+                self._fields.get(name, each.column.type),
+                -1 if name in self._fields else each.column.typmod,
+                each.column.nullable,
+                each.column.is_object,
             )
-            for column, name in named
-            if name is not None
+            for each in self.transformed(shape.columns).columns
+            if (name := self.name(each.name)) is not None
         ]
         columns += [
-            Column(name, _TYPE_OF_CONSTANT[type(value)], nullable=False)
+            Column(name, TYPE_OF_CONSTANT[type(value)], nullable=False)
             for name, value in self._constants.items()
         ]
         key = tuple(self._rename.get(name, name) for name in shape.key)
@@ -154,7 +176,7 @@ def routing_of(route: Route) -> Routing | None:
     """Return a route's routing; ``None`` if it leaves rows as they are."""
     changes = (
         *(route.include, route.exclude, route.rename, route.constants),
-        *(route.key, route.fields),
+        *(route.key, route.fields, route.transforms),
     )
     return Routing(route) if route.kind is RouteKind.TABLE and any(changes) else None
 
@@ -182,11 +204,26 @@ class Routes:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._by_topic: dict[str, tuple[Reading, ...]] = {}
+        self.has_transforms = any(route.transforms for route in sink.route)
+        self._routings = {route.name: routing_of(route) for route in sink.route}
         for route in sink.route:
-            reading = Reading(route, routing_of(route))
+            reading = Reading(route, self._routings[route.name])
             for topic in _exact_topics(route, sink.name):
                 self._by_topic[topic] = (*self._by_topic.get(topic, ()), reading)
         self._open_ended = [r for r in sink.route if r.topic.endswith(_ANY)]
+
+    @cached_property
+    def transforms(self) -> Mapping[str, RowTransforms]:
+        """The transforms of the routes that have any, by the route's name."""
+        return {
+            route.name: RowTransforms(route, self._sink.hash_salts)
+            for route in self._sink.route
+            if route.transforms
+        }
+
+    def routing(self, name: str) -> Routing | None:
+        """Return the routing of the route with a name."""
+        return self._routings[name]
 
     @property
     def pattern(self) -> str:

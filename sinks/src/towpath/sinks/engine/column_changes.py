@@ -116,7 +116,7 @@ class ColumnChanges:
             column
             for column in shape.columns
             if column.name in again
-            or (column in altered and self._can_take(route, column, before))
+            or (column in altered and self._can_take(route, column, shape, before))
         ]
         if requested:
             filling |= self._request(route, requested)
@@ -140,11 +140,15 @@ class ColumnChanges:
         return {s: n for s, n in running.items() if s not in failed}, again
 
     def _can_take(
-        self, route: Route, column: Column, before: Mapping[str, str]
+        self,
+        route: Route,
+        column: Column,
+        shape: RelationShape,
+        before: Mapping[str, str],
     ) -> bool:
         """Return whether an altered column changes the sink's rows."""
         routing = routing_of(route)
-        if routing is not None and routing.name(column.name) is None:
+        if routing is not None and not routing.is_used(column.name, shape.columns):
             return False
         if column.name not in before or not kind_of(self._sink).has_types:
             return True

@@ -5,36 +5,40 @@ A row's name is the text of its key's parts (see ``key_text``), which a template
 have formatted; both steps can be reversed. The name of a foreign row may not stand for
 any key.
 
-Both sides are converted to the text that a record carries. The source does this in SQL,
-and the sinks' readers return values in the form of records; this module writes numbers
-and booleans as text, and floats as the shortest text of the same value.
-
-A document is compared as one canonical text, with its names sorted; only differing
-documents are compared value by value. Numbers are equal if they have the same value,
-however they are written; no digit is lost.
+Both sides are converted to the text that a record carries (see ``canonical``). The
+source does this in SQL, and the sinks' readers return values in the form of records. A
+document is compared as one canonical text; only differing documents are compared value
+by value.
 """
 
-import json
-import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from decimal import Decimal
-from typing import Any, Final, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, Protocol, TypeAlias
 
 from towpath.settings import Route, RouteKind, Sink, SinkKind, Unfit
-from towpath.sinks.change import Value, is_no_instant, is_no_number
+from towpath.sinks.change import Row, UnreadableError, Value
+from towpath.sinks.changes.relations import Column
 from towpath.sinks.changes.routing import Routing, routing_of
+from towpath.sinks.changes.transformed_columns import OutputColumn
+from towpath.sinks.changes.transforms import RowTransforms
 from towpath.sinks.key_text import key_parts, key_text, text_of
 from towpath.sinks.ports import StoredRow
-from towpath.sinks.verify.compare import (
-    Difference,
-    DifferenceKind,
-    SinkRow,
-    SourceRow,
-    pack,
+from towpath.sinks.verify.canonical import (
+    Canonical,
+    canonical,
+    canonical_document,
+    canonical_of,
+    parsed,
+    value_differences,
 )
-from towpath.sinks.verify.errors import UnfitViewError
-from towpath.sinks.verify.table import UTC_TIMESTAMP, SourceColumn, SourceTable
-from towpath.sinks.verify.types import nested_text, text_of_nested
+from towpath.sinks.verify.compare import Difference, SinkRow, SourceRow, pack
+from towpath.sinks.verify.errors import IncomparableError, UnfitViewError
+from towpath.sinks.verify.table import SourceColumn, SourceTable, is_kept_as_text
+from towpath.sinks.verify.types import (
+    SINGLES,
+    nested_text,
+    nested_value,
+    text_of_nested,
+)
 
 Key = tuple[str, ...]
 
@@ -66,125 +70,14 @@ class KeyNames:
         return key if is_reversible else None
 
 
-Canonical = Callable[[Value], str | None]
-
-
-def canonical(value: Value) -> str | None:
-    """Return the canonical text of any value except a float."""
-    return None if value is None else text_of(value)
-
-
-def canonical_double(value: Value) -> str | None:
-    """Return the canonical text of a 64-bit float."""
-    return None if value is None else repr(float(value))
-
-
-def canonical_real(value: Value) -> str | None:
-    """Return the canonical text of a 32-bit float, which some sinks store as 64."""
-    if value is None:
-        return None
-    return repr(struct.unpack("f", struct.pack("f", float(value)))[0])
-
-
-_BY_TYPE: Final[dict[str, Canonical]] = {
-    "real": canonical_real,
-    "double precision": canonical_double,
-}
-
-# Values that a warehouse may store as null.
-_UNFIT: Final[dict[str, Callable[[Value], bool]]] = {
-    "numeric": is_no_number,
-    "date": is_no_instant,
-    "timestamp with time zone": is_no_instant,
-    "timestamp without time zone": is_no_instant,
-    UTC_TIMESTAMP: is_no_instant,
-}
-
-
-def canonical_of(type_name: str, *, nulls_unfit: bool = False) -> Canonical:
-    """
-    Return the function that writes values of a Postgres type.
-
-    Args:
-        type_name: The type's name in Postgres.
-        nulls_unfit: Whether unrepresentable values count as null on both sides.
-    """
-    is_unfit = _UNFIT.get(type_name) if nulls_unfit else None
-    if is_unfit is None:
-        return _BY_TYPE.get(type_name, canonical)
-    return lambda value: None if is_unfit(value) else canonical(value)
-
-
 DOCUMENT: Final = "document"
 
-# A number with more zeros is written with an exponent.
-_MOST_ZEROS: Final = 40
-
-Json: TypeAlias = Any
-
-
-def canonical_document(value: Json) -> str:
-    """Return the canonical text of a JSON value; equal values have one text."""
-    match value:
-        case dict():
-            parts = (
-                f"{_text(name)}:{canonical_document(value[name])}"
-                for name in sorted(value)
-            )
-            return "{" + ",".join(parts) + "}"
-        case list():
-            return "[" + ",".join(map(canonical_document, value)) + "]"
-        case bool() | None | str():
-            return _text(value)
-        case _:
-            return _number(Decimal(value))
-
-
-def parsed(text: str) -> Json:
-    """Parse JSON without losing a digit."""
-    return json.loads(text, parse_float=Decimal)
-
-
-def _value_differences(difference: Difference) -> Iterator[Difference]:
-    """Yield a changed document's differing values; yield other differences as is."""
-    if difference.kind is not DifferenceKind.CHANGED:
-        yield difference
-        return
-    source, sink = (
-        dict(_leaves(parsed(text or "null"), ""))
-        for text in (difference.source, difference.sink)
-    )
-    for path in sorted(source.keys() | sink.keys()):
-        values = source.get(path), sink.get(path)
-        if values[0] != values[1]:
-            yield Difference(DifferenceKind.CHANGED, difference.key, path, *values)
-
-
-def _leaves(value: Json, path: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict) and value:
-        for name, part in value.items():
-            yield from _leaves(part, f"{path}.{name}" if path else name)
-    elif isinstance(value, list) and value:
-        for place, part in enumerate(value):
-            yield from _leaves(part, f"{path}[{place}]")
-    else:
-        yield path, canonical_document(value)
-
-
-def _text(value: str | bool | None) -> str:  # noqa: FBT001 - a JSON value
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _number(number: Decimal) -> str:
-    """Write a number without insignificant zeros."""
-    sign, digits, exponent = number.as_tuple()
-    if not isinstance(exponent, int) or not number:
-        return "0" if not number else str(number)
-    while not digits[-1]:
-        digits, exponent = digits[:-1], exponent + 1
-    exact = Decimal((sign, digits, exponent))
-    return format(exact, "f") if abs(exponent) <= _MOST_ZEROS else str(exact)
-
+# Values of records for the texts of the source; other types are texts in both.
+_PARSERS: Final[dict[str, Callable[[str], Value]]] = {
+    **{name: SINGLES[name] for name in ("smallint", "integer", "bigint", "oid")},
+    **{name: SINGLES[name] for name in ("real", "double precision")},
+    "boolean": lambda text: text == "true",
+}
 
 Rows: TypeAlias = Iterable[Sequence[str | None]]
 
@@ -195,6 +88,10 @@ class Form(Protocol):
     @property
     def columns(self) -> Sequence[str]:
         """Names of the compared columns, in the order of the texts."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on what is not compared, and why."""
 
     def source_rows(self, rows: Rows) -> list[SourceRow]:
         """
@@ -214,7 +111,66 @@ class Form(Protocol):
         """Return the source key of a row name; ``None`` if it has none."""
 
 
-class RowForm:
+class FieldsForm:
+    """The form of rows with columns: names, and the texts of the sink's fields."""
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        names: KeyNames,
+        columns: Sequence[tuple[str, Canonical]],
+        known: frozenset[str] | None,
+    ) -> None:
+        """
+        Store the form.
+
+        Args:
+            names: The names of rows.
+            columns: The compared columns, each with the function that writes it.
+            known: All fields that a row may have; ``None``: any.
+        """
+        self._names = names
+        self._known = known
+        self.columns = tuple(name for name, _ in columns)
+        # Other texts are compared unchanged: every row of a table comes through here.
+        self._forms = [
+            (place, form)
+            for place, (_, form) in enumerate(columns)
+            if form is not canonical
+        ]
+
+    def _texts(self, fields: Row) -> list[str | None]:
+        """Return the texts of a row whose values are in the form of records."""
+        values = [fields.get(name) for name in self.columns]
+        for place, form in self._forms:
+            values[place] = form(values[place])
+        return [
+            value if value is None or type(value) is str else text_of(value)
+            for value in values
+        ]
+
+    def sink_row(self, row: StoredRow) -> SinkRow:
+        """Convert a row of the sink."""
+        if row.is_deleted:
+            return SinkRow(row.key, is_deleted=True, packed=b"", position=row.position)
+        texts = self._texts(row.fields)
+        if self._known is not None and (surplus := row.fields.keys() - self._known):
+            # Appended to the columns: the source has no texts there.
+            texts += sorted(surplus)
+        packed = pack(texts)
+        return SinkRow(row.key, is_deleted=False, packed=packed, position=row.position)
+
+    def refined(self, found: Iterable[Difference]) -> Iterator[Difference]:
+        """Yield differences as they are."""
+        yield from found
+
+    def key(self, name: str) -> Key | None:
+        """Return the source key of a row name; ``None`` if it has none."""
+        return self._names.key(name)
+
+
+class RowForm(FieldsForm):
     """
     Rows, column by column, with the columns and constants of the route.
 
@@ -231,7 +187,6 @@ class RowForm:
         nulls_unfit: bool = False,
         sees_surplus: bool = False,
     ) -> None:
-        self._names = KeyNames(table.key, routing)
         self._key = table.key_places
         columns = [
             (place, _routed(routing, column.record_name), column)
@@ -245,16 +200,16 @@ class RowForm:
         constants = dict(routing.constants) if routing else {}
         self._places = [place for place, _, _ in kept]
         self._constants = [_constant_form(value)(value) for value in constants.values()]
-        self.columns = tuple([name for _, name, _ in kept] + list(constants))
         known = {name for _, name, _ in columns if name}.union(constants)
         known |= {name for each in table.unread if (name := _routed(routing, each))}
-        self._known = frozenset(known) if sees_surplus else None
-        forms = [*(_form(c, nulls_unfit=nulls_unfit) for *_, c in kept)]
-        forms += map(_constant_form, constants.values())
-        # Other texts are compared unchanged: every row of a table comes through here.
-        self._floats = [
-            (place, form) for place, form in enumerate(forms) if form is not canonical
-        ]
+        super().__init__(
+            KeyNames(table.key, routing),
+            [
+                *((n, _form(column, nulls_unfit=nulls_unfit)) for _, n, column in kept),
+                *((name, _constant_form(value)) for name, value in constants.items()),
+            ],
+            frozenset(known) if sees_surplus else None,
+        )
         self._nested = [
             (place, column.inside)
             for place, (_, _, column) in enumerate(kept)
@@ -270,44 +225,86 @@ class RowForm:
         ]
 
     def _written(self, texts: Sequence[str | None]) -> Sequence[str | None]:
-        if self._is_whole and not self._floats and not self._constants:
+        if self._is_whole and not self._forms and not self._constants:
             return texts
         written = [texts[place] for place in self._places]
         for place, kind in self._nested:
             written[place] = nested_text(kind, written[place])
-        for place, form in self._floats:
+        for place, form in self._forms:
             if place < len(written):
                 written[place] = form(written[place])
         return written + self._constants
 
-    def sink_row(self, row: StoredRow) -> SinkRow:
-        if row.is_deleted:
-            return SinkRow(row.key, is_deleted=True, packed=b"", position=row.position)
-        fields = row.fields
-        values = [fields.get(name) for name in self.columns]
-        for place, form in self._floats:
-            values[place] = form(values[place])
-        texts = [
-            value if value is None or type(value) is str else text_of(value)
-            for value in values
+
+class TransformedForm(FieldsForm):
+    """
+    Rows of a route with transforms, which are applied to the source's rows, too.
+
+    The texts of the source become values in the form of records first. A row that
+    cannot be transformed differs from every row of the sink, with the reason as text.
+    """
+
+    def __init__(
+        self,
+        table: SourceTable,
+        routing: Routing,
+        transforms: RowTransforms,
+        *,
+        nulls_unfit: bool = False,
+        sees_surplus: bool = False,
+    ) -> None:
+        self._routing = routing
+        self._transforms = transforms
+        self._key = table.key_places
+        self._read = [
+            (place, column.record_name, column)
+            for place, column in enumerate(table.columns)
+            if column.is_compared
         ]
-        if self._known is not None and (surplus := fields.keys() - self._known):
-            # Appended to the columns: the source has no texts there.
-            texts += sorted(surplus)
-        packed = pack(texts)
-        return SinkRow(row.key, is_deleted=False, packed=packed, position=row.position)
+        own = {name: column for _, name, column in self._read}
+        hidden = {c.record_name for c in table.columns if not c.is_compared}
+        hidden |= set(table.unread)
+        outputs = _outputs(table, routing, own, hidden)
+        columns = [
+            (name, _output_form(each, own, is_nulled=nulls_unfit))
+            for name, each in outputs
+            if not each.inputs & hidden
+        ]
+        columns += [(n, _constant_form(v)) for n, v in routing.constants.items()]
+        known = {name for name, _ in outputs}.union(routing.constants)
+        super().__init__(
+            KeyNames(table.key, routing),
+            columns,
+            frozenset(known) if sees_surplus else None,
+        )
+        self.notes = _computed_of_hidden(
+            name for name, each in outputs if not each.source and each.inputs & hidden
+        )
 
-    def refined(self, found: Iterable[Difference]) -> Iterator[Difference]:
-        yield from found
+    def source_rows(self, rows: Rows) -> list[SourceRow]:
+        found = []
+        for texts in rows:
+            written = self._written(texts)
+            if written is not None:
+                name = self._names.name([texts[place] for place in self._key])
+                found.append(SourceRow(name, written))
+        return found
 
-    def key(self, name: str) -> Key | None:
-        return self._names.key(name)
+    def _written(self, texts: Sequence[str | None]) -> Sequence[str | None] | None:
+        """Return the texts of a row; ``None`` if the sink must not have it."""
+        row = {name: _value(column, texts[place]) for place, name, column in self._read}
+        try:
+            found = self._transforms.apply(row)
+            return None if found is None else self._texts(self._routing.row(found.row))
+        except UnreadableError as error:
+            return [f"cannot be transformed: {error}"] * len(self.columns)
 
 
 class DocumentForm:
     """Aggregates as JSON documents: the id and payload of each row of a view."""
 
     columns = (DOCUMENT,)
+    notes: tuple[str, ...] = ()
     _names = KeyNames((DOCUMENT,), None)
 
     def __init__(self, view: str) -> None:
@@ -339,7 +336,7 @@ class DocumentForm:
 
     def refined(self, found: Iterable[Difference]) -> Iterator[Difference]:
         for difference in found:
-            yield from _value_differences(difference)
+            yield from value_differences(difference)
 
     def key(self, name: str) -> Key | None:
         return self._names.key(name)
@@ -349,12 +346,16 @@ def form_of(route: Route, table: SourceTable, sink: Sink) -> Form:
     """Return the comparable form of a route's rows."""
     if route.kind is RouteKind.AGGREGATE:
         return DocumentForm(table.full_name.text)
-    return RowForm(
-        table,
-        routing_of(route),
-        nulls_unfit=_nulls_unfit(route, sink),
-        sees_surplus=sink.kind in {SinkKind.CACHE, SinkKind.SEARCH},
-    )
+    routing = routing_of(route)
+    nulls_unfit = _nulls_unfit(route, sink)
+    sees_surplus = sink.kind in {SinkKind.CACHE, SinkKind.SEARCH}
+    if routing is not None and routing.is_after_transforms:
+        return TransformedForm(
+            *(table, routing, RowTransforms(route, sink.hash_salts)),
+            nulls_unfit=nulls_unfit,
+            sees_surplus=sees_surplus,
+        )
+    return RowForm(table, routing, nulls_unfit=nulls_unfit, sees_surplus=sees_surplus)
 
 
 def _nulls_unfit(route: Route, sink: Sink) -> bool:
@@ -373,6 +374,59 @@ def _form(column: SourceColumn, *, nulls_unfit: bool) -> Canonical:
         return text_of_nested
     is_nulled = nulls_unfit and not column.is_kept_as_text
     return canonical_of(column.type, nulls_unfit=is_nulled)
+
+
+def _output_form(
+    output: OutputColumn, own: Mapping[str, SourceColumn], *, is_nulled: bool
+) -> Canonical:
+    """Return the function that writes a column after transforms."""
+    if output.source:
+        return _form(own[output.source], nulls_unfit=is_nulled)
+    column = output.column
+    is_text = is_kept_as_text(column)
+    computed = SourceColumn(column.name, column.type, is_kept_as_text=is_text)
+    return _form(computed, nulls_unfit=is_nulled)
+
+
+def _value(column: SourceColumn, text: str | None) -> Value:
+    """Return the value of a record for a text of the source."""
+    if text is None:
+        return None
+    if column.inside:
+        nested: Value = nested_value(column.inside, text)
+        return nested
+    parse = _PARSERS.get(column.type)
+    return text if parse is None else parse(text)
+
+
+def _outputs(
+    table: SourceTable,
+    routing: Routing,
+    own: Mapping[str, SourceColumn],
+    hidden: Iterable[str],
+) -> list[tuple[str, OutputColumn]]:
+    """Return the columns of a route with transforms, by their names in the sink."""
+    announced = [Column(name, column.type) for name, column in own.items()]
+    announced += [Column(name, "text") for name in hidden]
+    transformed = routing.transformed(announced)
+    if listed := ", ".join(sorted(transformed.deciding.intersection(hidden))):
+        message = (
+            f"rows of {table.full_name} are dropped by columns that the verifier "
+            f"cannot read as the relay publishes them: {listed}"
+        )
+        raise IncomparableError(message)
+    return [
+        (name, each)
+        for each in transformed.columns
+        if (name := routing.name(each.name)) is not None
+    ]
+
+
+def _computed_of_hidden(names: Iterable[str]) -> tuple[str, ...]:
+    listed = ", ".join(names)
+    if not listed:
+        return ()
+    return (f"not compared, computed from columns that are not compared: {listed}",)
 
 
 def _constant_form(constant: Value) -> Canonical:

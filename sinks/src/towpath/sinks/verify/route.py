@@ -91,7 +91,7 @@ def verify_route(
             left=counts.repaired.left,
             elapsed_s=round(comparison.clock.monotonic_s() - began_s, 3),
             error=counts.error,
-            notes=comparison.table.notes,
+            notes=(*comparison.table.notes, *comparison.form.notes),
             unmatched=counts.unmatched,
         )
 

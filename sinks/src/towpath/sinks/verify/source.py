@@ -23,7 +23,7 @@ from towpath.sinks.errors import SourceUnavailableError
 from towpath.sinks.postgres import connected
 from towpath.sinks.verify import statements
 from towpath.sinks.verify.statements import Statement
-from towpath.sinks.verify.table import SourceColumn, SourceTable
+from towpath.sinks.verify.table import SourceColumn, SourceTable, is_kept_as_text
 from towpath.sinks.verify.types import HSTORE, SourceType
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
@@ -84,9 +84,6 @@ _IS_PARTITIONED: Final[LiteralString] = (
     "select relkind = 'p' from pg_class where oid = %s::regclass"
 )
 
-# The number of digits of a warehouse's widest decimal.
-_MOST_DIGITS: Final = 38
-
 
 def columns_of(
     connection: Connection, table: str, publication: str
@@ -101,7 +98,7 @@ def columns_of(
             kind.name,
             inside=kind if kind.is_nested else None,
             has_plain_order=kind.has_plain_order,
-            is_kept_as_text=is_domain or _is_too_wide(kind, typmod),
+            is_kept_as_text=is_domain or is_kept_as_text(Column("", kind.name, typmod)),
         )
         columns.append(column)
     return tuple(columns)
@@ -122,14 +119,6 @@ def is_unique(connection: Connection, table: str, names: tuple[str, ...]) -> boo
 def is_partitioned(connection: Connection, table: str) -> bool:
     """Return whether a table is partitioned."""
     return connection.execute(_IS_PARTITIONED, [table]).fetchone() == (True,)
-
-
-def _is_too_wide(kind: SourceType, typmod: int) -> bool:
-    """Return whether a type is a numeric too wide for a warehouse's decimal."""
-    if kind.name != "numeric":
-        return False
-    digits = Column("", kind.name, typmod).precision_and_scale
-    return digits is None or digits[0] > _MOST_DIGITS or digits[1] > digits[0]
 
 
 def _type(connection: Connection, oid: int) -> SourceType:

@@ -13,7 +13,7 @@ from typing import Final
 from towpath.schemas.table_name import TableName
 from towpath.settings.rows import HstoreForm, Rows
 from towpath.settings.syntax import compiled
-from towpath.sinks.changes.relations import RelationShape
+from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.verify.errors import IncomparableError
 from towpath.sinks.verify.types import HSTORE, HSTORE_MAP, SourceType
 
@@ -124,6 +124,18 @@ _CHARACTERS: Final = frozenset(
     {"text", "character varying", "character", "name", '"char"'}
 )
 _FLOATS: Final = frozenset({"real", "double precision"})
+
+
+# The number of digits of a warehouse's widest decimal.
+_MOST_DIGITS: Final = 38
+
+
+def is_kept_as_text(column: Column) -> bool:
+    """Return whether a column is a numeric too wide for a warehouse's decimal."""
+    if column.type != "numeric":
+        return False
+    digits = column.precision_and_scale
+    return digits is None or digits[0] > _MOST_DIGITS or digits[1] > digits[0]
 
 
 def published(table: SourceTable, shape: RelationShape, rows: Rows) -> SourceTable:

@@ -158,7 +158,7 @@ def nested_text(kind: SourceType, text: str | None) -> str | None:
     Raises:
         ValueError: The text is not of its type.
     """
-    return None if text is None else text_of_nested(_value(kind, text))
+    return None if text is None else text_of_nested(nested_value(kind, text))
 
 
 def text_of_nested(value: Json) -> str | None:
@@ -169,7 +169,13 @@ def text_of_nested(value: Json) -> str | None:
     return orjson.dumps(value, default=float).decode()
 
 
-def _value(kind: SourceType, text: str | None) -> Json:
+def nested_value(kind: SourceType, text: str | None) -> Json:
+    """
+    Convert a Postgres text to the value in a record.
+
+    Raises:
+        ValueError: The text is not of its type.
+    """
     if text is None:
         return None
     if kind.element is not None:
@@ -188,7 +194,7 @@ def _value(kind: SourceType, text: str | None) -> Json:
 
 def _array(element: SourceType, values: list[Json]) -> list[Json]:
     return [
-        _array(element, one) if isinstance(one, list) else _value(element, one)
+        _array(element, one) if isinstance(one, list) else nested_value(element, one)
         for one in values
     ]
 
@@ -242,7 +248,7 @@ def _composite(kind: SourceType, text: str) -> Json:
         values.append(bare or None if written is None else written)
         at = found.end()
     return {
-        name: _value(field, value)
+        name: nested_value(field, value)
         for (name, field), value in zip(kind.fields, values, strict=True)
     }
 

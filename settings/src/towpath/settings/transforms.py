@@ -1,0 +1,309 @@
+"""
+``[[sink.route.transforms]]``: changes to the values of a route's rows, in order.
+
+Each entry has one verb and its options. An entry is checked here as far as the file
+alone tells; a sink checks the columns against the table when it starts.
+
+In a template ``{column}`` stands for the column's text, ``{{`` and ``}}`` for braces. A
+condition of ``drop_if`` is a value, a list of values, or a table with one operator.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+from typing import Annotated, Any, Final, NamedTuple, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from towpath.settings.section import IDENTIFIER, Section
+from towpath.settings.syntax import compiled, parsed_by
+
+# The range of a column of eight bytes.
+_WHOLE_NUMBERS: Final = range(-(2**63), 2**63)
+# A shorter key of a hash could be found by trying.
+_LEAST_SALT_CHARACTERS: Final = 16
+
+
+def _check_constant(value: object) -> object:
+    if not _is_constant(value):
+        message = "must be text, true, false, or a number that a column can hold"
+        raise ValueError(message)
+    return value
+
+
+def _is_constant(value: object) -> bool:
+    return isinstance(value, bool | str) or (
+        value in _WHOLE_NUMBERS
+        if isinstance(value, int)
+        else isinstance(value, float) and isfinite(value)
+    )
+
+
+# Text, whole number, number or boolean, as the file writes it.
+Constant = Annotated[Any, BeforeValidator(_check_constant)]
+
+
+def _check_salt(salt: str) -> str:
+    if len(salt) < _LEAST_SALT_CHARACTERS:
+        message = f"must be at least {_LEAST_SALT_CHARACTERS} characters, and secret"
+        raise ValueError(message)
+    return salt
+
+
+HashSalt = Annotated[str, AfterValidator(_check_salt)]
+SaltName = Annotated[str, Field(pattern=IDENTIFIER)]
+
+
+class TemplateParts(NamedTuple):
+    """
+    A template, split at its columns.
+
+    Attributes:
+        texts: The texts around the columns, one more than there are columns.
+        columns: The columns; one may occur several times.
+    """
+
+    texts: tuple[str, ...]
+    columns: tuple[str, ...]
+
+
+_TEMPLATE: Final = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
+
+
+def parse_value_template(text: str) -> TemplateParts:
+    """
+    Parse a template of values.
+
+    Raises:
+        ValueError: It is malformed, or names no column.
+    """
+    texts, columns, at = [""], [], 0
+    for token in _TEMPLATE.finditer(text):
+        texts[-1] += text[at : token.start()]
+        at = token.end()
+        if token[1] is not None:
+            columns.append(token[1])
+            texts.append("")
+        elif token[0] in {"{{", "}}"}:
+            texts[-1] += token[0][0]
+        else:
+            message = f"{text!r} has a single brace: write {{{{ or }}}} for a brace"
+            raise ValueError(message)
+    texts[-1] += text[at:]
+    if not columns:
+        message = f"{text!r} names no column: write '{{name}}', or use constant"
+        raise ValueError(message)
+    return TemplateParts(tuple(texts), tuple(columns))
+
+
+class ValueType(NamedTuple):
+    """A Postgres type that values can be converted to; a numeric may have digits."""
+
+    name: str
+    precision: int = 0
+    scale: int = 0
+
+
+VALUE_TYPES: Final = (
+    *("text", "smallint", "integer", "bigint", "numeric", "double precision"),
+    *("boolean", "date", "timestamp with time zone", "uuid"),
+)
+_DIGITS: Final = re.compile(r"numeric\(\s*([1-9]\d{0,2})\s*,\s*(\d{1,3})\s*\)")
+
+
+def parse_value_type(text: str) -> ValueType:
+    """
+    Parse the name of a type.
+
+    Raises:
+        ValueError: Values cannot be converted to it.
+    """
+    digits = _DIGITS.fullmatch(text)
+    if digits is not None and int(digits[2]) <= int(digits[1]):
+        return ValueType("numeric", int(digits[1]), int(digits[2]))
+    if text not in VALUE_TYPES:
+        known = ", ".join((*VALUE_TYPES, "numeric(12, 2)"))
+        message = f"{text!r} is not a type that values are converted to: {known}"
+        raise ValueError(message)
+    return ValueType(text)
+
+
+class Condition(NamedTuple):
+    """
+    A condition on the value of a column.
+
+    Attributes:
+        operator: ``in``, ``not``, ``is_null``, ``below``, ``at_least`` or ``matches``.
+        values: Its operands, of one kind: texts, numbers or booleans.
+    """
+
+    operator: str
+    values: tuple[Any, ...]
+
+    @property
+    def kind(self) -> str:
+        """The kind of value that it can be true for; empty for ``is_null``."""
+        return "" if self.operator == "is_null" else kind_of_value(self.values[0])
+
+
+def kind_of_value(value: object) -> str:
+    """Return the kind of a value of the file: ``text``, ``boolean`` or ``number``."""
+    if isinstance(value, bool):
+        return "boolean"
+    return "text" if isinstance(value, str) else "number"
+
+
+def parse_condition(value: object) -> Condition:
+    """
+    Parse a condition of ``drop_if``.
+
+    Raises:
+        ValueError: It is not a condition.
+    """
+    if not isinstance(value, Mapping):
+        return Condition("in", _values(value))
+    if len(value) != 1 or (operator := next(iter(value))) not in _OPERANDS:
+        known = ", ".join(_OPERANDS)
+        message = f"must be a value, a list, or a table with one of {known}"
+        raise ValueError(message)
+    return Condition(operator, _OPERANDS[operator](value[operator]))
+
+
+def _values(value: object) -> tuple[Any, ...]:
+    values = tuple(value) if isinstance(value, list | tuple) else (value,)
+    kinds = {kind_of_value(one) for one in values}
+    if len(kinds) != 1 or not all(map(_is_constant, values)):
+        message = "values must be texts, or numbers, or true and false"
+        raise ValueError(message)
+    return values
+
+
+def _number(value: object) -> tuple[Any, ...]:
+    if not _is_constant(value) or kind_of_value(value) != "number":
+        message = "below and at_least need a number"
+        raise ValueError(message)
+    return (value,)
+
+
+def _boolean(value: object) -> tuple[Any, ...]:
+    if not isinstance(value, bool):
+        message = "is_null must be true or false"
+        raise ValueError(message)  # noqa: TRY004 - pydantic reports a ValueError
+    return (value,)
+
+
+def _pattern(value: object) -> tuple[Any, ...]:
+    if not isinstance(value, str):
+        message = "matches needs a regular expression in quotes"
+        raise ValueError(message)  # noqa: TRY004 - pydantic reports a ValueError
+    compiled(value)
+    return (value,)
+
+
+_OPERANDS: Final[Mapping[str, Callable[[object], tuple[Any, ...]]]] = {
+    "not": _values,
+    "is_null": _boolean,
+    "below": _number,
+    "at_least": _number,
+    "matches": _pattern,
+}
+
+
+def _check_condition(value: object) -> object:
+    parse_condition(value)
+    return value
+
+
+ConditionValue = Annotated[Any, BeforeValidator(_check_condition)]
+ValueTemplate = Annotated[str, parsed_by(parse_value_template, optional=False)]
+ValueTypeText = Annotated[str, parsed_by(parse_value_type, optional=False)]
+
+# The options of each verb; those that it needs come first.
+_NEEDED: Final[Mapping[str, Sequence[str]]] = {
+    "rename": ("to",),
+    "constant": ("to",),
+    "mask": (),
+    "hash": ("salt",),
+    "cast": ("type",),
+    "template": ("to",),
+    "drop_if": (),
+}
+_OPTIONAL: Final[Mapping[str, Sequence[str]]] = {
+    "mask": ("to", "keep_first", "keep_last"),
+    "hash": ("to",),
+    "cast": ("to",),
+}
+
+
+class Transform(Section):
+    """
+    ``[[sink.route.transforms]]``: one verb, and its options.
+
+    ``rename`` moves a column to the name ``to``. ``constant`` writes a value into the
+    column ``to``, ``template`` a text with the values of other columns. ``mask``
+    replaces the text of a column by asterisks except for its first ``keep_first`` and
+    last ``keep_last`` characters. ``hash`` replaces a value by its keyed digest
+    (HMAC-SHA-256) with the secret ``salt`` of ``sink.hash_salts``. ``cast`` converts a
+    value to ``type``. These three write into the column itself, or into ``to``.
+    ``drop_if`` maps columns to conditions: the sink does not have the rows for which
+    all of them are true.
+    """
+
+    rename: str | None = None
+    constant: Constant | None = None
+    mask: str | None = None
+    hash: str | None = None
+    cast: str | None = None
+    template: ValueTemplate | None = None
+    drop_if: Annotated[dict[str, ConditionValue], Field(min_length=1)] | None = None
+    to: str = ""
+    keep_first: int = Field(default=0, ge=0)
+    keep_last: int = Field(default=0, ge=0)
+    salt: str = ""
+    type: ValueTypeText | None = None
+
+    @property
+    def verb(self) -> str:
+        """The verb of the entry."""
+        return next(name for name in _NEEDED if getattr(self, name) is not None)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The columns that the entry reads."""
+        if self.template is not None:
+            return tuple(dict.fromkeys(parse_value_template(self.template).columns))
+        if self.drop_if is not None:
+            return tuple(self.drop_if)
+        column = self.rename or self.mask or self.hash or self.cast
+        return () if column is None else (column,)
+
+    @property
+    def output(self) -> str:
+        """The column that the entry writes; empty for ``drop_if``."""
+        return "" if self.drop_if is not None else self.to or self.inputs[0]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        given = [name for name in type(self).model_fields if self._has(name)]
+        verbs = [name for name in given if name in _NEEDED]
+        if len(verbs) != 1:
+            listed = ", ".join(_NEEDED)
+            found = " and ".join(verbs) or "none"
+            message = f"an entry has one verb of {listed}, not {found}"
+            raise ValueError(message)
+        (verb,) = verbs
+        for name in _NEEDED[verb]:
+            if name not in given:
+                message = f"{verb} needs {name}"
+                raise ValueError(message)
+        known = {verb, *_NEEDED[verb], *_OPTIONAL.get(verb, ())}
+        for name in given:
+            if name not in known:
+                message = f"{name} is no option of {verb}"
+                raise ValueError(message)
+        return self
+
+    def _has(self, name: str) -> bool:
+        value = getattr(self, name)
+        is_blank = value is None or (value == "" and name != "constant")
+        return name in self.model_fields_set and not is_blank

@@ -1,0 +1,235 @@
+"""
+Transforms: the values of a route's rows, changed in the order of the route's entries.
+
+One pure function of a row serves sink and verifier. It runs on the row as it was
+published, merged with the earlier changes of its batch, before columns are left out and
+renamed. A column that the row does not have is null. Null stays null: a mask, hash,
+cast or template of null is null, and a condition on null is false unless it asks for
+null.
+
+A partial change lacks columns that only the target has. An output whose inputs are all
+among them is unchanged, too. If only some are, or if they decide whether the row is
+dropped, nothing can be computed: the row must be read again (``LacksColumnsError``).
+
+Hot path, once per changed row of a route with transforms.
+"""
+
+import hmac
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
+from typing import Final, NamedTuple
+
+from towpath.settings import Route
+from towpath.settings.syntax import compiled
+from towpath.settings.transforms import (
+    Condition,
+    Transform,
+    parse_condition,
+    parse_value_template,
+    parse_value_type,
+)
+from towpath.sinks.change import ALL_PRESENT, Row, Value
+from towpath.sinks.changes.casts import cast_to, number_of, plain_text
+
+# Says nothing about the length of what it hides.
+_MASK: Final = "****"
+
+
+class LacksColumnsError(Exception):
+    """A transform needs columns that a partial change does not have."""
+
+    def __init__(self, columns: Iterable[str]) -> None:
+        """Store the reason."""
+        listed = ", ".join(columns)
+        super().__init__(f"a transform needs columns that the change lacks: {listed}")
+
+
+class TransformedRow(NamedTuple):
+    """
+    A row after its transforms.
+
+    Attributes:
+        unchanged: Columns that are unknown here: the target's values stay.
+    """
+
+    row: dict[str, Value]
+    unchanged: frozenset[str]
+
+
+# Changes a row and the set of its unknown columns; returns whether the row is kept.
+_Step = Callable[[dict[str, Value], set[str]], bool]
+_Compute = Callable[[list[Value]], Value]
+
+
+class RowTransforms:
+    """The transforms of one route."""
+
+    def __init__(self, route: Route, salts: Mapping[str, str]) -> None:
+        """
+        Compile the transforms.
+
+        Args:
+            route: The route.
+            salts: The secrets of its hashes, by name.
+        """
+        self._steps = [_step(entry, salts) for entry in route.transforms]
+
+    def apply(
+        self, row: Row, unchanged: frozenset[str] = ALL_PRESENT
+    ) -> TransformedRow | None:
+        """
+        Return a row after its transforms; ``None`` if the sink must not have it.
+
+        Raises:
+            LacksColumnsError: The row must be read again.
+            UnreadableError: A value cannot be transformed.
+        """
+        values, unknown = dict(row), set(unchanged)
+        for step in self._steps:
+            if not step(values, unknown):
+                return None
+        return TransformedRow(values, frozenset(unknown))
+
+
+def _step(entry: Transform, salts: Mapping[str, str]) -> _Step:
+    match entry.verb:
+        case "rename":
+            return _rename(entry.inputs[0], entry.output)
+        case "drop_if":
+            return _drop_if(entry.drop_if or {})
+        case "constant":
+            constant: Value = entry.constant
+            return _computed((), entry.output, lambda _: constant)
+        case "mask":
+            compute = _mask(entry)
+        case "hash":
+            compute = _hash(entry.inputs[0], salts[entry.salt])
+        case "cast":
+            compute = _cast(entry)
+        case _:
+            compute = _template(entry)
+    return _computed(entry.inputs, entry.output, compute)
+
+
+def _rename(old: str, new: str) -> _Step:
+    def step(row: dict[str, Value], unknown: set[str]) -> bool:
+        if old in unknown:
+            unknown.remove(old)
+            unknown.add(new)
+        elif old in row:
+            row[new] = row.pop(old)
+        return True
+
+    return step
+
+
+def _computed(inputs: tuple[str, ...], output: str, compute: _Compute) -> _Step:
+    """Return a step that computes a column; it is null if an input is."""
+
+    def step(row: dict[str, Value], unknown: set[str]) -> bool:
+        lacking = unknown and [name for name in inputs if name in unknown]
+        if lacking:
+            if len(lacking) < len(inputs):
+                raise LacksColumnsError(lacking)
+            row.pop(output, None)
+            unknown.add(output)
+            return True
+        values = [row.get(name) for name in inputs]
+        row[output] = None if None in values else compute(values)
+        unknown.discard(output)
+        return True
+
+    return step
+
+
+def _mask(entry: Transform) -> _Compute:
+    (column,), first, last = entry.inputs, entry.keep_first, entry.keep_last
+
+    def compute(values: list[Value]) -> Value:
+        text = plain_text(values[0], column)
+        if len(text) <= first + last:
+            return _MASK
+        return text[:first] + _MASK + text[len(text) - last :]
+
+    return compute
+
+
+def _hash(column: str, salt: str) -> _Compute:
+    key = salt.encode()
+
+    def compute(values: list[Value]) -> Value:
+        text = plain_text(values[0], column)
+        return hmac.digest(key, text.encode(), "sha256").hex()
+
+    return compute
+
+
+def _cast(entry: Transform) -> _Compute:
+    cast, column = cast_to(parse_value_type(entry.type or "")), entry.inputs[0]
+    return lambda values: cast(values[0], column)
+
+
+def _template(entry: Transform) -> _Compute:
+    parts = parse_value_template(entry.template or "")
+    first, *following = parts.texts
+    places = [entry.inputs.index(column) for column in parts.columns]
+    pieces = list(zip(places, following, strict=True))
+    names = entry.inputs
+
+    def compute(values: list[Value]) -> Value:
+        texts = list(map(plain_text, values, names))
+        return first + "".join([texts[place] + after for place, after in pieces])
+
+    return compute
+
+
+def _drop_if(conditions: Mapping[str, object]) -> _Step:
+    tests = [(c, _test(parse_condition(value))) for c, value in conditions.items()]
+
+    def step(row: dict[str, Value], unknown: set[str]) -> bool:
+        lacking = []
+        for column, is_true in tests:
+            if column in unknown:
+                lacking.append(column)
+            elif not is_true(row.get(column)):
+                return True
+        if lacking:
+            raise LacksColumnsError(lacking)
+        return False
+
+    return step
+
+
+def _test(condition: Condition) -> Callable[[Value], bool]:
+    first = condition.values[0]
+    match condition.operator:
+        case "is_null":
+            return lambda value: (value is None) is first
+        case "below":
+            limit = Decimal(repr(first))
+            return lambda value: (n := number_of(value)) is not None and n < limit
+        case "at_least":
+            limit = Decimal(repr(first))
+            return lambda value: (n := number_of(value)) is not None and n >= limit
+        case "matches":
+            pattern = compiled(first)
+            return lambda value: (
+                isinstance(value, str) and pattern.fullmatch(value) is not None
+            )
+        case "not":
+            is_one = _is_one_of(condition)
+            return lambda value: value is not None and not is_one(value)
+        case _:
+            return _is_one_of(condition)
+
+
+def _is_one_of(condition: Condition) -> Callable[[Value], bool]:
+    """Return a test for the values of a condition; numbers compare by their value."""
+    match condition.kind:
+        case "number":
+            numbers = {number_of(one) for one in condition.values}
+            return lambda value: (n := number_of(value)) is not None and n in numbers
+        case "boolean":
+            return lambda value: isinstance(value, bool) and value in condition.values
+        case _:
+            return lambda value: isinstance(value, str) and value in condition.values

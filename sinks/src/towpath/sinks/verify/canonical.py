@@ -1,0 +1,135 @@
+"""
+Canonical texts of values and documents: equal values have one text. Pure.
+
+Numbers and booleans are written as text, floats as the shortest text of the same value.
+A document's names are sorted; numbers are equal if they have the same value, however
+they are written, and no digit is lost.
+"""
+
+import json
+import struct
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Any, Final, TypeAlias
+
+from towpath.sinks.change import Value, is_no_instant, is_no_number
+from towpath.sinks.key_text import text_of
+from towpath.sinks.verify.compare import Difference, DifferenceKind
+from towpath.sinks.verify.table import UTC_TIMESTAMP
+
+Canonical = Callable[[Value], str | None]
+
+
+def canonical(value: Value) -> str | None:
+    """Return the canonical text of any value except a float."""
+    return None if value is None else text_of(value)
+
+
+def canonical_double(value: Value) -> str | None:
+    """Return the canonical text of a 64-bit float."""
+    return None if value is None else repr(float(value))
+
+
+def canonical_real(value: Value) -> str | None:
+    """Return the canonical text of a 32-bit float, which some sinks store as 64."""
+    if value is None:
+        return None
+    return repr(struct.unpack("f", struct.pack("f", float(value)))[0])
+
+
+_BY_TYPE: Final[dict[str, Canonical]] = {
+    "real": canonical_real,
+    "double precision": canonical_double,
+}
+
+# Values that a warehouse may store as null.
+_UNFIT: Final[dict[str, Callable[[Value], bool]]] = {
+    "numeric": is_no_number,
+    "date": is_no_instant,
+    "timestamp with time zone": is_no_instant,
+    "timestamp without time zone": is_no_instant,
+    UTC_TIMESTAMP: is_no_instant,
+}
+
+
+def canonical_of(type_name: str, *, nulls_unfit: bool = False) -> Canonical:
+    """
+    Return the function that writes values of a Postgres type.
+
+    Args:
+        type_name: The type's name in Postgres.
+        nulls_unfit: Whether unrepresentable values count as null on both sides.
+    """
+    is_unfit = _UNFIT.get(type_name) if nulls_unfit else None
+    if is_unfit is None:
+        return _BY_TYPE.get(type_name, canonical)
+    return lambda value: None if is_unfit(value) else canonical(value)
+
+
+# A number with more zeros is written with an exponent.
+_MOST_ZEROS: Final = 40
+
+Json: TypeAlias = Any
+
+
+def canonical_document(value: Json) -> str:
+    """Return the canonical text of a JSON value; equal values have one text."""
+    match value:
+        case dict():
+            parts = (
+                f"{_text(name)}:{canonical_document(value[name])}"
+                for name in sorted(value)
+            )
+            return "{" + ",".join(parts) + "}"
+        case list():
+            return "[" + ",".join(map(canonical_document, value)) + "]"
+        case bool() | None | str():
+            return _text(value)
+        case _:
+            return _number(Decimal(value))
+
+
+def parsed(text: str) -> Json:
+    """Parse JSON without losing a digit."""
+    return json.loads(text, parse_float=Decimal)
+
+
+def value_differences(difference: Difference) -> Iterator[Difference]:
+    """Yield a changed document's differing values; yield other differences as is."""
+    if difference.kind is not DifferenceKind.CHANGED:
+        yield difference
+        return
+    source, sink = (
+        dict(_leaves(parsed(text or "null"), ""))
+        for text in (difference.source, difference.sink)
+    )
+    for path in sorted(source.keys() | sink.keys()):
+        values = source.get(path), sink.get(path)
+        if values[0] != values[1]:
+            yield Difference(DifferenceKind.CHANGED, difference.key, path, *values)
+
+
+def _leaves(value: Json, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        for name, part in value.items():
+            yield from _leaves(part, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and value:
+        for place, part in enumerate(value):
+            yield from _leaves(part, f"{path}[{place}]")
+    else:
+        yield path, canonical_document(value)
+
+
+def _text(value: str | bool | None) -> str:  # noqa: FBT001 - a JSON value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _number(number: Decimal) -> str:
+    """Write a number without insignificant zeros."""
+    sign, digits, exponent = number.as_tuple()
+    if not isinstance(exponent, int) or not number:
+        return "0" if not number else str(number)
+    while not digits[-1]:
+        digits, exponent = digits[:-1], exponent + 1
+    exact = Decimal((sign, digits, exponent))
+    return format(exact, "f") if abs(exponent) <= _MOST_ZEROS else str(exact)

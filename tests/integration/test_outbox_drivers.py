@@ -23,6 +23,9 @@ from towpath.outbox import (
     Outbox,
     OutboxEvent,
     SessionTypeError,
+    configure,
+    record,
+    record_async,
 )
 from towpath.outbox.sqlalchemy import Collector, track
 from towpath.schemas import source_tables
@@ -422,6 +425,40 @@ def test_a_large_payload_is_stored_elsewhere(log):
 
     assert ({"claim_check": place}, {"claim_check": place}) == (row[4], row[5])
     assert {place: {"post_id": 7, "title": "x" * 2000}} == stored
+
+
+def test_the_way_is_that_of_the_engine(log, monkeypatch):
+    """
+    Sessions of a configured engine write messages, all others the default's rows.
+    """
+    url = log.url.format("psycopg2")
+    engine, other = create_engine(url), create_engine(url)
+    of_async = create_async_engine(log.url.format("asyncpg"))
+    monkeypatch.setattr("towpath.outbox.outbox._default", [])
+    configure(Outbox(events))
+    for one in (engine, of_async):
+        configure(Outbox(events, way="message"), engine=one)
+
+    async def record_by_messages():
+        async with async_sessionmaker(of_async).begin() as session:
+            await record_async(session, event("c"))
+            await record_async(await session.connection(), event("d"))
+        await of_async.dispose()
+
+    with Session(engine) as session, session.begin():
+        record(session, event("a"))
+        record(session.connection(), event("b"))
+    asyncio.run(record_by_messages())
+    with Session(other) as session, session.begin():
+        record(session, event("e"))
+    with psycopg.connect(log.dsn) as connection:
+        record(connection, event("f"))
+    engine.dispose()
+    other.dispose()
+    rows = log._connection.execute("select payload from towpath.outbox").fetchall()
+
+    assert ["a", "b", "c", "d", "e", "f"] == log.titles()
+    assert {"e", "f"} == {payload["title"] for (payload,) in rows}
 
 
 def test_a_percent_sign_in_a_name_is_escaped(log):

@@ -54,7 +54,8 @@ def names(dsn):  # noqa: ARG001 - prepares the database
         elif block["kind"] == "python" and not (block["file"] or "").endswith(".py"):
             exec(compile(block["text"], str(PAGE), "exec"), found)  # noqa: S102 - the page's
     yield found
-    found["engine"].dispose()
+    for name in ("engine", "views"):
+        found[name].dispose()
     found["correlation_id"].set(None)
 
 

@@ -14,10 +14,18 @@ Nothing here opens a connection or commits.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Final, Literal
+from weakref import WeakKeyDictionary
 
 from towpath.outbox.event import Events, OutboxEvent
 from towpath.outbox.row import MAX_BYTES, ClaimCheck, Row, RowRules
@@ -194,43 +202,67 @@ class Outbox:
 
 _WAYS: Final = ("keep", "delete", "message")
 _default: list[Outbox] = []
+# An engine that is no longer used takes its outbox with it.
+_by_engine: MutableMapping[Any, Outbox] = WeakKeyDictionary()
 
 
-def configure(outbox: Outbox) -> None:
-    """Make an outbox the default of ``record`` and its companions, in this process."""
-    _default[:] = [outbox]
-
-
-def default_outbox() -> Outbox:
+def configure(outbox: Outbox, *, engine: Any = None) -> None:  # noqa: ANN401 - SQLAlchemy's
     """
-    Return the default outbox; without ``configure``, one with the installed schemas.
+    Make an outbox the one of ``record`` and its companions, in this process.
+
+    Args:
+        outbox: The outbox.
+        engine: An engine of SQLAlchemy, also an asynchronous one: the outbox is that of
+            its sessions and connections only. None: of all others.
+    """
+    if engine is None:
+        _default[:] = [outbox]
+    else:
+        _by_engine[_synchronous(engine)] = outbox
+
+
+def outbox_of(session: Any) -> Outbox:  # noqa: ANN401 - any driver
+    """
+    Return the outbox of a session: that of its engine, or else the default one.
+
+    Without ``configure`` the default outbox has the installed schemas.
 
     Raises:
         EventSchemaError: A schema of an installed package cannot be used.
     """
+    if _by_engine:
+        bind = session.get_bind() if hasattr(session, "get_bind") else session
+        engine = _synchronous(getattr(bind, "engine", None))
+        if engine is not None and engine in _by_engine:
+            return _by_engine[engine]
     if not _default:
         _default.append(Outbox())
     return _default[0]
 
 
+def _synchronous(engine: Any) -> Any:  # noqa: ANN401 - of SQLAlchemy
+    """Return the engine that an asynchronous one drives, or the engine itself."""
+    return getattr(engine, "sync_engine", engine)
+
+
 def record(session: Any, event: object) -> OutboxEvent:  # noqa: ANN401 - any driver
-    """Write one event by the default outbox; see ``Outbox.record``."""
-    return default_outbox().record(session, event)
+    """Write one event by the session's outbox; see ``Outbox.record``."""
+    return outbox_of(session).record(session, event)
 
 
 def record_all(session: Any, events: Iterable[object]) -> list[OutboxEvent]:  # noqa: ANN401
-    """Write several events by the default outbox; see ``Outbox.record_all``."""
-    return default_outbox().record_all(session, events)
+    """Write several events by the session's outbox; see ``Outbox.record_all``."""
+    return outbox_of(session).record_all(session, events)
 
 
 async def record_async(session: Any, event: object) -> OutboxEvent:  # noqa: ANN401
-    """Write one event by the default outbox; see ``Outbox.record_async``."""
-    return await default_outbox().record_async(session, event)
+    """Write one event by the session's outbox; see ``Outbox.record_async``."""
+    return await outbox_of(session).record_async(session, event)
 
 
 async def record_all_async(session: Any, events: Iterable[object]) -> list[OutboxEvent]:  # noqa: ANN401
-    """Write several events by the default outbox; see ``Outbox.record_all_async``."""
-    return await default_outbox().record_all_async(session, events)
+    """Write several events by the session's outbox; see ``Outbox.record_all_async``."""
+    return await outbox_of(session).record_all_async(session, events)
 
 
 # Called with the session and the events that were recorded in it.

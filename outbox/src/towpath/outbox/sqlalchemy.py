@@ -28,7 +28,7 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 
 from towpath.outbox.errors import SavepointError
-from towpath.outbox.outbox import Outbox, default_outbox
+from towpath.outbox.outbox import Outbox, outbox_of
 
 _TRACKED: Final = "towpath.outbox.tracked"
 
@@ -92,7 +92,7 @@ class Collector:
             for each in aggregate.events
         ]
         if events:
-            (self._outbox or default_outbox()).record_all(session, events)
+            (self._outbox or outbox_of(session)).record_all(session, events)
             _forget(session)
 
     def _before_flush(

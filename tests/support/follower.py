@@ -6,14 +6,17 @@ from typing import Any, Self
 
 from confluent_kafka import Consumer, Message
 
+from support.dead_letters import Letters, MemoryRefetches, context_of
 from support.waiting import CLOCK
 from towpath.schemas.failure import UnavailableError
 from towpath.schemas.topics import backfill_topic
 from towpath.settings import Settings, Sink
+from towpath.sinks.apply.batch import BatchWriter
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes.decode import decode
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.fold import newest_per_key
+from towpath.sinks.kafka.repairs import KafkaRepairs
 from towpath.sinks.ports import Batch
 from towpath.sinks.state.progress import Progress, progress_path, write_progress
 
@@ -97,22 +100,50 @@ class Follower:
     def _apply(self, messages: list[Message]) -> None:
         if not messages:
             return
-        decoded = decode([_record(each) for each in messages], self._routes)
+        self._highest = max(self._highest, self.write(list(map(_record, messages))))
+        for each in messages:
+            topic = self._applied.setdefault(str(each.topic()), {})
+            topic[str(each.partition())] = (each.offset() or 0) + 1
+        progress = Progress(
+            self._sink.name, applied=self._applied, position=self._highest
+        )
+        write_progress(self._path, progress, CLOCK.now())
+
+    def write(self, records: list[Record]) -> str:
+        """Write a batch without refetches; return its highest position."""
+        decoded = decode(records, self._routes)
         assert not decoded.unreadable, decoded.unreadable
         folded = newest_per_key(decoded.changes, decoded.floors)
         changes = tuple(self.tamper(folded.changes))
         self._target.apply(Batch(0, changes, (), tuple(decoded.floors)))
         self._target.apply(Batch(0, folded.after))
         self._target.flush()
-        for each in messages:
-            topic = self._applied.setdefault(str(each.topic()), {})
-            topic[str(each.partition())] = (each.offset() or 0) + 1
         positions = (each.position for each in (*decoded.changes, *decoded.floors))
-        self._highest = max(self._highest, *positions)
-        progress = Progress(
-            self._sink.name, applied=self._applied, position=self._highest
+        return max(positions, default="")
+
+
+class WritingFollower(Follower):
+    """
+    Writes batches as a driver does: with transforms, refetches and dead letters.
+
+    Attributes:
+        letters: The dead letters.
+        refetches: The pending refetches.
+    """
+
+    def __init__(self, settings: Settings, sink: Sink, target: Any) -> None:
+        super().__init__(settings, sink, target)
+        self.letters, self.refetches = Letters(), MemoryRefetches()
+        context = context_of(
+            self.letters,
+            repairs=KafkaRepairs(settings, sink),
+            refetches=self.refetches,
         )
-        write_progress(self._path, progress, CLOCK.now())
+        self._writer = BatchWriter(self._routes, target, context)
+
+    def write(self, records: list[Record]) -> str:
+        """Write a batch; return its highest position."""
+        return self._writer.write_records(records, 0).position
 
 
 def _record(message: Message) -> Record:

@@ -38,7 +38,7 @@ class LossyTarget:
     topic and of the sink's own.     at: The read offset of each.
     """
 
-    def __init__(self, draw, *, by_key, settings=SINK, in_slices=False):
+    def __init__(self, draw, *, by_key, settings=SINK, in_slices=False, chance=None):
         self._draw = draw
         self.rows = dict.fromkeys(KEYS)
         self.logs = ([], [])
@@ -48,6 +48,7 @@ class LossyTarget:
             refetches=MemoryRefetches(clock=self.clock),
             settings=settings,
             in_slices=in_slices,
+            chance=chance,
         )
         self.shop.repairs = RecordedRepairs(
             by_key=by_key, reading=self.shop.refetches.reading
@@ -154,7 +155,9 @@ class LossyTarget:
         for _ in range(self._draw(st.integers(1, 2))):
             self.commit()
         self.deliver(9, 0)
-        self.shop.sink.rows = kept
+        # In place: open sinks on executors have the same target.
+        self.shop.sink.rows.clear()
+        self.shop.sink.rows.update(kept)
         self.shop.refetches.routes.add("orders")
 
 

@@ -22,8 +22,10 @@ from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.kafka.client import KafkaRelations, Topics
 from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
 from towpath.sinks.kafka.repairs import KafkaRepairs
+from towpath.sinks.kinds import RoutedRelations
 from towpath.sinks.state.progress import progress_path, read_progress
 from towpath.sinks.targets.cache.sink import CacheSink
+from towpath.sinks.targets.postgres.sink import PostgresSink
 from towpath.sinks.targets.search.sink import SearchSink
 from towpath.sinks.targets.warehouse.sink import WarehouseSink
 from towpath.sinks.verify.progress import records_to_go
@@ -38,8 +40,15 @@ class VerifiedRig(SnapshotRig):
     """Tables of a schema ``s``, their relay, and a sink of one kind."""
 
     follower: Follower
+    follows: type[Follower] = Follower
 
-    def prepare(self, sink: str, tables: dict[str, str], beginning: str = "") -> None:
+    def prepare(
+        self,
+        sink: str,
+        tables: dict[str, str],
+        beginning: str = "",
+        transforms: str = "",
+    ) -> None:
         """
         Make the tables and write the configuration.
 
@@ -47,6 +56,7 @@ class VerifiedRig(SnapshotRig):
             sink: The lines of ``[[sink]]`` but for its name.
             tables: The column definitions of each.
             beginning: The prefix of the routes' names.
+            transforms: The sections below each route.
         """
         self.tables = tables
         self.execute("create schema s")
@@ -58,7 +68,7 @@ class VerifiedRig(SnapshotRig):
         )
         routes = "".join(
             f'[[sink.route]]\ntopic = "{self.prefix}.s.{name}"\n'
-            f'name = "{beginning}{name}"\n'
+            f'name = "{beginning}{name}"\n{transforms}'
             for name in tables
         )
         text = self.config.read_text().replace(
@@ -78,7 +88,7 @@ class VerifiedRig(SnapshotRig):
         self.signal("fill", data_collections=[f"s.{name}" for name in self.tables])
         self.wait_for_answer("fill")
         try:
-            with Follower(settings, settings.sink[0], target) as follower:
+            with self.follows(settings, settings.sink[0], target) as follower:
                 self.follower = follower
                 # The first batch of an engine that has just started is slow.
                 until(
@@ -125,11 +135,14 @@ class VerifiedRig(SnapshotRig):
 
 def _sink(settings: Settings, relations: KafkaRelations, session: Any) -> Any:
     (sink,) = settings.sink
+    routed = RoutedRelations(relations, sink.route)
     if sink.kind == "cache":
         return CacheSink(sink.url, settings.database.prefix, 3600)
     if sink.kind == "search":
-        return SearchSink(sink.url, sink.route, relations, SystemClock())
-    return WarehouseSink(sink, relations, engines(sink, session))
+        return SearchSink(sink.url, sink.route, routed, SystemClock())
+    if sink.kind == "postgres":
+        return PostgresSink(sink, routed)
+    return WarehouseSink(sink, routed, engines(sink, session))
 
 
 class CacheHand:

@@ -84,7 +84,10 @@ def mistakes(*transforms: dict, environ=None, **route) -> str:
         ({"drop_if": {"a": {"is_null": 1}}}, "is_null must be true or false"),
         ({"drop_if": {"a": {"matches": 1}}}, "a regular expression in quotes"),
         ({"drop_if": {"a": {"matches": "("}}}, "not a regular expression"),
-        ({"constant": 1, "to": "_x"}, r"transforms\[1\]\.to: '_x': sinks reserve"),
+        ({"python": "score", "to": "x"}, "to is no option of python"),
+        ({"python": "score", "writes": {"x": "int"}}, "'int' is not a type"),
+        ({"python": "score", "writes": {"_x": "text"}}, "'_x': sinks reserve"),
+        ({"constant": 1, "to": "_x"}, r"transforms\[1\]: '_x': sinks reserve"),
     ],
 )
 def test_an_entry_that_cannot_be_is_a_mistake_of_the_file(entry, told):

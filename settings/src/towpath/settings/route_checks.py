@@ -194,8 +194,9 @@ def _transforms_agree(route: Route, sink: Sink, where: str) -> Iterator[str]:
                 f"hash_salts{did_you_mean(entry.salt, sink.hash_salts)}; set it by "
                 f"{_salt_variable(sink, entry.salt)}_FILE"
             )
-        if entry.to.startswith(_OWN):
-            yield f"{place}.to: {entry.to!r}: sinks reserve such names"
+        for name in entry.outputs:
+            if name.startswith(_OWN):
+                yield f"{place}: {name!r}: sinks reserve such names"
 
 
 def _salt_variable(sink: Sink, salt: str) -> str:

@@ -227,11 +227,13 @@ _NEEDED: Final[Mapping[str, Sequence[str]]] = {
     "cast": ("type",),
     "template": ("to",),
     "drop_if": (),
+    "python": (),
 }
 _OPTIONAL: Final[Mapping[str, Sequence[str]]] = {
     "mask": ("to", "keep_first", "keep_last"),
     "hash": ("to",),
     "cast": ("to",),
+    "python": ("reads", "writes"),
 }
 
 
@@ -247,6 +249,10 @@ class Transform(Section):
     value to ``type``. These three write into the column itself, or into ``to``.
     ``drop_if`` maps columns to conditions: the sink does not have the rows for which
     all of them are true.
+
+    ``python`` names an entry point of the group ``towpath.transforms``: a function of a
+    row. It sees the columns ``reads``, or all, and writes the columns ``writes``, of
+    the given types.
     """
 
     rename: str | None = None
@@ -256,11 +262,14 @@ class Transform(Section):
     cast: str | None = None
     template: ValueTemplate | None = None
     drop_if: Annotated[dict[str, ConditionValue], Field(min_length=1)] | None = None
+    python: str | None = None
     to: str = ""
     keep_first: int = Field(default=0, ge=0)
     keep_last: int = Field(default=0, ge=0)
     salt: str = ""
     type: ValueTypeText | None = None
+    reads: tuple[str, ...] = ()
+    writes: dict[str, ValueTypeText] = Field(default_factory=dict)
 
     @property
     def verb(self) -> str:
@@ -269,7 +278,9 @@ class Transform(Section):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The columns that the entry reads."""
+        """The columns that the entry reads; for ``python``, none named: all."""
+        if self.python is not None:
+            return self.reads
         if self.template is not None:
             return tuple(dict.fromkeys(parse_value_template(self.template).columns))
         if self.drop_if is not None:
@@ -278,9 +289,16 @@ class Transform(Section):
         return () if column is None else (column,)
 
     @property
+    def outputs(self) -> tuple[str, ...]:
+        """The columns that the entry writes."""
+        if self.drop_if is not None:
+            return ()
+        return tuple(self.writes) if self.python is not None else (self.output,)
+
+    @property
     def output(self) -> str:
-        """The column that the entry writes; empty for ``drop_if``."""
-        return "" if self.drop_if is not None else self.to or self.inputs[0]
+        """The column that an entry writes which computes one."""
+        return self.to or self.inputs[0]
 
     @model_validator(mode="after")
     def _check(self) -> Self:

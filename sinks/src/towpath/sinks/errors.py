@@ -41,6 +41,7 @@ The sinks' branch of the failure tree.
         ├── ForeignIndexError          an index exists that no sink created
         ├── DocumentFieldsError        an aggregate's events define no fields
         ├── KindBrokenError            a package's kind of sink cannot be loaded
+        ├── TransformBrokenError       a package's transform cannot be imported
         ├── WebhookRefusedError        a receiver refuses all webhooks
         └── MalformedRelationError     the relations topic has an unreadable record
 """
@@ -298,6 +299,12 @@ class KindBrokenError(HaltError):
     """The package that adds a kind of sink does not provide it."""
 
     remedy = "Read the reason: the package or a dependency is missing or has changed."
+
+
+class TransformBrokenError(HaltError):
+    """A transform in Python is not installed, or cannot be imported."""
+
+    remedy = "Install the package that provides the transform, or read the reason."
 
 
 class WebhookRefusedError(HaltError):

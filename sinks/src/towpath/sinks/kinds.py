@@ -25,6 +25,11 @@ from towpath.settings import Sink as SinkSettings
 from towpath.settings.key_template import columns_of
 from towpath.settings.mistakes import did_you_mean
 from towpath.settings.sink import KINDS_GROUP
+from towpath.sinks.changes.python_transforms import (
+    TRANSFORMS_GROUP,
+    installed_transforms,
+    load_function,
+)
 from towpath.sinks.changes.relations import RelationShape
 from towpath.sinks.changes.routing import Routing, routing_of
 from towpath.sinks.errors import KindBrokenError, RouteMistakesError, ShapeUnknownError
@@ -332,11 +337,12 @@ def kind_of(sink: SinkSettings) -> Kind:
 
 def check_kinds(sinks: Iterable[SinkSettings]) -> None:
     """
-    Check the options of sinks by their kinds.
+    Check the options of sinks by their kinds, and the functions of their transforms.
 
     Raises:
         ConfigurationError: There are mistakes; all are listed.
         KindBrokenError: The package of a kind does not provide it.
+        TransformBrokenError: A function cannot be imported.
     """
     mistakes = [mistake for sink in sinks for mistake in _mistakes(sink)]
     if mistakes:
@@ -351,6 +357,7 @@ def _mistakes(sink: SinkSettings) -> Iterator[str]:
                 f"sink.{sink.name}.route.{route.name}.kind: the kind {sink.kind} "
                 f"does not write a route of the kind {route.kind}"
             )
+        yield from _missing_functions(sink, route)
     if sink.write_from is WriteFrom.EXECUTORS and not kind.has_tasks:
         yield (
             f"sink.{sink.name}.write_from: the kind {sink.kind} is written from the "
@@ -358,6 +365,20 @@ def _mistakes(sink: SinkSettings) -> Iterator[str]:
         )
     for mistake in kind.mistakes(sink):
         yield f"sink.{sink.name}.options.{mistake}"
+
+
+def _missing_functions(sink: SinkSettings, route: Route) -> Iterator[str]:
+    """Yield transforms in Python that no package provides; import the others."""
+    for number, entry in enumerate(route.transforms, 1):
+        name, installed = entry.python, installed_transforms()
+        if name is not None and name in installed:
+            load_function(name)
+        elif name is not None:
+            yield (
+                f"sink.{sink.name}.route.{route.name}.transforms[{number}].python: no "
+                f"installed package provides {name!r} in the group {TRANSFORMS_GROUP}"
+                f"{did_you_mean(name, installed)}"
+            )
 
 
 def engine_settings(sinks: Iterable[SinkSettings]) -> dict[str, str]:

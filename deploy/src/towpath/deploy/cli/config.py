@@ -17,7 +17,7 @@ from towpath.deploy.debezium.rules import PropertyStatus
 from towpath.deploy.errors import SourceUnreachableError
 from towpath.schemas.failure import UsageError
 from towpath.schemas.table_name import TableName
-from towpath.settings import Settings, load
+from towpath.settings import Settings, Sink, load
 from towpath.settings.secrets import masked
 from towpath.settings.sink import is_built_in
 
@@ -40,7 +40,7 @@ def check(*, config: ConfigOption = None) -> int:
         config: Configuration file.
     """
     path = config_file(config)
-    _check_foreign_kinds(path)
+    _check_other_packages(path)
     from towpath.sinks.cli.tables import tables_by_expression  # noqa: PLC0415 - keeps --help fast
 
     settings = load(path, os.environ)  # noqa: TID251 - a root
@@ -152,14 +152,20 @@ def _check_client(settings: Settings) -> None:
         client.admin(settings.kafka)
 
 
-def _check_foreign_kinds(path: Path) -> None:
-    """Check the options of sinks whose kind another package adds."""
+def _check_other_packages(path: Path) -> None:
+    """Check sinks whose kind or transforms another package adds."""
     sinks = load(path, os.environ).sink  # noqa: TID251 - a root
-    foreign = [sink for sink in sinks if not is_built_in(sink.kind)]
+    foreign = [sink for sink in sinks if not is_built_in(sink.kind) or _calls(sink)]
     if foreign:
         from towpath.sinks.kinds import check_kinds  # noqa: PLC0415 - seldom needed
 
         check_kinds(foreign)
+
+
+def _calls(sink: Sink) -> bool:
+    """Return whether a transform of a sink is a function in Python."""
+    entries = (entry for route in sink.route for entry in route.transforms)
+    return any(entry.python is not None for entry in entries)
 
 
 def _text(path: Path) -> str:

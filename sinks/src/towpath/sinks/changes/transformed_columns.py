@@ -14,7 +14,6 @@ from towpath.settings.mistakes import did_you_mean
 from towpath.settings.transforms import (
     Condition,
     Transform,
-    ValueType,
     parse_condition,
     parse_value_type,
 )
@@ -112,13 +111,14 @@ def transformed_columns(
     for number, entry in enumerate(transforms, 1):
         wrong = [*_mistakes(entry, found, key)]
         mistakes += [f"transforms[{number}]: {entry.verb}: {one}" for one in wrong]
-        read = [found[name] for name in entry.inputs if name in found]
+        names = entry.inputs or (found if entry.python is not None else ())
+        read = [found[name] for name in names if name in found]
         inputs = frozenset[str]().union(*(one.inputs for one in read))
-        if entry.drop_if is not None:
+        if entry.drop_if is not None or entry.python is not None:
             deciding |= inputs
-        elif entry.rename is None:
-            made = _computed(entry)
-            found[made.name] = OutputColumn(made, "", inputs)
+        if entry.rename is None:
+            for made in _computed(entry):
+                found[made.name] = OutputColumn(made, "", inputs)
         elif entry.rename in found:
             moved = found.pop(entry.rename)
             column = replace(moved.column, name=entry.output)
@@ -126,15 +126,17 @@ def transformed_columns(
     return TransformedColumns(tuple(found.values()), deciding, tuple(mistakes))
 
 
-def _computed(entry: Transform) -> Column:
-    """Return the column that an entry computes."""
+def _computed(entry: Transform) -> Iterator[Column]:
+    """Yield the columns that an entry computes."""
     if entry.constant is not None:
-        return Column(
-            entry.output, TYPE_OF_CONSTANT[type(entry.constant)], nullable=False
-        )
-    kind = parse_value_type(entry.type) if entry.type else ValueType("text")
-    typmod = (kind.precision << 16 | kind.scale) + _TYPMOD_OFFSET
-    return Column(entry.output, kind.name, typmod if kind.precision else -1)
+        kind = TYPE_OF_CONSTANT[type(entry.constant)]
+        yield Column(entry.output, kind, nullable=False)
+        return
+    types = entry.writes or dict.fromkeys(entry.outputs, entry.type or "text")
+    for name, text in types.items():
+        kind, precision, scale = parse_value_type(text)
+        typmod = (precision << 16 | scale) + _TYPMOD_OFFSET
+        yield Column(name, kind, typmod if precision else -1)
 
 
 def _mistakes(
@@ -144,10 +146,10 @@ def _mistakes(
         if name not in columns:
             yield f"no column {name}{did_you_mean(name, columns)}"
     for name in key:
-        if name in {entry.rename, entry.output}:
+        if name in {entry.rename, *entry.outputs}:
             yield (
                 f"{name} is a column of the key, by which the sink finds rows: leave "
-                "it as it is, and write into another column (to)"
+                "it as it is, and write into another column"
             )
     if entry.rename is not None and entry.output in columns:
         yield f"there is a column {entry.output} already"
@@ -159,7 +161,7 @@ def _input_mistakes(entry: Transform, column: Column) -> Iterator[str]:
     """Yield why an entry cannot read a column."""
     if entry.drop_if is not None:
         yield from _condition_mistakes(column, entry.drop_if[column.name])
-    elif entry.rename is None and _is_nested(column):
+    elif entry.rename is None and entry.python is None and _is_nested(column):
         yield f"{column.name} is {column.type}, which is not a single value"
     elif entry.type is not None:
         kind = parse_value_type(entry.type).name

@@ -30,6 +30,7 @@ from towpath.settings.transforms import (
 )
 from towpath.sinks.change import ALL_PRESENT, Row, Value
 from towpath.sinks.changes.casts import cast_to, number_of, plain_text
+from towpath.sinks.changes.python_transforms import PythonTransform
 
 # Says nothing about the length of what it hides.
 _MASK: Final = "****"
@@ -71,6 +72,9 @@ class RowTransforms:
         Args:
             route: The route.
             salts: The secrets of its hashes, by name.
+
+        Raises:
+            TransformBrokenError: A function in Python cannot be imported.
         """
         self._steps = [_step(entry, salts) for entry in route.transforms]
 
@@ -97,6 +101,8 @@ def _step(entry: Transform, salts: Mapping[str, str]) -> _Step:
             return _rename(entry.inputs[0], entry.output)
         case "drop_if":
             return _drop_if(entry.drop_if or {})
+        case "python":
+            return _python(entry)
         case "constant":
             constant: Value = entry.constant
             return _computed((), entry.output, lambda _: constant)
@@ -196,6 +202,25 @@ def _drop_if(conditions: Mapping[str, object]) -> _Step:
         if lacking:
             raise LacksColumnsError(lacking)
         return False
+
+    return step
+
+
+def _python(entry: Transform) -> _Step:
+    """Return a step that calls a function; it may drop the row, so it needs all."""
+    function = PythonTransform(entry.python or "", entry.reads, entry.writes)
+    reads = frozenset(entry.reads)
+
+    def step(row: dict[str, Value], unknown: set[str]) -> bool:
+        lacking = sorted(unknown & reads if reads else unknown)
+        if lacking:
+            raise LacksColumnsError(lacking)
+        found = function.call(row)
+        if found is None:
+            return False
+        row.update(found)
+        unknown.difference_update(found)
+        return True
 
     return step
 

@@ -46,6 +46,7 @@ def test_the_commands_of_a_page_end_well(page, stack, database, unique, tmp_path
     """
     settings = {
         "TOWPATH_SOURCE__DSN": database,
+        "TOWPATH_SCRATCH_DSN": database,
         "TOWPATH_SOURCE__PREFIX": unique,
         "TOWPATH_SOURCE__SLOT": unique,
         "TOWPATH_KAFKA__BOOTSTRAP_SERVERS": stack.kafka,

@@ -30,7 +30,10 @@ def test_each_package_brings_its_own_commands() -> None:
 
     assert set() == shown()
     assert {"relay", "outbox"} == shown("towpath-relay")
-    assert {"sink", "verify", "wait", "dead-letters"} == shown("towpath-sinks")
+    assert {"sink", "verify", "wait", "dead-letters", "schema"} == shown(
+        "towpath-sinks"
+    )
+    assert {"schema"} == shown("towpath-outbox")
     assert {"run", "check", "fetch-jars"} == {n for n in alone if n[0] != "-"}
 
 

@@ -76,6 +76,9 @@ KNOWN: Final = (
         "schema.check", _OUTBOX, "Check event schemas: frozen, numbered, compatible."
     ),
     KnownCommand(
+        "schema.contract", _SINKS, "Judge a migration for row topics and sinks."
+    ),
+    KnownCommand(
         "inbox", _INBOX, "Create an inbox; list, replay or drop parked events."
     ),
     KnownCommand("doctor", _DEPLOY, "Check source and broker; tell each cure."),

@@ -1,0 +1,1 @@
+"""Table contracts: what a migration does to row topics and to each sink."""

@@ -1,0 +1,208 @@
+"""
+The tables of a database, as its catalog has them.
+
+Tables, columns and labels of enums keep their numbers (oid and attnum) when they are
+renamed: so two catalogs, before and after a migration, show a rename as a rename.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, LiteralString, NamedTuple
+
+from towpath.schemas.table_name import TableName
+from towpath.sinks.changes.relations import Column
+from towpath.sinks.postgres import Connection
+
+_IDENTITY_DEFAULT: Final = "d"
+_IDENTITY_INDEX: Final = "i"
+FULL: Final = "f"
+
+
+class EnumType(NamedTuple):
+    """The labels of an enum by their oid, in their order."""
+
+    labels: Mapping[int, str]
+
+
+class TableColumn(NamedTuple):
+    """
+    A column of a table.
+
+    Attributes:
+        number: Its ``attnum``.
+        name: Its name.
+        type: The type without its modifier, as the relay announces it.
+        typmod: The modifier; -1 for none.
+        full_type: The type with its modifier, for people.
+        type_oid: The oid of the type.
+        is_required: Whether it is NOT NULL.
+        is_filled: Whether rows get a value that no statement gives: a default, an
+            identity, an expression.
+        is_object: Whether its values are objects, or lists of objects.
+        has_no_nulls: Whether a validated CHECK says that it is not null.
+    """
+
+    number: int
+    name: str
+    type: str
+    typmod: int
+    full_type: str
+    type_oid: int
+    is_required: bool
+    is_filled: bool
+    is_object: bool
+    has_no_nulls: bool
+
+    @property
+    def announced(self) -> Column:
+        """The column as the relay announces it."""
+        return Column(
+            self.name, self.type, self.typmod, not self.is_required, self.is_object
+        )
+
+
+class UniqueKey(NamedTuple):
+    """The columns of a unique index, in the order of the index."""
+
+    numbers: tuple[int, ...]
+    is_primary: bool
+    is_identity: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """
+    A table or a view.
+
+    Attributes:
+        oid: It stays when the table is renamed.
+        name: Schema and table.
+        is_view: Whether it is a view, materialized or not.
+        identity: The replica identity: ``d``, ``n``, ``f`` or ``i``.
+        columns: By number.
+        keys: Unique indexes over columns that are NOT NULL.
+    """
+
+    oid: int
+    name: TableName
+    is_view: bool
+    identity: str
+    columns: Mapping[int, TableColumn]
+    keys: tuple[UniqueKey, ...]
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """
+        The numbers of the columns of its records' key; none without a key.
+
+        It is the primary key's, or that of the replica identity's index; in a table
+        without both, that of its first unique index.
+        """
+        chosen = [
+            *(k for k in self.keys if k.is_identity and self._has_index_identity),
+            *(k for k in self.keys if k.is_primary),
+            *(k for k in self.keys if self.identity == FULL),
+        ]
+        return chosen[0].numbers if chosen else ()
+
+    @property
+    def is_identified(self) -> bool:
+        """Whether the server can name the row of an update or a delete."""
+        if self.identity == FULL:
+            return True
+        if self._has_index_identity:
+            return any(key.is_identity for key in self.keys)
+        has_primary = any(key.is_primary for key in self.keys)
+        return self.identity == _IDENTITY_DEFAULT and has_primary
+
+    @property
+    def _has_index_identity(self) -> bool:
+        return self.identity == _IDENTITY_INDEX
+
+    def names(self, numbers: tuple[int, ...]) -> tuple[str, ...]:
+        """Return the names of columns."""
+        return tuple(self.columns[number].name for number in numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """The tables and views by oid, and the enums by the oid of their type."""
+
+    tables: Mapping[int, Table]
+    enums: Mapping[int, EnumType]
+
+    def named(self, name: str) -> Table | None:
+        """Find a table by the text of its name."""
+        return next((t for t in self.tables.values() if t.name.text == name), None)
+
+
+_TABLES: Final[LiteralString] = """
+    select c.oid::bigint, n.nspname::text, c.relname::text, c.relkind in ('v', 'm'),
+           c.relreplident::text
+    from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where c.relkind in ('r', 'p', 'v', 'm') and not c.relispartition
+      and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'
+    order by c.oid
+"""
+_COLUMNS: Final[LiteralString] = """
+    select a.attrelid::bigint, a.attnum::int, a.attname::text,
+           format_type(a.atttypid, null), a.atttypmod,
+           format_type(a.atttypid, a.atttypmod), a.atttypid::bigint, a.attnotnull,
+           a.atthasdef or a.attidentity <> '',
+           coalesce(element.typtype, t.typtype) = 'c',
+           exists (select from pg_constraint k
+                   where k.conrelid = a.attrelid and k.contype = 'c' and k.convalidated
+                     and pg_get_constraintdef(k.oid)
+                         = format('CHECK ((%%I IS NOT NULL))', a.attname))
+    from pg_attribute a join pg_type t on t.oid = a.atttypid
+    left join pg_type element on element.oid = t.typelem and t.typcategory = 'A'
+    where a.attnum > 0 and not a.attisdropped and a.attrelid = any(%s)
+    order by a.attrelid, a.attnum
+"""
+_KEYS: Final[LiteralString] = """
+    select i.indrelid::bigint, k.numbers, i.indisprimary, i.indisreplident
+    from pg_index i join pg_class c on c.oid = i.indexrelid,
+         lateral (select array_agg(number order by place) as numbers
+                  from unnest(i.indkey::int2[]) with ordinality as u(number, place)
+                  where place <= i.indnkeyatts) k
+    where i.indisunique and i.indisvalid and i.indpred is null and i.indexprs is null
+      and i.indrelid = any(%s)
+      and not exists (select from pg_attribute a
+                      where a.attrelid = i.indrelid and not a.attnotnull
+                        and a.attnum = any(k.numbers))
+    order by i.indrelid, not i.indisprimary, c.relname
+"""
+_ENUMS: Final[LiteralString] = """
+    select enumtypid::bigint, oid::bigint, enumlabel::text from pg_enum
+    order by enumtypid, enumsortorder
+"""
+
+
+def read_catalog(connection: Connection) -> Catalog:
+    """
+    Read the tables of a database, without those of the server.
+
+    Raises:
+        psycopg.Error: The catalog cannot be read.
+    """
+    rows = connection.execute(_TABLES).fetchall()
+    oids = [row[0] for row in rows]
+    columns: dict[int, dict[int, TableColumn]] = {oid: {} for oid in oids}
+    for oid, *column in connection.execute(_COLUMNS, (oids,)):
+        made = TableColumn(*column)
+        columns[oid][made.number] = made
+    keys: dict[int, list[UniqueKey]] = {oid: [] for oid in oids}
+    for oid, numbers, *kind in connection.execute(_KEYS, (oids,)):
+        keys[oid].append(UniqueKey(tuple(numbers), *kind))
+    tables = {row[0]: _table(row, columns[row[0]], keys[row[0]]) for row in rows}
+    labels: dict[int, dict[int, str]] = {}
+    for type_oid, oid, label in connection.execute(_ENUMS):
+        labels.setdefault(type_oid, {})[oid] = label
+    return Catalog(tables, {oid: EnumType(found) for oid, found in labels.items()})
+
+
+def _table(
+    row: tuple[Any, ...], columns: dict[int, TableColumn], keys: list[UniqueKey]
+) -> Table:
+    oid, schema, name, is_view, identity = row
+    return Table(oid, TableName(schema, name), is_view, identity, columns, tuple(keys))

@@ -1,0 +1,175 @@
+"""
+The changes between two catalogs, and how a type changed. Pure.
+
+A type *grows* if every value of the old one is a value of the new one, written the same
+in records; it *shrinks* if that is so in the other direction; else it is another type.
+"""
+
+import enum
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from towpath.sinks.contracts.catalog import Catalog, EnumType, Table, TableColumn
+
+
+class ChangeKind(enum.StrEnum):
+    """A change of one column."""
+
+    ADDED = "column added"
+    DROPPED = "column dropped"
+    RENAMED = "column renamed"
+    GROWN = "type grown"
+    SHRUNK = "type shrunk"
+    RETYPED = "type changed"
+    REQUIRED = "not null added"
+    RELAXED = "not null dropped"
+    LABELS_ADDED = "labels added"
+    LABELS_RENAMED = "labels renamed"
+    LABELS_REMOVED = "labels removed"
+
+
+class ColumnChange(NamedTuple):
+    """
+    A change of one column.
+
+    Attributes:
+        kind: The kind of the change.
+        before: The column before; None if it was added.
+        after: The column after; None if it was dropped.
+        detail: Further words, such as the renamed labels.
+    """
+
+    kind: ChangeKind
+    before: TableColumn | None
+    after: TableColumn | None
+    detail: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name before the migration, or that of an added column."""
+        column = self.before or self.after
+        return column.name if column else ""
+
+
+class TableChange(NamedTuple):
+    """A table that is in both catalogs, with the changes of its columns."""
+
+    before: Table
+    after: Table
+    columns: tuple[ColumnChange, ...]
+
+
+def changed_tables(before: Catalog, after: Catalog) -> Iterator[TableChange]:
+    """Yield the tables that are in both catalogs; views have no rows of their own."""
+    for oid, table in before.tables.items():
+        now = after.tables.get(oid)
+        if now is not None and not table.is_view:
+            changes = _column_changes(table, now, before, after)
+            yield TableChange(table, now, tuple(changes))
+
+
+def _column_changes(
+    before: Table, after: Table, old: Catalog, new: Catalog
+) -> Iterator[ColumnChange]:
+    for number, column in before.columns.items():
+        now = after.columns.get(number)
+        if now is None:
+            yield ColumnChange(ChangeKind.DROPPED, column, None)
+        else:
+            enums = old.enums.get(column.type_oid), new.enums.get(now.type_oid)
+            yield from _changes(column, now, *enums)
+    for number, column in after.columns.items():
+        if number not in before.columns:
+            yield ColumnChange(ChangeKind.ADDED, None, column)
+
+
+def _changes(
+    before: TableColumn,
+    after: TableColumn,
+    old: EnumType | None,
+    new: EnumType | None,
+) -> Iterator[ColumnChange]:
+    if before.name != after.name:
+        yield ColumnChange(ChangeKind.RENAMED, before, after)
+    if old is not None and new is not None:
+        yield from _label_changes(before, after, old, new)
+    elif (before.type_oid, before.typmod) != (after.type_oid, after.typmod):
+        yield ColumnChange(_type_change(before, after), before, after)
+    if before.is_required != after.is_required:
+        kind = ChangeKind.REQUIRED if after.is_required else ChangeKind.RELAXED
+        yield ColumnChange(kind, before, after)
+
+
+def _label_changes(
+    before: TableColumn, after: TableColumn, old: EnumType, new: EnumType
+) -> Iterator[ColumnChange]:
+    """Yield the changes of labels; those of another enum are compared by their text."""
+    if before.type_oid == after.type_oid:
+        renamed = [
+            f"{label} to {new.labels[oid]}"
+            for oid, label in old.labels.items()
+            if new.labels.get(oid, label) != label
+        ]
+        if renamed:
+            detail = ", ".join(renamed)
+            yield ColumnChange(ChangeKind.LABELS_RENAMED, before, after, detail)
+        added = [label for oid, label in new.labels.items() if oid not in old.labels]
+    else:
+        one, other = old.labels.values(), new.labels.values()
+        gone = [label for label in one if label not in other]
+        if gone:
+            detail = ", ".join(gone)
+            yield ColumnChange(ChangeKind.LABELS_REMOVED, before, after, detail)
+        added = [label for label in other if label not in one]
+    if added:
+        yield ColumnChange(ChangeKind.LABELS_ADDED, before, after, ", ".join(added))
+
+
+def _type_change(before: TableColumn, after: TableColumn) -> ChangeKind:
+    if _grows(before, after):
+        return ChangeKind.GROWN
+    return ChangeKind.SHRUNK if _grows(after, before) else ChangeKind.RETYPED
+
+
+_RANK: Final[Mapping[str, tuple[str, int]]] = MappingProxyType(
+    {
+        "smallint": ("whole", 0),
+        "integer": ("whole", 1),
+        "bigint": ("whole", 2),
+        "real": ("float", 0),
+        "double precision": ("float", 1),
+        "character varying": ("text", 0),
+        "text": ("text", 1),
+    }
+)
+# Types whose modifier is a length or a precision.
+_SIZED: Final = frozenset(
+    {
+        *("character varying", "bit varying", "interval"),
+        *("time without time zone", "time with time zone"),
+        *("timestamp without time zone", "timestamp with time zone"),
+    }
+)
+
+
+def _grows(before: TableColumn, after: TableColumn) -> bool:
+    """Return whether a type only got wider."""
+    if before.type != after.type:
+        old, new = _RANK.get(before.type), _RANK.get(after.type)
+        return old is not None and new is not None and old[0] == new[0] and old < new
+    if before.type == "numeric":
+        return _numeric_grows(before, after)
+    if before.type in _SIZED:
+        return after.typmod == -1 or -1 < before.typmod <= after.typmod
+    return False
+
+
+def _numeric_grows(before: TableColumn, after: TableColumn) -> bool:
+    """Return whether a numeric kept its scale and all its digits."""
+    old, new = (each.announced.precision_and_scale for each in (before, after))
+    if new is None:
+        return True
+    if old is None:
+        return False
+    return old[1] == new[1] and old[0] <= new[0]

@@ -1,0 +1,482 @@
+"""
+The contract of a table: each change of a migration, judged for row topics. Pure.
+
+A finding is *fine*, a *notice* (it works, and the steps say what to do), or *refused*:
+a reader, a writer or a sink would fail or lose values. A refused one has the way in
+steps: expand, migrate, contract. ``accepted`` is a refused one that the command was
+told to accept.
+"""
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+from towpath.schemas.topics import table_topic
+from towpath.settings import Settings
+from towpath.settings.rows import RecordFormat, Rows
+from towpath.settings.syntax import compiled
+from towpath.sinks.contracts.catalog import FULL, Catalog, Table, TableColumn
+from towpath.sinks.contracts.changes import (
+    ChangeKind,
+    ColumnChange,
+    TableChange,
+)
+
+
+class Level(enum.StrEnum):
+    """How a change is judged."""
+
+    FINE = "fine"
+    NOTICE = "notice"
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class ContractFinding:
+    """
+    One effect of a migration.
+
+    Attributes:
+        level: The judgement.
+        place: The part that has the effect: ``source``, a topic, a sink's route.
+        name: The table, or the table and the column, as before the migration.
+        change: The change, such as ``column dropped``.
+        sentence: The effect, as one sentence.
+        steps: The way to the same end, or what remains to be done.
+    """
+
+    level: Level
+    place: str
+    name: str
+    change: str
+    sentence: str
+    steps: tuple[str, ...] = ()
+
+
+SOURCE: Final = "source"
+
+
+class Published:
+    """The columns that the relay publishes, and their key, by the configuration."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._keys = rows.key_columns
+        self._include = [compiled(text) for text in rows.include_columns]
+        self._exclude = [compiled(text) for text in rows.exclude_columns]
+
+    def has(self, table: Table, column: TableColumn) -> bool:
+        """Return whether a column is in the values of the table's records."""
+        name = f"{table.name.joined}.{column.name}"
+        if self._include:
+            return any(pattern.fullmatch(name) for pattern in self._include)
+        return not any(pattern.fullmatch(name) for pattern in self._exclude)
+
+    def key(self, table: Table) -> tuple[str, ...]:
+        """Return the columns of the key of a table's records; none without one."""
+        configured = self._keys.get(table.name.text)
+        if configured is None:
+            return table.names(table.key)
+        names = {column.name for column in table.columns.values()}
+        return tuple(name for name in configured if name in names)
+
+
+def topic_findings(change: TableChange, settings: Settings) -> list[ContractFinding]:
+    """Judge the changes of a captured table for its writers and its row topic."""
+    published = Published(settings.relay.rows)
+    topic = topic_of(change.before, settings)
+    found = [*_of_table(change, topic, published)]
+    for each in change.columns:
+        name = column_name(change.before, each.name)
+        was, will_be = _is_published(published, change, each)
+        if not was and not will_be and each.kind not in _OF_WRITERS:
+            sentence = "The column is not published."
+            found.append(ContractFinding(Level.FINE, topic, name, each.kind, sentence))
+        elif each.kind is ChangeKind.RENAMED and not was:
+            found.append(_of_shown(each, name, topic))
+        else:
+            found.append(_of_column(each, name, topic))
+        if _may_refuse(each, settings):
+            found.append(_of_registry(name, topic, each))
+    return found
+
+
+def topic_of(table: Table, settings: Settings) -> str:
+    """Return the name of a table's row topic."""
+    return table_topic(settings.database.prefix, table.name)
+
+
+def column_name(table: Table, column: str) -> str:
+    """Return the name by which a column is accepted."""
+    return f"{table.name.text}.{column}"
+
+
+# Changes that fail writers, whether the column is published or not.
+_OF_WRITERS: Final = frozenset({ChangeKind.REQUIRED, ChangeKind.ADDED})
+
+
+def _is_published(
+    published: Published, change: TableChange, each: ColumnChange
+) -> tuple[bool, bool]:
+    """Return whether a column is in records before the migration, and after it."""
+    return (
+        each.before is not None and published.has(change.before, each.before),
+        each.after is not None and published.has(change.after, each.after),
+    )
+
+
+def _of_shown(change: ColumnChange, name: str, topic: str) -> ContractFinding:
+    new_name = change.after.name if change.after else ""
+    sentence = (
+        f"The column is not published, and would be, as {new_name}: its values reach "
+        "every reader."
+    )
+    step = "Exclude the new name by relay.rows.exclude_columns first."
+    return ContractFinding(
+        *(Level.REFUSED, topic, name, "column published", sentence), (step,)
+    )
+
+
+def _of_table(
+    change: TableChange, topic: str, published: Published
+) -> Iterable[ContractFinding]:
+    before, after = change.before, change.after
+    if before.name != after.name:
+        yield _of_renamed_table(change, topic)
+    old, new = published.key(before), published.key(after)
+    if old != new:
+        yield _of_key(before.name.text, topic, old, new)
+    if before.is_identified and not after.is_identified:
+        yield ContractFinding(
+            Level.REFUSED,
+            SOURCE,
+            before.name.text,
+            "replica identity lost",
+            "Updates and deletes of the table fail in the application, because a "
+            "published table needs a replica identity.",
+            ("Keep the primary key, or name a unique index as the identity.",),
+        )
+    if before.identity == FULL != after.identity:
+        yield ContractFinding(
+            Level.NOTICE,
+            topic,
+            before.name.text,
+            "replica identity changed",
+            "Records of updates and deletes no longer have all old values.",
+            ("Check that no reader uses the old values.",),
+        )
+
+
+def _of_renamed_table(change: TableChange, topic: str) -> ContractFinding:
+    name, new_name = change.before.name.text, change.after.name.text
+    sentence = (
+        f"The table becomes {new_name}: its rows no longer reach the topic, and no "
+        "reader is told of it."
+    )
+    steps = (
+        f"Create {new_name} as a table of its own, and write to both.",
+        "Let writers and readers move to it; add its topic and its routes.",
+        f"Remove {name} from source.tables, and then the table itself.",
+    )
+    return ContractFinding(Level.REFUSED, topic, name, "table renamed", sentence, steps)
+
+
+def _of_key(
+    name: str, topic: str, old: tuple[str, ...], new: tuple[str, ...]
+) -> ContractFinding:
+    before, after = (", ".join(key) or "nothing" for key in (old, new))
+    sentence = (
+        f"The key of the table's records changes from {before} to {after}: older "
+        "records keep the former key, and every sink has its rows by it."
+    )
+    steps = (
+        "Create a new table with the new key, and write to both.",
+        "Add the new table to source.tables, and routes for it; fill them.",
+        "Let readers move, then remove the former table.",
+    )
+    return ContractFinding(Level.REFUSED, topic, name, "key changed", sentence, steps)
+
+
+def _of_column(change: ColumnChange, name: str, topic: str) -> ContractFinding:
+    if change.kind is ChangeKind.ADDED:
+        return _of_added(change, name, topic)
+    if change.kind is ChangeKind.REQUIRED:
+        return _of_required(change, name)
+    level, sentence, steps = _JUDGED[change.kind]
+    words = {
+        "old": change.before.full_type if change.before else "",
+        "new": change.after.full_type if change.after else "",
+        "name": name,
+        "column": change.name,
+        "renamed": change.after.name if change.after else "",
+        "detail": change.detail,
+    }
+    return ContractFinding(
+        *(level, topic, name, change.kind, sentence.format(**words)),
+        tuple(step.format(**words) for step in steps),
+    )
+
+
+def _of_added(change: ColumnChange, name: str, topic: str) -> ContractFinding:
+    column = change.after
+    if column is not None and column.is_required and not column.is_filled:
+        return ContractFinding(
+            Level.REFUSED,
+            SOURCE,
+            name,
+            "not null column added",
+            "The column is NOT NULL and has no default: the migration fails on a table "
+            "with rows, and so does every insert of the running application.",
+            (
+                f"Add {change.name} as a nullable column.",
+                "Deploy the application that writes it, and fill the old rows.",
+                *_REQUIRE,
+            ),
+        )
+    sentence = "New records have the column; readers ignore what they do not know."
+    return ContractFinding(Level.FINE, topic, name, change.kind, sentence)
+
+
+_REQUIRE: Final = (
+    "In a later migration: ADD CHECK (... IS NOT NULL) NOT VALID, then VALIDATE.",
+    "In another one: SET NOT NULL, and drop the check.",
+)
+
+
+def _of_required(change: ColumnChange, name: str) -> ContractFinding:
+    if change.before is not None and change.before.has_no_nulls:
+        sentence = "A validated check has kept nulls out: SET NOT NULL scans nothing."
+        return ContractFinding(Level.FINE, SOURCE, name, change.kind, sentence)
+    return ContractFinding(
+        Level.REFUSED,
+        SOURCE,
+        name,
+        change.kind,
+        "The migration fails if a row has null there, and so does every insert of the "
+        "running application that leaves it out.",
+        ("Deploy the application that always writes it, fill the old rows.", *_REQUIRE),
+    )
+
+
+_CONTRACT: Final = (
+    "Let every reader of the topic move; name the column in `exclude` of each route.",
+    "Add {name} to relay.rows.exclude_columns, as an expression.",
+    "Drop the column in a later migration: a column that is not published is fine.",
+)
+_REPLACE: Final = (
+    "Add a column with the new type, nullable, in this migration.",
+    "Deploy the application that writes both, and fill the old rows.",
+    *_CONTRACT,
+)
+_Judged = tuple[Level, str, Sequence[str]]
+_JUDGED: Final[Mapping[ChangeKind, _Judged]] = MappingProxyType(
+    {
+        ChangeKind.DROPPED: (
+            Level.REFUSED,
+            (
+                "New records lack the column, and readers that need it fail; a running "
+                "application that writes it fails, too."
+            ),
+            ("Deploy the application that does not use it.", *_CONTRACT),
+        ),
+        ChangeKind.RENAMED: (
+            Level.REFUSED,
+            (
+                "Records have {renamed} in place of {column}: to a reader, that is "
+                "gone, and no old row has the new one."
+            ),
+            (
+                "Add {renamed} as a nullable column in this migration.",
+                "Deploy the application that writes both, and fill the old rows.",
+                *_CONTRACT,
+            ),
+        ),
+        ChangeKind.GROWN: (
+            Level.FINE,
+            "From {old} to {new}: every older value is read as before.",
+            (),
+        ),
+        ChangeKind.SHRUNK: (
+            Level.REFUSED,
+            (
+                "From {old} to {new}: values that do not fit fail the migration or are "
+                "cut, and older records still have them."
+            ),
+            _REPLACE,
+        ),
+        ChangeKind.RETYPED: (
+            Level.REFUSED,
+            (
+                "From {old} to {new}: readers get values of another type, and older "
+                "records keep those of the former."
+            ),
+            _REPLACE,
+        ),
+        ChangeKind.RELAXED: (
+            Level.NOTICE,
+            "Records may have null in the column from now on.",
+            ("Check that readers accept null before the application writes one.",),
+        ),
+        ChangeKind.LABELS_ADDED: (
+            Level.NOTICE,
+            "Records may have values that readers do not know: {detail}.",
+            ("Check that readers accept them before the application writes one.",),
+        ),
+        ChangeKind.LABELS_REMOVED: (
+            Level.REFUSED,
+            "Rows with {detail} fail the migration, and older records still have it.",
+            (
+                "Deploy the application that does not write it; update the old rows.",
+                "Remove the label in a later migration, and accept this finding there.",
+            ),
+        ),
+        ChangeKind.LABELS_RENAMED: (
+            Level.REFUSED,
+            (
+                "Rows change their value ({detail}), and the stream has none of these "
+                "changes: no sink can detect it."
+            ),
+            (
+                "Add the new label, and let readers accept both.",
+                "Deploy the application that writes the new one; update the old rows.",
+                "Let readers forget the former label.",
+            ),
+        ),
+    }
+)
+
+
+_TYPE_CHANGES: Final = frozenset(
+    {ChangeKind.GROWN, ChangeKind.SHRUNK, ChangeKind.RETYPED}
+)
+
+
+def _may_refuse(change: ColumnChange, settings: Settings) -> bool:
+    is_avro = settings.relay.rows.format is RecordFormat.AVRO
+    return is_avro and change.kind in _TYPE_CHANGES
+
+
+def _of_registry(name: str, topic: str, change: ColumnChange) -> ContractFinding:
+    sentence = (
+        "The Avro schema of the topic changes: the registry may refuse it, which halts "
+        "the relay or makes dead letters (relay.rows.on_refused_schema)."
+    )
+    step = "Check the level of the subject, which the operator may relax for a moment."
+    return ContractFinding(Level.NOTICE, topic, name, change.kind, sentence, (step,))
+
+
+def gone_tables(
+    before: Catalog, after: Catalog, settings: Settings
+) -> list[ContractFinding]:
+    """Judge captured tables that were dropped, or dropped and created again."""
+    gone = (
+        table
+        for oid, table in before.tables.items()
+        if oid not in after.tables and is_captured(table, settings)
+    )
+    return [_of_gone(table, after, settings) for table in gone]
+
+
+def is_captured(table: Table, settings: Settings) -> bool:
+    """Return whether the relay publishes a table's rows."""
+    return not table.is_view and settings.capture.takes(table.name.text)
+
+
+def _of_gone(table: Table, after: Catalog, settings: Settings) -> ContractFinding:
+    name, topic = table.name.text, topic_of(table, settings)
+    if after.named(name) is not None:
+        sentence = (
+            "The table is created again: its rows are gone, and no record says so."
+        )
+        steps: tuple[str, ...] = (
+            "Alter the table in place of dropping it.",
+            "If its rows must go: DELETE or TRUNCATE, which the stream has.",
+        )
+        change = "table created again"
+    else:
+        sentence = "The table is gone; its rows stay in the topic and in every sink."
+        steps = (
+            "Deploy the application that does not use it.",
+            "Remove its routes from the sinks, and let readers move.",
+            (
+                f"Remove {name} from source.tables, and drop the table in a later "
+                "migration."
+            ),
+        )
+        change = "table dropped"
+    return ContractFinding(Level.REFUSED, topic, name, change, sentence, steps)
+
+
+def new_tables(
+    before: Catalog, after: Catalog, settings: Settings
+) -> list[ContractFinding]:
+    """Judge tables that are captured from now on."""
+    names = {table.name for table in before.tables.values()}
+    return [
+        _of_new(table, settings)
+        for oid, table in after.tables.items()
+        if oid not in before.tables
+        and table.name not in names
+        and is_captured(table, settings)
+    ]
+
+
+def _of_new(table: Table, settings: Settings) -> ContractFinding:
+    place = SOURCE, table.name.text, "table added"
+    if not table.is_identified:
+        sentence = (
+            "The table is captured and has no replica identity: its updates and "
+            "deletes fail in the application."
+        )
+        return ContractFinding(
+            Level.REFUSED, *place, sentence, ("Give the table a primary key.",)
+        )
+    topic = topic_of(table, settings)
+    sentence = f"The table is captured; its rows go to {topic}."
+    return ContractFinding(Level.FINE, *place, sentence)
+
+
+def outbox_findings(
+    before: Catalog, after: Catalog, settings: Settings
+) -> list[ContractFinding]:
+    """Judge the outbox table, and the views of aggregates, which the relay reads."""
+    outbox = settings.relay.outbox
+    columns = outbox.columns
+    needed = {value for value in columns.model_dump().values() if value}
+    wanted = {outbox.table: needed}
+    for view in outbox.view:
+        wanted[view.view] = {"aggregate_id", "type", "payload"}
+    found = []
+    for name, needed_here in wanted.items():
+        table = before.named(name)
+        if table is None:
+            continue
+        now = after.named(name)
+        had = {column.name for column in table.columns.values()} & needed_here
+        has = {column.name for column in now.columns.values()} if now else set()
+        lacking = ", ".join(sorted(had - has))
+        if lacking:
+            change = "columns gone" if now else "table dropped"
+            sentence = f"The relay reads {lacking} there, and would halt or stop."
+            steps = (
+                "Keep the columns, or change [relay.outbox] and the application first.",
+            )
+            found.append(
+                ContractFinding(Level.REFUSED, "relay", name, change, sentence, steps)
+            )
+    return found
+
+
+def accepted(
+    findings: Iterable[ContractFinding], names: Iterable[str]
+) -> list[ContractFinding]:
+    """Mark refused findings of named tables and columns as accepted."""
+    chosen = frozenset(names)
+    return [
+        replace(finding, level=Level.ACCEPTED)
+        if finding.level is Level.REFUSED and finding.name in chosen
+        else finding
+        for finding in findings
+    ]

@@ -1,0 +1,548 @@
+"""``towpath schema contract``: migrations on a real Postgres, judged by the catalog."""
+
+import json
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from towpath.cli.app import run
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+SCHEMA = """
+create schema shop;
+create type shop.state as enum ('placed', 'paid');
+create table shop.orders (
+    id bigint primary key,
+    total numeric(10, 2) not null,
+    count integer,
+    note varchar(40),
+    hidden text,
+    state shop.state,
+    placed_at timestamptz(3),
+    constraint note_is_there check (note is not null)
+);
+create table shop.private (id bigint primary key, name text);
+create schema towpath;
+create table towpath.outbox (id uuid primary key, aggregate_type text,
+    aggregate_id text, type text, payload jsonb, headers jsonb);
+"""
+CONFIG = """
+version = 1
+
+[[source]]
+dsn = "postgresql://nowhere"
+prefix = "shop"
+tables = ['shop\\.o.*', 'shop\\.new.*']
+
+[kafka]
+bootstrap_servers = "nowhere:1"
+
+[relay.rows]
+exclude_columns = ['shop\\.orders\\.hidden.*']
+
+[[sink]]
+name = "cache"
+kind = "cache"
+url = "redis://nowhere"
+
+[[sink.route]]
+topic = "shop.shop.orders"
+name = "orders"
+rename = { note = "remark" }
+
+[[sink]]
+name = "search"
+kind = "search"
+url = "http://nowhere"
+
+[[sink.route]]
+topic = "shop.shop.orders"
+name = "orders"
+exclude = ["note"]
+
+[[sink]]
+name = "lake"
+kind = "warehouse"
+url = "postgresql://nowhere/lake"
+folder = "lake"
+
+[[sink.route]]
+topic = "shop.shop.orders"
+name = "shop.orders"
+
+[[sink]]
+name = "models"
+kind = "postgres"
+url = "postgresql://nowhere/models"
+
+[[sink.route]]
+topic = "shop.shop.orders"
+name = "shop.orders"
+include = ["id", "count", "note"]
+"""
+
+
+class Contract:
+    """Runs the command on migrations of the shop."""
+
+    def __init__(self, folder: Path, dsn: str, capsys) -> None:
+        self.folder = folder
+        self.dsn = dsn
+        self._capsys = capsys
+        self.config = folder / "towpath.toml"
+        self.config.write_text(CONFIG, encoding="utf-8")
+        self.schema = folder / "schema.sql"
+        self.schema.write_text(SCHEMA, encoding="utf-8")
+
+    def run(self, *words: object) -> tuple[int, str, str]:
+        """Run the command; return its code and what it printed."""
+        options = ("--dsn", self.dsn, "--config", self.config)
+        code = run(["schema", "contract", *map(str, (*words, *options))])
+        return code, *self._capsys.readouterr()
+
+    def judge(self, migration: str, *words: object) -> tuple[int, list[dict]]:
+        """Judge a migration of the shop; return the code and the findings."""
+        file = self.folder / "migration.sql"
+        file.write_text(migration, encoding="utf-8")
+        code, out, err = self.run(file, "--schema", self.schema, "--json", *words)
+        assert not err, err
+        document = json.loads(out)
+        assert document["refused"] is bool(code)
+        return code, document["findings"]
+
+
+@pytest.fixture
+def contract(tmp_path, stack, capsys) -> Contract:
+    """Provide the command with the shop's configuration."""
+    return Contract(tmp_path, stack.dsn("postgres"), capsys)
+
+
+TOPIC = "shop.shop.orders"
+OTHER_STATE = """
+create type shop.state2 as enum ('placed', 'sent');
+alter table shop.orders alter column state type shop.state2 using 'placed'
+"""
+OTHER_KEY = """
+alter table shop.orders drop constraint orders_pkey, add primary key (id, total)
+"""
+
+
+def short(findings: list[dict]) -> set[tuple[str, str, str]]:
+    """Return level, place and change of each finding."""
+    return {(one["level"], one["place"], one["change"]) for one in findings}
+
+
+def levels(findings: list[dict]) -> dict[str, str]:
+    """Return the level of each sink's finding, by the sink."""
+    return {
+        one["place"].split()[1].rstrip(","): one["level"]
+        for one in findings
+        if one["place"].startswith("sink")
+    }
+
+
+def test_an_added_nullable_column_is_fine(contract):
+    """
+    Every sink with the column gets it, and no row is delivered for it.
+    """
+    code, found = contract.judge("alter table shop.orders add column gift boolean")
+
+    assert 0 == code
+    assert {"fine"} == {one["level"] for one in found}
+    assert ("fine", TOPIC, "column added") in short(found)
+    assert {"cache", "search", "lake"} == set(levels(found))
+
+
+def test_an_added_column_with_a_default_has_its_rows_read_again(contract):
+    """
+    It is accepted, and each sink says what it does.
+    """
+    statement = "alter table shop.orders add column gift boolean not null default false"
+    code, found = contract.judge(statement)
+
+    assert 0 == code
+    assert {"cache": "notice", "search": "notice", "lake": "notice"} == levels(found)
+    assert all(one["steps"] for one in found if one["level"] == "notice")
+
+
+@pytest.mark.parametrize(
+    ("migration", "place", "change"),
+    [
+        ("alter table shop.orders drop column count", TOPIC, "column dropped"),
+        ("alter table shop.orders rename column count to n", TOPIC, "column renamed"),
+        (
+            "alter table shop.orders alter column count type smallint",
+            TOPIC,
+            "type shrunk",
+        ),
+        (
+            "alter table shop.orders alter column note type varchar(10)",
+            TOPIC,
+            "type shrunk",
+        ),
+        (
+            "alter table shop.orders alter column total type numeric(8, 2)",
+            TOPIC,
+            "type shrunk",
+        ),
+        ("alter table shop.orders alter column count type text", TOPIC, "type changed"),
+        (
+            "alter table shop.orders alter column total type numeric(12, 3)",
+            TOPIC,
+            "type changed",
+        ),
+        (
+            "alter table shop.orders add column gift boolean not null",
+            "source",
+            "not null column added",
+        ),
+        (
+            "alter table shop.orders alter column count set not null",
+            "source",
+            "not null added",
+        ),
+        (
+            "alter type shop.state rename value 'paid' to 'settled'",
+            TOPIC,
+            "labels renamed",
+        ),
+        (
+            "alter table shop.orders rename column hidden to shown",
+            TOPIC,
+            "column published",
+        ),
+        (OTHER_STATE, TOPIC, "labels removed"),
+        ("alter table shop.orders rename to sales", TOPIC, "table renamed"),
+        (
+            "create schema s; alter table shop.orders set schema s",
+            TOPIC,
+            "table renamed",
+        ),
+        ("drop table shop.orders", TOPIC, "table dropped"),
+        (
+            "drop table shop.orders; create table shop.orders (id bigint primary key)",
+            TOPIC,
+            "table created again",
+        ),
+        ("alter table shop.orders rename column id to no", TOPIC, "key changed"),
+        (OTHER_KEY, TOPIC, "key changed"),
+        (
+            "alter table shop.orders replica identity nothing",
+            "source",
+            "replica identity lost",
+        ),
+        (
+            "alter table shop.orders drop constraint orders_pkey",
+            "source",
+            "replica identity lost",
+        ),
+        ("create table shop.new (name text)", "source", "table added"),
+        ("alter table towpath.outbox drop column payload", "relay", "columns gone"),
+        ("drop table towpath.outbox", "relay", "table dropped"),
+    ],
+)
+def test_a_change_that_breaks_readers_or_writers_is_refused(
+    contract, migration, place, change
+):
+    """
+    Each refusal has a sentence and the way in steps.
+    """
+    code, found = contract.judge(migration)
+    refused = [
+        one
+        for one in found
+        if (one["level"], one["place"], one["change"]) == ("refused", place, change)
+    ]
+
+    assert (1, 1) == (code, len(refused)), found
+    assert refused[0]["sentence"].endswith(".")
+    assert refused[0]["steps"]
+
+
+@pytest.mark.parametrize(
+    ("migration", "change"),
+    [
+        ("alter table shop.orders alter column count type bigint", "type grown"),
+        ("alter table shop.orders alter column note type varchar(80)", "type grown"),
+        ("alter table shop.orders alter column note type text", "type grown"),
+        (
+            "alter table shop.orders alter column total type numeric(12, 2)",
+            "type grown",
+        ),
+        (
+            "alter table shop.orders alter column placed_at type timestamptz",
+            "type grown",
+        ),
+        ("alter table shop.orders alter column note set not null", "not null added"),
+        ("alter table shop.orders drop column hidden", "column dropped"),
+        ("alter table shop.orders rename column hidden to hidden2", "column renamed"),
+        (
+            "alter table shop.orders alter column total drop not null",
+            "not null dropped",
+        ),
+        ("alter type shop.state add value 'sent'", "labels added"),
+        ("create table shop.new (id bigint primary key)", "table added"),
+        ("alter table shop.orders replica identity full", None),
+        ("alter table shop.private drop column name", None),
+        ("create index on shop.orders (total)", None),
+        ("create index concurrently on shop.orders (total)", None),
+    ],
+)
+def test_a_change_that_readers_survive_is_taken(contract, migration, change):
+    """
+    Wider types, proven constraints, and all that is not published.
+    """
+    code, found = contract.judge(migration)
+
+    assert 0 == code, found
+    assert ({change} if change else set()) == {one["change"] for one in found}
+
+
+@pytest.mark.parametrize(
+    ("column", "type_", "expected"),
+    [
+        (
+            "count",
+            "bigint",
+            {"cache": "notice", "search": "notice", "lake": "fine", "models": "fine"},
+        ),
+        (
+            "count",
+            "text",
+            {"cache": "notice", "search": "notice", "lake": "refused"}
+            | {"models": "notice"},
+        ),
+        (
+            "count",
+            "smallint",
+            {"cache": "notice", "search": "notice", "lake": "fine", "models": "fine"},
+        ),
+        (
+            "total",
+            "numeric(12, 2)",
+            {"cache": "notice", "search": "fine", "lake": "fine"},
+        ),
+        (
+            "total",
+            "numeric(8, 2)",
+            {"cache": "notice", "search": "fine", "lake": "notice"},
+        ),
+        (
+            "total",
+            "numeric",
+            {"cache": "notice", "search": "fine", "lake": "refused"},
+        ),
+        ("note", "text", {"cache": "notice", "lake": "fine", "models": "fine"}),
+    ],
+)
+def test_each_sink_judges_a_type_by_its_own_columns(contract, column, type_, expected):
+    """
+    The index by its field, the warehouse by Iceberg's promotions, Postgres by its type.
+    """
+    statement = f"alter table shop.orders alter column {column} type {type_}"
+    _, found = contract.judge(statement)
+
+    assert expected == levels(found)
+
+
+def test_a_route_that_no_longer_fits_is_refused(contract):
+    """
+    A route names the column: the sink would halt at its next start.
+    """
+    code, found = contract.judge("alter table shop.orders rename column note to remark")
+    broken = {
+        one["place"]: one["sentence"] for one in found if "broken" in one["change"]
+    }
+
+    assert 1 == code
+    assert {
+        "sink cache, route orders",
+        "sink search, route orders",
+        "sink models, route shop.orders",
+    } == set(broken)
+    assert "rename: no column note" in broken["sink cache, route orders"]
+
+
+def test_a_name_that_the_warehouse_reserves_is_refused(contract):
+    """
+    The column is no trouble to other sinks.
+    """
+    code, found = contract.judge("alter table shop.orders add column _pos bigint")
+
+    assert 1 == code
+    assert {("refused", "sink lake, route shop.orders", "name refused")} == {
+        one for one in short(found) if one[0] == "refused"
+    }
+
+
+def test_a_refusal_may_be_accepted_by_its_name(contract):
+    """
+    The last step of three; a name without a refusal is a mistake.
+    """
+    migration = "alter table shop.orders drop column count"
+    code, found = contract.judge(migration, "--accept", "shop.orders.count")
+
+    assert 1 == code  # The route of the models still names the column.
+    assert ("accepted", TOPIC, "column dropped") in short(found)
+
+    words = ("--accept", "shop.orders.count", "--accept", "shop.orders")
+    code, found = contract.judge(migration, *words)
+    assert 0 == code
+    assert "refused" not in {one["level"] for one in found}
+
+    code, _, err = contract.run(
+        *(contract.folder / "migration.sql", "--schema", contract.schema),
+        *("--accept", "shop.orders.none"),
+    )
+    assert (2, True) == (code, "nothing is refused of shop.orders.none" in err)
+
+
+def test_the_findings_are_printed_with_their_steps(contract):
+    """
+    For people: level, place, sentence, numbered steps, and a count.
+    """
+    file = contract.folder / "migration.sql"
+    file.write_text("alter table shop.orders drop column total", encoding="utf-8")
+    code, out, _ = contract.run(file, "--schema", contract.schema)
+
+    assert 1 == code
+    assert "refused: shop.orders.total: column dropped (shop.shop.orders)\n" in out
+    assert "  1. Deploy the application that does not use it.\n" in out
+    assert out.endswith("3 notice, 1 refused\n")
+
+
+@pytest.mark.parametrize(
+    ("migration", "message"),
+    [
+        ("alter table shop.none drop column a", 'relation "shop.none" does not exist'),
+        (None, "migration.sql cannot be read"),
+    ],
+)
+def test_a_migration_that_fails_is_a_mistake_of_its_own(contract, migration, message):
+    """
+    The error names the file and the server's reason, and the scratch database is gone.
+    """
+    file = contract.folder / "migration.sql"
+    if migration is not None:
+        file.write_text(migration, encoding="utf-8")
+    code, _, err = contract.run(file, "--schema", contract.schema)
+    with psycopg.connect(contract.dsn) as connection:
+        left = connection.execute(
+            "select datname from pg_database where datname like 'towpath_contract%'"
+        ).fetchall()
+
+    assert (2, True) == (code, message in err), err
+    assert [] == left
+
+
+def test_a_dump_of_a_schema_is_taken_as_it_is(contract):
+    """
+    pg_dump writes commands of psql, and empties the search path of its session.
+    """
+    text = contract.schema.read_text(encoding="utf-8")
+    contract.schema.write_text(
+        "\\restrict abc\nselect pg_catalog.set_config('search_path', '', false);\n"
+        f"{text}\\unrestrict abc\n",
+        encoding="utf-8",
+    )
+    code, _ = contract.judge("create table public.other (id integer)")
+
+    assert 0 == code
+
+
+def test_a_server_that_is_away_is_an_error_of_its_own(contract):
+    """
+    A CI step neither passes nor blames the migration.
+    """
+    contract.dsn = "postgresql://127.0.0.1:1/postgres"
+    file = contract.folder / "migration.sql"
+    file.write_text("select 1", encoding="utf-8")
+    code, _, err = contract.run(file)
+
+    assert (3, True) == (code, "the server of --dsn cannot be reached" in err)
+
+
+ENV = """
+import os
+from alembic import context
+from sqlalchemy import create_engine, make_url
+url = make_url(context.config.get_main_option("sqlalchemy.url"))
+assert url == make_url(os.environ["SHOP_URL"])
+with create_engine(url.set(drivername="postgresql+psycopg")).connect() as connection:
+    context.configure(connection=connection)
+    with context.begin_transaction():
+        context.run_migrations()
+"""
+REVISION = """
+from alembic import op
+revision, down_revision = {0!r}, {1!r}
+def upgrade():
+    op.execute({2!r})
+"""
+
+
+@pytest.fixture
+def alembic(contract) -> tuple[str, ...]:
+    """Provide revisions of the shop: the schema, a good one, and a bad one."""
+    folder = contract.folder / "migrations"
+    (folder / "versions").mkdir(parents=True)
+    ini = contract.folder / "alembic.ini"
+    ini.write_text(f"[alembic]\nscript_location = {folder}\n", encoding="utf-8")
+    (folder / "env.py").write_text(ENV, encoding="utf-8")
+    statements = {
+        "0001": SCHEMA,
+        "0002": "alter table shop.orders add column gift boolean",
+        "0003": "alter table shop.orders rename column gift to present",
+    }
+    former = None
+    for name, statement in statements.items():
+        text = REVISION.format(name, former, statement)
+        (folder / "versions" / f"v{name}.py").write_text(text, encoding="utf-8")
+        former = name
+    return (
+        *("--alembic-config", str(ini), "--url-variable", "SHOP_URL"),
+        *("--python", sys.executable, "--json"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("revisions", "code", "changes"),
+    [
+        ("0001:0002", 0, {"column added"}),
+        ("0002:head", 1, {"column renamed"}),
+        ("0001:0003", 0, {"column added"}),
+        ("base:0001", 0, {"table added"}),
+    ],
+)
+def test_revisions_of_alembic_are_judged(contract, alembic, revisions, code, changes):
+    """
+    The revisions before the range make the schema; those of it are one migration.
+    """
+    found, out, err = contract.run("--alembic", revisions, *alembic)
+
+    assert code == found, err
+    assert changes == {one["change"] for one in json.loads(out)["findings"]}
+
+
+def test_a_range_that_is_unknown_is_named(contract, alembic):
+    """
+    Alembic's own reason is in the message.
+    """
+    code, _, err = contract.run("--alembic", "0001:0009", *alembic)
+
+    assert (2, True) == (code, "alembic upgrade 0009: " in err), err
+
+
+@pytest.mark.parametrize(
+    "words", [("--alembic", "0002"), ("a.sql", "--alembic", "1:2"), ()]
+)
+def test_a_migration_must_be_named_in_one_way(contract, words):
+    """
+    Files, or a range of revisions.
+    """
+    code, _, err = contract.run(*words)
+
+    assert (2, True) == (code, "START:END" in err), err

@@ -1,0 +1,175 @@
+"""Table contracts without a database: types, the registry's part, addresses."""
+
+from dataclasses import replace
+
+import pytest
+
+from towpath.schemas.table_name import TableName
+from towpath.settings import Settings
+from towpath.sinks.contracts.catalog import Catalog, Table, TableColumn, UniqueKey
+from towpath.sinks.contracts.changes import ChangeKind, changed_tables
+from towpath.sinks.contracts.evaluate import evaluate
+from towpath.sinks.contracts.findings import Level
+from towpath.sinks.contracts.scratch import sqlalchemy_url
+
+
+def numeric(precision: int, scale: int) -> int:
+    """Return the modifier of a numeric."""
+    return (precision << 16 | scale) + 4
+
+
+def column(type_: str, typmod: int = -1, number: int = 2) -> TableColumn:
+    """Make a column; types of one name have one oid."""
+    return TableColumn(
+        *(number, f"c{number}", type_, typmod, f"{type_} {typmod}", hash(type_)),
+        is_required=number == 1,
+        is_filled=False,
+        is_object=False,
+        has_no_nulls=False,
+    )
+
+
+def catalog(other: TableColumn) -> Catalog:
+    """Make the catalog of a table with a key and another column."""
+    columns = {1: column("bigint", number=1), other.number: other}
+    keys = (UniqueKey((1,), is_primary=True, is_identity=False),)
+    name = TableName("shop", "orders")
+    return Catalog({7: Table(7, name, False, "d", columns, keys)}, {})
+
+
+def settings(**rows: object) -> Settings:
+    """Make a configuration that captures the table."""
+    return Settings.model_validate(
+        {
+            "version": 1,
+            "source": [{"dsn": "unused", "tables": ["shop.orders"]}],
+            "kafka": {"bootstrap_servers": "unused:1"},
+            "registry": {"url": "http://unused"},
+            "relay": {"rows": rows},
+        }
+    )
+
+
+SMALL, LARGE = column("numeric", numeric(10, 2)), column("numeric", numeric(12, 2))
+SHORT, LONG = (column("character varying", size + 4) for size in (10, 20))
+MILLIS = column("timestamp with time zone", 3)
+NARROW_TO_WIDE = [
+    (column("smallint"), column("integer")),
+    (column("integer"), column("bigint")),
+    (column("smallint"), column("bigint")),
+    (column("real"), column("double precision")),
+    (SHORT, LONG),
+    (SHORT, column("character varying")),
+    (SHORT, column("text")),
+    (SMALL, LARGE),
+    (SMALL, column("numeric")),
+    (MILLIS, column("timestamp with time zone")),
+]
+
+
+@pytest.mark.parametrize(("narrow", "wide"), NARROW_TO_WIDE)
+def test_a_type_grows_in_one_direction_and_shrinks_in_the_other(narrow, wide):
+    """
+    Every value of the narrow type is one of the wide type, written the same.
+    """
+    kinds = [
+        change.kind
+        for old, new in ((narrow, wide), (wide, narrow))
+        for table in changed_tables(catalog(old), catalog(new))
+        for change in table.columns
+    ]
+
+    assert [ChangeKind.GROWN, ChangeKind.SHRUNK] == kinds
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (column("integer"), column("numeric")),
+        (column("bigint"), column("double precision")),
+        (SMALL, column("numeric", numeric(12, 3))),
+        (column("character", 14), column("text")),
+        (column("json"), column("jsonb")),
+        (MILLIS, column("timestamp without time zone", 3)),
+    ],
+)
+def test_other_types_neither_grow_nor_shrink(old, new):
+    """
+    A number that becomes text, another scale, padding, a zone: readers would differ.
+    """
+    for pair in ((old, new), (new, old)):
+        [table] = changed_tables(*map(catalog, pair))
+        assert [ChangeKind.RETYPED] == [change.kind for change in table.columns]
+
+
+@pytest.mark.parametrize(("format_", "expected"), [("json", 0), ("avro", 1)])
+def test_a_type_that_grows_may_be_refused_by_the_registry(format_, expected):
+    """
+    Only records in Avro have a schema in the registry.
+    """
+    before, after = catalog(column("integer")), catalog(column("bigint"))
+    found = evaluate(before, after, settings(format=format_))
+    notices = [one for one in found if one.level is Level.NOTICE]
+
+    assert expected == len([one for one in notices if "registry" in one.sentence])
+
+
+def test_a_key_of_the_configuration_is_not_that_of_the_table():
+    """
+    The primary key may change; a column of the configured key may not go.
+    """
+    before, after = catalog(column("text")), catalog(column("text"))
+    table = after.tables[7]
+    keys = (UniqueKey((2,), is_primary=True, is_identity=False),)
+    after = Catalog({7: replace(table, keys=keys)}, {})
+    other = settings(key_columns={"shop.orders": ["c2"]})
+    gone = Catalog({7: replace(table, columns={1: table.columns[1]})}, {})
+
+    assert ["key changed"] == [
+        one.change for one in evaluate(before, after, settings())
+    ]
+    assert [] == evaluate(before, after, other)
+    assert "key changed" in {one.change for one in evaluate(before, gone, other)}
+
+
+def test_a_table_that_is_not_captured_has_no_findings():
+    """
+    Nobody reads it.
+    """
+    before, after = catalog(column("integer")), Catalog({}, {})
+    other = settings()
+    source = other.database.model_copy(update={"tables": ("shop.others",)})
+    other = other.model_copy(update={"source": (source,)})
+
+    assert [] == evaluate(before, after, other)
+    assert ["table dropped"] == [
+        one.change for one in evaluate(before, after, settings())
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dsn", "model", "url"),
+    [
+        (
+            "postgresql://me@db:5433/shop",
+            "postgresql+psycopg://old@else/other",
+            "postgresql+psycopg://me@db:5433/shop",
+        ),
+        ("host=db user=me dbname=shop", "", "postgresql://me@db/shop"),
+        (
+            "host=/run/pg port=5433 user=me password=a@b:c dbname=shop",
+            "postgresql+psycopg2://x",
+            "postgresql+psycopg2://me:a%40b%3Ac@/shop?host=%2Frun%2Fpg&port=5433",
+        ),
+        (
+            "postgresql://db/shop?sslmode=require",
+            "no url",
+            "postgresql://db/shop?sslmode=require",
+        ),
+    ],
+)
+def test_an_address_becomes_a_url_of_the_applications_driver(dsn, model, url):
+    """
+    The scheme is that of the application's own address.
+    """
+    assert url == sqlalchemy_url(dsn, model)

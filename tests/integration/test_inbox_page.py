@@ -35,6 +35,8 @@ def page(stack, database, unique, monkeypatch):
     admin = AdminClient({"bootstrap.servers": stack.kafka})
     admin.create_topics([NewTopic(unique, 1, 1)])[unique].result()
     place = {"DATABASE_URL": database, "KAFKA": stack.kafka, "TOPIC": unique}
+    # Nothing of the page connects to it.
+    place["REGISTRY"] = "http://127.0.0.1:1"
     for name, value in place.items():
         monkeypatch.setenv(name, value)
     assert 0 == run(["inbox", "create", "--dsn", database])

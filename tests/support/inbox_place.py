@@ -40,10 +40,10 @@ def run_consumer(consumer):
 class InboxPlace:
     """One consumer's database and topic."""
 
-    def __init__(self, dsn, kafka, name):
+    def __init__(self, dsn, kafka, name, decode=None):
         self.dsn, self.kafka, self.name = dsn, kafka, name
         self.topic = f"{name}.event.post"
-        self.inbox = Inbox(name)
+        self.inbox = Inbox(name, decode=decode)
         self.admin = AdminClient({"bootstrap.servers": kafka})
         self.admin.create_topics([NewTopic(self.topic, 3, 1)])[self.topic].result()
         self.connection = psycopg.connect(dsn, autocommit=True)
@@ -54,8 +54,8 @@ class InboxPlace:
         self.begun = 0
         self.calls = []
 
-    def send(self, key, *counts, event_id=None, partition=None, **more):
-        """Produce events of a key, with further headers; return their ids."""
+    def send(self, key, *counts, event_id=None, partition=None, encode=None, **more):
+        """Produce events of a key, as JSON or encoded, with headers; return ids."""
         ids = [event_id or str(uuid.uuid4()) for _ in counts]
         # A new one knows partitions that were just added.
         producer = Producer({"bootstrap.servers": self.kafka})
@@ -63,7 +63,7 @@ class InboxPlace:
             options = {} if partition is None else {"partition": partition}
             producer.produce(
                 self.topic,
-                json.dumps({"count": count}),
+                (encode or json.dumps)({"count": count}),
                 key,
                 headers=[("id", id_), ("type", "PostViewed"), *more.items()],
                 **options,

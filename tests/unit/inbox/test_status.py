@@ -2,7 +2,7 @@
 
 import pytest
 
-from towpath.inbox.tables import ConsumerStatus, partition_status
+from towpath.inbox.status import ConsumerStatus, partition_status
 
 PLACE = ("t", 0)
 

@@ -14,14 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from towpath.cli.options import JsonOption
-from towpath.inbox.inbox import Inbox, ParkedEvent
-from towpath.inbox.offsets import OffsetReader, reading_offsets
-from towpath.inbox.tables import (
-    SCHEMA,
+from towpath.inbox.inbox import SCHEMA, Inbox, ParkedEvent, create_statements
+from towpath.inbox.status import (
     ConsumerStatus,
     InboxTables,
+    OffsetReader,
     consumer_status,
-    create_statements,
+    reading_offsets,
 )
 from towpath.schemas.failure import UnavailableError, UsageError
 

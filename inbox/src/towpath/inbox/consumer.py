@@ -34,9 +34,9 @@ from towpath.inbox.effects import (
     Outcome,
     reason_of,
 )
-from towpath.inbox.event import Event, event_of, is_control
+from towpath.inbox.event import Decode, Event, event_of, is_control
 from towpath.inbox.inbox import BEHIND, Inbox
-from towpath.inbox.offsets import Place, reading_offsets
+from towpath.inbox.status import Place, reading_offsets
 from towpath.schemas.clock import Backoff, Clock, SystemClock
 
 # The longest wait of a poll: how late a stop or a due retry may be noticed.
@@ -69,6 +69,7 @@ class _Options:
     takes_reads: bool
     clock: Clock
     observer: Observer | None
+    decode: Decode | None
 
     def report(self, call: Callable[[Observer], None]) -> None:
         """Call the observer, if there is one; an error of it changes nothing."""
@@ -186,7 +187,7 @@ class _Loop:
         self._handle(client, message)
 
     def _handle(self, client: Client, message: Message) -> None:
-        event = event_of(message)
+        event = event_of(message, self._options.decode)
         attempts = self._attempts_of(event)
         try:
             if not (
@@ -199,7 +200,7 @@ class _Loop:
                 self._retry_later(client, event, attempts, str(error))
                 return
         except Exception as error:  # noqa: BLE001 - the driver's own
-            # The database failed, not the event: it is tried for as long as it takes.
+            # A part failed, not the event: it is tried for as long as it takes.
             self._retry_later(client, event, attempts, reason_of(error))
             return
         self._retries.pop((event.topic, event.partition), None)
@@ -356,7 +357,9 @@ class Consumer(_Loop):
             observer: Receives what the consumer does, such as ``InboxMetrics.of``.
             clock: The time of retries.
         """
-        options = _Options(attempts, takes_reads, clock or SystemClock(), observer)
+        options = _Options(
+            attempts, takes_reads, clock or SystemClock(), observer, inbox.decode
+        )
         effects = Effects(inbox, begin, _timed(handle, options))
         super().__init__(_client_settings(inbox, kafka), topics, effects, options)
 
@@ -378,7 +381,9 @@ class AsyncConsumer(_Loop):
         clock: Clock | None = None,
     ) -> None:
         """Describe the consumer; the arguments are those of ``Consumer``."""
-        options = _Options(attempts, takes_reads, clock or SystemClock(), observer)
+        options = _Options(
+            attempts, takes_reads, clock or SystemClock(), observer, inbox.decode
+        )
         self._async_effects = AsyncEffects(inbox, begin, _timed_async(handle, options))
         super().__init__(
             _client_settings(inbox, kafka), topics, self._async_effects, options

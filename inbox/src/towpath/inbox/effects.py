@@ -19,6 +19,7 @@ from towpath.inbox.inbox import (
     drive,
     drive_async,
 )
+from towpath.schemas.failure import UnavailableError
 
 Begin = Callable[[], AbstractContextManager[Any]]
 BeginAsync = Callable[[], AbstractAsyncContextManager[Any]]
@@ -91,7 +92,7 @@ class Effects:
 
         Raises:
             HandlerError: The handler failed, or the commit.
-            Exception: The database failed before the handler was called.
+            Exception: The database failed, or another part is down.
         """
         while (admission := self._carry_out(self._inbox.admit(event))) is None:
             is_parked = self._run(self._inbox.park_behind(event))
@@ -110,7 +111,7 @@ class Effects:
 
         Raises:
             HandlerError: The handler failed, or the commit.
-            Exception: The database failed before the handler was called.
+            Exception: The database failed, or another part is down.
         """
         return self._carry_out(self._inbox.admit_requested())
 
@@ -176,6 +177,7 @@ class AsyncEffects(Effects):
                 async with self._begin_async() as session:
                     admission = await drive_async(session, steps)
                     if admission is not None and admission.event is not None:
+                        await _load(admission.event)
                         await self._handle_async(admission.event, session)
             except Exception as error:
                 raise _cause(error, admission) from error
@@ -192,10 +194,20 @@ class AsyncEffects(Effects):
 
 
 def _cause(error: Exception, admission: Admission | None) -> Exception:
-    """Return what an error counts as: the handler's own, or one of the database."""
-    if admission is None or admission.event is None:
-        return error
-    return HandlerError(admission.event, error)
+    """
+    Return what an error counts as: the handler's own, or one of a part that is down.
+
+    A part is the database, or another one that the handler or the decoder needs.
+    """
+    event = None if admission is None else admission.event
+    is_down = isinstance(error, UnavailableError)
+    return error if event is None or is_down else HandlerError(event, error)
+
+
+async def _load(event: Event) -> None:
+    """Decode the payload in a thread if that may need a request."""
+    if event.decode is not None:
+        await asyncio.to_thread(lambda: event.payload)
 
 
 def reason_of(error: Exception) -> str:

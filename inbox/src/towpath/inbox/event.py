@@ -1,7 +1,7 @@
 """An event as a consumer sees it: its identity, its content and its place."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -29,6 +29,7 @@ class Event:
         topic: The topic of the record.
         partition: The partition of the record.
         offset: The offset of the record.
+        decode: Returns the payload of an event with a value; None: it is JSON.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Event:
     topic: str
     partition: int
     offset: int
+    decode: "Decode | None" = field(default=None, repr=False, compare=False)
 
     @property
     def is_read(self) -> bool:
@@ -49,12 +51,27 @@ class Event:
     @cached_property
     def payload(self) -> Any:  # noqa: ANN401 - any JSON value
         """
-        The value as JSON; None for a tombstone.
+        The value as JSON, or as ``decode`` returns it; None for a tombstone.
 
         Raises:
-            ValueError: The value is not JSON.
+            ValueError: The value has not that form.
         """
-        return None if self.value is None else json.loads(self.value)
+        if self.value is None:
+            return None
+        return json_payload(self) if self.decode is None else self.decode(self)
+
+
+Decode = Callable[[Event], Any]
+
+
+def json_payload(event: Event) -> Any:  # noqa: ANN401 - any JSON value
+    """
+    Return the value of an event as JSON.
+
+    Raises:
+        ValueError: The value is not JSON.
+    """
+    return json.loads(event.value or b"")
 
 
 def is_control(event: Event) -> bool:
@@ -62,9 +79,11 @@ def is_control(event: Event) -> bool:
     return headers.BARRIER in event.headers or headers.SWEEP in event.headers
 
 
-def event_of(message: Message) -> Event:
+def event_of(message: Message, decode: Decode | None = None) -> Event:
     """
     Return a record of confluent-kafka as an event; it must not be an error.
+
+    The payload is JSON, or what ``decode`` returns of the event.
 
     Bytes that are not UTF-8 are kept by Python's ``surrogateescape``, so that such a
     record can be parked like any other.
@@ -87,4 +106,5 @@ def event_of(message: Message) -> Event:
         topic=topic,
         partition=partition,
         offset=offset,
+        decode=decode,
     )

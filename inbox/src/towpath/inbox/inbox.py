@@ -32,11 +32,11 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
-from towpath.inbox.event import Event
-from towpath.inbox.tables import SCHEMA
+from towpath.inbox.event import Decode, Event
 from towpath.schemas.table_name import quoted
 from towpath.schemas.transactions import TEXT, Rows, Statement, run, run_async
 
+SCHEMA: Final = "towpath"
 BEHIND: Final = "an earlier event of its key is parked"
 # Text of a reason that is kept; a traceback may be long.
 _REASON_CHARACTERS: Final = 2_000
@@ -73,18 +73,60 @@ class Admission(NamedTuple):
     event: Event | None
 
 
+def create_statements(schema: str = SCHEMA) -> tuple[str, ...]:
+    """Return the SQL that creates the tables; it may be repeated."""
+    place = quoted(schema)
+    return (
+        f"create schema if not exists {place}",
+        f"""create table if not exists {place}.inbox (
+    consumer text not null,
+    event_id text not null,
+    topic text not null,
+    partition int not null,
+    "offset" bigint not null,
+    applied_at timestamptz not null default now(),
+    primary key (consumer, event_id)
+)""",
+        # A prune looks for places.
+        f"""create index if not exists inbox_place
+on {place}.inbox (consumer, topic, partition, "offset")""",
+        f"""create table if not exists {place}.inbox_parked (
+    consumer text not null,
+    topic text not null,
+    partition int not null,
+    "offset" bigint not null,
+    event_id text not null,
+    key text,
+    value bytea,
+    headers json not null,
+    reason text not null,
+    number bigint generated always as identity,
+    parked_at timestamptz not null default now(),
+    requested_at timestamptz,
+    primary key (consumer, topic, partition, "offset")
+)""",
+        f"""create index if not exists inbox_parked_key
+on {place}.inbox_parked (consumer, topic, key)""",
+    )
+
+
 class Inbox:
     """The inbox of one consumer, whose name all its processes share."""
 
-    def __init__(self, consumer: str, *, schema: str = SCHEMA) -> None:
+    def __init__(
+        self, consumer: str, *, schema: str = SCHEMA, decode: Decode | None = None
+    ) -> None:
         """
         Describe the inbox; nothing is connected.
 
         Args:
             consumer: The consumer's name, such as its Kafka group.
             schema: The schema of the tables.
+            decode: Returns the payload of an event, such as an ``AvroDecoder``; without
+                it payloads are JSON.
         """
         self.consumer = consumer
+        self.decode = decode
         self._applied = f"{quoted(schema)}.inbox"
         self._parked = f"{quoted(schema)}.inbox_parked"
 
@@ -241,7 +283,7 @@ class Inbox:
             " order by number limit cast(:limit as int)",
             limit=str(limit),
         )
-        return [_parked_event(row) for row in rows]
+        return [self._parked_event(row) for row in rows]
 
     def count_parked(self) -> Steps[int]:
         """Return how many events are parked."""
@@ -260,7 +302,7 @@ class Inbox:
             " and q.number < p.number)"
             " order by number limit 1",
         )
-        return _parked_event(rows[0]).event if rows else None
+        return self._parked_event(rows[0]).event if rows else None
 
     def leave(self, event: Event) -> Steps[bool]:
         """Delete a parked event under its key's lock; return whether it was there."""
@@ -373,6 +415,24 @@ class Inbox:
             f" reason, parked_at, requested_at is not null from {self._parked}"
         )
 
+    def _parked_event(self, row: Iterable[Any]) -> ParkedEvent:
+        id_, key, value, given, topic, partition, offset, reason, at, requested = row
+        if isinstance(given, str):
+            given = json.loads(given)
+        event = Event(
+            id=id_,
+            type=given.get("type", ""),
+            aggregate_type=given.get("aggregate_type", ""),
+            key=key,
+            value=None if value is None else bytes(value),
+            headers=MappingProxyType(given),
+            topic=topic,
+            partition=partition,
+            offset=offset,
+            decode=self.decode,
+        )
+        return ParkedEvent(event, reason, at, requested)
+
     def _of(self, event: Event, sql: str, **more: str | None) -> Statement:
         """Fill a statement with the consumer, an event's identity, and more."""
         return self._fill(
@@ -428,24 +488,6 @@ async def drive_async(session: Any, steps: Steps[Result]) -> Result:  # noqa: AN
     except StopIteration as end:
         result: Result = end.value
         return result
-
-
-def _parked_event(row: Iterable[Any]) -> ParkedEvent:
-    id_, key, value, given, topic, partition, offset, reason, at, requested = row
-    if isinstance(given, str):
-        given = json.loads(given)
-    event = Event(
-        id=id_,
-        type=given.get("type", ""),
-        aggregate_type=given.get("aggregate_type", ""),
-        key=key,
-        value=None if value is None else bytes(value),
-        headers=MappingProxyType(given),
-        topic=topic,
-        partition=partition,
-        offset=offset,
-    )
-    return ParkedEvent(event, reason, at, requested)
 
 
 def _storable(text: str) -> str:

@@ -1,57 +1,75 @@
 """
-The tables of inboxes: their SQL, and what they and Kafka's groups say of each consumer.
+How far consumers are: what their groups have committed, and what their tables hold.
 
-Reading the state of a consumer joins no group and locks nothing.
+Reading it joins no group and locks nothing.
 """
 
 # ruff: noqa: S608 - the schema's name is quoted; values are parameters
+import contextlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from towpath.inbox.offsets import OffsetReader, Place
+from confluent_kafka import Consumer as Client
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
 from towpath.schemas.table_name import quoted
 
-SCHEMA: Final = "towpath"
+TIMEOUT_S: Final = 10.0
+
+Place = tuple[str, int]
 
 
-def create_statements(schema: str = SCHEMA) -> tuple[str, ...]:
-    """Return the SQL that creates the tables; it may be repeated."""
-    place = quoted(schema)
-    return (
-        f"create schema if not exists {place}",
-        f"""create table if not exists {place}.inbox (
-    consumer text not null,
-    event_id text not null,
-    topic text not null,
-    partition int not null,
-    "offset" bigint not null,
-    applied_at timestamptz not null default now(),
-    primary key (consumer, event_id)
-)""",
-        # A prune looks for places.
-        f"""create index if not exists inbox_place
-on {place}.inbox (consumer, topic, partition, "offset")""",
-        f"""create table if not exists {place}.inbox_parked (
-    consumer text not null,
-    topic text not null,
-    partition int not null,
-    "offset" bigint not null,
-    event_id text not null,
-    key text,
-    value bytea,
-    headers json not null,
-    reason text not null,
-    number bigint generated always as identity,
-    parked_at timestamptz not null default now(),
-    requested_at timestamptz,
-    primary key (consumer, topic, partition, "offset")
-)""",
-        f"""create index if not exists inbox_parked_key
-on {place}.inbox_parked (consumer, topic, key)""",
-    )
+class OffsetReader:
+    """
+    Reads the offsets of partitions, and those that a group has committed.
+
+    Each call raises ``KafkaException`` if the brokers do not answer or refuse it.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def places(self, is_wanted: Callable[[str], bool]) -> list[Place]:
+        """Return the partitions of each existing topic with a wanted name."""
+        topics = self._client.list_topics(timeout=TIMEOUT_S).topics
+        return sorted(
+            (name, number)
+            for name, known in topics.items()
+            if is_wanted(name)
+            for number in known.partitions
+        )
+
+    def bounds(self, place: Place) -> tuple[int, int]:
+        """Return the first offset that a partition has, and the next one to come."""
+        found = self._client.get_watermark_offsets(
+            TopicPartition(*place), timeout=TIMEOUT_S
+        )
+        if found is None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - the client's name
+        return found
+
+    def firsts(self, is_wanted: Callable[[str], bool]) -> dict[Place, int]:
+        """Return the first offset of each partition of topics with a wanted name."""
+        return {place: self.bounds(place)[0] for place in self.places(is_wanted)}
+
+    def committed(self, places: Sequence[Place]) -> dict[Place, int]:
+        """Return the offsets that the group has committed."""
+        asked = [TopicPartition(*place) for place in places]
+        found = self._client.committed(asked, timeout=TIMEOUT_S)
+        return {
+            (one.topic, one.partition): one.offset for one in found if one.offset >= 0
+        }
+
+
+@contextlib.contextmanager
+def reading_offsets(settings: Mapping[str, Any]) -> Iterator[OffsetReader]:
+    """Connect by the settings of a consumer; close the client at the end."""
+    client = Client(dict(settings))
+    with contextlib.closing(client):
+        yield OffsetReader(client)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,87 @@
+"""Payloads in Avro, decoded by the schemas of a registry with Confluent's interface."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+from towpath.inbox.event import Event, json_payload
+from towpath.schemas import headers
+from towpath.schemas.failure import UnavailableError, UsageError
+
+try:
+    import httpx2
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+    from confluent_kafka.schema_registry.avro import AvroDeserializer
+    from confluent_kafka.schema_registry.error import (
+        OAuthTokenError,
+        SchemaRegistryError,
+    )
+except ImportError as error:
+    _MISSING = "Avro needs the registry's client: pip install 'towpath-inbox[avro]'"
+    raise UsageError(_MISSING) from error
+
+# Confluent's framing: a zero byte, the schema's id in four bytes, the Avro data. JSON
+# never begins with that byte.
+_FRAME: Final = b"\0"
+# The consumer itself tries again, and commits meanwhile nothing.
+_SETTINGS: Final[Mapping[str, Any]] = {"timeout": 5, "max.retries": 0}
+# Answers that are about the request or the server, not about the schema.
+_PASSING: Final = (
+    HTTPStatus.UNAUTHORIZED,
+    HTTPStatus.FORBIDDEN,
+    HTTPStatus.REQUEST_TIMEOUT,
+    HTTPStatus.TOO_MANY_REQUESTS,
+)
+
+
+class AvroDecoder:
+    """
+    Decodes payloads in Avro; all others are read as JSON.
+
+    A payload is in Avro if the header ``content-type`` says so, or if it begins with
+    the zero byte of Confluent's framing.
+    """
+
+    def __init__(self, registry: Mapping[str, Any]) -> None:
+        """
+        Describe the registry; nothing is connected.
+
+        Args:
+            registry: Settings of confluent-kafka's ``SchemaRegistryClient``: at least
+                ``url``. Schemas are kept, so each is requested once.
+        """
+        self._client = SchemaRegistryClient({**_SETTINGS, **registry})
+        self._deserialize = AvroDeserializer(self._client)
+
+    def __call__(self, event: Event) -> Any:  # noqa: ANN401 - any Avro value
+        """
+        Return the payload: records as mappings, logical types as Python's own.
+
+        Raises:
+            UnavailableError: The registry cannot be reached now, or refuses the login.
+            ValueError: The payload has not the form of its schema.
+        """
+        value = event.value or b""
+        is_avro = "avro" in event.headers.get(headers.CONTENT_TYPE, "").lower()
+        if not (is_avro or value.startswith(_FRAME)):
+            return json_payload(event)
+        try:
+            return self._deserialize(value)
+        except (httpx2.TransportError, OAuthTokenError) as error:
+            # Not the error's text, which may hold the address with its password.
+            reason = f"the schema registry cannot be reached: {type(error).__name__}"
+            raise UnavailableError(reason) from error
+        except SchemaRegistryError as error:
+            reason = f"the schema registry answers: {error}"
+            if _is_passing(error.http_status_code):
+                raise UnavailableError(reason) from error
+            raise ValueError(reason) from error
+
+    def close(self) -> None:
+        """Close the connections to the registry."""
+        self._client.close()
+
+
+def _is_passing(status: int) -> bool:
+    """Return whether a later answer may be another one."""
+    return status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR

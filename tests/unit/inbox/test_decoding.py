@@ -1,0 +1,110 @@
+"""Which payloads are taken as Avro, and what a missing or silent registry means."""
+
+import importlib
+import json
+import sys
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
+import pytest
+
+from support.inbox_place import event
+from towpath.inbox import avro
+from towpath.inbox.avro import AvroDecoder
+from towpath.schemas.failure import UnavailableError, UsageError
+
+FRAMED = b"\0\0\0\0\1\2"
+
+
+@pytest.mark.parametrize("content_type", [None, "application/json", "text/plain"])
+def test_a_payload_without_avro_is_json(content_type):
+    """
+    The registry is not needed for it.
+    """
+    headers = {} if content_type is None else {"content-type": content_type}
+    with closing(AvroDecoder({"url": "http://127.0.0.1:1"})) as decode:
+        found = event(value=b'{"a": [1]}', headers=headers, decode=decode)
+        gone = event(value=None, headers=headers, decode=decode)
+
+        assert ({"a": [1]}, None) == (found.payload, gone.payload)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        event(value=FRAMED),
+        event(value=FRAMED, headers={"content-type": "application/octet-stream"}),
+        event(value=b"\0\1", headers={"content-type": "application/json"}),
+        event(value=b"{}", headers={"content-type": "application/vnd.apache.AVRO"}),
+    ],
+    ids=["framed", "framed, as bytes", "begins as no JSON does", "by its header"],
+)
+def test_a_payload_in_avro_is_not_read_as_json(found):
+    """
+    Its own form or its header says so.
+    """
+    with (
+        closing(AvroDecoder({"url": "http://127.0.0.1:1"})) as decode,
+        pytest.raises(Exception, match=r"registry|framing|magic"),
+    ):
+        decode(found)
+
+
+@pytest.fixture
+def answering():
+    """Provide a function that starts a server with one answer, and returns its URL."""
+    servers = []
+
+    def start(status):
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                body = json.dumps({"error_code": status, "message": "no"}).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        servers.append(HTTPServer(("127.0.0.1", 0), Handler))
+        Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (401, UnavailableError),
+        (403, UnavailableError),
+        (429, UnavailableError),
+        (500, UnavailableError),
+        (404, ValueError),
+    ],
+)
+def test_only_a_schema_that_is_absent_is_the_fault_of_the_event(
+    answering, status, error
+):
+    """
+    A refused login and a failing server may answer otherwise later.
+    """
+    with (
+        closing(AvroDecoder({"url": answering(status)})) as decode,
+        pytest.raises(error, match=f"the schema registry answers: .*{status}"),
+    ):
+        decode(event(value=FRAMED))
+
+
+def test_a_decoder_without_the_registrys_client_names_the_extra(monkeypatch):
+    """
+    The package is installed without it.
+    """
+    monkeypatch.setitem(sys.modules, "confluent_kafka.schema_registry", None)
+    with pytest.raises(UsageError, match=r"pip install 'towpath-inbox\[avro\]'"):
+        importlib.reload(avro)

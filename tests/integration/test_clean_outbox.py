@@ -14,10 +14,12 @@ from support.slots import drop_slot
 from support.waiting import CLOCK, until
 from towpath.relay.commands.clean_outbox import CleaningRules, clean_outbox
 from towpath.relay.errors import (
+    Level,
     NotPreparedError,
     OutboxUnconfirmedError,
     StateRefusedError,
 )
+from towpath.relay.postgres.source_checks import source_problems
 from towpath.schemas import source_tables
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
@@ -351,6 +353,36 @@ def test_partitions_are_made_ahead(partitioned):
 
     assert (3, [], []) == (len(made.added), again.added, made.dropped + again.dropped)
     assert [0, 1, 2, 3, 4] == partitioned.partitions()
+
+
+def test_partitions_that_end_soon_are_a_problem(partitioned):
+    """
+    The relay and its status name the outbox until the next partitions are made.
+    """
+    settings = load(partitioned.config, {})
+
+    def problems():
+        found = source_problems(partitioned.connection, settings)
+        return [(each.level, each.what) for each in found]
+
+    before = problems()
+    until(lambda: partitioned.logged("source problem"), "the relay reports it")
+    partitioned.clean(clock=SystemClock(), days_ahead=2)
+    soon = problems()
+    partitioned.clean(clock=SystemClock(), days_ahead=9)
+    after = problems()
+    for name in partitioned.execute(
+        "select inhrelid::regclass::text from pg_inherits"
+        " where inhparent = 'towpath.outbox'::regclass"
+    ):
+        partitioned.execute(f"drop table {name[0]}")
+    without = problems()
+    partitioned.execute("create table towpath.rest partition of towpath.outbox default")
+
+    what = "the partitions of towpath.outbox end soon"
+    assert [(Level.WARNING, what)] == soon
+    assert [(Level.ERROR, what)] == without
+    assert (what, [], []) == (before[0][1], after, problems())
 
 
 def test_a_published_day_is_dropped_whole(partitioned):

@@ -1215,6 +1215,21 @@ select c.relkind::text, pg_catalog.pg_get_partkeydef(c.oid)
 from pg_catalog.pg_class c
 where c.oid = pg_catalog.to_regclass(%(table)s::text)
 
+-- name: read_partitioned_until
+-- Seconds until the last bound of a table that is partitioned by the time of the insert;
+-- nothing of another table, or of one with a default partition. A table without
+-- partitions has reached its last bound.
+select coalesce(max(extract(epoch from
+        (pg_catalog.regexp_match(b.text, 'TO \(''([^'']+)''\)'))[1]::timestamptz
+        - pg_catalog.now())), 0)::float8
+from pg_catalog.pg_partitioned_table t
+left join pg_catalog.pg_inherits i on i.inhparent = t.partrelid
+left join pg_catalog.pg_class c on c.oid = i.inhrelid
+cross join lateral (select pg_catalog.pg_get_expr(c.relpartbound, c.oid)) as b (text)
+where t.partrelid = %(oid)s::oid and t.partdefid = 0
+    and pg_catalog.pg_get_partkeydef(t.partrelid) = 'RANGE (inserted_at)'
+group by t.partrelid
+
 -- name: count_outbox_pages
 select pg_catalog.pg_relation_size(pg_catalog.to_regclass(%(table)s::text))
     / pg_catalog.current_setting('block_size')::bigint

@@ -34,6 +34,9 @@ _LOG = structlog.get_logger("towpath.relay.slot_monitor")
 INTERVAL_S: Final = 5.0
 _SIGNAL_TABLE: Final = "towpath.signal"
 _INIT: Final = "run towpath relay init"
+_DAY_S: Final = 86_400.0
+# A cleaning job that fails over a weekend is noticed before an insert fails.
+_PARTITIONED_FOR_S: Final = 4 * _DAY_S
 
 
 def source_problems(connection: Connection, settings: Settings) -> list[Finding]:
@@ -115,6 +118,20 @@ def _publication_problems(
                 )
 
 
+def _partition_problems(
+    connection: Connection, oid: int, name: str
+) -> Iterator[Finding]:
+    """Yield whether the partitions of the outbox end soon."""
+    row = connection.execute(query("read_partitioned_until"), {"oid": oid}).fetchone()
+    if row is not None and row[0] < _PARTITIONED_FOR_S:
+        level = error_finding if row[0] <= _DAY_S else warning_finding
+        yield level(
+            f"the partitions of {name} end soon",
+            f"after {max(0.0, row[0]) / _DAY_S:.1f} days an event cannot be inserted",
+            "run towpath outbox clean, daily: it makes the partitions of the next days",
+        )
+
+
 def _outbox_problems(connection: Connection, settings: Settings) -> Iterator[Finding]:
     """Create an event writer for the current table, as the stream does."""
     name = settings.relay.outbox.table
@@ -124,6 +141,7 @@ def _outbox_problems(connection: Connection, settings: Settings) -> Iterator[Fin
     if row is None:
         yield error_finding(f"table {name} is missing", "there are no events", _INIT)
         return
+    yield from _partition_problems(connection, row[0], name)
     asked = {"oid": row[0], "publication": settings.database.outbox_publication}
     columns = tuple(
         Column(*column)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from towpath.cli import app as root
-from towpath.settings import load
+from towpath.settings import Route, load
 
 DATA = Path(__file__).parents[2] / "data/debezium"
 GOOD = """
@@ -64,6 +64,59 @@ def test_show_prints_the_effective_configuration_without_secrets(
     assert document["topics"]["partitions"] == 12
 
     assert document["relay"]["rows"]["decimals"] == "string"
+
+
+SINK = """
+[[sink]]
+name = "cache"
+kind = "cache"
+url = "redis://127.0.0.1:6379/0"
+hash_salts = { people = "0123456789 hunter2" }
+[[sink.route]]
+topic = "towpath.shop.people"
+name = "people"
+transforms = [
+    { hash = "email", salt = "people" },
+    { constant = "", to = "note" },
+    { drop_if = { state = ["test", "closed"], total = { below = 1.5 } } },
+    { template = "{name}", to = "label" },
+]
+"""
+
+
+def test_transforms_are_shown_as_they_can_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    Their defaults are no options of other verbs, and the secrets do not show.
+    """
+    text = GOOD.replace("[kafka]", 'tables = ["shop.people"]\n[kafka]') + SINK
+    path = written(tmp_path, text)
+    given = load(Path(path), {}).sink[0].route
+
+    code = root.run(["config", "show", "--config", path])
+    shown = capsys.readouterr().out
+    # By its name, the name of a secret counts as one.
+    shown = shown.replace('salt = "********"', 'salt = "people"')
+    routes = tomllib.loads(shown)["sink"][0]["route"]
+
+    assert code == 0
+    assert "hunter2" not in shown
+    assert given == tuple(map(Route.model_validate, routes))
+
+
+def test_check_names_a_transform_in_python_that_is_not_installed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    The sink would not start.
+    """
+    text = GOOD.replace("[kafka]", 'tables = ["shop.people"]\n[kafka]')
+    sink = SINK.replace('{ constant = "", to = "note" }', '{ python = "never" }')
+    path = written(tmp_path, text + sink)
+
+    assert root.run(["config", "check", "--config", path]) == 2
+    assert "no installed package provides 'never'" in capsys.readouterr().err
 
 
 def test_check_reports_every_mistake_and_exits_2(

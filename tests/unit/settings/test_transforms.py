@@ -68,6 +68,7 @@ def mistakes(*transforms: dict, environ=None, **route) -> str:
         ({"template": "{a}"}, "template needs to"),
         ({"rename": "a"}, "rename needs to"),
         ({"constant": ""}, "constant needs to"),
+        ({"mask": ""}, "mask is empty"),
         ({"constant": [1], "to": "a"}, "must be text, true, false, or a number"),
         ({"mask": "a", "salt": "s"}, "salt is no option of mask"),
         ({"mask": "a", "keep_last": -1}, "at least 0"),
@@ -87,7 +88,7 @@ def mistakes(*transforms: dict, environ=None, **route) -> str:
         ({"python": "score", "to": "x"}, "to is no option of python"),
         ({"python": "score", "writes": {"x": "int"}}, "'int' is not a type"),
         ({"python": "score", "writes": {"_x": "text"}}, "'_x': sinks reserve"),
-        ({"constant": 1, "to": "_x"}, r"transforms\[1\]: '_x': sinks reserve"),
+        ({"constant": 1, "to": "_x"}, r"transforms\.0: '_x': sinks reserve"),
     ],
 )
 def test_an_entry_that_cannot_be_is_a_mistake_of_the_file(entry, told):

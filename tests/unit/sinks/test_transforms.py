@@ -315,7 +315,7 @@ def test_an_entry_that_does_not_fit_the_table_is_a_mistake(entry, told):
     """
     (mistake,) = route_mistakes(route({"constant": 1, "to": "n"}, entry), SHAPE)
 
-    assert mistake.startswith("orders (shop.orders): transforms[2]: ")
+    assert mistake.startswith("orders (shop.orders): transforms.1: ")
     assert re.search(told, mistake)
 
 

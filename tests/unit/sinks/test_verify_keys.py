@@ -4,7 +4,7 @@ import pytest
 
 from towpath.settings import Route
 from towpath.sinks.changes.routing import routing_of
-from towpath.sinks.verify.forms import KeyNames
+from towpath.sinks.verify.canonical import KeyNames
 
 PLAIN = KeyNames(("tenant", "id"), None)
 TEMPLATE = KeyNames(

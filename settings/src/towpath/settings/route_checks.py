@@ -186,8 +186,8 @@ def _columns_agree(route: Route, where: str) -> Iterator[str]:
 
 
 def _transforms_agree(route: Route, sink: Sink, where: str) -> Iterator[str]:
-    for number, entry in enumerate(route.transforms, 1):
-        place = f"{where}.transforms[{number}]"
+    for number, entry in enumerate(route.transforms):
+        place = f"{where}.transforms.{number}"
         if entry.hash is not None and entry.salt not in sink.hash_salts:
             yield (
                 f"{place}.salt: there is no {entry.salt!r} in sink.{sink.name}."

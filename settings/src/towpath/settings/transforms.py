@@ -14,6 +14,7 @@ from math import isfinite
 from typing import Annotated, Any, Final, NamedTuple, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic.fields import FieldInfo
 
 from towpath.settings.section import IDENTIFIER, Section
 from towpath.settings.syntax import compiled, parsed_by
@@ -302,7 +303,8 @@ class Transform(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        given = [name for name in type(self).model_fields if self._has(name)]
+        fields = type(self).model_fields
+        given = [name for name, field in fields.items() if self._has(name, field)]
         verbs = [name for name in given if name in _NEEDED]
         if len(verbs) != 1:
             listed = ", ".join(_NEEDED)
@@ -310,6 +312,9 @@ class Transform(Section):
             message = f"an entry has one verb of {listed}, not {found}"
             raise ValueError(message)
         (verb,) = verbs
+        if verb != "constant" and not getattr(self, verb):
+            message = f"{verb} is empty"
+            raise ValueError(message)
         for name in _NEEDED[verb]:
             if name not in given:
                 message = f"{verb} needs {name}"
@@ -321,7 +326,7 @@ class Transform(Section):
                 raise ValueError(message)
         return self
 
-    def _has(self, name: str) -> bool:
-        value = getattr(self, name)
-        is_blank = value is None or (value == "" and name != "constant")
-        return name in self.model_fields_set and not is_blank
+    def _has(self, name: str, field: FieldInfo) -> bool:
+        """Return whether a key has another value than its default."""
+        default = field.get_default(call_default_factory=True)
+        return bool(getattr(self, name) != default)

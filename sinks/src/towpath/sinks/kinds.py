@@ -25,13 +25,13 @@ from towpath.settings import Sink as SinkSettings
 from towpath.settings.key_template import columns_of
 from towpath.settings.mistakes import did_you_mean
 from towpath.settings.sink import KINDS_GROUP
-from towpath.sinks.changes.python_transforms import (
+from towpath.sinks.changes.relations import RelationShape
+from towpath.sinks.changes.routing import Routing, routing_of
+from towpath.sinks.changes.transforms import (
     TRANSFORMS_GROUP,
     installed_transforms,
     load_function,
 )
-from towpath.sinks.changes.relations import RelationShape
-from towpath.sinks.changes.routing import Routing, routing_of
 from towpath.sinks.errors import KindBrokenError, RouteMistakesError, ShapeUnknownError
 from towpath.sinks.ports import RelationSource, Repairs, Sink, SinkReader, SqlSession
 
@@ -369,13 +369,13 @@ def _mistakes(sink: SinkSettings) -> Iterator[str]:
 
 def _missing_functions(sink: SinkSettings, route: Route) -> Iterator[str]:
     """Yield transforms in Python that no package provides; import the others."""
-    for number, entry in enumerate(route.transforms, 1):
+    for number, entry in enumerate(route.transforms):
         name, installed = entry.python, installed_transforms()
         if name is not None and name in installed:
             load_function(name)
         elif name is not None:
             yield (
-                f"sink.{sink.name}.route.{route.name}.transforms[{number}].python: no "
+                f"sink.{sink.name}.route.{route.name}.transforms.{number}.python: no "
                 f"installed package provides {name!r} in the group {TRANSFORMS_GROUP}"
                 f"{did_you_mean(name, installed)}"
             )

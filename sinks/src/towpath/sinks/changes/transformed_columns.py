@@ -108,9 +108,9 @@ def transformed_columns(
     }
     deciding: frozenset[str] = frozenset()
     mistakes = []
-    for number, entry in enumerate(transforms, 1):
+    for number, entry in enumerate(transforms):
         wrong = [*_mistakes(entry, found, key)]
-        mistakes += [f"transforms[{number}]: {entry.verb}: {one}" for one in wrong]
+        mistakes += [f"transforms.{number}: {entry.verb}: {one}" for one in wrong]
         names = entry.inputs or (found if entry.python is not None else ())
         read = [found[name] for name in names if name in found]
         inputs = frozenset[str]().union(*(one.inputs for one in read))

@@ -1,6 +1,11 @@
 """
-Canonical texts of values and documents: equal values have one text. Pure.
+Canonical names of rows, and canonical texts of values and documents. Pure.
 
+A row's name is the text of its key's parts (see ``key_text``), which a template may
+have formatted; both steps can be reversed. The name of a foreign row may not stand for
+any key.
+
+Equal values have one text.
 Numbers and booleans are written as text, floats as the shortest text of the same value.
 A document's names are sorted; numbers are equal if they have the same value, however
 they are written, and no digit is lost.
@@ -8,14 +13,45 @@ they are written, and no digit is lost.
 
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
 from towpath.sinks.change import Value, is_no_instant, is_no_number
-from towpath.sinks.key_text import text_of
+from towpath.sinks.changes.routing import Routing
+from towpath.sinks.key_text import key_parts, key_text, text_of
 from towpath.sinks.verify.compare import Difference, DifferenceKind
 from towpath.sinks.verify.table import UTC_TIMESTAMP
+
+Key = tuple[str, ...]
+
+
+class KeyNames:
+    """The names of one route's rows, and the source keys that they stand for."""
+
+    def __init__(self, columns: Sequence[str], routing: Routing | None) -> None:
+        self._columns = tuple(columns)
+        self._routing = routing
+
+    def name(self, values: Sequence[str | None]) -> str:
+        """Return the row name of a source key."""
+        if self._routing is None:
+            (first, *others) = values
+            is_plain = first and not others and ":" not in first and "%" not in first
+            return first if is_plain and first else key_text(values)
+        return key_text(self._routing.key(self._columns, tuple(values))[1])
+
+    def key(self, name: str) -> Key | None:
+        """Return the source key of a row name; ``None`` if it has none."""
+        parts = key_parts(name)
+        try:
+            values = self._routing.source_key(parts) if self._routing else parts
+        except ValueError:
+            return None
+        key = tuple(map(str, values))
+        is_reversible = len(key) == len(self._columns) and self.name(key) == name
+        return key if is_reversible else None
+
 
 Canonical = Callable[[Value], str | None]
 

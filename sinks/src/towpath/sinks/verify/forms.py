@@ -1,10 +1,6 @@
 """
 Comparable forms of rows: columns of a table, or documents. Pure.
 
-A row's name is the text of its key's parts (see ``key_text``), which a template may
-have formatted; both steps can be reversed. The name of a foreign row may not stand for
-any key.
-
 Both sides are converted to the text that a record carries (see ``canonical``). The
 source does this in SQL, and the sinks' readers return values in the form of records. A
 document is compared as one canonical text; only differing documents are compared value
@@ -20,10 +16,12 @@ from towpath.sinks.changes.relations import Column
 from towpath.sinks.changes.routing import Routing, routing_of
 from towpath.sinks.changes.transformed_columns import OutputColumn
 from towpath.sinks.changes.transforms import RowTransforms
-from towpath.sinks.key_text import key_parts, key_text, text_of
+from towpath.sinks.key_text import text_of
 from towpath.sinks.ports import StoredRow
 from towpath.sinks.verify.canonical import (
     Canonical,
+    Key,
+    KeyNames,
     canonical,
     canonical_document,
     canonical_of,
@@ -39,36 +37,6 @@ from towpath.sinks.verify.types import (
     nested_value,
     text_of_nested,
 )
-
-Key = tuple[str, ...]
-
-
-class KeyNames:
-    """The names of one route's rows, and the source keys that they stand for."""
-
-    def __init__(self, columns: Sequence[str], routing: Routing | None) -> None:
-        self._columns = tuple(columns)
-        self._routing = routing
-
-    def name(self, values: Sequence[str | None]) -> str:
-        """Return the row name of a source key."""
-        if self._routing is None:
-            (first, *others) = values
-            is_plain = first and not others and ":" not in first and "%" not in first
-            return first if is_plain and first else key_text(values)
-        return key_text(self._routing.key(self._columns, tuple(values))[1])
-
-    def key(self, name: str) -> Key | None:
-        """Return the source key of a row name; ``None`` if it has none."""
-        parts = key_parts(name)
-        try:
-            values = self._routing.source_key(parts) if self._routing else parts
-        except ValueError:
-            return None
-        key = tuple(map(str, values))
-        is_reversible = len(key) == len(self._columns) and self.name(key) == name
-        return key if is_reversible else None
-
 
 DOCUMENT: Final = "document"
 

@@ -27,8 +27,8 @@ from towpath.sinks.dead_letters.entries import (
 )
 from towpath.sinks.dead_letters.requests import send_requests
 from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
+from towpath.sinks.verify.canonical import Key
 from towpath.sinks.verify.compare import Suspect
-from towpath.sinks.verify.forms import Key
 from towpath.sinks.verify.settle import RouteComparison, settle_further
 from towpath.sinks.verify.suspects import Suspects
 

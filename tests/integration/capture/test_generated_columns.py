@@ -30,16 +30,18 @@ def make(followed, suffix: str = "") -> None:
         "identity_stored": f"id int, v int not null, g {STORED} not null unique",
         "virtual": f"id int primary key, v int, g {STORED}, h {VIRTUAL}",
     }
-    for name, of in columns.items():
-        followed.execute(f"create table s.{name}{suffix} ({of})")
-        values = "(v) values (1)" if "id int" not in of else "(id, v) values (1, 1)"
-        followed.execute(f"insert into s.{name}{suffix} {values}")
-    for name in ("full_stored", "full_virtual"):
-        followed.execute(FULL.format(f"s.{name}{suffix}"))
-    index = f"identity_stored{suffix}_g_key"
-    followed.execute(
-        f"alter table s.identity_stored{suffix} replica identity using index {index}"
-    )
+    # A relay that captures a table before its identity is set would be right.
+    with followed.connection.transaction():
+        for name, of in columns.items():
+            followed.execute(f"create table s.{name}{suffix} ({of})")
+            values = "(v) values (1)" if "id int" not in of else "(id, v) values (1, 1)"
+            followed.execute(f"insert into s.{name}{suffix} {values}")
+        for name in ("full_stored", "full_virtual"):
+            followed.execute(FULL.format(f"s.{name}{suffix}"))
+        index = f"identity_stored{suffix}_g_key"
+        followed.execute(
+            f"alter table s.identity_stored{suffix} replica identity using index {index}"
+        )
 
 
 def write(followed, suffix: str = "") -> None:

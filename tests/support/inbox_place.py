@@ -93,13 +93,13 @@ class InboxPlace:
             message = f"count {count} is refused"
             raise ValueError(message)
 
-    def consumer(self, **options):
-        """Make a consumer."""
-        settings = {"bootstrap.servers": self.kafka, "session.timeout.ms": 6000}
+    def consumer(self, *, settings=(), handle=None, **options):
+        """Make a consumer, with further settings of its client."""
+        given = {"bootstrap.servers": self.kafka, "session.timeout.ms": 6000}
         return Consumer(
-            *(self.inbox, settings, [self.topic]),
+            *(self.inbox, given | dict(settings), [self.topic]),
             begin=self.begin,
-            handle=self.handle,
+            handle=handle or self.handle,
             **options,
         )
 

@@ -318,8 +318,10 @@ class _Loop:
                 retry.due_s = float("inf")
                 client.resume([TopicPartition(*place)])
 
-    def _forget(self, _client: Client, partitions: Sequence[TopicPartition]) -> None:
+    def _forget(self, client: Client, partitions: Sequence[TopicPartition]) -> None:
         """Forget the retries of partitions that another process now reads."""
+        # The client would keep a pause for when the partition comes back.
+        client.resume([*partitions])
         for place in partitions:
             self._retries.pop((place.topic, place.partition), None)
             self._report_lag(place.topic, place.partition, None)

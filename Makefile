@@ -9,6 +9,8 @@ MEMBERS := schemas settings cli outbox inbox relay sinks services loadtests depl
 # Processes that run tests side by side, each with a stack of its own; 0: all in one.
 WORKERS ?= 4
 DEMO := docker compose --project-directory deploy/compose --project-name towpath-demo
+CATALOGUE := --events towpath.services.orders.events:shop_events \
+	--title "The shop's events" --output docs/events.md
 STATIC := lint types imports
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
@@ -55,9 +57,10 @@ compose-demo: ## The demo in containers: images, all of compose.yaml, load, a ne
 compose-test: setup-dev ## Try images and compose.yaml on a Docker engine, kills included.
 	$(BIN)/pytest -m compose -p no:randomly -x -s --verbose tests/compose $(ARGS)
 
-docs: setup-dev ## Draw the pictures of docs/, and list the log records.
+docs: setup-dev ## Draw the pictures of docs/, list the log records and the shop's events.
 	@$(BIN)/python docs/pictures/draw.py
 	@$(BIN)/python docs/log_records.py
+	@$(BIN)/towpath schema catalogue $(CATALOGUE)
 
 dist: setup-dev ## Build wheels, source distributions and SBOMs of all packages into dist/.
 	@$(BIN)/python deploy/dist.py $(ARGS)

@@ -348,6 +348,33 @@ def test_each_sink_judges_a_type_by_its_own_columns(contract, column, type_, exp
     assert expected == levels(found)
 
 
+def test_a_sink_judges_a_column_by_what_its_route_makes_of_it(contract):
+    """
+    A cast of the route keeps the type in the sink; a computed column has it, too.
+    """
+    text = contract.config.read_text(encoding="utf-8")
+    transforms = """
+[[sink.route.transforms]]
+cast = "count"
+type = "bigint"
+
+[[sink.route.transforms]]
+template = "{count} of {total}"
+to = "summary"
+"""
+    lake = 'name = "shop.orders"\n\n[[sink]]\nname = "models"'
+    assert 1 == text.count(lake)
+    changed = lake.replace("\n\n", f"\n{transforms}\n", 1)
+    contract.config.write_text(text.replace(lake, changed), encoding="utf-8")
+    statement = "alter table shop.orders alter column count type text"
+    _, found = contract.judge(statement)
+    lakes = [one for one in found if one["place"].startswith("sink lake")]
+
+    assert ["fine", "fine"] == [one["level"] for one in lakes]
+    assert "stays a bigint" in lakes[0]["sentence"]
+    assert "stays a string" in lakes[1]["sentence"]
+
+
 def test_a_route_that_no_longer_fits_is_refused(contract):
     """
     A route names the column: the sink would halt at its next start.

@@ -6,11 +6,11 @@ import pytest
 
 from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
+from towpath.sinks.cli.contract import sqlalchemy_url
+from towpath.sinks.contracts import evaluate
 from towpath.sinks.contracts.catalog import Catalog, Table, TableColumn, UniqueKey
 from towpath.sinks.contracts.changes import ChangeKind, changed_tables
-from towpath.sinks.contracts.evaluate import evaluate
 from towpath.sinks.contracts.findings import Level
-from towpath.sinks.contracts.scratch import sqlalchemy_url
 
 
 def numeric(precision: int, scale: int) -> int:

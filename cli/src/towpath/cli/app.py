@@ -75,6 +75,7 @@ KNOWN: Final = (
     KnownCommand(
         "schema.check", _OUTBOX, "Check event schemas: frozen, numbered, compatible."
     ),
+    KnownCommand("schema.catalogue", _OUTBOX, "Write a page of all events."),
     KnownCommand(
         "schema.contract", _SINKS, "Judge a migration for row topics and sinks."
     ),
@@ -90,7 +91,7 @@ KNOWN: Final = (
 )
 _GROUP_HELP: Final = {
     "sink": "Run sinks, list and check them; add, refill or drop one.",
-    "schema": "Event schemas and table contracts: checks for CI.",
+    "schema": "Release event schemas; judge migrations; a page of the events.",
 }
 
 

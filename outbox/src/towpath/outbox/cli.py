@@ -1,6 +1,8 @@
-"""``towpath schema freeze | check``: release event schemas, and check them."""
+"""``towpath schema freeze | check | catalogue``: release event schemas."""
 
+import importlib
 import json as json_text
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -8,7 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from towpath.cli.options import JsonOption
+from towpath.cli.options import JsonOption, read_settings
+from towpath.outbox.event import Events
+from towpath.schemas.catalogue import EventPlace
+from towpath.schemas.catalogue import catalogue as write_catalogue
 from towpath.schemas.compatibility import LEVEL, Level
 from towpath.schemas.events import EventSchemas
 from towpath.schemas.failure import UsageError
@@ -28,6 +33,7 @@ from towpath.schemas.schema_files import SchemaFile, embed, read_files
 
 if TYPE_CHECKING:
     from towpath.schemas.registry import Reference, SchemaRegistry
+    from towpath.settings.outbox import Outbox as OutboxSettings
 
 FOLDER: Final = Path("schemas")
 
@@ -118,6 +124,80 @@ def check(
         if not found:
             print(f"{folder}: {len(files)} schemas, nothing wrong")
     return int(bool(found))
+
+
+def catalogue(
+    folder: FolderArgument = FOLDER,
+    /,
+    *,
+    events: Annotated[
+        str | None, Parameter(help="MODULE:NAME of the application's Events.")
+    ] = None,
+    title: str = "Events",
+    output: Path | None = None,
+    config: Annotated[
+        Path | None,
+        Parameter(help="Configuration, for the names of topics [the default names]."),
+    ] = None,
+) -> int:
+    """
+    Write a page of Markdown with every event type, its fields and versions.
+
+    With --events, schemas and aggregates are those of the application's Events.
+
+    Args:
+        folder: The schemas, without --events.
+        events: Where the application has its Events; a function that returns them too.
+        title: The heading of the page.
+        output: The file to write; left out, standard output.
+        config: Configuration file, for the names of topics.
+    """
+    places: dict[str, EventPlace] = {}
+    if events is None:
+        schemas = EventSchemas.from_folder(folder)
+    else:
+        found = _events(events)
+        schemas = found.schemas
+        outbox = _outbox_settings(config)
+        places = {
+            event_type: EventPlace(aggregate, outbox.topic_of(aggregate))
+            for event_type, aggregate in found.aggregates.items()
+        }
+    page = write_catalogue(schemas, places, title)
+    if output is None:
+        print(page, end="")
+    else:
+        output.write_text(page, encoding="utf-8")
+    return 0
+
+
+def _events(place: str) -> Events:
+    """Import the application's events."""
+    module, _, name = place.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        message = f"--events {place} cannot be imported: {error}"
+        raise UsageError(message) from error
+    if callable(found) and not isinstance(found, type):
+        found = found()
+    if not isinstance(found, Events):
+        message = f"--events {place} is no Events of towpath.outbox"
+        raise UsageError(message)
+    return found
+
+
+def _outbox_settings(config: Path | None) -> "OutboxSettings":
+    """Return the outbox of a configuration; the defaults without one."""
+    from towpath.settings.outbox import (  # noqa: PLC0415 - keeps freeze and check light
+        Outbox as OutboxSettings,
+    )
+
+    if config is None:
+        return OutboxSettings()
+    return read_settings(config).relay.outbox
 
 
 def _client(url: str) -> "SchemaRegistry":

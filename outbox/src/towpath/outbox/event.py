@@ -112,6 +112,11 @@ class Events:
         """All schemas, with those that were given in code."""
         return self._schemas
 
+    @property
+    def aggregates(self) -> Mapping[str, str]:
+        """The aggregate type of each event type that has a class."""
+        return {one.type: one.aggregate_type for one in self._bindings.values()}
+
     def event(
         self,
         *,

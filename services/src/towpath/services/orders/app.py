@@ -7,11 +7,11 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import sessionmaker
 from werkzeug.routing import IntegerConverter, ValidationError
 
-from towpath.outbox import Events, Outbox
+from towpath.outbox import Outbox
 from towpath.outbox.sqlalchemy import Collector
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.services.orders.api import EXTENSION, RouteContext, blueprint
-from towpath.services.orders.events import outbox_event, shop_schemas
+from towpath.services.orders.events import outbox_event, shop_events
 from towpath.services.orders.repository import SCHEMA
 from towpath.services.plumbing.database import health_blueprint, make_engine, migrate
 from towpath.services.plumbing.http import MAX_BODY_BYTES, install_problems
@@ -52,7 +52,7 @@ def create_app(
 def assemble(engine: Engine, clock: Clock) -> Flask:
     """Wire the service to an engine."""
     # Schemas are compiled now, not in the first request.
-    outbox = Outbox(Events(shop_schemas()), clock=clock)
+    outbox = Outbox(shop_events(), clock=clock)
     sessions = sessionmaker(engine, expire_on_commit=False)
     Collector(outbox_event, outbox=outbox).install(sessions)
     app = Flask("towpath-orders", static_folder=None)

@@ -9,13 +9,14 @@ the same document of every order, in SQL: a change to one needs a change to the 
 import functools
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from importlib import resources
 from typing import Any, Final
 
 from sqlalchemy.orm import Session
 
-from towpath.outbox import OutboxEvent
+from towpath.outbox import Events, OutboxEvent
 from towpath.schemas.events import EventSchemas
 from towpath.services.orders.domain import (
     AttributeValue,
@@ -40,15 +41,27 @@ def shop_schemas() -> EventSchemas:
     return EventSchemas.from_folder(resources.files(SCHEMAS))
 
 
+@functools.cache
+def shop_events() -> Events:
+    """Return the shop's event types, bound to its domain events and schemas."""
+    events = Events(shop_schemas())
+    events.event(
+        aggregate_type=CUSTOMER,
+        key="customer.customer_id",
+        payload=lambda event: customer_document(event.customer),
+    )(CustomerRegistered)
+    for cls in (OrderPlaced, OrderPaid, OrderCancelled):
+        events.event(aggregate_type=ORDER, key="order.order_id", payload=_order_event)(
+            cls
+        )
+    return events
+
+
 def outbox_event(event: DomainEvent, session: Session) -> OutboxEvent:
     """Turn a domain event into an outbox event, within the request's trace."""
-    aggregate_type, aggregate_id, payload, occurred_at = _parts(event)
-    return OutboxEvent(
-        aggregate_type=aggregate_type,
-        aggregate_id=aggregate_id,
-        type=type(event).__name__,
-        payload=payload,
-        occurred_at=occurred_at,
+    return replace(
+        shop_events().convert(event),
+        occurred_at=_occurred_at(event),
         traceparent=session.info.get(TRACEPARENT),
     )
 
@@ -89,27 +102,24 @@ def customer_document(customer: CustomerState) -> dict[str, Any]:
     }
 
 
-def _parts(event: DomainEvent) -> tuple[str, str, dict[str, Any], datetime]:
-    match event:
-        case CustomerRegistered(customer):
-            key = str(customer.customer_id)
-            payload = customer_document(customer)
-            return CUSTOMER, key, payload, customer.created_at
-        case OrderPlaced(order):
-            return _order_parts(order, {})
-        case OrderPaid(order):
-            return _order_parts(order, {"paid_at": order.updated_at})
-        case OrderCancelled(order, reason):
-            more = {"cancelled_at": order.updated_at, "reason": reason}
-            return _order_parts(order, more)
+def _occurred_at(event: DomainEvent) -> datetime:
+    if isinstance(event, CustomerRegistered):
+        return event.customer.created_at
+    return event.order.updated_at
 
 
-def _order_parts(
-    order: OrderState, more: dict[str, Any]
-) -> tuple[str, str, dict[str, Any], datetime]:
+def _order_event(event: OrderPlaced | OrderPaid | OrderCancelled) -> dict[str, Any]:
+    order = event.order
     payload = order_document(order)
     payload["attributes"] = _json_text(order.attributes)
-    return ORDER, str(order.order_id), payload | more, order.updated_at
+    match event:
+        case OrderPlaced():
+            return payload
+        case OrderPaid():
+            return payload | {"paid_at": order.updated_at}
+        case OrderCancelled():
+            more = {"cancelled_at": order.updated_at, "reason": event.reason}
+            return payload | more
 
 
 def _json_text(attributes: Mapping[str, AttributeValue] | None) -> str | None:

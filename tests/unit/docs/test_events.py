@@ -1,0 +1,65 @@
+"""The catalogue of the shop's events, held against the shop."""
+
+import pytest
+
+from support.pages import DOCS
+from towpath.cli.app import run
+
+SHOP = "towpath.services.orders.events:shop_events"
+
+
+def test_the_page_lists_the_events_of_the_shop(capsys):
+    """
+    A changed event needs the page written again: make docs.
+    """
+    words = ["schema", "catalogue", "--events", SHOP, "--title", "The shop's events"]
+
+    assert 0 == run(words)
+    page = (DOCS / "events.md").read_text(encoding="utf-8")
+    assert page == capsys.readouterr().out
+
+
+def test_topics_are_those_of_the_configuration(tmp_path, capsys):
+    """
+    The relay's template names the topic of an aggregate.
+    """
+    file = tmp_path / "towpath.toml"
+    file.write_text(
+        "version = 1\n[[source]]\ndsn = 'postgresql://unused'\n"
+        "[kafka]\nbootstrap_servers = 'u:1'\n"
+        "[relay.outbox]\ntopic = 'events.{aggregate_type}'\n",
+        encoding="utf-8",
+    )
+    output = tmp_path / "events.md"
+    words = ["--events", SHOP, "--config", str(file), "--output", str(output)]
+
+    assert 0 == run(["schema", "catalogue", *words])
+    assert "topic `events.customer`." in output.read_text(encoding="utf-8")
+    assert not capsys.readouterr().out
+
+
+def test_a_folder_alone_has_a_catalogue_without_aggregates(capsys):
+    """
+    The schemas do not name them.
+    """
+    folder = DOCS / "examples/blog/schemas"
+
+    assert 0 == run(["schema", "catalogue", str(folder)])
+    assert "| [PostPublished](#postpublished) |  |  | 1 |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("no.module:events", "cannot be imported: No module named 'no'"),
+        ("towpath.outbox:none", "cannot be imported: module"),
+        ("towpath.outbox", "cannot be imported"),
+        ("towpath.outbox.plain:Any", "is no Events of towpath.outbox"),
+    ],
+)
+def test_events_that_cannot_be_imported_are_a_wrong_command(place, reason, capsys):
+    """
+    The error names the place and the reason.
+    """
+    assert 2 == run(["schema", "catalogue", "--events", place])
+    assert f"--events {place} {reason}" in capsys.readouterr().err

@@ -1,0 +1,108 @@
+"""The catalogue of events: fields, nested records, versions, aggregates."""
+
+import json
+
+from towpath.schemas.catalogue import EventPlace, catalogue
+from towpath.schemas.events import EventSchemas, make_schema
+
+LINE = {
+    "type": "record",
+    "name": "Line",
+    "fields": [{"name": "price", "type": "string", "doc": "In cents | or less."}],
+}
+ORDER = {
+    "type": "record",
+    "name": "OrderPlaced",
+    "namespace": "shop",
+    "doc": "An order was placed.",
+    "fields": [
+        {"name": "order_id", "type": "long"},
+        {"name": "lines", "type": {"type": "array", "items": LINE}},
+        {
+            "name": "by_place",
+            "type": {"type": "map", "values": ["null", "Line"]},
+            "default": {},
+        },
+    ],
+}
+MORE = [
+    {
+        "name": "state",
+        "type": {"type": "enum", "name": "State", "symbols": ["open", "paid"]},
+        "default": "open",
+    },
+    {
+        "name": "due",
+        "type": ["null", {"type": "int", "logicalType": "date"}],
+        "default": None,
+        "doc": "The day\n after.",
+    },
+]
+TEXT_ID = {"name": "order_id", "type": "string"}
+NEXT = ORDER | {"fields": [TEXT_ID, ORDER["fields"][1], *MORE]}
+OTHER = {"type": "record", "name": "Zero", "namespace": "shop", "fields": []}
+
+
+def schemas() -> EventSchemas:
+    """Make two versions of an event, and another event."""
+    return EventSchemas(
+        [
+            make_schema(json.dumps(OTHER)),
+            make_schema(json.dumps(NEXT), 2),
+            make_schema(json.dumps(ORDER), 1),
+        ]
+    )
+
+
+PLACES = {"OrderPlaced": EventPlace("order", "outbox.event.order")}
+
+
+def test_each_event_has_its_fields_with_those_of_nested_records():
+    """
+    Types are words, defaults are JSON, and a description stays in its cell.
+    """
+    page = catalogue(schemas(), PLACES)
+    section = page.partition("## OrderPlaced\n")[2].partition("## Zero")[0]
+
+    assert [
+        "| `order_id` | string |  |  |",
+        "| `lines` | array of Line |  |  |",
+        "| `lines[].price` | string |  | In cents \\| or less. |",
+        "| `state` | one of open, paid | `open` |  |",
+        "| `due` | date (int) or null | `null` | The day after. |",
+    ] == [line for line in section.splitlines() if line.startswith("| `")]
+    assert "An order was placed.\n" in section
+
+
+def test_versions_are_told_by_their_changes():
+    """
+    Added, removed and retyped fields, nested ones too.
+    """
+    page = catalogue(schemas(), PLACES)
+
+    assert (
+        "- Version 2: adds `state`, `due`; removes `by_place`; "
+        "changes the type of `order_id`.\n"
+    ) in page
+
+
+def test_aggregate_and_topic_are_named_where_they_are_known():
+    """
+    In the overview, and in the event's section.
+    """
+    page = catalogue(schemas(), PLACES, "The shop")
+
+    assert page.startswith("# The shop\n")
+    overview = "| [OrderPlaced](#orderplaced) | `order` | `outbox.event.order` | 1, 2 |"
+    assert overview in page
+    assert "| [Zero](#zero) |  |  | 1 |\n" in page
+    assert "version 2; aggregate `order`, topic `outbox.event.order`." in page
+
+
+def test_the_same_schemas_give_the_same_page():
+    """
+    The order in which files are read is of no account.
+    """
+    backwards = EventSchemas(reversed(schemas().history))
+
+    assert catalogue(schemas(), PLACES) == catalogue(backwards, PLACES)

@@ -40,7 +40,8 @@ def make(followed, suffix: str = "") -> None:
             followed.execute(FULL.format(f"s.{name}{suffix}"))
         index = f"identity_stored{suffix}_g_key"
         followed.execute(
-            f"alter table s.identity_stored{suffix} replica identity using index {index}"
+            f"alter table s.identity_stored{suffix}"
+            f" replica identity using index {index}"
         )
 
 

@@ -18,6 +18,7 @@ from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
 from towpath.sinks.engine.executors import Executors
 from towpath.sinks.engine.writer import SinkWriter
 from towpath.sinks.errors import BatchRefusedError
+from towpath.sinks.tally import Tally
 from towpath.sinks.targets.memory import MemorySink
 
 TOPIC = "towpath.shop.orders"
@@ -59,6 +60,10 @@ class RefusingSink(MemorySink):
             message = "the note is too long"
             raise BatchRefusedError(message)
         super().apply(batch)
+
+    def restart(self):
+        """Lose the counts of a process that died; the target keeps its rows."""
+        self._tally = Tally()
 
     @property
     def notes(self):
@@ -107,6 +112,7 @@ class Shop:
 
     def begin(self):
         """Start as a driver does, with the state that is in the topic."""
+        self.sink.restart()
         self.parked = ParkedKeys()
         self.parked.recall(self.letters.entries())
         if isinstance(self.refetches, MemoryRefetches):

@@ -19,8 +19,8 @@ from typing import Any
 import tomlkit
 
 CLONE = Path(__file__).resolve().parents[1]
-# The packages that are installed alone, each with the lock of what it installs.
-LOCKED = ("relay", "services", "sinks", "tools")
+# The locks of packages that are installed alone; each names what it installs.
+LOCKS = sorted((CLONE / "requirements").glob("*/*.lock"))
 
 
 def main(words: list[str]) -> int:
@@ -33,8 +33,8 @@ def main(words: list[str]) -> int:
         with tempfile.TemporaryDirectory() as folder:
             stage(member, Path(folder))
             build(Path(folder), out, epoch)
-    for name in LOCKED:
-        write_sbom(CLONE / "requirements" / "images" / f"{name}.lock", out)
+    for lock in LOCKS:
+        write_sbom(lock, out)
     for path in sorted(out.iterdir()):
         print(path.name)
     return 0

@@ -1,5 +1,5 @@
 """
-Make the locks: ``build.lock``, ``run.lock``, ``dev.lock``, ``lock.lock``, ``images/``.
+Make the locks: ``build``, ``run``, ``dev`` and ``lock.lock``, ``images/``, ``packages/``.
 
 Dependencies are read from the members' own files. What is locked stays locked unless
 ``--upgrade`` is said. The locks hold for every Python that the members allow, and name
@@ -26,6 +26,8 @@ IMAGES = {
     "sinks": ["sinks[java]"],
     "tools": ["deploy"],
 }
+# Libraries that applications install: the locks are what their SBOMs list.
+PACKAGES = {"inbox": ["inbox"], "outbox": ["outbox"]}
 # The tools start no engine: sinks run in an image of their own.
 LEFT_OUT = {"tools": ("pyspark", "pandas")}
 
@@ -43,15 +45,16 @@ def main() -> int:
             *(uv, "dev.lock", [run, HERE / "dev.in"]),
             *("--constraints", str(HERE / "run.lock")),
         )
-        for image, members in IMAGES.items():
-            wanted = Path(folder, f"{image}.in")
-            left_out = LEFT_OUT.get(image, ())
-            needed = dependencies_of(members)
-            write_wanted(wanted, {n for n in needed if not n.startswith(left_out)})
-            compile_lock(
-                *(uv, f"images/{image}.lock", [wanted]),
-                *("--constraints", str(HERE / "run.lock")),
-            )
+        for place, locked in (("images", IMAGES), ("packages", PACKAGES)):
+            for name, members in locked.items():
+                wanted = Path(folder, f"{name}.in")
+                left_out = LEFT_OUT.get(name, ())
+                needed = dependencies_of(members)
+                write_wanted(wanted, {n for n in needed if not n.startswith(left_out)})
+                compile_lock(
+                    *(uv, f"{place}/{name}.lock", [wanted]),
+                    *("--constraints", str(HERE / "run.lock")),
+                )
     return 0
 
 

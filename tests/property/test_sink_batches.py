@@ -171,10 +171,12 @@ def test_a_sink_ends_equal_to_the_fold_after_any_crash(
 def answer(told, key):
     """Deliver the final row of a key, as a snapshot does."""
     row = told.fold[key][1]
+    # Above the history, and each at an offset of its own.
+    number = 99 + int(key)
     if row is None:
-        return change(99, "d", order=int(key), topic=FILL)
+        return change(number, "d", order=int(key), topic=FILL)
     after = {k: v for k, v in row.items() if k != "order_id"}
-    return change(99, "r", order=int(key), topic=FILL, **after)
+    return change(number, "r", order=int(key), topic=FILL, **after)
 
 
 def is_parked(shop, key):

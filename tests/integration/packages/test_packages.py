@@ -167,11 +167,15 @@ def test_the_sbom_lists_what_the_lock_has(built):
     """
     Every locked package is a component with its version and a hash.
     """
-    for name in dist.LOCKED:
-        lock = (ROOT / f"requirements/images/{name}.lock").read_text("utf-8")
+    names = [path.stem for path in dist.LOCKS]
+    assert ["inbox", "outbox", "relay", "services", "sinks", "tools"] == sorted(names)
+    for path in dist.LOCKS:
+        lock = path.read_text("utf-8")
         pins = re.compile(r"^([\w.-]+)(?:\[.*?\])?==([^\s;]+)", re.MULTILINE)
         locked = set(pins.findall(lock))
-        document = json.loads((built / f"towpath-{name}.cdx.json").read_text("utf-8"))
+        document = json.loads(
+            (built / f"towpath-{path.stem}.cdx.json").read_text("utf-8")
+        )
         found = {(one["name"], one["version"]) for one in document["components"]}
 
         assert locked == found

@@ -1,5 +1,5 @@
 """
-Make the locks: ``build``, ``run``, ``dev`` and ``lock.lock``, ``images/``, ``packages/``.
+Make the locks: ``build``, ``run``, ``dev``, ``lock.lock``, ``images/``, ``packages/``.
 
 Dependencies are read from the members' own files. What is locked stays locked unless
 ``--upgrade`` is said. The locks hold for every Python that the members allow, and name

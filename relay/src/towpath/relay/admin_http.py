@@ -40,7 +40,11 @@ from towpath.relay.snapshot.signals import (
 )
 from towpath.relay.stats import Stats
 from towpath.schemas.clock import Clock
-from towpath.schemas.failure import TowpathError
+from towpath.schemas.failure import (
+    TooManyFilesError,
+    TowpathError,
+    has_no_descriptor,
+)
 
 # Ten thousand keys of a hundred bytes.
 MAX_BODY_BYTES: Final = 1024 * 1024
@@ -264,11 +268,15 @@ class HealthServer:
 
         Raises:
             AdminPortError: The port is taken.
+            TooManyFilesError: The process may open no more files.
         """
         handler = type("Handler", (_RequestHandler,), {"pages": pages})
         try:
             self._server = _AdminServer((host, port), handler)
         except OSError as error:
+            if has_no_descriptor(error):
+                doing = "opening the admin port"
+                raise TooManyFilesError(doing) from error
             reason = f"the admin port {host}:{port}: {error.strerror or error}"
             raise AdminPortError(reason) from error
         self._thread = threading.Thread(

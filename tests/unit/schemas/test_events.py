@@ -1,9 +1,13 @@
 """Event schemas: files of an application, and the check of a payload."""
 
 import json
+import uuid
+from datetime import date
+from decimal import Decimal
 
 import pytest
 
+from towpath.outbox import plain
 from towpath.schemas.events import (
     EventSchemaError,
     EventSchemas,
@@ -138,3 +142,65 @@ def test_schemas_of_several_places_are_joined(folder):
         one | EventSchemas([other])
     with pytest.raises(EventSchemaError, match=r"crm.*and erp.*one event type"):
         one | EventSchemas([elsewhere])
+
+
+PAID = {
+    "type": "record",
+    "name": "InvoicePaid",
+    "namespace": "crm",
+    "fields": [
+        {
+            "name": "amount",
+            "type": {
+                "type": "fixed",
+                "name": "Money",
+                "size": 8,
+                "logicalType": "decimal",
+                "precision": 12,
+                "scale": 2,
+            },
+        },
+        {"name": "fee", "type": ["null", "Money"], "default": None},
+        {"name": "paid_on", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "invoice", "type": {"type": "string", "logicalType": "uuid"}},
+        {
+            "name": "way",
+            "type": {"type": "enum", "name": "Way", "symbols": ["card", "cash"]},
+        },
+        {"name": "reference", "type": ["null", "string", "long"], "default": None},
+    ],
+}
+PAYMENT = {
+    "amount": Decimal("12.50"),
+    "paid_on": 20_000,
+    "invoice": uuid.UUID(int=7),
+    "way": "card",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({}, ""),
+        ({"fee": Decimal("0.30"), "reference": 7}, ""),
+        ({"fee": None, "reference": "R7"}, ""),
+        ({"amount": Decimal("0.001")}, "amount"),
+        ({"fee": 0.3}, "fee"),
+        ({"paid_on": date(2026, 1, 1)}, "paid_on"),
+        ({"way": "cheque"}, "way"),
+        ({"reference": True}, "reference"),
+    ],
+)
+def test_logical_types_enums_and_unions_are_checked_as_they_are_recorded(change, field):
+    """
+    Python's decimals and UUIDs become text first, as in every recorded event.
+    """
+    schemas = EventSchemas([make_schema(json.dumps(PAID))])
+    payload = plain(PAYMENT | change)
+
+    if not field:
+        assert schemas.check("InvoicePaid", payload).name == "InvoicePaid"
+        return
+    with pytest.raises(InvalidEventError) as caught:
+        schemas.check("InvoicePaid", payload)
+    assert field == caught.value.field

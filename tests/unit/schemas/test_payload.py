@@ -6,6 +6,8 @@ import pytest
 from towpath.schemas.payload import compile_check
 
 LETTERS = {"type": "enum", "name": "E", "symbols": ["A", "B"]}
+DATE = {"type": "int", "logicalType": "date"}
+AMOUNT = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}
 TREE = {
     "type": "record",
     "name": "Node",
@@ -39,6 +41,11 @@ def told(schema, value) -> tuple[str, str] | None:
         ({"type": "map", "values": "int"}, {"a": 1}),
         ({"type": "array", "items": "int"}, (1, 2)),
         ({"type": "string", "logicalType": "uuid"}, "free text"),
+        (DATE, 20_000),
+        ({"type": "long", "logicalType": "timestamp-micros"}, 1_700_000_000_000_000),
+        (AMOUNT, "12345678.90"),
+        (AMOUNT, "-0000000000.5"),
+        (AMOUNT, "7"),
         (TREE, {"value": 1, "children": [{"value": 2, "children": []}]}),
     ],
 )
@@ -68,6 +75,15 @@ def test_a_value_of_the_type_is_accepted(schema, value):
             "C",
             ("", "is not one of A, B"),
         ),
+        (
+            {"type": "int", "logicalType": "date"},
+            "today",
+            ("", "is not a whole number"),
+        ),
+        (AMOUNT, "123456789.0", ("", "is not the text of a decimal(10, 2)")),
+        (AMOUNT, "1.005", ("", "is not the text of a decimal(10, 2)")),
+        (AMOUNT, "1e3", ("", "is not the text of a decimal(10, 2)")),
+        (AMOUNT, 1.5, ("", "is not the text of a decimal(10, 2)")),
         ({"type": "map", "values": "int"}, [], ("", "is not an object")),
         ({"type": "map", "values": "int"}, {1: 1}, ("", "has a key that is not text")),
         ({"type": "map", "values": "int"}, {"a": ""}, ("a", "is not a whole number")),

@@ -91,6 +91,23 @@ def test_a_type_has_its_field(type_: str, field: str):
     assert field == field_of(type_)["type"]
 
 
+def test_a_decimal_of_an_event_is_searched_as_a_number():
+    """
+    Its text has every digit, and a subfield serves ranges, as for a numeric.
+    """
+    digits = {"logicalType": "decimal", "precision": 9, "scale": 2}
+    made = schemas(
+        Paid=[
+            field("fee", {"type": "bytes", **digits}),
+            field("total", {"type": "fixed", "name": "M", "size": 8, **digits}),
+            field("tax", ["null", "M"]),
+        ]
+    )
+    fields = document_fields(aggregate("Paid"), made)
+
+    assert dict.fromkeys(("fee", "total", "tax"), field_of("numeric")) == fields
+
+
 def test_the_index_has_only_announced_columns():
     """
     The index is strict, and has the sink's own fields beside the columns.

@@ -5,14 +5,19 @@ The payload is plain JSON: the value of a union is written bare, and a record is
 object with exactly the schema's fields. A field may be absent only if the schema gives
 it a default. A field that the schema does not name is refused, because no reader would
 see it. Numbers must be finite and in the range of their type, a boolean is not a
-number, and text must be encodable as UTF-8. ``bytes`` and ``fixed`` have no JSON form
-here: a schema that uses them does not compile.
+number, and text must be encodable as UTF-8.
+
+A logical type has the JSON form of the type below it: a ``date`` is a whole number.
+Only a ``decimal`` is the text of a decimal number with no more digits than its
+precision and scale, because ``bytes`` and ``fixed`` have no JSON form of their own: a
+schema that uses them otherwise does not compile.
 
 ``compile_check(schema)`` returns a function ``value -> Mismatch | None`` that reports
 the first mismatch and its path.
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -38,6 +43,7 @@ class Mismatch(NamedTuple):
 Check = Callable[[object], Mismatch | None]
 _Names = dict[str, Check]
 
+_DECIMAL: Final = re.compile(r"-?(?P<whole>[0-9]+)(?:\.(?P<part>[0-9]+))?")
 _INT_BITS: Final = 31
 _LONG_BITS: Final = 63
 
@@ -57,6 +63,8 @@ def _compile(schema: object, names: _Names) -> Check:
         return _union(schema, names)
     if isinstance(schema, dict):
         kind = schema["type"]
+        if schema.get("logicalType") == "decimal":
+            return _decimal(schema, names)
         complex_kind = _COMPLEX.get(kind)
         return complex_kind(schema, names) if complex_kind else _compile(kind, names)
     if isinstance(schema, str) and schema in _PRIMITIVES:
@@ -107,6 +115,23 @@ def _string(value: object) -> Mismatch | None:
     except UnicodeEncodeError:
         return Mismatch((), "is text that cannot be encoded as UTF-8")
     return None
+
+
+def _decimal(schema: Mapping[str, Any], names: _Names) -> Check:
+    precision, scale = schema["precision"], schema.get("scale", 0)
+    reason = f"is not the text of a decimal({precision}, {scale})"
+
+    def check(value: object) -> Mismatch | None:
+        match = _DECIMAL.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
+            return Mismatch((), reason)
+        whole, part = match["whole"].lstrip("0"), match["part"] or ""
+        fits = len(whole) <= precision - scale and len(part) <= scale
+        return None if fits else Mismatch((), reason)
+
+    if "name" in schema:
+        names[schema["name"]] = check
+    return check
 
 
 def _enum(schema: Mapping[str, Any], names: _Names) -> Check:

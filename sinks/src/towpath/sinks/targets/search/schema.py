@@ -257,7 +257,9 @@ def _field(schema: Any, names: dict[str, Any]) -> Properties:  # noqa: ANN401 - 
         is_record = "properties" in inner
         return {**inner, "type": "nested"} if is_record else inner
     found: Properties
-    if kind == "record":
+    if schema.get("logicalType") == "decimal":
+        found = _NUMERIC
+    elif kind == "record":
         found = {"properties": _record(schema, names)}
     else:
         found = _FIELD_OF_PRIMITIVE.get(kind, UNSEARCHED)

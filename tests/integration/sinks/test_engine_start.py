@@ -54,3 +54,30 @@ def test_a_java_process_that_is_killed_while_starting_is_reported(
     assert "remedy" in told
     assert "Traceback" not in told
     assert done.returncode == 3
+
+
+# It starts an engine, and prints the archives of classes that Java has mapped.
+STARTED = """
+from pathlib import Path
+from sys import argv
+from towpath.sinks.engine import session
+spark = session.start_session(session.Engine("e", (), Path(argv[1]), "512m", {}))
+maps = Path(f"/proc/{spark.sparkContext._gateway.proc.pid}/maps").read_text()
+print(*{line.split()[-1] for line in maps.splitlines() if line.endswith(".jsa")})
+"""
+
+
+def test_the_engine_uses_the_recorded_archive_of_classes(tmp_path: Path, monkeypatch):
+    """
+    Set-up has recorded it; the process that Spark's launcher starts has it mapped.
+    """
+    monkeypatch.setenv("JAVA_HOME", str(java.spark_home(tmp_path / "java")))
+    done = subprocess.run(
+        [sys.executable, "-c", STARTED, str(tmp_path / "engine")],
+        capture_output=True,
+        text=True,
+        timeout=80,
+        check=True,
+    )
+
+    assert str(java.spark_classes()) in done.stdout.split(), done.stderr[-3000:]

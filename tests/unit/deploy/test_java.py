@@ -3,6 +3,8 @@
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from towpath.sinks.jars import java
 
 
@@ -37,13 +39,14 @@ def test_another_release_of_the_users_is_passed_over(tmp_path: Path) -> None:
     assert java.release(chosen) == java.RELEASE
 
 
-def test_a_runtime_with_the_module_needs_no_wrapper(tmp_path: Path) -> None:
+def test_a_runtime_with_the_module_keeps_the_request(tmp_path: Path) -> None:
     """
-    A full JDK is given to Spark directly.
+    A full JDK gets everything that Spark's launcher requests.
     """
     own = _runtime(tmp_path / "own", "21.0.9", "java.base jdk.incubator.vector")
+    words = ["--add-modules=jdk.incubator.vector", "Main"]
 
-    assert own == java.spark_home(tmp_path / "wrapper", {"JAVA_HOME": str(own)})
+    assert _passed_on(tmp_path, own, words) == words
 
 
 def test_the_wrapper_drops_one_request_and_keeps_the_rest(tmp_path: Path) -> None:
@@ -51,11 +54,70 @@ def test_the_wrapper_drops_one_request_and_keeps_the_rest(tmp_path: Path) -> Non
     Only the request for the missing module is left out; order and blanks are kept.
     """
     own = _runtime(tmp_path / "o w'n", "21.0.9")
-    home = java.spark_home(tmp_path / "wrapper", {"JAVA_HOME": str(own)})
     words = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "", "Main"]
 
-    done = subprocess.run(
-        [str(home / "bin" / "java"), *words], capture_output=True, text=True, check=True
-    )
+    assert _passed_on(tmp_path, own, words) == ["-cp", "a b", "", "Main"]
 
-    assert done.stdout == "-cp|a b||Main|"
+
+@pytest.mark.parametrize(
+    ("requested", "wanted"),
+    [
+        ("/s/jars/slf4j-api-2.0.17.jar:/s/jars/*", "/s/jars/*"),
+        ("/s/conf/:/s/jars/slf4j-api-2.0.17.jar:/s/jars/*:/x", "/s/conf/:/s/jars/*:/x"),
+        ("/a b/x.jar:/s/jars/slf4j-api-2.jar:/s/jars/*", "/a b/x.jar:/s/jars/*"),
+        ("/s/jars/slf4j-api-2.0.17.jar:/other", "/s/jars/slf4j-api-2.0.17.jar:/other"),
+        ("/s/jars/*", "/s/jars/*"),
+    ],
+)
+def test_the_wrapper_names_no_jar_twice(
+    tmp_path: Path, requested: str, wanted: str
+) -> None:
+    """
+    Java uses no archive of classes beside a class path that has an entry twice.
+    """
+    own = _runtime(tmp_path / "own", "21.0.9")
+
+    assert _passed_on(tmp_path, own, ["-cp", requested, "M"]) == ["-cp", wanted, "M"]
+
+
+def test_the_wrapper_adds_a_recorded_archive(tmp_path: Path) -> None:
+    """
+    The archive is used as soon as it is there; Java's own flags stay behind it.
+    """
+    own = _runtime(tmp_path / "own", "21.0.9")
+    archive = java.spark_classes(_environ(tmp_path, own))
+    archive.parent.mkdir(parents=True)
+    archive.touch()
+
+    passed_on = _passed_on(tmp_path, own, ["-Xmx1g", "Main"])
+
+    assert passed_on[0] == f"-XX:SharedArchiveFile={archive}"
+    assert passed_on[-2:] == ["-Xmx1g", "Main"]
+
+
+def test_an_archive_is_for_one_runtime(tmp_path: Path) -> None:
+    """
+    Java would refuse it, so another runtime gets a file of another name.
+    """
+    one, other = (_runtime(tmp_path / name, "21.0.9") for name in ("one", "other"))
+    for runtime in (one, other):
+        (runtime / "lib").mkdir()
+        (runtime / "lib" / "modules").touch()
+
+    names = {
+        java.spark_classes(_environ(tmp_path, own)).name for own in (one, one, other)
+    }
+
+    assert len(names) == 2
+
+
+def _environ(tmp_path: Path, java_home: Path) -> dict[str, str]:
+    return {"JAVA_HOME": str(java_home), "TOWPATH_JARS": str(tmp_path / "j a'rs")}
+
+
+def _passed_on(tmp_path: Path, java_home: Path, words: list[str]) -> list[str]:
+    """Return the words that the wrapper gives to Java."""
+    home = java.spark_home(tmp_path / "wrapper", _environ(tmp_path, java_home))
+    command = [str(home / "bin" / "java"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.removesuffix("|").split("|")

@@ -12,6 +12,7 @@ from towpath.settings import Settings, load
 from towpath.settings.logs import configure_logs
 from towpath.settings.mistakes import did_you_mean
 from towpath.sinks.cli.tables import TableShapes, routes_without_table
+from towpath.sinks.engine import classes
 from towpath.sinks.jars import fetch, java, store
 from towpath.sinks.kinds import check_kinds
 from towpath.sinks.state.declare import sink_named
@@ -90,12 +91,15 @@ def fetch_jars() -> int:
 
     They are fetched with Maven where it is installed, else with the Ivy of Spark, and
     kept in the cache of the user; TOWPATH_JARS names another folder. Archives that are
-    there already are not fetched again.
+    there already are not fetched again. Then the engine is started once, and Java
+    records its classes, so that drivers start faster.
     """
     environ = os.environ  # noqa: TID251 - a root
     wanted = [jar for jar in store.read_lock() if jar.use == "spark"]
     fetch.ensure(_print_line, environ, wanted)
     print(f"{len(wanted)} Java archives are in {store.of('spark')}")
+    if classes.ensure(_print_line) is None:
+        print("Java recorded no classes: drivers start, only more slowly")
     return 0
 
 

@@ -41,7 +41,7 @@ from towpath.sinks.errors import (
 )
 from towpath.sinks.state import progress
 
-_JAVA_OPTIONS: Final = (
+JAVA_OPTIONS: Final = (
     "-Xss4m -XX:+UseSerialGC -XX:-UsePerfData -Djdk.lang.Process.launchMechanism=VFORK"
 )
 
@@ -49,7 +49,7 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
-    "spark.driver.extraJavaOptions": _JAVA_OPTIONS,
+    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
     "spark.scheduler.mode": "FAIR",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.hadoop.fs.AbstractFileSystem.file.impl": (

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from towpath.sinks import __main__ as sinks
-from towpath.sinks.apply import batch
-from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply import slice as slices
 from towpath.sinks.engine.report import Report
 from towpath.sinks.engine.supervisor import Supervisor
+from towpath.sinks.engine.writer import SinkWriter
 from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
 from towpath.sinks.targets.cache.sink import CacheSink
 from towpath.sinks.targets.search.sink import SearchSink
@@ -75,11 +75,11 @@ class Fault:
 
 
 POINTS: Final[dict[str, Callable[[Fault], None]]] = {
-    "read": lambda f: f.before(batch, "decode"),
+    "read": lambda f: f.before(slices, "decode"),
     "applied": lambda f: f.after_targets("apply"),
     "flushed": lambda f: f.after_targets("flush"),
     "set aside": lambda f: f.after(DeadLetterTopic, "put"),
-    "written": lambda f: f.after(BatchWriter, "write"),
+    "written": lambda f: f.after(SinkWriter, "write"),
     "told": lambda f: f.after(Report, "done"),
     "carried out": lambda f: f.before(DeadLetterTopic, "resolve"),
 }

@@ -17,7 +17,6 @@ from towpath.sinks.dead_letters.entries import (
     Verb,
 )
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
-from towpath.sinks.engine import writer as engine_writer
 
 KEYS = (7, 8, 9)
 
@@ -97,14 +96,6 @@ def content(shop):
     return {
         k: (s.position, None if s.row is None else dict(s.row)) for k, s in rows.items()
     }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _small():
-    """Make each batch large enough for slices."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_writer, "LEAST_RECORDS", 1)
-        yield
 
 
 def shop_of(way, chance, **options):

@@ -8,7 +8,9 @@ import redis
 from support.dead_letters import Letters, context_of
 from support.kafka_rows import row, table
 from support.parked_shop import ROUTES
-from towpath.sinks.apply.batch import BatchResult, BatchWriter
+from towpath.sinks.apply.batch import BatchResult, RecordWriter
+from towpath.sinks.engine.query import BatchRows
+from towpath.sinks.engine.writer import SinkWriter
 from towpath.sinks.targets.cache.sink import CacheSink
 
 
@@ -59,12 +61,14 @@ class CacheBench:
         with mock.patch.object(redis.Redis, "from_url", return_value=self._client):
             self.sink = CacheSink("redis://unused", "p", tombstone_s=3600)
         self.sink.open()
-        self._writer = BatchWriter(ROUTES, self.sink, context_of(Letters()))
+        context = context_of(Letters())
+        writer = RecordWriter(ROUTES, self.sink, context)
+        self._writer = SinkWriter(writer, self.sink, context)
 
     def write(self, number: int) -> BatchResult:
         """Write a batch of one record, another order by each number."""
         batch = table(row(number, "c", order=number, note="a"))
-        return self._writer.write(batch, number)
+        return self._writer.write(BatchRows(None, lambda: iter([batch]), 1), number)
 
     @property
     def call_count(self) -> int:

@@ -11,7 +11,7 @@ from support.waiting import CLOCK
 from towpath.schemas.failure import UnavailableError
 from towpath.schemas.topics import backfill_topic
 from towpath.settings import Settings, Sink
-from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply.batch import RecordWriter
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes.decode import decode
 from towpath.sinks.changes.routing import Routes
@@ -139,7 +139,7 @@ class WritingFollower(Follower):
             repairs=KafkaRepairs(settings, sink),
             refetches=self.refetches,
         )
-        self._writer = BatchWriter(self._routes, target, context)
+        self._writer = RecordWriter(self._routes, target, context)
 
     def write(self, records: list[Record]) -> str:
         """Write a batch; return its highest position."""

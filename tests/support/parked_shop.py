@@ -9,7 +9,7 @@ from support.record_table import table_of
 from support.slice_tasks import Frame, batch_rows
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.apply import task
-from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply.batch import RecordWriter
 from towpath.sinks.apply.replay import DeadLetterRequests
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes.routing import Routes
@@ -124,7 +124,7 @@ class Shop:
             refetches=self.refetches,
         )
         self.context = context
-        self.writer = BatchWriter(Routes(self.settings), self.sink, context)
+        self.writer = RecordWriter(Routes(self.settings), self.sink, context)
         executors = None
         if self.chance is not None:
             task.close_sink(self.settings.name)

@@ -15,7 +15,7 @@ from support.warehouse_tables import engines
 from towpath.cli.app import run
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Kafka, Settings, load
-from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply.batch import RecordWriter
 from towpath.sinks.apply.replay import DeadLetterRequests
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.parked import ParkedKeys
@@ -108,7 +108,7 @@ class VerifiedRig(SnapshotRig):
         parked.recall(letters.entries())
         repairs = KafkaRepairs(settings, settings.sink[0])
         context = context_of(letters, parked=parked, repairs=repairs)
-        writer = BatchWriter(Routes(settings.sink[0]), self._target, context)
+        writer = RecordWriter(Routes(settings.sink[0]), self._target, context)
         requests = DeadLetterRequests(
             writer, letters, parked, context.repairs, SystemClock()
         )

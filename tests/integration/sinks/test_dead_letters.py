@@ -14,7 +14,7 @@ from support.dead_letters import RecordedRepairs, context_of
 from support.parked_shop import RefusingSink, change
 from towpath.cli.app import run
 from towpath.settings import Kafka, load
-from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply.batch import RecordWriter
 from towpath.sinks.apply.replay import DeadLetterRequests
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes.routing import Routes
@@ -73,7 +73,7 @@ class Process:
             book.read([entry])
             parked.recall([entry])
         context = context_of(self.letters, parked=parked, repairs=self.repairs)
-        self.writer = BatchWriter(Routes(settings.sink_named("cache")), sink, context)
+        self.writer = RecordWriter(Routes(settings.sink_named("cache")), sink, context)
         self.orders = DeadLetterRequests(
             self.writer, self.letters, parked, self.repairs, context.clock
         )

@@ -18,7 +18,7 @@ from towpath.cli import app as commands
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import ConfigurationError
 from towpath.settings import Sink
-from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply.batch import RecordWriter
 from towpath.sinks.apply.bisect import Delivery
 from towpath.sinks.apply.task import AbandonedTasks
 from towpath.sinks.change import ALL_PRESENT, Change, Floor, Origin
@@ -142,7 +142,7 @@ def test_the_guides_sink_is_written_by_tasks(described):
     here = kind.make(described, None)
     here.open()
     context = context_of(Letters())
-    writer = BatchWriter(Routes(place), here, context)
+    writer = RecordWriter(Routes(place), here, context)
     executors = Executors(
         *(place, lambda: kind.spread(described, None)),
         AbandonedTasks(SystemClock(), is_first_run=True),

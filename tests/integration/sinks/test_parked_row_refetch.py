@@ -12,7 +12,7 @@ from support.webhook_receiver import SECRET, Answer, Receiver
 from towpath.schemas.clock import SystemClock
 from towpath.settings import load
 from towpath.settings.sink import WebhookOptions
-from towpath.sinks.apply.batch import BatchWriter, SinkContext
+from towpath.sinks.apply.batch import RecordWriter, SinkContext
 from towpath.sinks.apply.refetch import PendingRefetches
 from towpath.sinks.apply.replay import DeadLetterRequests
 from towpath.sinks.apply.sweeps import SafePosition, Sweeps
@@ -84,7 +84,7 @@ class Rig(SnapshotRig):
             *(self.letters, self.parked, Sweeps(state, "it", cluster), repairs),
             *(self.refetches, SafePosition(None, StoppedClock()), StoppedClock()),
         )
-        self.writer = BatchWriter(Routes(sink), self.target, context)
+        self.writer = RecordWriter(Routes(sink), self.target, context)
         self.orders = DeadLetterRequests(
             self.writer, self.letters, self.parked, repairs, StoppedClock()
         )

@@ -10,7 +10,7 @@ from support.topics import headers_of, read_to_end, sink_record
 from towpath.deploy.sinks.filling import SinkFill, carry_out_fill
 from towpath.schemas.clock import SystemClock
 from towpath.settings import load
-from towpath.sinks.apply.batch import BatchWriter, SinkContext
+from towpath.sinks.apply.batch import RecordWriter, SinkContext
 from towpath.sinks.apply.refetch import PendingRefetches
 from towpath.sinks.apply.sweeps import SafePosition, Sweeps
 from towpath.sinks.changes.routing import Routes
@@ -91,7 +91,7 @@ class Rig(SnapshotRig):
             *(KafkaRepairs(settings, self.sink), self.refetches),
             *(SafePosition(None, StoppedClock()), StoppedClock()),
         )
-        self.writer = BatchWriter(Routes(self.sink), self.target, context)
+        self.writer = RecordWriter(Routes(self.sink), self.target, context)
 
     def fill(self, collection):
         """Fill the sink as its commands do; return the answer and the rows read."""

@@ -11,7 +11,7 @@ from support import kafka_rows
 from support.dead_letters import Letters, RecordedRepairs, context_of
 from support.warehouse_tables import Lake
 from towpath.schemas import headers as names
-from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply.batch import RecordWriter
 from towpath.sinks.changes.relations import Column
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.engine.executors import EncodingExecutors
@@ -64,7 +64,7 @@ class Warehouse:
         """Open the sink, as a driver does."""
         described = self.lake.described.model_copy(update={"spread_from_records": 1})
         sink = self.lake.sink()
-        self._writer = BatchWriter(Routes(described), sink, self._context)
+        self._writer = RecordWriter(Routes(described), sink, self._context)
         executors = EncodingExecutors(described, sink)
         self._slices = SinkWriter(self._writer, sink, self._context, executors)
 
@@ -72,7 +72,7 @@ class Warehouse:
         """Write a batch; return its result."""
         rows = kafka_rows.table(*records)
         if not self._by_engine:
-            return self._writer.write(rows, 1)
+            return self._writer.write_left(rows, 1)
         spark = SparkSession.getActiveSession()
         frame = (
             spark.createDataFrame(rows)

@@ -16,7 +16,7 @@ from towpath.schemas.clock import SystemClock
 from towpath.settings import Route
 from towpath.settings import Sink as SinkSettings
 from towpath.settings.sink import WebhookOptions
-from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply.batch import RecordWriter
 from towpath.sinks.apply.bisect import Delivery, DeliveryResult
 from towpath.sinks.apply.replay import DeadLetterRequests
 from towpath.sinks.change import (
@@ -356,7 +356,7 @@ def test_a_parked_event_is_posted_before_later_ones(receiver, sink):
     )
     letters, parked = Letters(), ParkedKeys()
     context = context_of(letters, parked=parked)
-    writer = BatchWriter(routes, sink, context)
+    writer = RecordWriter(routes, sink, context)
     receiver.otherwise = refusing(422, "e2")
     writer.write_records([record(1), record(2)], 0)
     writer.write_records([record(3), record(4, b"b")], 1)
@@ -456,7 +456,7 @@ def test_a_replay_has_the_receivers_current_answer(receiver, sink):
     value = b'{"op": "c", "after": {"order_id": 7}}'
     headers = {"position": at(1).encode()}
     letter = Record(Origin("t", 0, 0), b'{"order_id": 7}', value, headers)
-    writer = BatchWriter(routes, sink, context_of(Letters()))
+    writer = RecordWriter(routes, sink, context_of(Letters()))
     receiver.otherwise = refusing(422)
     refused = writer.replay([letter])
     receiver.otherwise = lambda _: None

@@ -15,7 +15,7 @@ from towpath.schemas.clock import SystemClock
 from towpath.settings import Route
 from towpath.settings import Sink as SinkSettings
 from towpath.settings.sink import WebhookOptions
-from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply.batch import RecordWriter
 from towpath.sinks.apply.replay import DeadLetterRequests
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes.routing import Routes
@@ -80,7 +80,7 @@ class Hook:
         parked.recall(self.letters.entries())
         context = context_of(self.letters, parked=parked)
         self.parked = parked
-        self.writer = BatchWriter(Routes(settings), sink, context)
+        self.writer = RecordWriter(Routes(settings), sink, context)
         self.orders = DeadLetterRequests(
             self.writer, self.letters, parked, context.repairs, self.clock
         )

@@ -11,7 +11,7 @@ from support.dead_letters import FixedPositions, Letters, RecordedRepairs, conte
 from support.kafka_rows import TOPIC, row, table
 from support.parked_shop import FILL, ROUTES, Shop, change
 from towpath.sinks.apply import batch as batches
-from towpath.sinks.apply.batch import BatchResult, BatchWriter
+from towpath.sinks.apply.batch import BatchResult, RecordWriter
 from towpath.sinks.apply.bisect import ConsecutiveRefusals
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes.decode import records_of
@@ -55,8 +55,8 @@ def test_a_batch_is_folded_written_and_counted():
     Counts cover every record.
     """
     sink, letters = MemorySink(), Letters()
-    writer = BatchWriter(ROUTES, sink, context_of(letters))
-    result = writer.write(
+    writer = RecordWriter(ROUTES, sink, context_of(letters))
+    result = writer.write_left(
         table(row(1, "c", note="a"), row(2, "u", note="b"), row(3, "c", order=8)), 0
     )
 
@@ -94,7 +94,7 @@ def test_a_large_batch_is_written_in_slices(monkeypatch, count, told):
     sink, letters = Safe(), Letters()
     context = context_of(letters, heads=FixedPositions("safe"))
     rows = [row(n, "c", order=n) for n in range(count)]
-    result = BatchWriter(ROUTES, sink, context).write(table(*rows), 0)
+    result = RecordWriter(ROUTES, sink, context).write_left(table(*rows), 0)
 
     assert (told, BatchResult(count, count, 0, 0)) == (sink.told, result)
 
@@ -132,13 +132,13 @@ def test_a_batch_interrupted_between_two_slices_ends_the_same(
         *(row(8, "c", order=2, note="c"), row(9, "d", order=4), row(10, "c", order=5)),
     ]
     whole, letters = MemorySink(), Letters()
-    BatchWriter(ROUTES, whole, context_of(letters)).write(table(*told), 0)
+    RecordWriter(ROUTES, whole, context_of(letters)).write_left(table(*told), 0)
     monkeypatch.setattr(batches, "RECORDS_AT_ONCE", 2)
     sink, letters_again = Dying(flush, is_done=is_done), Letters()
-    writer = BatchWriter(ROUTES, sink, context_of(letters_again))
+    writer = RecordWriter(ROUTES, sink, context_of(letters_again))
     with pytest.raises(BrokerUnavailableError):
-        writer.write(table(*told), 0)
-    writer.write(table(*told), 0)
+        writer.write_left(table(*told), 0)
+    writer.write_left(table(*told), 0)
 
     assert (whole.rows, letters.reasons(), ["1", "2", "3", "4", "5"]) == (
         sink.rows,
@@ -153,7 +153,7 @@ def test_an_unreadable_record_is_a_dead_letter_and_the_rest_is_written():
     """
     sink, letters = MemorySink(), Letters()
     poison = (TOPIC, 0, 2, b"{}", b"{", [])
-    result = BatchWriter(ROUTES, sink, context_of(letters)).write(
+    result = RecordWriter(ROUTES, sink, context_of(letters)).write_left(
         table(row(1, "c"), poison), 0
     )
 
@@ -174,7 +174,7 @@ def test_all_records_of_a_refused_change_are_dead_letters():
         row(2, "c", order=8),
         row(3, "u", order=9, a=2, unchanged=["b"]),
     )
-    result = BatchWriter(ROUTES, sink, context_of(letters)).write(batch, 0)
+    result = RecordWriter(ROUTES, sink, context_of(letters)).write_left(batch, 0)
 
     assert (1, [(1, ABSENT_ROW), (3, ABSENT_ROW)]) == (result.rows, letters.reasons())
 
@@ -185,7 +185,7 @@ def test_a_partial_change_after_a_delete_keeps_the_delete():
     """
     sink, letters = MemorySink(), Letters()
     batch = table(row(1, "c", a=1, b=1), row(2, "d"), row(3, "u", a=2, unchanged=["b"]))
-    BatchWriter(ROUTES, sink, context_of(letters)).write(batch, 0)
+    RecordWriter(ROUTES, sink, context_of(letters)).write_left(batch, 0)
 
     assert (None, [(3, ABSENT_ROW)]) == (
         sink.rows["orders"]["7"].row,
@@ -197,10 +197,10 @@ def test_a_batch_fails_if_its_dead_letters_are_not_durable():
     """
     No record is lost silently: the batch is retried.
     """
-    writer = BatchWriter(ROUTES, MemorySink(), context_of(Letters(fail=True)))
+    writer = RecordWriter(ROUTES, MemorySink(), context_of(Letters(fail=True)))
 
     with pytest.raises(BrokerUnavailableError):
-        writer.write(table(row(1, "u", a=1, unchanged=["b"])), 0)
+        writer.write_left(table(row(1, "u", a=1, unchanged=["b"])), 0)
 
 
 def test_a_floor_in_a_batch_deletes_older_rows():
@@ -208,10 +208,10 @@ def test_a_floor_in_a_batch_deletes_older_rows():
     Rows of earlier batches and of the same batch go; newer ones stay.
     """
     sink = MemorySink()
-    writer = BatchWriter(ROUTES, sink, context_of(Letters()))
-    writer.write(table(row(1, "c", order=7), row(2, "c", order=8)), 0)
+    writer = RecordWriter(ROUTES, sink, context_of(Letters()))
+    writer.write_left(table(row(1, "c", order=7), row(2, "c", order=8)), 0)
     truncation = (TOPIC, 1, 4, None, b'{"op": "t"}', [("position", b"%016x.-" % 32)])
-    result = writer.write(table(row(5, "c", order=9), truncation, row(3, "c")), 1)
+    result = writer.write_left(table(row(5, "c", order=9), truncation, row(3, "c")), 1)
 
     assert (1, 1, 0, {"9"}) == (
         result.rows,
@@ -244,7 +244,7 @@ def test_the_refused_rows_of_a_batch_are_found_by_bisection():
     """
     sink, letters = Particular(31, 170), Letters()
     batch = table(*(row(n, "c", order=n) for n in range(200)))
-    result = BatchWriter(ROUTES, sink, context_of(letters)).write(batch, 0)
+    result = RecordWriter(ROUTES, sink, context_of(letters)).write_left(batch, 0)
 
     assert (198, 2, [(31, "no such field"), (170, "no such field")], True) == (
         result.rows,
@@ -259,10 +259,10 @@ def test_a_floor_of_a_refused_batch_counts():
     The bisection for the refused change does not lose the floor.
     """
     sink = Particular(9)
-    writer = BatchWriter(ROUTES, sink, context_of(Letters()))
-    writer.write(table(row(1, "c", order=7)), 0)
+    writer = RecordWriter(ROUTES, sink, context_of(Letters()))
+    writer.write_left(table(row(1, "c", order=7)), 0)
     truncation = (TOPIC, 1, 4, None, b'{"op": "t"}', [("position", b"%016x.-" % 32)])
-    writer.write(table(truncation, row(5, "c", order=9), row(6, "c", order=8)), 1)
+    writer.write_left(table(truncation, row(5, "c", order=9), row(6, "c", order=8)), 1)
 
     assert {"8"} == sink.rows["orders"].keys()
 
@@ -272,9 +272,9 @@ def test_a_target_that_refuses_everything_is_broken():
     No record becomes a dead letter: the topic must not drain into the dead letters.
     """
     letters = Letters()
-    writer = BatchWriter(ROUTES, Particular(*range(200)), context_of(letters))
+    writer = RecordWriter(ROUTES, Particular(*range(200)), context_of(letters))
     with pytest.raises(EveryChangeRefusedError, match="no such field"):
-        writer.write(table(*(row(n, "c", order=n) for n in range(200))), 0)
+        writer.write_left(table(*(row(n, "c", order=n) for n in range(200))), 0)
 
     assert [] == letters.reasons()
 
@@ -293,10 +293,10 @@ def test_small_refused_batches_do_not_drain_the_topic():
     def write_all(batches):
         """Write with a new writer; return the number of written batches."""
         context = replace(context_of(letters), refusals=refusals)
-        writer = BatchWriter(ROUTES, sink, context)
+        writer = RecordWriter(ROUTES, sink, context)
         for number, batch in enumerate(batches):
             try:
-                writer.write(batch, number)
+                writer.write_left(batch, number)
             except EveryChangeRefusedError:
                 return number
         return len(batches)
@@ -320,7 +320,7 @@ def test_a_missing_row_of_a_partial_change_is_refetched():
         row(4, "u", order=8, a=3, unchanged=["b"]),
     )
     context = context_of(letters, repairs=repairs)
-    result = BatchWriter(ROUTES, MemorySink(), context).write(batch, 0)
+    result = RecordWriter(ROUTES, MemorySink(), context).write_left(batch, 0)
 
     assert (2, 0, [("orders", (8,)), ("orders", (9,))], []) == (
         result.refetches_requested,

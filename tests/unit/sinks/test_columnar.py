@@ -11,11 +11,10 @@ from support.kafka_rows import TOPIC, history, row, table
 from support.parked_shop import ROUTES
 from towpath.sinks.apply import batch
 from towpath.sinks.apply import slice as slices
-from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply.batch import RecordWriter
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
 from towpath.sinks.changes.columns import read_rows
 from towpath.sinks.dead_letters.parked import ParkedKeys
-from towpath.sinks.engine import writer as engine_writer
 from towpath.sinks.engine.writer import SinkWriter
 from towpath.sinks.errors import BatchRefusedError
 from towpath.sinks.ports import Batch, Columnar
@@ -91,7 +90,6 @@ BATCH = (
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     """Make batches of a few records large ones, in slices of two."""
-    monkeypatch.setattr(engine_writer, "LEAST_RECORDS", 5)
     monkeypatch.setattr(slices, "LEAST_RECORDS", 5)
     monkeypatch.setattr(slices, "PARSED_AT_ONCE", 5)
     monkeypatch.setattr(batch, "RECORDS_AT_ONCE", 2)
@@ -100,14 +98,14 @@ def _small(monkeypatch):
 def written(sink, *rows, letters=None, parked=None):
     """Write one batch; return its counts."""
     context = context_of(letters or Letters(), parked=parked)
-    writer = BatchWriter(ROUTES, sink, context)
+    writer = RecordWriter(ROUTES, sink, context)
     return SinkWriter(writer, sink, context).write(BatchInMemory(*rows), 0)
 
 
 def expected():
     """Write it on the record path."""
     sink = MemorySink()
-    BatchWriter(ROUTES, sink, context_of(Letters())).write(
+    RecordWriter(ROUTES, sink, context_of(Letters())).write_left(
         BatchInMemory(*BATCH).table, 0
     )
     return sink.rows
@@ -204,8 +202,8 @@ def test_any_history_in_columns_ends_as_in_records():
         rows = history(chance, poison=0)
         taking, whole = ColumnSink(), MemorySink()
         desks = [context_of(Letters()) for _ in range(2)]
-        BatchWriter(ROUTES, whole, desks[0]).write(table(*rows), 0)
-        writer = BatchWriter(ROUTES, taking, desks[1])
+        RecordWriter(ROUTES, whole, desks[0]).write_left(table(*rows), 0)
+        writer = RecordWriter(ROUTES, taking, desks[1])
         SinkWriter(writer, taking, desks[1]).write(BatchInMemory(*rows), 0)
         letters = [len(context.dead_letters.reasons()) for context in desks]
 
@@ -217,8 +215,8 @@ def test_a_row_with_a_pending_refetch_is_written_as_a_record():
     The refetch is settled, and the rest of the batch is taken as columns.
     """
     sink, context = ColumnSink(), context_of(Letters(), repairs=RecordedRepairs())
-    writer = BatchWriter(ROUTES, sink, context)
-    writer.write(BatchInMemory(row(1, "u", order=1, unchanged=["note"])).table, 0)
+    writer = RecordWriter(ROUTES, sink, context)
+    writer.write_left(BatchInMemory(row(1, "u", order=1, unchanged=["note"])).table, 0)
     refetches = len(context.refetches)
     rows = [row(2, "c", order=order, note="a") for order in range(1, 9)]
     SinkWriter(writer, sink, context).write(BatchInMemory(*rows), 1)

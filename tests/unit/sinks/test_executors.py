@@ -13,7 +13,7 @@ from towpath.schemas.clock import SystemClock
 from towpath.settings import Sink as SinkSettings
 from towpath.settings import WriteFrom
 from towpath.sinks.apply import task as tasks
-from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply.batch import RecordWriter
 from towpath.sinks.apply.task import (
     AbandonedTasks,
     Opening,
@@ -100,7 +100,7 @@ class Bench:
         )
         self.here = Noting("driver", self.notes)
         self.failure = failure
-        self.writer = BatchWriter(Routes(SINK), self.here, self.context)
+        self.writer = RecordWriter(Routes(SINK), self.here, self.context)
         self.writing = self.writer_with(self.make)
 
     def writer_with(self, make):

@@ -7,7 +7,7 @@ from support.copying import replace
 from support.dead_letters import Letters, context_of
 from support.parked_shop import FILL, TOPIC, Shop, change
 from towpath.settings import Sink as SinkSettings
-from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply.batch import RecordWriter
 from towpath.sinks.apply.replay import DeadLetterRequests
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes.routing import Routes
@@ -152,7 +152,7 @@ class EventLog:
         )
         self.parked = ParkedKeys()
         context = context_of(self.letters, parked=self.parked)
-        self.writer = BatchWriter(Routes(settings), sink, context)
+        self.writer = RecordWriter(Routes(settings), sink, context)
         self.orders = DeadLetterRequests(
             self.writer, self.letters, self.parked, context.repairs, context.clock
         )

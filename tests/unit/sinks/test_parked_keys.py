@@ -7,7 +7,7 @@ import pytest
 from support.copying import replace
 from support.dead_letters import Letters, StoppedClock, context_of
 from support.parked_shop import FILL, KEY, ROUTES, TOPIC, RefusingSink, Shop, change
-from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply.batch import RecordWriter
 from towpath.sinks.apply.replay import CANNOT_ERASE, CANNOT_READ, NO_ROUTE, NOTHING_OPEN
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes.decode import decode
@@ -365,7 +365,7 @@ def test_too_many_parked_keys_are_refused_before_they_are_written():
     letters = Letters()
     context = context_of(letters, parked=parked)
     sink = RefusingSink()
-    writer = BatchWriter(ROUTES, sink, context)
+    writer = RecordWriter(ROUTES, sink, context)
     batch = [change(1, order=1, note="bad"), change(2, order=2, note="bad")]
     with pytest.raises(TooManyParkedError):
         writer.write_records([*batch, change(3, order=3)], 0)

@@ -5,7 +5,7 @@ import pytest
 from support.dead_letters import FixedPositions, Letters, StoppedClock, context_of
 from support.kafka_rows import row, table
 from support.parked_shop import ROUTES
-from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply.batch import RecordWriter
 from towpath.sinks.apply.sweeps import SafePosition
 from towpath.sinks.targets.memory import MemorySink
 
@@ -60,14 +60,14 @@ def test_a_batch_purges_no_tombstone_above_a_dead_letter():
     """
     context = context_of(Letters(), heads=FixedPositions(BEHIND_EVERYTHING))
     sink = Purging()
-    writer = BatchWriter(ROUTES, sink, context)
-    writer.write(table(row(3, "z")), 0)
+    writer = RecordWriter(ROUTES, sink, context)
+    writer.write_left(table(row(3, "z")), 0)
     context.safe.check(list)
     lowest = context.parked.lowest()
     held = context_of(
         Letters(), parked=context.parked, heads=FixedPositions(BEHIND_EVERYTHING)
     )
-    BatchWriter(ROUTES, sink, held).write(table(row(4, "c", order=8)), 1)
+    RecordWriter(ROUTES, sink, held).write_left(table(row(4, "c", order=8)), 1)
 
     assert [BEHIND_EVERYTHING, lowest] == sink.safe
     assert lowest is not None

@@ -6,7 +6,7 @@ import pytest
 
 from support.dead_letters import Letters, context_of
 from towpath.settings import Sink
-from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply.batch import RecordWriter
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.engine.supervisor import LOOK_EVERY_S, IdleUpkeep
 from towpath.sinks.errors import TargetBusyError
@@ -61,7 +61,7 @@ def sink():
 
 def writer_of(sink):
     """Make the writer of a sink."""
-    return BatchWriter(ROUTES, sink, context_of(Letters()))
+    return RecordWriter(ROUTES, sink, context_of(Letters()))
 
 
 def test_sink_upkeep_runs_at_intervals(sink, clock):

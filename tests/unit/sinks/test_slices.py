@@ -12,12 +12,11 @@ from support.parked_shop import change
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.apply import batch
 from towpath.sinks.apply import slice as slices
-from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply.batch import RecordWriter
 from towpath.sinks.change import Change, Origin
 from towpath.sinks.changes.columns import read_rows
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import DeadLetter, ParkedKey
-from towpath.sinks.engine import writer as engine_writer
 from towpath.sinks.engine.query import BatchRows
 from towpath.sinks.engine.writer import SinkWriter
 from towpath.sinks.errors import BrokerUnavailableError, TargetUnavailableError
@@ -92,7 +91,7 @@ class Bench:
         self.letters = Letters()
         self.repairs = RecordedRepairs()
         self.context = context_of(self.letters, repairs=self.repairs, heads=heads)
-        self.writer = BatchWriter(Routes(SINK), self.sink, self.context)
+        self.writer = RecordWriter(Routes(SINK), self.sink, self.context)
         self.writing = self.in_chunks(2)
 
     def in_chunks(self, records):
@@ -105,9 +104,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(monkeypatch):
-    """Return a bench whose batches are large from four records on."""
-    monkeypatch.setattr(engine_writer, "LEAST_RECORDS", 4)
+def bench():
+    """Return a bench."""
     return Bench()
 
 
@@ -140,11 +138,11 @@ def test_slices_are_sent_in_order_and_flushed_once():
     )
 
 
-def test_a_small_batch_is_one_slice(bench):
+def test_a_small_batch_is_one_call(bench):
     """
-    It has nothing to gain from slices.
+    Without anything left, the target is called and flushed once.
     """
-    bench.write(*map(new, range(1, 4)))
+    bench.in_chunks(None).write(rows_of(list(map(new, range(1, 4))), slice_=2), 1)
 
     assert [("apply", 3, None), ("flush",)] == bench.sink.notes
 
@@ -272,7 +270,7 @@ def test_any_history_in_slices_ends_as_in_one_batch(monkeypatch, least, part, po
     for _ in range(50):
         whole, pieces = Bench(), Bench()
         rows = history(chance, poison)
-        whole.writer.write(table(*rows), 1)
+        whole.writer.write_left(table(*rows), 1)
         pieces.write(*rows, slice_=chance.choice((2, 9)))
         columns += pieces.sink.columns
 
@@ -325,6 +323,20 @@ def test_whole_rows_are_sent_as_columns(bench, monkeypatch):
         *(result.records, result.rows, result.tombstones),
         result.position,
     )
+
+
+def test_columns_behind_a_flush_are_flushed_too(bench, monkeypatch):
+    """
+    Records are flushed call by call, so the slice's last flush may be an earlier one.
+    """
+    monkeypatch.setattr(slices, "LEAST_RECORDS", 2)
+    monkeypatch.setattr(slices, "RECORDS_AT_ONCE", 2)
+    deleted = [row(n, "d", order=n) for n in (1, 2)]
+    writing = bench.in_chunks(None)
+    result = writing.write(rows_of([*deleted, new(3), new(4)], slice_=2), 1)
+
+    assert (4, 2) == (result.rows, bench.sink.columns)
+    assert [("flush",), ("flush",)] == [n for n in bench.sink.notes if n == ("flush",)]
 
 
 def test_a_parked_key_is_in_no_column(bench, monkeypatch):

@@ -140,15 +140,11 @@ class Target(MemorySink):
         """Note it."""
         self._bench.seen.append("open sink")
 
-    def apply(self, batch):
-        """Fail, or accept the batch."""
+    def flush(self):
+        """Fail, or return fixed counts."""
         self.attempts.append(self._bench.look())
         if self.failures:
             raise self.failures.pop(0)
-        super().apply(batch)
-
-    def flush(self):
-        """Return fixed counts."""
         return Checkpoint(applied=2, stale=1)
 
     def close(self):
@@ -562,11 +558,11 @@ class Resolution(Target):
         super().__init__(bench)
         self._during = during
 
-    def apply(self, batch):
+    def flush(self):
         """Fail after it has happened."""
         self._during()
         self.failures = [AWAY]
-        super().apply(batch)
+        return super().flush()
 
 
 def test_a_batch_of_an_ended_query_is_not_retried(bench):

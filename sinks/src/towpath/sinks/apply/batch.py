@@ -1,7 +1,7 @@
 """
-One micro-batch: decode, fold, write, store the dead letters. Free of Spark.
+The records that slices leave: decode, fold, write, store the dead letters. No Spark.
 
-Records come as Arrow tables. Records that cannot be read or applied are durable as dead
+Records that cannot be read or applied are durable as dead
 letters before the batch counts as done: after a crash in between the batch is repeated,
 and the guard absorbs the repetition. A partial change without a row is not a
 dead letter: its row is refetched.
@@ -117,7 +117,7 @@ class SinkContext:
     abandoned: AbandonedTasks | None = None
 
     def blocked_keys(self) -> frozenset[ParkedKey]:
-        """Return the keys whose records only ``BatchWriter`` may write."""
+        """Return the keys whose records only ``RecordWriter`` may write."""
         return self.parked.keys() | self.refetches.record_keys()
 
 
@@ -143,8 +143,8 @@ class AppliedRecords:
     decode_ms: int
 
 
-class BatchWriter:
-    """Writes micro-batches into one sink, one at a time, from any thread."""
+class RecordWriter:
+    """Writes what slices leave into one sink, batch by batch, from any thread."""
 
     def __init__(self, routes: Routes, sink: Sink, context: SinkContext) -> None:
         self.routes = routes
@@ -159,9 +159,9 @@ class BatchWriter:
         # Held by callers whose consecutive calls must see the same state.
         self.lock = threading.RLock()
 
-    def write(self, table: pa.Table, batch_id: int) -> BatchResult:
+    def write_left(self, table: pa.Table, batch_id: int) -> BatchResult:
         """
-        Write one batch, slice by slice; all of it is durable when this returns.
+        Write what slices have left; all of it is durable when this returns.
 
         Raises:
             UnavailableError: A system does not answer; write the batch again.
@@ -182,7 +182,7 @@ class BatchWriter:
 
     def write_records(self, records: Sequence[Record], batch_id: int) -> BatchResult:
         """
-        Write one batch of records, as ``write`` does.
+        Write records, as ``write_left`` does.
 
         Raises:
             UnavailableError: A system does not answer; write the batch again.

@@ -22,7 +22,7 @@ import structlog
 from towpath.schemas import headers as names
 from towpath.schemas.clock import Backoff, Clock
 from towpath.schemas.failure import Disposition, TowpathError
-from towpath.sinks.apply.batch import AppliedRecords, BatchWriter
+from towpath.sinks.apply.batch import AppliedRecords, RecordWriter
 from towpath.sinks.change import Record
 from towpath.sinks.changes.decode import decode
 from towpath.sinks.dead_letters.entries import (
@@ -112,7 +112,7 @@ class DeadLetterRequests:
 
     def __init__(
         self,
-        writer: BatchWriter,
+        writer: RecordWriter,
         dead_letters: DeadLetterStore,
         parked: ParkedKeys,
         repairs: Repairs,

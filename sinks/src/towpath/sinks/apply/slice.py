@@ -13,14 +13,15 @@ below a floor is deleted by it, or refused after it.
 
 Some records need what exists in one place only: parked keys, pending refetches, dead
 letters, floors. They are *left*, together with the other records of their keys, and
-the driver writes them after the slices (see ``BatchWriter``):
+the driver writes them after the slices (see ``RecordWriter``):
 
 - the records of blocked keys, of unreadable records, and of changes that the target
   refuses;
 - partial changes that cannot be merged here: without a row, above a row from another
   partition, without columns that a transform needs, or on a route that lacks rows;
 - changes that cannot be transformed;
-- floors.
+- floors;
+- all records of a target that keeps the order of events: none may pass a refused one.
 
 No Spark, no state beyond a slice. Hot path: a fixed number of passes over the columns
 of a chunk, and one pass over the records that are not plain.
@@ -45,7 +46,7 @@ from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import ParkedKey, shared_topic
 from towpath.sinks.errors import BatchRefusedError, TaskExpiredError
 from towpath.sinks.fold import first_per_event, newest_per_key
-from towpath.sinks.ports import Batch, Checkpoint, Columnar, Sink
+from towpath.sinks.ports import Batch, Checkpoint, Columnar, KeepsEventOrder, Sink
 
 # Smaller chunks cost less record by record.
 LEAST_RECORDS: Final = 2_000
@@ -140,6 +141,9 @@ def apply_slice(context: SliceContext, records: Iterable[pa.Table]) -> SliceOutc
             nothing.
         HaltError: The sink refuses to continue.
     """
+    if isinstance(context.sink, KeepsEventOrder):
+        left = _joined([*records])
+        return SliceOutcome(len(left), left)
     run = _SliceRun(context)
     for chunk in _chunks(_read(records, context.sink), run.chunk_records):
         run.add(chunk)
@@ -264,6 +268,7 @@ class _SliceRun:
         self._records = self._skipped = self._tombstones = 0
         self._position = ""
         self._checkpoint = Checkpoint()
+        self._is_flushed = False
         self._decode_s = self._apply_s = self._flush_s = 0.0
 
     @property
@@ -284,9 +289,10 @@ class _SliceRun:
             self._write_rest()
 
     def end(self) -> SliceOutcome:
-        """Write what is left to be written, and flush the sink."""
+        """Write what is left to be written; flush the sink, even without a change."""
         self._write_rest()
-        self._flush()
+        if self._accepted or not self._is_flushed:
+            self._flush()
         return SliceOutcome(
             self._records,
             _joined(self._left),
@@ -382,6 +388,7 @@ class _SliceRun:
         )
         self._leave_refused(checkpoint)
         self._accepted.clear()
+        self._is_flushed = True
 
     def _check_expiry(self) -> None:
         expiry = self._context.expiry

@@ -38,7 +38,7 @@ from towpath.schemas.failure import (
     UnavailableError,
 )
 from towpath.settings import Sink as SinkSettings
-from towpath.sinks.apply.batch import BatchResult, BatchWriter, SinkContext
+from towpath.sinks.apply.batch import BatchResult, RecordWriter, SinkContext
 from towpath.sinks.apply.bisect import ConsecutiveRefusals
 from towpath.sinks.apply.encoded import EngineWritten
 from towpath.sinks.apply.refetch import PendingRefetches
@@ -94,7 +94,7 @@ LOOK_EVERY_S: Final = 5.0
 class IdleUpkeep:
     """Maintains one sink between its batches."""
 
-    def __init__(self, sink: Sink, writer: BatchWriter, clock: Clock) -> None:
+    def __init__(self, sink: Sink, writer: RecordWriter, clock: Clock) -> None:
         """
         Store the parameters.
 
@@ -319,7 +319,7 @@ class Supervisor:
             *(dead_letters, parked, sweeps, repairs, refetches, safe, parts.clock),
             *(self._refusals, abandoned),
         )
-        writer = BatchWriter(Routes(plan.sink), sink, context)
+        writer = RecordWriter(Routes(plan.sink), sink, context)
         requests = DeadLetterRequests(
             writer, dead_letters, parked, repairs, parts.clock
         )

@@ -7,8 +7,7 @@ Writes the batches of one sink: first in slices, then what the slices have left.
     slices                 apply_slice
 
 On one machine the driver applies the batch as one slice, while Kafka's client reads on;
-on a cluster the executors apply one slice for each partition. Small batches have no
-slices: ``BatchWriter`` writes them, as it writes what slices leave.
+on a cluster the executors apply one slice for each partition of a large batch.
 
 On a cluster, the driver's sink connects before any executor writes and keeps its
 connections until its own flush: if the target restarts in between, and may lose rows
@@ -21,13 +20,8 @@ from typing import Final, TypeAlias
 
 import structlog
 
-from towpath.sinks.apply.batch import BatchResult, BatchWriter, SinkContext
-from towpath.sinks.apply.slice import (
-    LEAST_RECORDS,
-    SliceContext,
-    SliceOutcome,
-    apply_slice,
-)
+from towpath.sinks.apply.batch import BatchResult, RecordWriter, SinkContext
+from towpath.sinks.apply.slice import SliceContext, SliceOutcome, apply_slice
 from towpath.sinks.engine.executors import (
     MAX_BLOCKED_KEYS,
     EncodingExecutors,
@@ -35,7 +29,7 @@ from towpath.sinks.engine.executors import (
 )
 from towpath.sinks.engine.query import BatchRows
 from towpath.sinks.errors import BatchRefusedError
-from towpath.sinks.ports import Batch, KeepsEventOrder, Sink
+from towpath.sinks.ports import Batch, Sink
 
 AnyExecutors: TypeAlias = Executors | EncodingExecutors
 
@@ -47,7 +41,7 @@ class SinkWriter:
 
     def __init__(
         self,
-        writer: BatchWriter,
+        writer: RecordWriter,
         sink: Sink,
         context: SinkContext,
         executors: AnyExecutors | None = None,
@@ -57,7 +51,7 @@ class SinkWriter:
         Store the parameters.
 
         Args:
-            writer: Writes small batches, and what slices leave.
+            writer: Writes what slices leave.
             sink: The sink of the writer.
             context: The services that the writer uses.
             executors: Apply the slices of large batches; without them the driver does.
@@ -79,8 +73,6 @@ class SinkWriter:
         """
         with self._writer.lock:
             executors = self._executors_for(rows)
-            if executors is None and self._is_small(rows):
-                return self._writer.write(rows.table, batch_id)
             while True:
                 incomplete_routes = self._context.refetches.incomplete_routes()
                 outcome = self._apply(rows, batch_id, executors, incomplete_routes)
@@ -99,10 +91,6 @@ class SinkWriter:
         keys = len(self._context.parked) + len(self._context.refetches)
         is_large = executors is not None and rows.most >= executors.least_records
         return executors if is_large and keys <= MAX_BLOCKED_KEYS else None
-
-    def _is_small(self, rows: BatchRows) -> bool:
-        # Events are delivered in order: none may pass one that is refused.
-        return rows.most < LEAST_RECORDS or isinstance(self._sink, KeepsEventOrder)
 
     def _apply(
         self,
@@ -145,7 +133,7 @@ class SinkWriter:
             context.refusals.reset()
         # After the slices: the batch may hold records below the safe position.
         has_more = len(outcome.left) or context.safe.is_found
-        written = self._writer.write(outcome.left, batch_id) if has_more else None
+        written = self._writer.write_left(outcome.left, batch_id) if has_more else None
         return self._result(outcome, written)
 
     def _result(self, outcome: SliceOutcome, rest: BatchResult | None) -> BatchResult:

@@ -15,7 +15,7 @@ STATIC := lint types imports
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 .PHONY: help setup demo test check mutants house coverage docs soak browser-test \
-	compose-demo compose-test dist lock clean python setup-run setup-dev static quick $(STATIC)
+	compose-demo compose-test dist wheels lock clean python setup-run setup-dev static quick $(STATIC)
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -49,12 +49,12 @@ coverage: setup-dev ## Measure what unit and property tests run; hold members ag
 browser-test: setup-dev ## Open locust's page in a browser (apt: chromium chromium-driver).
 	$(BIN)/pytest -m browser $(ARGS)
 
-compose-demo: ## The demo in containers: images, all of compose.yaml, load, a new sink, proof.
+compose-demo: wheels ## The demo in containers: images, all of compose.yaml, load, a new sink, proof.
 	@$(DEMO) up --build --detach --wait
 	@$(DEMO) run --rm demo $(if $(ARGS),demo --join http://orders:8000 --state /tmp/demo $(ARGS)); \
 	code=$$?; $(DEMO) --profile "*" down --volumes; exit $$code
 
-compose-test: setup-dev ## Try images and compose.yaml on a Docker engine, kills included.
+compose-test: setup-dev wheels ## Try images and compose.yaml on a Docker engine, kills included.
 	$(BIN)/pytest -m compose -p no:randomly -x -s --verbose tests/compose $(ARGS)
 
 docs: setup-dev ## Draw the pictures of docs/, list the log records and the shop's events.
@@ -64,6 +64,10 @@ docs: setup-dev ## Draw the pictures of docs/, list the log records and the shop
 
 dist: setup-dev ## Build wheels, source distributions and SBOMs of all packages into dist/.
 	@$(BIN)/python deploy/dist.py $(ARGS)
+
+wheels: python ## Build the wheels alone, of which the images are made.
+	@$(PYTHON) deploy/setup.py build
+	@.towpath/build-tools/bin/python deploy/dist.py --wheels
 
 lock: python ## Make the locks of the Python packages anew; ARGS=--upgrade for newer ones.
 	@$(PYTHON) requirements/lock.py $(ARGS)

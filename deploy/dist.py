@@ -1,40 +1,49 @@
 """
 Build the packages: a wheel and a source distribution of every member, with SBOMs.
 
-``make dist`` runs it and writes into ``dist``. Each member is copied to a folder of its
-own, with the version of the file ``VERSION``, the licence, and its dependencies on
+``make dist`` runs it and writes into ``dist``; ``make wheels`` builds the wheels alone,
+which is enough for the images (``deploy/images``). Each member is copied to a folder of
+its own, with the version of the file ``VERSION``, the licence, and its dependencies on
 other members pinned to that version; so a source distribution needs nothing outside
 itself. Only files that git tracks are copied, and their time is that of the commit:
 the same commit gives the same bytes.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import tomlkit
 
 CLONE = Path(__file__).resolve().parents[1]
+KINDS = ("sdist", "wheel")
 # The locks of packages that are installed alone; each names what it installs.
 LOCKS = sorted((CLONE / "requirements").glob("*/*.lock"))
 
 
 def main(words: list[str]) -> int:
-    """Build everything into the named folder and return an exit code."""
-    out = Path(words[0]) if words else CLONE / "dist"
+    """Build everything, or the wheels, into a folder and return an exit code."""
+    parser = argparse.ArgumentParser(prog="dist.py", description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=CLONE / "dist")
+    parser.add_argument("--wheels", action="store_true", help="the wheels alone")
+    wanted = parser.parse_args(words)
+    out = wanted.folder.resolve()
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     epoch = commit_time()
     for member in members():
         with tempfile.TemporaryDirectory() as folder:
             stage(member, Path(folder))
-            build(Path(folder), out, epoch)
-    for lock in LOCKS:
-        write_sbom(lock, out)
+            build(Path(folder), out, epoch, ("wheel",) if wanted.wheels else KINDS)
+    if not wanted.wheels:
+        for lock in LOCKS:
+            write_sbom(lock, out)
     for path in sorted(out.iterdir()):
         print(path.name)
     return 0
@@ -85,9 +94,13 @@ def pinned(text: str, version: str) -> str:
     return tomlkit.dumps(document)
 
 
-def build(folder: Path, out: Path, epoch: str) -> None:
-    """Build the wheel and the source distribution of a staged member."""
-    command = (sys.executable, "-m", "hatchling", "build", "--directory", str(out))
+def build(folder: Path, out: Path, epoch: str, kinds: Sequence[str]) -> None:
+    """Build the wheel, the source distribution, or both, of a staged member."""
+    targets = [word for kind in kinds for word in ("--target", kind)]
+    command = (
+        *(sys.executable, "-m", "hatchling", "build", *targets),
+        *("--directory", str(out)),
+    )
     subprocess.run(
         command,
         cwd=folder,

@@ -29,6 +29,7 @@ LOCKS = CLONE / "requirements"
 COVERED_BY = {"run": ("run", "dev"), "dev": ("dev",)}
 # The tests need a stock reader, an object store with its client, a second Postgres.
 FURTHER_JARS = {"run": (), "dev": ("jdbcsink", "objectstore", "postgres15", "s3")}
+BUILD_TOOLS = STATE / "build-tools"
 # The tests read compose.yaml with the loader of docker compose itself.
 LOADER = STATE / "compose" / "loader"
 LOADER_MODULE = CLONE / "tests" / "compose" / "config"
@@ -41,14 +42,17 @@ class SetupError(Exception):
 
 
 def main(words: list[str]) -> int:
-    """Set up the clone for ``run`` or ``dev`` and return an exit code."""
+    """Set up the clone for ``run``, ``dev`` or ``build``; return an exit code."""
     mode = words[0] if words else "dev"
-    if mode not in COVERED_BY:
-        print("usage: setup.py run|dev", file=sys.stderr)
+    if mode not in {*COVERED_BY, "build"}:
+        print("usage: setup.py run|dev|build", file=sys.stderr)
         return USAGE
     try:
         check_machine()
         with locked():
+            if mode == "build":
+                prepare_build_tools()
+                return 0
             prepare(mode)
             if mode == "dev":
                 build_compose_loader()
@@ -112,6 +116,21 @@ def prepare(mode: str) -> None:
     mark.unlink()
     stamp(mode).write_text(wanted, encoding="utf-8")
     report(f"Python packages are in place after {time.monotonic() - began_s:.0f} s")
+
+
+def prepare_build_tools() -> None:
+    """Install the tools that build wheels into their own environment, once."""
+    wanted = hashlib.sha256((LOCKS / "build.lock").read_bytes()).hexdigest()
+    mark = BUILD_TOOLS / "made-from"
+    if mark.exists() and mark.read_text("utf-8") == wanted:
+        return
+    report("installing the tools that build wheels")
+    shutil.rmtree(BUILD_TOOLS, ignore_errors=True)
+    run([sys.executable, "-m", "venv", str(BUILD_TOOLS)], "the environment")
+    pip = (str(BUILD_TOOLS / "bin" / "python"), *PIP[1:], "--quiet")
+    locked_tools = ("--require-hashes", "--requirement", str(LOCKS / "build.lock"))
+    run([*pip, *locked_tools], "a build tool")
+    mark.write_text(wanted, "utf-8")
 
 
 def fingerprint() -> str:

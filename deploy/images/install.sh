@@ -2,27 +2,34 @@
 # Fills /opt/towpath in a build stage; see Dockerfile.
 set -eu
 
-# Wheels are built in the environment of the build backend and installed from a folder,
-# so that no layer of an image ever has a build tool.
-install() {
-    wheels=$(mktemp -d)
-    /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir "$wheels" "$@"
-    /opt/build/bin/pip --python /opt/towpath/bin/python install --no-deps --no-index "$wheels"/*.whl
-    rm -r "$wheels"
+# Wheels of others are built in the environment of the build backend and installed from a
+# folder, so that no layer of an image ever has a build tool.
+add() {
+    /opt/build/bin/pip --python /opt/towpath/bin/python install --no-deps --no-index "$@"
 }
 
 what=$1
 shift
 case $what in
 packages) # NAME: what requirements/images/NAME.lock locks
-    install --require-hashes --requirement "requirements/images/$1.lock"
+    wheels=$(mktemp -d)
+    /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir "$wheels" \
+        --require-hashes --requirement "requirements/images/$1.lock"
+    add "$wheels"/*.whl
+    rm -r "$wheels"
     ;;
-members) # FOLDER...: members of the workspace
+members) # NAME...: members, from their wheels in dist
+    version=$(cat VERSION)
     for member; do
-        set -- "$@" "./$member"
+        wheel=dist/towpath_$member-$version-py3-none-any.whl
+        if [ ! -f "$wheel" ]; then
+            echo "error: there is no $wheel: run 'make wheels' in the clone first" >&2
+            exit 2
+        fi
         shift
+        set -- "$@" "$wheel"
     done
-    install "$@"
+    add "$@"
     ;;
 engine) # Spark with its connectors, by the lock of the archives, and a Java that suits it
     packages=$(/opt/towpath/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')

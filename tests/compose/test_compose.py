@@ -11,6 +11,7 @@ import subprocess
 import time
 import urllib.parse
 import urllib.request
+import zipfile
 
 import pytest
 from compose import stand_ins
@@ -131,6 +132,26 @@ def test_an_image_has_no_rights_no_secrets_and_nothing_that_builds(image):
     assert not [x for x in config["Env"] if re.search("PASSWORD|SECRET|TOKEN", x)]
     assert "sh" not in config["Entrypoint"]
     assert [] == found
+
+
+@pytest.mark.parametrize("image", ["relay", "sinks", "services", "tools"])
+def test_an_image_has_the_files_of_the_wheels(image):
+    """Each package of ours is, by hash and size, what its wheel says."""
+    script = "cat /opt/towpath/lib/python3*/site-packages/towpath_*.dist-info/RECORD"
+    words = ("--rm", "--entrypoint", "sh", f"towpath/{image}:{VERSION}", "-c", script)
+    installed = set(docker("run", *words).split("\n"))
+    found = 0
+    for wheel in sorted((CLONE / "dist").glob(f"towpath_*-{VERSION}-*.whl")):
+        with zipfile.ZipFile(wheel) as archive:
+            (name,) = (n for n in archive.namelist() if n.endswith("RECORD"))
+            record = archive.read(name).decode().splitlines()
+        files = {line for line in record if ",sha256=" in line}
+        if f"{name},," in installed:
+            found += 1
+            assert files <= installed, wheel.name
+        else:
+            assert not files & installed, wheel.name
+    assert found >= 3
 
 
 @pytest.mark.parametrize("service", OWN_PARTS)

@@ -19,6 +19,7 @@ _STAND_INS = store.CLONE / "tests" / "compose" / "stand_ins"
 _REQUIREMENTS = store.CLONE / "requirements"
 _SHIPPED = ("relay", "sinks", "services", "tools")
 _STRICT = dockerfile.OURS.with_name(".hadolint.yaml")
+_WHEEL = re.compile(r"dist\*/towpath_(\w+)-\*\.whl")
 _PINNED = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)((?:.|\n)*?)(?=^\S|\Z)", re.MULTILINE)
 
 
@@ -178,17 +179,52 @@ def test_an_image_installs_its_members_and_theirs(
     The members of an image are those of its lock with all that they depend on.
     """
     build = stages[f"{name}-build"]
-    copied = {words.split()[0] for words in build.of("COPY")}
+    copied = {word for words in build.of("COPY") for word in words.split()[:-1]}
+    wheels = {_WHEEL.fullmatch(word)[1] for word in copied if word.endswith(".whl")}
     (installed,) = (
         re.findall(r"install\.sh members ([\w\s]+)", words)[0].split()
         for words in build.of("RUN")
         if "install.sh members" in words
     )
 
-    assert set(installed) == _with_theirs(locker.IMAGES[name])
-    assert set(installed) <= copied
+    assert set(installed) == wheels == _with_theirs(locker.IMAGES[name])
     assert f"requirements/images/{name}.lock" in copied
     assert f"deploy/images/install.sh packages {name}" in build.of("RUN")
+
+
+def test_no_source_of_a_member_is_in_the_build_context() -> None:
+    """
+    Images are made of wheels: everything that the context has is named one by one.
+    """
+    lines = (store.CLONE / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    rules = [line for line in lines if not line.startswith("#")]
+
+    assert rules[0] == "*"
+    assert {rule.removeprefix("!").split("/")[0] for rule in rules[1:]} == {
+        *("VERSION", "deploy", "dist", "loadtests", "requirements"),
+    }
+    assert not [rule for rule in rules[1:] if "src" in rule or rule.endswith("**")]
+
+
+def test_a_missing_wheel_is_named_with_its_cure(tmp_path: Path) -> None:
+    """
+    A build without wheels, or with those of another version, ends with one sentence.
+    """
+    (tmp_path / "VERSION").write_text("0.2.0\n", encoding="utf-8")
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / "towpath_schemas-0.1.0-py3-none-any.whl").touch()
+    script = dockerfile.OURS.with_name("install.sh")
+    command = ["sh", str(script), "members", "schemas"]
+
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: there is no dist/towpath_schemas-0.2.0-py3-none-any.whl:"
+        " run 'make wheels' in the clone first\n"
+    )
 
 
 @pytest.mark.parametrize("name", _SHIPPED)

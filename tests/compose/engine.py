@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from support.waiting import until
 
@@ -22,11 +23,37 @@ GO = str(Path(sys.executable).with_name("go"))
 FOLDER = CLONE / ".towpath" / "compose-test"
 _INSTALL = "apt-get install --no-install-recommends docker.io iptables debootstrap"
 GO_SETTINGS = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}
-# The module of each of the client's plugins, and its program.
+
+
+class _Plugin(NamedTuple):
+    """
+    A plugin of the client.
+
+    Attributes:
+        module: Its module, with the version.
+        program: Its program in the module.
+        variable: Holds the version in the program; a build sets it.
+    """
+
+    module: str
+    program: str
+    variable: str
+
+
 _PLUGINS = {
-    "compose": ("github.com/docker/compose/v2@v2.40.3", "./cmd"),
-    "buildx": ("github.com/docker/buildx@v0.38.2", "./cmd/buildx"),
+    "compose": _Plugin(
+        "github.com/docker/compose/v2@v2.40.3",
+        "./cmd",
+        "github.com/docker/compose/v2/internal.Version",
+    ),
+    # Compose asks it for its version, and refuses an unknown one.
+    "buildx": _Plugin(
+        "github.com/docker/buildx@v0.38.2",
+        "./cmd/buildx",
+        "github.com/docker/buildx/version.Version",
+    ),
 }
+_UNKNOWN = "unknown"
 
 
 @contextmanager
@@ -85,25 +112,28 @@ def _answers() -> bool:
 
 def _require_plugins() -> None:
     folder = Path.home() / ".docker" / "cli-plugins"
-    for name, (module, program) in _PLUGINS.items():
-        if attempt(name, "version").returncode != 0:
-            _build(folder / f"docker-{name}", module, program)
-        docker(name, "version")
+    for name, plugin in _PLUGINS.items():
+        found = attempt(name, "version")
+        if found.returncode != 0 or _UNKNOWN in found.stdout:
+            _build(folder / f"docker-{name}", plugin)
+        assert _UNKNOWN not in docker(name, "version")
 
 
-def _build(plugin: Path, module: str, program: str) -> None:
+def _build(program: Path, plugin: _Plugin) -> None:
     """Build a program of a module; as its own main module, for what it replaces."""
     found = subprocess.run(
-        [GO, "mod", "download", "-json", module],
+        [GO, "mod", "download", "-json", plugin.module],
         capture_output=True,
         check=True,
     )
-    source = FOLDER / plugin.name
+    source = FOLDER / program.name
     shutil.rmtree(source, ignore_errors=True)
     shutil.copytree(json.loads(found.stdout)["Dir"], source)
     subprocess.run(["chmod", "-R", "u+w", str(source)], check=True)
-    plugin.parent.mkdir(parents=True, exist_ok=True)
+    program.parent.mkdir(parents=True, exist_ok=True)
     environ = {**os.environ, **GO_SETTINGS}  # noqa: TID251 - Go's own
-    command = [GO, "build", "-trimpath", "-o", str(plugin), program]
+    version = f"-X {plugin.variable}={plugin.module.partition('@')[2]}"
+    command = [GO, "build", "-trimpath", "-ldflags", version]
+    command += ["-o", str(program), plugin.program]
     subprocess.run(command, cwd=source, env=environ, check=True)
     shutil.rmtree(source)

@@ -48,6 +48,7 @@ class SecurePlace(SinkPlace):
         events = self.folder / "events"
         events.mkdir()
         logged = (
+            *("[sinks]", "state_copies = true"),
             "[spark.settings]",
             '"spark.eventLog.enabled" = "true"',
             f'"spark.eventLog.dir" = "{events.as_uri()}"',
@@ -207,11 +208,12 @@ def test_sink_check_names_all_that_the_sinks_user_lacks(place, broker, be, capsy
     topics = admin.list_topics(timeout=10).topics
 
     dead, lines = f"{place.prefix}.dead.plain", f"{place.prefix}.shop.lines"
-    read = ", ".join(sorted((dead, relations, lines, f"{lines}.backfill.plain")))
+    copies = f"{place.prefix}-sink-plain"
+    reads = (copies, dead, relations, lines, f"{lines}.backfill.plain")
     missing = {
-        "create": dead,
-        "read": read,
-        "write": f"{place.prefix}-signal, {dead}",
+        "create": f"{copies}, {dead}",
+        "read": ", ".join(sorted(reads)),
+        "write": f"{place.prefix}-signal, {copies}, {dead}",
         "describe groups": f"{place.prefix}.sinks, towpath-plain, towpath-sinks",
     }
     start = "plain: the user of kafka.client may not"

@@ -91,6 +91,11 @@ def dead_letter_topic(prefix: str, part: str) -> str:
     return f"{prefix}.dead.{part}"
 
 
+def sink_state_topic(prefix: str, sink: str) -> str:
+    """Name the topic with the copies of a sink's state."""
+    return f"{prefix}-sink-{sink}"
+
+
 def signal_topic(prefix: str) -> str:
     """Name the topic for signals."""
     return f"{prefix}-signal"

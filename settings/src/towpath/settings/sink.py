@@ -128,14 +128,19 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 
 class Sinks(Section):
     """
-    ``[sinks]``: where each driver serves its metrics.
+    ``[sinks]``: settings of all drivers.
 
     ``metrics_ports`` maps a driver's name to its port of ``/metrics`` on
     ``metrics_host``. A driver that is not listed takes a free port and logs it.
+
+    With ``state_copies`` each sink's state is copied to the topic
+    ``<prefix>-sink-<sink>`` after each batch: a driver on another machine, with an
+    empty state folder, continues from there.
     """
 
     metrics_host: str = "127.0.0.1"
     metrics_ports: dict[str, Port] = Field(default_factory=dict)
+    state_copies: bool = False
 
 
 _MEBIBYTE = 1024 * 1024

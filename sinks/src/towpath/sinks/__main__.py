@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,7 @@ from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
 from towpath.sinks.kafka.fetch import KafkaBatches
 from towpath.sinks.kafka.offsets import KafkaEarliestPositions, KafkaRecordAges
 from towpath.sinks.kafka.repairs import KafkaRepairs
+from towpath.sinks.kafka.state_topic import StateTopic
 from towpath.sinks.kinds import (
     RoutedRelations,
     SinkParts,
@@ -52,6 +53,7 @@ from towpath.sinks.kinds import (
 )
 from towpath.sinks.ports import Sink
 from towpath.sinks.state import declare
+from towpath.sinks.state.copies import StateCopies
 from towpath.sinks.state.progress import progress_path, read_progress, sink_folder
 from towpath.sinks.targets.checks import check_block
 
@@ -225,13 +227,27 @@ def _parts(newest: _Newest, spark: SparkSession, monitor: Monitor) -> Supervisor
         earliest_positions=KafkaEarliestPositions(settings.kafka),
         monitor=monitor,
         check=check,
-        on_executor=lambda sink: (
-            executor_spec(settings, sink).make
-            if is_spread(sink, str(spark.sparkContext.master))
-            else None
-        ),
+        on_executor=partial(_on_executor, settings, str(spark.sparkContext.master)),
         make_announced=lambda: KafkaRelations(settings.kafka, prefix),
+        make_copies=lambda sink: _copies(newest(), sink, clock),
     )
+
+
+def _on_executor(
+    settings: Settings, master: str, sink: SinkSettings
+) -> Callable[[], Sink] | None:
+    """Return the function that makes a sink on executors, if they write it."""
+    return executor_spec(settings, sink).make if is_spread(sink, master) else None
+
+
+def _copies(
+    settings: Settings, sink: SinkSettings, clock: SystemClock
+) -> StateCopies | None:
+    """Return the copies of a sink's state, if the configuration wants them."""
+    if not settings.sinks.state_copies:
+        return None
+    folder = sink_folder(settings.state_folder, sink.name)
+    return StateCopies(folder, StateTopic(settings, sink.name), clock)
 
 
 def _routed(settings: Settings, sink: SinkSettings) -> RoutedRelations:

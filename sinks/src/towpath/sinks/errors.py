@@ -94,6 +94,21 @@ class BrokerUnavailableError(UnavailableError):
     )
 
 
+class SinkRunsElsewhereError(UnavailableError):
+    """A driver on another machine may still run the sink; it is checked again."""
+
+    remedy = (
+        "Wait half a minute: the sink starts here once the other driver has stored no "
+        "state for that long. If both shall run, give their sinks different names."
+    )
+
+
+class SinkTakenOverError(UnavailableError):
+    """A driver on another machine has taken the sink over; nothing more is written."""
+
+    remedy = "Stop one of the two drivers: each sink has one."
+
+
 class ExecutorsFailedError(UnavailableError):
     """Executors could not write a batch; a retry loses nothing."""
 

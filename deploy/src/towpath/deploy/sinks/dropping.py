@@ -31,7 +31,13 @@ from towpath.deploy.snapshots import signals
 from towpath.deploy.snapshots.signals import wait_answer
 from towpath.schemas.clock import Clock, Deadline
 from towpath.schemas.failure import UsageError
-from towpath.schemas.topics import BACKFILL, backfill_topic, dead_letter_topic, table_of
+from towpath.schemas.topics import (
+    BACKFILL,
+    backfill_topic,
+    dead_letter_topic,
+    sink_state_topic,
+    table_of,
+)
 from towpath.settings import Settings, Sink, Source, load
 from towpath.sinks.state.declare import DROPPING_FILE, filled, sink_named
 from towpath.sinks.state.files import LOCK_FILE, SinkLock, lock_sink
@@ -71,7 +77,7 @@ def own_topics(
     reads another source are not.
     """
     prefix = settings.database.prefix
-    mine = {dead_letter_topic(prefix, name)}
+    mine = {dead_letter_topic(prefix, name), sink_state_topic(prefix, name)}
     mine |= {backfill_topic(r.topic, name) for r in filled(sink)} if sink else set()
     mine |= {
         topic

@@ -20,11 +20,11 @@ from towpath.sinks.changes.decode import RECORDS
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.engine.checkpoint import starting_offsets
 from towpath.sinks.ports import Cluster
+from towpath.sinks.state.copies import RESUMES_FILE
 from towpath.sinks.state.declare import STARTING_OFFSETS_FILE
 from towpath.sinks.state.progress import sink_folder
 
 # The offsets at which a query resumes after a recovery has dropped its checkpoint.
-RESUMES_FILE: Final = "resumes.json"
 
 # A new topic must not wait for the default of five minutes.
 _METADATA_AGE_MS: Final = 2_000

@@ -23,6 +23,7 @@ from towpath.sinks.state.progress import (
     progress_path,
     read_progress,
     sink_folder,
+    stored_progress,
     write_progress,
 )
 
@@ -79,6 +80,11 @@ class Report:
             yield
         finally:
             self._attempts -= 1
+
+    def reload(self) -> None:
+        """Continue from the file, which was replaced."""
+        with self._writing:
+            self._progress = stored_progress(self._path, self._progress.sink)
 
     def store(self) -> None:
         """Retry a write of the file that failed."""

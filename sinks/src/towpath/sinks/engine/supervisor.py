@@ -65,12 +65,8 @@ from towpath.sinks.engine.writer import AnyExecutors, SinkWriter
 from towpath.sinks.errors import PartitionsAddedError, TopicRemadeError
 from towpath.sinks.kafka.fetch import Batches
 from towpath.sinks.kinds import kind_of
-from towpath.sinks.ports import (
-    Cluster,
-    Repairs,
-    Sink,
-    SupportsUpkeep,
-)
+from towpath.sinks.ports import Cluster, Repairs, Sink, SupportsUpkeep
+from towpath.sinks.state.copies import StateCopies
 from towpath.sinks.state.progress import full_disk, records_in
 
 # A batch that takes longer is delivered again. The driver waits twice as long for its
@@ -173,6 +169,7 @@ class SupervisorParts:
             there; ``None`` for a sink that is written from the driver.
         make_announced: Makes the reader of announced shapes; without it altered columns
             are not noticed.
+        make_copies: Makes the copies of a sink's state, or ``None``, if it has none.
         backoff: The pauses between attempts.
     """
 
@@ -187,6 +184,7 @@ class SupervisorParts:
     check: Callable[[SinkSettings], None] = _accept
     on_executor: Callable[[SinkSettings], Callable[[], Sink] | None] | None = None
     make_announced: Callable[[], AnnouncedShapes] = NoAnnouncedShapes
+    make_copies: Callable[[SinkSettings], StateCopies | None] = lambda _: None
     backoff: Backoff = Backoff()  # noqa: RUF009 - a frozen value
 
 
@@ -241,6 +239,7 @@ class Supervisor:
         self._attempt = 0
         self._cause: Exception | None = None
         self._refusals = ConsecutiveRefusals()
+        self._copies = parts.make_copies(plan.sink)
         name = f"sink-{plan.sink.name}"
         # A daemon: a call that hangs in the engine must not keep the process alive.
         self._thread = threading.Thread(target=self._supervise, name=name, daemon=True)
@@ -258,11 +257,30 @@ class Supervisor:
         with suppress(_StoppedError):
             while not self._stop.is_set():
                 try:
+                    self._claim_state()
                     self._report.starting()
                     self._wait_for_a_topic()
                     self._open_and_run()
                 except Exception as error:  # noqa: BLE001 - any failure restarts the sink
                     self._pause(self._take_cause() or error)
+        if self._copies is not None:
+            with suppress(TowpathError):
+                self._copies.release()
+
+    def _claim_state(self) -> None:
+        """Become the owner of the state's copies, before anything reads the state."""
+        if self._copies is not None and self._copies.claim():
+            self._report.reload()
+
+    def _copy_state(self) -> None:
+        """
+        Copy the state.
+
+        Raises:
+            UnavailableError: The query must start again, and claim the copies first.
+        """
+        if self._copies is not None:
+            self._copies.save()
 
     def _wait_for_a_topic(self) -> None:
         """Wait for the first topic: the engine refuses a pattern without a match."""
@@ -313,7 +331,7 @@ class Supervisor:
         abandoned = None
         # Tasks of a target that the engine writes write nothing themselves.
         if make is not None and not isinstance(sink, EngineWritten):
-            is_first_run = not plan.checkpoint.exists()
+            is_first_run = not (plan.checkpoint.exists() or plan.resumes_file.exists())
             abandoned = AbandonedTasks(parts.clock, is_first_run=is_first_run)
         context = SinkContext(
             *(dead_letters, parked, sweeps, repairs, refetches, safe, parts.clock),
@@ -384,7 +402,9 @@ class Supervisor:
         Raises:
             TopicRemadeError: The query must start again.
             PartitionsAddedError: The query must start again.
+            UnavailableError: The query must start again: the state was not copied.
         """
+        self._copy_state()
         try:
             run.requests.process()
             self._report.parked(run.requests.parked_keys)
@@ -419,6 +439,7 @@ class Supervisor:
             applied = read_offsets(self._plan.checkpoint, batch_id)
             batch_s = self._parts.clock.monotonic_s() - began_s
             self._report.done(result, applied, round(batch_s * 1000))
+            self._copy_state()
             self._attempt = 0
         except Exception as error:
             self._cause = error

@@ -93,14 +93,21 @@ def consumer(kafka: Kafka, own: Mapping[str, Any]) -> Consumer:
     return _made(Consumer, kafka, own)
 
 
-def producer(kafka: Kafka) -> Producer:
+def producer(kafka: Kafka, *, transactional_id: str | None = None) -> Producer:
     """
     Make a producer whose records are neither lost nor duplicated.
+
+    Args:
+        kafka: The connection.
+        transactional_id: If given, it writes in transactions, and fences others.
 
     Raises:
         ConfigurationError: ``[kafka.client]`` cannot be used.
     """
-    return _made(Producer, kafka, {"enable.idempotence": True, "acks": "all"})
+    own = {"enable.idempotence": True, "acks": "all"}
+    if transactional_id is not None:
+        own["transactional.id"] = transactional_id
+    return _made(Producer, kafka, own)
 
 
 def _made(
@@ -178,7 +185,12 @@ class Topics:
         return {name: one for name, one in ids.items() if one != _NO_ID}
 
     def create(
-        self, name: str, settings: Settings, *, is_kept_whole: bool = False
+        self,
+        name: str,
+        settings: Settings,
+        *,
+        is_kept_whole: bool = False,
+        is_compacted: bool = False,
     ) -> bool:
         """
         Create a topic unless it exists.
@@ -187,6 +199,8 @@ class Topics:
             name: Its name.
             settings: The configuration, with the settings of new topics.
             is_kept_whole: Whether to keep all records forever, in one partition.
+            is_compacted: Whether to keep the newest record of each key, in one
+                partition.
 
         Returns:
             Whether it was created.
@@ -194,14 +208,16 @@ class Topics:
         Raises:
             BrokerUnavailableError: The broker does not answer.
         """
+        is_single = is_kept_whole or is_compacted
         retention_ms = settings.topics.retention_hours * _MS_PER_HOUR
-        if is_kept_whole:
-            retention_ms = _FOREVER
+        config = {"retention.ms": str(_FOREVER if is_single else retention_ms)}
+        if is_compacted:
+            config["cleanup.policy"] = "compact"
         topic = NewTopic(
             name,
-            num_partitions=1 if is_kept_whole else settings.topics.partitions,
+            num_partitions=1 if is_single else settings.topics.partitions,
             replication_factor=settings.topics.replication_factor,
-            config={"retention.ms": str(retention_ms)},
+            config=config,
         )
         try:
             made = self._admin.create_topics([topic], request_timeout=REQUEST_TIMEOUT_S)

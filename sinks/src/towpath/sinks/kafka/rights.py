@@ -71,8 +71,13 @@ def rights_of(settings: Settings, sink: Sink) -> Rights:
     wanted[dead] = {AclOperation.READ, AclOperation.WRITE}
     if settings.signal_topic:
         wanted[settings.signal_topic] = {AclOperation.WRITE}
+    made = [dead]
+    if settings.sinks.state_copies:
+        copies = topics.sink_state_topic(prefix, sink.name)
+        wanted[copies] = {AclOperation.READ, AclOperation.WRITE}
+        made.append(copies)
     groups = (f"{prefix}.sinks", "towpath-sinks", f"towpath-{sink.name}")
-    return Rights(wanted, [dead], groups)
+    return Rights(wanted, made, groups)
 
 
 def missing_rights(kafka: Kafka, wanted: Rights) -> Iterator[str]:

@@ -165,8 +165,11 @@ def read_progress(path: Path, sink: str) -> Progress:
     Unknown fields of a different version are ignored, missing ones have their defaults.
     """
     served = _ask_driver(path.parent, sink)
-    if served is not None:
-        return served
+    return stored_progress(path, sink) if served is None else served
+
+
+def stored_progress(path: Path, sink: str) -> Progress:
+    """Return a sink's progress as its file has it; empty without one."""
     try:
         document = orjson.loads(path.read_bytes())
     except (FileNotFoundError, orjson.JSONDecodeError):

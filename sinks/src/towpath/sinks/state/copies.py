@@ -1,0 +1,322 @@
+"""
+Copies of a sink's state, so that a driver on another machine continues from them.
+
+A sink's folder holds small files: its progress, declaration, pending refetches, sweeps,
+known ids and witnesses. Spark's checkpoint is not copied: a query without one continues
+at the applied offsets of the progress.
+
+The copies of one moment are stored together, after each batch and between batches. They
+are what a crash at that moment would have left: records that were applied later are
+read again, and the guard of the target absorbs them.
+
+**One owner.** Each folder has an id. The folder that stored the newest copies is their
+owner, and its running driver stores copies at least every ``BEAT_EVERY_S``. Another
+folder takes over only after it has seen no new copies for ``SILENT_FOR_S`` of its own
+clock, or at once if the owner has released them. Taking over fences the owner, whose
+next copies are refused; its driver then stops writing. A folder that is not the owner,
+or is older than the copies (a machine that comes back, a restored backup), is replaced
+by them.
+
+No Kafka: ``CopyStore`` stores records, and tells who is fenced.
+"""
+
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+import orjson
+import structlog
+
+from towpath.schemas.clock import Clock, Deadline
+from towpath.schemas.failure import TowpathError
+from towpath.sinks.errors import SinkRunsElsewhereError
+from towpath.sinks.state.files import LOCK_FILE, JsonFile
+from towpath.sinks.state.progress import Offsets, replace_file
+
+BEAT_EVERY_S: Final = 10.0
+# Three beats, so that a slow broker is not mistaken for a driver that has ended.
+SILENT_FOR_S: Final = 30.0
+
+# A record holds at most this much of a file, half of Kafka's default limit.
+PART_BYTES: Final = 500_000
+
+RESUMES_FILE: Final = "resumes.json"
+_PROGRESS_FILE: Final = "progress.json"
+_COPIES_FILE: Final = ".copies"
+# Also of one that is being dropped.
+_CHECKPOINT: Final = "checkpoint"
+# The lock belongs to the process, and the heartbeat to its machine.
+_NOT_COPIED: Final = frozenset({LOCK_FILE, "driver.json"})
+
+_OWNER: Final = "owner"
+_FILES: Final = "files"
+
+_log = structlog.get_logger("towpath.sinks")
+
+
+class CopyStore(Protocol):
+    """Stores records by key; one writer at a time."""
+
+    def read(self) -> Mapping[str, bytes]:
+        """
+        Return all records.
+
+        Raises:
+            UnavailableError: They cannot be read now.
+        """
+
+    def end(self) -> int:
+        """
+        Return a number that grows with each write.
+
+        Raises:
+            UnavailableError: It cannot be read now.
+        """
+
+    def fence(self) -> None:
+        """
+        Become the writer: writes of others are refused from now on.
+
+        Raises:
+            UnavailableError: It is not known whether they are.
+        """
+
+    def write(self, records: Mapping[str, bytes | None]) -> None:
+        """
+        Store records together, and delete those that are ``None``.
+
+        Raises:
+            SinkTakenOverError: Another one is the writer.
+            UnavailableError: They are not known to be stored; ``fence`` again.
+        """
+
+
+class Owner(NamedTuple):
+    """
+    The owner of copies.
+
+    Attributes:
+        id: The id of its folder.
+        number: Grows with each copy.
+        is_running: Whether its driver may still run.
+    """
+
+    id: str = ""
+    number: int = 0
+    is_running: bool = False
+
+
+class _Seen(NamedTuple):
+    """The end of the copies when it was last seen to move, and until when to wait."""
+
+    end: int
+    until: Deadline
+
+
+class StateCopies:
+    """The copies of one sink's folder; calls must not overlap."""
+
+    def __init__(self, folder: Path, store: CopyStore, clock: Clock) -> None:
+        self._folder = folder
+        self._store = store
+        self._clock = clock
+        self._own = JsonFile[str | int](folder / _COPIES_FILE)
+        self._owner: Owner | None = None
+        self._seen: _Seen | None = None
+        # Size and time of each copied file, and the number of its parts.
+        self._stored: Mapping[str, tuple[int, int]] = {}
+        self._parts: Mapping[str, int] = {}
+        self._beat = Deadline(clock, 0)
+
+    def claim(self) -> bool:
+        """
+        Become the owner, unless this is it already; before anything reads the folder.
+
+        Returns:
+            Whether the folder was replaced by the copies.
+
+        Raises:
+            SinkRunsElsewhereError: The driver of another folder may still run.
+            UnavailableError: The copies cannot be read now.
+        """
+        if self._owner is not None:
+            return False
+        mine = self._own.read()
+        id_ = str(mine.get("id") or uuid.uuid4().hex)
+        self._wait_for_silence(id_)
+        self._store.fence()
+        # After the fence, so that nothing can follow what is read.
+        records = self._store.read()
+        before = _owner_in(records)
+        number = int(mine.get("number", 0))
+        is_current = before.id == id_ and before.number <= number
+        is_replaced = bool(records) and not is_current
+        if is_replaced:
+            self._replace(records, before)
+        self._stored, self._parts = {}, _parts_in(records)
+        self._owner = Owner(id_, before.number, is_running=True)
+        self.save()
+        return is_replaced
+
+    def save(self) -> None:
+        """
+        Store what has changed; without a change, a beat from time to time.
+
+        Raises:
+            SinkTakenOverError: Another folder has taken over.
+            UnavailableError: It is not known to be stored; ``claim`` again.
+        """
+        if self._owner is None:
+            return
+        self._store_changes(is_running=True)
+
+    def release(self) -> None:
+        """
+        Store a last copy, after which another folder need not wait.
+
+        Raises:
+            UnavailableError: It is not known to be stored.
+        """
+        if self._owner is not None:
+            self._store_changes(is_running=False)
+            self._owner = None
+
+    def _wait_for_silence(self, id_: str) -> None:
+        """Raise unless the driver of the owner has ended, as far as one can see."""
+        owner = _owner_in(self._store.read())
+        if not owner.is_running or owner.id == id_:
+            return
+        end = self._store.end()
+        if self._seen is None or self._seen.end != end:
+            self._seen = _Seen(end, Deadline(self._clock, SILENT_FOR_S))
+        if not self._seen.until.passed():
+            message = "a driver on another machine ran the sink, and may still run it"
+            raise SinkRunsElsewhereError(message)
+
+    def _replace(self, records: Mapping[str, bytes], owner: Owner) -> None:
+        """Replace the folder; the query resumes at the offsets that were applied."""
+        # First: after a crash in between, the folder is replaced again.
+        (self._folder / _COPIES_FILE).unlink(missing_ok=True)
+        for checkpoint in self._folder.glob(f"{_CHECKPOINT}*"):
+            shutil.rmtree(checkpoint)
+        for name in _marks(self._folder):
+            (self._folder / name).unlink()
+        files = dict(_files_in(records))
+        applied: Offsets = orjson.loads(files.get(_PROGRESS_FILE, b"{}")).get("applied")
+        if applied:
+            files[RESUMES_FILE] = orjson.dumps(applied)
+        for name, content in files.items():
+            replace_file(self._folder / name, content, is_durable=True)
+        _log.warning(
+            "sink state replaced by its copies",
+            folder=str(self._folder),
+            files=len(files),
+            number=owner.number,
+        )
+
+    def _store_changes(self, *, is_running: bool) -> None:
+        moment = _moment(self._folder, self._stored)
+        is_due = self._beat.passed() or not is_running
+        gone = self._parts.keys() - moment.marks.keys()
+        if self._owner is None or not (moment.changed or gone or is_due):
+            return
+        parts = {name: n for name, n in self._parts.items() if name not in gone}
+        parts |= {name: len(_split(text)) for name, text in moment.changed.items()}
+        owner = Owner(self._owner.id, self._owner.number + 1, is_running)
+        try:
+            self._store.write(
+                {
+                    **self._fewer(parts),
+                    **dict(_records_of(moment.changed)),
+                    _FILES: orjson.dumps(parts),
+                    _OWNER: orjson.dumps(owner._asdict()),
+                }
+            )
+        except TowpathError:
+            # Another claim tells whether they were stored.
+            self._owner = None
+            raise
+        self._own.keep({"id": owner.id, "number": owner.number})
+        self._owner, self._parts, self._stored = owner, parts, moment.marks
+        self._beat = Deadline(self._clock, BEAT_EVERY_S)
+
+    def _fewer(self, parts: Mapping[str, int]) -> dict[str, None]:
+        """Return the stored parts of files that have fewer of them now, or are gone."""
+        return {
+            f"{name}#{number}": None
+            for name, count in self._parts.items()
+            for number in range(parts.get(name, 0), count)
+        }
+
+
+class _Moment(NamedTuple):
+    """
+    The files of a folder at one moment.
+
+    Attributes:
+        marks: Size and time of each.
+        changed: The contents of those that have other marks than before.
+    """
+
+    marks: Mapping[str, tuple[int, int]]
+    changed: Mapping[str, bytes]
+
+
+def _moment(folder: Path, before: Mapping[str, tuple[int, int]]) -> _Moment:
+    """
+    Read what has changed since before.
+
+    Files are written in an order that a crash may interrupt anywhere. So all of them
+    must be of one moment: none may change while they are read.
+    """
+    while True:
+        marks = _marks(folder)
+        names = [name for name, mark in marks.items() if before.get(name) != mark]
+        with suppress(FileNotFoundError):
+            changed = {name: (folder / name).read_bytes() for name in names}
+            if _marks(folder) == marks:
+                return _Moment(marks, changed)
+
+
+def _marks(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return size and time of each file that is copied."""
+    found = {}
+    for path in folder.glob("*"):
+        is_other = path.name.startswith((".", _CHECKPOINT))
+        if is_other or path.name in _NOT_COPIED:
+            continue
+        for file in path.glob("*") if path.is_dir() else [path]:
+            with suppress(FileNotFoundError):
+                stat = file.stat()
+                name = str(file.relative_to(folder))
+                found[name] = stat.st_size, stat.st_mtime_ns
+    return found
+
+
+def _split(content: bytes) -> list[bytes]:
+    """Return the parts of a file; an empty file has one."""
+    begins = range(0, max(len(content), 1), PART_BYTES)
+    return [content[begin : begin + PART_BYTES] for begin in begins]
+
+
+def _records_of(files: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
+    for name, content in files.items():
+        for number, part in enumerate(_split(content)):
+            yield f"{name}#{number}", part
+
+
+def _owner_in(records: Mapping[str, bytes]) -> Owner:
+    return Owner(**orjson.loads(records[_OWNER])) if _OWNER in records else Owner()
+
+
+def _parts_in(records: Mapping[str, bytes]) -> dict[str, int]:
+    parts: dict[str, int] = orjson.loads(records.get(_FILES, b"{}"))
+    return parts
+
+
+def _files_in(records: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
+    for name, count in _parts_in(records).items():
+        yield name, b"".join(records[f"{name}#{number}"] for number in range(count))

@@ -1,0 +1,150 @@
+"""Sinks continue on another machine, from the copies of their state in Kafka."""
+
+import re
+import signal
+
+import pytest
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+
+from support.driver_process import PATIENCE_S, Feed, Place, driver, start
+from support.waiting import until
+from towpath.settings import load
+from towpath.sinks.errors import BrokerUnavailableError, SinkTakenOverError
+from towpath.sinks.kafka.client import Topics
+from towpath.sinks.kafka.state_topic import StateTopic
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+
+NAMES = ("cache", "warehouse")
+SMALL = 200
+
+
+@pytest.fixture
+def topics(stack, unique, tmp_path):
+    """Return the topics of one sink, of two drivers."""
+    stack.up("kafka")
+    place = Place(stack, unique, tmp_path)
+    place.write_config(place.sink("cache", "cache", "redis://unused"))
+    settings = load(place.config, {})
+    return StateTopic(settings, "cache"), StateTopic(settings, "cache")
+
+
+def test_records_are_stored_together_and_the_topic_is_compacted(stack, topics):
+    """
+    The newest record of each key is returned; a deleted one is not.
+    """
+    one, other = topics
+    assert {} == one.read()
+    one.fence()
+    one.write({"a": b"1", "b": b"2", "c": b""})
+    before = other.end()
+    one.write({"a": b"3", "b": None})
+
+    assert {"a": b"3", "c": b""} == other.read()
+    assert other.end() > before
+    resource = ConfigResource(ResourceType.TOPIC, one.name)
+    admin = AdminClient({"bootstrap.servers": stack.kafka})
+    config = admin.describe_configs([resource])[resource].result()
+    assert ("compact", "-1") == (
+        config["cleanup.policy"].value,
+        config["retention.ms"].value,
+    )
+
+
+def test_a_fenced_writer_stores_nothing(topics):
+    """
+    Kafka refuses its transaction, even one that it has begun before.
+    """
+    one, other = topics
+    one.read()
+    one.fence()
+    one.write({"a": b"1"})
+    other.fence()
+    other.write({"a": b"2"})
+
+    with pytest.raises(SinkTakenOverError):
+        one.write({"a": b"3"})
+    with pytest.raises(BrokerUnavailableError):
+        one.write({"a": b"4"})
+    assert {"a": b"2"} == one.read()
+
+
+@pytest.mark.usefixtures("topics")
+def test_a_broker_that_is_away_is_reported(tmp_path):
+    """
+    Nothing is known of the copies then, so that the sink does not start.
+    """
+    text = (tmp_path / "towpath.toml").read_text(encoding="utf-8")
+    away = tmp_path / "away.toml"
+    away.write_text(re.sub(r"(servers = ).*", r'\1"127.0.0.1:1"', text), "utf-8")
+    topic = StateTopic(load(away, {}), "cache")
+
+    for call in (topic.read, topic.end, topic.fence):
+        with pytest.raises(BrokerUnavailableError):
+            call()
+
+
+class Machine(Place):
+    """A machine with a folder of its own, and drivers of the same two sinks."""
+
+    def __init__(self, stack, name, folder, lake):
+        folder.mkdir()
+        super().__init__(stack, name, folder)
+        options = {"folder": str(lake), "trigger_ms": 1000, "max_batch_records": SMALL}
+        self.write_config(
+            "[sinks]\nstate_copies = true\n",
+            self.sink("cache", "cache", stack.redis_url, max_batch_records=SMALL),
+            self.sink(
+                *("warehouse", "warehouse", stack.dsn("warehouse")),
+                route=f"{name}.warehouse",
+                **options,
+            ),
+        )
+
+    def apply(self, feed, seed):
+        """Feed some changes, and wait until both sinks have applied them."""
+        feed.work(600, keys=100, seed=seed)
+        for name in NAMES:
+            self.wait_applied(name)
+
+    def is_refused(self):
+        """Return whether the driver of each sink here has lost its sink."""
+        found = [self.progress(name).error or "" for name in NAMES]
+        return all("a driver on another machine" in error for error in found)
+
+
+@pytest.mark.spark
+def test_a_driver_elsewhere_continues_and_the_former_one_is_refused(
+    stack, unique, tmp_path, request
+):
+    """
+    One is suspended, as if its machine were lost; later it wakes up, and comes back.
+    """
+    stack.up("kafka", "redis", "postgres")
+    first, second = (
+        Machine(stack, unique, tmp_path / name, tmp_path / "lake")
+        for name in ("first", "second")
+    )
+    feed = Feed(first)
+    suspended = start(first)
+    request.addfinalizer(suspended.kill)
+    first.apply(feed, seed=1)
+    suspended.send_signal(signal.SIGSTOP)
+    feed.truncate()
+    with driver(second):
+        second.apply(feed, seed=2)
+        suspended.send_signal(signal.SIGCONT)
+        until(first.is_refused, "it has noticed", timeout_s=PATIENCE_S)
+        assert [feed.rows] * 2 == [second.contents(name) for name in NAMES]
+        second.apply(feed, seed=3)
+    # The second one has released the sinks, and the first continues from there.
+    first.apply(feed, seed=4)
+    read = [first.progress(name).records for name in NAMES]
+    suspended.send_signal(signal.SIGTERM)
+
+    assert 0 == suspended.wait(60), first.log()
+    assert [feed.rows] * 2 == [first.contents(name) for name in NAMES]
+    # Counters continue, and no sink has begun again: at most a batch was repeated.
+    ends = Topics(first.settings.kafka).end_offsets([first.topic])[first.topic]
+    sent = sum(ends.values())
+    assert all(sent <= count <= sent + 2 * SMALL for count in read), (sent, read)

@@ -4,24 +4,37 @@ The real driver of sinks, which kills itself in a batch: ``POINT SINK [OPTION...
 Each point stands between two steps of what is done with a batch, or with an order. When
 the sink comes there the process sends itself SIGKILL: nothing is flushed, closed or
 told, and the engine has not noted the batch as done.
+
+At the points ``filling`` and ``merging`` it kills its executors on this machine
+instead, once, while they write a warehouse, and goes on. A plus sign joins points.
 """
 
+import contextlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeAlias
+
+import psutil
+from pyiceberg.catalog.sql import SqlCatalog
+from pyspark import SparkContext
 
 from towpath.sinks import __main__ as sinks
 from towpath.sinks.apply import slice as slices
+from towpath.sinks.engine.executors import _FrameRows
 from towpath.sinks.engine.report import Report
+from towpath.sinks.engine.session import SparkSql
 from towpath.sinks.engine.supervisor import Supervisor
 from towpath.sinks.engine.writer import SinkWriter
 from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
 from towpath.sinks.targets.cache.sink import CacheSink
 from towpath.sinks.targets.search.sink import SearchSink
 from towpath.sinks.targets.warehouse.sink import WarehouseSink
+
+# Makes the context of a step.
+AroundStep: TypeAlias = Callable[[], contextlib.AbstractContextManager[None]]
 
 _TARGETS: Final = (CacheSink, SearchSink, WarehouseSink)
 
@@ -34,6 +47,7 @@ class Fault:
         self._here = threading.local()
         for name in ("_deliver", "_do_idle_work"):
             self._wrap(Supervisor, name, self._entered)
+        self._note_encoded()
 
     def before(self, owner: Any, name: str) -> None:
         """Strike before a function."""
@@ -55,6 +69,52 @@ class Fault:
         for target in _TARGETS:
             self.after(target, name)
 
+    def around(self, owner: Any, name: str, around: AroundStep, part: str = "") -> None:
+        """
+        Run a step inside a context, while a batch that tasks have encoded is written.
+
+        Args:
+            owner: The class with the function.
+            name: The function; ``part`` is in its first argument.
+            around: Makes the context.
+            part: A text that distinguishes statements.
+        """
+        step = getattr(owner, name)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            is_it = not part or part in args[1]
+            if not (is_it and getattr(self._here, "is_encoded", False)):
+                return step(*args, **kwargs)
+            with around():
+                return step(*args, **kwargs)
+
+        setattr(owner, name, run)
+
+    @contextlib.contextmanager
+    def struck_before(self) -> Iterator[None]:
+        """Strike before a step."""
+        self._strike()
+        yield
+
+    @contextlib.contextmanager
+    def struck_after(self) -> Iterator[None]:
+        """Strike after a step."""
+        yield
+        self._strike()
+
+    def _note_encoded(self) -> None:
+        """Take note that this thread writes a batch that tasks have encoded."""
+        write = WarehouseSink.write_encoded
+
+        def write_encoded(*args: Any) -> None:
+            self._here.is_encoded = True
+            try:
+                write(*args)
+            finally:
+                self._here.is_encoded = False
+
+        setattr(WarehouseSink, write.__name__, write_encoded)
+
     def _entered(self, supervisor: Supervisor, *_: Any) -> None:
         """Take note of the sink that this thread works for."""
         self._here.sink = supervisor._name
@@ -74,6 +134,48 @@ class Fault:
         setattr(owner, name, wrapped)
 
 
+_OFTEN_S: Final = 0.002
+
+
+class ExecutorKiller:
+    """Kills the executors of this process once, while they run a task."""
+
+    def __init__(self, step: str) -> None:
+        """Kill while a step runs; the output names it."""
+        self._step = step
+        self._has_killed = False
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Kill in the block, if a task runs there."""
+        is_over = threading.Event()
+        watch = threading.Thread(target=self._watch, args=(is_over,))
+        watch.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            watch.join()
+
+    def _watch(self, is_over: threading.Event) -> None:
+        context = SparkContext.getOrCreate()
+        tracker = context.statusTracker()
+        while not (self._has_killed or is_over.wait(_OFTEN_S)):
+            stages = map(tracker.getStageInfo, tracker.getActiveStageIds())
+            if any(stage is not None and stage.numActiveTasks for stage in stages):
+                self._kill(context.applicationId)
+
+    def _kill(self, application: str) -> None:
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or ()
+            if application in words and any(_EXECUTOR in word for word in words):
+                process.kill()
+                self._has_killed = True
+        print(f"executors killed while {self._step}", flush=True)  # noqa: T201 - read by the test
+
+
+_EXECUTOR: Final = "CoarseGrainedExecutorBackend"
+
 POINTS: Final[dict[str, Callable[[Fault], None]]] = {
     "read": lambda f: f.before(slices, "decode"),
     "applied": lambda f: f.after_targets("apply"),
@@ -81,6 +183,15 @@ POINTS: Final[dict[str, Callable[[Fault], None]]] = {
     "set aside": lambda f: f.after(DeadLetterTopic, "put"),
     "written": lambda f: f.after(SinkWriter, "write"),
     "told": lambda f: f.after(Report, "done"),
+    "filling": lambda f: f.around(
+        _FrameRows, "collect", ExecutorKiller("filling").watching
+    ),
+    "filled": lambda f: f.around(SqlCatalog, "commit_table", f.struck_before),
+    "merging": lambda f: f.around(
+        SparkSql, "sql", ExecutorKiller("merging").watching, "MERGE"
+    ),
+    "merged": lambda f: f.around(SparkSql, "sql", f.struck_before, "fast_forward"),
+    "committed": lambda f: f.around(SparkSql, "sql", f.struck_after, "fast_forward"),
     "carried out": lambda f: f.before(DeadLetterTopic, "resolve"),
 }
 
@@ -89,7 +200,9 @@ def main() -> int:
     """Run the driver with the fault that the command line names."""
     point, sink, *options = sys.argv[1:]
     sys.argv[1:] = options
-    POINTS[point](Fault(sink))
+    fault = Fault(sink)
+    for name in point.split("+"):
+        POINTS[name](fault)
     return sinks.main()
 
 

@@ -47,7 +47,11 @@ class SparkCluster:
             until(lambda name=name: text in self.log(name), f"worker {name} is there")
 
     def submit(
-        self, config: Path, driver: str, **further: str
+        self,
+        config: Path,
+        driver: str,
+        program: tuple[Path | str, ...] = (SUBMITTED,),
+        **further: str,
     ) -> subprocess.Popen[bytes]:
         """
         Run a driver of sinks by spark-submit; its log is ``driver``.
@@ -55,6 +59,7 @@ class SparkCluster:
         Args:
             config: The configuration.
             driver: The driver's name.
+            program: The driver's file, and its first arguments.
             further: Further settings of the engine, without the prefix ``spark.``;
                 underscores become dots.
         """
@@ -69,7 +74,7 @@ class SparkCluster:
             *(SPARK_HOME / "bin/spark-submit", "--master", self.master),
             *("--jars", jars, "--driver-memory", "1g", *confs),
             *("--driver-java-options", f"-Xss4m {_QUICK}"),
-            *(SUBMITTED, "--config", config, "--driver", driver),
+            *(*program, "--config", config, "--driver", driver),
         ]
         return self._open("driver", command)
 

@@ -11,10 +11,11 @@ from towpath.settings import Route, RouteKind, WarehouseOptions
 from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin
 from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.ports import Batch
+from towpath.sinks.targets.warehouse.append import LakeAppender
 from towpath.sinks.targets.warehouse.client import catalog_conf
 from towpath.sinks.targets.warehouse.read import WarehouseReader
 from towpath.sinks.targets.warehouse.sink import WarehouseSink
-from towpath.sinks.targets.warehouse.write import Engines, LakeAppender
+from towpath.sinks.targets.warehouse.write import Engines
 
 COLUMNS = (
     Column("id", "integer", nullable=False),
@@ -97,6 +98,10 @@ class Stepping:
 
     def append(self, table, rows, on):
         return self.step("append", partial(self._appender.append, table, rows, on))
+
+    def append_files(self, *arguments):
+        run = partial(self._appender.append_files, *arguments)
+        return self.step("append files", run)
 
     def register(self, name, table):
         self._session.register(name, table)

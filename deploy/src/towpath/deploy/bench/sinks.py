@@ -299,7 +299,7 @@ def _measure_cluster(
     return cluster.measure_cluster(
         replace(bench, environment=environment),
         targets(stack),
-        [sink for sink in options.sinks if sink in {CACHE, SEARCH}],
+        options.sinks,
         partial(_spark_cluster, stack.state, packages),
     )
 

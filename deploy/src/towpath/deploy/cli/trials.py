@@ -236,9 +236,9 @@ def bench_sinks(  # noqa: PLR0913 - each is an option of the command
     plain pipelined writes, the search client's bulk load of the same ids, and one MERGE
     of the same rows from Parquet. With --cluster instead: the backlog is applied by the
     driver alone, and by the executors of one and of two workers of a standalone cluster
-    with one core each, into the cache, the search index, and a sink without a target,
-    which shows the path alone. Each case has a stack of its own in a temporary
-    folder, removed again.
+    with one core each, into the cache, the search index, the warehouse, and a sink
+    without a target, which shows the path alone. Each case has a stack of its own in a
+    temporary folder, removed again.
 
     Exit 0 if every sink equalled the source afterwards, key by key; 1, without any
     figures, if not; 3 if a part was unavailable.

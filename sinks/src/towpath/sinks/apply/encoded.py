@@ -2,11 +2,12 @@
 Rows of a target that the engine writes itself, after tasks have encoded them.
 
 A task encodes the rows of its slice; they stay in the engine. Then the driver's sink
-has its engine write all of them, and reads only their numbers.
+decides how they are written, by their numbers and the hashes of their keys, and the
+executors write them.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
@@ -22,11 +23,15 @@ class EncodedSummary(NamedTuple):
         records: The number of changes or events that the rows were folded from.
         span: The least and the greatest value of the column that limits the search for
             stored rows; ``None``: the search is not limited.
+        hashes: The hash of each row's key, equal in all processes.
+        lowest: The lowest position of the rows; empty if there is none.
     """
 
     statement: str
     records: int
     span: tuple[Any, Any] | None
+    hashes: pa.Array
+    lowest: str
 
 
 class SliceRows(NamedTuple):
@@ -43,6 +48,9 @@ class RowEncoder(Sink, Protocol):
         """Return the rows that were applied, for each statement at most once."""
 
 
+Result = TypeVar("Result")
+
+
 class EngineRows(Protocol):
     """The encoded rows of a batch; the engine keeps them on its executors."""
 
@@ -50,8 +58,35 @@ class EngineRows(Protocol):
     def summaries(self) -> Sequence[EncodedSummary]:
         """The numbers of all tasks; a statement may have the rows of several."""
 
-    def register(self, statement: str, name: str, schema: pa.Schema) -> None:
-        """Register the rows of a statement as the view ``name`` of all sessions."""
+    def register(
+        self,
+        statement: str,
+        name: str,
+        schema: pa.Schema,
+        keep: Callable[[pa.Table], pa.Table],
+    ) -> None:
+        """
+        Register the rows of a statement as the view ``name`` of all sessions.
+
+        Args:
+            statement: The statement.
+            name: The view's name.
+            schema: The columns of the rows.
+            keep: Returns the rows to show; it is called on executors.
+        """
+
+    def collect(
+        self, statement: str, write: Callable[[pa.Table], Result]
+    ) -> Sequence[Result]:
+        """
+        Call a function with the rows of a statement, on executors; return the results.
+
+        Each row is in one call whose result is returned; a repeated call has effects
+        without a result.
+
+        Raises:
+            UnavailableError: An executor does not answer.
+        """
 
 
 @runtime_checkable

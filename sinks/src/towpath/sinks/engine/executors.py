@@ -6,8 +6,8 @@ stays there: nothing is shuffled. A task returns counts and the records that onl
 driver may write.
 
 The tasks of a target that the engine writes encode their rows. These stay in the
-engine, which runs a task again if it has lost its rows, and the sink's statements read
-them there: no row comes to the driver.
+engine, which runs a task again if it has lost its rows. The sink's statements read them
+there, and tasks of a second pass write them to files: no row comes to the driver.
 
 An executor makes its sink from an ``ExecutorSpec`` alone: it has no configuration and
 no state folder. It reads the tables' shapes from Kafka, over one connection for all
@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import structlog
@@ -33,7 +33,12 @@ from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Kafka, Settings, WriteFrom
 from towpath.settings import Sink as SinkSettings
-from towpath.sinks.apply.encoded import EncodedSummary, EngineWritten, RowEncoder
+from towpath.sinks.apply.encoded import (
+    EncodedSummary,
+    EngineWritten,
+    Result,
+    RowEncoder,
+)
 from towpath.sinks.apply.slice import SliceOutcome, total
 from towpath.sinks.apply.task import (
     AbandonedTasks,
@@ -239,8 +244,7 @@ def _outcomes(
     except (PySparkException, Py4JError) as error:
         message = f"the executors could not encode the batch: {first_line(error)}"
         raise ExecutorsFailedError(message) from error
-    # Our own tasks have pickled them.
-    pairs = [pickle.loads(one) for one in results.column(_RESULT).to_pylist()]  # noqa: S301
+    pairs = _unpickled(results)
     return [outcome for outcome, _ in pairs], [one for _, of in pairs for one in of]
 
 
@@ -251,19 +255,51 @@ class _FrameRows:
         self.summaries = summaries
         self._encoded = encoded
 
-    def register(self, statement: str, name: str, schema: pa.Schema) -> None:
+    def register(
+        self,
+        statement: str,
+        name: str,
+        schema: pa.Schema,
+        keep: Callable[[pa.Table], pa.Table],
+    ) -> None:
         def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                for rows in batch.column(0):
-                    with pa.ipc.open_stream(rows.as_buffer()) as reader:
-                        yield from reader
+            for table in _tables(batches):
+                yield from keep(table).to_batches()
 
         session = self._encoded.sparkSession
         of_rows = session.createDataFrame(schema.empty_table()).schema
-        of_statement = self._encoded.where(col(_STATEMENT) == statement)
-        rows = of_statement.select(_ROWS).mapInArrow(read, of_rows)
+        rows = self._of(statement).mapInArrow(read, of_rows)
         # The sink's statements run in another session than the batch.
         rows.createOrReplaceGlobalTempView(name)
+
+    def collect(
+        self, statement: str, write: Callable[[pa.Table], Result]
+    ) -> list[Result]:
+        def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            tables = list(_tables(batches))
+            if tables:
+                yield _result_row(write(pa.concat_tables(tables)))
+
+        # A call for each core: each writes files of its own.
+        cores = self._encoded.sparkSession.sparkContext.defaultParallelism
+        results = self._of(statement).coalesce(cores).mapInArrow(run, _SCHEMA)
+        try:
+            return _unpickled(results.toArrow())
+        except (PySparkException, Py4JError) as error:
+            message = f"the executors could not write the batch: {first_line(error)}"
+            raise ExecutorsFailedError(message) from error
+
+    def _of(self, statement: str) -> DataFrame:
+        of_statement = self._encoded.where(col(_STATEMENT) == statement)
+        return of_statement.select(_ROWS)
+
+
+def _tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield the encoded rows of a task."""
+    for batch in batches:
+        for rows in batch.column(0):
+            with pa.ipc.open_stream(rows.as_buffer()) as reader:
+                yield reader.read_all()
 
 
 def _results(
@@ -272,15 +308,22 @@ def _results(
     def run(records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tune_interpreter()
         result = run_task(task, opening, records)._replace(is_repeated=_is_repeated())
-        pickled = pickle.dumps(result)
-        yield pa.record_batch({_RESULT: pa.array([pickled], pa.binary())})
+        yield _result_row(result)
 
     try:
         results = frame.mapInArrow(run, _SCHEMA).toArrow()
     except (PySparkException, Py4JError) as error:
         message = f"the executors could not write the batch: {first_line(error)}"
         raise ExecutorsFailedError(message) from error
-    # Our own tasks have pickled them.
+    return _unpickled(results)
+
+
+def _result_row(result: object) -> pa.RecordBatch:
+    return pa.record_batch({_RESULT: pa.array([pickle.dumps(result)], pa.binary())})
+
+
+def _unpickled(results: pa.Table) -> list[Any]:
+    """Return the results of our own tasks, which have pickled them."""
     return [pickle.loads(one) for one in results.column(_RESULT).to_pylist()]  # noqa: S301
 
 

@@ -97,11 +97,9 @@ def _search_reader(sink: SinkSettings, _: str) -> SinkReader:
 
 
 def _warehouse(sink: SinkSettings, parts: SinkParts) -> Sink:
+    from towpath.sinks.targets.warehouse.append import LakeAppender  # noqa: PLC0415
     from towpath.sinks.targets.warehouse.sink import WarehouseSink  # noqa: PLC0415
-    from towpath.sinks.targets.warehouse.write import (  # noqa: PLC0415
-        Engines,
-        LakeAppender,
-    )
+    from towpath.sinks.targets.warehouse.write import Engines  # noqa: PLC0415
 
     return WarehouseSink(
         *(sink, parts.relations, Engines(parts.sql, LakeAppender(sink))),

@@ -21,7 +21,14 @@ from towpath.loadtests.bench.figures import Figures
 from towpath.loadtests.bench.sinks import backlog as backlogs
 from towpath.loadtests.bench.sinks.backlog import Backlog
 from towpath.loadtests.bench.sinks.catch_up import SinkCatchUp, compare_sink
-from towpath.loadtests.bench.sinks.result import NULL, Cluster, Targets
+from towpath.loadtests.bench.sinks.result import (
+    CACHE,
+    NULL,
+    SEARCH,
+    WAREHOUSE,
+    Cluster,
+    Targets,
+)
 from towpath.loadtests.bench.snapshot.source import TABLE
 
 # As many batches as show a steady rate, each large enough for both workers.
@@ -41,10 +48,13 @@ kind = "{kind}"
 url = "{url}"
 max_batch_records = {batch_records}
 spread_from_records = 2000
+{more}
 [[sink.route]]
 topic = "{topic}"
-name = "{name}"
+name = "{route}"
 """
+# A warehouse's routes are tables; each run has its own.
+_LAKE_NAMESPACE: Final = "bench"
 
 
 class RunningCluster(NamedTuple):
@@ -118,16 +128,24 @@ def _config(
 ) -> Path:
     """Write the configuration of a run; return its path."""
     bench = backlog.bench
-    urls = {"cache": targets.redis_url, "search": targets.opensearch_url}
+    folder = bench.environment.folder
+    is_lake = sink == WAREHOUSE
+    urls = {
+        CACHE: targets.redis_url,
+        SEARCH: targets.opensearch_url,
+        WAREHOUSE: targets.catalog_dsn,
+    }
     block = _SINK.format(
         name=name,
         kind=sink,
         url=urls.get(sink, "null://"),
         topic=backlog.run.topic,
         batch_records=max(2_000, backlog.rows // _BATCHES),
+        more=f'folder = "{folder / "lake"}"' if is_lake else "",
+        route=f"{_LAKE_NAMESPACE}.{name}" if is_lake else name,
     )
     text = publishers.configuration(bench, backlog.run, (TABLE,))
-    path = bench.environment.folder / f"{name}.toml"
+    path = folder / f"{name}.toml"
     path.write_text(text + spark + block, encoding="utf-8")
     return path
 

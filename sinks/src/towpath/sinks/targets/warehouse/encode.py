@@ -1,5 +1,5 @@
 """
-Encoding a slice for the warehouse in a task; the engine merges the rows later.
+Encoding a slice for the warehouse in a task; the executors write the rows later.
 
 The driver sends the tables with the task, fitted to their sources. Rows that fit them
 are encoded; every other change is refused, so that it is left to the driver, which has
@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from towpath.sinks.apply.encoded import EncodedSummary, SliceRows
 from towpath.sinks.change import Change, EventRow, Refusal
@@ -133,9 +134,12 @@ class WarehouseEncoder:
     def _fold(self, form: TableForm, collected: pa.Table) -> SliceRows:
         table = self._tables[form.route]
         is_log = form.route in self._logs
-        newest = newest_rows(collected, table.key, LOG_POSITION if is_log else POSITION)
+        position = LOG_POSITION if is_log else POSITION
+        newest = newest_rows(collected, table.key, position)
         span = rows.time_span(newest) if is_log else key_span(table, newest)
-        summary = EncodedSummary(form.text, len(collected), span)
+        lowest = pc.min(newest.column(position)).as_py() or ""
+        hashes = rows.key_hashes(table, newest)
+        summary = EncodedSummary(form.text, len(collected), span, hashes, lowest)
         return SliceRows(summary, newest)
 
     def _encode_changes(self, route: str, changes: Sequence[Change]) -> None:

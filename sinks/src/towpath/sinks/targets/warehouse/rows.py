@@ -174,6 +174,35 @@ def key_span(table: LakeTable, rows: pa.Table) -> tuple[int, int] | None:
     return span["min"], span["max"]
 
 
+def key_hashes(table: LakeTable, rows: pa.Table) -> pa.Array:
+    """
+    Return the hashes of the rows' keys; they are the same in all processes.
+
+    Values are hashed as the table stores them: two texts may be the same number there.
+    An integer is its own hash.
+    """
+    first = rows.column(table.key[0])
+    if len(table.key) == 1 and pa.types.is_integer(first.type):
+        return first.cast(pa.int64()).combine_chunks()
+    # Only keys without an integer need the library, which takes long to load.
+    from pandas.util import hash_pandas_object  # noqa: PLC0415
+
+    keys = pa.table({name: _hashed(rows.column(name)) for name in table.key})
+    frame = keys.to_pandas()
+    hashes = hash_pandas_object(frame, index=False, categorize=False)
+    return pa.array(hashes.to_numpy().view("int64"), pa.int64())
+
+
+def _hashed(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the texts of a key's values, equal where the values are."""
+    if pa.types.is_binary(column.type):
+        return column
+    if pa.types.is_floating(column.type):
+        # There are two zeros.
+        column = pc.add(column, pa.scalar(0.0, column.type))
+    return column.cast(pa.string())
+
+
 def _whole(
     table: LakeTable, changes: Sequence[Change], retained: frozenset[str]
 ) -> pa.Table:

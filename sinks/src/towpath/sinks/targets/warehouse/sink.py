@@ -6,12 +6,12 @@ and by ``flush``; other changes are committed when ``apply`` returns. ``flush`` 
 upkeep, too, because there is one writer.
 
 On a cluster the rows of a large batch do not come to this process: tasks encode them
-(``encode``), and the engine merges what they have encoded.
+(``encode``), and the executors append or merge them (``encoded_table``).
 """
 
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -43,12 +43,8 @@ from towpath.sinks.tally import Floors, Tally
 from towpath.sinks.targets.routes import IgnoredColumns
 from towpath.sinks.targets.warehouse import rows, statements
 from towpath.sinks.targets.warehouse.ddl import floor_property
-from towpath.sinks.targets.warehouse.encode import (
-    LOG_POSITION,
-    TableForm,
-    WarehouseEncoder,
-    joined_span,
-)
+from towpath.sinks.targets.warehouse.encode import TableForm, WarehouseEncoder
+from towpath.sinks.targets.warehouse.encoded_table import EncodedTable
 from towpath.sinks.targets.warehouse.opening import UNFIT, TableLosses, TableRegistry
 from towpath.sinks.targets.warehouse.schema import POSITION, LakeTable, lake_name
 from towpath.sinks.targets.warehouse.upkeep import TableUpkeep
@@ -190,34 +186,14 @@ class WarehouseSink:
             forms[form.route].setdefault(form, []).append(one)
             records[form.route] += one.records
         for route, summaries in forms.items():
+            is_log = route in self._logs
+            floor = None if is_log else self._floors.of(route)
             table = self._table(route)
-            merges = self._merges(encoded, table, summaries)
-            applied = self._writer.write_views(table.name, merges)
+            applied = self._writer.write_encoded(
+                EncodedTable(table, encoded, summaries, is_log, floor, self._session)
+            )
             self._tally.applied += applied
             self._tally.stale += records[route] - applied
-
-    def _merges(
-        self,
-        encoded: EngineRows,
-        table: LakeTable,
-        forms: Mapping[TableForm, Sequence[EncodedSummary]],
-    ) -> Iterator[str]:
-        """Yield a statement for each form of a table's rows; its view is registered."""
-        for form, summaries in forms.items():
-            of_form, view = form.table(table), f"towpath_{self._writer.branch}"
-            encoded.register(form.text, view, form.schema(table))
-            is_log = form.route in self._logs
-            newest = statements.Newest(
-                position=LOG_POSITION if is_log else POSITION,
-                is_folded=len(summaries) == 1,
-                floor=None if is_log else self._floors.of(form.route),
-            )
-            self._session.sql(statements.batch_view(of_form, BATCH, view, newest))
-            span = joined_span([one.span for one in summaries])
-            if is_log:
-                yield statements.insert_new(of_form, BATCH, span)
-            else:
-                yield statements.upsert(of_form, BATCH, form.kept(table), span)
 
     def erase(self, route: str, keys: Sequence[str]) -> None:
         table = self._fitting_table(route)

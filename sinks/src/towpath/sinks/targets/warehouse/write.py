@@ -12,43 +12,37 @@ Rows that are not all new take one statement, or several of bounded size with di
 keys. They write to a branch of this writer that begins at the known commit; the main
 branch moves there at the end, in one step, and only if no other writer has moved it.
 
-``LakeAppender`` appends without Spark, which would convert each row twice: it writes
-files directly from Arrow, then one commit. If that fails, no file is deleted, because a
-commit that was reported as failed may have succeeded; upkeep removes files that no
-version refers to.
+Rows that tasks have encoded are split: those of new keys are appended by tasks, the
+others are merged, on the same branch if there are any (see ``EncodedTable``).
 
 A partial change whose row is absent or deleted is refused, and its row is refetched.
 Reading before writing is safe, because there is one writer.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
-from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.table import Table
-from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
-from pyiceberg.table.update import (
-    AddSnapshotUpdate,
-    AssertRefSnapshotId,
-    AssertTableUUID,
-    SetSnapshotRefUpdate,
-)
+from pyiceberg.table.refs import MAIN_BRANCH
 
 from towpath.schemas.failure import TowpathError
-from towpath.settings import Sink, WarehouseOptions
+from towpath.settings import WarehouseOptions
 from towpath.sinks.change import Change, Refusal
 from towpath.sinks.errors import TargetUnavailableError
 from towpath.sinks.fold import ABSENT_ROW
 from towpath.sinks.ports import SqlSession
-from towpath.sinks.targets.warehouse.client import open_catalog
+from towpath.sinks.targets.warehouse.append import WriteFiles, WrittenFiles
 from towpath.sinks.targets.warehouse.opening import Commit, adds_no_key, newest
-from towpath.sinks.targets.warehouse.rows import EncodedChanges, encode_keys, slices
+from towpath.sinks.targets.warehouse.rows import (
+    EncodedChanges,
+    encode_keys,
+    key_hashes,
+    slices,
+)
 from towpath.sinks.targets.warehouse.schema import (
     IS_DELETED,
     POSITION,
@@ -67,20 +61,6 @@ from towpath.sinks.targets.warehouse.upkeep import TableUpkeep, UpkeepTask, stat
 
 # Chunks are merged beyond this number, because each is searched separately.
 _MAX_CHUNKS = 64
-
-
-def key_hashes(table: LakeTable, rows: pa.Table) -> pa.Array:
-    """
-    Return the hashes of the rows' keys; they are valid in this process only.
-
-    Values are hashed as the table stores them: two texts may be the same number there.
-    An integer is its own hash.
-    """
-    first = rows.column(table.key[0])
-    if len(table.key) == 1 and pa.types.is_integer(first.type):
-        return first.cast(pa.int64()).combine_chunks()
-    columns = [rows.column(name).to_pylist() for name in table.key]
-    return pa.array([hash(key) for key in zip(*columns, strict=True)], pa.int64())
 
 
 class KnownKeys:
@@ -125,6 +105,15 @@ class Appender(Protocol):
     ) -> Commit | None:
         """Write rows on top of a commit; return the new one, ``None`` on failure."""
 
+    def append_files(
+        self,
+        table: LakeTable,
+        write: WriteFiles,
+        on: Commit | None,
+        branch: str = MAIN_BRANCH,
+    ) -> Commit | None:
+        """Commit files that tasks write; return as ``append``."""
+
 
 class Engines(NamedTuple):
     """
@@ -153,6 +142,29 @@ class TableRows:
     table: LakeTable
     rows: pa.Table
     guarded: Callable[[pa.Table], str]
+
+
+class TaskRows(Protocol):
+    """Rows of one table that tasks have encoded (see ``EncodedTable``)."""
+
+    @property
+    def table(self) -> LakeTable:
+        """The table."""
+
+    @property
+    def hashes(self) -> pa.Array:
+        """The hash of each row's key."""
+
+    def apart(self, keys: KnownKeys) -> pa.Array | None:
+        """Return the hashes of the keys whose rows are merged; ``None``: all."""
+
+    def write_files(
+        self, apart: pa.Array, write: Callable[[pa.Table], WrittenFiles]
+    ) -> Iterable[WrittenFiles]:
+        """Have the executors write the rows that are not apart."""
+
+    def merges(self, apart: pa.Array | None) -> Iterable[str]:
+        """Yield the statements that merge the rows apart, or all rows."""
 
 
 class _KnownTable(NamedTuple):
@@ -202,25 +214,64 @@ class TableWriter:
         if commit is None:
             before, keys = self._confirm(name, state)
             commit, written = self._merge(name, before, self._statements(rows))
+        self._record(name, commit, keys, new)
+        return written
+
+    def write_encoded(self, rows: TaskRows) -> int:
+        """Write rows that tasks have encoded; return how many were written."""
+        name, hashes = rows.table.name, rows.hashes
+        if not len(hashes):
+            return 0
+        state = self._take(name)
+        keys = state.keys
+        new = None if keys is None else keys.new_of(hashes).unique()
+        apart = None if keys is None else rows.apart(keys)
+        commit, written = None, 0
+        if apart is not None and not len(apart):
+            files = partial(rows.write_files, apart)
+            commit = self._appender.append_files(rows.table, files, state.commit)
+            written = 0 if commit is None else commit.added_rows
+        if commit is None:
+            before, keys = self._confirm(name, state)
+            apart = None if keys is None else apart
+            commit, written = self._write_apart(rows, before, apart)
+        self._record(name, commit, keys, new)
+        return written
+
+    def _record(
+        self,
+        name: LakeName,
+        commit: Commit,
+        keys: KnownKeys | None,
+        new: pa.Array | None,
+    ) -> None:
+        """Record our commit, and the keys that it has added."""
         self._upkeep.record_commit(name, commit.summary)
         fits = keys is not None and new is not None and keys.learn(new)
         self._states[name] = _KnownTable(commit, keys if fits else None)
-        return written
 
-    def write_views(self, name: LakeName, merges: Iterable[str]) -> int:
+    def _write_apart(
+        self, rows: TaskRows, before: Commit, apart: pa.Array | None
+    ) -> tuple[Commit, int]:
         """
-        Merge rows that the engine has; return how many were written.
+        Append the rows of new keys, if there are any, and merge the others.
 
         Args:
-            name: The table.
-            merges: The guarded statements; when one is taken, its view is registered.
+            rows: The rows.
+            before: The commit to write on.
+            apart: The hashes of the keys whose rows are merged; ``None``: all.
         """
-        before, _ = self._confirm(name, self._take(name))
-        commit, written = self._merge(name, before, merges)
-        self._upkeep.record_commit(name, commit.summary)
-        # Their keys are not learned: the rows never come to this process.
-        self._states[name] = _KnownTable(commit, None)
-        return written
+        appended = None
+        if apart is not None and len(apart):
+            self._session.sql(
+                branch_off(rows.table.name, self.branch, before.snapshot_id)
+            )
+            files = partial(rows.write_files, apart)
+            appended = self._appender.append_files(
+                *(rows.table, files, before, self.branch)
+            )
+        merges = rows.merges(None if appended is None else apart)
+        return self._merge(rows.table.name, before, merges, appended)
 
     def _statements(self, rows: TableRows) -> Iterator[str]:
         """Yield statements of bounded size, each with its rows registered."""
@@ -229,12 +280,27 @@ class TableWriter:
             yield rows.guarded(part)
 
     def _merge(
-        self, name: LakeName, before: Commit, merges: Iterable[str]
+        self,
+        name: LakeName,
+        before: Commit,
+        merges: Iterable[str],
+        appended: Commit | None = None,
     ) -> tuple[Commit, int]:
-        """Merge on top of a commit; return the new one and the count of rows."""
+        """
+        Merge on top of a commit; return the new one and the count of rows.
+
+        Args:
+            name: The table.
+            before: The commit.
+            merges: The statements.
+            appended: The commit of the branch that they follow, if it has one already.
+        """
         session = self._session
-        session.sql(branch_off(name, self.branch, before.snapshot_id))
+        if appended is None:
+            session.sql(branch_off(name, self.branch, before.snapshot_id))
         commit, written = before, 0
+        if appended is not None:
+            commit, written = appended, appended.added_rows
         for statement in merges:
             session.sql(statement)
             after = newest(session, name, self.branch)
@@ -307,91 +373,6 @@ def _id_of(commit: Commit | None) -> int | None:
 
 
 _log = structlog.get_logger("towpath.sinks.warehouse")
-
-
-class LakeAppender:
-    """Appends to the tables of one warehouse, without Spark."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self._logged: set[tuple[LakeName, str]] = set()
-
-    def append(
-        self, table: LakeTable, rows: pa.Table, on: Commit | None
-    ) -> Commit | None:
-        """
-        Write rows on top of a commit; return the new one, ``None`` on failure.
-
-        It fails if the table is at another commit. After any failure the engine may
-        merge the rows instead: it finds these rows if they were committed after all,
-        and they cannot be committed after its own commit.
-
-        Args:
-            table: The table; readers see all rows at once.
-            rows: Its columns, and maybe others, which are left out.
-            on: The table's newest known commit; ``None`` if it has none.
-
-        Raises:
-            TargetUnavailableError: Another writer has committed meanwhile.
-        """
-        try:
-            # Opened for each append: batches are seconds apart, and an open catalog
-            # grows stale.
-            with closing(open_catalog(self._sink)) as catalog:
-                stored = catalog.load_table(tuple(table.name))
-                parent_id = None if on is None else on.snapshot_id
-                rows = rows.select(table.schema.names)
-                return _append(catalog, stored, rows, parent_id)
-        except CommitFailedException as error:
-            message = f"another writer has written to {table.name.sql} meanwhile"
-            raise TargetUnavailableError(message) from error
-        except Exception as error:  # noqa: BLE001 - the engine reports it better
-            self._log_once(table.name, f"{type(error).__name__}: {error}")
-            return None
-
-    def _log_once(self, name: LakeName, why: str) -> None:
-        """Log once per table and reason that Spark writes the rows instead."""
-        if (name, why) not in self._logged:
-            self._logged.add((name, why))
-            _log.warning(
-                "warehouse append failed: Spark writes the rows instead",
-                table=name.sql,
-                why=why,
-            )
-
-
-def _append(
-    catalog: Catalog, stored: Table, rows: pa.Table, parent_id: int | None
-) -> Commit | None:
-    if stored.metadata.current_snapshot_id != parent_id:
-        return None
-    staged = stored.transaction()
-    staged.append(rows)
-    # Our own commit: a server returns the current state of the table.
-    made = staged.table_metadata.current_snapshot()
-    if made is None or made.summary is None:
-        return None
-    # The transaction's own commit retries on top of commits of other writers, and
-    # deletes the files of a commit that a server reports as failed.
-    required = (
-        AssertTableUUID(uuid=stored.metadata.table_uuid),
-        AssertRefSnapshotId.model_validate(
-            {"ref": MAIN_BRANCH, "snapshot-id": parent_id}
-        ),
-    )
-    changed = (
-        AddSnapshotUpdate(snapshot=made),
-        SetSnapshotRefUpdate.model_validate(
-            {
-                "ref-name": MAIN_BRANCH,
-                "type": SnapshotRefType.BRANCH,
-                "snapshot-id": made.snapshot_id,
-            }
-        ),
-    )
-    catalog.commit_table(stored, required, changed)
-    return Commit(made.snapshot_id, dict(made.summary.additional_properties))
-
 
 _KEYS: Final = "towpath_keys"
 

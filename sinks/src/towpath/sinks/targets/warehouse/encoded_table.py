@@ -1,0 +1,153 @@
+"""
+The rows of one table that tasks have encoded, and the two ways of writing them.
+
+A task knows the keys of its own rows alone. The driver knows all keys of a table while
+a fill is under way, as hashes, and tasks return the hashes of theirs: eight bytes a
+row. So the driver splits the rows. Those of new keys become files as they are; those
+*apart* are merged, which searches the table:
+
+- rows of known keys, and of two keys with the same hash;
+- rows of keys that more than one task has, which are not folded yet;
+- rows with columns that the source has dropped.
+
+If a floor may be above some rows, all rows are merged: the statement leaves these out.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from towpath.sinks.apply.encoded import EncodedSummary, EngineRows
+from towpath.sinks.ports import SqlSession
+from towpath.sinks.targets.warehouse import statements
+from towpath.sinks.targets.warehouse.append import WrittenFiles
+from towpath.sinks.targets.warehouse.encode import (
+    LOG_POSITION,
+    TableForm,
+    joined_span,
+)
+from towpath.sinks.targets.warehouse.rows import key_hashes
+from towpath.sinks.targets.warehouse.schema import POSITION, LakeTable
+from towpath.sinks.targets.warehouse.write import BATCH, KnownKeys
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedTable:
+    """
+    The rows of one table that tasks have encoded.
+
+    Attributes:
+        table: The table.
+        rows: The rows of all tables of the batch.
+        forms: The numbers of the rows, by form.
+        is_log: Whether it is an event log.
+        floor: Rows below it are dropped.
+        session: Runs the statements.
+    """
+
+    table: LakeTable
+    rows: EngineRows
+    forms: Mapping[TableForm, Sequence[EncodedSummary]]
+    is_log: bool
+    floor: str | None
+    session: SqlSession
+
+    @property
+    def hashes(self) -> pa.Array:
+        """The hash of each row's key."""
+        return pa.concat_arrays([one.hashes for one in self._summaries()])
+
+    def apart(self, keys: KnownKeys) -> pa.Array | None:
+        """
+        Return the hashes of the keys whose rows are merged; ``None``: all of them.
+
+        Args:
+            keys: All keys of the table.
+        """
+        floor = self.floor
+        if floor is not None and any(one.lowest < floor for one in self._summaries()):
+            return None
+        hashes = self.hashes
+        counted = hashes.value_counts()
+        retained = [
+            one.hashes
+            for form, summaries in self.forms.items()
+            for one in summaries
+            if form.has_retained
+        ]
+        new = keys.new_of(hashes)
+        known = hashes.filter(pc.invert(pc.is_in(hashes, value_set=new)))
+        repeated = counted.filter(pc.greater(counted.field("counts"), 1))
+        apart = pa.concat_arrays([known, repeated.field("values"), *retained]).unique()
+        # A search for most of them costs as much as one for all of them.
+        return apart if 2 * len(apart) <= len(hashes) else None
+
+    def write_files(
+        self, apart: pa.Array, write: Callable[[pa.Table], WrittenFiles]
+    ) -> Iterable[WrittenFiles]:
+        """
+        Have the executors write the rows that are not apart.
+
+        Args:
+            apart: As ``apart`` returns it.
+            write: Writes rows; it is called on executors.
+        """
+        form = TableForm(self._route)
+        if form not in self.forms:
+            return ()
+        of_files = partial(_written, self.table, apart, write)
+        return self.rows.collect(form.text, of_files)
+
+    def merges(self, apart: pa.Array | None) -> Iterator[str]:
+        """
+        Yield a statement for each form of the rows; its view is registered.
+
+        Args:
+            apart: The hashes of the keys whose rows are merged; ``None``: all.
+        """
+        keep = _all if apart is None else partial(_kept, self.table, apart)
+        for form, summaries in self.forms.items():
+            of_form, view = form.table(self.table), f"towpath_{self.table.branch}"
+            self.rows.register(form.text, view, form.schema(self.table), keep)
+            newest = statements.Newest(
+                position=LOG_POSITION if self.is_log else POSITION,
+                is_folded=len(summaries) == 1,
+                floor=self.floor,
+            )
+            self.session.sql(statements.batch_view(of_form, BATCH, view, newest))
+            span = joined_span([one.span for one in summaries])
+            if self.is_log:
+                yield statements.insert_new(of_form, BATCH, span)
+            else:
+                yield statements.upsert(of_form, BATCH, form.kept(self.table), span)
+
+    @property
+    def _route(self) -> str:
+        return next(iter(self.forms)).route
+
+    def _summaries(self) -> Iterator[EncodedSummary]:
+        for summaries in self.forms.values():
+            yield from summaries
+
+
+def _all(rows: pa.Table) -> pa.Table:
+    return rows
+
+
+def _kept(table: LakeTable, apart: pa.Array, rows: pa.Table) -> pa.Table:
+    """Return the rows that are apart; called on executors."""
+    return rows.filter(pc.is_in(key_hashes(table, rows), value_set=apart))
+
+
+def _written(
+    table: LakeTable,
+    apart: pa.Array,
+    write: Callable[[pa.Table], WrittenFiles],
+    rows: pa.Table,
+) -> WrittenFiles:
+    """Write the rows that are not apart; called on executors."""
+    is_apart = pc.is_in(key_hashes(table, rows), value_set=apart)
+    return write(rows.filter(pc.invert(is_apart)))

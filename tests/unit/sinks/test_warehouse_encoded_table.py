@@ -1,0 +1,81 @@
+"""Which rows of tasks are merged, and which become files."""
+
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from towpath.sinks.apply.encoded import EncodedSummary
+from towpath.sinks.changes.relations import Column, RelationShape
+from towpath.sinks.targets.warehouse.encode import TableForm
+from towpath.sinks.targets.warehouse.encoded_table import EncodedTable
+from towpath.sinks.targets.warehouse.schema import current_state
+from towpath.sinks.targets.warehouse.write import KnownKeys
+
+SHAPE = RelationShape(
+    "s", "t", (Column("id", "bigint"), Column("note", "text")), ("id",), "0"
+)
+TABLE = current_state("s.t", SHAPE)
+PLAIN, RETAINED = TableForm("s.t"), TableForm("s.t", has_retained=True)
+
+
+def hashes(*keys):
+    """Hash keys, which are integers."""
+    return pa.array(keys, pa.int64())
+
+
+def encoded(*tasks, rows=None, floor=None, retained=()):
+    """Make the rows of tasks, each of some keys at position 5."""
+    forms = {
+        form: [EncodedSummary("s.t", len(k), None, hashes(*k), "5") for k in of_form]
+        for form, of_form in ((PLAIN, tasks), (RETAINED, retained))
+        if of_form
+    }
+    return EncodedTable(TABLE, rows, forms, False, floor, None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (encoded((10, 11), (12, 13)), []),
+        (encoded((1, 11), (12, 13)), [1]),
+        (encoded((1, 2, 3), (12,)), None),
+        (encoded((10, 11, 12), (12, 13)), [12]),
+        (encoded((10, 11, 12), retained=[(13,)]), [13]),
+        (encoded((10, 11), floor="6"), None),
+        (encoded((10, 11), floor="5"), []),
+    ],
+    ids=[
+        "new keys",
+        "a known key",
+        "mostly known keys",
+        "a key of two tasks",
+        "a row with a dropped column",
+        "rows below a floor",
+        "rows at a floor",
+    ],
+)
+def test_rows_are_merged_if_the_table_or_another_task_may_have_their_key(
+    rows, expected
+):
+    """
+    All others become files as they are.
+    """
+    known = KnownKeys(100)
+    known.learn(hashes(1, 2, 3))
+    apart = rows.apart(known)
+
+    assert expected == (None if apart is None else sorted(apart.to_pylist()))
+
+
+def test_executors_write_just_the_rows_that_are_not_apart():
+    """
+    The statement has the others.
+    """
+    given = pa.table({"id": [1, 2, 3]})
+    engine = SimpleNamespace(collect=lambda statement, write: (statement, write(given)))
+    found = encoded((1, 2, 3), rows=engine).write_files(
+        hashes(2), lambda rows: rows.column("id").to_pylist()
+    )
+
+    assert ("s.t", [1, 3]) == found

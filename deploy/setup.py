@@ -27,8 +27,12 @@ STATE = CLONE / ".towpath"
 LOCKS = CLONE / "requirements"
 # dev holds everything that run holds, at the same versions.
 COVERED_BY = {"run": ("run", "dev"), "dev": ("dev",)}
-# The tests need a stock reader, an object store with its client, a second Postgres.
-FURTHER_JARS = {"run": (), "dev": ("jdbcsink", "objectstore", "postgres15", "s3")}
+# The tests need a stock reader, an object store with its client, a second Postgres, and
+# a search server with logins.
+FURTHER_JARS = {
+    "run": (),
+    "dev": ("jdbcsink", "objectstore", "postgres15", "s3", "securesearch"),
+}
 BUILD_TOOLS = STATE / "build-tools"
 # The tests read compose.yaml with the loader of docker compose itself.
 LOADER = STATE / "compose" / "loader"

@@ -9,10 +9,7 @@ of a row, in the order of its commits.
 
 import contextlib
 import json
-import os
 import random
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,12 +20,13 @@ import psycopg
 import pytest
 from confluent_kafka import Message
 
+from support import postgres_15
 from support.snapshots import SnapshotRig
 from support.topics import headers_of
 from support.writers import RandomWriters
 from towpath.cli.app import run
 from towpath.deploy.local import postgres
-from towpath.deploy.local.stack import Addresses, Stack
+from towpath.deploy.local.stack import Addresses
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -192,16 +190,8 @@ class Writers(RandomWriters):
 @pytest.fixture(scope="module")
 def server() -> Iterator[Addresses]:
     """Provide a Postgres 15 of its own."""
-    environ = os.environ  # noqa: TID251 - a root
-    programs = postgres.postgres_15_programs(print, environ)
-    folder = Path(tempfile.mkdtemp(prefix="towpath-test-15-"))
-    (folder / "owner").write_text(str(os.getpid()), encoding="utf-8")
-    stack = Stack(folder, programs)
-    try:
-        yield stack.up(["postgres"])
-    finally:
-        stack.purge()
-        shutil.rmtree(folder)
+    with postgres_15.serving() as addresses:
+        yield addresses
 
 
 @pytest.fixture

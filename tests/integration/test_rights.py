@@ -9,15 +9,14 @@ import psycopg
 import pytest
 import redis
 
-from support.copying import replace
 from support.http_recorder import recorded
 from support.rights import command_for, documented, search_calls, search_rights
+from support.search_index import ROUTE, OneShape, change, write_index
 from support.verified_sink import CacheHand, VerifiedRig
 from towpath.cli import app
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Route, Sink
-from towpath.sinks.change import ALL_PRESENT, Change, Floor, Origin
-from towpath.sinks.changes.relations import Column, RelationShape
+from towpath.sinks.change import Floor, Origin
 from towpath.sinks.ports import Batch
 from towpath.sinks.targets.cache.losses import CacheWatch
 from towpath.sinks.targets.cache.read import CacheReader
@@ -30,8 +29,6 @@ from towpath.sinks.targets.search.sink import SearchSink
 from towpath.sinks.targets.search.upkeep import erase as erase_search
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
-
-ROUTE = "shop.orders"
 
 
 @contextmanager
@@ -46,13 +43,6 @@ def redis_user(stack, name, prefix, *rights):
             yield stack.redis_url.replace("redis://", f"redis://{user}:secret@")
         finally:
             owner.acl_deluser(user)
-
-
-def change(key, position, row, present=ALL_PRESENT):
-    """Make a change of one row."""
-    place = f"{position:016x}.0000000000"
-    origin = Origin(ROUTE, 0, 0)
-    return Change(ROUTE, (key,), ("id",), place, row, present, False, origin)
 
 
 def sink_at(url):
@@ -316,18 +306,6 @@ def test_doctor_names_all_that_the_relays_role_lacks(rig, roles, capsys):
     assert (rights, []) == (found, after)
 
 
-class OneShape:
-    """The shape of the one table."""
-
-    def shape(self, _topic):
-        """Return it."""
-        columns = (Column("id", "bigint"), Column("v", "text"))
-        return RelationShape("shop", "orders", columns, ("id",), "")
-
-    def refresh(self):
-        """Learn nothing."""
-
-
 def normal(calls):
     """Put placeholders where names stand."""
     found = set()
@@ -335,10 +313,10 @@ def normal(calls):
         first, *rest = path.lstrip("/").split("/")
         if first and not first.startswith("_"):
             first = "{index}"
-        elif first == "_alias":
-            rest = ["{name}"]
         if rest[:1] == ["_doc"]:
             rest[1:] = ["{id}"]
+        if rest[:1] == ["_alias"]:
+            rest[1:] = ["{name}"]
         found.add((verb, "/" + "/".join((first, *rest))))
     return found
 
@@ -350,21 +328,8 @@ def test_an_index_is_asked_for_nothing_but_the_documented_calls(stack):
     name = f"orders-{uuid.uuid4().hex[:8]}"
     route = Route(topic="towpath.shop.orders", name=name)
 
-    def of(key, position, row, present=ALL_PRESENT):
-        made = change(key, position, row, present)
-        return replace(made, route=name)
-
     with recorded(stack.opensearch_url) as (url, written):
-        sink = SearchSink(url, (route,), OneShape(), SystemClock())
-        sink.open()
-        sink.apply(Batch(0, tuple(of(n, 8, {"id": n, "v": "a"}) for n in range(3))))
-        partial = of(1, 16, {"id": 1}, frozenset({"id"}))
-        sink.apply(Batch(1, (partial, of(2, 16, None))))
-        sink.flush()
-        sweep = Floor(name, f"{12:016x}.0000000000", False, Origin(name, 0, 0))
-        sink.apply(Batch(2, floors=(sweep,)))
-        sink.flush()
-        sink.close()
+        write_index(url, route)
     with recorded(stack.opensearch_url) as (url, read):
         reader = SearchReader(url)
         rows = {row.key for row in reader.rows(name)}
@@ -392,6 +357,14 @@ def said_of(action):
     """Write what the security plugin says of an action that a role lacks."""
     reason = f"no permissions for [{action}] and User [name=it]"
     return {"type": "security_exception", "reason": reason}
+
+
+def places(actions, on):
+    """Write which actions a role must allow on the cluster, and which on indexes."""
+    of_cluster = [action for action, mark in actions if mark]
+    of_indexes = [action for action, mark in actions if mark != "cluster"]
+    parts = ((of_cluster, "on the cluster"), (of_indexes, on))
+    return ", and ".join(f"{', '.join(some)} {place}" for some, place in parts if some)
 
 
 def state_of(client, index):
@@ -440,7 +413,7 @@ def test_each_right_that_a_role_lacks_on_an_index_is_found_without_a_write(
     who = "the search index's user may not call"
     on = f"on the indexes {route.name}, {route.name}-*"
     assert found == {
-        (verb, path): [f"{who} {verb} {path}: allow its role {', '.join(actions)} {on}"]
+        (verb, path): [f"{who} {verb} {path}: allow its role {places(actions, on)}"]
         for (verb, path), actions in search_rights("sink").items()
     }
     assert before == state_of(client, f"{route.name}-1")
@@ -472,6 +445,10 @@ def test_sink_check_names_all_that_a_role_lacks_on_an_index(
         refused.clear()
         after = app.run(words)
 
-    missing = "indices:admin/create, indices:data/write/bulk[s], indices:admin/refresh*"
-    assert f"allow its role {missing} on the indexes {route.name}," in told
+    of_cluster, of_bulk = "indices:data/write/bulk*", "indices:data/write/"
+    missing = (
+        f"indices:admin/create, indices:admin/aliases, {of_cluster}, {of_bulk}index,"
+        f" {of_bulk}delete, indices:admin/refresh*"
+    )
+    assert f"allow its role {of_cluster} on the cluster, and {missing} on the" in told
     assert (1, 0) == (code, after)

@@ -14,17 +14,38 @@ def documented(language: str, section: str = "") -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-def search_rights(who: str) -> dict[tuple[str, str], list[str]]:
-    """Return the actions of each documented call of sink, verifier or operator."""
+def search_rights(who: str) -> dict[tuple[str, str], list[tuple[str, str]]]:
+    """
+    Return the actions of each documented call of sink, verifier or operator.
+
+    Each with its mark: ``cluster``, ``both``, or none for the indexes alone.
+    """
     rows = re.findall(
         r"^\| `(\w+) (/\S*)` \| (.*) \| ([a-z, ]+) \|$",
         _PAGE.read_text(encoding="utf-8"),
         re.MULTILINE,
     )
     return {
-        (verb, path): re.findall("`(.*?)`", actions)
+        (verb, path): re.findall(r"`(.*?)`(?: \((\w+)\))?", actions)
         for verb, path, actions, whose in rows
         if who in whose.split(", ")
+    }
+
+
+def search_role(route: str, *who: str) -> dict[str, object]:
+    """Return the role of the security plugin that allows the documented actions."""
+    named = (search_rights(one) for one in who)
+    actions = {one for rights in named for some in rights.values() for one in some}
+    return {
+        "cluster_permissions": sorted(action for action, mark in actions if mark),
+        "index_permissions": [
+            {
+                "index_patterns": [route, f"{route}-*"],
+                "allowed_actions": sorted(
+                    action for action, mark in actions if mark != "cluster"
+                ),
+            }
+        ],
     }
 
 

@@ -8,6 +8,8 @@ import orjson
 import psycopg
 import pytest
 
+from support import postgres_15
+from support.postgres_15 import SecurePostgres
 from support.postgres_tables import (
     COLUMNS,
     ID,
@@ -22,7 +24,9 @@ from support.postgres_tables import (
     plain,
     write,
 )
+from support.secure_kafka import write_certificates
 from support.waiting import until
+from towpath.deploy.local import postgres
 from towpath.settings import RouteKind
 from towpath.sinks.change import Floor, Origin
 from towpath.sinks.changes.relations import Column
@@ -35,10 +39,31 @@ from towpath.testing.target import at
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
 
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory):
+    """Provide a Postgres 15 that requires TLS."""
+    with postgres_15.serving() as addresses:
+        yield SecurePostgres(addresses, tmp_path_factory.mktemp("tls"))
+
+
 @pytest.fixture
-def models(database):
+def database_15(secure, unique):
+    """Provide a database of it, by its address with TLS."""
+    postgres.create_database(secure.dsn("postgres"), unique)
+    yield secure.dsn(unique)
+    postgres.drop_database(secure.dsn("postgres"), unique)
+
+
+@pytest.fixture(params=["database", "database_15"])
+def target(request):
+    """Provide a database of the newest and of the oldest release, by its address."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def models(target):
     """Provide a database for the sink's tables."""
-    lent = Models(database)
+    lent = Models(target)
     yield lent
     lent.close()
 
@@ -419,11 +444,11 @@ def hold_a_floor_up(connection, driver):
     connection.execute("select 1")
 
 
-def test_an_event_log_keeps_each_event_once(database):
+def test_an_event_log_keeps_each_event_once(target):
     """
     Within a batch, and over batches.
     """
-    log = Models(database, RouteKind.EVENT_LOG)
+    log = Models(target, RouteKind.EVENT_LOG)
     sink = log.sink()
     first = write(sink, events=(event("a", 1), event("b", 2), event("a", 1)))
     second = write(sink, events=(event("b", 2), event("c", 3)))
@@ -438,11 +463,11 @@ def test_an_event_log_keeps_each_event_once(database):
     )
 
 
-def test_an_aggregates_document_keeps_every_digit(database):
+def test_an_aggregates_document_keeps_every_digit(target):
     """
     Newest state by id; a delete leaves a tombstone.
     """
-    views = Models(database, RouteKind.AGGREGATE)
+    views = Models(target, RouteKind.AGGREGATE)
     sink = views.sink()
     exact = '{"total": 12345678901234567890.50, "lines": [{"n": 1}]}'
     write(sink, document("1", 1, '{"a": 1}'), document("2", 2, '{"b": 1}'))
@@ -495,6 +520,35 @@ def test_dropping_a_sink_leaves_what_it_did_not_create(models):
         " where nspname = 'models' and relkind in ('r', 'v')"
     )
     assert [] == models.sql("select * from models.towpath_tables")
+
+
+def test_a_strange_authority_and_a_session_without_tls_are_refused(
+    secure, database_15, tmp_path
+):
+    """
+    Each with one sentence, by the sink and by its check; the right one is accepted.
+    """
+    write_certificates(tmp_path)
+    name = psycopg.conninfo.conninfo_to_dict(database_15)["dbname"]
+    said = []
+    for dsn in (secure.dsn(name, tmp_path / "ca.pem"), secure.plain(name)):
+        stranger = Models(f"{dsn}{'' if '?' in dsn else '?sslmode=disable'}")
+        with pytest.raises(TargetUnavailableError) as refused:
+            stranger.sink()
+        said.append(str(refused.value))
+        with pytest.raises(TargetUnavailableError):
+            list(upkeep.missing_rights(stranger.described, "towpath"))
+        stranger.close()
+    known = Models(database_15)
+    write(known.sink(), change(row(1, 1), 1))
+    rows = known.rows()
+    version = known.sql("show server_version_num")
+    known.close()
+
+    assert "SSL error" in said[0]
+    assert "no encryption" in said[1]
+    assert [1, 1] == [len(each.splitlines()) for each in said]
+    assert (["1"], "15") == ([*rows], version[0][0][:2])
 
 
 def test_the_documented_rights_are_enough_and_their_lack_is_listed(models, unique):

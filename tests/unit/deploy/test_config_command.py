@@ -96,8 +96,6 @@ def test_transforms_are_shown_as_they_can_be_read(
 
     code = root.run(["config", "show", "--config", path])
     shown = capsys.readouterr().out
-    # By its name, the name of a secret counts as one.
-    shown = shown.replace('salt = "********"', 'salt = "people"')
     routes = tomllib.loads(shown)["sink"][0]["route"]
 
     assert code == 0

@@ -93,3 +93,21 @@ def test_secrets_are_masked_by_their_keys_at_any_depth() -> None:
     }
 
     assert expected == masked(document)
+
+
+def test_a_transform_shows_which_secret_it_takes() -> None:
+    """
+    Its salt is a name of the sink's secrets, which do not show themselves.
+    """
+    route = {"transforms": [{"hash": "email", "salt": "people"}], "salt": "c"}
+    document = {"sink": [{"hash_salts": {"people": "c"}, "route": [route]}]}
+    expected = {
+        "sink": [
+            {
+                "hash_salts": {"people": MASKED},
+                "route": [{**route, "salt": MASKED}],
+            }
+        ]
+    }
+
+    assert expected == masked(document)

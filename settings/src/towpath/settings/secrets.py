@@ -2,7 +2,8 @@
 Masking of secrets wherever a configuration is shown.
 
 A value is a secret by its key's name (password, token, salt, credential), or contains
-one: the password in an address, in either of the two forms of libpq.
+one: the password in an address, in either of the two forms of libpq. A transform's
+``salt`` is the name of a secret, and no secret.
 """
 
 import re
@@ -13,6 +14,8 @@ MASKED: Final = "********"
 _NAMES: Final = re.compile(
     r"password|secret|salt|token|credential|\.pem$|oauthbearer\.config"
 )
+# Keys of a section's entries that have such a name, and hold none.
+_REFERENCES: Final = frozenset({("transforms", "salt")})
 # Greedy on purpose: a stray @ in a password masks too much, never too little.
 _IN_ADDRESS: Final = re.compile(r"(://[^:/@\s]*:).*@", re.DOTALL)
 _IN_OPTIONS: Final = re.compile(
@@ -33,7 +36,9 @@ def masked(value: object, name: str = "") -> object:
         # All values of a section with such a name are secrets.
         is_secret = _NAMES.search(name.lower()) is not None
         return {
-            key: masked(each, name if is_secret else str(key))
+            key: each
+            if (name, key) in _REFERENCES
+            else masked(each, name if is_secret else str(key))
             for key, each in value.items()
         }
     if isinstance(value, list | tuple):

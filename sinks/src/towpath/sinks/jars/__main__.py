@@ -2,8 +2,8 @@
 ``python -m towpath.sinks.jars``: fetch the Java archives that the lock names.
 
 Further locks, which the local stack does not need, can be given as arguments: ``s3``
-for a warehouse in an object store; ``jdbcsink``, ``objectstore``, ``postgres15`` for
-tests.
+for a warehouse in an object store; ``jdbcsink``, ``objectstore``, ``postgres15`` and
+``securesearch`` for tests.
 """
 
 import argparse

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 from opensearchpy import JSONSerializer, OpenSearch
 from opensearchpy.exceptions import ConnectionError as NoConnectionError
-from opensearchpy.exceptions import SerializationError, TransportError
+from opensearchpy.exceptions import SerializationError, SSLError, TransportError
 
 from towpath.sinks.errors import (
     BatchRefusedError,
@@ -129,8 +129,7 @@ def translated() -> Iterator[None]:
     try:
         yield
     except NoConnectionError as error:
-        message = "the search index does not answer"
-        raise TargetUnavailableError(message) from error
+        raise TargetUnavailableError(_unreached(error)) from error
     except SerializationError as error:
         message = "the search index's answer cannot be read"
         raise TargetUnavailableError(message) from error
@@ -148,6 +147,15 @@ def translated() -> Iterator[None]:
         if status >= _SERVER_ERROR:
             raise TargetUnavailableError(message) from error
         raise SearchRefusedError(message) from error
+
+
+def _unreached(error: NoConnectionError) -> str:
+    if isinstance(error, SSLError):
+        return (
+            f"the search index cannot be reached by TLS: {error.error}; "
+            "the file in SSL_CERT_FILE must hold its certificate's authority"
+        )
+    return "the search index does not answer"
 
 
 def blocked(reason: str) -> IndexBlockedError:

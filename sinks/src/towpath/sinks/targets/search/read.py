@@ -62,8 +62,9 @@ class SearchReader:
 
     def _indexes(self, route: str) -> list[str]:
         try:
-            # Reads use the indexes, because the alias hides tombstones.
-            indexes = sorted(self._client.indices.get_alias(name=route))
+            # Reads use the indexes, because the alias hides tombstones. A call without
+            # an index in its path would need a right on all of them.
+            indexes = sorted(self._client.indices.get_alias(index=route, name=route))
         except NotFoundError:
             return []
         self._client.indices.refresh(index=indexes)

@@ -8,6 +8,7 @@ checks the user's rights before any of these.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -29,6 +30,14 @@ _ID: Final = "_rights"
 # The pattern of the indexes behind an alias matches this name; no index has it.
 _INDEX: Final = "{route}-rights"
 _MATCHES_NOTHING: Final[Mapping[str, Any]] = {"query": {"match_none": {}}}
+
+# The security plugin checks these without an index, and some again for each shard, by
+# an action whose name begins alike.
+_OF_CLUSTER: Final = (
+    *("indices:data/write/bulk", "indices:data/read/mget"),
+    *("indices:data/read/scroll", "cluster:monitor/main"),
+)
+_OF_SHARDS: Final = ("indices:data/write/bulk*", "indices:data/read/mget*")
 
 # The security plugin's list of missing actions.
 _ACTIONS: Final = re.compile(r"no permissions for \[(\w\S*(?:, \S+)*)\] and ")
@@ -124,7 +133,10 @@ PROBES: Final = (
         {"scroll_id": "none"},
     ),
     # For the reader that verifies the sink.
-    Probe("GET /_alias/{name}", ("indices:admin/aliases/get",), "/_alias/{route}"),
+    Probe(
+        *("GET /{index}/_alias/{name}", ("indices:admin/aliases/get",)),
+        "/{route}/_alias/{route}",
+    ),
 )
 
 
@@ -153,8 +165,18 @@ def missing_rights(sink: Sink, _prefix: str) -> Iterator[str]:
         indexes = ", ".join(f"{name}, {name}-*" for name in routes)
         yield (
             f"the search index's user may not call {', '.join(calls)}: "
-            f"allow its role {', '.join(actions)} on the indexes {indexes}"
+            f"allow its role {_places(actions, indexes)}"
         )
+
+
+def _places(actions: Iterable[str], indexes: str) -> str:
+    """Write where a role must allow actions: on the cluster, on indexes, or on both."""
+    of_cluster = [a for a in actions if a.rstrip("*") in _OF_CLUSTER]
+    of_indexes = [a for a in actions if a not in of_cluster or a in _OF_SHARDS]
+    parts = ((of_cluster, "the cluster"), (of_indexes, f"the indexes {indexes}"))
+    return ", and ".join(
+        f"{', '.join(named)} on {place}" for named, place in parts if named
+    )
 
 
 def _refused(client: OpenSearch, probe: Probe, route: str) -> Iterable[str]:
@@ -199,9 +221,15 @@ def _missing_actions_of_items(probe: Probe, answer: Any) -> Iterable[str]:  # no
 
 
 def _missing_actions(probe: Probe, error: object) -> Iterable[str]:
-    """Return the actions that an error names, or else all of the call."""
+    """
+    Return the actions of a call, and before them what else an error names.
+
+    An error names the first missing action only, and the call may need more.
+    """
     found = _ACTIONS.search(orjson.dumps(error, default=str).decode())
-    return found[1].split(", ") if found else probe.actions
+    named = found[1].split(", ") if found else ()
+    known = probe.actions
+    return (*(a for a in named if not any(fnmatchcase(a, k) for k in known)), *known)
 
 
 def _filled(body: Any, route: str) -> Any:  # noqa: ANN401 - any JSON

@@ -1,0 +1,156 @@
+"""A search index with TLS, logins and roles, as its own security plugin checks them."""
+
+import pytest
+
+from support.rights import search_role
+from support.search_index import OneShape, write_index
+from support.secure_kafka import write_certificates
+from support.secure_search import SecureSearch
+from towpath.settings import Route, SearchOptions, Sink
+from towpath.sinks.errors import SearchRefusedError, TargetUnavailableError
+from towpath.sinks.targets.search.read import SearchReader
+from towpath.sinks.targets.search.rebuild import Rebuild
+from towpath.sinks.targets.search.rights import missing_rights
+from towpath.sinks.targets.search.schema import RouteFields
+from towpath.sinks.targets.search.upkeep import erase
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """Provide a server of its own."""
+    lent = SecureSearch(tmp_path_factory.mktemp("search"))
+    yield lent
+    lent.close()
+
+
+class Index:
+    """A route of the server, and users with the documented roles."""
+
+    def __init__(self, server, name):
+        self.server = server
+        self.route = Route(topic="towpath.shop.orders", name=name)
+
+    def user(self, *who):
+        """Return the address of a user with the documented roles."""
+        name = f"{self.route.name}-{'-'.join(who)}"
+        self.server.add_user(name, search_role(self.route.name, *who))
+        return self.server.address(name)
+
+    def sink(self, url):
+        """Describe the sink at an address."""
+        return Sink(name="it", kind="search", url=url, route=(self.route,))
+
+    def missing(self, url):
+        """List what the user of an address lacks."""
+        return list(missing_rights(self.sink(url), "p"))
+
+    def read(self, url):
+        """Read all keys as the verifier does."""
+        reader = SearchReader(url)
+        try:
+            rows = {row.key for row in reader.rows(self.route.name)}
+            assert rows >= {row.key for row in reader.sample(self.route.name, 1)}
+            assert rows >= {row.key for row in reader.at(self.route.name, ["1"])}
+        finally:
+            reader.close()
+        return rows
+
+    def indexes(self):
+        """List the indexes that are there."""
+        return sorted(self.server.owner.indices.get(index=f"{self.route.name}*"))
+
+
+@pytest.fixture
+def index(server, unique, monkeypatch):
+    """Provide a route; its server's authority is known."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(server.authority))
+    return Index(server, unique.replace("_", "-"))
+
+
+def test_each_process_works_with_its_documented_role(index):
+    """
+    The sink writes, the verifier reads and cannot write, the operator drops the index.
+    """
+    sink, verifier = index.user("sink"), index.user("verifier")
+    before = index.missing(sink), index.read(verifier)
+    write_index(sink, index.route)
+    rows = index.read(verifier)
+    with pytest.raises(SearchRefusedError, match="403"):
+        write_index(verifier, index.route)
+    erase(index.sink(index.user("operator", "sink")), "p")
+
+    assert (([], set()), {"1", "2"}, []) == (before, rows, index.indexes())
+
+
+def test_an_index_is_rebuilt_with_the_operators_documented_role(index):
+    """
+    A new index, copied tombstones, the swap of the alias, and the old one is deleted.
+    """
+    write_index(index.user("sink"), index.route)
+    fields = RouteFields(OneShape(), {})
+    rebuild = Rebuild(index.user("operator", "sink"), SearchOptions(), fields)
+    begun = rebuild.begin(index.route, "s1")
+    swapped = rebuild.swap(index.route)
+    rebuild.retire(index.route, Ending())
+
+    assert (begun.new, [begun.new]) == (swapped.new, index.indexes())
+
+
+class Ending:
+    """A clock that does not wait."""
+
+    def wait(self, _seconds):
+        """Return at once."""
+
+    def monotonic_s(self):
+        """Return a time; it stands still."""
+        return 0.0
+
+
+def test_a_role_that_gets_what_sink_check_names_can_do_all(index, server):
+    """
+    One check names every action, and where it is to be allowed.
+    """
+    name = f"{index.route.name}-poor"
+    server.add_user(name, {"cluster_permissions": []})
+    url = server.address(name)
+    (said,) = index.missing(url)
+    of_cluster, of_indexes = named_actions(said)
+    patterns = [index.route.name, f"{index.route.name}-*"]
+    allowed = {"index_patterns": patterns, "allowed_actions": of_indexes}
+    role = {"cluster_permissions": of_cluster, "index_permissions": [allowed]}
+    server.add_user(name, role)
+    after = index.missing(url)
+    write_index(url, index.route)
+
+    assert ([], {"1", "2"}) == (after, index.read(url))
+
+
+def named_actions(said):
+    """Return the actions to allow on the cluster, and those on indexes."""
+    found = {"the cluster": [], "the indexes": []}
+    for part in said.partition("allow its role ")[2].split(", and "):
+        actions, _, place = part.partition(" on ")
+        found[place[:11]] += actions.split(", ")
+    return found.values()
+
+
+def test_a_wrong_password_and_a_strange_authority_are_refused(
+    index, tmp_path, monkeypatch
+):
+    """
+    Each with one sentence, which shows no password.
+    """
+    url = index.user("sink")
+    with pytest.raises(SearchRefusedError, match="answers 401") as wrong:
+        index.missing(url.replace("%40", ""))
+    write_certificates(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    with pytest.raises(TargetUnavailableError) as strange:
+        index.missing(url)
+
+    assert "certificate verify failed" in str(strange.value)
+    assert "SSL_CERT_FILE" in str(strange.value)
+    assert all("Horse" not in str(error.value) for error in (wrong, strange))

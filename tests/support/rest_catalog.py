@@ -44,13 +44,19 @@ class RefusedError(Exception):
 class Catalog:
     """The tables and views of the server."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, token: str):
         self._folder = folder
+        self._token = token
         self._lock = threading.Lock()
         self._namespaces = set()
         self._places = {}
         self._files = {}
         self.requests = 0
+
+    def admit(self, presented):
+        """Refuse a client without the token."""
+        if self._token and presented != f"Bearer {self._token}":
+            raise RefusedError(401, "NotAuthorizedException")
 
     def answer(self, method, path, body):
         """Process one request."""
@@ -189,9 +195,15 @@ class Catalog:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[tuple[str, Catalog]]:
-    """Provide the address of a catalog whose files are in a folder."""
-    catalog = Catalog(folder)
+def serving(folder: Path, token: str = "") -> Iterator[tuple[str, Catalog]]:
+    """
+    Provide the address of a catalog.
+
+    Args:
+        folder: The folder of its files.
+        token: What a client must present; empty means nothing.
+    """
+    catalog = Catalog(folder, token)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -201,6 +213,7 @@ def serving(folder: Path) -> Iterator[tuple[str, Catalog]]:
             body = json.loads(self.rfile.read(length) or "{}")
             try:
                 status = 200
+                catalog.admit(self.headers.get("Authorization"))
                 answer = catalog.answer(self.command, urlsplit(self.path).path, body)
             except RefusedError as error:
                 status = error.status

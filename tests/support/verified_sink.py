@@ -58,6 +58,23 @@ class VerifiedRig(SnapshotRig):
             beginning: The prefix of the routes' names.
             transforms: The sections below each route.
         """
+        self.prepare_source(tables)
+        routes = "".join(
+            f'[[sink.route]]\ntopic = "{self.prefix}.s.{name}"\n'
+            f'name = "{beginning}{name}"\n{transforms}'
+            for name in tables
+        )
+        text = self.config.read_text()
+        self.config.write_text(f'{text}\n[[sink]]\nname = "it"\n{sink}\n{routes}')
+        self.init()
+
+    def prepare_source(self, tables: dict[str, str]) -> None:
+        """
+        Make the tables and write the configuration without a sink.
+
+        Args:
+            tables: The column definitions of each.
+        """
         self.tables = tables
         self.execute("create schema s")
         for name, columns in tables.items():
@@ -66,16 +83,10 @@ class VerifiedRig(SnapshotRig):
             "[relay.snapshot]\nchunk_rows = 500\n",
             tables=[f"s.{name}" for name in tables],
         )
-        routes = "".join(
-            f'[[sink.route]]\ntopic = "{self.prefix}.s.{name}"\n'
-            f'name = "{beginning}{name}"\n{transforms}'
-            for name in tables
-        )
         text = self.config.read_text().replace(
             "version = 1", f'version = 1\nstate_folder = "{self.folder}"'
         )
-        self.config.write_text(f'{text}\n[[sink]]\nname = "it"\n{sink}\n{routes}')
-        self.init()
+        self.config.write_text(text)
 
     @contextmanager
     def followed(self, session: Any = None) -> Any:

@@ -41,12 +41,16 @@ LAKES: Final = (
         "*/integration/sinks/test_names.py",
         "*/integration/sinks/test_parked_row_refetch.py",
         "*/integration/sinks/test_recovery.py",
+        "*/integration/sinks/test_transforms.py",
         "*/integration/sinks/test_verify.py",
         "*/integration/sinks/test_verify_repair.py",
     ),
 )
 # Each test starts its own engine.
-DRIVERS: Final = ("*/faults/test_sink_deaths.py",)
+DRIVERS: Final = (
+    "*/faults/test_sink_deaths.py",
+    "*/integration/sinks/test_secure_catalog.py",
+)
 
 
 class Turn(enum.IntEnum):

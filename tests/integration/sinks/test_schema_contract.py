@@ -573,3 +573,51 @@ def test_a_migration_must_be_named_in_one_way(contract, words):
     code, _, err = contract.run(*words)
 
     assert (2, True) == (code, "START:END" in err), err
+
+
+ON_ROWS = """
+create role {role};
+grant usage on schema shop to {role};
+grant select, update on shop.orders to {role};
+set role {role};
+update shop.orders set note = 'x' where id = 7;
+reset role;
+set search_path to shop;
+do $$ begin delete from orders; delete from orders where total = 0; end $$;
+truncate private;
+do $$ begin
+    truncate orders;
+    raise exception 'given up';
+exception when others then null;
+end $$;
+drop owned by {role};
+drop role {role};
+"""
+
+
+def test_statements_that_change_rows_of_a_captured_table_are_noticed(contract, unique):
+    """
+    Once for each kind, whoever runs them; neither those rolled back, nor other tables.
+    """
+    code, found = contract.judge(ON_ROWS.format(role=unique))
+    _, truncated = contract.judge("truncate shop.orders, shop.private cascade")
+    _, untouched = contract.judge("select count(*) from shop.orders")
+
+    assert 0 == code
+    assert {
+        ("notice", TOPIC, "rows deleted"),
+        ("notice", TOPIC, "rows updated"),
+    } == short(found)
+    assert {("notice", TOPIC, "table truncated")} == short(truncated)
+    assert [] == untouched
+
+
+def test_what_records_statements_is_no_table_of_the_application(contract):
+    """
+    Even if every table is captured.
+    """
+    text = contract.config.read_text().replace("tables = [", "tables = ['.*\\..*', ")
+    contract.config.write_text(text)
+    _, found = contract.judge("update shop.private set name = 'x'")
+
+    assert {("notice", "shop.shop.private", "rows updated")} == short(found)

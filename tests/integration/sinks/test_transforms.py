@@ -9,6 +9,10 @@ from towpath.sinks.kinds import reader_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
+WAREHOUSE = pytest.param(
+    "warehouse", marks=[pytest.mark.spark, pytest.mark.timeout(240)]
+)
+
 LARGE = 9_000
 COLUMNS = (
     "id int primary key, name text, email text, card text, note text, state text,"
@@ -101,25 +105,34 @@ def rig(request, stack, database, unique, tmp_path):
         "cache": lambda: stack.redis_url,
         "search": lambda: stack.opensearch_url,
         "postgres": lambda: database,
+        "warehouse": lambda: stack.dsn("warehouse"),
     }
+    beginnings = {"postgres": "models.", "warehouse": f"{unique}."}
     made.url = urls[kind]()
+    session = None
+    files = ""
+    if kind == "warehouse":
+        described, session = request.getfixturevalue("lake")
+        files = f'folder = "{described.folder}"\n'
     made.prepare(
-        f'kind = "{kind}"\nurl = "{made.url}"\n'
+        f'kind = "{kind}"\nurl = "{made.url}"\n{files}'
         'hash_salts = { people = "0123456789abcdef" }\n',
         {"people": COLUMNS},
-        "models." if kind == "postgres" else f"{unique}-",
+        beginnings.get(kind, f"{unique}-"),
         TRANSFORMS,
     )
     made.execute("alter table s.people alter note set storage external")
     made.execute(ROWS)
     try:
-        with made.followed():
+        with made.followed(session):
             yield made
     finally:
         made.close()
 
 
-@pytest.mark.parametrize("rig", ["cache", "search", "postgres"], indirect=True)
+@pytest.mark.parametrize(
+    "rig", ["cache", "search", "postgres", WAREHOUSE], indirect=True
+)
 def test_every_sink_has_what_the_verifier_expects(rig, capsys):
     """
     Rows of a snapshot and of the stream, whole and partial, kept and dropped.

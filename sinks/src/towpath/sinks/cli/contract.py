@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 from urllib.parse import quote, urlencode
 
 import psycopg
@@ -29,7 +29,13 @@ from towpath.schemas.failure import UnavailableError, UsageError
 from towpath.sinks.contracts import evaluate
 from towpath.sinks.contracts.catalog import Catalog, read_catalog
 from towpath.sinks.contracts.findings import ContractFinding, Level, accepted
-from towpath.sinks.postgres import connected
+from towpath.sinks.contracts.statements import (
+    RowStatement,
+    record_statements,
+    recorded_statements,
+    row_findings,
+)
+from towpath.sinks.postgres import Connection, connected
 
 _CONNECT_TIMEOUT_S: Final = 10
 # Commands of psql that pg_dump writes, and that no server knows.
@@ -171,9 +177,17 @@ def _run_file(dsn: str, path: Path) -> None:
         raise MigrationFailedError(message) from error
 
 
-def compare(dsn: str, before: Step, migrate: Step) -> tuple[Catalog, Catalog]:
+class MigratedSchema(NamedTuple):
+    """The catalogs before and after a migration, and its statements on rows."""
+
+    before: Catalog
+    after: Catalog
+    statements: Sequence[RowStatement]
+
+
+def compare(dsn: str, before: Step, migrate: Step) -> MigratedSchema:
     """
-    Apply a migration to a scratch database; return the catalogs before and after.
+    Apply a migration to a scratch database; return what it did.
 
     Args:
         dsn: A server where a database may be created, as libpq takes it.
@@ -186,14 +200,19 @@ def compare(dsn: str, before: Step, migrate: Step) -> tuple[Catalog, Catalog]:
     """
     with _scratch(dsn) as scratch:
         before(scratch)
-        first = _read(scratch)
+        with _opened(scratch) as connection:
+            first = read_catalog(connection)
+            record_statements(connection, first)
         migrate(scratch)
-        return first, _read(scratch)
+        with _opened(scratch) as connection:
+            statements = recorded_statements(connection)
+            return MigratedSchema(first, read_catalog(connection), statements)
 
 
-def _read(dsn: str) -> Catalog:
+@contextmanager
+def _opened(dsn: str) -> Iterator[Connection]:
     with closing(connected(dsn, "the scratch database")) as connection:
-        return read_catalog(connection)
+        yield connection
 
 
 @contextmanager
@@ -302,7 +321,9 @@ def contract(
         config: Configuration file.
     """
     settings = read_settings(config)
-    found = evaluate(*compare(scratch.dsn, *scratch.steps(migrations)), settings)
+    migrated = compare(scratch.dsn, *scratch.steps(migrations))
+    found = evaluate(migrated.before, migrated.after, settings)
+    found += row_findings(migrated.statements, migrated.before, settings)
     refused = {one.name for one in found if one.level is Level.REFUSED}
     unknown = sorted(set(accept) - refused)
     if unknown:

@@ -181,8 +181,11 @@ def translated() -> Iterator[None]:
     """
     try:
         yield
-    except (SQLAlchemyError, RESTError) as error:
+    except SQLAlchemyError as error:
         message = "the warehouse's catalog does not answer"
+        raise TargetUnavailableError(message) from error
+    except RESTError as error:
+        message = f"the warehouse's catalog refuses a call: {error}"
         raise TargetUnavailableError(message) from error
     except OSError as error:
         message = f"the warehouse cannot be read: {error.strerror or error}"

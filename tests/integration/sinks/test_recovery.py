@@ -136,7 +136,7 @@ class Place:
         parts = SupervisorParts(
             lambda _: self.sink,
             partial(KafkaBatches, self.plan.kafka),
-            lambda _: self.letters,
+            lambda *_: self.letters,
             self.cluster,
             clock,
             lambda _: self.repairs,

@@ -6,8 +6,8 @@ from confluent_kafka import Producer
 from support.configuration import configuration
 from support.parked_shop import change
 from towpath.settings import load
-from towpath.sinks.dead_letters.entries import DeadLetter
-from towpath.sinks.errors import BrokerUnavailableError
+from towpath.sinks.dead_letters.entries import DeadLetter, Resolution, Subject
+from towpath.sinks.errors import BrokerUnavailableError, SinkTakenOverError
 from towpath.sinks.kafka import client
 from towpath.sinks.kafka import dead_letter_topic as module
 from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
@@ -31,11 +31,11 @@ def topic_of(tmp_path, monkeypatch):
     """Lend a function that makes a dead-letter topic whose broker does not answer."""
     monkeypatch.setattr(module, "Topics", Existing)
 
-    def make():
+    def make(*before):
         path = tmp_path / "towpath.toml"
         place = ("postgresql://unused/shop", "127.0.0.1:1", "towpath", ())
         path.write_text(configuration(*place), encoding="utf-8")
-        return DeadLetterTopic(load(path, {}), "cache")
+        return DeadLetterTopic(load(path, {}), "cache", *before)
 
     return make
 
@@ -69,3 +69,17 @@ def test_without_a_dead_letter_nothing_is_waited_for(topic_of):
     There is nothing that a broker could acknowledge.
     """
     assert 0 == topic_of().put([])
+
+
+def test_what_precedes_a_resolution_prevents_it_if_it_fails(topic_of):
+    """
+    A driver that has lost its sink resolves nothing.
+    """
+
+    def refuse():
+        message = "taken over"
+        raise SinkTakenOverError(message)
+
+    resolution = Resolution(Subject("orders", b"1"), "a", "replayed")
+    with pytest.raises(SinkTakenOverError):
+        topic_of(refuse).resolve([resolution])

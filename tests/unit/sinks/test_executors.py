@@ -30,6 +30,7 @@ from towpath.sinks.errors import (
     BatchRefusedError,
     ExecutorsFailedError,
     IndexGoneError,
+    SinkTakenOverError,
     TargetBusyError,
     TargetUnavailableError,
     TasksAbandonedError,
@@ -423,6 +424,40 @@ def test_a_floor_waits_after_a_start_that_is_not_the_first(bench):
     """
     with pytest.raises(TasksAbandonedError):
         AbandonedTasks(bench.clock, is_first_run=False).check_floor()
+
+
+def test_a_floor_waits_for_the_calls_of_a_former_driver(bench):
+    """
+    It begins no call any more; those in flight end within their response timeout.
+    """
+    former = AbandonedTasks(bench.clock, is_first_run=True, was_running=True)
+    with pytest.raises(TasksAbandonedError) as raised:
+        former.check_floor()
+    bench.clock.now_s += raised.value.retry_after_s
+    former.check_floor()
+
+    assert raised.value.retry_after_s < tasks.WRITES_WITHIN_S
+
+
+@pytest.mark.parametrize("records", [1, 10])
+def test_a_sink_that_may_be_another_drivers_is_not_written(bench, records):
+    """
+    Neither by executors nor by the driver, whatever the size of the batch.
+    """
+
+    def check():
+        message = "taken over"
+        raise SinkTakenOverError(message)
+
+    bench.context = replace(bench.context, check=check)
+    bench.writer = RecordWriter(Routes(SINK), bench.here, bench.context)
+    bench.writing = bench.writer_with(bench.make)
+    with pytest.raises(SinkTakenOverError):
+        bench.write(row(1, "c"), records=records)
+    with pytest.raises(SinkTakenOverError):
+        bench.writer.write_left(table(row(2, "c")), 1)
+
+    assert ([], {}) == (bench.notes, bench.here.rows)
 
 
 def test_a_lost_job_has_its_tasks_given_up(bench, monkeypatch):

@@ -1,18 +1,27 @@
 """The copies of a sink's state: what is stored, who owns it, what replaces a folder."""
 
+import os
+import threading
 from pathlib import Path
 
 import orjson
 import pytest
 
 from support.relay_bench import Clock
+from support.waiting import until
 from towpath.sinks.errors import (
     BrokerUnavailableError,
     SinkRunsElsewhereError,
     SinkTakenOverError,
 )
 from towpath.sinks.state import copies
-from towpath.sinks.state.copies import BEAT_EVERY_S, SILENT_FOR_S, StateCopies
+from towpath.sinks.state.copies import (
+    BEAT_EVERY_S,
+    SILENT_FOR_S,
+    WRITES_FOR_S,
+    StateCopies,
+)
+from towpath.sinks.state.progress import replace_file
 
 APPLIED = {"p.shop.orders": {"0": 7}}
 
@@ -332,7 +341,8 @@ def test_an_unanswered_copy_is_decided_by_the_next_claim(first, is_stored):
     with pytest.raises(BrokerUnavailableError):
         first.copies.save()
     first.store.fails = first.store.loses_answer = False
-    first.copies.save()
+    with pytest.raises(BrokerUnavailableError):
+        first.copies.save()
 
     assert first.copies.claim() == is_stored
     assert b'{"new": 1}' == first.files()["owed.json"]
@@ -361,3 +371,146 @@ def test_an_interrupted_replacement_is_repeated(first, second, monkeypatch):
 
     assert second.restarted().copies.claim()
     assert first.files().keys() <= second.files().keys()
+
+
+def test_an_owner_without_an_answer_begins_no_call_when_another_takes_over(
+    first, second
+):
+    """
+    It has heard nothing of the other one: its own clock tells.
+    """
+    with pytest.raises(SinkRunsElsewhereError):
+        second.copies.claim()
+    first.clock.wait(WRITES_FOR_S - 1)
+    first.copies.check()
+    first.clock.wait(1)
+    with pytest.raises(SinkRunsElsewhereError, match="no state was stored"):
+        first.copies.check()
+    with pytest.raises(SinkRunsElsewhereError):
+        second.copies.claim()
+
+
+def test_an_owner_with_an_answer_may_write_again(first):
+    """
+    If nobody has taken over meanwhile, a beat is enough.
+    """
+    first.clock.wait(SILENT_FOR_S)
+    first.copies.beat()
+    first.copies.check()
+
+
+def test_the_time_to_write_counts_from_before_the_copy(first, monkeypatch):
+    """
+    The other one may see it at once, and its answer take long.
+    """
+    write = first.store.write
+
+    def write_slowly(records):
+        write(records)
+        first.clock.wait(WRITES_FOR_S)
+
+    monkeypatch.setattr(first.store, "write", write_slowly)
+    first.put("owed.json")
+    first.copies.save()
+
+    with pytest.raises(SinkRunsElsewhereError):
+        first.copies.check()
+
+
+@pytest.mark.parametrize("call", ["save", "check"])
+def test_a_failed_beat_is_reported_by_whatever_follows(first, call):
+    """
+    Batches must not go on without copies.
+    """
+    first.store.fails = True
+    first.clock.wait(BEAT_EVERY_S)
+    with pytest.raises(BrokerUnavailableError):
+        first.copies.beat()
+    first.store.fails = False
+    with pytest.raises(BrokerUnavailableError):
+        getattr(first.copies, call)()
+    first.copies.claim()
+
+    getattr(first.copies, call)()
+
+
+def test_a_driver_beats_whatever_it_does_and_releases_in_the_end(
+    first, second, shared, monkeypatch
+):
+    """
+    It may wait for its first topic, or maintain its target, for long.
+    """
+    monkeypatch.setattr(copies, "BEAT_EVERY_S", 0.01)
+
+    def has_beaten(before):
+        first.clock.wait(1)
+        return shared.writes > before
+
+    with first.copies.kept():
+        for before in (shared.writes, shared.writes + 1):
+            until(lambda before=before: has_beaten(before), "it beats")
+    second.copies.claim()
+
+    assert not second.copies.was_running
+
+
+def test_a_former_driver_may_have_calls_in_flight_unless_it_has_released(
+    first, second, tmp_path, shared, clock
+):
+    """
+    Floors wait for them.
+    """
+    taken_over(second)
+    second.copies.release()
+    third = Machine(tmp_path / "third", shared, clock)
+    third.copies.claim()
+
+    assert [False, True, False] == [
+        machine.copies.was_running for machine in (first, second, third)
+    ]
+
+
+def test_copies_of_two_threads_follow_each_other(first, shared, monkeypatch):
+    """
+    Otherwise the older moment might be stored last.
+    """
+    seen, write, moment = [], first.store.write, copies._moment
+    reads = threading.Event()
+
+    def read(*given):
+        seen.append("read")
+        if len(seen) > 1:
+            reads.set()
+        return moment(*given)
+
+    other = threading.Thread(target=first.copies.save)
+
+    def write_while_the_other_reads(records):
+        monkeypatch.setattr(first.store, "write", write)
+        other.start()
+        # It must not read: that this is waited for in vain is what is expected.
+        reads.wait(0.5)
+        write(records)
+        seen.append("written")
+
+    monkeypatch.setattr(copies, "_moment", read)
+    monkeypatch.setattr(first.store, "write", write_while_the_other_reads)
+    first.put("owed.json", b"1")
+    first.copies.save()
+    other.join()
+
+    assert ["read", "written", "read"] == seen
+    assert b"1" == shared.records["owed.json#0"]
+
+
+def test_a_file_that_is_replaced_by_one_of_its_size_and_time_is_stored(first, shared):
+    """
+    The clock of a file system moves every few milliseconds.
+    """
+    path = first.folder / "sweeps.json"
+    for content in (b"[1]", b"[2]"):
+        replace_file(path, content)
+        os.utime(path, ns=(0, 0))
+        first.copies.save()
+
+    assert b"[2]" == shared.records["sweeps.json#0"]

@@ -2,6 +2,7 @@
 
 import errno
 import json
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from threading import Event, Thread
 from typing import ClassVar
@@ -14,17 +15,14 @@ from support.parked_shop import KEY, change
 from towpath.schemas.clock import Backoff
 from towpath.settings import Kafka
 from towpath.settings import Sink as SinkSettings
+from towpath.sinks.apply.task import AbandonedTasks
 from towpath.sinks.dead_letters.entries import DeadLetter, DeadLetterRequest, Verb
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
 from towpath.sinks.engine import supervisor as module
+from towpath.sinks.engine.idle import FINISH_WITHIN_S, wait_for_batch
 from towpath.sinks.engine.query import QueryPlan
 from towpath.sinks.engine.report import Report
-from towpath.sinks.engine.supervisor import (
-    FINISH_WITHIN_S,
-    Supervisor,
-    SupervisorParts,
-    wait_for_batch,
-)
+from towpath.sinks.engine.supervisor import Supervisor, SupervisorParts
 from towpath.sinks.errors import (
     CacheRefusedError,
     PartitionsAddedError,
@@ -236,11 +234,23 @@ class Engine:
 
 
 class Noting(Letters):
-    """Dead letters that note when they are read and closed."""
+    """Dead letters that note when they are read, resolved and closed."""
 
     def __init__(self, seen):
         super().__init__()
         self._noted = seen
+        self._before = None
+
+    def opened(self, before):
+        """Keep the step that precedes resolutions."""
+        self._before = before
+        return self
+
+    def resolve(self, resolutions):
+        """Note it, after that step."""
+        self._before()
+        self._noted.append("resolve")
+        super().resolve(resolutions)
 
     def entries(self):
         """Note it."""
@@ -290,7 +300,7 @@ class Bench:
         made = SupervisorParts(
             lambda _: self.target,
             Unread,
-            lambda _: self.letters,
+            lambda _, before: self.letters.opened(before),
             self.topics,
             Clock(),
             backoff=self.backoff,
@@ -623,6 +633,66 @@ def test_a_first_topic_is_waited_for(bench):
     bench.run()
 
     assert [module.STOP_CHECK_S] * 2 == bench.stop.waits
+
+
+class Copies:
+    """Copies that note their calls, of a sink that a driver elsewhere has run."""
+
+    was_running = True
+
+    def __init__(self, seen):
+        self._seen = seen
+
+    @contextmanager
+    def kept(self):
+        """Note the end."""
+        yield
+        self._seen.append("release")
+
+    def claim(self):
+        """Replace nothing."""
+        self._seen.append("claim")
+        return False
+
+    def check(self):
+        """Refuse nothing."""
+        self._seen.append("check")
+
+    def save(self):
+        """Note it."""
+        self._seen.append("copy")
+
+
+def test_a_resolved_dead_letter_has_its_refetch_in_the_copies(bench):
+    """
+    Else a machine that is lost just then would lose it, and keep a row that lacks it.
+    """
+    bench.letters.put([DeadLetter(change(3, note="bad"), "too long", "orders", True)])
+    bench.letters.request(DeadLetterRequest("one", Verb.DISCARD, KEY))
+    bench.run(make_copies=lambda _: Copies(bench.seen))
+
+    seen = [one for one in bench.seen if one in {"claim", "copy", "resolve", "release"}]
+    assert "copy" == seen[seen.index("resolve") - 1]
+    assert ("claim", "release") == (seen[0], seen[-1])
+    # Once between batches, and once before the resolution.
+    assert ["claim", "copy", "copy", "resolve"] == seen[:4]
+
+
+def test_a_sink_of_a_former_driver_is_checked_and_its_floors_wait(bench, monkeypatch):
+    """
+    The former driver may have calls in flight, and another may take over any time.
+    """
+    made = []
+
+    def abandoned(clock, **facts):
+        made.append(facts)
+        return AbandonedTasks(clock, **facts)
+
+    monkeypatch.setattr(module, "AbandonedTasks", abandoned)
+    bench.run([0], make_copies=lambda _: Copies(bench.seen))
+
+    assert [{"is_first_run": True, "was_running": True}] == made
+    assert "check" in bench.seen
 
 
 @pytest.mark.parametrize(

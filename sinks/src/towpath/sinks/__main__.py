@@ -220,7 +220,7 @@ def _parts(newest: _Newest, spark: SparkSession, monitor: Monitor) -> Supervisor
     return SupervisorParts(
         make_sink=make_sink,
         make_batches=partial(KafkaBatches, settings.kafka),
-        make_dead_letters=lambda name: DeadLetterTopic(settings, name),
+        make_dead_letters=partial(DeadLetterTopic, settings),
         cluster=Topics(settings.kafka),
         clock=clock,
         make_repairs=lambda sink: KafkaRepairs(newest(), sink),

@@ -8,7 +8,7 @@ dead letter: its row is refetched.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -31,6 +31,7 @@ from towpath.sinks.apply.refetch_requests import (
     request_overdue,
     request_refetches,
 )
+from towpath.sinks.apply.slice import allow
 from towpath.sinks.apply.sweeps import SafePosition, Sweeps
 from towpath.sinks.apply.task import AbandonedTasks
 from towpath.sinks.apply.transformed import transform
@@ -103,7 +104,9 @@ class SinkContext:
 
     Attributes:
         refusals: Consecutive refusals of the target; outlives the writer.
-        abandoned: Tasks on executors that were given up; ``None`` without executors.
+        abandoned: Tasks on executors, or a driver elsewhere, that were given up;
+            ``None`` without either.
+        check: Called before the sink is written; raises if it may be another driver's.
     """
 
     dead_letters: DeadLetterStore
@@ -115,6 +118,7 @@ class SinkContext:
     clock: Clock
     refusals: ConsecutiveRefusals = field(default_factory=ConsecutiveRefusals)
     abandoned: AbandonedTasks | None = None
+    check: Callable[[], None] = allow
 
     def blocked_keys(self) -> frozenset[ParkedKey]:
         """Return the keys whose records only ``RecordWriter`` may write."""
@@ -283,6 +287,7 @@ class RecordWriter:
         is_last: bool = True,
     ) -> AppliedRecords:
         context = self._context
+        context.check()
         began_s = context.clock.monotonic_s()
         decoded = decode(records, self.routes)
         floors = context.sweeps.record(decoded.floors)

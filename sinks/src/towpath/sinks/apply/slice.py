@@ -27,7 +27,7 @@ No Spark, no state beyond a slice. Hot path: a fixed number of passes over the c
 of a chunk, and one pass over the records that are not plain.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -36,7 +36,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
-from towpath.schemas.clock import Clock, Deadline
+from towpath.schemas.clock import Clock
 from towpath.schemas.failure import TowpathError
 from towpath.sinks.apply.transformed import transform
 from towpath.sinks.change import Record
@@ -44,7 +44,7 @@ from towpath.sinks.changes.columns import plain_columns
 from towpath.sinks.changes.decode import RECORDS, RECORDS_AT_ONCE, decode, records_of
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import ParkedKey, shared_topic
-from towpath.sinks.errors import BatchRefusedError, TaskExpiredError
+from towpath.sinks.errors import BatchRefusedError
 from towpath.sinks.fold import first_per_event, newest_per_key
 from towpath.sinks.ports import Batch, Checkpoint, Columnar, KeepsEventOrder, Sink
 
@@ -55,6 +55,10 @@ LEAST_RECORDS: Final = 2_000
 PARSED_AT_ONCE: Final = 25_000
 
 _log = structlog.get_logger("towpath.sinks")
+
+
+def allow() -> None:
+    """Let every call of a sink begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class SliceContext:
         incomplete_routes: Routes that lack rows.
         batch_id: The batch.
         pipelined_records: As the sink's kind has it.
-        expiry: No call of the sink begins later; ``None``: there is no limit.
+        check: Called before each call of the sink; raises if none may begin any more.
     """
 
     routes: Routes
@@ -79,7 +83,7 @@ class SliceContext:
     batch_id: int
     clock: Clock
     pipelined_records: int | None = None
-    expiry: Deadline | None = None
+    check: Callable[[], None] = allow
 
 
 class SliceOutcome(NamedTuple):
@@ -317,7 +321,7 @@ class _SliceRun:
             return chunk
         taken: list[pa.Array] = []
         for columns in plain_columns(chunk, self._context.routes, self._apart()):
-            self._check_expiry()
+            self._context.check()
             indices = sink.apply_columns(columns)
             if indices is not None:
                 taken.append(indices)
@@ -355,7 +359,7 @@ class _SliceRun:
         if not (plain.batch.changes or plain.batch.events):
             return
         self._accepted.append((table, None))
-        self._check_expiry()
+        self._context.check()
         try:
             self._sink.apply(plain.batch)
         except BatchRefusedError as error:
@@ -371,7 +375,7 @@ class _SliceRun:
 
     def _flush(self) -> None:
         """Make everything accepted durable; leave the keys that were refused."""
-        self._check_expiry()
+        self._context.check()
         began_s = self._context.clock.monotonic_s()
         try:
             checkpoint = self._sink.flush()
@@ -389,12 +393,6 @@ class _SliceRun:
         self._leave_refused(checkpoint)
         self._accepted.clear()
         self._is_flushed = True
-
-    def _check_expiry(self) -> None:
-        expiry = self._context.expiry
-        if expiry is not None and expiry.passed():
-            message = "the task has taken too long: its batch is written again"
-            raise TaskExpiredError(message)
 
     def _leave_refused(self, checkpoint: Checkpoint) -> None:
         """Leave all records of the keys whose changes were refused."""

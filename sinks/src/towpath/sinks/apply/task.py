@@ -48,18 +48,22 @@ _CALL_WITHIN_S: Final = 40.0
 
 
 class AbandonedTasks:
-    """The time until which tasks that were given up may still write."""
+    """The time until which tasks, or a driver, that were given up may still write."""
 
-    def __init__(self, clock: Clock, *, is_first_run: bool) -> None:
+    def __init__(
+        self, clock: Clock, *, is_first_run: bool, was_running: bool = False
+    ) -> None:
         """
         Begin; an earlier run may have given tasks up.
 
         Args:
             clock: The time.
-            is_first_run: Whether there was no earlier run of the sink.
+            is_first_run: Whether there was no earlier run of the sink with tasks.
+            was_running: Whether a former driver, which begins no call any more, may
+                have one in flight.
         """
         self._clock = clock
-        self._until = Deadline(clock, 0)
+        self._until = Deadline(clock, _CALL_WITHIN_S if was_running else 0)
         if not is_first_run:
             self.add()
 
@@ -76,7 +80,7 @@ class AbandonedTasks:
         """
         left_s = self._until.remaining_s()
         if left_s:
-            message = "a task that was given up may still write below the floor"
+            message = "what was given up may still write below the floor"
             raise TasksAbandonedError(message, retry_after_s=left_s)
 
 
@@ -156,8 +160,14 @@ def run_task(
     clock = SystemClock()
     age_s = clock.now().timestamp() - opening.sent_at_s
     expiry = Deadline(clock, WRITES_WITHIN_S - age_s)
+
+    def check() -> None:
+        if expiry.passed():
+            message = "the task has taken too long: its batch is written again"
+            raise TaskExpiredError(message)
+
     try:
-        context = replace(_context(task, _opened(task, opening)), expiry=expiry)
+        context = replace(_context(task, _opened(task, opening)), check=check)
         return TaskResult(apply_slice(context, tables))
     except Exception as error:  # noqa: BLE001 - see above
         close_sink(task.sink.name)

@@ -20,7 +20,7 @@ not commit a batch that was written, and would deliver all of it again.
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
@@ -28,9 +28,8 @@ from typing import Final, NamedTuple, TypeAlias
 import structlog
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
-from towpath.schemas.clock import Backoff, Clock, Deadline
+from towpath.schemas.clock import Backoff, Clock
 from towpath.schemas.failure import (
     BusyError,
     Disposition,
@@ -43,6 +42,7 @@ from towpath.sinks.apply.bisect import ConsecutiveRefusals
 from towpath.sinks.apply.encoded import EngineWritten
 from towpath.sinks.apply.refetch import PendingRefetches
 from towpath.sinks.apply.replay import DeadLetterRequests
+from towpath.sinks.apply.slice import allow
 from towpath.sinks.apply.sweeps import EarliestPositions, SafePosition, Sweeps
 from towpath.sinks.apply.task import AbandonedTasks
 from towpath.sinks.changes.routing import Routes
@@ -57,6 +57,7 @@ from towpath.sinks.engine.column_changes import (
     ShapeCheckedWriter,
 )
 from towpath.sinks.engine.executors import EncodingExecutors, Executors
+from towpath.sinks.engine.idle import IdleUpkeep, wait_for_batch
 from towpath.sinks.engine.monitor import Monitor
 from towpath.sinks.engine.query import BatchRows, QueryPlan, start_query
 from towpath.sinks.engine.recovery import Recovery
@@ -65,63 +66,9 @@ from towpath.sinks.engine.writer import AnyExecutors, SinkWriter
 from towpath.sinks.errors import PartitionsAddedError, TopicRemadeError
 from towpath.sinks.kafka.fetch import Batches
 from towpath.sinks.kinds import kind_of
-from towpath.sinks.ports import Cluster, Repairs, Sink, SupportsUpkeep
+from towpath.sinks.ports import Cluster, Repairs, Sink
 from towpath.sinks.state.copies import StateCopies
 from towpath.sinks.state.progress import full_disk, records_in
-
-# A batch that takes longer is delivered again. The driver waits twice as long for its
-# sinks.
-FINISH_WITHIN_S: Final = 20.0
-_LOOK_EVERY_S: Final = 0.02
-
-
-def wait_for_batch(query: StreamingQuery, clock: Clock) -> None:
-    """Wait until no batch is under way; the writer starts no new one."""
-    deadline = Deadline(clock, FINISH_WITHIN_S)
-    while query.isActive and query.status["isTriggerActive"] and not deadline.passed():
-        clock.wait(_LOOK_EVERY_S)
-
-
-# An emptied cache stays empty for up to this long, until its rows are requested. Each
-# check is a few small calls.
-LOOK_EVERY_S: Final = 5.0
-
-
-class IdleUpkeep:
-    """Maintains one sink between its batches."""
-
-    def __init__(self, sink: Sink, writer: RecordWriter, clock: Clock) -> None:
-        """
-        Store the parameters.
-
-        Args:
-            sink: The sink.
-            writer: The writer of the sink's batches.
-            clock: The time.
-        """
-        self._sink = sink
-        self._writer = writer
-        self._clock = clock
-        self._next = Deadline(clock, LOOK_EVERY_S)
-
-    def check(self) -> None:
-        """
-        Maintain the sink, if that is due and no batch is being written.
-
-        Raises:
-            UnavailableError: The target does not answer.
-            BusyError: The target asks for a pause.
-            HaltError: The sink refuses to continue.
-        """
-        if not self._next.passed() or not self._writer.lock.acquire(blocking=False):
-            return
-        self._next = Deadline(self._clock, LOOK_EVERY_S)
-        try:
-            self._writer.request_overdue()
-            if isinstance(self._sink, SupportsUpkeep):
-                self._sink.maintain()
-        finally:
-            self._writer.lock.release()
 
 
 class NoRepairs:
@@ -158,7 +105,8 @@ class SupervisorParts:
 
     Attributes:
         make_batches: Makes the reader of a sink's batches, by the sink's name.
-        make_dead_letters: Makes the dead letters of a sink, by its name.
+        make_dead_letters: Makes the dead letters of a sink, by its name and by a step
+            that precedes each resolution.
         make_repairs: Makes the repairs of a sink.
         earliest_positions: The positions at the start of topics; without them no
             tombstone is ever dropped.
@@ -175,7 +123,7 @@ class SupervisorParts:
 
     make_sink: Callable[[SinkSettings], Sink]
     make_batches: Callable[[str], Batches]
-    make_dead_letters: Callable[[str], DeadLetterStore]
+    make_dead_letters: Callable[[str, Callable[[], None]], DeadLetterStore]
     cluster: Cluster
     clock: Clock
     make_repairs: Callable[[SinkSettings], Repairs] = _no_repairs
@@ -254,7 +202,9 @@ class Supervisor:
         return not self._thread.is_alive()
 
     def _supervise(self) -> None:
-        with suppress(_StoppedError):
+        copies = self._copies
+        keeping = nullcontext() if copies is None else copies.kept()
+        with keeping, suppress(_StoppedError):
             while not self._stop.is_set():
                 try:
                     self._claim_state()
@@ -263,9 +213,6 @@ class Supervisor:
                     self._open_and_run()
                 except Exception as error:  # noqa: BLE001 - any failure restarts the sink
                     self._pause(self._take_cause() or error)
-        if self._copies is not None:
-            with suppress(TowpathError):
-                self._copies.release()
 
     def _claim_state(self) -> None:
         """Become the owner of the state's copies, before anything reads the state."""
@@ -304,7 +251,8 @@ class Supervisor:
             )
             # Before any request about dead letters writes a row.
             column_changes.check()
-            dead_letters = self._parts.make_dead_letters(self._plan.sink.name)
+            # A refetch that a dead letter has caused must not be lost without it.
+            dead_letters = self._parts.make_dead_letters(self._name, self._copy_state)
             run = self._sink_run(sink, dead_letters, repairs)
             run = run._replace(writing=ShapeCheckedWriter(column_changes, run.writing))
             self._query_until_stopped(run)
@@ -330,12 +278,18 @@ class Supervisor:
         make = parts.on_executor(plan.sink) if parts.on_executor else None
         abandoned = None
         # Tasks of a target that the engine writes write nothing themselves.
-        if make is not None and not isinstance(sink, EngineWritten):
-            is_first_run = not (plan.checkpoint.exists() or plan.resumes_file.exists())
-            abandoned = AbandonedTasks(parts.clock, is_first_run=is_first_run)
+        has_tasks = make is not None and not isinstance(sink, EngineWritten)
+        was_running = self._copies is not None and self._copies.was_running
+        if has_tasks or was_running:
+            has_run = plan.checkpoint.exists() or plan.resumes_file.exists()
+            is_first_run = not (has_tasks and has_run)
+            abandoned = AbandonedTasks(
+                parts.clock, is_first_run=is_first_run, was_running=was_running
+            )
         context = SinkContext(
             *(dead_letters, parked, sweeps, repairs, refetches, safe, parts.clock),
             *(self._refusals, abandoned),
+            allow if self._copies is None else self._copies.check,
         )
         writer = RecordWriter(Routes(plan.sink), sink, context)
         requests = DeadLetterRequests(

@@ -105,9 +105,10 @@ class SinkWriter:
         if executors is None:
             slice_context = SliceContext(
                 *(self._writer.routes, self._sink, blocked_keys, incomplete_routes),
-                *(batch_id, context.clock, self._pipelined_records),
+                *(batch_id, context.clock, self._pipelined_records, context.check),
             )
             return apply_slice(slice_context, rows.slices())
+        context.check()
         self._sink.apply(Batch(batch_id))
         try:
             outcome = executors.apply(

@@ -6,7 +6,7 @@ however old their dead letters are.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import structlog
@@ -53,7 +53,21 @@ class DeadLetterTopic:
     Used by one thread, except for ``put`` and ``resolve``.
     """
 
-    def __init__(self, settings: Settings, sink: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        sink: str,
+        before_resolving: Callable[[], None] | None = None,
+    ) -> None:
+        """
+        Store the parameters; nothing is read yet.
+
+        Args:
+            settings: The configuration.
+            sink: The sink's name.
+            before_resolving: Called before resolutions are written.
+        """
+        self._before_resolving = before_resolving
         self.name = topics.dead_letter_topic(settings.database.prefix, sink)
         self._settings = settings
         self._cluster = Topics(settings.kafka)
@@ -89,6 +103,8 @@ class DeadLetterTopic:
         Raises:
             BrokerUnavailableError: They are not known to be durable.
         """
+        if self._before_resolving is not None:
+            self._before_resolving()
         self._write_entries(list(resolutions))
 
     def reply(self, reply: Reply) -> None:

@@ -13,17 +13,20 @@ read again, and the guard of the target absorbs them.
 owner, and its running driver stores copies at least every ``BEAT_EVERY_S``. Another
 folder takes over only after it has seen no new copies for ``SILENT_FOR_S`` of its own
 clock, or at once if the owner has released them. Taking over fences the owner, whose
-next copies are refused; its driver then stops writing. A folder that is not the owner,
-or is older than the copies (a machine that comes back, a restored backup), is replaced
-by them.
+next copies are refused; its driver then stops writing. An owner that has stored no copy
+for ``WRITES_FOR_S`` begins no call of the target either (``check``): by the time that
+another one takes over, at most calls in flight are left of it. A folder that is not the
+owner, or is older than the copies (a machine that comes back, a restored backup), is
+replaced by them.
 
 No Kafka: ``CopyStore`` stores records, and tells who is fenced.
 """
 
 import shutil
+import threading
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -39,6 +42,10 @@ from towpath.sinks.state.progress import Offsets, replace_file
 BEAT_EVERY_S: Final = 10.0
 # Three beats, so that a slow broker is not mistaken for a driver that has ended.
 SILENT_FOR_S: Final = 30.0
+
+# The owner begins no call of the target later than this after its newest copy: before
+# another folder can have seen silence for long enough.
+WRITES_FOR_S: Final = 20.0
 
 # A record holds at most this much of a file, half of Kafka's default limit.
 PART_BYTES: Final = 500_000
@@ -109,6 +116,18 @@ class Owner(NamedTuple):
     is_running: bool = False
 
 
+class _Mark(NamedTuple):
+    """
+    Tells a file from the one that replaces it.
+
+    The time of a file is too coarse for two replacements in a row; their inodes differ.
+    """
+
+    inode: int
+    size: int
+    changed_ns: int
+
+
 class _Seen(NamedTuple):
     """The end of the copies when it was last seen to move, and until when to wait."""
 
@@ -117,7 +136,13 @@ class _Seen(NamedTuple):
 
 
 class StateCopies:
-    """The copies of one sink's folder; calls must not overlap."""
+    """
+    The copies of one sink's folder; called by any thread.
+
+    Attributes:
+        was_running: Whether the copies had an owner that may still have had calls in
+            flight when they were claimed.
+    """
 
     def __init__(self, folder: Path, store: CopyStore, clock: Clock) -> None:
         self._folder = folder
@@ -125,9 +150,14 @@ class StateCopies:
         self._clock = clock
         self._own = JsonFile[str | int](folder / _COPIES_FILE)
         self._owner: Owner | None = None
+        # Why this is not the owner.
+        self._failure: TowpathError = SinkRunsElsewhereError("not claimed yet")
+        self._lock = threading.Lock()
+        self._until = Deadline(clock, 0)
+        self.was_running = False
         self._seen: _Seen | None = None
-        # Size and time of each copied file, and the number of its parts.
-        self._stored: Mapping[str, tuple[int, int]] = {}
+        # The mark of each copied file, and the number of its parts.
+        self._stored: Mapping[str, _Mark] = {}
         self._parts: Mapping[str, int] = {}
         self._beat = Deadline(clock, 0)
 
@@ -142,8 +172,10 @@ class StateCopies:
             SinkRunsElsewhereError: The driver of another folder may still run.
             UnavailableError: The copies cannot be read now.
         """
-        if self._owner is not None:
-            return False
+        with self._lock:
+            return self._owner is None and self._claim()
+
+    def _claim(self) -> bool:
         mine = self._own.read()
         id_ = str(mine.get("id") or uuid.uuid4().hex)
         self._wait_for_silence(id_)
@@ -158,7 +190,8 @@ class StateCopies:
             self._replace(records, before)
         self._stored, self._parts = {}, _parts_in(records)
         self._owner = Owner(id_, before.number, is_running=True)
-        self.save()
+        self.was_running = before.is_running
+        self._store_changes(is_running=True)
         return is_replaced
 
     def save(self) -> None:
@@ -169,9 +202,58 @@ class StateCopies:
             SinkTakenOverError: Another folder has taken over.
             UnavailableError: It is not known to be stored; ``claim`` again.
         """
+        with self._lock:
+            if self._owner is None:
+                raise self._failure
+            self._store_changes(is_running=True)
+
+    def check(self) -> None:
+        """
+        Check that no other folder can have taken over yet.
+
+        Raises:
+            SinkTakenOverError: Another folder has.
+            UnavailableError: Another folder may have; ``claim`` again.
+        """
         if self._owner is None:
-            return
-        self._store_changes(is_running=True)
+            raise self._failure
+        if self._until.passed():
+            message = "no state was stored for long: another driver may run the sink"
+            raise SinkRunsElsewhereError(message)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Beat whatever the driver does, once it has claimed; release in the end."""
+        stop = threading.Event()
+        thread = threading.Thread(
+            target=self._beat_until, args=(stop,), name="copies", daemon=True
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+            with suppress(TowpathError):
+                self.release()
+
+    def beat(self) -> None:
+        """
+        Store a beat if one is due.
+
+        Raises:
+            SinkTakenOverError: Another folder has taken over.
+            UnavailableError: It is not known to be stored.
+        """
+        with self._lock:
+            if self._owner is not None and self._beat.passed():
+                self._store_changes(is_running=True)
+
+    def _beat_until(self, stop: threading.Event) -> None:
+        while not stop.wait(BEAT_EVERY_S / 10):
+            # The next check or copy reports it.
+            with suppress(TowpathError, OSError):
+                self.beat()
 
     def release(self) -> None:
         """
@@ -180,9 +262,10 @@ class StateCopies:
         Raises:
             UnavailableError: It is not known to be stored.
         """
-        if self._owner is not None:
-            self._store_changes(is_running=False)
-            self._owner = None
+        with self._lock:
+            if self._owner is not None:
+                self._store_changes(is_running=False)
+                self._owner = None
 
     def _wait_for_silence(self, id_: str) -> None:
         """Raise unless the driver of the owner has ended, as far as one can see."""
@@ -226,6 +309,7 @@ class StateCopies:
         parts = {name: n for name, n in self._parts.items() if name not in gone}
         parts |= {name: len(_split(text)) for name, text in moment.changed.items()}
         owner = Owner(self._owner.id, self._owner.number + 1, is_running)
+        until = Deadline(self._clock, WRITES_FOR_S)
         try:
             self._store.write(
                 {
@@ -235,13 +319,13 @@ class StateCopies:
                     _OWNER: orjson.dumps(owner._asdict()),
                 }
             )
-        except TowpathError:
+        except TowpathError as error:
             # Another claim tells whether they were stored.
-            self._owner = None
+            self._owner, self._failure = None, error
             raise
         self._own.keep({"id": owner.id, "number": owner.number})
         self._owner, self._parts, self._stored = owner, parts, moment.marks
-        self._beat = Deadline(self._clock, BEAT_EVERY_S)
+        self._beat, self._until = Deadline(self._clock, BEAT_EVERY_S), until
 
     def _fewer(self, parts: Mapping[str, int]) -> dict[str, None]:
         """Return the stored parts of files that have fewer of them now, or are gone."""
@@ -257,15 +341,15 @@ class _Moment(NamedTuple):
     The files of a folder at one moment.
 
     Attributes:
-        marks: Size and time of each.
+        marks: The mark of each.
         changed: The contents of those that have other marks than before.
     """
 
-    marks: Mapping[str, tuple[int, int]]
+    marks: Mapping[str, _Mark]
     changed: Mapping[str, bytes]
 
 
-def _moment(folder: Path, before: Mapping[str, tuple[int, int]]) -> _Moment:
+def _moment(folder: Path, before: Mapping[str, _Mark]) -> _Moment:
     """
     Read what has changed since before.
 
@@ -281,8 +365,8 @@ def _moment(folder: Path, before: Mapping[str, tuple[int, int]]) -> _Moment:
                 return _Moment(marks, changed)
 
 
-def _marks(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return size and time of each file that is copied."""
+def _marks(folder: Path) -> dict[str, _Mark]:
+    """Return the mark of each file that is copied."""
     found = {}
     for path in folder.glob("*"):
         is_other = path.name.startswith((".", _CHECKPOINT))
@@ -292,7 +376,7 @@ def _marks(folder: Path) -> dict[str, tuple[int, int]]:
             with suppress(FileNotFoundError):
                 stat = file.stat()
                 name = str(file.relative_to(folder))
-                found[name] = stat.st_size, stat.st_mtime_ns
+                found[name] = _Mark(stat.st_ino, stat.st_size, stat.st_mtime_ns)
     return found
 
 

@@ -286,6 +286,12 @@ class RecordWriter:
         *,
         is_last: bool = True,
     ) -> AppliedRecords:
+        """
+        Apply records, unless the sink may be another driver's.
+
+        Tombstones are purged with the last slice of a batch only: a later slice may
+        hold records below the safe position.
+        """
         context = self._context
         context.check()
         began_s = context.clock.monotonic_s()
@@ -297,7 +303,6 @@ class RecordWriter:
             folded = transform(folded, self.routes)
         events = first_per_event(held.events)
         decode_ms = round((context.clock.monotonic_s() - began_s) * 1000)
-        # Only with the last slice: a later slice may hold records below the position.
         safe = context.safe.take(context.parked.lowest()) if is_last else None
         batch = Batch(batch_id, folded.changes, events, self._lowering(floors), safe)
         delivered = self._delivery.deliver(batch, folded.after)

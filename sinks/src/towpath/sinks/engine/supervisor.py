@@ -276,16 +276,9 @@ class Supervisor:
             plan.state_folder, plan.sink.name, names, parts.clock
         )
         make = parts.on_executor(plan.sink) if parts.on_executor else None
-        abandoned = None
         # Tasks of a target that the engine writes write nothing themselves.
         has_tasks = make is not None and not isinstance(sink, EngineWritten)
-        was_running = self._copies is not None and self._copies.was_running
-        if has_tasks or was_running:
-            has_run = plan.checkpoint.exists() or plan.resumes_file.exists()
-            is_first_run = not (has_tasks and has_run)
-            abandoned = AbandonedTasks(
-                parts.clock, is_first_run=is_first_run, was_running=was_running
-            )
+        abandoned = self._abandoned(has_tasks=has_tasks)
         context = SinkContext(
             *(dead_letters, parked, sweeps, repairs, refetches, safe, parts.clock),
             *(self._refusals, abandoned),
@@ -306,6 +299,19 @@ class Supervisor:
         writing = SinkWriter(writer, sink, context, executors, pipelined_records)
         idle = IdleUpkeep(sink, writer, parts.clock)
         return _SinkRun(writing, requests, recovery, safe, idle)
+
+    def _abandoned(self, *, has_tasks: bool) -> AbandonedTasks | None:
+        """Return what an earlier run, here or elsewhere, may still be writing."""
+        was_running = self._copies is not None and self._copies.was_running
+        if not (has_tasks or was_running):
+            return None
+        plan = self._plan
+        has_run = plan.checkpoint.exists() or plan.resumes_file.exists()
+        return AbandonedTasks(
+            self._parts.clock,
+            is_first_run=not (has_tasks and has_run),
+            was_running=was_running,
+        )
 
     def _query_until_stopped(self, run: _SinkRun) -> None:
         """Run the query; restart it at once if a topic appeared as it started."""

@@ -124,16 +124,18 @@ def driver(shop, pods, settings, tmp_path, monkeypatch):
     with serving(pods) as url:
         monkeypatch.setenv("TOWPATH_SPARK__MASTER", f"k8s://{url}")
         process = start(shop)
-        until(
-            lambda: process.poll() is not None or shop.is_spread(),
-            "the executors write",
-            timeout_s=PATIENCE_S,
-        )
-        assert process.poll() is None, shop.log() + pods.log()
-        shop.wait_applied("cache")
-        yield process
-        process.kill()
-        process.wait(10)
+        try:
+            until(
+                lambda: process.poll() is not None or shop.is_spread(),
+                "the executors write",
+                timeout_s=PATIENCE_S,
+            )
+            assert process.poll() is None, shop.log() + pods.log()
+            shop.wait_applied("cache")
+            yield process
+        finally:
+            process.kill()
+            process.wait(10)
 
 
 def test_a_driver_starts_executors_as_pods_and_ends_them(shop, pods, driver, settings):

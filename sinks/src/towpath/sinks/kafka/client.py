@@ -63,6 +63,9 @@ _KEPT_BY: Final = frozenset(
     }
 )
 
+# The group of consumers that belong to no prefix; docs/rights.md names it.
+SINKS_GROUP: Final = "towpath-sinks"
+
 # The id that brokers without topic ids return.
 _NO_ID: Final = str(Uuid(0, 0))
 
@@ -83,14 +86,27 @@ def admin(kafka: Kafka) -> AdminClient:
     return _made(AdminClient, kafka, _NOTHING)
 
 
-def consumer(kafka: Kafka, own: Mapping[str, Any]) -> Consumer:
+def consumer(kafka: Kafka, group: str, own: Mapping[str, Any] = _NOTHING) -> Consumer:
     """
     Make a consumer whose own settings override ``[kafka.client]``.
+
+    Its partitions are assigned, and its caller keeps the offsets: the group is never
+    joined, and nothing is committed.
+
+    Args:
+        kafka: The connection.
+        group: The name of the group, for the broker's log and its rights.
+        own: Further settings.
 
     Raises:
         ConfigurationError: ``[kafka.client]`` cannot be used.
     """
-    return _made(Consumer, kafka, own)
+    usual = {
+        "group.id": group,
+        "enable.auto.commit": False,
+        "enable.partition.eof": True,
+    }
+    return _made(Consumer, kafka, {**usual, **own})
 
 
 def producer(kafka: Kafka, *, transactional_id: str | None = None) -> Producer:
@@ -310,15 +326,7 @@ class KafkaRelations:
         self._prefix = prefix
         self._topic = topics.relations_topic(prefix)
         self._cluster = Topics(kafka)
-        self._consumer = consumer(
-            kafka,
-            {
-                # The group is never joined: partitions are assigned, offsets kept here.
-                "group.id": f"{prefix}.sinks",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-            },
-        )
+        self._consumer = consumer(kafka, f"{prefix}.sinks")
         self._next_offsets: dict[int, int] = {}
         self._shapes: dict[str, RelationShape] = {}
 

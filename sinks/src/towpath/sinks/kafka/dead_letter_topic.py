@@ -34,6 +34,7 @@ from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.kafka import client
 from towpath.sinks.kafka.client import (
     REQUEST_TIMEOUT_S,
+    SINKS_GROUP,
     Topics,
     headers_of,
     records_to,
@@ -177,7 +178,7 @@ class DeadLetterTopic:
         wanted = {int(partition): end for partition, end in ends.items()}
         if all(self._seen.get(p, 0) >= end for p, end in wanted.items()):
             return
-        consumer = client.consumer(self._settings.kafka, _READING)
+        consumer = client.consumer(self._settings.kafka, SINKS_GROUP, _READING)
         try:
             for message in records_to(wanted, consumer, self.name, self._seen):
                 headers = headers_of(message)
@@ -248,10 +249,6 @@ class DeadLetterTopic:
 
 
 _READING: Final = {
-    # The group is never joined: partitions are assigned, offsets kept here.
-    "group.id": "towpath-sinks",
-    "enable.auto.commit": False,
-    "enable.partition.eof": True,
     "auto.offset.reset": "earliest",
     "fetch.wait.max.ms": 10,
 }

@@ -80,8 +80,6 @@ _QUERY_TIMEOUT_S: Final = 5.0
 _MAX_CHECKS: Final = 12
 
 _CLIENT: Final[dict[str, Any]] = {
-    "enable.auto.commit": False,
-    "enable.partition.eof": True,
     # Deleted records are an error; they are never skipped.
     "auto.offset.reset": "error",
     "isolation.level": "read_committed",
@@ -126,9 +124,7 @@ class KafkaBatches:
         """
         self._clock = clock or SystemClock()
         self._closed = False
-        # The group is never joined: the engine keeps the offsets.
-        group = {"group.id": f"towpath-{sink}"}
-        self._kafka, self._own = kafka, {**_CLIENT, **group}
+        self._kafka, self._group = kafka, f"towpath-{sink}"
         self._consumer: Consumer | None = None
         # Held during calls of the client, so that ``close`` waits for them.
         self._client_lock = threading.Lock()
@@ -191,7 +187,7 @@ class KafkaBatches:
         begins = {place: begin for place, (begin, _) in span.items()}
         try:
             if self._consumer is None:
-                self._consumer = client.consumer(self._kafka, self._own)
+                self._consumer = client.consumer(self._kafka, self._group, _CLIENT)
             consumer = self._consumer
             if self._paused:
                 consumer.resume([TopicPartition(*place) for place in self._paused])

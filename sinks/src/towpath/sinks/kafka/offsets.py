@@ -17,6 +17,7 @@ from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.kafka import client
 from towpath.sinks.kafka.client import (
     REQUEST_TIMEOUT_S,
+    SINKS_GROUP,
     Topics,
     headers_of,
     unavailable,
@@ -59,14 +60,11 @@ class KafkaEarliestPositions:
     def _firsts(self, heads: list[TopicPartition]) -> list[list[tuple[str, bytes]]]:
         """Return the headers of the first records."""
         reading = {
-            "group.id": "towpath-sinks",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
             # One record per partition is enough.
             "fetch.message.max.bytes": 65_536,
             "isolation.level": "read_uncommitted",
         }
-        consumer = client.consumer(self._kafka, reading)
+        consumer = client.consumer(self._kafka, SINKS_GROUP, reading)
         found = []
         try:
             for head in heads:
@@ -109,11 +107,8 @@ class KafkaRecordAges:
     def __init__(self, kafka: Kafka, prefix: str) -> None:
         self._consumer = client.consumer(
             kafka,
+            f"{prefix}.sinks",
             {
-                # The group is never joined: nothing is committed.
-                "group.id": f"{prefix}.sinks",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
                 # Records deleted by retention do not count as lag.
                 "auto.offset.reset": "earliest",
                 "fetch.message.max.bytes": _FETCH_BYTES,

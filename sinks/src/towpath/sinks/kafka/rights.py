@@ -76,7 +76,7 @@ def rights_of(settings: Settings, sink: Sink) -> Rights:
         copies = topics.sink_state_topic(prefix, sink.name)
         wanted[copies] = {AclOperation.READ, AclOperation.WRITE}
         made.append(copies)
-    groups = (f"{prefix}.sinks", "towpath-sinks", f"towpath-{sink.name}")
+    groups = (f"{prefix}.sinks", client.SINKS_GROUP, f"towpath-{sink.name}")
     return Rights(wanted, made, groups)
 
 

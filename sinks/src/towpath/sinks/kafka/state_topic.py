@@ -17,6 +17,7 @@ from towpath.sinks.errors import BrokerUnavailableError, SinkTakenOverError
 from towpath.sinks.kafka import client
 from towpath.sinks.kafka.client import (
     REQUEST_TIMEOUT_S,
+    SINKS_GROUP,
     Topics,
     records_to,
     unavailable,
@@ -30,10 +31,6 @@ _FENCED: Final = frozenset(
     }
 )
 _READING: Final = {
-    # The group is never joined: partitions are assigned, offsets kept here.
-    "group.id": "towpath-sinks",
-    "enable.auto.commit": False,
-    "enable.partition.eof": True,
     "isolation.level": "read_committed",
     "auto.offset.reset": "earliest",
     "fetch.wait.max.ms": 10,
@@ -52,7 +49,7 @@ class StateTopic:
     def read(self) -> Mapping[str, bytes]:
         self._cluster.create(self.name, self._settings, is_compacted=True)
         records: dict[str, bytes] = {}
-        consumer = client.consumer(self._settings.kafka, _READING)
+        consumer = client.consumer(self._settings.kafka, SINKS_GROUP, _READING)
         try:
             for message in records_to({0: self.end()}, consumer, self.name, {}):
                 key, value = (message.key() or b"").decode(), message.value()

@@ -32,11 +32,8 @@ class KafkaHistory:
         self._topic = state_topic(prefix)
         self._consumer = client.consumer(
             kafka,
+            f"{self._topic}.wait",
             {
-                # Never joined: the one partition is assigned, nothing is committed.
-                "group.id": f"{self._topic}.wait",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
                 "auto.offset.reset": "earliest",
                 "isolation.level": "read_uncommitted",
                 "fetch.wait.max.ms": 10,

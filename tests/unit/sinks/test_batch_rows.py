@@ -3,8 +3,12 @@
 import pytest
 
 from support.kafka_rows import row, table
+from support.parked_shop import ROUTES
+from towpath.schemas.clock import SystemClock
+from towpath.sinks.apply.slice import SliceContext, apply_slice
 from towpath.sinks.engine.query import BatchRows
 from towpath.sinks.errors import BrokerUnavailableError
+from towpath.sinks.targets.memory import MemorySink
 
 
 class Log:
@@ -40,7 +44,7 @@ def test_batch_rows_are_read_once():
     told = offsets(rows.slices())
 
     assert ([0, 1], [*range(6)], [*range(6)], 1) == (
-        *(offsets([first]), told, offsets([rows.table])),
+        *(offsets([first]), told, offsets(rows.slices())),
         log.begun,
     )
 
@@ -75,7 +79,11 @@ def test_a_batch_without_a_record_has_columns():
     """
     All of its offsets may be marks of transactions.
     """
-    empty = BatchRows(None, lambda: iter(()), 2).table
+    rows = BatchRows(None, lambda: iter(()), 2)
+    context = SliceContext(
+        *(ROUTES, MemorySink(), frozenset(), frozenset(), 0, SystemClock())
+    )
+    empty = apply_slice(context, rows.slices()).left
 
     assert (0, ["topic", "partition", "offset", "key", "value", "headers"]) == (
         len(empty),

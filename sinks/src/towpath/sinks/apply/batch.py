@@ -1,10 +1,10 @@
 """
 The records that slices leave: decode, fold, write, store the dead letters. No Spark.
 
-Records that cannot be read or applied are durable as dead
-letters before the batch counts as done: after a crash in between the batch is repeated,
-and the guard absorbs the repetition. A partial change without a row is not a
-dead letter: its row is refetched.
+Records that cannot be read or applied are durable as dead letters before the batch
+counts as done: after a crash in between the batch is repeated, and the guard absorbs
+the repetition. A partial change without a row is not a dead letter: its row is
+refetched.
 """
 
 import threading

@@ -24,8 +24,6 @@ from towpath.sinks.state.copies import RESUMES_FILE
 from towpath.sinks.state.declare import STARTING_OFFSETS_FILE
 from towpath.sinks.state.progress import sink_folder
 
-# The offsets at which a query resumes after a recovery has dropped its checkpoint.
-
 # A new topic must not wait for the default of five minutes.
 _METADATA_AGE_MS: Final = 2_000
 
@@ -73,12 +71,6 @@ class BatchRows:
         while position < len(self._slices) or self._has_more():
             yield self._slices[position]
             position += 1
-
-    @property
-    def table(self) -> pa.Table:
-        """The rows as one table."""
-        slices = [*self.slices()]
-        return pa.concat_tables(slices) if slices else RECORDS.empty_table()
 
     def _has_more(self) -> bool:
         """Read one more slice; return whether there was one."""

@@ -26,7 +26,12 @@ import shutil
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -50,6 +55,7 @@ WRITES_FOR_S: Final = 20.0
 # A record holds at most this much of a file, half of Kafka's default limit.
 PART_BYTES: Final = 500_000
 
+# The offsets at which a query resumes without a checkpoint, until it commits.
 RESUMES_FILE: Final = "resumes.json"
 _PROGRESS_FILE: Final = "progress.json"
 _COPIES_FILE: Final = ".copies"
@@ -334,6 +340,26 @@ class StateCopies:
             for name, count in self._parts.items()
             for number in range(parts.get(name, 0), count)
         }
+
+
+class NoCopies:
+    """The copies of a sink whose state has none."""
+
+    was_running = False
+
+    def claim(self) -> bool:
+        """Return that nothing was replaced."""
+        return False
+
+    def save(self) -> None:
+        """Copy nothing."""
+
+    def check(self) -> None:
+        """Let every call of the target begin."""
+
+    def kept(self) -> AbstractContextManager[None]:
+        """Beat for nobody."""
+        return nullcontext()
 
 
 class _Moment(NamedTuple):

@@ -53,7 +53,7 @@ from towpath.sinks.kinds import (
 )
 from towpath.sinks.ports import Sink
 from towpath.sinks.state import declare
-from towpath.sinks.state.copies import StateCopies
+from towpath.sinks.state.copies import NoCopies, StateCopies
 from towpath.sinks.state.progress import progress_path, read_progress, sink_folder
 from towpath.sinks.targets.checks import check_block
 
@@ -242,10 +242,10 @@ def _on_executor(
 
 def _copies(
     settings: Settings, sink: SinkSettings, clock: SystemClock
-) -> StateCopies | None:
+) -> StateCopies | NoCopies:
     """Return the copies of a sink's state, if the configuration wants them."""
     if not settings.sinks.state_copies:
-        return None
+        return NoCopies()
     folder = sink_folder(settings.state_folder, sink.name)
     return StateCopies(folder, StateTopic(settings, sink.name), clock)
 

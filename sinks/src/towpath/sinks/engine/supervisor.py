@@ -20,7 +20,7 @@ not commit a batch that was written, and would deliver all of it again.
 
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
@@ -42,7 +42,6 @@ from towpath.sinks.apply.bisect import ConsecutiveRefusals
 from towpath.sinks.apply.encoded import EngineWritten
 from towpath.sinks.apply.refetch import PendingRefetches
 from towpath.sinks.apply.replay import DeadLetterRequests
-from towpath.sinks.apply.slice import allow
 from towpath.sinks.apply.sweeps import EarliestPositions, SafePosition, Sweeps
 from towpath.sinks.apply.task import AbandonedTasks
 from towpath.sinks.changes.routing import Routes
@@ -67,7 +66,7 @@ from towpath.sinks.errors import PartitionsAddedError, TopicRemadeError
 from towpath.sinks.kafka.fetch import Batches
 from towpath.sinks.kinds import kind_of
 from towpath.sinks.ports import Cluster, Repairs, Sink
-from towpath.sinks.state.copies import StateCopies
+from towpath.sinks.state.copies import NoCopies, StateCopies
 from towpath.sinks.state.progress import full_disk, records_in
 
 
@@ -98,6 +97,10 @@ def _no_repairs(_: SinkSettings) -> Repairs:
     return NoRepairs()
 
 
+def _no_copies(_: SinkSettings) -> NoCopies:
+    return NoCopies()
+
+
 @dataclass(frozen=True, slots=True)
 class SupervisorParts:
     """
@@ -117,7 +120,7 @@ class SupervisorParts:
             there; ``None`` for a sink that is written from the driver.
         make_announced: Makes the reader of announced shapes; without it altered columns
             are not noticed.
-        make_copies: Makes the copies of a sink's state, or ``None``, if it has none.
+        make_copies: Makes the copies of a sink's state.
         backoff: The pauses between attempts.
     """
 
@@ -132,7 +135,7 @@ class SupervisorParts:
     check: Callable[[SinkSettings], None] = _accept
     on_executor: Callable[[SinkSettings], Callable[[], Sink] | None] | None = None
     make_announced: Callable[[], AnnouncedShapes] = NoAnnouncedShapes
-    make_copies: Callable[[SinkSettings], StateCopies | None] = lambda _: None
+    make_copies: Callable[[SinkSettings], StateCopies | NoCopies] = _no_copies
     backoff: Backoff = Backoff()  # noqa: RUF009 - a frozen value
 
 
@@ -202,32 +205,17 @@ class Supervisor:
         return not self._thread.is_alive()
 
     def _supervise(self) -> None:
-        copies = self._copies
-        keeping = nullcontext() if copies is None else copies.kept()
-        with keeping, suppress(_StoppedError):
+        with self._copies.kept(), suppress(_StoppedError):
             while not self._stop.is_set():
                 try:
-                    self._claim_state()
+                    # Before anything reads the state.
+                    if self._copies.claim():
+                        self._report.reload()
                     self._report.starting()
                     self._wait_for_a_topic()
                     self._open_and_run()
                 except Exception as error:  # noqa: BLE001 - any failure restarts the sink
                     self._pause(self._take_cause() or error)
-
-    def _claim_state(self) -> None:
-        """Become the owner of the state's copies, before anything reads the state."""
-        if self._copies is not None and self._copies.claim():
-            self._report.reload()
-
-    def _copy_state(self) -> None:
-        """
-        Copy the state.
-
-        Raises:
-            UnavailableError: The query must start again, and claim the copies first.
-        """
-        if self._copies is not None:
-            self._copies.save()
 
     def _wait_for_a_topic(self) -> None:
         """Wait for the first topic: the engine refuses a pattern without a match."""
@@ -252,7 +240,7 @@ class Supervisor:
             # Before any request about dead letters writes a row.
             column_changes.check()
             # A refetch that a dead letter has caused must not be lost without it.
-            dead_letters = self._parts.make_dead_letters(self._name, self._copy_state)
+            dead_letters = self._parts.make_dead_letters(self._name, self._copies.save)
             run = self._sink_run(sink, dead_letters, repairs)
             run = run._replace(writing=ShapeCheckedWriter(column_changes, run.writing))
             self._query_until_stopped(run)
@@ -282,7 +270,7 @@ class Supervisor:
         context = SinkContext(
             *(dead_letters, parked, sweeps, repairs, refetches, safe, parts.clock),
             *(self._refusals, abandoned),
-            allow if self._copies is None else self._copies.check,
+            self._copies.check,
         )
         writer = RecordWriter(Routes(plan.sink), sink, context)
         requests = DeadLetterRequests(
@@ -302,7 +290,7 @@ class Supervisor:
 
     def _abandoned(self, *, has_tasks: bool) -> AbandonedTasks | None:
         """Return what an earlier run, here or elsewhere, may still be writing."""
-        was_running = self._copies is not None and self._copies.was_running
+        was_running = self._copies.was_running
         if not (has_tasks or was_running):
             return None
         plan = self._plan
@@ -364,7 +352,7 @@ class Supervisor:
             PartitionsAddedError: The query must start again.
             UnavailableError: The query must start again: the state was not copied.
         """
-        self._copy_state()
+        self._copies.save()
         try:
             run.requests.process()
             self._report.parked(run.requests.parked_keys)
@@ -399,7 +387,7 @@ class Supervisor:
             applied = read_offsets(self._plan.checkpoint, batch_id)
             batch_s = self._parts.clock.monotonic_s() - began_s
             self._report.done(result, applied, round(batch_s * 1000))
-            self._copy_state()
+            self._copies.save()
             self._attempt = 0
         except Exception as error:
             self._cause = error

@@ -63,7 +63,7 @@ def test_rows_are_merged_if_the_table_or_another_task_may_have_their_key(
     """
     known = KnownKeys(100)
     known.learn(hashes(1, 2, 3))
-    apart = rows.apart(known)
+    apart = rows.apart(rows.hashes, known.new_of(rows.hashes))
 
     assert expected == (None if apart is None else sorted(apart.to_pylist()))
 

@@ -31,7 +31,7 @@ from towpath.sinks.targets.warehouse.encode import (
 )
 from towpath.sinks.targets.warehouse.rows import key_hashes
 from towpath.sinks.targets.warehouse.schema import POSITION, LakeTable
-from towpath.sinks.targets.warehouse.write import BATCH, KnownKeys
+from towpath.sinks.targets.warehouse.write import BATCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +60,17 @@ class EncodedTable:
         """The hash of each row's key."""
         return pa.concat_arrays([one.hashes for one in self._summaries()])
 
-    def apart(self, keys: KnownKeys) -> pa.Array | None:
+    def apart(self, hashes: pa.Array, new: pa.Array) -> pa.Array | None:
         """
         Return the hashes of the keys whose rows are merged; ``None``: all of them.
 
         Args:
-            keys: All keys of the table.
+            hashes: The hash of each row's key.
+            new: Those of them that the table does not have.
         """
         floor = self.floor
         if floor is not None and any(one.lowest < floor for one in self._summaries()):
             return None
-        hashes = self.hashes
         counted = hashes.value_counts()
         retained = [
             one.hashes
@@ -78,7 +78,6 @@ class EncodedTable:
             for one in summaries
             if form.has_retained
         ]
-        new = keys.new_of(hashes)
         known = hashes.filter(pc.invert(pc.is_in(hashes, value_set=new)))
         repeated = counted.filter(pc.greater(counted.field("counts"), 1))
         apart = pa.concat_arrays([known, repeated.field("values"), *retained]).unique()

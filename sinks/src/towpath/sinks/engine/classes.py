@@ -17,11 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
-
 from towpath.sinks.jars import java, store
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 _HEAP: Final = "1g"
@@ -83,7 +82,7 @@ def record(archive: Path, folder: Path) -> None:
     Raises:
         EngineDiedError: The engine did not start.
     """
-    # Spark takes a second to import; whoever finds the archive needs none of it.
+    # Spark takes seconds to import; whoever finds the archive needs none of it.
     from towpath.sinks.engine import session  # noqa: PLC0415
 
     environ = os.environ  # noqa: TID251 - the root of this process
@@ -133,7 +132,7 @@ def _catalog(folder: Path) -> dict[str, str]:
     }
 
 
-def _unchanged(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+def _unchanged(batches: "Iterable[pa.RecordBatch]") -> "Iterable[pa.RecordBatch]":
     yield from batches
 
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,9 +109,7 @@ class Place:
 
     def wait_applied(self, sink):
         """Wait until a sink has applied all present records."""
-        settings = self.settings
-        ends = declare.sink_ends(settings, sink, Topics(settings.kafka))
-        declare.wait_applied(settings, sink, ends, CLOCK, PATIENCE_S)
+        wait_applied(self.settings, sink)
 
     def cached(self, sink="cache"):
         """Read the cache: position and fields of live rows, position of the others."""
@@ -141,6 +139,20 @@ class Place:
     def log(self):
         """Return the end of the driver's log."""
         return (self.folder / "driver.log").read_text(encoding="utf-8")[-6000:]
+
+
+def wait_applied(settings, sink):
+    """Wait until a sink has applied all present records."""
+    ends = declare.sink_ends(settings, sink, Topics(settings.kafka))
+    declare.wait_applied(settings, sink, ends, CLOCK, PATIENCE_S)
+
+
+def live_fields(settings, name):
+    """Read the live rows of a sink with one route back: the fields, by key."""
+    sink = settings.sink_named(name)
+    with closing(reader_of(sink, settings)) as reader:
+        rows = [*reader.rows(sink.route[0].name)]
+    return {row.key: dict(row.fields) for row in rows if not row.is_deleted}
 
 
 def _lines(section):

@@ -155,7 +155,7 @@ def test_a_wheel_from_a_source_distribution_is_the_same(built, tmp_path):
             store.refuse_outside_paths(archive)
             archive.extractall(tmp_path)  # noqa: S202 - our own
         folder = tmp_path / path.name.removesuffix(".tar.gz")
-        dist.build(folder, tmp_path / "again", dist.commit_time())
+        dist.build(folder, tmp_path / "again", dist.commit_time(), dist.KINDS)
     again = digests(tmp_path / "again")
 
     assert {n: d for n, d in digests(built).items() if n.endswith(".whl")} == {

@@ -4,14 +4,10 @@ import signal
 
 import pytest
 
-from support.driver_process import PATIENCE_S
+from support.driver_process import live_fields, wait_applied
 from support.verified_sink import VerifiedRig
-from support.waiting import CLOCK
 from towpath.cli.app import run
 from towpath.settings import load
-from towpath.sinks.kafka.client import Topics
-from towpath.sinks.kinds import reader_of
-from towpath.sinks.state import declare
 from towpath.sinks.state.progress import progress_path, read_progress
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
@@ -88,17 +84,11 @@ class Rig(VerifiedRig):
         self.catch_up()
         settings = load(self.config, {})
         for name in self.kinds:
-            ends = declare.sink_ends(settings, name, Topics(settings.kafka))
-            declare.wait_applied(settings, name, ends, CLOCK, PATIENCE_S)
+            wait_applied(settings, name)
 
     def stored(self, name):
         """Read the live rows of a sink back, by key."""
-        settings = load(self.config, {})
-        sink = settings.sink_named(name)
-        reader = reader_of(sink, settings)
-        rows = list(reader.rows(sink.route[0].name))
-        reader.close()
-        return {row.key: dict(row.fields) for row in rows if not row.is_deleted}
+        return live_fields(load(self.config, {}), name)
 
     def progress(self, name):
         """Read a sink's progress."""

@@ -2,10 +2,10 @@
 
 import pytest
 
+from support.driver_process import live_fields
 from support.follower import WritingFollower
 from support.verified_sink import CacheHand, VerifiedRig
 from towpath.settings import load
-from towpath.sinks.kinds import reader_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -78,12 +78,7 @@ class Rig(VerifiedRig):
         """Read the live rows of the sink back, by key."""
         settings = load(self.config, {})
         (sink,) = settings.sink
-        reader = reader_of(sink, settings)
-        try:
-            rows = [*reader.rows(sink.route[0].name)]
-        finally:
-            reader.close()
-        return {row.key: dict(row.fields) for row in rows if not row.is_deleted}
+        return live_fields(settings, sink.name)
 
     def settle(self):
         """Wait until everything committed is applied, and every row requested came."""

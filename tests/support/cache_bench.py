@@ -6,10 +6,9 @@ from unittest import mock
 import redis
 
 from support.dead_letters import Letters, context_of
-from support.kafka_rows import row, table
+from support.kafka_rows import batch_of, row, table
 from support.parked_shop import ROUTES
 from towpath.sinks.apply.batch import BatchResult, RecordWriter
-from towpath.sinks.engine.query import BatchRows
 from towpath.sinks.engine.writer import SinkWriter
 from towpath.sinks.targets.cache.sink import CacheSink
 
@@ -68,7 +67,7 @@ class CacheBench:
     def write(self, number: int) -> BatchResult:
         """Write a batch of one record, another order by each number."""
         batch = table(row(number, "c", order=number, note="a"))
-        return self._writer.write(BatchRows(None, lambda: iter([batch]), 1), number)
+        return self._writer.write(batch_of(lambda: iter([batch]), 1), number)
 
     @property
     def call_count(self) -> int:

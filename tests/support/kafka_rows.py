@@ -4,7 +4,7 @@ import orjson
 import pyarrow as pa
 
 from towpath.sinks.changes.decode import RECORDS
-from towpath.sinks.engine.query import BatchRows
+from towpath.sinks.engine.batch_rows import BatchRows
 
 TOPIC = "towpath.shop.orders"
 BACKFILL = f"{TOPIC}.backfill.cache"
@@ -31,14 +31,33 @@ def table(*rows):
     return pa.Table.from_pylist(named, RECORDS)
 
 
-def rows_of(rows, frame=None, slice_=100):
+class ReadBatches:
+    """The records of a batch, by a function that reads them."""
+
+    def __init__(self, read):
+        self._read = read
+
+    def slices(self, _span):
+        """Read them."""
+        return self._read()
+
+    def check(self, _span):
+        """Have them all."""
+
+
+def batch_of(read, count, tasks=None):
+    """Make a batch of a number of records from a function that reads them."""
+    return BatchRows(ReadBatches(read), {(TOPIC, 0): (0, count)}, tasks)
+
+
+def rows_of(rows, tasks=None, slice_=100):
     """Make a batch as the driver reads it, in slices of a number of records."""
 
     def read():
         for begin in range(0, len(rows), slice_):
             yield table(*rows[begin : begin + slice_])
 
-    return BatchRows(frame, read, len(rows))
+    return batch_of(read, len(rows), tasks)
 
 
 def history(chance, poison=0.01):

@@ -6,7 +6,7 @@ import orjson
 
 from support.dead_letters import Letters, MemoryRefetches, RecordedRepairs, context_of
 from support.record_table import table_of
-from support.slice_tasks import Frame, batch_rows
+from support.slice_tasks import ListedTasks, batch_rows
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.apply import task
 from towpath.sinks.apply.batch import RecordWriter
@@ -88,7 +88,7 @@ class Shop:
     A sink, its dead letters, and writers that may crash and restart.
 
     Batches are written record by record; with ``in_slices``, as one slice in the
-    driver; with a ``chance`` as well, by tasks on executors (see ``Frame``).
+    driver; with a ``chance`` as well, by tasks on executors (see ``ListedTasks``).
     """
 
     def __init__(
@@ -142,10 +142,10 @@ class Shop:
         """Write a batch of records."""
         if not self.in_slices:
             return self.writer.write_records(list(records), 0)
-        frame = Frame(table_of(records), self.chance)
-        result = self.slices.write(batch_rows(table_of(records), frame), 0)
+        tasks = ListedTasks(table_of(records), self.chance)
+        result = self.slices.write(batch_rows(table_of(records), tasks), 0)
         # Executors may have lost these tasks, and still end them now.
-        for run in frame.abandoned:
+        for run in tasks.abandoned:
             run()
         return result
 

@@ -125,6 +125,29 @@ def test_batches_are_read_on_from_one_to_the_next(stack, topic, reading, client)
     assert (1, True) == (client.assigned, len(found[0]) > 3)
 
 
+def test_the_partitions_of_a_topic_are_read_in_turn(stack, topic):
+    """
+    As a task's process does; records prefetched of another partition are not lost.
+    """
+    for partition in (0, 1):
+        produce(stack, topic, partition, range(3000))
+    reading = KafkaBatches(
+        Kafka(bootstrap_servers=stack.kafka), "cache", ahead_records=100
+    )
+    found = [
+        offsets(reading.slices({(topic, partition): (begin, begin + 1000)}))
+        for begin in (0, 1000, 2000)
+        for partition in (0, 1)
+    ]
+    reading.close()
+
+    assert [
+        {partition: [*range(begin, begin + 1000)]}
+        for begin in (0, 1000, 2000)
+        for partition in (0, 1)
+    ] == found
+
+
 def test_a_record_comes_as_it_stands(stack, topic, reading):
     """
     Its columns are those that the engine gives, with their types.
@@ -216,6 +239,11 @@ def test_records_deleted_by_retention_are_an_error(stack, topic, reading):
     admin = AdminClient({"bootstrap.servers": stack.kafka})
     [cut] = admin.delete_records([TopicPartition(topic, 0, 5)]).values()
     cut.result()
+    reading.check(span(topic, (5, 10), (0, 0)))
+    with pytest.raises(RecordsGoneError, match="it begins at 5, not at 4"):
+        reading.check(span(topic, (4, 10), (0, 0)))
+    with pytest.raises(RecordsGoneError, match="it ends at 10, not at 11"):
+        reading.check(span(topic, (5, 11), (0, 0)))
     with pytest.raises(RecordsGoneError, match=f"partition 0 of {topic}"):
         [*reading.slices(span(topic, (3, 10), (0, 0)))]
 

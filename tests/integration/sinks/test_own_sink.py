@@ -13,7 +13,7 @@ import pytest
 from support.dead_letters import Letters, context_of
 from support.kafka_rows import row, table
 from support.rig import Rig
-from support.slice_tasks import Frame, batch_rows
+from support.slice_tasks import ListedTasks, batch_rows
 from towpath.cli import app as commands
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import ConfigurationError
@@ -151,7 +151,7 @@ def test_the_guides_sink_is_written_by_tasks(described):
     filled = [row(n, "r", order=n, topic=FILL, note="b") for n in range(8, 11)]
     given = table(*rows, *filled)
     result = SinkWriter(writer, here, context, executors).write(
-        batch_rows(given, Frame(given)), 0
+        batch_rows(given, ListedTasks(given)), 0
     )
     reader = kind.read(described, "towpath")
     stored = {found.key for found in reader.rows("orders")}

@@ -12,10 +12,10 @@ from support.dead_letters import Letters, RecordedRepairs, context_of
 from support.warehouse_tables import Lake, Stepping
 from towpath.schemas import headers as names
 from towpath.sinks.apply.batch import RecordWriter
+from towpath.sinks.changes.decode import RECORDS
 from towpath.sinks.changes.relations import Column
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.engine.executors import EncodingExecutors
-from towpath.sinks.engine.query import BatchRows
 from towpath.sinks.engine.session import SparkSql
 from towpath.sinks.engine.writer import SinkWriter
 
@@ -48,6 +48,22 @@ def event(number):
     }
     headers = [(name, text.encode()) for name, text in texts.items()]
     return ("e.order", number % 2, number, b"%d" % number, b'{"n":1}', headers)
+
+
+class FrameTasks:
+    """The tasks of a batch that the engine has already."""
+
+    def __init__(self, frame):
+        self._frame = frame
+
+    def run(self, function, schema):
+        """Run one for each partition."""
+
+        def task(batches):
+            tables = [pa.Table.from_batches([one]).cast(RECORDS) for one in batches]
+            yield from function(lambda: iter(tables))
+
+        return self._frame.mapInArrow(task, schema)
 
 
 class Recorded(Stepping):
@@ -104,7 +120,8 @@ class Warehouse:
             .repartition(3, "topic", "partition")
             .sortWithinPartitions("topic", "partition", "offset")
         )
-        return self._slices.write(BatchRows(frame, lambda: iter([rows]), len(rows)), 1)
+        batch = kafka_rows.batch_of(lambda: iter([rows]), len(rows), FrameTasks(frame))
+        return self._slices.write(batch, 1)
 
     def contents(self):
         """Return position and row of each key, and each event."""

@@ -2,11 +2,10 @@
 
 import pytest
 
-from support.kafka_rows import row, table
+from support.kafka_rows import batch_of, row, table
 from support.parked_shop import ROUTES
 from towpath.schemas.clock import SystemClock
 from towpath.sinks.apply.slice import SliceContext, apply_slice
-from towpath.sinks.engine.query import BatchRows
 from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.targets.memory import MemorySink
 
@@ -39,7 +38,7 @@ def test_batch_rows_are_read_once():
     A second reader, or one of the rest, gets the rows already read.
     """
     log = Log()
-    rows = BatchRows(None, log, 6)
+    rows = batch_of(log, 6)
     first = next(rows.slices())
     told = offsets(rows.slices())
 
@@ -54,7 +53,7 @@ def test_a_batch_that_could_not_be_read_is_read_from_its_start():
     No row is in it twice then.
     """
     log = Log(2, 0)
-    rows = BatchRows(None, log, 6)
+    rows = batch_of(log, 6)
     for _ in range(2):
         with pytest.raises(BrokerUnavailableError):
             [*rows.slices()]
@@ -68,7 +67,7 @@ def test_a_batch_that_fails_halfway_is_given_whole(away_at):
     Rows given before the failure come again, before all the rest.
     """
     log = Log(away_at)
-    rows = BatchRows(None, log, 6)
+    rows = batch_of(log, 6)
     with pytest.raises(BrokerUnavailableError):
         [*rows.slices()]
 
@@ -79,7 +78,7 @@ def test_a_batch_without_a_record_has_columns():
     """
     All of its offsets may be marks of transactions.
     """
-    rows = BatchRows(None, lambda: iter(()), 2)
+    rows = batch_of(lambda: iter(()), 2)
     context = SliceContext(
         *(ROUTES, MemorySink(), frozenset(), frozenset(), 0, SystemClock())
     )

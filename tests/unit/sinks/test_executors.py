@@ -1,13 +1,22 @@
 """A batch on the executors: who writes which rows, in which order, and the outcomes."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from support.dead_letters import FixedPositions, Letters, RecordedRepairs, context_of
-from support.kafka_rows import BACKFILL, TOPIC, row, rows_of, table
+from support.kafka_rows import (
+    BACKFILL,
+    TOPIC,
+    ReadBatches,
+    batch_of,
+    row,
+    rows_of,
+    table,
+)
 from support.parked_shop import change
-from support.slice_tasks import Frame
+from support.slice_tasks import ListedTasks, Results
 from towpath.schemas import headers as names
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Sink as SinkSettings
@@ -23,13 +32,15 @@ from towpath.sinks.apply.task import (
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import DeadLetter, ParkedKey
 from towpath.sinks.engine import executors
+from towpath.sinks.engine.batch_rows import BatchRows
 from towpath.sinks.engine.executors import Executors
-from towpath.sinks.engine.query import BatchRows
 from towpath.sinks.engine.writer import SinkWriter
 from towpath.sinks.errors import (
     BatchRefusedError,
+    BrokerUnavailableError,
     ExecutorsFailedError,
     IndexGoneError,
+    RecordsGoneError,
     SinkTakenOverError,
     TargetBusyError,
     TargetUnavailableError,
@@ -77,6 +88,17 @@ class Noting(MemorySink):
         self.notes.append((self.name, "close"))
 
 
+class UnreadTasks:
+    """One task that reads by a function."""
+
+    def __init__(self, read):
+        self._read = read
+
+    def run(self, function, _schema):
+        """Run it."""
+        return Results([*function(self._read)])
+
+
 class TurnedClock:
     """A clock that the test turns."""
 
@@ -116,7 +138,7 @@ class Bench:
     def write(self, *rows, batch_id=1, records=10):
         """Write a batch with a bound on its records."""
         self.notes.clear()
-        batch = BatchRows(Frame(table(*rows)), rows_of(rows).slices, records)
+        batch = batch_of(rows_of(rows).slices, records, ListedTasks(table(*rows)))
         return self.writing.write(batch, batch_id)
 
 
@@ -375,10 +397,10 @@ def test_the_time_of_a_task_begins_when_it_is_sent(bench, ago_s, rows):
     """
     A suspended executor that goes on later begins no call.
     """
-    records = table(row(1, "c")).to_batches()
-    result = run_task(TASK, opening(bench, ago_s), records)
+    read = partial(iter, [table(row(1, "c"))])
+    result = run_task(TASK, opening(bench, ago_s), read)
 
-    assert (rows, not rows) == (result.outcome.rows, result.is_unavailable)
+    assert (rows, not rows) == (result.outcome.rows, result.retry is not None)
     assert bool(rows) == ("orders" in bench.here.rows)
 
 
@@ -387,13 +409,66 @@ def test_a_task_without_changes_writes_nothing(bench):
     A barrier is no change, and does not count as skipped.
     """
     barrier = (TOPIC, 0, 1, b"{}", None, [(names.BARRIER, b"1")])
-    result = run_task(TASK, opening(bench, 0.0), table(barrier).to_batches())
+    result = run_task(TASK, opening(bench, 0.0), partial(iter, [table(barrier)]))
 
     assert (1, 0, 0, 0, "") == (
         *(result.outcome.records, result.outcome.rows, result.outcome.skipped),
         *(len(result.outcome.left), result.failure),
     )
     assert ("executor", "apply") not in {note[:2] for note in bench.notes}
+
+
+def unreadable(error):
+    """Read a record, and fail at the next one."""
+    yield table(row(1, "c"))
+    raise error
+
+
+class LostBatches(ReadBatches):
+    """Records that have been deleted."""
+
+    def check(self, _span):
+        """Find it out."""
+        message = "deleted"
+        raise RecordsGoneError(message)
+
+
+@pytest.mark.parametrize("error", [BrokerUnavailableError, RecordsGoneError])
+def test_a_task_that_cannot_read_has_the_batch_retried(bench, error):
+    """
+    The driver writes none of it: it does not know the records.
+    """
+    result = run_task(TASK, opening(bench, 0.0), lambda: unreadable(error("away")))
+
+    assert (ExecutorsFailedError, "away", 0) == (
+        *(result.retry, result.failure),
+        result.outcome.records,
+    )
+
+
+def test_a_task_that_fails_before_it_has_read_all_leaves_all(bench):
+    """
+    The records that it has not read yet, too.
+    """
+    bench.failure = KeyError("x")
+    read = partial(iter, [table(row(1, "c")), table(row(2, "u"))])
+    pipelined = replace(TASK, sink=SINK.model_copy(update={"kind": "search"}))
+    result = run_task(pipelined, opening(bench, 0.0), read)
+
+    assert ("KeyError: 'x'", [1, 2]) == (
+        result.failure,
+        result.outcome.left.column("offset").to_pylist(),
+    )
+
+
+def test_records_that_no_task_can_read_are_looked_for(bench):
+    """
+    If they were deleted, the query ends and recovers, instead of reading for ever.
+    """
+    read = partial(unreadable, RecordsGoneError("gone"))
+    rows = BatchRows(LostBatches(read), {(TOPIC, 0): (0, 10)}, UnreadTasks(read))
+    with pytest.raises(RecordsGoneError, match="deleted"):
+        bench.writing.write(rows, 1)
 
 
 def test_a_floor_waits_for_tasks_that_were_given_up(bench, monkeypatch):
@@ -465,7 +540,7 @@ def test_a_lost_job_has_its_tasks_given_up(bench, monkeypatch):
     The engine says nothing of them.
     """
 
-    def lose(_frame, _task, _opening):
+    def lose(_tasks, _task, _opening):
         message = "lost"
         raise ExecutorsFailedError(message)
 

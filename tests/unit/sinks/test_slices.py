@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from support.dead_letters import FixedPositions, Letters, RecordedRepairs, context_of
-from support.kafka_rows import TOPIC, history, row, rows_of, table
+from support.kafka_rows import TOPIC, batch_of, history, row, rows_of, table
 from support.parked_shop import change
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.apply import batch
@@ -17,7 +17,6 @@ from towpath.sinks.change import Change, Origin
 from towpath.sinks.changes.columns import read_rows
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import DeadLetter, ParkedKey
-from towpath.sinks.engine.query import BatchRows
 from towpath.sinks.engine.writer import SinkWriter
 from towpath.sinks.errors import BrokerUnavailableError, TargetUnavailableError
 from towpath.sinks.ports import Batch
@@ -290,7 +289,7 @@ def test_a_failed_read_counts_nothing(bench):
         raise BrokerUnavailableError(message)
 
     with pytest.raises(BrokerUnavailableError):
-        bench.writing.write(BatchRows(None, fail, len(rows)), 1)
+        bench.writing.write(batch_of(fail, len(rows)), 1)
     result = bench.write(*rows)
 
     assert (5, 0) == (result.rows, result.stale)

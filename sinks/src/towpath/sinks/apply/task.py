@@ -2,9 +2,9 @@
 A task: the slice of one partition, applied in a process of an executor.
 
 The driver sends a task its ``PartitionTask``; the task returns a ``TaskResult``. A
-failure is part of the result, because the driver decides what follows it: a target
-that does not answer has the batch retried; after any other failure the driver writes
-the records of the task, and reports what it finds.
+failure is part of the result, because the driver decides what follows it: a target or a
+broker that does not answer has the batch retried; after any other failure the driver
+writes the records of the task, and reports what it finds.
 
 Sinks stay open in the process between tasks, so that no batch waits for connections.
 
@@ -17,14 +17,14 @@ time limit, and no floor is applied until both have passed since a task was give
 been suspended before the task, or while it read.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from towpath.schemas.clock import Clock, Deadline, SystemClock
-from towpath.schemas.failure import BusyError, TowpathError
+from towpath.schemas.failure import BusyError, TowpathError, UnavailableError
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.apply.encoded import RowEncoder, SliceRows
 from towpath.sinks.apply.slice import SliceContext, SliceOutcome, apply_slice
@@ -32,7 +32,10 @@ from towpath.sinks.changes.decode import RECORDS
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import ParkedKey
 from towpath.sinks.errors import (
+    BrokerUnavailableError,
+    ExecutorsFailedError,
     IndexGoneError,
+    RecordsGoneError,
     TargetUnavailableError,
     TaskExpiredError,
     TasksAbandonedError,
@@ -45,6 +48,43 @@ WRITES_WITHIN_S: Final = 120.0
 # The longest response timeout of a target's client, and ten seconds by which clocks
 # may differ.
 _CALL_WITHIN_S: Final = 40.0
+
+
+# Reads the records of a task: tables of ``RECORDS``.
+ReadRecords: TypeAlias = Callable[[], Iterator[pa.Table]]
+
+
+class RepeatableSlices:
+    """Slices of records that are read once, and yielded as often as they are needed."""
+
+    def __init__(self, read: ReadRecords) -> None:
+        self._read = read
+        self._rest: Iterator[pa.Table] | None = None
+        self._slices: list[pa.Table] = []
+
+    def read(self) -> Iterator[pa.Table]:
+        """Yield all slices; after a failure the next call begins to read again."""
+        position = 0
+        while position < len(self._slices) or self._has_more():
+            yield self._slices[position]
+            position += 1
+
+    def _has_more(self) -> bool:
+        """Read one more slice; return whether there was one."""
+        # After a failure, reading begins again at the first slice.
+        rest, self._rest = self._rest, None
+        if rest is None:
+            rest = self._read()
+        try:
+            slice_ = next(rest, None)
+        except BaseException:
+            self._slices.clear()
+            raise
+        self._rest = rest
+        if slice_ is None:
+            return False
+        self._slices.append(slice_)
+        return True
 
 
 class AbandonedTasks:
@@ -123,14 +163,15 @@ class TaskResult(NamedTuple):
     Attributes:
         outcome: The outcome of its slice; after a failure all records are left.
         failure: Why the slice was not written; empty if it was.
-        is_unavailable: Whether the target does not answer: the batch is to be retried.
+        retry: The error with which the batch is to be retried; without one, the driver
+            writes what is left.
         retry_after_s: The pause that the target asks for.
         is_repeated: Whether an earlier attempt at the task was given up.
     """
 
     outcome: SliceOutcome
     failure: str = ""
-    is_unavailable: bool = False
+    retry: type[UnavailableError] | None = None
     retry_after_s: float = 0.0
     is_repeated: bool = False
 
@@ -145,18 +186,15 @@ class _OpenSink(NamedTuple):
 _open_sinks: Final[dict[str, _OpenSink]] = {}
 
 
-def run_task(
-    task: PartitionTask, opening: Opening, records: Iterable[pa.RecordBatch]
-) -> TaskResult:
+def run_task(task: PartitionTask, opening: Opening, read: ReadRecords) -> TaskResult:
     """
     Write the records of one partition; a failure is part of the result.
 
     Args:
         task: The parameters.
         opening: The sink; it is opened if it is not open in this process.
-        records: The records.
+        read: Reads the records.
     """
-    tables = _tables(records)
     clock = SystemClock()
     age_s = clock.now().timestamp() - opening.sent_at_s
     expiry = Deadline(clock, WRITES_WITHIN_S - age_s)
@@ -166,19 +204,24 @@ def run_task(
             message = "the task has taken too long: its batch is written again"
             raise TaskExpiredError(message)
 
+    slices = RepeatableSlices(read)
     try:
         context = replace(_context(task, _opened(task, opening)), check=check)
-        return TaskResult(apply_slice(context, tables))
+        return TaskResult(apply_slice(context, slices.read()))
     except Exception as error:  # noqa: BLE001 - see above
         close_sink(task.sink.name)
-        left = pa.concat_tables(tables) if tables else RECORDS.empty_table()
-        return _failed(error, SliceOutcome(len(left), left))
+        result = _failed(error)
+    if result.retry is not None:
+        return result
+    try:
+        left = pa.concat_tables([RECORDS.empty_table(), *slices.read()])
+    except TowpathError as error:
+        return _failed(error)
+    return result._replace(outcome=SliceOutcome(len(left), left))
 
 
 def encode_slice(
-    task: PartitionTask,
-    make: Callable[[], RowEncoder],
-    records: Iterable[pa.RecordBatch],
+    task: PartitionTask, make: Callable[[], RowEncoder], read: ReadRecords
 ) -> tuple[SliceOutcome, Sequence[SliceRows]]:
     """
     Encode the records of one partition for the engine.
@@ -189,14 +232,10 @@ def encode_slice(
     encoder = make()
     encoder.open()
     try:
-        outcome = apply_slice(_context(task, encoder), _tables(records))
+        outcome = apply_slice(_context(task, encoder), read())
         return outcome, encoder.encoded()
     finally:
         encoder.close()
-
-
-def _tables(records: Iterable[pa.RecordBatch]) -> list[pa.Table]:
-    return [pa.Table.from_batches([one]).cast(RECORDS) for one in records]
 
 
 def _context(task: PartitionTask, sink: Sink) -> SliceContext:
@@ -232,18 +271,24 @@ def _opened(task: PartitionTask, opening: Opening) -> Sink:
     return sink
 
 
-def _failed(error: Exception, outcome: SliceOutcome) -> TaskResult:
-    """Return a failure, and whether the batch is to be retried."""
+def _failed(error: Exception) -> TaskResult:
+    """Return a failure, and whether the batch is to be retried; nothing is left yet."""
     is_known = isinstance(error, TowpathError)
     text = str(error) if is_known else f"{type(error).__name__}: {error}"
+    nothing = SliceOutcome(0, RECORDS.empty_table())
     if isinstance(error, BusyError):
         return TaskResult(
-            *(outcome, text), is_unavailable=True, retry_after_s=error.retry_after_s
+            *(nothing, text, TargetUnavailableError), retry_after_s=error.retry_after_s
         )
+    return TaskResult(nothing, text, _retry(error))
+
+
+def _retry(error: Exception) -> type[UnavailableError] | None:
     # The driver recreates a deleted index.
-    is_unavailable = isinstance(error, TargetUnavailableError | TaskExpiredError)
-    return TaskResult(
-        outcome,
-        text,
-        is_unavailable=is_unavailable and not isinstance(error, IndexGoneError),
-    )
+    is_gone = isinstance(error, IndexGoneError)
+    if isinstance(error, TargetUnavailableError | TaskExpiredError) and not is_gone:
+        return TargetUnavailableError
+    # The driver finds out whether the records still exist.
+    if isinstance(error, BrokerUnavailableError | RecordsGoneError):
+        return ExecutorsFailedError
+    return None

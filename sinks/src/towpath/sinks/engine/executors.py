@@ -1,9 +1,9 @@
 """
 Applies the slices of a batch on the executors: one task for each partition.
 
-Kafka's source makes a task of the engine for each partition of a topic, and the slice
-stays there: nothing is shuffled. A task returns counts and the records that only the
-driver may write.
+Each task of the engine has one partition of a topic, and reads its records from Kafka:
+nothing is shuffled, and no record comes from the driver. A task returns counts and the
+records that only the driver may write.
 
 The tasks of a target that the engine writes encode their rows. These stay in the
 engine, which runs a task again if it has lost its rows. The sink's statements read them
@@ -44,17 +44,15 @@ from towpath.sinks.apply.task import (
     AbandonedTasks,
     Opening,
     PartitionTask,
+    ReadRecords,
     TaskResult,
     encode_slice,
     run_task,
 )
 from towpath.sinks.dead_letters.entries import ParkedKey
-from towpath.sinks.engine.session import first_line, is_local, tune_interpreter
-from towpath.sinks.errors import (
-    ExecutorsFailedError,
-    TargetBusyError,
-    TargetUnavailableError,
-)
+from towpath.sinks.engine.batch_rows import Tasks
+from towpath.sinks.engine.session import first_line, is_local
+from towpath.sinks.errors import ExecutorsFailedError, TargetBusyError
 from towpath.sinks.kafka.client import KafkaRelations
 from towpath.sinks.kinds import ExecutorParts, RoutedRelations, kind_of
 from towpath.sinks.ports import Sink
@@ -103,7 +101,7 @@ class Executors:
 
     def apply(
         self,
-        frame: DataFrame,
+        tasks: Tasks,
         batch_id: int,
         blocked_keys: frozenset[ParkedKey],
         incomplete_routes: frozenset[str],
@@ -113,7 +111,7 @@ class Executors:
         Apply all slices of a batch; what they wrote is durable.
 
         Args:
-            frame: The records.
+            tasks: The tasks of the batch.
             batch_id: The batch.
             blocked_keys: Keys that only the driver may write.
             incomplete_routes: Routes that lack rows.
@@ -128,7 +126,7 @@ class Executors:
             f"{self._run} {floors_epoch}", self._make, SystemClock().now().timestamp()
         )
         try:
-            results = _results(frame, task, opening)
+            results = _results(tasks, task, opening)
         except ExecutorsFailedError:
             self._abandoned.add()
             raise
@@ -157,7 +155,7 @@ class EncodingExecutors:
 
     def apply(
         self,
-        frame: DataFrame,
+        tasks: Tasks,
         batch_id: int,
         blocked_keys: frozenset[ParkedKey],
         incomplete_routes: frozenset[str],
@@ -175,7 +173,7 @@ class EncodingExecutors:
         task = PartitionTask(
             *(self._settings, blocked_keys, incomplete_routes, batch_id)
         )
-        encoded = _encoded(frame, task, self._sink.make_encoder())
+        encoded = _encoded(tasks, task, self._sink.make_encoder())
         encoded.persist(StorageLevel.MEMORY_AND_DISK)
         try:
             outcomes, summaries = _outcomes(encoded)
@@ -200,20 +198,19 @@ class _FirstBatch:
 
 
 def _encoded(
-    frame: DataFrame, task: PartitionTask, make: Callable[[], RowEncoder]
+    tasks: Tasks, task: PartitionTask, make: Callable[[], RowEncoder]
 ) -> DataFrame:
     """Return the outcomes of the slices, and the rows that they encode."""
 
-    def run(records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        tune_interpreter()
-        outcome, encoded = encode_slice(task, make, records)
+    def run(read: ReadRecords) -> Iterator[pa.RecordBatch]:
+        outcome, encoded = encode_slice(task, make, read)
         summaries = [one.summary for one in encoded]
         yield _encoded_row(result=pickle.dumps((outcome, summaries)))
         for one in encoded:
             for batch in one.rows.to_batches():
                 yield _encoded_row(statement=one.summary.statement, rows=_to_ipc(batch))
 
-    return frame.mapInArrow(run, _ENCODED)
+    return tasks.run(run, _ENCODED)
 
 
 def _encoded_row(
@@ -302,16 +299,13 @@ def _tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
                 yield reader.read_all()
 
 
-def _results(
-    frame: DataFrame, task: PartitionTask, opening: Opening
-) -> list[TaskResult]:
-    def run(records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        tune_interpreter()
-        result = run_task(task, opening, records)._replace(is_repeated=_is_repeated())
+def _results(tasks: Tasks, task: PartitionTask, opening: Opening) -> list[TaskResult]:
+    def run(read: ReadRecords) -> Iterator[pa.RecordBatch]:
+        result = run_task(task, opening, read)._replace(is_repeated=_is_repeated())
         yield _result_row(result)
 
     try:
-        results = frame.mapInArrow(run, _SCHEMA).toArrow()
+        results = tasks.run(run, _SCHEMA).toArrow()
     except (PySparkException, Py4JError) as error:
         message = f"the executors could not write the batch: {first_line(error)}"
         raise ExecutorsFailedError(message) from error
@@ -344,8 +338,8 @@ def _outcome(sink: str, results: Sequence[TaskResult]) -> SliceOutcome:
     for result in failed:
         if result.retry_after_s:
             raise TargetBusyError(result.failure, retry_after_s=result.retry_after_s)
-        if result.is_unavailable:
-            raise TargetUnavailableError(result.failure)
+        if result.retry is not None:
+            raise result.retry(result.failure)
     for result in failed:
         _log.warning(
             "batch not written by a task: the driver writes its records",

@@ -5,18 +5,16 @@ The source lists the topics at each trigger, so new topics are read from the nex
 on. Lost records are never skipped: a topic that lost unread records stops the query.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
 import orjson
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from towpath.settings import Kafka, Sink, spark_options
-from towpath.sinks.changes.decode import RECORDS
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.engine.checkpoint import starting_offsets
 from towpath.sinks.ports import Cluster
@@ -26,68 +24,6 @@ from towpath.sinks.state.progress import sink_folder
 
 # A new topic must not wait for the default of five minutes.
 _METADATA_AGE_MS: Final = 2_000
-
-
-# The engine knows the end offsets before it fetches, so the broker need not wait. With
-# Kafka's default, the fetch left open after each batch costs the next one half a
-# second.
-_FETCH_WAIT_MS: Final = 1
-
-
-class BatchRows:
-    """The rows of one batch, read in the driver on demand, or on executors."""
-
-    def __init__(
-        self, frame: DataFrame, read: Callable[[], Iterator[pa.Table]], most: int
-    ) -> None:
-        """
-        Store the parameters; nothing is read yet.
-
-        Args:
-            frame: The rows in the engine.
-            read: Reads them in the driver, slice by slice, from the first.
-            most: The highest possible number of rows.
-        """
-        self.most = most
-        self._frame = frame
-        self._read = read
-        self._rest: Iterator[pa.Table] | None = None
-        self._slices: list[pa.Table] = []
-
-    @property
-    def frame(self) -> DataFrame:
-        """The rows on the executors."""
-        return self._frame.select(*RECORDS.names)
-
-    def slices(self) -> Iterator[pa.Table]:
-        """
-        Yield the rows slice by slice; a further call yields all of them again.
-
-        Raises:
-            UnavailableError: They cannot be read now; the next call begins at the
-                first.
-        """
-        position = 0
-        while position < len(self._slices) or self._has_more():
-            yield self._slices[position]
-            position += 1
-
-    def _has_more(self) -> bool:
-        """Read one more slice; return whether there was one."""
-        # After a failure, reading begins again at the first slice.
-        rest, self._rest = self._rest, None
-        if rest is None:
-            rest = self._read()
-        try:
-            slice_ = next(rest, None)
-        except BaseException:
-            self._slices.clear()
-            raise
-        self._rest = rest
-        if slice_ is None:
-            return False
-        self._slices.append(slice_)
-        return True
 
 
 # The handler of each batch; after an error the batch is delivered again.
@@ -139,9 +75,7 @@ def start_query(
         .options(**spark_options(plan.kafka))
         .option("kafka.isolation.level", "read_committed")
         .option("kafka.metadata.max.age.ms", _METADATA_AGE_MS)
-        .option("kafka.fetch.max.wait.ms", _FETCH_WAIT_MS)
         .option("subscribePattern", routes.pattern)
-        .option("includeHeaders", "true")
         .option("startingOffsets", _starting_offsets(plan, routes, cluster))
         .option("failOnDataLoss", "true")
         .option("maxOffsetsPerTrigger", plan.sink.batch_records)

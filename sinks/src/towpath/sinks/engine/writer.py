@@ -20,14 +20,15 @@ from typing import Final, TypeAlias
 
 import structlog
 
+from towpath.schemas.failure import UnavailableError
 from towpath.sinks.apply.batch import BatchResult, RecordWriter, SinkContext
 from towpath.sinks.apply.slice import SliceContext, SliceOutcome, apply_slice
+from towpath.sinks.engine.batch_rows import BatchRows
 from towpath.sinks.engine.executors import (
     MAX_BLOCKED_KEYS,
     EncodingExecutors,
     Executors,
 )
-from towpath.sinks.engine.query import BatchRows
 from towpath.sinks.errors import BatchRefusedError
 from towpath.sinks.ports import Batch, Sink
 
@@ -112,7 +113,7 @@ class SinkWriter:
         self._sink.apply(Batch(batch_id))
         try:
             outcome = executors.apply(
-                *(rows.frame, batch_id, blocked_keys, incomplete_routes),
+                *(rows.tasks, batch_id, blocked_keys, incomplete_routes),
                 self._writer.floors_epoch,
             )
         except BatchRefusedError as error:
@@ -120,6 +121,9 @@ class SinkWriter:
                 "batch refused by the target: the driver finds the row", why=str(error)
             )
             return self._apply(rows, batch_id, None, incomplete_routes)
+        except UnavailableError:
+            rows.check()
+            raise
         # Of a target that the engine writes, the driver's sink has the counts.
         checkpoint = self._sink.flush()
         return outcome._replace(

@@ -1,14 +1,14 @@
 """
-Reads the records of batches in the driver.
+Reads the records of batches, in the driver and in tasks.
 
-The engine plans the offsets of a batch and keeps the checkpoint. The driver reads the
-records with Kafka's client, straight into Arrow columns: a job of the engine would take
-ten times the processor time per record, and each batch would wait for that job.
-Executors read the records that the engine gives them.
+The engine plans the offsets of a batch and keeps the checkpoint. The records are read
+with Kafka's client, straight into Arrow columns: the engine's own source would take
+several times the processor time per record, and in the driver each batch would wait for
+a job.
 
 While a batch is written, the client prefetches records of the next one. It seeks only
-for a batch that does not continue the last one: the first batch, and one that is
-delivered again.
+for a batch that does not continue the last one: the first batch, one that is delivered
+again, and that of another partition.
 
 Hot path, once per record: no value is decoded here.
 """
@@ -53,6 +53,15 @@ class Batches(Protocol):
 
         Raises:
             UnavailableError: The broker does not answer; read the batch again.
+            RecordsGoneError: Records of the batch no longer exist.
+        """
+
+    def check(self, span: Span) -> None:
+        """
+        Check that the records of a batch still exist.
+
+        Raises:
+            UnavailableError: The broker does not answer.
             RecordsGoneError: Records of the batch no longer exist.
         """
 
@@ -113,7 +122,13 @@ class KafkaBatches:
     Calls do not overlap, except for ``close``.
     """
 
-    def __init__(self, kafka: Kafka, sink: str, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        kafka: Kafka,
+        sink: str,
+        clock: Clock | None = None,
+        ahead_records: int | None = None,
+    ) -> None:
         """
         Store the parameters; nothing is opened yet.
 
@@ -121,10 +136,19 @@ class KafkaBatches:
             kafka: The brokers.
             sink: The name of the sink, for the name of the consumer group.
             clock: For the stall timeout; by default the system's.
+            ahead_records: The number of prefetched records; by default as many as the
+                client's queue holds.
         """
         self._clock = clock or SystemClock()
         self._closed = False
         self._kafka, self._group = kafka, f"towpath-{sink}"
+        self._settings = _CLIENT
+        if ahead_records is not None:
+            self._settings = _CLIENT | {
+                "queued.min.messages": ahead_records,
+                # A fetch left open at the end of one partition would delay the next.
+                "fetch.wait.max.ms": 10,
+            }
         self._consumer: Consumer | None = None
         # Held during calls of the client, so that ``close`` waits for them.
         self._client_lock = threading.Lock()
@@ -168,6 +192,16 @@ class KafkaBatches:
             yield table_of(taken[begin : begin + FETCH_SLICE_RECORDS])
         self._batch_ends = {place: end for place, (_, end) in span.items()}
 
+    def check(self, span: Span) -> None:
+        # With a client of its own: that of the slices may be in use.
+        consumer = client.consumer(self._kafka, self._group, self._settings)
+        try:
+            for place, (begin, end) in span.items():
+                if begin < end:
+                    _check_bounds(consumer, place, begin, end)
+        finally:
+            consumer.close()
+
     def close(self) -> None:
         # A reader checks this before its next call of the client.
         self._closed = True
@@ -187,7 +221,9 @@ class KafkaBatches:
         begins = {place: begin for place, (begin, _) in span.items()}
         try:
             if self._consumer is None:
-                self._consumer = client.consumer(self._kafka, self._group, _CLIENT)
+                self._consumer = client.consumer(
+                    self._kafka, self._group, self._settings
+                )
             consumer = self._consumer
             if self._paused:
                 consumer.resume([TopicPartition(*place) for place in self._paused])
@@ -281,20 +317,33 @@ class _FetchTimeout:
 
     def _check_partition(self, place: Place, end: int) -> None:
         """Raise the reason why a partition stalls, which the client does not report."""
-        topic, partition = place
-        message = f"Kafka: partition {partition} of {topic} returns no records"
-        at = TopicPartition(topic, partition)
-        try:
-            bounds = self._consumer.get_watermark_offsets(at, _QUERY_TIMEOUT_S)
-        except KafkaException as error:
-            if error.args[0].code() in _GONE:
-                raise _gone(place, error.args[0].str()) from error
-            raise BrokerUnavailableError(message) from error
-        if bounds[1] < end:
-            raise _gone(place, f"it ends at {bounds[1]}, not at {end}")
+        _check_bounds(self._consumer, place, None, end)
         # The broker answers, but a large response may take long over a slow network.
         if self._checks >= _MAX_CHECKS:
-            raise BrokerUnavailableError(message)
+            raise _stalled(place)
+
+
+def _check_bounds(
+    consumer: Consumer, place: Place, begin: int | None, end: int
+) -> None:
+    """Check that a partition has its records from a beginning, if any, to an end."""
+    at = TopicPartition(*place)
+    try:
+        first, last = consumer.get_watermark_offsets(at, _QUERY_TIMEOUT_S)
+    except KafkaException as error:
+        if error.args[0].code() in _GONE:
+            raise _gone(place, error.args[0].str()) from error
+        raise _stalled(place) from error
+    if begin is not None and begin < first:
+        raise _gone(place, f"it begins at {first}, not at {begin}")
+    if last < end:
+        raise _gone(place, f"it ends at {last}, not at {end}")
+
+
+def _stalled(place: Place) -> BrokerUnavailableError:
+    topic, partition = place
+    message = f"Kafka: partition {partition} of {topic} returns no records"
+    return BrokerUnavailableError(message)
 
 
 def table_of(messages: Sequence[Message]) -> pa.Table:

@@ -11,7 +11,7 @@ from functools import cache, partial
 from typing import Final, Protocol, TypeAlias
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from towpath.settings import Kafka
 from towpath.sinks.apply.task import ReadRecords, RepeatableSlices
@@ -45,10 +45,17 @@ class Tasks(Protocol):
 class PartitionTasks:
     """Implements ``Tasks``: each task reads its own records from Kafka."""
 
-    def __init__(
-        self, session: SparkSession, kafka: Kafka, sink: str, span: Span
-    ) -> None:
-        self._session = session
+    def __init__(self, frame: DataFrame, kafka: Kafka, sink: str, span: Span) -> None:
+        """
+        Store the parameters; nothing is read yet.
+
+        Args:
+            frame: The batch as the engine passes it, of whose session the tasks are.
+            kafka: The brokers.
+            sink: The name of the sink.
+            span: The offsets of the batch.
+        """
+        self._frame = frame
         self._kafka = kafka
         self._sink = sink
         self._span = span
@@ -70,7 +77,7 @@ class PartitionTasks:
                     yield from function(partial(reader.slices, spans[number]))
 
         count = len(spans)
-        tasks = self._session.range(0, count, 1, max(1, count))
+        tasks = self._frame.sparkSession.range(0, count, 1, max(1, count))
         return tasks.mapInArrow(task, schema)
 
 

@@ -383,9 +383,7 @@ class Supervisor:
         try:
             began_s = self._parts.clock.monotonic_s()
             wanted = span(self._plan.checkpoint, batch_id)
-            tasks = PartitionTasks(
-                frame.sparkSession, self._plan.kafka, self._name, wanted
-            )
+            tasks = PartitionTasks(frame, self._plan.kafka, self._name, wanted)
             rows = BatchRows(batches, wanted, tasks)
             result = self._until_written(writing, rows, batch_id, over)
             applied = read_offsets(self._plan.checkpoint, batch_id)

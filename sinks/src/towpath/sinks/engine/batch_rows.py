@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 
 from towpath.settings import Kafka
 from towpath.sinks.apply.task import ReadRecords, RepeatableSlices
-from towpath.sinks.engine.session import tune_interpreter
+from towpath.sinks.engine.session import tune_interpreter, tune_worker
 from towpath.sinks.kafka.fetch import FETCH_SLICE_RECORDS, Batches, KafkaBatches
 from towpath.sinks.state.progress import Span, records_in
 
@@ -75,6 +75,7 @@ class PartitionTasks:
                 for number in batch.column(0).to_pylist():
                     reader = _reader(kafka, sink)
                     yield from function(partial(reader.slices, spans[number]))
+            tune_worker()
 
         count = len(spans)
         tasks = self._frame.sparkSession.range(0, count, 1, max(1, count))

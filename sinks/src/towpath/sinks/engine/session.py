@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
+from zipimport import zipimporter
 
 import pyarrow as pa
 from py4j.protocol import (  # type: ignore[import-untyped]  # has no stubs
@@ -106,6 +107,26 @@ def tune_interpreter() -> None:
     gc.freeze()
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, 20, 100)
     pa.set_memory_pool(pa.system_memory_pool())
+
+
+@cache
+def tune_worker() -> None:
+    """
+    Tune a process of an executor, once; at the end of its first task.
+
+    Before each task the engine has Python forget what its archives contain, the large
+    one with the engine's classes among them: reading their directories again takes
+    longer than the records of a small task. They do not change while the process runs.
+    After each task it collects garbage: what the first task has loaded need not be
+    scanned.
+    """
+    zipimporter.invalidate_caches = _keep_directory  # type: ignore[method-assign]
+    gc.collect()
+    gc.freeze()
+
+
+def _keep_directory(_: zipimporter) -> None:
+    """Keep the directory of an archive."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ def tune_worker() -> None:
     After each task it collects garbage: what the first task has loaded need not be
     scanned.
     """
-    zipimporter.invalidate_caches = _keep_directory  # type: ignore[method-assign]
+    zipimporter.invalidate_caches = _keep_directory  # type: ignore[method-assign, assignment]
     gc.collect()
     gc.freeze()
 

@@ -4,7 +4,7 @@ import orjson
 import pyarrow as pa
 
 from towpath.sinks.changes.decode import RECORDS
-from towpath.sinks.engine.batch_rows import BatchRows
+from towpath.sinks.engine.query import BatchRows
 
 TOPIC = "towpath.shop.orders"
 BACKFILL = f"{TOPIC}.backfill.cache"
@@ -31,23 +31,9 @@ def table(*rows):
     return pa.Table.from_pylist(named, RECORDS)
 
 
-class ReadBatches:
-    """The records of a batch, by a function that reads them."""
-
-    def __init__(self, read):
-        self._read = read
-
-    def slices(self, _span):
-        """Read them."""
-        return self._read()
-
-    def check(self, _span):
-        """Have them all."""
-
-
-def batch_of(read, count, tasks=None):
+def batch_of(read, count, tasks=None, check=lambda: None):
     """Make a batch of a number of records from a function that reads them."""
-    return BatchRows(ReadBatches(read), {(TOPIC, 0): (0, count)}, tasks)
+    return BatchRows(read=read, most=count, tasks=tasks, check=check)
 
 
 def rows_of(rows, tasks=None, slice_=100):

@@ -9,7 +9,6 @@ from support.dead_letters import FixedPositions, Letters, RecordedRepairs, conte
 from support.kafka_rows import (
     BACKFILL,
     TOPIC,
-    ReadBatches,
     batch_of,
     row,
     rows_of,
@@ -32,7 +31,6 @@ from towpath.sinks.apply.task import (
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import DeadLetter, ParkedKey
 from towpath.sinks.engine import executors
-from towpath.sinks.engine.batch_rows import BatchRows
 from towpath.sinks.engine.executors import Executors
 from towpath.sinks.engine.writer import SinkWriter
 from towpath.sinks.errors import (
@@ -424,13 +422,10 @@ def unreadable(error):
     raise error
 
 
-class LostBatches(ReadBatches):
-    """Records that have been deleted."""
-
-    def check(self, _span):
-        """Find it out."""
-        message = "deleted"
-        raise RecordsGoneError(message)
+def deleted():
+    """Find out that the records have been deleted."""
+    message = "deleted"
+    raise RecordsGoneError(message)
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailableError, RecordsGoneError])
@@ -466,7 +461,7 @@ def test_records_that_no_task_can_read_are_looked_for(bench):
     If they were deleted, the query ends and recovers, instead of reading for ever.
     """
     read = partial(unreadable, RecordsGoneError("gone"))
-    rows = BatchRows(LostBatches(read), {(TOPIC, 0): (0, 10)}, UnreadTasks(read))
+    rows = batch_of(read, 10, UnreadTasks(read), deleted)
     with pytest.raises(RecordsGoneError, match="deleted"):
         bench.writing.write(rows, 1)
 

@@ -68,6 +68,9 @@ class Unread:
         """Return nothing."""
         return iter(())
 
+    def check(self, _span):
+        """Find nothing."""
+
     def close(self):
         """Do nothing."""
 

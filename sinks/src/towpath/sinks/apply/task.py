@@ -17,9 +17,9 @@ time limit, and no floor is applied until both have passed since a task was give
 been suspended before the task, or while it read.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -28,7 +28,7 @@ from towpath.schemas.failure import BusyError, TowpathError, UnavailableError
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.apply.encoded import RowEncoder, SliceRows
 from towpath.sinks.apply.slice import SliceContext, SliceOutcome, apply_slice
-from towpath.sinks.changes.decode import RECORDS
+from towpath.sinks.changes.decode import RECORDS, ReadRecords, RepeatableSlices
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import ParkedKey
 from towpath.sinks.errors import (
@@ -48,43 +48,6 @@ WRITES_WITHIN_S: Final = 120.0
 # The longest response timeout of a target's client, and ten seconds by which clocks
 # may differ.
 _CALL_WITHIN_S: Final = 40.0
-
-
-# Reads the records of a task: tables of ``RECORDS``.
-ReadRecords: TypeAlias = Callable[[], Iterator[pa.Table]]
-
-
-class RepeatableSlices:
-    """Slices of records that are read once, and yielded as often as they are needed."""
-
-    def __init__(self, read: ReadRecords) -> None:
-        self._read = read
-        self._rest: Iterator[pa.Table] | None = None
-        self._slices: list[pa.Table] = []
-
-    def read(self) -> Iterator[pa.Table]:
-        """Yield all slices; after a failure the next call begins to read again."""
-        position = 0
-        while position < len(self._slices) or self._has_more():
-            yield self._slices[position]
-            position += 1
-
-    def _has_more(self) -> bool:
-        """Read one more slice; return whether there was one."""
-        # After a failure, reading begins again at the first slice.
-        rest, self._rest = self._rest, None
-        if rest is None:
-            rest = self._read()
-        try:
-            slice_ = next(rest, None)
-        except BaseException:
-            self._slices.clear()
-            raise
-        self._rest = rest
-        if slice_ is None:
-            return False
-        self._slices.append(slice_)
-        return True
 
 
 class AbandonedTasks:
@@ -204,17 +167,17 @@ def run_task(task: PartitionTask, opening: Opening, read: ReadRecords) -> TaskRe
             message = "the task has taken too long: its batch is written again"
             raise TaskExpiredError(message)
 
-    slices = RepeatableSlices(read)
+    records = RepeatableSlices(read)
     try:
         context = replace(_context(task, _opened(task, opening)), check=check)
-        return TaskResult(apply_slice(context, slices.read()))
+        return TaskResult(apply_slice(context, records.slices()))
     except Exception as error:  # noqa: BLE001 - see above
         close_sink(task.sink.name)
         result = _failed(error)
     if result.retry is not None:
         return result
     try:
-        left = pa.concat_tables([RECORDS.empty_table(), *slices.read()])
+        left = pa.concat_tables([RECORDS.empty_table(), *records.slices()])
     except TowpathError as error:
         return _failed(error)
     return result._replace(outcome=SliceOutcome(len(left), left))

@@ -15,8 +15,9 @@ state are skipped.
 Hot path, once per record: one look-up of the route, one parse of key and value.
 """
 
-from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import orjson
 import pyarrow as pa
@@ -70,6 +71,50 @@ _EVENT_COLUMNS: Final = frozenset(
         names.POSITION,
     }
 )
+
+
+# Reads records slice by slice: tables of ``RECORDS``.
+ReadRecords: TypeAlias = Callable[[], Iterator[pa.Table]]
+
+
+@dataclass(eq=False)
+class RepeatableSlices:
+    """Records that are read once, and yielded as often as they are needed."""
+
+    read: ReadRecords
+    _rest: Iterator[pa.Table] | None = field(default=None, init=False)
+    _slices: list[pa.Table] = field(default_factory=list, init=False)
+
+    def slices(self) -> Iterator[pa.Table]:
+        """
+        Yield the records slice by slice; a further call yields all of them again.
+
+        Raises:
+            UnavailableError: They cannot be read now; the next call begins at the
+                first.
+            RecordsGoneError: Some of them no longer exist.
+        """
+        position = 0
+        while position < len(self._slices) or self._has_more():
+            yield self._slices[position]
+            position += 1
+
+    def _has_more(self) -> bool:
+        """Read one more slice; return whether there was one."""
+        # After a failure, reading begins again at the first slice.
+        rest, self._rest = self._rest, None
+        if rest is None:
+            rest = self.read()
+        try:
+            slice_ = next(rest, None)
+        except BaseException:
+            self._slices.clear()
+            raise
+        self._rest = rest
+        if slice_ is None:
+            return False
+        self._slices.append(slice_)
+        return True
 
 
 def logged_event(record: Record, route: Route) -> EventRow:

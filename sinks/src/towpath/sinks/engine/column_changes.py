@@ -26,8 +26,7 @@ from towpath.settings import Route, RouteKind
 from towpath.sinks.apply.batch import BatchResult
 from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.changes.routing import routing_of
-from towpath.sinks.engine.batch_rows import BatchRows
-from towpath.sinks.engine.query import QueryPlan
+from towpath.sinks.engine.query import BatchRows, QueryPlan
 from towpath.sinks.engine.recovery import append_recovery
 from towpath.sinks.kinds import kind_of
 from towpath.sinks.ports import Repairs

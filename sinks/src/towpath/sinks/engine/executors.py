@@ -44,13 +44,13 @@ from towpath.sinks.apply.task import (
     AbandonedTasks,
     Opening,
     PartitionTask,
-    ReadRecords,
     TaskResult,
     encode_slice,
     run_task,
 )
+from towpath.sinks.changes.decode import ReadRecords
 from towpath.sinks.dead_letters.entries import ParkedKey
-from towpath.sinks.engine.batch_rows import Tasks
+from towpath.sinks.engine.query import Tasks
 from towpath.sinks.engine.session import first_line, is_local
 from towpath.sinks.errors import ExecutorsFailedError, TargetBusyError
 from towpath.sinks.kafka.client import KafkaRelations

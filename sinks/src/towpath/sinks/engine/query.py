@@ -1,29 +1,128 @@
 """
 One query: from the topics of a sink's routes to its batch handler.
 
+The engine plans the offsets of a batch; the driver, or a task for each partition, reads
+its rows from Kafka.
+
 The source lists the topics at each trigger, so new topics are read from the next one
 on. Lost records are never skipped: a topic that lost unread records stops the query.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import orjson
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from towpath.settings import Kafka, Sink, spark_options
+from towpath.sinks.changes.decode import ReadRecords, RepeatableSlices
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.engine.checkpoint import starting_offsets
+from towpath.sinks.engine.session import tune_interpreter, tune_worker
+from towpath.sinks.kafka.fetch import FETCH_SLICE_RECORDS, KafkaBatches
 from towpath.sinks.ports import Cluster
 from towpath.sinks.state.copies import RESUMES_FILE
 from towpath.sinks.state.declare import STARTING_OFFSETS_FILE
-from towpath.sinks.state.progress import sink_folder
+from towpath.sinks.state.progress import Span, sink_folder
 
 # A new topic must not wait for the default of five minutes.
 _METADATA_AGE_MS: Final = 2_000
+
+# The function of a task: gets the task's records, and yields its results.
+TaskFunction: TypeAlias = Callable[[ReadRecords], Iterator[pa.RecordBatch]]
+
+# A task ends with its batch, and the next one of its process may read another
+# partition: records prefetched beyond the end of a task are often read in vain.
+_AHEAD_RECORDS: Final = FETCH_SLICE_RECORDS
+
+
+class Tasks(Protocol):
+    """The tasks of a batch: one for each partition of a topic."""
+
+    def run(self, function: TaskFunction, schema: str) -> DataFrame:
+        """
+        Return what the tasks yield; they run when the engine needs it.
+
+        A task that is run again yields the same records to its function.
+
+        Args:
+            function: The function of each task; it is sent to the executors.
+            schema: The columns of its results.
+        """
+
+
+class PartitionTasks:
+    """Implements ``Tasks``: each task reads its own records from Kafka."""
+
+    def __init__(self, frame: DataFrame, kafka: Kafka, sink: str, span: Span) -> None:
+        """
+        Store the parameters; nothing is read yet.
+
+        Args:
+            frame: The batch as the engine passes it, of whose session the tasks are.
+            kafka: The brokers.
+            sink: The name of the sink.
+            span: The offsets of the batch.
+        """
+        self._frame = frame
+        self._kafka = kafka
+        self._sink = sink
+        self._span = span
+
+    def run(self, function: TaskFunction, schema: str) -> DataFrame:
+        # The largest first, so that none of them is begun last.
+        spans: list[Span] = [
+            {place: offsets}
+            for place, offsets in sorted(self._span.items(), key=_records, reverse=True)
+            if offsets[0] < offsets[1]
+        ]
+        kafka, sink = self._kafka, self._sink
+
+        def task(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            tune_interpreter()
+            for batch in numbers:
+                for number in batch.column(0).to_pylist():
+                    reader = _reader(kafka, sink)
+                    yield from function(partial(reader.slices, spans[number]))
+            tune_worker()
+
+        count = len(spans)
+        tasks = self._frame.sparkSession.range(0, count, 1, max(1, count))
+        return tasks.mapInArrow(task, schema)
+
+
+def _records(of_place: tuple[object, tuple[int, int]]) -> int:
+    _, (begin, end) = of_place
+    return end - begin
+
+
+@cache
+def _reader(kafka: Kafka, sink: str) -> KafkaBatches:
+    """Return the reader of this process, which keeps its connections."""
+    return KafkaBatches(kafka, sink, ahead_records=_AHEAD_RECORDS)
+
+
+@dataclass(eq=False, kw_only=True)
+class BatchRows(RepeatableSlices):
+    """
+    The rows of one batch; nothing is read before it is needed.
+
+    Attributes:
+        read: Reads them in the driver.
+        most: The highest possible number of rows.
+        tasks: Read them on the executors.
+        check: Checks that they still exist, after a task could not read them; raises
+            ``UnavailableError`` or ``RecordsGoneError``.
+    """
+
+    most: int
+    tasks: Tasks
+    check: Callable[[], None]
 
 
 # The handler of each batch; after an error the batch is delivered again.

@@ -47,7 +47,6 @@ from towpath.sinks.apply.task import AbandonedTasks
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import DeadLetterStore
 from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
-from towpath.sinks.engine.batch_rows import BatchRows, PartitionTasks
 from towpath.sinks.engine.block_changes import BlockChanges
 from towpath.sinks.engine.checkpoint import read_offsets, span
 from towpath.sinks.engine.column_changes import (
@@ -59,7 +58,12 @@ from towpath.sinks.engine.column_changes import (
 from towpath.sinks.engine.executors import EncodingExecutors, Executors
 from towpath.sinks.engine.idle import IdleUpkeep, wait_for_batch
 from towpath.sinks.engine.monitor import Monitor
-from towpath.sinks.engine.query import QueryPlan, start_query
+from towpath.sinks.engine.query import (
+    BatchRows,
+    PartitionTasks,
+    QueryPlan,
+    start_query,
+)
 from towpath.sinks.engine.recovery import Recovery
 from towpath.sinks.engine.report import Report
 from towpath.sinks.engine.writer import AnyExecutors, SinkWriter
@@ -68,7 +72,7 @@ from towpath.sinks.kafka.fetch import Batches
 from towpath.sinks.kinds import kind_of
 from towpath.sinks.ports import Cluster, Repairs, Sink
 from towpath.sinks.state.copies import NoCopies, StateCopies
-from towpath.sinks.state.progress import full_disk
+from towpath.sinks.state.progress import full_disk, records_in
 
 
 class NoRepairs:
@@ -384,7 +388,12 @@ class Supervisor:
             began_s = self._parts.clock.monotonic_s()
             wanted = span(self._plan.checkpoint, batch_id)
             tasks = PartitionTasks(frame, self._plan.kafka, self._name, wanted)
-            rows = BatchRows(batches, wanted, tasks)
+            rows = BatchRows(
+                read=partial(batches.slices, wanted),
+                most=records_in(wanted),
+                tasks=tasks,
+                check=partial(batches.check, wanted),
+            )
             result = self._until_written(writing, rows, batch_id, over)
             applied = read_offsets(self._plan.checkpoint, batch_id)
             batch_s = self._parts.clock.monotonic_s() - began_s

@@ -23,12 +23,12 @@ import structlog
 from towpath.schemas.failure import UnavailableError
 from towpath.sinks.apply.batch import BatchResult, RecordWriter, SinkContext
 from towpath.sinks.apply.slice import SliceContext, SliceOutcome, apply_slice
-from towpath.sinks.engine.batch_rows import BatchRows
 from towpath.sinks.engine.executors import (
     MAX_BLOCKED_KEYS,
     EncodingExecutors,
     Executors,
 )
+from towpath.sinks.engine.query import BatchRows
 from towpath.sinks.errors import BatchRefusedError
 from towpath.sinks.ports import Batch, Sink
 

@@ -18,6 +18,7 @@ from support.parked_shop import change
 from support.slice_tasks import ListedTasks, Results
 from towpath.schemas import headers as names
 from towpath.schemas.clock import SystemClock
+from towpath.schemas.failure import UsageError
 from towpath.settings import Sink as SinkSettings
 from towpath.settings import WriteFrom
 from towpath.sinks.apply import task as tasks
@@ -428,7 +429,9 @@ def deleted():
     raise RecordsGoneError(message)
 
 
-@pytest.mark.parametrize("error", [BrokerUnavailableError, RecordsGoneError])
+@pytest.mark.parametrize(
+    "error", [BrokerUnavailableError, RecordsGoneError, UsageError]
+)
 def test_a_task_that_cannot_read_has_the_batch_retried(bench, error):
     """
     The driver writes none of it: it does not know the records.
@@ -439,6 +442,17 @@ def test_a_task_that_cannot_read_has_the_batch_retried(bench, error):
         *(result.retry, result.failure),
         result.outcome.records,
     )
+
+
+def test_a_task_reads_once_if_the_broker_is_away(bench):
+    """
+    The batch is retried at once, and not left to the driver by a second read.
+    """
+    away = unreadable(BrokerUnavailableError("away"))
+    reads = iter([away, iter([table(row(1, "c"))])])
+    result = run_task(TASK, opening(bench, 0.0), lambda: next(reads))
+
+    assert (ExecutorsFailedError, 0) == (result.retry, len(result.outcome.left))
 
 
 def test_a_task_that_fails_before_it_has_read_all_leaves_all(bench):

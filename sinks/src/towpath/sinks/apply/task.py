@@ -124,7 +124,8 @@ class TaskResult(NamedTuple):
     The result of a task.
 
     Attributes:
-        outcome: The outcome of its slice; after a failure all records are left.
+        outcome: The outcome of its slice; after a failure without a retry all records
+            are left.
         failure: Why the slice was not written; empty if it was.
         retry: The error with which the batch is to be retried; without one, the driver
             writes what is left.
@@ -179,7 +180,8 @@ def run_task(task: PartitionTask, opening: Opening, read: ReadRecords) -> TaskRe
     try:
         left = pa.concat_tables([RECORDS.empty_table(), *records.slices()])
     except TowpathError as error:
-        return _failed(error)
+        # Whatever the reason: what could not be read cannot be left to the driver.
+        return _failed(error)._replace(retry=ExecutorsFailedError)
     return result._replace(outcome=SliceOutcome(len(left), left))
 
 

@@ -28,7 +28,7 @@ from towpath.sinks.kafka.fetch import FETCH_SLICE_RECORDS, KafkaBatches
 from towpath.sinks.ports import Cluster
 from towpath.sinks.state.copies import RESUMES_FILE
 from towpath.sinks.state.declare import STARTING_OFFSETS_FILE
-from towpath.sinks.state.progress import Span, sink_folder
+from towpath.sinks.state.progress import Span, records_in, sink_folder
 
 # A new topic must not wait for the default of five minutes.
 _METADATA_AGE_MS: Final = 2_000
@@ -75,12 +75,9 @@ class PartitionTasks:
         self._span = span
 
     def run(self, function: TaskFunction, schema: str) -> DataFrame:
+        of_places: list[Span] = [{place: at} for place, at in self._span.items()]
         # The largest first, so that none of them is begun last.
-        spans: list[Span] = [
-            {place: offsets}
-            for place, offsets in sorted(self._span.items(), key=_records, reverse=True)
-            if offsets[0] < offsets[1]
-        ]
+        spans = sorted(filter(records_in, of_places), key=records_in, reverse=True)
         kafka, sink = self._kafka, self._sink
 
         def task(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -94,11 +91,6 @@ class PartitionTasks:
         count = len(spans)
         tasks = self._frame.sparkSession.range(0, count, 1, max(1, count))
         return tasks.mapInArrow(task, schema)
-
-
-def _records(of_place: tuple[object, tuple[int, int]]) -> int:
-    _, (begin, end) = of_place
-    return end - begin
 
 
 @cache

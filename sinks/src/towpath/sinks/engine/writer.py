@@ -20,7 +20,6 @@ from typing import Final, TypeAlias
 
 import structlog
 
-from towpath.schemas.failure import UnavailableError
 from towpath.sinks.apply.batch import BatchResult, RecordWriter, SinkContext
 from towpath.sinks.apply.slice import SliceContext, SliceOutcome, apply_slice
 from towpath.sinks.engine.executors import (
@@ -29,7 +28,7 @@ from towpath.sinks.engine.executors import (
     Executors,
 )
 from towpath.sinks.engine.query import BatchRows
-from towpath.sinks.errors import BatchRefusedError
+from towpath.sinks.errors import BatchRefusedError, ExecutorsFailedError
 from towpath.sinks.ports import Batch, Sink
 
 AnyExecutors: TypeAlias = Executors | EncodingExecutors
@@ -121,7 +120,7 @@ class SinkWriter:
                 "batch refused by the target: the driver finds the row", why=str(error)
             )
             return self._apply(rows, batch_id, None, incomplete_routes)
-        except UnavailableError:
+        except ExecutorsFailedError:
             rows.check()
             raise
         # Of a target that the engine writes, the driver's sink has the counts.

@@ -6,13 +6,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from support.remains import FOLDERS
+from support import remains
+from support.remains import FOLDERS, MARK, end_all
 from support.waiting import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -69,3 +71,24 @@ def test_an_interrupted_run_leaves_no_process_and_no_folder(
         until(lambda: not list(folder.glob(f"{FOLDERS}*")), "the folder is gone")
         run.kill()
     until(lambda: not any(one.is_running() for one in family), "none is left")
+
+
+def test_a_process_that_ignores_the_signal_is_not_waited_for(monkeypatch):
+    """
+    A zombie counts as ended, and what ignores SIGTERM gets SIGKILL at once.
+    """
+    monkeypatch.setattr(remains, "_ENDS_WITHIN_S", 3600)
+    mark = uuid.uuid4().hex
+    environment = {**os.environ, MARK: mark}  # noqa: TID251 - inherited
+    code = (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        " print(flush=True); signal.pause()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE
+    ) as deaf:
+        deaf.stdout.read(1)
+        end_all(mark)
+        assert psutil.STATUS_ZOMBIE == psutil.Process(deaf.pid).status()
+
+    assert -signal.SIGKILL == deaf.returncode

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,10 +20,13 @@ from typing import Final
 
 import psutil
 
+from towpath.schemas.clock import Deadline, SystemClock
+
 FOLDERS: Final = "towpath-test-"
 MARK: Final = "TOWPATH_TEST_WORKER"
 # A demo ends its own parts.
 _ENDS_WITHIN_S: Final = 15
+_POLL_EVERY_S: Final = 0.05
 
 
 @contextlib.contextmanager
@@ -92,13 +96,33 @@ def main() -> None:
     """Wait for the worker's end, then remove its processes and folders."""
     sys.stdin.read()
     collect_abandoned()
-    end = psutil.Process.terminate
-    while left := marked(sys.argv[1]):
+    end_all(sys.argv[1])
+
+
+def end_all(mark: str) -> None:
+    """End the processes that carry a mark: by SIGTERM, and in the end by SIGKILL."""
+    clock = SystemClock()
+    is_patient = True
+    while left := marked(mark):
         for process in left:
             with contextlib.suppress(psutil.Error):
-                end(process)
-        psutil.wait_procs(left, timeout=_ENDS_WITHIN_S)
-        end = psutil.Process.kill
+                # A resource tracker of multiprocessing ignores SIGTERM.
+                heeds = is_patient and not _ignores(process, signal.SIGTERM)
+                (process.terminate if heeds else process.kill)()
+        deadline = Deadline(clock, _ENDS_WITHIN_S)
+        # The worker still lives, and its children become zombies.
+        while any(_lives(process.pid) for process in left) and not deadline.passed():
+            clock.wait(_POLL_EVERY_S)
+        is_patient = False
+
+
+def _ignores(process: psutil.Process, number: signal.Signals) -> bool:
+    """Return whether a process ignores a signal."""
+    with contextlib.suppress(OSError):
+        status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
+        ignored = next(one for one in status.splitlines() if one.startswith("SigIgn:"))
+        return bool(int(ignored.split()[1], 16) >> (number - 1) & 1)
+    return False
 
 
 if __name__ == "__main__":

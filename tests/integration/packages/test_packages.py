@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from support.driver_process import PATIENCE_S, Feed, Place
+from support.linked_packages import link_needed
 from support.rig import Rig
 from support.waiting import until
 from towpath.sinks.jars import store
@@ -49,6 +50,7 @@ class Machine:
         pins = folder / "pins.txt"
         lock = (ROOT / "requirements/run.lock").read_text("utf-8")
         pins.write_text("\n".join(re.findall(r"^[^\s#-][^\\\n]*", lock, re.MULTILINE)))
+        link_needed(self.bin.parent, wheels, packages)
         self.pip(
             *("install", "--quiet", "--no-compile", "--find-links", wheels),
             *("--constraint", pins, *packages),
@@ -110,7 +112,7 @@ def test_a_second_build_makes_the_same_bytes(built, tmp_path):
     """
     before = os.umask(0o077)
     try:
-        dist.main([str(tmp_path / "again")])
+        dist.make(tmp_path / "again", dist.KINDS)
     finally:
         os.umask(before)
 
@@ -189,6 +191,22 @@ def test_the_sbom_lists_what_the_lock_has(built):
 
         assert locked == found
         assert all(one["externalReferences"] for one in document["components"])
+
+
+def test_an_sbom_that_its_schema_forbids_is_refused(built, tmp_path):
+    """
+    In a later list too, whose other parts are known from an earlier one.
+    """
+    document = json.loads((built / "towpath-outbox.cdx.json").read_text("utf-8"))
+    document["components"] = document["components"][:1]
+    for name in ("first", "second"):
+        (tmp_path / f"{name}.cdx.json").write_text(json.dumps(document), "utf-8")
+    dist.check_sboms(tmp_path)
+    document["components"][0]["externalReferences"][0]["url"] = "not an address"
+    (tmp_path / "second.cdx.json").write_text(json.dumps(document), "utf-8")
+
+    with pytest.raises(dist.SbomError, match="second"):
+        dist.check_sboms(tmp_path)
 
 
 _RECORD = """

@@ -136,7 +136,7 @@ class Stack:
 
     def has_moments(self) -> bool:
         """Return whether the warehouse has the rows that it had set aside."""
-        stored = self.stored()
+        stored = self.stored("rich.moment")
         rows = [stored.get(f"rich.moment:{number}") for number in (1, 2, 3)]
         return all(row is not None and row["at"] == MENDED for row in rows)
 
@@ -216,12 +216,14 @@ class Stack:
             found[f"{hit['_index']}:{hit['_id']}"] = hit["_version"], hit["_source"]
         return found
 
-    def stored(self) -> dict[str, Any]:
-        """Return each row of the warehouse, and the columns of each table."""
+    def stored(self, wanted: str = "%") -> dict[str, Any]:
+        """Return each row of the warehouse, or of a table, and the columns of each."""
         with psycopg.connect(self._addresses.dsn("warehouse")) as connection:
             tables = connection.execute(
                 "select table_namespace || '.' || table_name, metadata_location"
-                " from iceberg_tables where iceberg_type <> 'VIEW' order by 1"
+                " from iceberg_tables where iceberg_type <> 'VIEW'"
+                " and table_namespace || '.' || table_name like %s order by 1",
+                (wanted,),
             ).fetchall()
         found: dict[str, Any] = {}
         for name, location in tables:
@@ -270,7 +272,14 @@ def take_over(stack: Stack) -> TakeOver:
     stack.relay.begin()
     stack.driver.begin()
     stack.wait_for(UNFINISHED, "completed")
-    wait_until(lambda: {"1", "2"} == parked(), "the order is carried out")
+    # The command costs a start of Python, so it is run when there is news.
+    wait_until(
+        lambda: (
+            stack.driver.logged("dead letter request handled")
+            and {"1", "2"} == parked()
+        ),
+        "the order is carried out",
+    )
     stack.source.execute(MEND)
     wait_until(stack.has_moments, "the parked rows are there")
     lsn = stack.one("select pg_current_wal_insert_lsn()::text")

@@ -54,6 +54,13 @@ os.environ.setdefault(  # noqa: TID251 - a root
 )
 _PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "dev")  # noqa: TID251 - a root
 settings.load_profile(_PROFILE)
+# For tables of a few rows, to compile a statement costs more than to interpret it, and
+# so does each further task. Drivers that tests start have the settings of production.
+_SMALL_TABLES = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 # 60 seconds for the examples of the default profile.
 _PROPERTY_S = 0.3 * settings.get_profile(_PROFILE).max_examples
 
@@ -174,7 +181,7 @@ def lake(stack: LazyStack, tmp_path_factory) -> Iterator[tuple[Sink, SqlSession]
         jars=(*store.of("spark").glob("*.jar"), object_store.connector()),
         folder=folder / "spark",
         memory="2g",
-        extra=catalog_conf(sink),
+        extra=catalog_conf(sink) | _SMALL_TABLES,
     )
     spark = session.start_session(engine)
     yield sink, session.SparkSql(spark)

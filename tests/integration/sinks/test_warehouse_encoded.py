@@ -16,7 +16,7 @@ from towpath.sinks.changes.decode import RECORDS
 from towpath.sinks.changes.relations import Column
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.engine.executors import EncodingExecutors
-from towpath.sinks.engine.session import SparkSql
+from towpath.sinks.engine.session import SparkSql, tune_worker
 from towpath.sinks.engine.writer import SinkWriter
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
@@ -62,6 +62,7 @@ class FrameTasks:
         def task(batches):
             tables = [pa.Table.from_batches([one]).cast(RECORDS) for one in batches]
             yield from function(lambda: iter(tables))
+            tune_worker()
 
         return self._frame.mapInArrow(task, schema)
 

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,6 +124,13 @@ def _ignores(process: psutil.Process, number: signal.Signals) -> bool:
         ignored = next(one for one in status.splitlines() if one.startswith("SigIgn:"))
         return bool(int(ignored.split()[1], 16) >> (number - 1) & 1)
     return False
+
+
+def _await_ends(processes: list[psutil.Process]) -> None:
+    """Wait until all have ended, also those that their parent has not waited for."""
+    until_s = time.monotonic() + _ENDS_WITHIN_S
+    while any(_lives(one.pid) for one in processes) and time.monotonic() < until_s:
+        psutil.wait_procs(processes, timeout=_OFTEN_S)
 
 
 if __name__ == "__main__":

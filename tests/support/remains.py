@@ -83,11 +83,18 @@ def _claimed(folder: Path) -> Iterator[None]:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """List the other processes that carry a mark."""
+    """
+    List the other processes that carry a mark.
+
+    Trackers of Python's shared resources are left out: they ignore a request to end,
+    and end with the process that they work for.
+    """
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            is_other = process.pid != os.getpid()
+            is_other = process.pid != os.getpid() and not any(
+                _TRACKER in word for word in process.cmdline()
+            )
             if is_other and process.environ().get(MARK) == mark:
                 found.append(process)
     return found

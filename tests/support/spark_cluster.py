@@ -1,4 +1,4 @@
-"""A standalone Spark cluster on this machine: a master and two workers."""
+"""A standalone Spark cluster on this machine: a master and its workers."""
 
 import os
 import re
@@ -23,27 +23,42 @@ SUBMITTED = Path(submit.__file__).with_name("__main__.py")
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
 _DEPLOY = "org.apache.spark.deploy"
 _EXECUTOR = "CoarseGrainedExecutorBackend"
-_QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
+_QUICK = (
+    "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
+    " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
 
 
 class SparkCluster:
     """A master and its workers, each a process group that can be killed as a whole."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, workers: tuple[str, ...] = ("one", "two"), cores: int = 1
+    ) -> None:
+        """
+        Start all processes, and wait until the master has its workers.
+
+        Args:
+            folder: The folder of their files and logs.
+            workers: Names of the workers; each runs one executor of a driver.
+            cores: The cores of each.
+        """
         self.folder = folder
+        self._cores = cores
         self._running: list[subprocess.Popen[bytes]] = []
         self.environment = {
             **os.environ,  # noqa: TID251 - processes of their own
             **spark.environment(StateFolder(folder)),
+            "SPARK_DAEMON_JAVA_OPTS": _QUICK,
         }
         self.master_process = self._start(
             "master", f"{_DEPLOY}.master.Master", "--port", "0"
         )
         until(lambda: _MASTER.search(self.log("master")) is not None, "it is master")
         self.master = _MASTER.search(self.log("master"))[1]
-        self.workers = [self._work(name) for name in ("one", "two")]
+        self.workers = [self._work(name) for name in workers]
         text = "Successfully registered with master"
-        for name in ("one", "two"):
+        for name in workers:
             until(lambda name=name: text in self.log(name), f"worker {name} is there")
 
     def submit(
@@ -124,7 +139,7 @@ class SparkCluster:
             self.kill(process)
 
     def _work(self, name: str) -> subprocess.Popen[bytes]:
-        options = ("-c", "1", "-m", "1g", "-d", str(self.folder / name))
+        options = ("-c", str(self._cores), "-m", "1g", "-d", str(self.folder / name))
         return self._start(name, f"{_DEPLOY}.worker.Worker", *options, self.master)
 
     def _start(self, name: str, main: str, *arguments: str):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.driver_process import PATIENCE_S, Feed, Place, stored_rows
+from support.spark_cluster import SparkCluster
 from towpath.schemas import headers as names
 from towpath.sinks.kinds import reader_of
 
@@ -17,6 +18,7 @@ RUNNER = Path(__file__).parents[2] / "faults" / "driver_with_fault.py"
 # Where the driver dies, one death after another. The first one leaves an empty table,
 # so that the second fills it.
 POINTS = ("filled", "filling+merging+merged", "committed")
+_OF_SPARK = '[spark.settings]\n"spark.sql.shuffle.partitions" = "2"\n'
 KILLED = ("executors killed while filling", "executors killed while merging")
 SINK = "warehouse"
 
@@ -35,7 +37,7 @@ class Shop(Place):
         )
         route = {"topic": self.events, "name": f"{name}.events", "kind": "event_log"}
         lines = (f"{key} = {json.dumps(text)}" for key, text in route.items())
-        self.write_config(block, "\n".join(["[[sink.route]]", *lines, ""]))
+        self.write_config(_OF_SPARK, block, "\n".join(["[[sink.route]]", *lines, ""]))
         self.feed = EventFeed(self)
 
     @property
@@ -84,6 +86,16 @@ class EventFeed(Feed):
             names.POSITION: f"{number * 8:016x}.0000000000",
         }
         self.send(self._place.events, number, '{"n": 1}', texts)
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """Provide a cluster whose one executor runs two tasks; all that it has is lost."""
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    lent = SparkCluster(folder, ("one",), cores=2)
+    yield lent
+    lent.close()
 
 
 @pytest.fixture

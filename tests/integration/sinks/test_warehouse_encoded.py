@@ -174,7 +174,10 @@ def history(chance, numbers, known, keys):
     return records
 
 
-@pytest.mark.parametrize(("seed", "keys"), [(0, KEYS), (1, KEYS), (2, MANY_KEYS)])
+@pytest.mark.parametrize(
+    ("seed", "keys"),
+    [(0, KEYS), pytest.param(1, KEYS, marks=pytest.mark.soak), (2, MANY_KEYS)],
+)
 def test_rows_of_the_engine_equal_those_of_the_driver(make, seed, keys):
     """
     Partial changes, deletes, truncations, and a batch's end again with the next one.

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,18 +82,11 @@ def _claimed(folder: Path) -> Iterator[None]:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """
-    List the other processes that carry a mark.
-
-    Trackers of Python's shared resources are left out: they ignore a request to end,
-    and end with the process that they work for.
-    """
+    """List the other processes that carry a mark."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            is_other = process.pid != os.getpid() and not any(
-                _TRACKER in word for word in process.cmdline()
-            )
+            is_other = process.pid != os.getpid()
             if is_other and process.environ().get(MARK) == mark:
                 found.append(process)
     return found
@@ -131,13 +123,6 @@ def _ignores(process: psutil.Process, number: signal.Signals) -> bool:
         ignored = next(one for one in status.splitlines() if one.startswith("SigIgn:"))
         return bool(int(ignored.split()[1], 16) >> (number - 1) & 1)
     return False
-
-
-def _await_ends(processes: list[psutil.Process]) -> None:
-    """Wait until all have ended, also those that their parent has not waited for."""
-    until_s = time.monotonic() + _ENDS_WITHIN_S
-    while any(_lives(one.pid) for one in processes) and time.monotonic() < until_s:
-        psutil.wait_procs(processes, timeout=_OFTEN_S)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,7 @@ import structlog
 import xdist
 from hypothesis import Phase, settings
 
-from support import last_run, object_store, remains, workers
-from towpath.deploy.local import postgres
+from support import databases, forked, last_run, object_store, remains, workers
 from towpath.deploy.local.stack import LazyStack
 from towpath.settings import Route, Sink, SinkKind
 from towpath.sinks.jars import java, store
@@ -124,6 +123,7 @@ def _remains(request) -> Iterator[None]:
     with contextlib.ExitStack() as block:
         if not all(workers.is_quick(item.path) for item in request.session.items):
             block.enter_context(remains.watched())
+            block.callback(forked.end_parent)
         yield
 
 
@@ -150,10 +150,8 @@ def unique() -> str:
 @pytest.fixture
 def database(stack: LazyStack, unique: str) -> Iterator[str]:
     """Provide a fresh database, by its address."""
-    server = stack.dsn("postgres")
-    postgres.create_database(server, unique)
-    yield stack.dsn(unique)
-    postgres.drop_database(server, unique)
+    with databases.fresh_database(stack, unique) as dsn:
+        yield dsn
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """When a sink has caught up with a moment, and how a stall is reported."""
 
 from datetime import UTC, datetime
+from itertools import pairwise
 
 import pytest
 
@@ -134,9 +135,25 @@ def test_the_wait_follows_the_pipelines_order(settings, sink):
     catch_up(settings, sink, log, clock).wait(lambda: looks.append(clock.monotonic_s()))
 
     assert ([0, 1, 1, 2, 2, 3], 3) == (
-        [round(look_s * 10) for look_s in looks],
-        round(clock.monotonic_s() * 10),
+        [round(look_s * 100) for look_s in looks],
+        round(clock.monotonic_s() * 100),
     )
+
+
+def test_a_long_wait_looks_less_often(settings, sink):
+    """
+    The first looks are milliseconds apart, the later ones a tenth of a second.
+    """
+    applied(settings, 0)
+    clock = StepClock(*[lambda: None] * 20, lambda: applied(settings, 10))
+    looks = []
+    catch_up(settings, sink, FakeLog(), clock).wait(
+        lambda: looks.append(clock.monotonic_s())
+    )
+    pauses = [later - earlier for earlier, later in pairwise(looks[2:])]
+
+    assert (0.01, 0.1) == (round(pauses[0], 6), round(pauses[-1], 6))
+    assert pauses[:6] == sorted(pauses[:6])
 
 
 def test_records_written_meanwhile_are_not_waited_for(settings, sink):
@@ -216,7 +233,7 @@ def test_a_writer_is_waited_for_until_it_is_visible(settings, sink):
     clock = StepClock(lambda: None, lambda: setattr(log, "oldest", 51))
     catch_up(settings, sink, log, clock).wait_until_seen()
 
-    assert round(clock.monotonic_s(), 3) == 0.2
+    assert round(clock.monotonic_s(), 3) == 0.025
 
 
 def test_an_open_transaction_is_not_waited_for_long(settings, sink):

@@ -404,6 +404,9 @@ def records_to(
         if error is not None:
             raise unavailable(KafkaException(error))
         next_offsets[partition] = offset + 1
+        # The broker reports the end only after it has waited for further records.
+        if offset + 1 >= ends[partition]:
+            behind.discard(partition)
         yield message
 
 

@@ -143,6 +143,7 @@ class SinkVerifier:
         self._sink = sink
         self._options = options
         self._clock = SystemClock()
+        self._repairs = KafkaRepairs(settings, sink) if options.repairs else None
         self._routes = chosen_routes(settings, sink, options.names)
         self._sample = sample_size(options.sample)
         # A sample of all rows is a full comparison.
@@ -210,16 +211,16 @@ class SinkVerifier:
             comparison = self._comparison(route, tables, reader, catch_up)
         except (UnavailableError, UnroutedTableError) as failure:
             return RouteReport(route.name, route.topic, error=str(failure))
-        repairs, eraser = None, None
-        if self._options.repairs:
-            repairs = KafkaRepairs(self._settings, self._sink)
+        eraser = None
         if self._options.erases:
             eraser = RequestedEraser(self._settings, self._sink, self._clock)
 
         def show_progress(step: str, rows: int, estimate: int) -> None:
             bars.advance(f"{comparison.route}: {step}", rows, estimate)
 
-        return verify_route(comparison, self._sample, repairs, show_progress, eraser)
+        return verify_route(
+            comparison, self._sample, self._repairs, show_progress, eraser
+        )
 
     @contextmanager
     def _tables(self) -> Iterator[Tables]:

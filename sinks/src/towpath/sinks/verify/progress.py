@@ -8,11 +8,12 @@ extend the wait. As long as there is progress, the wait has no time limit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Final, LiteralString, NamedTuple, Protocol
 
 from psycopg import errors as sqlstate
 
-from towpath.schemas.clock import Clock, StallTimeout
+from towpath.schemas.clock import Backoff, Clock, StallTimeout
 from towpath.schemas.position import format_lsn, parse_lsn
 from towpath.settings import Settings, Sink
 from towpath.sinks.changes.routing import Routes
@@ -31,7 +32,8 @@ from towpath.sinks.verify.source import translated
 # An idle relay confirms every 10 s; a warehouse commits about every 10 s, and sometimes
 # compacts for a few seconds.
 STUCK_AFTER_S: Final = 60.0
-LOOK_EVERY_S: Final = 0.1
+# Most answers come within milliseconds; a longer wait asks less often.
+_PAUSES: Final = Backoff(first_s=0.01, ceiling_s=0.1, factor=1.5)
 
 # A commit becomes visible a few milliseconds after it can be read from the WAL; longer
 # only if it waits for a standby.
@@ -142,10 +144,11 @@ class CatchUpWaiter:
         """
         last = self._log.next_transaction()
         stall = StallTimeout(self._clock, _SEEN_WITHIN_S)
-        while (left := last - self._log.oldest_transaction()) > 0:
-            if stall.is_over(left):
+        for look in count():
+            left = last - self._log.oldest_transaction()
+            if left <= 0 or stall.is_over(left):
                 return
-            self._clock.wait(LOOK_EVERY_S)
+            self._clock.wait(_PAUSES.bound_s(look))
 
     def wait_for_answers(self, signals: Sequence[str]) -> tuple[str, ...]:
         """
@@ -171,7 +174,7 @@ class CatchUpWaiter:
         poll: Callable[[], None] | None,
     ) -> None:
         stall, moved = StallTimeout(self._clock, STUCK_AFTER_S), 0
-        while True:
+        for look in count():
             if poll is not None:
                 poll()
             left = distance()
@@ -182,7 +185,7 @@ class CatchUpWaiter:
             if stall.is_over(left.to_go):
                 message = f"not at rest: {left.missing}"
                 raise NotAtRestError(message)
-            self._clock.wait(LOOK_EVERY_S)
+            self._clock.wait(_PAUSES.bound_s(look))
 
     def _snapshot_distance(self) -> Distance:
         pending_snapshots = self._log.pending_snapshots(self._sink.name)

@@ -22,7 +22,7 @@ import structlog
 import xdist
 from hypothesis import Phase, settings
 
-from support import databases, forked, last_run, object_store, remains, workers
+from support import databases, last_run, object_store, remains, workers
 from towpath.deploy.local.stack import LazyStack
 from towpath.settings import Route, Sink, SinkKind
 from towpath.sinks.jars import java, store
@@ -123,7 +123,6 @@ def _remains(request) -> Iterator[None]:
     with contextlib.ExitStack() as block:
         if not all(workers.is_quick(item.path) for item in request.session.items):
             block.enter_context(remains.watched())
-            block.callback(forked.end_parent)
         yield
 
 

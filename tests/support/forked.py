@@ -10,8 +10,6 @@ killed when its parent ends.
 
 import ctypes
 import multiprocessing
-import multiprocessing.forkserver
-import multiprocessing.resource_tracker
 import os
 import runpy
 import signal
@@ -83,12 +81,6 @@ class Forked:
     def kill(self) -> None:
         """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
-
-
-def end_parent() -> None:
-    """End the fork server, and the tracker beside it, which ignores SIGTERM."""
-    multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
-    multiprocessing.resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
 
 
 def _run(words: list[str], log_file: Path, environment: Mapping[str, str]) -> None:

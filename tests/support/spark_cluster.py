@@ -1,4 +1,4 @@
-"""A standalone Spark cluster on this machine: a master and its workers."""
+"""A standalone Spark cluster on this machine: a master and two workers."""
 
 import os
 import re
@@ -32,19 +32,8 @@ _QUICK = (
 class SparkCluster:
     """A master and its workers, each a process group that can be killed as a whole."""
 
-    def __init__(
-        self, folder: Path, workers: tuple[str, ...] = ("one", "two"), cores: int = 1
-    ) -> None:
-        """
-        Start all processes, and wait until the master has its workers.
-
-        Args:
-            folder: The folder of their files and logs.
-            workers: Names of the workers; each runs one executor of a driver.
-            cores: The cores of each.
-        """
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._cores = cores
         self._running: list[subprocess.Popen[bytes]] = []
         self.environment = {
             **os.environ,  # noqa: TID251 - processes of their own
@@ -56,9 +45,9 @@ class SparkCluster:
         )
         until(lambda: _MASTER.search(self.log("master")) is not None, "it is master")
         self.master = _MASTER.search(self.log("master"))[1]
-        self.workers = [self._work(name) for name in workers]
+        self.workers = [self._work(name) for name in ("one", "two")]
         text = "Successfully registered with master"
-        for name in workers:
+        for name in ("one", "two"):
             until(lambda name=name: text in self.log(name), f"worker {name} is there")
 
     def submit(
@@ -139,7 +128,7 @@ class SparkCluster:
             self.kill(process)
 
     def _work(self, name: str) -> subprocess.Popen[bytes]:
-        options = ("-c", str(self._cores), "-m", "1g", "-d", str(self.folder / name))
+        options = ("-c", "1", "-m", "1g", "-d", str(self.folder / name))
         return self._start(name, f"{_DEPLOY}.worker.Worker", *options, self.master)
 
     def _start(self, name: str, main: str, *arguments: str):

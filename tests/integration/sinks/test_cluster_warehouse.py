@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from support.driver_process import PATIENCE_S, Feed, Place, stored_rows
-from support.spark_cluster import SparkCluster
 from towpath.schemas import headers as names
 from towpath.sinks.kinds import reader_of
 
@@ -86,16 +85,6 @@ class EventFeed(Feed):
             names.POSITION: f"{number * 8:016x}.0000000000",
         }
         self.send(self._place.events, number, '{"n": 1}', texts)
-
-
-@pytest.fixture
-def cluster(tmp_path):
-    """Provide a cluster whose one executor runs two tasks; all that it has is lost."""
-    folder = tmp_path / "cluster"
-    folder.mkdir()
-    lent = SparkCluster(folder, ("one",), cores=2)
-    yield lent
-    lent.close()
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from towpath.sinks.state import declare
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
 
 NAMES = (
-    *("a.b", "with space", 'quo"te', "back\\slash", "pi|pe", "per%cent", "dol$lar"),
-    *("bra{ce}[0]", "UPPER", "new\nline", "emo😀ji", "x" * 63),
+    *("a.b", 'with space quo"te', "back\\slash pi|pe", "per%cent dol$lar bra{ce}[0]"),
+    *("UPPER", "new\nline emo😀ji", "x" * 63),
 )
 TABLES = {f"n{at}": TableName(name, name) for at, name in enumerate(NAMES)}
 READ = ("cache", "search", "warehouse")
@@ -32,7 +32,7 @@ COLUMNS = {route: name.table for route, name in TABLES.items()}
 class NamedPlace(SnapshotRig):
     """A source whose tables and columns are named oddly, and four sinks of them."""
 
-    def prepare(self, stack, lake, receiver):
+    def prepare(self, stack, receiver):
         """Make the tables with a row each, and the file."""
         for name in TABLES.values():
             self.write("create schema {s}", name)
@@ -49,7 +49,7 @@ class NamedPlace(SnapshotRig):
             "cache": (f'url = "{stack.redis_url}"\n', ""),
             "search": (f'url = "{stack.opensearch_url}"\n', f"{self.prefix}-"),
             "warehouse": (
-                f'url = "{lake.url}"\nfolder = "{lake.folder}"\n',
+                f'url = "{stack.dsn("warehouse")}"\nfolder = "lake"\n',
                 f"{self.prefix}.",
             ),
             "webhook": (
@@ -130,12 +130,12 @@ class NamedPlace(SnapshotRig):
 
 
 @pytest.fixture
-def place(stack, lake, database, unique, tmp_path):
+def place(stack, database, unique, tmp_path):
     """Provide the place, prepared."""
     stack.up("postgres", "kafka", "redis", "opensearch")
     receiver = Receiver()
     found = NamedPlace(database, stack.kafka, unique, tmp_path)
-    found.prepare(stack, lake[0], receiver)
+    found.prepare(stack, receiver)
     found.receiver = receiver
     yield found
     found.close()

@@ -10,13 +10,14 @@ from support.driver_process import PATIENCE_S, Feed, Place, driver, start
 from support.waiting import until
 from towpath.settings import load
 from towpath.sinks.errors import BrokerUnavailableError, SinkTakenOverError
+from towpath.sinks.kafka import client, state_topic
 from towpath.sinks.kafka.client import Topics
 from towpath.sinks.kafka.state_topic import StateTopic
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 NAMES = ("cache", "warehouse")
-SMALL = 200
+SMALL = 100
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_a_fenced_writer_stores_nothing(topics):
 
 
 @pytest.mark.usefixtures("topics")
-def test_a_broker_that_is_away_is_reported(tmp_path):
+def test_a_broker_that_is_away_is_reported(tmp_path, monkeypatch):
     """
     Nothing is known of the copies then, so that the sink does not start.
     """
@@ -78,6 +79,8 @@ def test_a_broker_that_is_away_is_reported(tmp_path):
     away = tmp_path / "away.toml"
     away.write_text(re.sub(r"(servers = ).*", r'\1"127.0.0.1:1"', text), "utf-8")
     topic = StateTopic(load(away, {}), "cache")
+    for module in (client, state_topic):
+        monkeypatch.setattr(module, "REQUEST_TIMEOUT_S", 1.0)
 
     for call in (topic.read, topic.end, topic.fence):
         with pytest.raises(BrokerUnavailableError):
@@ -93,7 +96,11 @@ class Machine(Place):
         options = {"folder": str(lake), "trigger_ms": 1000, "max_batch_records": SMALL}
         self.write_config(
             "[sinks]\nstate_copies = true\n",
-            self.sink("cache", "cache", stack.redis_url, max_batch_records=SMALL),
+            self.sink(
+                *("cache", "cache", stack.redis_url),
+                trigger_ms=1000,
+                max_batch_records=SMALL,
+            ),
             self.sink(
                 *("warehouse", "warehouse", stack.dsn("warehouse")),
                 route=f"{name}.warehouse",
@@ -103,7 +110,7 @@ class Machine(Place):
 
     def apply(self, feed, seed):
         """Feed some changes, and wait until both sinks have applied them."""
-        feed.work(600, keys=100, seed=seed)
+        feed.work(240, keys=60, seed=seed)
         for name in NAMES:
             self.wait_applied(name)
 

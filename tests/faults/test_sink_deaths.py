@@ -69,6 +69,10 @@ class Shop(Place):
             process.wait(10)
         return code == -signal.SIGKILL
 
+    def scratch_folders(self):
+        """Return the folders of engines, those that were killed too."""
+        return list(self.settings.state_folder.glob("sinks/.*/engine-*"))
+
     def contents(self):
         """Return every row and tombstone of the three targets, whole."""
         lake = self.settings.sink_named("warehouse")
@@ -135,8 +139,10 @@ def test_a_driver_killed_in_every_stage_ends_equal(shop, deaths):
         died.append(shop.dies(*death))
     with driver(shop):
         shop.catch_up()
+        scratch = shop.scratch_folders()
     expected = [shop.feed.rows] * 3
 
+    assert (1, []) == (len(scratch), shop.scratch_folders())
     assert [True] * len(deaths) == died, shop.log()
     assert expected == [stored_rows(rows) for rows in shop.contents()]
     assert [sorted(shop.feed.poisoned)] * 3 == [shop.set_aside(sink) for sink in SINKS]

@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from towpath.sinks.engine.session import Engine, is_alive, settings_of
+from towpath.sinks.engine.session import (
+    Engine,
+    is_alive,
+    scratch_folder,
+    settings_of,
+)
+from towpath.sinks.errors import StateNotWrittenError
 
 
 def engine(master="local[2]", **extra):
@@ -105,3 +111,34 @@ def test_an_engine_lives_as_long_as_its_process_and_its_cluster(context, expecte
     A process that another program has started is asked itself.
     """
     assert expected == is_alive(context)
+
+
+def test_an_engine_removes_the_files_of_killed_ones_only(tmp_path):
+    """
+    Nobody has the folder of a killed process; one that runs keeps its own.
+    """
+    (tmp_path / "engine-killed" / "spark-1").mkdir(parents=True)
+    (tmp_path / "kept").mkdir()
+    with scratch_folder(tmp_path) as running:
+        (running / "spark-2").mkdir()
+        with scratch_folder(tmp_path) as other:
+            found = {path.name for path in tmp_path.iterdir()}
+            lives = (running / "spark-2").exists()
+        after = {path.name for path in tmp_path.iterdir()}
+
+    assert {running.name, other.name, "kept"} == found
+    assert lives
+    assert {running.name, "kept"} == after
+    assert {"kept"} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path):
+    """
+    The path of the engine's folders is that of a file.
+    """
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(StateNotWrittenError, match="file"),
+        scratch_folder(tmp_path / "file"),
+    ):
+        pass

@@ -12,7 +12,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -32,6 +33,7 @@ from towpath.sinks.engine.monitor import Monitor
 from towpath.sinks.engine.session import (
     Engine,
     SparkSql,
+    scratch_folder,
     start_session,
     tune_interpreter,
 )
@@ -89,6 +91,7 @@ def run(
         UnknownSinkError: A named sink is not declared.
         EngineMissingError: Java or the connectors are missing.
         EngineDiedError: The engine's process ended unexpectedly.
+        StateNotWrittenError: The folder of temporary files cannot be created.
     """
     environ = os.environ  # noqa: TID251 - the root
     configure_logs()
@@ -100,13 +103,17 @@ def run(
     # By default executors run the interpreter of this process.
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
     name = driver or "-".join(names)
-    spark = start_session(_engine(name, settings, chosen, environ, jars))
-    clock = SystemClock()
-    oldest = KafkaRecordAges(settings.kafka, settings.database.prefix)
-    monitor = Monitor(Topics(settings.kafka), oldest, clock)
-    stop = _stop_event()
-    tune_interpreter()
-    try:
+    engine = _engine(name, settings, chosen, environ, jars)
+    with ExitStack() as parts:
+        scratch = parts.enter_context(scratch_folder(engine.folder))
+        spark = start_session(replace(engine, folder=scratch))
+        parts.callback(_end_session, spark)
+        clock = SystemClock()
+        oldest = KafkaRecordAges(settings.kafka, settings.database.prefix)
+        monitor = Monitor(Topics(settings.kafka), oldest, clock)
+        parts.callback(monitor.close)
+        stop = _stop_event()
+        tune_interpreter()
         monitor.listen(spark)
         monitor.start(settings, name)
         Driver(
@@ -116,12 +123,13 @@ def run(
             _parts(_Newest(config, environ, settings), spark, monitor),
             stop,
         ).run()
-    finally:
-        monitor.close()
-        with suppress(Exception):
-            spark.stop()
     _log.info("driver stopped", driver=name)
     return 0
+
+
+def _end_session(spark: SparkSession) -> None:
+    with suppress(Exception):
+        spark.stop()
 
 
 def _stop_event() -> threading.Event:

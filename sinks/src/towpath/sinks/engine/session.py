@@ -10,9 +10,14 @@ On a cluster the engine finds its own addresses and counts its own cores. Under
 ``spark-submit`` the Java process is there already, and its settings take precedence.
 """
 
+import fcntl
 import gc
 import logging
-from collections.abc import Mapping
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -151,6 +156,62 @@ class Engine:
     extra: Mapping[str, str]
     master: str = "local[2]"
     is_submitted: bool = False
+
+
+_SCRATCH_PREFIX: Final = "engine-"
+
+
+@contextmanager
+def scratch_folder(parent: Path) -> Iterator[Path]:
+    """
+    Provide a folder for the temporary files of one engine; remove it at the end.
+
+    The engine copies all connectors there, and leaves them if it is killed: 57 MB each
+    time. So each process has a folder of its own, locked as long as it lives, and
+    removes the folders of processes that have ended.
+
+    Args:
+        parent: The folder of these folders; created if it is missing.
+
+    Raises:
+        StateNotWrittenError: A folder cannot be created.
+    """
+    with progress.writing(parent):
+        parent.mkdir(parents=True, exist_ok=True)
+        folder, lock = _claim_scratch(parent)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _claim_scratch(parent: Path) -> tuple[Path, int]:
+    """Remove the folders that nobody has locked; return a new one and its lock."""
+    # Nobody finds a new folder before it is locked.
+    claiming = os.open(parent, os.O_RDONLY)
+    try:
+        fcntl.flock(claiming, fcntl.LOCK_EX)
+        for former in parent.glob(f"{_SCRATCH_PREFIX}*"):
+            # Its process may end at this moment, and removes it then.
+            with suppress(FileNotFoundError, BlockingIOError):
+                os.close(_lock_folder(former))
+                shutil.rmtree(former, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX, dir=parent))
+        return folder, _lock_folder(folder)
+    finally:
+        os.close(claiming)
+
+
+def _lock_folder(folder: Path) -> int:
+    """Lock a folder and return the lock; raise BlockingIOError if it is locked."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise
+    return lock
 
 
 def start_session(engine: Engine) -> SparkSession:

@@ -1,0 +1,61 @@
+"""A topic that is read to the ends that it had when the read began."""
+
+from types import SimpleNamespace
+
+from confluent_kafka import OFFSET_BEGINNING, KafkaError
+
+from towpath.sinks.kafka.client import records_to
+
+
+class FakeConsumer:
+    """Hands out prepared answers: records, and ends of partitions."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.assigned = []
+
+    def assign(self, places):
+        """Note from where each partition is read."""
+        self.assigned = [(place.partition, place.offset) for place in places]
+
+    def poll(self, _timeout_s):
+        return self.answers.pop(0)
+
+
+def answer(partition, offset, error=None):
+    """Make a record, or what stands in its place."""
+    code = error and SimpleNamespace(code=lambda: error)
+    return SimpleNamespace(
+        partition=lambda: partition, offset=lambda: offset, error=lambda: code
+    )
+
+
+def read(ends, seen, *answers):
+    """Read; return the places of the records, and the consumer."""
+    consumer = FakeConsumer(*answers)
+    found = records_to(ends, consumer, "t", seen)
+    return [(one.partition(), one.offset()) for one in found], consumer
+
+
+def test_the_last_record_ends_the_read():
+    """
+    The broker would hold the next answer back until it has waited for more records.
+    """
+    seen = {1: 3}
+    first, second = answer(0, 0), answer(0, 1)
+    found, consumer = read({0: 2, 1: 3, 2: 1}, seen, first, second, answer(2, 0))
+
+    assert [(0, 0), (0, 1), (2, 0)] == found
+    assert [(0, OFFSET_BEGINNING), (2, OFFSET_BEGINNING)] == consumer.assigned
+    assert {0: 2, 1: 3, 2: 1} == seen
+
+
+def test_a_partition_ends_without_its_last_record():
+    """
+    Compaction and the marks of transactions leave offsets without a record.
+    """
+    seen = {}
+    end = answer(0, 5, KafkaError._PARTITION_EOF)
+    found, consumer = read({0: 5}, seen, answer(0, 1), end)
+
+    assert ([(0, 1)], {0: 5}, []) == (found, seen, consumer.answers)

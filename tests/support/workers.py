@@ -38,7 +38,6 @@ LAKES: Final = (
     (
         "*/contract/test_sinks.py",
         "*/integration/sinks/test_erase.py",
-        "*/integration/sinks/test_names.py",
         "*/integration/sinks/test_parked_row_refetch.py",
         "*/integration/sinks/test_recovery.py",
         "*/integration/sinks/test_transforms.py",

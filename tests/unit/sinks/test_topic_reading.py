@@ -42,10 +42,10 @@ def test_the_last_record_ends_the_read():
     The broker would hold the next answer back until it has waited for more records.
     """
     seen = {1: 3}
-    first, second = answer(0, 0), answer(0, 1)
-    found, consumer = read({0: 2, 1: 3, 2: 1}, seen, first, second, answer(2, 0))
+    answers = answer(2, 0), answer(0, 0), answer(0, 1)
+    found, consumer = read({0: 2, 1: 3, 2: 1}, seen, *answers)
 
-    assert [(0, 0), (0, 1), (2, 0)] == found
+    assert [(2, 0), (0, 0), (0, 1)] == found
     assert [(0, OFFSET_BEGINNING), (2, OFFSET_BEGINNING)] == consumer.assigned
     assert {0: 2, 1: 3, 2: 1} == seen
 

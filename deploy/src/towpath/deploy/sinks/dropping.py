@@ -40,7 +40,7 @@ from towpath.schemas.topics import (
 )
 from towpath.settings import Settings, Sink, Source, load
 from towpath.sinks.state.declare import DROPPING_FILE, filled, sink_named
-from towpath.sinks.state.files import LOCK_FILE, SinkLock, lock_sink
+from towpath.sinks.state.files import LOCK_FILE, FolderLock, lock_sink
 from towpath.sinks.state.progress import replace_file, sink_folder
 
 _ANSWERED_WITHIN_S: Final = 30.0
@@ -308,7 +308,7 @@ def _refuse_shared(settings: Settings, sink: Sink) -> None:
             raise UsageError(message)
 
 
-def _hold(settings: Settings, name: str, clock: Clock) -> SinkLock:
+def _hold(settings: Settings, name: str, clock: Clock) -> FolderLock:
     deadline = Deadline(clock, RELEASED_WITHIN_S)
     while (held := lock_sink(settings.state_folder, name)) is None:
         if deadline.passed():

@@ -25,7 +25,7 @@ from towpath.sinks.engine.report import Report
 from towpath.sinks.engine.session import is_alive
 from towpath.sinks.engine.supervisor import Supervisor, SupervisorParts
 from towpath.sinks.errors import EngineDiedError, StateNotWrittenError
-from towpath.sinks.state.files import SinkLock, lock_sink
+from towpath.sinks.state.files import FolderLock, lock_sink
 from towpath.sinks.state.progress import State
 
 LOOK_EVERY_S: Final = 1.0
@@ -73,7 +73,7 @@ class _RunningSink:
     report: Report
     supervisor: Supervisor
     stop: threading.Event
-    lock: SinkLock
+    lock: FolderLock
 
 
 class Driver:

@@ -10,10 +10,8 @@ On a cluster the engine finds its own addresses and counts its own cores. Under
 ``spark-submit`` the Java process is there already, and its settings take precedence.
 """
 
-import fcntl
 import gc
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -43,9 +41,11 @@ from towpath.sinks.errors import (
     BatchRefusedError,
     EngineDiedError,
     StatementRefusedError,
+    StateNotWrittenError,
     TargetUnavailableError,
 )
 from towpath.sinks.state import progress
+from towpath.sinks.state.files import lock_folder
 
 JAVA_OPTIONS: Final = (
     "-Xss4m -XX:+UseSerialGC -XX:-UsePerfData -Djdk.lang.Process.launchMechanism=VFORK"
@@ -178,40 +178,28 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
     """
     with progress.writing(parent):
         parent.mkdir(parents=True, exist_ok=True)
-        folder, lock = _claim_scratch(parent)
+        _remove_abandoned(parent)
+        # It gets the name by which others find it once it is locked.
+        unnamed = Path(tempfile.mkdtemp(dir=parent))
+        lock = lock_folder(unnamed)
+        folder = unnamed.rename(parent / f"{_SCRATCH_PREFIX}{unnamed.name}")
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        if lock is not None:
+            lock.release()
 
 
-def _claim_scratch(parent: Path) -> tuple[Path, int]:
-    """Remove the folders that nobody has locked; return a new one and its lock."""
-    # Nobody finds a new folder before it is locked.
-    claiming = os.open(parent, os.O_RDONLY)
-    try:
-        fcntl.flock(claiming, fcntl.LOCK_EX)
-        for former in parent.glob(f"{_SCRATCH_PREFIX}*"):
-            # Its process may end at this moment, and removes it then.
-            with suppress(FileNotFoundError, BlockingIOError):
-                os.close(_lock_folder(former))
+def _remove_abandoned(parent: Path) -> None:
+    """Remove the folders that nobody has locked."""
+    for former in parent.glob(f"{_SCRATCH_PREFIX}*"):
+        # Another process may be removing it at this moment.
+        with suppress(StateNotWrittenError):
+            lock = lock_folder(former)
+            if lock is not None:
                 shutil.rmtree(former, ignore_errors=True)
-        folder = Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX, dir=parent))
-        return folder, _lock_folder(folder)
-    finally:
-        os.close(claiming)
-
-
-def _lock_folder(folder: Path) -> int:
-    """Lock a folder and return the lock; raise BlockingIOError if it is locked."""
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise
-    return lock
+                lock.release()
 
 
 def start_session(engine: Engine) -> SparkSession:

@@ -116,8 +116,8 @@ class TopicIds:
 LOCK_FILE: Final = ".held"
 
 
-class SinkLock:
-    """The lock of a sink's folder."""
+class FolderLock:
+    """The lock of a folder, such as a sink's; it ends with its process."""
 
     def __init__(self, file: FileIO) -> None:
         self._file = file
@@ -127,14 +127,18 @@ class SinkLock:
         self._file.close()
 
 
-def lock_sink(state_folder: Path, sink: str) -> SinkLock | None:
+def lock_sink(state_folder: Path, sink: str) -> FolderLock | None:
+    """Lock a sink's folder, as ``lock_folder`` does."""
+    return lock_folder(sink_folder(state_folder, sink))
+
+
+def lock_folder(folder: Path) -> FolderLock | None:
     """
-    Lock a sink's folder; ``None`` if it is locked already.
+    Lock a folder, created if it is missing; ``None`` if it is locked already.
 
     Raises:
         StateNotWrittenError: The folder or its lock cannot be created.
     """
-    folder = sink_folder(state_folder, sink)
     with progress.writing(folder / LOCK_FILE):
         folder.mkdir(parents=True, exist_ok=True)
         file = FileIO(folder / LOCK_FILE, "w")
@@ -143,4 +147,4 @@ def lock_sink(state_folder: Path, sink: str) -> SinkLock | None:
     except BlockingIOError:
         file.close()
         return None
-    return SinkLock(file)
+    return FolderLock(file)

@@ -144,6 +144,9 @@ class SinkVerifier:
         self._options = options
         self._clock = SystemClock()
         self._repairs = KafkaRepairs(settings, sink) if options.repairs else None
+        self._eraser = (
+            RequestedEraser(settings, sink, self._clock) if options.erases else None
+        )
         self._routes = chosen_routes(settings, sink, options.names)
         self._sample = sample_size(options.sample)
         # A sample of all rows is a full comparison.
@@ -211,15 +214,12 @@ class SinkVerifier:
             comparison = self._comparison(route, tables, reader, catch_up)
         except (UnavailableError, UnroutedTableError) as failure:
             return RouteReport(route.name, route.topic, error=str(failure))
-        eraser = None
-        if self._options.erases:
-            eraser = RequestedEraser(self._settings, self._sink, self._clock)
 
         def show_progress(step: str, rows: int, estimate: int) -> None:
             bars.advance(f"{comparison.route}: {step}", rows, estimate)
 
         return verify_route(
-            comparison, self._sample, self._repairs, show_progress, eraser
+            comparison, self._sample, self._repairs, show_progress, self._eraser
         )
 
     @contextmanager

@@ -6,7 +6,6 @@ what it says and what it leaves behind must be right each time.
 """
 
 import contextlib
-import itertools
 import json
 import signal
 import subprocess
@@ -75,12 +74,8 @@ class Demo:
     def wait_until(self, condition, within_s, what):
         """Wait for something while the demo runs; remember the processes it has."""
         deadline = Deadline(CLOCK, within_s)
-        for number in itertools.count():
-            if condition():
-                return
-            # A look at all processes costs more than the rest of the test's own work.
-            if number % 8 == 0:
-                self.remember()
+        while not condition():
+            self.remember()
             assert self._process.poll() is None, f"ended before {what}:\n{self.text}"
             assert not deadline.passed(), f"waited for {what}:\n{self.text}"
             CLOCK.wait(0.1)
@@ -126,7 +121,7 @@ class Demo:
         deadline = Deadline(CLOCK, within_s)
         while self._process.poll() is None and not deadline.passed():
             self.remember()
-            CLOCK.wait(0.4)
+            CLOCK.wait(0.2)
         code = self._process.wait(timeout=1)
         self._reader.join(timeout=10)
         return code

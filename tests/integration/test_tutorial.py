@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from support import remains
-from support.linked_packages import link_needed
 from support.pages import DOCS, ROOT
 from support.tutorial import Command, ReaderShell, TutorialError, put, steps
 from towpath.deploy.local.own_stack import stop_all
@@ -71,13 +70,6 @@ def environment(home: Path) -> Mapping[str, str]:
     }
 
 
-def link_packages(home: Path, blog: Path) -> None:
-    """Put the packages of others in place, that the reader's pip would fetch."""
-    text = (blog / "requirements.txt").read_text(encoding="utf-8")
-    lines = (line for line in text.splitlines() if line and not line.startswith("#"))
-    link_needed(blog / ".venv", home / "towpath/dist", lines)
-
-
 def test_the_tutorial_does_what_it_shows(home):
     """
     Every command ends well and prints what the page shows, and every shown line exists.
@@ -87,8 +79,6 @@ def test_the_tutorial_does_what_it_shows(home):
     try:
         for step in steps(PAGE.read_text(encoding="utf-8")):
             if isinstance(step, Command):
-                if step.text.startswith("pip install "):
-                    link_packages(home, blog)
                 shell.run(step, 420.0)
             else:
                 put(step, blog)

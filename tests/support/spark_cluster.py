@@ -23,10 +23,7 @@ SUBMITTED = Path(submit.__file__).with_name("__main__.py")
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
 _DEPLOY = "org.apache.spark.deploy"
 _EXECUTOR = "CoarseGrainedExecutorBackend"
-_QUICK = (
-    "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
-    " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-)
+_QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
 
 
 class SparkCluster:
@@ -38,7 +35,6 @@ class SparkCluster:
         self.environment = {
             **os.environ,  # noqa: TID251 - processes of their own
             **spark.environment(StateFolder(folder)),
-            "SPARK_DAEMON_JAVA_OPTS": _QUICK,
         }
         self.master_process = self._start(
             "master", f"{_DEPLOY}.master.Master", "--port", "0"

@@ -174,7 +174,7 @@ def test_each_defect_is_found_and_repaired_while_others_write(rig, verify):
 
     Where a row can have a field that no column has, it is not the source's row, too
     (B7). A sample as large as both sides meets the rows of both. The command exits by 1
-    with just these keys, and repairs them. Once nobody writes, no row differs.
+    with just these keys, repairs them, and finds nothing more.
     """
     rig.use("defects")
     planted = plant(rig)
@@ -182,7 +182,7 @@ def test_each_defect_is_found_and_repaired_while_others_write(rig, verify):
     with Writers(rig.dsn, ROWS // 2, pause_s=rig.pause_s):
         found = verify()
         repaired = verify("--repair")
-    after = verify()
+        after = verify()
     columns = [d["column"] for d in found[2]["first"] if d["kind"] == "surplus"]
     surplus = [key for kind, key in planted if kind == "surplus"]
 

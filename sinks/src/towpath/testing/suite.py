@@ -203,12 +203,12 @@ class DeliveryCases:
         rng = random.Random(20_260_101)  # noqa: S311 - a repeatable test
         history = _history(target, rng, changes=120, keys=25)
         expected = _expected(target, history)
-        for _ in range(2):
+        for _ in range(3):
             sink = target.connect()
             delivery = history + rng.choices(history, k=40)
             rng.shuffle(delivery)
             while delivery:
-                size = rng.randint(1, 80)
+                size = rng.randint(1, 50)
                 apply(sink, *delivery[:size])
                 delivery = delivery[size:]
 

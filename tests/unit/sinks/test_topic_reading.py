@@ -2,8 +2,10 @@
 
 from types import SimpleNamespace
 
+import pytest
 from confluent_kafka import OFFSET_BEGINNING, KafkaError
 
+from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.kafka.client import records_to
 
 
@@ -13,10 +15,15 @@ class FakeConsumer:
     def __init__(self, *answers):
         self.answers = list(answers)
         self.assigned = []
+        self.is_fetching = False
 
     def assign(self, places):
         """Note from where each partition is read."""
         self.assigned = [(place.partition, place.offset) for place in places]
+        self.is_fetching = True
+
+    def unassign(self):
+        self.is_fetching = False
 
     def poll(self, _timeout_s):
         return self.answers.pop(0)
@@ -24,7 +31,7 @@ class FakeConsumer:
 
 def answer(partition, offset, error=None):
     """Make a record, or what stands in its place."""
-    code = error and SimpleNamespace(code=lambda: error)
+    code = error and SimpleNamespace(code=lambda: error, str=lambda: "no brokers")
     return SimpleNamespace(
         partition=lambda: partition, offset=lambda: offset, error=lambda: code
     )
@@ -59,3 +66,17 @@ def test_a_partition_ends_without_its_last_record():
     found, consumer = read({0: 5}, seen, answer(0, 1), end)
 
     assert ([(0, 1)], {0: 5}, []) == (found, seen, consumer.answers)
+
+
+def test_nothing_is_fetched_after_the_read():
+    """
+    A fetch left open would hold back the next request for as long as it waits: half a
+    second before each batch.
+    """
+    answers = answer(0, 0), answer(0, 1, KafkaError._ALL_BROKERS_DOWN)
+    consumer = FakeConsumer(*answers)
+    with pytest.raises(BrokerUnavailableError):
+        list(records_to({0: 2}, consumer, "t", {}))
+    _, read_to_the_end = read({0: 1}, {}, answer(0, 0))
+
+    assert (False, False) == (consumer.is_fetching, read_to_the_end.is_fetching)

@@ -388,26 +388,32 @@ def records_to(
     """
     behind = {p for p, end in ends.items() if next_offsets.get(p, 0) < end}
     begins = ((p, next_offsets.get(p, OFFSET_BEGINNING)) for p in sorted(behind))
-    if behind:
-        consumer.assign([TopicPartition(topic, *begin) for begin in begins])
-    while behind:
-        message = consumer.poll(REQUEST_TIMEOUT_S)
-        if message is None:
-            text = f"{topic} could not be read to its end"
-            raise BrokerUnavailableError(text)
-        partition, offset = message.partition() or 0, message.offset() or 0
-        error = message.error()
-        if error is not None and error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own name
-            behind.discard(partition)
-            next_offsets[partition] = offset
-            continue
-        if error is not None:
-            raise unavailable(KafkaException(error))
-        next_offsets[partition] = offset + 1
-        # The broker reports the end only after it has waited for further records.
-        if offset + 1 >= ends[partition]:
-            behind.discard(partition)
-        yield message
+    if not behind:
+        return
+    consumer.assign([TopicPartition(topic, *begin) for begin in begins])
+    try:
+        while behind:
+            message = consumer.poll(REQUEST_TIMEOUT_S)
+            if message is None:
+                text = f"{topic} could not be read to its end"
+                raise BrokerUnavailableError(text)
+            partition, offset = message.partition() or 0, message.offset() or 0
+            error = message.error()
+            if error is not None and error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own name
+                behind.discard(partition)
+                next_offsets[partition] = offset
+                continue
+            if error is not None:
+                raise unavailable(KafkaException(error))
+            next_offsets[partition] = offset + 1
+            # The broker reports the end only after it has waited for further records.
+            if offset + 1 >= ends[partition]:
+                behind.discard(partition)
+            yield message
+    finally:
+        # The client would go on to fetch, and the broker answers a fetch without
+        # records only after half a second: the next request would wait behind it.
+        consumer.unassign()
 
 
 def headers_of(message: Message) -> list[tuple[str, bytes]]:

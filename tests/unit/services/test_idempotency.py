@@ -3,8 +3,8 @@
 import pytest
 from flask import Flask, request
 
-from towpath.services.orders.idempotency import HEADER, claim_of
 from towpath.services.plumbing.http import InvalidInputError
+from towpath.services.plumbing.idempotency import HEADER, claim_of
 
 KEY = "k-1"
 

@@ -18,10 +18,8 @@ read there (see ``plumbing.http``). Other answers, for every route: 400, 413, 41
 body that cannot be read, 503 when the database is unavailable.
 """
 
-import json
 import uuid
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
@@ -29,7 +27,6 @@ from flask import Blueprint, Response, current_app, request
 from sqlalchemy.orm import Session, sessionmaker
 
 from towpath.outbox import plain
-from towpath.schemas.clock import Clock
 from towpath.services.orders import handlers
 from towpath.services.orders.commands import (
     CancelOrder,
@@ -38,18 +35,11 @@ from towpath.services.orders.commands import (
     RegisterCustomer,
 )
 from towpath.services.orders.events import customer_document, order_document
-from towpath.services.orders.idempotency import (
-    Answer,
-    claim_of,
-    earlier_answer,
-    keep_answer,
-)
 from towpath.services.orders.repository import OrdersUnit
-from towpath.services.plumbing import http
-from towpath.services.plumbing.http import read_body, valid_traceparent
+from towpath.services.plumbing.http import json_answer, read_body
+from towpath.services.plumbing.idempotency import CommandExecutor, Execute
 
 EXTENSION: Final = "towpath.orders"
-REPLAYED: Final = "Idempotent-Replayed"
 
 blueprint = Blueprint("orders", __name__)
 
@@ -58,10 +48,7 @@ class RouteContext(NamedTuple):
     """The services that the routes need; stored in the application as ``EXTENSION``."""
 
     sessions: sessionmaker[Session]
-    clock: Clock
-
-
-Execute = Callable[[OrdersUnit, datetime], dict[str, Any]]
+    commands: CommandExecutor[OrdersUnit]
 
 
 @blueprint.post("/customers")
@@ -81,7 +68,7 @@ def find_customer(customer_id: uuid.UUID) -> Response:
     """Read a customer."""
     with OrdersUnit(_context().sessions) as unit:
         state = handlers.find_customer(customer_id, unit)
-    return _respond(HTTPStatus.OK, plain(customer_document(state)))
+    return json_answer(HTTPStatus.OK, plain(customer_document(state)))
 
 
 @blueprint.post("/orders")
@@ -99,7 +86,7 @@ def find_order(order_id: int) -> Response:
     """Read an order."""
     with OrdersUnit(_context().sessions) as unit:
         state = handlers.find_order(order_id, unit)
-    return _respond(HTTPStatus.OK, plain(order_document(state)))
+    return json_answer(HTTPStatus.OK, plain(order_document(state)))
 
 
 @blueprint.post("/orders/<bigint:order_id>/pay")
@@ -127,43 +114,17 @@ def _context() -> RouteContext:
     return context
 
 
-def _once(execute: Execute, status: HTTPStatus = HTTPStatus.OK) -> Response:
-    """Execute the command in one transaction, or repeat its earlier answer."""
-    sessions, clock = _context()
-    claim = claim_of(request)
-    traceparent = valid_traceparent(request.headers.get("traceparent"))
-    with OrdersUnit(sessions, traceparent) as unit:
-        earlier = earlier_answer(unit.session, claim) if claim else None
-        if earlier is not None:
-            again = _respond(earlier.status, earlier.document, replayed=True)
-            return _with_lsn(again, unit)
-        answer = Answer(status.value, plain(execute(unit, clock.now())))
-        if claim:
-            keep_answer(unit.session, claim, answer)
-        unit.commit()
-        return _with_lsn(_respond(answer.status, answer.document), unit)
+def _once(execute: Execute[OrdersUnit], status: HTTPStatus = HTTPStatus.OK) -> Response:
+    return _context().commands.run(request, execute, status=status, headers=_headers)
 
 
-def _with_lsn(response: Response, unit: OrdersUnit) -> Response:
-    lsn = unit.written_lsn()
-    if lsn is not None:
-        response.headers[http.HEADER] = lsn
-    return response
+def _headers(status: int, document: Mapping[str, Any]) -> dict[str, str]:
+    if status != HTTPStatus.CREATED:
+        return {}
+    return {"Location": _location(document)}
 
 
-def _respond(
-    status: int, document: dict[str, Any], *, replayed: bool = False
-) -> Response:
-    body = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
-    response = Response(body, status, mimetype="application/json")
-    if status == HTTPStatus.CREATED:
-        response.headers["Location"] = _location(document)
-    if replayed:
-        response.headers[REPLAYED] = "true"
-    return response
-
-
-def _location(document: dict[str, Any]) -> str:
+def _location(document: Mapping[str, Any]) -> str:
     if "order_id" in document:
         return f"/orders/{document['order_id']}"
     return f"/customers/{document['customer_id']}"

@@ -5,35 +5,32 @@ from typing import Final
 from flask import Flask
 from sqlalchemy import Engine
 from sqlalchemy.orm import sessionmaker
-from werkzeug.routing import IntegerConverter, ValidationError
 
 from towpath.outbox import Outbox
 from towpath.outbox.sqlalchemy import Collector
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.services.orders.api import EXTENSION, RouteContext, blueprint
 from towpath.services.orders.events import outbox_event, shop_events
-from towpath.services.orders.repository import SCHEMA
-from towpath.services.plumbing.database import health_blueprint, make_engine, migrate
-from towpath.services.plumbing.http import MAX_BODY_BYTES, install_problems
+from towpath.services.orders.repository import SCHEMA, OrdersUnit, idempotency
+from towpath.services.plumbing.database import make_engine, migrate
+from towpath.services.plumbing.idempotency import CommandExecutor, IdempotencyKeys
+from towpath.services.plumbing.server import LIFECYCLE
+from towpath.services.plumbing.service import (
+    DEFAULT_THREADS,
+    IDEMPOTENCY_HOURS,
+    base_app,
+)
 
 MIGRATIONS: Final = "towpath.services.orders.migrations"
 NEEDED_TABLES: Final = ("shop.customers", "shop.orders", "towpath.outbox")
-DEFAULT_THREADS: Final = 8
-_MAX_BIGINT: Final = 2**63 - 1
-
-
-class _BigintConverter(IntegerConverter):
-    """An order's number, if a Postgres bigint can hold it; any other is not found."""
-
-    def to_python(self, value: str) -> int:
-        # A bigint has at most nineteen digits; Python refuses to parse thousands.
-        if len(value) > len(str(_MAX_BIGINT)) or int(value) > _MAX_BIGINT:
-            raise ValidationError
-        return int(value)
 
 
 def create_app(
-    dsn: str, *, threads: int = DEFAULT_THREADS, clock: Clock | None = None
+    dsn: str,
+    *,
+    threads: int = DEFAULT_THREADS,
+    idempotency_hours: float = IDEMPOTENCY_HOURS,
+    clock: Clock | None = None,
 ) -> Flask:
     """
     Wire the service to a database; no connection is opened before a request.
@@ -41,26 +38,23 @@ def create_app(
     Args:
         dsn: The shop's database, as a libpq URI or keywords.
         threads: The number of requests served at once; each has a connection.
+        idempotency_hours: How long an ``Idempotency-Key`` is kept.
         clock: The time of changes.
     """
-    engine = make_engine(dsn, pool_size=threads)
-    app = assemble(engine, clock or SystemClock())
-    app.extensions["engine"] = engine
-    return app
-
-
-def assemble(engine: Engine, clock: Clock) -> Flask:
-    """Wire the service to an engine."""
+    # One more connection than requests, for the deletion of expired keys.
+    engine = make_engine(dsn, pool_size=threads + 1)
     # Schemas are compiled now, not in the first request.
+    clock = clock or SystemClock()
     outbox = Outbox(shop_events(), clock=clock)
     sessions = sessionmaker(engine, expire_on_commit=False)
     Collector(outbox_event, outbox=outbox).install(sessions)
-    app = Flask("towpath-orders", static_folder=None)
-    app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
-    app.url_map.converters["bigint"] = _BigintConverter
-    install_problems(app)
-    app.register_blueprint(health_blueprint(engine, NEEDED_TABLES))
-    app.extensions[EXTENSION] = RouteContext(sessions, clock)
+    keys = IdempotencyKeys(idempotency, hours=idempotency_hours)
+    app = base_app("towpath-orders", engine, NEEDED_TABLES)
+    app.extensions[LIFECYCLE].tasks.append(keys.deletion(engine))
+    commands = CommandExecutor(
+        lambda traceparent: OrdersUnit(sessions, traceparent), keys, clock
+    )
+    app.extensions[EXTENSION] = RouteContext(sessions, commands)
     app.register_blueprint(blueprint)
     return app
 

@@ -17,7 +17,6 @@ from functools import cached_property
 from typing import Any, Final
 
 from sqlalchemy import (
-    JSON,
     BigInteger,
     Boolean,
     Column,
@@ -56,6 +55,7 @@ from towpath.services.orders.domain import (
     OrderStatus,
 )
 from towpath.services.plumbing.database import UnitOfWork, constraint_of, translated
+from towpath.services.plumbing.idempotency import idempotency_table
 
 SCHEMA = "shop"
 metadata = MetaData(schema=SCHEMA)
@@ -105,15 +105,7 @@ order_lines = Table(
     Column("unit_price", _amount, nullable=False),
 )
 
-idempotency = Table(
-    "idempotency",
-    metadata,
-    Column("key", Text, primary_key=True),
-    Column("request_hash", Text, nullable=False),
-    Column("status", Integer),
-    Column("response", JSON(none_as_null=True)),
-    Column("created_at", _instant, nullable=False, server_default=func.now()),
-)
+idempotency = idempotency_table(metadata)
 
 
 _CUSTOMER_EXISTS = "orders_customer_id_fkey"

@@ -13,19 +13,23 @@ changed are tracked, so that their events are committed with their state. The un
 its connection until it ends, so that the LSN can be read from it after the commit.
 
 ``/health/live`` needs no other part. ``/health/ready`` checks that the database answers
-and has every table that a write needs, the outbox among them.
+and has every table that a write needs, the outbox among them. A service that is being
+stopped is not ready.
 """
 
+import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from types import TracebackType
-from typing import ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import psycopg2
-from alembic import command
 from alembic.config import Config
+from alembic.runtime.environment import EnvironmentContext
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from flask import Blueprint
 from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
@@ -56,6 +60,12 @@ class MissingTableError(UnavailableError):
     """A table, such as the outbox, does not exist yet."""
 
     remedy: ClassVar[str] = "Run towpath relay init, and the service's own migrations."
+
+
+class ServiceStoppingError(UnavailableError):
+    """The service is being stopped; requests in progress are finished."""
+
+    remedy: ClassVar[str] = "Send the request to another instance."
 
 
 class DatabaseBusyError(BusyError):
@@ -161,7 +171,8 @@ def migrate(engine: Engine, *, package: str, schema: str) -> None:
 
     Args:
         engine: The database.
-        package: The package with ``env.py`` and ``versions``.
+        package: The package with ``versions``; it needs no ``env.py``, because this
+            function is its environment.
         schema: The service's schema; created first, because alembic's own table is
             there.
 
@@ -176,11 +187,20 @@ def migrate(engine: Engine, *, package: str, schema: str) -> None:
         there = text("select to_regnamespace(:schema) is not null")
         if not connection.scalar(there, {"schema": schema}):
             connection.execute(text(f'create schema "{schema}"'))
-        folder = resources.files(package)
-        config = Config()
-        config.set_main_option("script_location", str(folder).replace("%", "%%"))
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        _upgrade(connection, package, schema)
+
+
+def _upgrade(connection: Connection, package: str, schema: str) -> None:
+    """Run Alembic in the connection and transaction of the caller."""
+    scripts = ScriptDirectory(str(resources.files(package)))
+
+    def missing(revision: Any, _context: MigrationContext) -> Any:  # noqa: ANN401
+        # Alembic's documentation names this method for such a function.
+        return scripts._upgrade_revs("head", revision)  # noqa: SLF001
+
+    with EnvironmentContext(Config(), scripts, fn=missing) as environment:
+        environment.configure(connection=connection, version_table_schema=schema)
+        environment.run_migrations()
 
 
 TRACEPARENT: Final = "traceparent"
@@ -233,13 +253,16 @@ class UnitOfWork:
                 raise error
 
 
-def health_blueprint(engine: Engine, tables: Sequence[str]) -> Blueprint:
+def health_blueprint(
+    engine: Engine, tables: Sequence[str], stopping: threading.Event
+) -> Blueprint:
     """
     Return the two routes of health checks.
 
     Args:
         engine: The database to check.
         tables: Qualified names of the tables that a write needs.
+        stopping: Set once the service is being stopped.
     """
     blueprint = Blueprint("health", __name__, url_prefix="/health")
     missing = text(
@@ -253,6 +276,9 @@ def health_blueprint(engine: Engine, tables: Sequence[str]) -> Blueprint:
 
     @blueprint.get("/ready")
     def ready() -> dict[str, str]:
+        if stopping.is_set():
+            message = "The service is being stopped."
+            raise ServiceStoppingError(message)
         with translated(), engine.connect() as connection:
             absent = connection.scalars(missing, {"names": list(tables)}).all()
         if absent:

@@ -1,5 +1,5 @@
 """
-Requests and answers over HTTP: bodies, problem documents, trace context, LSN.
+Requests and answers over HTTP: bodies, problems, preconditions, request ids, LSN.
 
 A body is JSON by its media type or it is refused (415). Bytes that are not JSON in
 UTF-8 are a 400; JSON with invalid values is a 422 that lists all of them.
@@ -11,11 +11,21 @@ Errors are problem documents (RFC 9457), the only form of a refusal.
     ProblemError            a service's own refusal: status, slug, detail, fields
     ├── InvalidInputError   422  every invalid field, at once
     ├── UnreadableError     400  the body is not JSON at all
+    ├── MalformedError      400  a header or a query parameter cannot be read
     ├── NotFoundError       404
-    └── ConflictError       409  valid, but not in this state
+    ├── ConflictError       409  valid, but not in this state
+    └── PreconditionFailedError  412  If-Match names another version
 
 Failures of the platform become problems by their class: one that may be retried is a
 503 with ``Retry-After``. Any other error is a 500 without details, which are logged.
+
+Every request has an id: the client's ``X-Request-Id`` if it is 1 to 128 visible ASCII
+characters, a new one otherwise. The answer returns it, and every log record of the
+request has it as ``request_id``, beside the ``trace_id`` of its trace context.
+
+An aggregate with a version answers with ``ETag: "<version>"``. A command with
+``If-Match`` is executed only if one of the header's tags is the present version (RFC
+9110, strong comparison: a weak tag never matches). ``*`` matches every version.
 
 The W3C trace context of a request is kept if it is valid and dropped if it is not:
 ``version-traceid-parentid-flags`` in lower-case hex; ids of zeros and version ``ff``
@@ -40,12 +50,13 @@ write there. It is read after the commit, on the commit's own connection:
 
 import json
 import re
-from collections.abc import Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 import structlog
-from flask import Flask, Request, Response
+from flask import Flask, Request, Response, g, request
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 from sqlalchemy import Connection, text
@@ -101,6 +112,12 @@ class InvalidInputError(ProblemError):
     slug = "invalid-input"
 
 
+class MalformedError(ProblemError):
+    """A header or a query parameter cannot be read."""
+
+    slug = "malformed"
+
+
 class NotFoundError(ProblemError):
     """The resource of the request does not exist."""
 
@@ -113,6 +130,14 @@ class ConflictError(ProblemError):
 
     status = HTTPStatus.CONFLICT
     slug = "conflict"
+
+
+class PreconditionFailedError(ProblemError):
+    """The resource has another version than the request expects."""
+
+    status = HTTPStatus.PRECONDITION_FAILED
+    slug = "precondition-failed"
+    remedy = "Read the resource again, and repeat the request with its new ETag."
 
 
 def problem(
@@ -128,6 +153,16 @@ def problem(
     if errors:
         document["errors"] = [error._asdict() for error in errors]
     return Response(json.dumps(document), status.value, mimetype=MEDIA_TYPE)
+
+
+def json_answer(
+    status: int, document: Mapping[str, Any], headers: Mapping[str, str] | None = None
+) -> Response:
+    """Render a document of plain values as JSON."""
+    body = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    response = Response(body, status, mimetype="application/json")
+    response.headers.update(headers or {})
+    return response
 
 
 def install_problems(app: Flask) -> None:
@@ -259,6 +294,105 @@ def valid_traceparent(header: str | None) -> str | None:
     if set(match["trace"]) == {"0"} or set(match["parent"]) == {"0"}:
         return None
     return match[0].removesuffix(match["rest"] or "")
+
+
+REQUEST_ID: Final = "X-Request-Id"
+_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}\Z")
+
+
+def request_id_of(header: str | None) -> str:
+    """Return the header's request id if it is valid, and a new one otherwise."""
+    if header is not None and _REQUEST_ID.match(header):
+        return header
+    return uuid.uuid4().hex
+
+
+def install_request_ids(app: Flask) -> None:
+    """Give every request an id, in its answer and in its log records."""
+    app.before_request(_bind_request)
+    app.after_request(_with_request_id)
+    app.teardown_request(_unbind_request)
+
+
+def _bind_request() -> None:
+    g.request_id = request_id_of(request.headers.get(REQUEST_ID))
+    fields = {"request_id": g.request_id}
+    traceparent = valid_traceparent(request.headers.get("traceparent"))
+    if traceparent is not None:
+        fields["trace_id"] = traceparent.split("-")[1]
+    # The thread serves other requests later: what is bound is taken back at the end.
+    g.log_context = structlog.contextvars.bind_contextvars(**fields)
+
+
+def _with_request_id(response: Response) -> Response:
+    response.headers[REQUEST_ID] = g.request_id
+    return response
+
+
+def _unbind_request(_error: BaseException | None) -> None:
+    structlog.contextvars.reset_contextvars(**g.pop("log_context", {}))
+
+
+IF_MATCH: Final = "If-Match"
+_ENTITY_TAG: Final = re.compile(r'(?P<weak>W/)?(?P<tag>"[\x21\x23-\x7e\x80-\xff]*")')
+
+
+def etag(version: int) -> str:
+    """Return the strong entity tag of a version."""
+    return f'"{version}"'
+
+
+class IfMatch(NamedTuple):
+    """The strong entity tags that a request accepts; None accepts every version."""
+
+    tags: frozenset[str] | None = None
+
+    @classmethod
+    def parse(cls, header: str | None) -> "IfMatch":
+        """
+        Read the header ``If-Match``; a missing one accepts every version.
+
+        Raises:
+            MalformedError: It is neither ``*`` nor a list of entity tags.
+        """
+        if header is None or header.strip() == "*":
+            return cls()
+        tags: set[str] = set()
+        elements = [e for e in map(str.strip, _split_tags(header)) if e]
+        for element in elements:
+            match = _ENTITY_TAG.fullmatch(element)
+            if match is None:
+                raise _malformed_if_match()
+            if match["weak"] is None:
+                tags.add(match["tag"])
+        if not elements:
+            raise _malformed_if_match()
+        return cls(frozenset(tags))
+
+    def check(self, version: int) -> None:
+        """
+        Compare with the present version of the resource, read under its lock.
+
+        Raises:
+            PreconditionFailedError: It is another one.
+        """
+        if self.tags is not None and etag(version) not in self.tags:
+            present = f"The resource has the version {etag(version)}."
+            detail = f"{present} {PreconditionFailedError.remedy}"
+            errors = [FieldError(IF_MATCH, "names another version")]
+            raise PreconditionFailedError(detail, errors)
+
+
+def _split_tags(header: str) -> list[str]:
+    """Split a list at its commas; a comma within quotes belongs to its tag."""
+    return re.findall(r'(?:[^,"]|"[^"]*"?)+', header)
+
+
+def _malformed_if_match() -> MalformedError:
+    reason = 'must be * or entity tags in quotes, such as "3"'
+    return MalformedError(
+        f"The header {IF_MATCH} {reason}.", [FieldError(IF_MATCH, reason)]
+    )
 
 
 HEADER: Final = "Towpath-Lsn"

@@ -5,36 +5,91 @@ One process with threads is enough, because requests wait for Postgres, not for 
 The worker creates the application itself, after the fork, so that processes share no
 connection.
 
+On SIGTERM the service first reports that it is not ready, and goes on serving for a
+time in which load balancers learn of it. Then it takes no further connection, finishes
+the requests in progress, and ends. SIGINT and SIGQUIT end it at once.
+
 Log records are JSON lines on standard error: lower-case prose, facts as fields. The
 standard library's loggers (gunicorn's, alembic's) go through the same processors.
 Payloads, credentials and keys are never fields.
 """
 
 import logging
+import math
 import sys
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Final, NamedTuple
 
 import structlog
 from flask import Flask
 from gunicorn.app.base import BaseApplication
 from gunicorn.glogging import Logger
+from gunicorn.workers.gthread import ThreadWorker
+
+from towpath.schemas.failure import TowpathError
 
 # The longest time for requests in progress when the service is stopped.
 GRACEFUL_STOP_S: Final = 10
 # Longer than any think time of a client that keeps its connection.
 KEEP_ALIVE_S: Final = 75
+# The time between the first refusal of readiness and the last accepted connection.
+DRAIN_S: Final = 1.0
+LIFECYCLE: Final = "towpath.lifecycle"
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """The address of the server, and the number of requests served at once."""
+    """The address of the server, the requests served at once, and the time to drain."""
 
     host: str
     port: int
     threads: int
     workers: int = 1
+    drain_s: float = DRAIN_S
+
+
+class BackgroundTask(NamedTuple):
+    """A task that the serving process repeats in a thread of its own."""
+
+    name: str
+    interval_s: float
+    run: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Lifecycle:
+    """
+    The part of an application that its server drives.
+
+    The application stores it as ``LIFECYCLE``. The server sets ``stopping`` on SIGTERM,
+    and repeats the ``tasks`` until then.
+    """
+
+    stopping: threading.Event = field(default_factory=threading.Event)
+    tasks: list[BackgroundTask] = field(default_factory=list)
+
+    def start_tasks(self) -> None:
+        """Start a thread for each task; all of them end when the service stops."""
+        for task in self.tasks:
+            threading.Thread(
+                target=self._repeat, args=(task,), name=task.name, daemon=True
+            ).start()
+
+    def _repeat(self, task: BackgroundTask) -> None:
+        while not self.stopping.wait(task.interval_s):
+            try:
+                task.run()
+            except TowpathError as error:
+                log.warning(
+                    "service task failed: trying again",
+                    task=task.name,
+                    reason=str(error),
+                )
 
 
 class _RootLogger(Logger):  # type: ignore[misc]  # gunicorn has no types
@@ -46,19 +101,37 @@ class _RootLogger(Logger):  # type: ignore[misc]  # gunicorn has no types
         self.error_log.propagate = True
 
 
+class _Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
+    """Worker that reports itself not ready before it stops to accept connections."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        app = self.app.callable
+        if app is None:
+            super().handle_exit(sig, frame)
+            return
+        stopping: threading.Event = app.extensions[LIFECYCLE].stopping
+        if not stopping.is_set():
+            stopping.set()
+            end = threading.Timer(
+                self.app.listen.drain_s, super().handle_exit, (sig, frame)
+            )
+            end.daemon = True
+            end.start()
+
+
 class _Server(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
     def __init__(self, make_app: Callable[[], Flask], listen: Listen) -> None:
         self._make_app = make_app
-        self._listen = listen
+        self.listen = listen
         super().__init__()
 
     def load_config(self) -> None:
         options = {
-            "bind": f"{self._listen.host}:{self._listen.port}",
-            "workers": self._listen.workers,
-            "threads": self._listen.threads,
-            "worker_class": "gthread",
-            "graceful_timeout": GRACEFUL_STOP_S,
+            "bind": f"{self.listen.host}:{self.listen.port}",
+            "workers": self.listen.workers,
+            "threads": self.listen.threads,
+            "worker_class": _Worker,
+            "graceful_timeout": GRACEFUL_STOP_S + math.ceil(self.listen.drain_s),
             "keepalive": KEEP_ALIVE_S,
             "logger_class": _RootLogger,
             "control_socket_disable": True,
@@ -68,11 +141,19 @@ class _Server(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
             self.cfg.set(name, value)
 
     def load(self) -> Flask:
-        return self._make_app()
+        app = self._make_app()
+        app.extensions[LIFECYCLE].start_tasks()
+        return app
 
 
 def serve(make_app: Callable[[], Flask], listen: Listen) -> None:
-    """Serve until the process is stopped; requests in progress are finished."""
+    """
+    Serve until the process is stopped; requests in progress are finished.
+
+    Args:
+        make_app: Creates the application, with its ``LIFECYCLE``, in the worker.
+        listen: The address and the number of threads.
+    """
     _Server(make_app, listen).run()
 
 

@@ -1,0 +1,324 @@
+"""
+A repeated request is executed once.
+
+A client sends a key of its own in ``Idempotency-Key``, as in the draft of the IETF's
+HTTP API working group (draft-ietf-httpapi-idempotency-key-header). The key is claimed
+by inserting its row in the command's own transaction:
+
+- A second request with the key waits there until the first has ended. If the first
+  committed, its answer is repeated with ``Idempotent-Replayed: true``; if it did not,
+  the key is free and the second claims it. The wait is bounded by the lock time-out:
+  then the answer is a 503 with ``Retry-After``, and the request may be repeated.
+- A key that comes with a different method, path or body is refused (422).
+- Failed requests leave no key: their repetition is executed.
+- A key is kept for a stated time, as a rule 24 hours, after which it may be used again.
+  Its row is then replaced by the next claim, or deleted in the background, a bounded
+  number of rows at a time. The deletion skips every row that a request has locked, so
+  no request waits for it for longer than one short statement.
+
+The age of a key is measured by the database's clock, which all processes share.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from http import HTTPStatus
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import structlog
+from flask import Request, Response
+from sqlalchemy import (
+    JSON,
+    Column,
+    ColumnElement,
+    DateTime,
+    Engine,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    delete,
+    func,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from towpath.outbox import plain
+from towpath.schemas.clock import Clock
+from towpath.services.plumbing.database import (
+    DatabaseBusyError,
+    UnitOfWork,
+    translated,
+)
+from towpath.services.plumbing.http import (
+    HEADER as LSN,
+)
+from towpath.services.plumbing.http import (
+    FieldError,
+    InvalidInputError,
+    json_answer,
+    valid_traceparent,
+)
+from towpath.services.plumbing.server import BackgroundTask
+
+HEADER: Final = "Idempotency-Key"
+REPLAYED: Final = "Idempotent-Replayed"
+# Deleting this many rows takes milliseconds.
+DELETED_AT_ONCE: Final = 500
+DELETION_INTERVAL_S: Final = 60.0
+_KEY: Final = re.compile(r"[\x21-\x7e]{1,200}\Z")
+# An expired key can vanish, or be claimed by another request, between two statements.
+_ATTEMPTS: Final = 3
+
+log = structlog.get_logger(__name__)
+
+AnyUnit = TypeVar("AnyUnit", bound=UnitOfWork)
+Execute = Callable[[AnyUnit, datetime], Mapping[str, Any]]
+Headers = Callable[[int, Mapping[str, Any]], Mapping[str, str]]
+
+
+def idempotency_table(metadata: MetaData) -> Table:
+    """Describe the table of keys in the schema of a service."""
+    return Table(
+        "idempotency",
+        metadata,
+        Column("key", Text, primary_key=True),
+        Column("request_hash", Text, nullable=False),
+        Column("status", Integer),
+        Column("response", JSON(none_as_null=True)),
+        Column(
+            "created_at",
+            DateTime(timezone=True),
+            nullable=False,
+            server_default=func.now(),
+            index=True,
+        ),
+    )
+
+
+def idempotency_statements(schema: str) -> str:
+    """
+    Return the SQL of a migration that creates the table.
+
+    Released migrations call this function, so its text does not change: a new column
+    is a statement in a new migration of every service.
+    """
+    return f"""
+create table {schema}.idempotency (
+    key text constraint idempotency_pkey primary key,
+    request_hash text not null,
+    status integer,
+    response json,
+    created_at timestamptz not null default now()
+);
+
+create index ix_{schema}_idempotency_created_at on {schema}.idempotency (created_at);
+"""
+
+
+class Answer(NamedTuple):
+    """The answer to a request, stored under its key."""
+
+    status: int
+    document: dict[str, Any]
+
+
+class Claim(NamedTuple):
+    """A key and the hash of its request."""
+
+    key: str
+    request_hash: str
+
+
+def claim_of(request: Request) -> Claim | None:
+    """
+    Read the request's key, if it has one.
+
+    Raises:
+        InvalidInputError: The key is not 1 to 200 visible ASCII characters.
+    """
+    key = request.headers.get(HEADER)
+    if key is None:
+        return None
+    if _KEY.match(key) is None:
+        reason = "must be 1 to 200 visible ASCII characters"
+        raise _refused(reason)
+    content = f"{request.method} {request.path}\n".encode() + request.get_data()
+    return Claim(key, hashlib.sha256(content).hexdigest())
+
+
+class IdempotencyKeys:
+    """
+    The keys of a service.
+
+    Args:
+        table: The table that ``idempotency_table`` describes.
+        hours: How long a key is kept.
+    """
+
+    def __init__(self, table: Table, *, hours: float) -> None:
+        self._table = table
+        self._lifetime = timedelta(hours=hours)
+
+    def earlier_answer(self, session: Session, claim: Claim) -> Answer | None:
+        """
+        Claim the key, or return the earlier answer under it.
+
+        Raises:
+            InvalidInputError: The key was used for a different request.
+            DatabaseBusyError: Other requests claimed and released the key all the time.
+        """
+        query = select(self._table, self._expired().label("expired")).where(
+            self._table.c.key == claim.key
+        )
+        for _ in range(_ATTEMPTS):
+            if self._insert(session, claim):
+                return None
+            earlier = session.execute(query).one_or_none()
+            if earlier is None:
+                continue
+            if earlier.expired:
+                if self._replace(session, claim):
+                    return None
+                continue
+            if earlier.request_hash != claim.request_hash:
+                reason = "was already used for a different request"
+                raise _refused(reason)
+            return Answer(earlier.status, earlier.response)
+        message = f"The {HEADER} is in use by other requests."
+        raise DatabaseBusyError(message, retry_after_s=1.0)
+
+    def keep_answer(self, session: Session, claim: Claim, answer: Answer) -> None:
+        """Store the answer under the claimed key; it commits with the command."""
+        kept = (
+            update(self._table)
+            .where(self._table.c.key == claim.key)
+            .values(status=answer.status, response=answer.document)
+        )
+        session.execute(kept)
+
+    def delete_expired(self, engine: Engine) -> int:
+        """
+        Delete expired keys, each batch in a transaction of its own.
+
+        Returns:
+            The number of deleted keys.
+
+        Raises:
+            UnavailableError: The database cannot be reached.
+        """
+        batch = (
+            select(self._table.c.key)
+            .where(self._expired())
+            .order_by(self._table.c.created_at)
+            .limit(DELETED_AT_ONCE)
+            .with_for_update(skip_locked=True)
+            .cte("batch")
+        )
+        statement = delete(self._table).where(
+            self._table.c.key.in_(select(batch.c.key))
+        )
+        count, deleted = 0, DELETED_AT_ONCE
+        while deleted == DELETED_AT_ONCE:
+            with translated(), engine.begin() as connection:
+                deleted = connection.execute(statement).rowcount
+            count += deleted
+        if count:
+            log.info("request keys deleted: expired", count=count)
+        return count
+
+    def deletion(self, engine: Engine) -> BackgroundTask:
+        """Return the task that deletes expired keys while the service runs."""
+        return BackgroundTask(
+            "expired idempotency keys",
+            DELETION_INTERVAL_S,
+            lambda: self.delete_expired(engine),
+        )
+
+    def _expired(self) -> ColumnElement[bool]:
+        return self._table.c.created_at < func.now() - self._lifetime
+
+    def _insert(self, session: Session, claim: Claim) -> bool:
+        mine = insert(self._table).values(claim._asdict()).on_conflict_do_nothing()
+        return session.execute(mine.returning(self._table.c.key)).first() is not None
+
+    def _replace(self, session: Session, claim: Claim) -> bool:
+        """Claim an expired key, unless another request just did."""
+        mine = (
+            update(self._table)
+            .where(self._table.c.key == claim.key, self._expired())
+            .values(
+                request_hash=claim.request_hash,
+                status=None,
+                response=None,
+                created_at=func.now(),
+            )
+        )
+        return session.execute(mine.returning(self._table.c.key)).first() is not None
+
+
+def _refused(reason: str) -> InvalidInputError:
+    detail = f"The header {HEADER} {reason}."
+    return InvalidInputError(detail, [FieldError(HEADER, reason)])
+
+
+@dataclass(frozen=True, slots=True)
+class CommandExecutor(Generic[AnyUnit]):
+    """
+    Executes the commands of requests: each in one transaction, each key once.
+
+    Args:
+        open_unit: Opens a unit of work, with the trace context of the request.
+        keys: The keys of the service.
+        clock: The time of changes.
+    """
+
+    open_unit: Callable[[str | None], AnyUnit]
+    keys: IdempotencyKeys
+    clock: Clock
+
+    def run(
+        self,
+        request: Request,
+        execute: Execute[AnyUnit],
+        *,
+        status: HTTPStatus = HTTPStatus.OK,
+        headers: Headers = lambda _status, _document: {},
+    ) -> Response:
+        """
+        Execute the command in one transaction, or repeat its earlier answer.
+
+        Args:
+            request: The request; its key and its trace context are read.
+            execute: Executes the command in the unit of work, at the given time;
+                returns the document of the answer, whose values may have any type that
+                ``towpath.outbox.plain`` takes.
+            status: The status of the answer.
+            headers: Returns further headers of an answer, from its status and document.
+
+        Raises:
+            InvalidInputError: The key is invalid, or was used for another request.
+            UnavailableError: The database cannot be reached, or a lock took too long.
+        """
+        claim = claim_of(request)
+        traceparent = valid_traceparent(request.headers.get("traceparent"))
+        with self.open_unit(traceparent) as unit:
+            earlier = self.keys.earlier_answer(unit.session, claim) if claim else None
+            answer = earlier
+            if answer is None:
+                document = plain(execute(unit, self.clock.now()))
+                answer = Answer(status.value, document)
+                if claim:
+                    self.keys.keep_answer(unit.session, claim, answer)
+                unit.commit()
+            response = json_answer(*answer, headers(*answer))
+            if earlier is not None:
+                response.headers[REPLAYED] = "true"
+            lsn = unit.written_lsn()
+            if lsn is not None:
+                response.headers[LSN] = lsn
+            return response

@@ -1,0 +1,256 @@
+"""
+A service as a process and as an application, from a declaration of its parts.
+
+The command line is ``serve`` (the default), ``migrate``, and the service's own
+commands. ``serve`` migrates the tables, registers the event schemas and then listens;
+it waits while the database or the registry is starting. Every option of ``serve`` has
+an environment variable, whose prefix is the service's::
+
+    --dsn                 <PREFIX>_DSN
+    --registry            <PREFIX>_REGISTRY
+    --host                <PREFIX>_HOST
+    --port                <PREFIX>_PORT
+    --threads             <PREFIX>_THREADS
+    --drain-seconds       <PREFIX>_DRAIN_SECONDS
+    --idempotency-hours   <PREFIX>_IDEMPOTENCY_HOURS
+"""
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+import structlog
+from flask import Flask
+from sqlalchemy import Engine
+from werkzeug.routing import IntegerConverter, ValidationError
+
+from towpath.schemas.clock import Backoff, Clock, Deadline, SystemClock
+from towpath.schemas.events import EventSchemas
+from towpath.schemas.failure import TowpathError, UnavailableError
+from towpath.services.plumbing.database import health_blueprint, make_engine
+from towpath.services.plumbing.http import (
+    MAX_BODY_BYTES,
+    install_problems,
+    install_request_ids,
+)
+from towpath.services.plumbing.server import (
+    DRAIN_S,
+    LIFECYCLE,
+    Lifecycle,
+    Listen,
+    configure_logs,
+    serve,
+)
+from towpath.services.registry import register_event_schemas
+
+# The longest wait for the database and the registry when everything starts at once.
+START_TIMEOUT_S: Final = 60.0
+DEFAULT_THREADS: Final = 8
+IDEMPOTENCY_HOURS: Final = 24.0
+_MAX_BIGINT: Final = 2**63 - 1
+
+log = structlog.get_logger(__name__)
+
+
+class BigintConverter(IntegerConverter):
+    """A number in a path, if a Postgres bigint can hold it; others are not found."""
+
+    def to_python(self, value: str) -> int:
+        # A bigint has at most nineteen digits; Python refuses to parse thousands.
+        if len(value) > len(str(_MAX_BIGINT)) or int(value) > _MAX_BIGINT:
+            raise ValidationError
+        return int(value)
+
+
+def base_app(name: str, engine: Engine, tables: Sequence[str]) -> Flask:
+    """
+    Create an application with everything that all services have, and no routes yet.
+
+    These are problem documents, request ids, health checks, the limit of a body, and
+    the converter ``bigint`` for paths.
+
+    Args:
+        name: The application's name.
+        engine: The service's database.
+        tables: Qualified names of the tables that a write needs.
+    """
+    app = Flask(name, static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
+    app.url_map.converters["bigint"] = BigintConverter
+    lifecycle = Lifecycle()
+    app.extensions["engine"] = engine
+    app.extensions[LIFECYCLE] = lifecycle
+    install_request_ids(app)
+    install_problems(app)
+    app.register_blueprint(health_blueprint(engine, tables, lifecycle.stopping))
+    return app
+
+
+class CreateApp(Protocol):
+    """Wires a service to a database; called in the process that serves."""
+
+    def __call__(
+        self, dsn: str, *, threads: int, idempotency_hours: float
+    ) -> Flask: ...
+
+
+class Command(NamedTuple):
+    """A command of one service, such as ``seed``, with its options."""
+
+    name: str
+    run: Callable[[argparse.Namespace], None]
+    add_options: Callable[[argparse.ArgumentParser], None] = lambda _parser: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """
+    The declaration of a service.
+
+    Attributes:
+        name: Its name on the command line and in log records.
+        description: The text of ``--help``.
+        prefix: The prefix of its environment variables, such as ``SHOP``.
+        migrate: Creates or updates its tables.
+        event_schemas: Loads the schemas of its events.
+        create_app: Wires its application.
+        commands: Its commands beside ``serve`` and ``migrate``.
+    """
+
+    name: str
+    description: str
+    prefix: str
+    migrate: Callable[[Engine], None]
+    event_schemas: Callable[[], EventSchemas]
+    create_app: CreateApp
+    commands: Sequence[Command] = ()
+
+    def main(self, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+        """Run the command given on the command line; return the exit code."""
+        options = self._parser(environ).parse_args(arguments)
+        configure_logs()
+        run = self._commands()[options.command]
+        try:
+            run(options)
+        except TowpathError as error:
+            log.error(  # noqa: TRY400 - the reason is the message
+                "service stopped",
+                service=self.name,
+                reason=str(error),
+                remedy=error.remedy,
+            )
+            return error.exit_code
+        return 0
+
+    def _commands(self) -> dict[str, Callable[[argparse.Namespace], None]]:
+        own = {command.name: command.run for command in self.commands}
+        return {"serve": self._serve, "migrate": self._migrate, **own}
+
+    def _parser(self, environ: Mapping[str, str]) -> argparse.ArgumentParser:
+        def variable(name: str, default: str | None = None) -> str | None:
+            return environ.get(f"{self.prefix}_{name}", default)
+
+        parser = argparse.ArgumentParser(prog=self.name, description=self.description)
+        add = parser.add_argument
+        add("command", nargs="?", choices=list(self._commands()), default="serve")
+        dsn = variable("DSN")
+        add("--dsn", default=dsn, required=dsn is None, help="the service's database")
+        registry = "the schema registry's URL, if any"
+        add("--registry", default=variable("REGISTRY"), help=registry)
+        add("--host", default=variable("HOST", "127.0.0.1"))
+        add("--port", type=int, default=variable("PORT", "8080"))
+        threads = variable("THREADS", str(DEFAULT_THREADS))
+        add("--threads", type=int, default=threads, help="requests served at once")
+        add(
+            "--drain-seconds",
+            type=float,
+            default=variable("DRAIN_SECONDS", str(DRAIN_S)),
+            help="how long a stopped service still takes requests, reported not ready",
+        )
+        add(
+            "--idempotency-hours",
+            type=float,
+            default=variable("IDEMPOTENCY_HOURS", str(IDEMPOTENCY_HOURS)),
+            help="how long an Idempotency-Key is kept",
+        )
+        for command in self.commands:
+            command.add_options(parser)
+        return parser
+
+    def _serve(self, options: argparse.Namespace) -> None:
+        self._migrate(options)
+        if options.registry is None:
+            log.warning(
+                "schema registry not configured: event schemas are not registered"
+            )
+        else:
+            register_event_schemas(
+                options.registry,
+                self.event_schemas().history,
+                clock=SystemClock(),
+                timeout_s=START_TIMEOUT_S,
+            )
+        listen = Listen(
+            host=options.host,
+            port=options.port,
+            threads=options.threads,
+            drain_s=options.drain_seconds,
+        )
+        log.info(
+            "service starts", service=self.name, host=listen.host, port=listen.port
+        )
+        serve(lambda: self._make_app(options), listen)
+
+    def _make_app(self, options: argparse.Namespace) -> Flask:
+        return self.create_app(
+            options.dsn,
+            threads=options.threads,
+            idempotency_hours=options.idempotency_hours,
+        )
+
+    def _migrate(self, options: argparse.Namespace) -> None:
+        wait_for_database(options.dsn, self.migrate)
+        log.info("service tables are up to date", service=self.name)
+
+
+def wait_for_database(
+    dsn: str, use: Callable[[Engine], None], clock: Clock | None = None
+) -> None:
+    """
+    Use the database; try again while it is unavailable, until the deadline.
+
+    Args:
+        dsn: The database, as a libpq URI or keywords.
+        use: Called with an engine of one connection; may be called again.
+        clock: Waits between attempts.
+
+    Raises:
+        UnavailableError: The database was unavailable all the time.
+    """
+    clock = clock or SystemClock()
+    deadline = Deadline(clock, START_TIMEOUT_S)
+    attempt = 0
+    while True:
+        try:
+            with closing_engine(dsn) as engine:
+                use(engine)
+        except UnavailableError as error:
+            if deadline.passed():
+                raise
+            log.info("database unavailable: trying again", reason=str(error))
+            clock.wait(min(Backoff().delay_s(attempt), deadline.remaining_s()))
+            attempt += 1
+        else:
+            return
+
+
+@contextmanager
+def closing_engine(dsn: str) -> Iterator[Engine]:
+    """Yield an engine for one connection, and close it at the end."""
+    engine = make_engine(dsn, pool_size=1)
+    try:
+        yield engine
+    finally:
+        engine.dispose()

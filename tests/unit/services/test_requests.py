@@ -1,0 +1,138 @@
+"""Request ids, and the versions that a request expects."""
+
+import pytest
+import structlog
+from flask import Flask
+from structlog.testing import capture_logs
+
+from towpath.schemas.failure import UnavailableError
+from towpath.services.plumbing.http import (
+    REQUEST_ID,
+    IfMatch,
+    MalformedError,
+    PreconditionFailedError,
+    etag,
+    install_problems,
+    install_request_ids,
+    request_id_of,
+)
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+
+
+@pytest.mark.parametrize("header", ["a", "x" * 128, "!~", "7d9f-42"])
+def test_a_valid_request_id_is_kept(header: str):
+    """
+    It is 1 to 128 visible ASCII characters.
+    """
+    assert header == request_id_of(header)
+
+
+@pytest.mark.parametrize("header", [None, "", "x" * 129, "a b", "a\n", "é", "\x7f"])
+def test_an_invalid_request_id_is_replaced(header: str | None):
+    """
+    Each replacement is a new one, and valid itself.
+    """
+    made = [request_id_of(header) for _ in range(2)]
+
+    assert len({*made, header}) == 3
+    assert made == [request_id_of(each) for each in made]
+
+
+@pytest.fixture
+def app() -> Flask:
+    """Provide an application whose only route fails."""
+    app = Flask("failing")
+    install_request_ids(app)
+    install_problems(app)
+
+    @app.get("/fail")
+    def fail():
+        message = "The database cannot be reached."
+        raise UnavailableError(message)
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/fail", 503), ("GET", "/nowhere", 404), ("PUT", "/fail", 405)],
+)
+def test_every_problem_has_the_request_id(app: Flask, method, path, status):
+    """
+    Failures, unknown routes and wrong methods return it too.
+    """
+    answer = app.test_client().open(path, method=method, headers={REQUEST_ID: "r-1"})
+
+    assert (status, "r-1") == (answer.status_code, answer.headers[REQUEST_ID])
+
+
+def test_log_records_have_request_id_and_trace_id_of_their_request_only(app: Flask):
+    """
+    The next request of the same thread, without a trace, has nothing of the first.
+    """
+    client = app.test_client()
+    with capture_logs([structlog.contextvars.merge_contextvars]) as records:
+        client.get("/fail", headers={REQUEST_ID: "r-1", "traceparent": TRACEPARENT})
+        client.get("/fail", headers={REQUEST_ID: "r-2"})
+    ids = [(record.get("request_id"), record.get("trace_id")) for record in records]
+
+    assert [("r-1", TRACE), ("r-2", None)] == ids
+    assert {} == structlog.contextvars.get_contextvars()
+
+
+@pytest.mark.parametrize(
+    ("header", "version"),
+    [
+        (None, 3),
+        ("*", 3),
+        (" * ", 3),
+        ('"3"', 3),
+        ('"2", "3"', 3),
+        ('"2","3"', 3),
+        (', "3",,', 3),
+        ('W/"3", "3"', 3),
+        ('"a,b", "3"', 3),
+    ],
+)
+def test_an_expected_version_is_accepted(header: str | None, version: int):
+    """
+    The present version is one of the tags, or every version is accepted.
+    """
+    IfMatch.parse(header).check(version)
+
+
+@pytest.mark.parametrize(
+    "header", ['"2"', 'W/"3"', '"03"', '"a,b"', '""', 'W/"3", "4"']
+)
+def test_another_version_is_a_failed_precondition(header: str):
+    """
+    Tags are compared as text and strongly: a weak one never matches.
+    """
+    with pytest.raises(PreconditionFailedError) as refusal:
+        IfMatch.parse(header).check(3)
+
+    assert (412, '"3"' in refusal.value.detail) == (refusal.value.status, True)
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["", ",", "3", '"3', '3"', '"3" "4"', 'w/"3"', '*, "3"', '"3"; "4"', '"3 "'],
+)
+def test_a_malformed_expectation_is_refused(header: str):
+    """
+    It is neither the asterisk nor a list of entity tags.
+    """
+    with pytest.raises(MalformedError) as refusal:
+        IfMatch.parse(header)
+
+    assert (400, "If-Match") == (refusal.value.status, refusal.value.errors[0].field)
+
+
+def test_an_entity_tag_is_accepted_as_the_expectation():
+    """
+    A client returns the tag as it got it.
+    """
+    IfMatch.parse(etag(12)).check(12)
+    assert '"12"' == etag(12)

@@ -16,7 +16,14 @@ import asyncio
 import contextlib
 import re
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -67,9 +74,16 @@ class _Options:
 
     attempts: int
     takes_reads: bool
+    types: Collection[str] | None
     clock: Clock
     observer: Observer | None
     decode: Decode | None
+
+    def takes(self, event: Event) -> bool:
+        """Return whether an event is to be applied; another one is passed over."""
+        if is_control(event) or (event.is_read and not self.takes_reads):
+            return False
+        return self.types is None or event.type in self.types
 
     def report(self, call: Callable[[Observer], None]) -> None:
         """Call the observer, if there is one; an error of it changes nothing."""
@@ -190,9 +204,7 @@ class _Loop:
         event = event_of(message, self._options.decode)
         attempts = self._attempts_of(event)
         try:
-            if not (
-                is_control(event) or (event.is_read and not self._options.takes_reads)
-            ):
+            if self._options.takes(event):
                 self._report_outcome(event, self._effects.apply(event))
         except HandlerError as error:
             attempts += 1
@@ -340,6 +352,7 @@ class Consumer(_Loop):
         handle: Callable[[Event, Any], object],
         attempts: int = ATTEMPTS,
         takes_reads: bool = False,
+        types: Collection[str] | None = None,
         observer: Observer | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -356,11 +369,14 @@ class Consumer(_Loop):
             attempts: After so many failed attempts an event is parked.
             takes_reads: Whether events that a snapshot has read are applied too. They
                 have ids of their own, and repeat what was applied before.
+            types: The types of the events to apply; others are passed over, and their
+                ids are not stored. None: all types.
             observer: Receives what the consumer does, such as ``InboxMetrics.of``.
             clock: The time of retries.
         """
         options = _Options(
-            attempts, takes_reads, clock or SystemClock(), observer, inbox.decode
+            *(attempts, takes_reads, types, clock or SystemClock()),
+            *(observer, inbox.decode),
         )
         effects = Effects(inbox, begin, _timed(handle, options))
         super().__init__(_client_settings(inbox, kafka), topics, effects, options)
@@ -379,12 +395,14 @@ class AsyncConsumer(_Loop):
         handle: Callable[[Event, Any], Awaitable[object]],
         attempts: int = ATTEMPTS,
         takes_reads: bool = False,
+        types: Collection[str] | None = None,
         observer: Observer | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Describe the consumer; the arguments are those of ``Consumer``."""
         options = _Options(
-            attempts, takes_reads, clock or SystemClock(), observer, inbox.decode
+            *(attempts, takes_reads, types, clock or SystemClock()),
+            *(observer, inbox.decode),
         )
         self._async_effects = AsyncEffects(inbox, begin, _timed_async(handle, options))
         super().__init__(

@@ -10,6 +10,7 @@ POST /orders               PlaceOrder               201, 422
 GET  /orders/{id}          -                        200, 404
 POST /orders/{id}/pay      PayOrder, or none        200, 404, 409
 POST /orders/{id}/cancel   CancelOrder, or none     200, 404, 409
+POST /orders/{id}/return   ReturnOrder, or none     200, 404, 409
 =========================  =======================  ==================
 
 Every POST takes an ``Idempotency-Key`` and a ``traceparent``, and answers with the
@@ -33,8 +34,9 @@ from towpath.services.orders.commands import (
     PayOrder,
     PlaceOrder,
     RegisterCustomer,
+    ReturnOrder,
 )
-from towpath.services.orders.events import customer_document, order_document
+from towpath.services.orders.events import customer_document, order_view
 from towpath.services.orders.repository import OrdersUnit
 from towpath.services.plumbing.http import json_answer, read_body
 from towpath.services.plumbing.idempotency import CommandExecutor, Execute
@@ -57,7 +59,7 @@ def register_customer() -> Response:
     command = read_body(request, RegisterCustomer)
     return _once(
         lambda unit, at: customer_document(
-            handlers.register_customer(command, unit, at)
+            handlers.register_customer(command, unit.store, at)
         ),
         HTTPStatus.CREATED,
     )
@@ -67,7 +69,7 @@ def register_customer() -> Response:
 def find_customer(customer_id: uuid.UUID) -> Response:
     """Read a customer."""
     with OrdersUnit(_context().sessions) as unit:
-        state = handlers.find_customer(customer_id, unit)
+        state = handlers.find_customer(customer_id, unit.store)
     return json_answer(HTTPStatus.OK, plain(customer_document(state)))
 
 
@@ -76,7 +78,7 @@ def place_order() -> Response:
     """Place an order."""
     command = read_body(request, PlaceOrder)
     return _once(
-        lambda unit, at: order_document(handlers.place_order(command, unit, at)),
+        lambda unit, at: order_view(handlers.place_order(command, unit.store, at)),
         HTTPStatus.CREATED,
     )
 
@@ -85,16 +87,18 @@ def place_order() -> Response:
 def find_order(order_id: int) -> Response:
     """Read an order."""
     with OrdersUnit(_context().sessions) as unit:
-        state = handlers.find_order(order_id, unit)
-    return json_answer(HTTPStatus.OK, plain(order_document(state)))
+        order = handlers.find_order(order_id, unit.store)
+    return json_answer(HTTPStatus.OK, plain(order_view(order)))
 
 
 @blueprint.post("/orders/<bigint:order_id>/pay")
 def pay_order(order_id: int) -> Response:
     """Pay an order."""
-    read_body(request, PayOrder, optional=True)
+    command = read_body(request, PayOrder, optional=True)
     return _once(
-        lambda unit, at: order_document(handlers.pay_order(order_id, unit, at)),
+        lambda unit, at: order_view(
+            handlers.pay_order(order_id, command, unit.store, at)
+        ),
     )
 
 
@@ -103,8 +107,19 @@ def cancel_order(order_id: int) -> Response:
     """Cancel an order."""
     command = read_body(request, CancelOrder, optional=True)
     return _once(
-        lambda unit, at: order_document(
-            handlers.cancel_order(order_id, command, unit, at)
+        lambda unit, at: order_view(
+            handlers.cancel_order(order_id, command, unit.store, at)
+        ),
+    )
+
+
+@blueprint.post("/orders/<bigint:order_id>/return")
+def return_order(order_id: int) -> Response:
+    """Return the goods of an order."""
+    command = read_body(request, ReturnOrder, optional=True)
+    return _once(
+        lambda unit, at: order_view(
+            handlers.return_order(order_id, command, unit.store, at)
         ),
     )
 

@@ -59,6 +59,9 @@ Attribute = Annotated[
 ]
 
 
+PaymentMethod = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
+
+
 class RegisterCustomer(Input):
     """Register a customer."""
 
@@ -75,7 +78,7 @@ class OrderedLine(Input):
 
 
 class PlaceOrder(Input):
-    """Place an order for a customer."""
+    """Place an order for a customer; with a payment method it is paid at once."""
 
     customer_id: uuid.UUID
     currency: str = Field(default="EUR", pattern=r"^[A-Z]{3}$")
@@ -83,14 +86,23 @@ class PlaceOrder(Input):
     attributes: dict[AttributeName, Attribute] | None = Field(
         default=None, max_length=MAX_ATTRIBUTES
     )
+    payment_method: PaymentMethod | None = None
     lines: Sequence[OrderedLine] = Field(min_length=1, max_length=MAX_LINES)
 
 
 class PayOrder(Input):
-    """Pay an order; the body is an empty object."""
+    """Pay an order, by card if no other method is named."""
+
+    payment_method: PaymentMethod = "card"
 
 
 class CancelOrder(Input):
     """Cancel an order, with or without a reason."""
+
+    reason: Note | None = None
+
+
+class ReturnOrder(Input):
+    """Return the goods of an order, with or without a reason."""
 
     reason: Note | None = None

@@ -3,9 +3,19 @@ Customers and orders: their state, their rules and their events. No I/O, no fram
 
 ::
 
-    place --> PLACED --pay--> PAID
-                 |
-                 +---cancel--> CANCELLED
+    place --> PLACED --pay--> PAYING --> CONFIRMED --> PAID --> COMPLETED --> RETURNED
+                 |              |            |          |           ^
+                 +------+-------+            +----+-----+           |
+                        | cancelled,              | cancelled,      | dispatched
+                        | refused, timed out      | timed out       |
+                        v                         v                 |
+                    CANCELLED <--recalled--- CANCELLING ------------+
+
+The other services report what they did as steps: stock reserved, payment authorised,
+shipment dispatched. A step is recorded once, in whatever order the steps arrive, and
+then moves the order on as far as its steps allow. After the order is confirmed, the
+parcel may already be on its way: whether it can be recalled only shipping knows, so the
+order is CANCELLING until shipping has answered.
 
 An order's ``state`` is a value that each change replaces as a whole; the change is
 recorded in ``events``. A repeated change has no effect and records no event.
@@ -15,9 +25,9 @@ import enum
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Final
+from typing import Final, NamedTuple, NoReturn
 
 from towpath.schemas.failure import DataError
 
@@ -31,8 +41,48 @@ class OrderStatus(enum.StrEnum):
     """The status of an order."""
 
     PLACED = "placed"
+    PAYING = "paying"
+    CONFIRMED = "confirmed"
     PAID = "paid"
+    CANCELLING = "cancelling"
+    COMPLETED = "completed"
     CANCELLED = "cancelled"
+    RETURNED = "returned"
+
+
+class Step(enum.StrEnum):
+    """A step of an order's saga, as another service reported it."""
+
+    STOCK_RESERVED = "stock_reserved"
+    STOCK_REJECTED = "stock_rejected"
+    STOCK_RELEASED = "stock_released"
+    STOCK_SOLD = "stock_sold"
+    STOCK_RETURNED = "stock_returned"
+    PAYMENT_AUTHORIZED = "payment_authorized"
+    PAYMENT_DECLINED = "payment_declined"
+    PAYMENT_CAPTURED = "payment_captured"
+    PAYMENT_VOIDED = "payment_voided"
+    PAYMENT_REFUNDED = "payment_refunded"
+    SHIPMENT_DISPATCHED = "shipment_dispatched"
+    SHIPMENT_FAILED = "shipment_failed"
+    SHIPMENT_CANCELLED = "shipment_cancelled"
+
+
+class StepRecord(NamedTuple):
+    """The time of a step by the clock of its service, and a remark such as a reason."""
+
+    at: datetime
+    detail: str | None
+
+
+# Reasons for a cancellation that no customer gave.
+OUT_OF_STOCK: Final = "out of stock"
+DECLINED: Final = "payment declined"
+UNDELIVERABLE: Final = "undeliverable"
+TIMED_OUT: Final = "timed out"
+
+_OPEN: Final = (OrderStatus.PLACED, OrderStatus.PAYING)
+_IN_DELIVERY: Final = (OrderStatus.CONFIRMED, OrderStatus.PAID)
 
 
 class OrderRuleError(DataError):
@@ -71,7 +121,9 @@ class OrderState:
     attributes: Mapping[str, AttributeValue] | None
     placed_at: datetime
     updated_at: datetime
+    payment_method: str | None = None
     cancel_reason: str | None = None
+    version: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +134,67 @@ class OrderPlaced:
 
 
 @dataclass(frozen=True, slots=True)
-class OrderPaid:
-    """An order was paid."""
+class OrderPaymentRequested:
+    """The customer chose a payment method: the order's amount is to be authorised."""
 
     order: OrderState
 
 
 @dataclass(frozen=True, slots=True)
-class OrderCancelled:
-    """An order was cancelled; the customer wrote the ``reason``."""
+class OrderConfirmed:
+    """Stock is reserved and the amount is authorised: it is to be captured."""
+
+    order: OrderState
+
+
+@dataclass(frozen=True, slots=True)
+class OrderPaid:
+    """The amount was captured: the order is to be shipped."""
+
+    order: OrderState
+
+
+@dataclass(frozen=True, slots=True)
+class OrderCancellationRequested:
+    """The shipment is to be cancelled, if it is not on its way."""
 
     order: OrderState
     reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class OrderCancelled:
+    """An order was cancelled; whatever was reserved or paid for it is given back."""
+
+    order: OrderState
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class OrderCompleted:
+    """The order was dispatched: its stock is sold."""
+
+    order: OrderState
+
+
+@dataclass(frozen=True, slots=True)
+class OrderReturned:
+    """The customer returned the goods: the amount is to be refunded."""
+
+    order: OrderState
+    reason: str | None
+
+
+OrderEvent = (
+    OrderPlaced
+    | OrderPaymentRequested
+    | OrderConfirmed
+    | OrderPaid
+    | OrderCancellationRequested
+    | OrderCancelled
+    | OrderCompleted
+    | OrderReturned
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +216,7 @@ class CustomerRegistered:
     customer: CustomerState
 
 
-DomainEvent = OrderPlaced | OrderPaid | OrderCancelled | CustomerRegistered
+DomainEvent = OrderEvent | CustomerRegistered
 
 
 @dataclass(slots=True)
@@ -133,48 +234,182 @@ class Customer:
 
 @dataclass(slots=True)
 class Order:
-    """An order, its rules, and its new events."""
+    """
+    An order, the steps of its saga, its rules, and its new events.
+
+    ``stored_version`` is the version of its row; 0: it has none yet.
+    """
 
     state: OrderState
+    steps: dict[Step, StepRecord] = field(default_factory=dict)
+    stored_version: int = 0
     events: list[DomainEvent] = field(default_factory=list)
 
     @classmethod
     def place(cls, state: OrderState) -> "Order":
         """Place a new order."""
-        return cls(state, [OrderPlaced(state)])
+        return cls(state, events=[OrderPlaced(state)])
 
-    def pay(self, at: datetime) -> None:
+    def request_payment(self, method: str, at: datetime) -> None:
         """
-        Pay the order; a paid one stays as it is.
+        Request the payment by a method; an order that is being paid stays as it is.
 
         Raises:
-            OrderRuleError: It is cancelled.
+            OrderRuleError: It is cancelled, being cancelled, or returned.
         """
-        if self._move(OrderStatus.PAID, at):
-            self.events.append(OrderPaid(self.state))
+        if self.state.status is OrderStatus.PLACED:
+            self.state = replace(self.state, payment_method=method)
+            self._move(OrderStatus.PAYING, at)
+            self.events.append(OrderPaymentRequested(self.state))
+            self._advance(at)
+        elif self.state.status in (
+            OrderStatus.CANCELLING,
+            OrderStatus.CANCELLED,
+            OrderStatus.RETURNED,
+        ):
+            self._refuse("be paid")
 
     def cancel(self, at: datetime, reason: str | None) -> None:
         """
-        Cancel the order; a cancelled one stays as it is.
+        Cancel the order, or begin to; one that is cancelled already stays as it is.
 
         Raises:
-            OrderRuleError: It is paid.
+            OrderRuleError: It is completed or returned.
         """
-        if self._move(OrderStatus.CANCELLED, at):
+        if self.state.status in _OPEN:
+            self._cancel(at, reason)
+        elif self.state.status in _IN_DELIVERY:
             self.state = replace(self.state, cancel_reason=reason)
-            self.events.append(OrderCancelled(self.state, reason))
+            self._move(OrderStatus.CANCELLING, at)
+            self.events.append(OrderCancellationRequested(self.state, reason))
+            self._advance(at)
+        elif self.state.status in (OrderStatus.COMPLETED, OrderStatus.RETURNED):
+            self._refuse("be cancelled")
 
-    def _move(self, status: OrderStatus, at: datetime) -> bool:
-        if self.state.status is status:
+    def expire(self, at: datetime) -> None:
+        """Cancel an order that is not final, because a step did not come in time."""
+        if self.state.status in (*_OPEN, *_IN_DELIVERY):
+            self.cancel(at, TIMED_OUT)
+
+    def return_goods(self, at: datetime, reason: str | None) -> None:
+        """
+        Return the goods of a completed order; a returned one stays as it is.
+
+        Raises:
+            OrderRuleError: It is not completed.
+        """
+        if self.state.status is OrderStatus.RETURNED:
+            return
+        if self.state.status is not OrderStatus.COMPLETED:
+            self._refuse("be returned")
+        self.state = replace(self.state, cancel_reason=reason)
+        self._move(OrderStatus.RETURNED, at)
+        self.events.append(OrderReturned(self.state, reason))
+
+    def record_step(self, step: Step, record: StepRecord, at: datetime) -> bool:
+        """Record a step and move the order on; return False if it was recorded."""
+        if step in self.steps:
             return False
-        if self.state.status is not OrderStatus.PLACED:
-            message = (
-                f"Order {self.state.order_id} is {self.state.status.value} and"
-                f" cannot become {status.value}."
-            )
-            raise OrderRuleError(message)
-        self.state = replace(self.state, status=status, updated_at=at)
+        self.steps[step] = record
+        self._advance(at)
         return True
+
+    def _advance(self, at: datetime) -> None:
+        """Move the order as far as its steps allow."""
+        while self._advance_once(at):
+            pass
+
+    def _advance_once(self, at: datetime) -> bool:
+        steps = self.steps
+        match self.state.status:
+            case OrderStatus.PLACED | OrderStatus.PAYING:
+                if Step.STOCK_REJECTED in steps:
+                    return self._cancel(at, OUT_OF_STOCK)
+                if Step.PAYMENT_DECLINED in steps:
+                    return self._cancel(at, DECLINED)
+                if {Step.STOCK_RESERVED, Step.PAYMENT_AUTHORIZED} <= steps.keys():
+                    self._move(OrderStatus.CONFIRMED, at)
+                    self.events.append(OrderConfirmed(self.state))
+                    return True
+            case OrderStatus.CONFIRMED if Step.PAYMENT_CAPTURED in steps:
+                self._move(OrderStatus.PAID, at)
+                self.events.append(OrderPaid(self.state))
+                return True
+            case OrderStatus.PAID | OrderStatus.CANCELLING:
+                return self._end_delivery(at)
+            case _:
+                pass
+        return False
+
+    def _end_delivery(self, at: datetime) -> bool:
+        if Step.SHIPMENT_DISPATCHED in self.steps:
+            self._move(OrderStatus.COMPLETED, at)
+            self.events.append(OrderCompleted(self.state))
+            return True
+        if Step.SHIPMENT_FAILED in self.steps:
+            return self._cancel(at, UNDELIVERABLE)
+        if Step.SHIPMENT_CANCELLED in self.steps:
+            return self._cancel(at, self.state.cancel_reason)
+        return False
+
+    def _cancel(self, at: datetime, reason: str | None) -> bool:
+        self.state = replace(self.state, cancel_reason=reason)
+        self._move(OrderStatus.CANCELLED, at)
+        self.events.append(OrderCancelled(self.state, reason))
+        return True
+
+    def _move(self, status: OrderStatus, at: datetime) -> None:
+        version = self.state.version + 1
+        self.state = replace(self.state, status=status, updated_at=at, version=version)
+
+    def _refuse(self, verb: str) -> NoReturn:
+        number, status = self.state.order_id, self.state.status.value
+        message = f"Order {number} is {status} and cannot {verb}."
+        raise OrderRuleError(message)
+
+
+class Windows(NamedTuple):
+    """The longest times that an order waits: to be confirmed, and to be dispatched."""
+
+    open: timedelta = timedelta(minutes=15)
+    delivery: timedelta = timedelta(minutes=15)
+
+
+DEFAULT_WINDOWS: Final = Windows()
+
+
+def deadline_of(state: OrderState, windows: Windows) -> datetime | None:
+    """Return the time by which the status of an order must have changed."""
+    if state.status in _OPEN:
+        return state.updated_at + windows.open
+    if state.status in _IN_DELIVERY:
+        return state.updated_at + windows.delivery
+    return None
+
+
+_STOCK_ENDS: Final = {
+    OrderStatus.COMPLETED: {Step.STOCK_SOLD},
+    OrderStatus.CANCELLED: {Step.STOCK_REJECTED, Step.STOCK_RELEASED},
+    OrderStatus.RETURNED: {Step.STOCK_RETURNED},
+}
+_PAYMENT_ENDS: Final = {
+    OrderStatus.COMPLETED: {Step.PAYMENT_CAPTURED},
+    OrderStatus.CANCELLED: {
+        Step.PAYMENT_DECLINED,
+        Step.PAYMENT_VOIDED,
+        Step.PAYMENT_REFUNDED,
+    },
+    OrderStatus.RETURNED: {Step.PAYMENT_REFUNDED},
+}
+
+
+def is_settled(order: Order) -> bool:
+    """Return whether an order is final, and stock and payment have followed it."""
+    status, steps = order.state.status, order.steps.keys()
+    if status not in _STOCK_ENDS or not _STOCK_ENDS[status] & steps:
+        return False
+    was_to_be_paid = order.state.payment_method is not None
+    return not was_to_be_paid or bool(_PAYMENT_ENDS[status] & steps)
 
 
 def total_of(lines: Sequence[Line]) -> Decimal:

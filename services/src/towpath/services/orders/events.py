@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from importlib import resources
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from sqlalchemy.orm import Session
 
@@ -23,16 +23,32 @@ from towpath.services.orders.domain import (
     CustomerRegistered,
     CustomerState,
     DomainEvent,
+    Order,
+    OrderCancellationRequested,
     OrderCancelled,
+    OrderCompleted,
+    OrderConfirmed,
+    OrderEvent,
     OrderPaid,
-    OrderPlaced,
+    OrderPaymentRequested,
+    OrderReturned,
     OrderState,
+    is_settled,
 )
 from towpath.services.plumbing.database import TRACEPARENT
 
 SCHEMAS: Final = "towpath.services.orders.schemas"
 ORDER: Final = "order"
 CUSTOMER: Final = "customer"
+
+# The field with the time of an event, for readers that know only its payload.
+_MOMENTS: Final[Mapping[type[OrderEvent], str]] = {
+    OrderConfirmed: "confirmed_at",
+    OrderPaid: "paid_at",
+    OrderCancelled: "cancelled_at",
+    OrderCompleted: "completed_at",
+    OrderReturned: "returned_at",
+}
 
 
 @functools.cache
@@ -50,7 +66,7 @@ def shop_events() -> Events:
         key="customer.customer_id",
         payload=lambda event: customer_document(event.customer),
     )(CustomerRegistered)
-    for cls in (OrderPlaced, OrderPaid, OrderCancelled):
+    for cls in get_args(OrderEvent):
         events.event(aggregate_type=ORDER, key="order.order_id", payload=_order_event)(
             cls
         )
@@ -90,6 +106,23 @@ def order_document(order: OrderState) -> dict[str, Any]:
     }
 
 
+def order_view(order: Order) -> dict[str, Any]:
+    """Return an order's state with its version and its saga, as ``GET`` answers it."""
+    steps = sorted(order.steps.items(), key=lambda item: item[1].at)
+    return order_document(order.state) | {
+        "version": order.state.version,
+        "payment_method": order.state.payment_method,
+        "reason": order.state.cancel_reason,
+        "saga": {
+            "is_settled": is_settled(order),
+            "steps": [
+                {"step": step, "at": record.at, "detail": record.detail}
+                for step, record in steps
+            ],
+        },
+    }
+
+
 def customer_document(customer: CustomerState) -> dict[str, Any]:
     """Return a customer's whole state as a document; values keep their types."""
     return {
@@ -108,18 +141,26 @@ def _occurred_at(event: DomainEvent) -> datetime:
     return event.order.updated_at
 
 
-def _order_event(event: OrderPlaced | OrderPaid | OrderCancelled) -> dict[str, Any]:
+def _order_event(event: OrderEvent) -> dict[str, Any]:
     order = event.order
     payload = order_document(order)
     payload["attributes"] = _json_text(order.attributes)
+    return payload | _details(event, order.updated_at)
+
+
+def _details(event: OrderEvent, at: datetime) -> dict[str, Any]:
+    """Return what an event's payload has beside the order's state."""
+    details: dict[str, Any] = {}
+    if (moment := _MOMENTS.get(type(event))) is not None:
+        details[moment] = at
     match event:
-        case OrderPlaced():
-            return payload
-        case OrderPaid():
-            return payload | {"paid_at": order.updated_at}
-        case OrderCancelled():
-            more = {"cancelled_at": order.updated_at, "reason": event.reason}
-            return payload | more
+        case OrderPaymentRequested():
+            details["payment_method"] = event.order.payment_method
+        case OrderCancellationRequested() | OrderCancelled() | OrderReturned():
+            details["reason"] = event.reason
+        case _:
+            pass
+    return details
 
 
 def _json_text(attributes: Mapping[str, AttributeValue] | None) -> str | None:

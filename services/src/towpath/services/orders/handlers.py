@@ -1,14 +1,22 @@
 """
-One function per command, in one unit of work: no protocol, no SQL.
+One function per command, in one transaction: no protocol, no SQL.
 
 A handler does not commit: its caller does, so that the command and its idempotency key
 are in the same transaction.
 """
 
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 
-from towpath.services.orders.commands import CancelOrder, PlaceOrder, RegisterCustomer
+from towpath.services.orders.commands import (
+    CancelOrder,
+    PayOrder,
+    PlaceOrder,
+    RegisterCustomer,
+    ReturnOrder,
+)
 from towpath.services.orders.domain import (
     AmountError,
     Customer,
@@ -18,9 +26,11 @@ from towpath.services.orders.domain import (
     OrderRuleError,
     OrderState,
     OrderStatus,
+    Step,
+    StepRecord,
     total_of,
 )
-from towpath.services.orders.repository import OrdersUnit, UnknownCustomerError
+from towpath.services.orders.repository import OrdersStore, UnknownCustomerError
 from towpath.services.plumbing.http import (
     ConflictError,
     FieldError,
@@ -30,7 +40,7 @@ from towpath.services.plumbing.http import (
 
 
 def register_customer(
-    command: RegisterCustomer, unit: OrdersUnit, at: datetime
+    command: RegisterCustomer, store: OrdersStore, at: datetime
 ) -> CustomerState:
     """Register a customer under a new id."""
     state = CustomerState(
@@ -41,11 +51,11 @@ def register_customer(
         created_at=at,
         updated_at=at,
     )
-    unit.customers.add(Customer.register(state))
+    store.customers.add(Customer.register(state))
     return state
 
 
-def place_order(command: PlaceOrder, unit: OrdersUnit, at: datetime) -> OrderState:
+def place_order(command: PlaceOrder, store: OrdersStore, at: datetime) -> Order:
     """
     Place an order with its lines.
 
@@ -63,7 +73,7 @@ def place_order(command: PlaceOrder, unit: OrdersUnit, at: datetime) -> OrderSta
     )
     try:
         state = OrderState(
-            order_id=unit.orders.next_id(),
+            order_id=store.orders.next_id(),
             customer_id=command.customer_id,
             status=OrderStatus.PLACED,
             total=total_of(lines),
@@ -74,7 +84,10 @@ def place_order(command: PlaceOrder, unit: OrdersUnit, at: datetime) -> OrderSta
             placed_at=at,
             updated_at=at,
         )
-        unit.orders.add(Order.place(state))
+        order = Order.place(state)
+        if command.payment_method is not None:
+            order.request_payment(command.payment_method, at)
+        store.orders.add(order)
     except AmountError as error:
         reason = str(error)
         raise InvalidInputError(reason, [FieldError("lines", reason)]) from error
@@ -82,81 +95,115 @@ def place_order(command: PlaceOrder, unit: OrdersUnit, at: datetime) -> OrderSta
         reason = "There is no such customer."
         errors = [FieldError("customer_id", reason)]
         raise InvalidInputError(reason, errors) from error
-    return state
+    return order
 
 
-def pay_order(order_id: int, unit: OrdersUnit, at: datetime) -> OrderState:
+def pay_order(
+    order_id: int, command: PayOrder, store: OrdersStore, at: datetime
+) -> Order:
     """
-    Pay an order; paying again changes nothing.
+    Request the payment of an order; requesting it again changes nothing.
 
     Raises:
         NotFoundError: There is no such order.
-        ConflictError: It is cancelled.
+        ConflictError: It is cancelled or returned.
     """
-    order = _locked(order_id, unit)
-    try:
-        order.pay(at)
-    except OrderRuleError as error:
-        raise ConflictError(str(error)) from error
-    return _saved(order, unit)
+    with _changing(order_id, store) as order:
+        order.request_payment(command.payment_method, at)
+    return order
 
 
 def cancel_order(
-    order_id: int, command: CancelOrder, unit: OrdersUnit, at: datetime
-) -> OrderState:
+    order_id: int, command: CancelOrder, store: OrdersStore, at: datetime
+) -> Order:
     """
     Cancel an order; cancelling again changes nothing.
 
     Raises:
         NotFoundError: There is no such order.
-        ConflictError: It is paid.
+        ConflictError: It is completed or returned.
     """
-    order = _locked(order_id, unit)
-    try:
+    with _changing(order_id, store) as order:
         order.cancel(at, command.reason)
-    except OrderRuleError as error:
-        raise ConflictError(str(error)) from error
-    return _saved(order, unit)
+    return order
 
 
-def find_order(order_id: int, unit: OrdersUnit) -> OrderState:
+def return_order(
+    order_id: int, command: ReturnOrder, store: OrdersStore, at: datetime
+) -> Order:
+    """
+    Return the goods of an order; returning them again changes nothing.
+
+    Raises:
+        NotFoundError: There is no such order.
+        ConflictError: It is not completed.
+    """
+    with _changing(order_id, store) as order:
+        order.return_goods(at, command.reason)
+    return order
+
+
+def record_step(
+    order_id: int, step: Step, record: StepRecord, store: OrdersStore, at: datetime
+) -> None:
+    """
+    Record a step that another service reports, and move the order on.
+
+    Raises:
+        NotFoundError: There is no such order.
+    """
+    with _changing(order_id, store) as order:
+        if order.record_step(step, record, at):
+            store.orders.add_step(order_id, step, record)
+
+
+def expire_order(order_id: int, store: OrdersStore, at: datetime) -> None:
+    """Cancel an order whose deadline has passed; another one stays as it is."""
+    if order_id not in store.orders.overdue(at, of_order=order_id):
+        return
+    with _changing(order_id, store) as order:
+        order.expire(at)
+
+
+def find_order(order_id: int, store: OrdersStore) -> Order:
     """
     Read an order.
 
     Raises:
         NotFoundError: There is no such order.
     """
-    state = unit.orders.find(order_id)
-    if state is None:
+    order = store.orders.find(order_id)
+    if order is None:
         raise _no_order(order_id)
-    return state
+    return order
 
 
-def find_customer(customer_id: uuid.UUID, unit: OrdersUnit) -> CustomerState:
+def find_customer(customer_id: uuid.UUID, store: OrdersStore) -> CustomerState:
     """
     Read a customer.
 
     Raises:
         NotFoundError: There is no such customer.
     """
-    state = unit.customers.find(customer_id)
+    state = store.customers.find(customer_id)
     if state is None:
         message = f"There is no customer {customer_id}."
         raise NotFoundError(message)
     return state
 
 
-def _locked(order_id: int, unit: OrdersUnit) -> Order:
-    order = unit.orders.lock(order_id)
+@contextmanager
+def _changing(order_id: int, store: OrdersStore) -> Iterator[Order]:
+    """Lock an order for the block, and save its changes at the end."""
+    order = store.orders.lock(order_id)
     if order is None:
         raise _no_order(order_id)
-    return order
-
-
-def _saved(order: Order, unit: OrdersUnit) -> OrderState:
+    try:
+        yield order
+    except OrderRuleError as error:
+        raise ConflictError(str(error)) from error
     if order.events:
-        unit.orders.save(order)
-    return order.state
+        store.orders.save(order)
 
 
 def _no_order(order_id: int) -> NotFoundError:

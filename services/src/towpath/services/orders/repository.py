@@ -13,6 +13,7 @@ prices; totals are the sums of their lines.
 
 import uuid
 from collections.abc import Sequence
+from datetime import datetime
 from functools import cached_property
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ from sqlalchemy import (
     Table,
     Text,
     Uuid,
+    delete,
     func,
     insert,
     select,
@@ -41,18 +43,24 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
 
 from towpath.outbox.sqlalchemy import track
 from towpath.schemas.failure import DataError
 from towpath.services.orders.domain import (
+    DEFAULT_WINDOWS,
     Customer,
     CustomerState,
     Line,
     Order,
     OrderState,
     OrderStatus,
+    Step,
+    StepRecord,
+    Windows,
+    deadline_of,
 )
 from towpath.services.plumbing.database import UnitOfWork, constraint_of, translated
 from towpath.services.plumbing.idempotency import idempotency_table
@@ -93,6 +101,8 @@ orders = Table(
     Column("placed_at", _instant, nullable=False, server_default=func.now()),
     Column("updated_at", _instant, nullable=False, server_default=func.now()),
     Column("cancel_reason", Text),
+    Column("payment_method", Text),
+    Column("version", Integer, nullable=False, server_default="1"),
 )
 
 order_lines = Table(
@@ -105,9 +115,28 @@ order_lines = Table(
     Column("unit_price", _amount, nullable=False),
 )
 
+# The steps of each order's saga.
+order_steps = Table(
+    "order_steps",
+    metadata,
+    Column("order_id", BigInteger, ForeignKey(orders.c.id), primary_key=True),
+    Column("step", Text, primary_key=True),
+    Column("at", _instant, nullable=False),
+    Column("detail", Text),
+)
+
+# The time by which the next step of an order that is not final must have come.
+order_deadlines = Table(
+    "order_deadlines",
+    metadata,
+    Column("order_id", BigInteger, ForeignKey(orders.c.id), primary_key=True),
+    Column("deadline_at", _instant, nullable=False, index=True),
+)
+
 idempotency = idempotency_table(metadata)
 
 
+_OVERDUE_AT_ONCE: Final = 100
 _CUSTOMER_EXISTS = "orders_customer_id_fkey"
 
 
@@ -115,6 +144,12 @@ class UnknownCustomerError(DataError):
     """The order names a customer that does not exist."""
 
     remedy = "Register the customer first."
+
+
+class StaleOrderError(DataError):
+    """An order was changed between its reading and its writing."""
+
+    remedy = "Read the order again, and repeat the change."
 
 
 class CustomerRepository:
@@ -156,8 +191,9 @@ class CustomerRepository:
 class OrderRepository:
     """The orders of one transaction."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, windows: Windows) -> None:
         self._session = session
+        self._windows = windows
 
     def next_id(self) -> int:
         """Return the next order's number; numbers of failed orders are not reused."""
@@ -179,29 +215,86 @@ class OrderRepository:
                 raise UnknownCustomerError from error
             raise
         self._session.execute(insert(order_lines), _line_rows(order.state))
+        self._set_deadline(order.state)
 
     def save(self, order: Order) -> None:
-        """Write the changes of an order that ``lock`` returned."""
+        """
+        Write the changes of an order that ``lock`` returned.
+
+        Raises:
+            StaleOrderError: The row has another version than the one that was locked.
+        """
         track(self._session, order)
         changed = (
             update(orders)
             .where(orders.c.id == order.state.order_id)
+            .where(orders.c.version == order.stored_version)
             .values(
                 status=order.state.status,
                 updated_at=order.state.updated_at,
                 cancel_reason=order.state.cancel_reason,
+                payment_method=order.state.payment_method,
+                version=order.state.version,
             )
         )
-        self._session.execute(changed)
+        if self._session.scalar(changed.returning(orders.c.id)) is None:
+            message = f"Order {order.state.order_id} was changed by somebody else."
+            raise StaleOrderError(message)
+        self._set_deadline(order.state)
+
+    def add_step(self, order_id: int, step: Step, record: StepRecord) -> None:
+        """Write a step of an order that ``lock`` returned."""
+        row = {
+            "order_id": order_id,
+            "step": step.value,
+            "at": record.at,
+            "detail": record.detail,
+        }
+        self._session.execute(insert(order_steps), row)
+
+    def overdue(self, at: datetime, *, of_order: int | None = None) -> Sequence[int]:
+        """
+        Return orders whose deadline has passed, the oldest first.
+
+        Args:
+            at: The present time.
+            of_order: Only this order, if its deadline has passed.
+        """
+        query = select(order_deadlines.c.order_id).where(
+            order_deadlines.c.deadline_at < at
+        )
+        if of_order is not None:
+            query = query.where(order_deadlines.c.order_id == of_order)
+        in_turn = query.order_by(order_deadlines.c.deadline_at).limit(_OVERDUE_AT_ONCE)
+        return self._session.scalars(in_turn).all()
 
     def lock(self, order_id: int) -> Order | None:
-        """Read an order under its row's lock, to change it."""
+        """Read an order with its steps under its row's lock, to change it."""
         state = self._read(select(orders).with_for_update(), order_id)
-        return None if state is None else Order(state)
+        if state is None:
+            return None
+        return Order(state, self._steps(order_id), state.version)
 
-    def find(self, order_id: int) -> OrderState | None:
-        """Read an order."""
-        return self._read(select(orders), order_id)
+    def find(self, order_id: int) -> Order | None:
+        """Read an order with its steps."""
+        state = self._read(select(orders), order_id)
+        return None if state is None else Order(state, self._steps(order_id))
+
+    def _set_deadline(self, state: OrderState) -> None:
+        deadline_at = deadline_of(state, self._windows)
+        if deadline_at is None:
+            of_order = order_deadlines.c.order_id == state.order_id
+            self._session.execute(delete(order_deadlines).where(of_order))
+            return
+        row = {"order_id": state.order_id, "deadline_at": deadline_at}
+        wanted = upsert(order_deadlines).values(row)
+        wanted = wanted.on_conflict_do_update(index_elements=["order_id"], set_=row)
+        self._session.execute(wanted)
+
+    def _steps(self, order_id: int) -> dict[Step, StepRecord]:
+        query = select(order_steps).where(order_steps.c.order_id == order_id)
+        rows = self._session.execute(query).all()
+        return {Step(row.step): StepRecord(row.at, row.detail) for row in rows}
 
     def _read(self, query: Select[Any], order_id: int) -> OrderState | None:
         row = self._session.execute(query.where(orders.c.id == order_id)).one_or_none()
@@ -223,6 +316,8 @@ def _order_row(state: OrderState) -> dict[str, Any]:
         "note": state.note,
         "placed_at": state.placed_at,
         "updated_at": state.updated_at,
+        "payment_method": state.payment_method,
+        "version": state.version,
     }
 
 
@@ -259,22 +354,36 @@ def _state(row: Row[Any], lines: Sequence[Row[Any]]) -> OrderState:
         attributes=row.attributes,
         placed_at=row.placed_at,
         updated_at=row.updated_at,
+        payment_method=row.payment_method,
         cancel_reason=row.cancel_reason,
+        version=row.version,
     )
+
+
+class OrdersStore:
+    """The customers and orders of one transaction."""
+
+    def __init__(self, session: Session, windows: Windows) -> None:
+        self.customers = CustomerRepository(session)
+        self.orders = OrderRepository(session, windows)
 
 
 class OrdersUnit(UnitOfWork):
     """One transaction over customers and orders."""
 
-    @cached_property
-    def customers(self) -> CustomerRepository:
-        """The customers in this transaction."""
-        return CustomerRepository(self.session)
+    def __init__(
+        self,
+        sessions: sessionmaker[Session],
+        traceparent: str | None = None,
+        windows: Windows = DEFAULT_WINDOWS,
+    ) -> None:
+        super().__init__(sessions, traceparent)
+        self._windows = windows
 
     @cached_property
-    def orders(self) -> OrderRepository:
-        """The orders in this transaction."""
-        return OrderRepository(self.session)
+    def store(self) -> OrdersStore:
+        """The customers and orders in this transaction."""
+        return OrdersStore(self.session, self._windows)
 
 
 SECONDS_BETWEEN_ORDERS: Final = 7

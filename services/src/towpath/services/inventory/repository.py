@@ -1,0 +1,274 @@
+"""
+Products and reservations in their tables.
+
+A reservation that is written is tracked too: its events are recorded in the same
+transaction. Products are locked in the order of their ids, so that two orders with the
+same products cannot wait for each other. The migrations create the tables; their
+constraints keep every number of units at zero or above, and their sum exact.
+"""
+
+import uuid
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Engine,
+    ForeignKey,
+    Integer,
+    MetaData,
+    Numeric,
+    Row,
+    Select,
+    Table,
+    Text,
+    Uuid,
+    bindparam,
+    func,
+    insert,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.orm import Session
+
+from towpath.outbox.sqlalchemy import track
+from towpath.services.inventory.domain import (
+    Product,
+    Reservation,
+    ReservationStatus,
+    ReservedLine,
+    Transfer,
+)
+from towpath.services.plumbing.database import translated
+
+SCHEMA: Final = "inventory"
+metadata = MetaData(schema=SCHEMA)
+
+_instant = DateTime(timezone=True)
+
+products = Table(
+    "products",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("unit_price", Numeric(12, 2), nullable=False),
+    Column("received", BigInteger, nullable=False),
+    Column("on_hand", BigInteger, nullable=False),
+    Column("reserved", BigInteger, nullable=False, server_default="0"),
+    Column("sold", BigInteger, nullable=False, server_default="0"),
+    Column("version", Integer, nullable=False, server_default="1"),
+    Column("updated_at", _instant, nullable=False, server_default=func.now()),
+    CheckConstraint("on_hand >= 0 and reserved >= 0 and sold >= 0", "units_exist"),
+    CheckConstraint("on_hand + reserved + sold = received", "units_add_up"),
+)
+
+reservations = Table(
+    "reservations",
+    metadata,
+    Column("order_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("status", Text, nullable=False),
+    Column("reason", Text),
+    Column("updated_at", _instant, nullable=False),
+)
+
+reservation_lines = Table(
+    "reservation_lines",
+    metadata,
+    Column(
+        "order_id", BigInteger, ForeignKey(reservations.c.order_id), primary_key=True
+    ),
+    Column("product_id", Uuid, ForeignKey(products.c.id), primary_key=True),
+    Column("quantity", Integer, nullable=False),
+)
+
+
+class InventoryRepository:
+    """The products and reservations of one transaction."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    # Products ----------------------------------------------------------------
+
+    def find_product(self, product_id: uuid.UUID) -> Product | None:
+        """Read a product."""
+        return self._product(select(products).where(products.c.id == product_id))
+
+    def list_products(
+        self, limit: int, after: uuid.UUID | None = None
+    ) -> Sequence[Product]:
+        """Return products in the order of their ids, those after one of them."""
+        query = select(products).order_by(products.c.id).limit(limit)
+        if after is not None:
+            query = query.where(products.c.id > after)
+        return [_product(row) for row in self._session.execute(query)]
+
+    def lock_on_hand(self, ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, int]:
+        """Lock products, and return how many units of each are on hand."""
+        query = (
+            select(products.c.id, products.c.on_hand)
+            .where(products.c.id.in_(sorted(ids)))
+            .order_by(products.c.id)
+            .with_for_update()
+        )
+        return {row.id: row.on_hand for row in self._session.execute(query)}
+
+    def transfer(
+        self, lines: Sequence[ReservedLine], transfer: Transfer, at: datetime
+    ) -> None:
+        """Move the units of a reservation's products, which are locked."""
+        if not lines:
+            return
+        units = bindparam("units", type_=BigInteger)
+        moved = (
+            update(products)
+            .where(products.c.id == bindparam("product"))
+            .values(
+                on_hand=products.c.on_hand + units * transfer.on_hand,
+                reserved=products.c.reserved + units * transfer.reserved,
+                sold=products.c.sold + units * transfer.sold,
+                version=products.c.version + 1,
+                updated_at=at,
+            )
+        )
+        rows = [{"product": line.product_id, "units": line.quantity} for line in lines]
+        self._session.connection().execute(moved, rows)
+
+    def receive(
+        self, product_id: uuid.UUID, units: int, at: datetime
+    ) -> Product | None:
+        """Add units that were received to a product; None: it does not exist."""
+        received = (
+            update(products)
+            .where(products.c.id == product_id)
+            .values(
+                received=products.c.received + units,
+                on_hand=products.c.on_hand + units,
+                version=products.c.version + 1,
+                updated_at=at,
+            )
+            .returning(products)
+        )
+        row = self._session.execute(received).one_or_none()
+        return None if row is None else _product(row)
+
+    def add_product(self, product: Product) -> bool:
+        """Write a new product; return False if its id is taken."""
+        row = product._asdict()
+        row["id"] = row.pop("product_id")
+        new = upsert(products).values(row).on_conflict_do_nothing()
+        return self._session.execute(new.returning(products.c.id)).first() is not None
+
+    # Reservations ------------------------------------------------------------
+
+    def lock_reservation(self, order_id: int) -> Reservation | None:
+        """Read an order's reservation under its row's lock."""
+        return self._reservation(select(reservations).with_for_update(), order_id)
+
+    def find_reservation(self, order_id: int) -> Reservation | None:
+        """Read an order's reservation."""
+        return self._reservation(select(reservations), order_id)
+
+    def add_reservation(self, reservation: Reservation) -> None:
+        """Write a new reservation with its lines."""
+        track(self._session, reservation)
+        self._session.execute(insert(reservations), _reservation_row(reservation))
+        lines = [
+            {"order_id": reservation.order_id, **line._asdict()}
+            for line in reservation.lines
+        ]
+        if lines:
+            self._session.execute(insert(reservation_lines), lines)
+
+    def save_reservation(self, reservation: Reservation) -> None:
+        """Write the changes of a reservation that was locked."""
+        track(self._session, reservation)
+        changed = (
+            update(reservations)
+            .where(reservations.c.order_id == reservation.order_id)
+            .values(_reservation_row(reservation))
+        )
+        self._session.execute(changed)
+
+    def _product(self, query: Select[Any]) -> Product | None:
+        row = self._session.execute(query).one_or_none()
+        return None if row is None else _product(row)
+
+    def _reservation(self, query: Select[Any], order_id: int) -> Reservation | None:
+        of_order = query.where(reservations.c.order_id == order_id)
+        row = self._session.execute(of_order).one_or_none()
+        if row is None:
+            return None
+        lines = (
+            select(reservation_lines.c.product_id, reservation_lines.c.quantity)
+            .where(reservation_lines.c.order_id == order_id)
+            .order_by(reservation_lines.c.product_id)
+        )
+        return Reservation(
+            order_id=order_id,
+            status=ReservationStatus(row.status),
+            lines=tuple(ReservedLine(*line) for line in self._session.execute(lines)),
+            reason=row.reason,
+            updated_at=row.updated_at,
+        )
+
+
+def _product(row: Row[Any]) -> Product:
+    return Product(
+        product_id=row.id,
+        name=row.name,
+        unit_price=row.unit_price,
+        received=row.received,
+        on_hand=row.on_hand,
+        reserved=row.reserved,
+        sold=row.sold,
+        version=row.version,
+        updated_at=row.updated_at,
+    )
+
+
+def _reservation_row(reservation: Reservation) -> dict[str, object]:
+    return {
+        "order_id": reservation.order_id,
+        "status": reservation.status.value,
+        "reason": reservation.reason,
+        "updated_at": reservation.updated_at,
+    }
+
+
+# The products that the seeded orders and the load name, with enough units for both;
+# every fiftieth is scarce, so that some orders are refused.
+_SEED: Final = text("""
+insert into inventory.products (id, name, unit_price, received, on_hand)
+select md5('product ' || n)::uuid,
+       'Product ' || n,
+       (100 + n * 37 % 20000)::numeric / 100,
+       case when n % 50 = 0 then :scarce else :units end,
+       case when n % 50 = 0 then :scarce else :units end
+  from generate_series(0, :products - 1) as n
+    on conflict (id) do nothing
+""")
+
+
+def seed_products(engine: Engine, *, products: int, units: int, scarce: int) -> None:
+    """
+    Insert missing products.
+
+    Args:
+        engine: The service's database, with its tables.
+        products: The number of products.
+        units: The units of each that are on hand.
+        scarce: The units of every fiftieth.
+
+    Raises:
+        UnavailableError: The database cannot be reached, or has no tables yet.
+    """
+    values = {"products": products, "units": units, "scarce": scarce}
+    with translated(), engine.begin() as connection:
+        connection.execute(_SEED, values)

@@ -1,0 +1,208 @@
+"""
+Payments and the operations at the provider: their rules and events. No I/O.
+
+::
+
+    payment requested --> REQUESTED --authorised--> AUTHORIZED --captured--> CAPTURED
+                              |                         |                        |
+                              | declined                | order cancelled        |
+                              v                         v        order cancelled |
+                          DECLINED                   VOIDED        or returned   v
+                                                                             REFUNDED
+
+An operation asks the provider for one thing. The operations of a payment are made one
+after the other, in the order in which they were written down. A reversal gives back
+whatever the provider has: it voids an authorisation and refunds a capture. It is also
+made after an authorisation that was never answered, because the provider may have made
+it.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import ClassVar, Final, NamedTuple
+
+
+class PaymentStatus(enum.StrEnum):
+    """The status of a payment."""
+
+    REQUESTED = "requested"
+    AUTHORIZED = "authorized"
+    DECLINED = "declined"
+    CAPTURED = "captured"
+    VOIDED = "voided"
+    REFUNDED = "refunded"
+
+
+class OperationKind(enum.StrEnum):
+    """The thing that an operation asks the provider for."""
+
+    AUTHORIZE = "authorize"
+    CAPTURE = "capture"
+    REVERSE = "reverse"
+
+
+class Answer(NamedTuple):
+    """
+    The provider's answer to an operation.
+
+    Attributes:
+        status: The status of the payment at the provider.
+        reason: The reason for a refusal.
+    """
+
+    status: PaymentStatus
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """
+    An operation that is not answered yet.
+
+    ``attempts`` counts the calls that were begun, the present one included.
+    """
+
+    operation_id: int
+    order_id: int
+    kind: OperationKind
+    attempts: int
+    amount: Decimal
+    currency: str
+    method: str
+
+    @property
+    def idempotency_key(self) -> str:
+        """The key by which the provider recognises a repeated call."""
+        return f"{self.order_id}-{self.kind.value}"
+
+
+# An authorisation that is not answered by then is given up, and reversed. The others
+# are repeated for as long as it takes: money is at stake.
+MOST_AUTHORIZATION_ATTEMPTS: Final = 5
+NO_ANSWER: Final = "the provider did not answer"
+
+# A call whose process died is made again after this time.
+LEASE: Final = timedelta(seconds=10)
+_FIRST_PAUSE_S: Final = 0.2
+_LONGEST_PAUSE_S: Final = 30.0
+
+
+def pause_after(attempts: int) -> timedelta:
+    """Return the time until an operation without an answer is tried again."""
+    return timedelta(
+        seconds=min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (attempts - 1))
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaymentEvent:
+    """The whole state of an order's payment after a change."""
+
+    STATUS: ClassVar[PaymentStatus]
+
+    order_id: int
+    status: PaymentStatus
+    amount: Decimal
+    currency: str
+    method: str
+    reason: str | None
+    updated_at: datetime
+
+
+class PaymentAuthorized(PaymentEvent):
+    """The provider holds the amount for the shop."""
+
+    STATUS = PaymentStatus.AUTHORIZED
+
+
+class PaymentDeclined(PaymentEvent):
+    """The provider refused the amount, or did not answer."""
+
+    STATUS = PaymentStatus.DECLINED
+
+
+class PaymentCaptured(PaymentEvent):
+    """The amount was transferred to the shop."""
+
+    STATUS = PaymentStatus.CAPTURED
+
+
+class PaymentVoided(PaymentEvent):
+    """The amount is not held any more; nothing was transferred."""
+
+    STATUS = PaymentStatus.VOIDED
+
+
+class PaymentRefunded(PaymentEvent):
+    """The amount was transferred back to the customer."""
+
+    STATUS = PaymentStatus.REFUNDED
+
+
+EVENTS: Final[Mapping[PaymentStatus, type[PaymentEvent]]] = {
+    cls.STATUS: cls
+    for cls in (
+        PaymentAuthorized,
+        PaymentDeclined,
+        PaymentCaptured,
+        PaymentVoided,
+        PaymentRefunded,
+    )
+}
+
+_NEXT: Final[Mapping[PaymentStatus, frozenset[PaymentStatus]]] = {
+    PaymentStatus.REQUESTED: frozenset(
+        {PaymentStatus.AUTHORIZED, PaymentStatus.DECLINED, PaymentStatus.VOIDED}
+    ),
+    PaymentStatus.AUTHORIZED: frozenset({PaymentStatus.CAPTURED, PaymentStatus.VOIDED}),
+    PaymentStatus.CAPTURED: frozenset({PaymentStatus.REFUNDED}),
+}
+
+
+@dataclass(slots=True)
+class Payment:
+    """The payment of an order, and its new events."""
+
+    order_id: int
+    amount: Decimal
+    currency: str
+    method: str
+    status: PaymentStatus
+    reason: str | None
+    version: int
+    updated_at: datetime
+    events: list[PaymentEvent] = field(default_factory=list)
+
+    @classmethod
+    def request(
+        cls, order_id: int, amount: Decimal, currency: str, method: str, at: datetime
+    ) -> "Payment":
+        """Request a payment; the provider has not been asked yet."""
+        status = PaymentStatus.REQUESTED
+        return cls(order_id, amount, currency, method, status, None, 1, at)
+
+    def take(self, answer: Answer, at: datetime) -> bool:
+        """
+        Take an answer of the provider; return whether it changed anything.
+
+        An answer that is repeated, or is late, changes nothing: the provider may give
+        each one more than once.
+        """
+        if answer.status not in _NEXT.get(self.status, ()):
+            return False
+        self.status, self.reason, self.updated_at = answer.status, answer.reason, at
+        self.version += 1
+        event = EVENTS[self.status](
+            order_id=self.order_id,
+            status=self.status,
+            amount=self.amount,
+            currency=self.currency,
+            method=self.method,
+            reason=self.reason,
+            updated_at=at,
+        )
+        self.events.append(event)
+        return True

@@ -1,0 +1,148 @@
+"""
+One function per event of an order, and the steps of the worker that calls the provider.
+
+None of the functions of events commits: the inbox does, with the record of the event.
+The worker claims operations in one transaction, calls the provider in none, and writes
+each answer down in another: no row stays locked while the provider thinks.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Final
+
+import structlog
+from sqlalchemy.orm import Session
+
+from towpath.schemas.clock import Clock
+from towpath.services.payments.domain import (
+    MOST_AUTHORIZATION_ATTEMPTS,
+    NO_ANSWER,
+    Answer,
+    Operation,
+    OperationKind,
+    Payment,
+    PaymentStatus,
+    pause_after,
+)
+from towpath.services.payments.provider import Provider, ProviderTimeoutError
+from towpath.services.payments.repository import PaymentRepository
+
+# Few enough for all of their answers to be known long before their lease ends.
+_CLAIMED_AT_ONCE: Final = 20
+
+log = structlog.get_logger(__name__)
+
+
+def request(
+    order: Mapping[str, Any], payments: PaymentRepository, at: datetime
+) -> None:
+    """Request the payment of an order, unless it was requested before."""
+    payment = Payment.request(
+        order["order_id"],
+        Decimal(order["total"]),
+        order["currency"],
+        order["payment_method"],
+        at,
+    )
+    if payments.add(payment):
+        payments.add_operation(payment.order_id, OperationKind.AUTHORIZE, at)
+
+
+def capture(
+    order: Mapping[str, Any], payments: PaymentRepository, at: datetime
+) -> None:
+    """Capture the payment of a confirmed order."""
+    payments.add_operation(order["order_id"], OperationKind.CAPTURE, at)
+
+
+def reverse(
+    order: Mapping[str, Any], payments: PaymentRepository, at: datetime
+) -> None:
+    """Give back what was paid for an order that is cancelled or returned."""
+    payment = payments.lock(order["order_id"])
+    if payment is not None and payment.status is not PaymentStatus.DECLINED:
+        payments.add_operation(payment.order_id, OperationKind.REVERSE, at)
+
+
+Handler = Callable[[Mapping[str, Any], PaymentRepository, datetime], None]
+
+# The events of orders that concern payments.
+ORDER_EVENTS: Final[Mapping[str, Handler]] = {
+    "OrderPaymentRequested": request,
+    "OrderConfirmed": capture,
+    "OrderCancelled": reverse,
+    "OrderReturned": reverse,
+}
+
+Begin = Callable[[], AbstractContextManager[Session]]
+
+
+class ProviderWorker:
+    """Calls the provider for the operations that are due; any number may run."""
+
+    def __init__(self, begin: Begin, provider: Provider, clock: Clock) -> None:
+        """
+        Store the parameters.
+
+        Args:
+            begin: Yields a session with a transaction, and commits at its end.
+            provider: The provider.
+            clock: The time of claims, changes and pauses.
+        """
+        self._begin = begin
+        self._provider = provider
+        self._clock = clock
+
+    def run_due(self) -> int:
+        """
+        Call the provider for operations that are due; return how many there were.
+
+        Raises:
+            UnavailableError: The database cannot be reached; claimed operations are
+                due again after their lease.
+        """
+        with self._begin() as session:
+            now = self._clock.now()
+            due = PaymentRepository(session).claim_operations(now, _CLAIMED_AT_ONCE)
+        for operation in due:
+            self._perform(operation)
+        return len(due)
+
+    def _perform(self, operation: Operation) -> None:
+        try:
+            answers = self._provider.perform(operation)
+        except ProviderTimeoutError as error:
+            log.info(
+                "payment operation not answered",
+                order_id=operation.order_id,
+                operation=operation.kind.value,
+                attempts=operation.attempts,
+                reason=str(error),
+            )
+            self._take_timeout(operation)
+            return
+        for answer in answers:
+            self._take(operation, answer)
+
+    def _take_timeout(self, operation: Operation) -> None:
+        """Have an operation repeated; an authorisation only so many times."""
+        is_authorization = operation.kind is OperationKind.AUTHORIZE
+        if is_authorization and operation.attempts >= MOST_AUTHORIZATION_ATTEMPTS:
+            self._take(operation, Answer(PaymentStatus.DECLINED, NO_ANSWER))
+            return
+        with self._begin() as session:
+            due_at = self._clock.now() + pause_after(operation.attempts)
+            PaymentRepository(session).postpone_operation(operation, due_at)
+
+    def _take(self, operation: Operation, answer: Answer) -> None:
+        """Write an answer down; an authorisation that was given up is reversed."""
+        with self._begin() as session:
+            payments, now = PaymentRepository(session), self._clock.now()
+            payment = payments.lock(operation.order_id)
+            if payment is not None and payment.take(answer, now):
+                payments.save(payment)
+            payments.answer_operation(operation, now)
+            if answer.reason == NO_ANSWER:
+                payments.add_operation(operation.order_id, OperationKind.REVERSE, now)

@@ -1,0 +1,178 @@
+"""
+A payment provider, simulated: it declines, times out, and repeats its answers.
+
+It stands for a system elsewhere: it has a schema of its own, ``payment_provider``, and
+commits on connections of its own, so that a caller that dies or rolls back leaves its
+books as they are. The payment method, a token, decides how it behaves:
+
+==================  ================================================================
+card                it answers at once
+card-declined       it refuses
+card-timeout        it does what it is asked, and the first answer is lost
+card-unreachable    it never answers an authorisation, and does not make it
+card-silent         it never answers an authorisation, but makes it
+card-repeats        it gives each answer twice
+==================  ================================================================
+
+A call with an idempotency key that was used before is answered from its books.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    DateTime,
+    Engine,
+    MetaData,
+    Numeric,
+    Table,
+    Text,
+    func,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert as upsert
+
+from towpath.schemas.failure import UnavailableError
+from towpath.services.payments.domain import (
+    Answer,
+    Operation,
+    OperationKind,
+    PaymentStatus,
+)
+from towpath.services.plumbing.database import translated
+
+DECLINED: Final = "card-declined"
+TIMEOUT: Final = "card-timeout"
+UNREACHABLE: Final = "card-unreachable"
+SILENT: Final = "card-silent"
+REPEATS: Final = "card-repeats"
+
+REFUSAL: Final = "the card was declined"
+
+SCHEMA: Final = "payment_provider"
+metadata = MetaData(schema=SCHEMA)
+
+# One row for each order: the money that the provider holds or has transferred.
+accounts = Table(
+    "accounts",
+    metadata,
+    Column("order_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("status", Text, nullable=False),
+    Column("amount", Numeric(12, 2), nullable=False),
+    Column("currency", Text, nullable=False),
+)
+
+# One row for each idempotency key: the answer, and how often it was asked for.
+calls = Table(
+    "calls",
+    metadata,
+    Column("idempotency_key", Text, primary_key=True),
+    Column("order_id", BigInteger, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("reason", Text),
+    Column("calls", BigInteger, nullable=False, server_default="1"),
+    Column(
+        "made_at", DateTime(timezone=True), nullable=False, server_default=func.now()
+    ),
+)
+
+
+class ProviderTimeoutError(UnavailableError):
+    """The provider has not answered; it may have done what it was asked."""
+
+    remedy = "Nothing: the call is repeated under its idempotency key."
+
+
+class Provider(Protocol):
+    """A payment provider."""
+
+    def perform(self, operation: Operation) -> Sequence[Answer]:
+        """
+        Perform an operation; return its answer, each time that it was given.
+
+        Raises:
+            ProviderTimeoutError: There was no answer.
+        """
+
+
+class SimulatedProvider:
+    """Implements ``Provider`` with tables in the database of an engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Store the engine; nothing is connected."""
+        self._engine = engine
+
+    def perform(self, operation: Operation) -> Sequence[Answer]:
+        is_authorization = operation.kind is OperationKind.AUTHORIZE
+        if is_authorization and operation.method == UNREACHABLE:
+            raise _timeout(operation)
+        with translated(), self._engine.begin() as books:
+            count, answer = _answer(books, operation)
+        if is_authorization and operation.method == SILENT:
+            raise _timeout(operation)
+        if count == 1 and operation.method == TIMEOUT:
+            raise _timeout(operation)
+        return (answer,) * (2 if operation.method == REPEATS else 1)
+
+
+def _timeout(operation: Operation) -> ProviderTimeoutError:
+    key = operation.idempotency_key
+    return ProviderTimeoutError(
+        f"The payment provider has not answered the call {key}."
+    )
+
+
+def _answer(books: Connection, operation: Operation) -> tuple[int, Answer]:
+    """Carry out the first call of a key; return the number of calls, and the answer."""
+    again = (
+        update(calls)
+        .where(calls.c.idempotency_key == operation.idempotency_key)
+        .values(calls=calls.c.calls + 1)
+        .returning(calls.c.calls, calls.c.status, calls.c.reason)
+    )
+    row = books.execute(again).one_or_none()
+    if row is not None:
+        return row.calls, Answer(PaymentStatus(row.status), row.reason)
+    answer = _carry_out(books, operation)
+    new = {
+        "idempotency_key": operation.idempotency_key,
+        "order_id": operation.order_id,
+        "status": answer.status.value,
+        "reason": answer.reason,
+    }
+    books.execute(insert(calls), new)
+    return 1, answer
+
+
+_REACHED: Final = {
+    OperationKind.AUTHORIZE: PaymentStatus.AUTHORIZED,
+    OperationKind.CAPTURE: PaymentStatus.CAPTURED,
+    OperationKind.REVERSE: PaymentStatus.VOIDED,
+}
+
+
+def _carry_out(books: Connection, operation: Operation) -> Answer:
+    account = select(accounts.c.status).where(accounts.c.order_id == operation.order_id)
+    held = books.scalar(account.with_for_update())
+    answer = Answer(_REACHED[operation.kind])
+    if operation.kind is OperationKind.AUTHORIZE and operation.method == DECLINED:
+        answer = Answer(PaymentStatus.DECLINED, REFUSAL)
+    elif operation.kind is OperationKind.REVERSE and held == PaymentStatus.CAPTURED:
+        answer = Answer(PaymentStatus.REFUNDED)
+    row = {
+        "order_id": operation.order_id,
+        "status": answer.status.value,
+        "amount": operation.amount,
+        "currency": operation.currency,
+    }
+    written = upsert(accounts).values(row)
+    status = {"status": answer.status.value}
+    books.execute(
+        written.on_conflict_do_update(index_elements=["order_id"], set_=status)
+    )
+    return answer

@@ -46,6 +46,7 @@ from towpath.services.inventory.domain import (
     Transfer,
 )
 from towpath.services.plumbing.database import translated
+from towpath.services.plumbing.idempotency import idempotency_table
 
 SCHEMA: Final = "inventory"
 metadata = MetaData(schema=SCHEMA)
@@ -86,6 +87,9 @@ reservation_lines = Table(
     Column("product_id", Uuid, ForeignKey(products.c.id), primary_key=True),
     Column("quantity", Integer, nullable=False),
 )
+
+
+idempotency = idempotency_table(metadata)
 
 
 class InventoryRepository:

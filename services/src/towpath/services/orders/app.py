@@ -4,14 +4,13 @@ from typing import Final
 
 from flask import Flask
 from sqlalchemy import Engine
-from sqlalchemy.orm import sessionmaker
 
-from towpath.outbox import Outbox
-from towpath.outbox.sqlalchemy import Collector
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.services.orders.api import EXTENSION, RouteContext, blueprint
-from towpath.services.orders.events import outbox_event, shop_events
+from towpath.services.orders.consumer import collector
+from towpath.services.orders.domain import DEFAULT_WINDOWS, Windows
 from towpath.services.orders.repository import SCHEMA, OrdersUnit, idempotency
+from towpath.services.plumbing.consumer import make_sessions
 from towpath.services.plumbing.database import make_engine, migrate
 from towpath.services.plumbing.idempotency import CommandExecutor, IdempotencyKeys
 from towpath.services.plumbing.server import LIFECYCLE
@@ -30,6 +29,7 @@ def create_app(
     *,
     threads: int = DEFAULT_THREADS,
     idempotency_hours: float = IDEMPOTENCY_HOURS,
+    windows: Windows = DEFAULT_WINDOWS,
     clock: Clock | None = None,
 ) -> Flask:
     """
@@ -39,20 +39,18 @@ def create_app(
         dsn: The shop's database, as a libpq URI or keywords.
         threads: The number of requests served at once; each has a connection.
         idempotency_hours: How long an ``Idempotency-Key`` is kept.
+        windows: The longest times that orders wait.
         clock: The time of changes.
     """
     # One more connection than requests, for the deletion of expired keys.
     engine = make_engine(dsn, pool_size=threads + 1)
-    # Schemas are compiled now, not in the first request.
     clock = clock or SystemClock()
-    outbox = Outbox(shop_events(), clock=clock)
-    sessions = sessionmaker(engine, expire_on_commit=False)
-    Collector(outbox_event, outbox=outbox).install(sessions)
+    sessions = make_sessions(engine, collector(clock))
     keys = IdempotencyKeys(idempotency, hours=idempotency_hours)
     app = base_app("towpath-orders", engine, NEEDED_TABLES)
     app.extensions[LIFECYCLE].tasks.append(keys.deletion(engine))
     commands = CommandExecutor(
-        lambda traceparent: OrdersUnit(sessions, traceparent), keys, clock
+        lambda traceparent: OrdersUnit(sessions, traceparent, windows), keys, clock
     )
     app.extensions[EXTENSION] = RouteContext(sessions, commands)
     app.register_blueprint(blueprint)

@@ -8,11 +8,10 @@ same trace. A failure of the database counts as no attempt; an event that cannot
 applied is parked with its followers, and ``towpath inbox`` replays it.
 """
 
-import argparse
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Generic, TypeVar
 
@@ -21,6 +20,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from towpath.inbox import Consumer, Event, Inbox
+from towpath.outbox import Events, Outbox, OutboxEvent
 from towpath.outbox.sqlalchemy import Collector
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.services.plumbing.database import TRACEPARENT, make_engine, translated
@@ -97,6 +97,26 @@ def begin_in(sessions: sessionmaker[Session]) -> Begin:
     return begin
 
 
+def make_collector(events: Events, clock: Clock) -> Collector:
+    """
+    Make the collector of a service whose events have the time of their change.
+
+    Args:
+        events: The service's events; each has the attribute ``updated_at``.
+        clock: The time at which they are recorded.
+    """
+
+    def convert(event: Any, session: Session) -> OutboxEvent:  # noqa: ANN401 - the service's own
+        return replace(
+            events.convert(event),
+            occurred_at=event.updated_at,
+            traceparent=session.info.get(TRACEPARENT),
+        )
+
+    # Schemas are compiled now, not in the first transaction.
+    return Collector(convert, outbox=Outbox(events, clock=clock))
+
+
 def make_sessions(engine: Engine, collector: Collector) -> sessionmaker[Session]:
     """Return the factory of sessions that record the events of aggregates."""
     sessions = sessionmaker(engine, expire_on_commit=False)
@@ -108,35 +128,50 @@ def make_sessions(engine: Engine, collector: Collector) -> sessionmaker[Session]
 MakeTasks = Callable[[Begin, Engine, Clock], Sequence[BackgroundTask]]
 
 
-def consume(
-    consumer: EventConsumer[Any],
-    collector: Callable[[Clock], Collector],
-    make_tasks: MakeTasks,
-    options: argparse.Namespace,
-) -> None:
+def no_tasks(_begin: Begin, _engine: Engine, _clock: Clock) -> Sequence[BackgroundTask]:
+    """Return no background work."""
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consuming:
+    """
+    The declaration of a service's process that consumes.
+
+    Attributes:
+        consumer: The consumer.
+        collector: Makes the collector that records the service's own events.
+        tasks: Makes the background work beside it.
+    """
+
+    consumer: EventConsumer[Any]
+    collector: Callable[[Clock], Collector]
+    tasks: MakeTasks = no_tasks
+
+
+def consume(parts: Consuming, dsn: str, bootstrap_servers: str) -> None:
     """
     Consume until the process is stopped; the event in progress is finished.
 
     Args:
-        consumer: The declaration of the consumer.
-        collector: Makes the collector that records the service's own events.
-        make_tasks: Makes the background work.
-        options: ``dsn`` and ``kafka``.
+        parts: The declaration.
+        dsn: The service's database, as a libpq URI or keywords.
+        bootstrap_servers: The brokers.
 
     Raises:
         KafkaException: The brokers refuse the client.
     """
     clock = SystemClock()
-    engine = make_engine(options.dsn, pool_size=_CONNECTIONS)
-    begin = begin_in(make_sessions(engine, collector(clock)))
-    lifecycle = Lifecycle(tasks=list(make_tasks(begin, engine, clock)))
+    engine = make_engine(dsn, pool_size=_CONNECTIONS)
+    begin = begin_in(make_sessions(engine, parts.collector(clock)))
+    lifecycle = Lifecycle(tasks=list(parts.tasks(begin, engine, clock)))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: lifecycle.stopping.set())
     lifecycle.start_tasks()
-    log.info("consumer starts", consumer=consumer.name, kafka=options.kafka)
+    log.info("consumer starts", consumer=parts.consumer.name, kafka=bootstrap_servers)
     try:
-        consumer.make(options.kafka, begin, clock).run(lifecycle.stopping)
+        parts.consumer.make(bootstrap_servers, begin, clock).run(lifecycle.stopping)
     finally:
         lifecycle.stopping.set()
         engine.dispose()
-    log.info("consumer stopped", consumer=consumer.name)
+    log.info("consumer stopped", consumer=parts.consumer.name)

@@ -90,6 +90,9 @@ class Lifecycle:
                     task=task.name,
                     reason=str(error),
                 )
+            except Exception:
+                # The thread must go on, whatever it was.
+                log.exception("service task failed", task=task.name)
 
 
 class _RootLogger(Logger):  # type: ignore[misc]  # gunicorn has no types

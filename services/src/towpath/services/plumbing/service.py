@@ -13,13 +13,17 @@ an environment variable, whose prefix is the service's::
     --threads             <PREFIX>_THREADS
     --drain-seconds       <PREFIX>_DRAIN_SECONDS
     --idempotency-hours   <PREFIX>_IDEMPOTENCY_HOURS
+
+A service that follows events of others has ``consume`` too, a process of its own with
+the options ``--dsn`` and ``--kafka`` (``<PREFIX>_KAFKA``).
 """
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from functools import partial
+from typing import ClassVar, Final, NamedTuple
 
 import structlog
 from flask import Flask
@@ -28,7 +32,8 @@ from werkzeug.routing import IntegerConverter, ValidationError
 
 from towpath.schemas.clock import Backoff, Clock, Deadline, SystemClock
 from towpath.schemas.events import EventSchemas
-from towpath.schemas.failure import TowpathError, UnavailableError
+from towpath.schemas.failure import TowpathError, UnavailableError, UsageError
+from towpath.services.plumbing.consumer import Consuming, consume
 from towpath.services.plumbing.database import health_blueprint, make_engine
 from towpath.services.plumbing.http import (
     MAX_BODY_BYTES,
@@ -88,12 +93,13 @@ def base_app(name: str, engine: Engine, tables: Sequence[str]) -> Flask:
     return app
 
 
-class CreateApp(Protocol):
-    """Wires a service to a database; called in the process that serves."""
+class MissingBrokersError(UsageError):
+    """The command ``consume`` was given no brokers."""
 
-    def __call__(
-        self, dsn: str, *, threads: int, idempotency_hours: float
-    ) -> Flask: ...
+    remedy: ClassVar[str] = "Name them by --kafka, or by the variable ..._KAFKA."
+
+
+AddOptions = Callable[[argparse.ArgumentParser], None]
 
 
 class Command(NamedTuple):
@@ -101,7 +107,7 @@ class Command(NamedTuple):
 
     name: str
     run: Callable[[argparse.Namespace], None]
-    add_options: Callable[[argparse.ArgumentParser], None] = lambda _parser: None
+    add_options: AddOptions = lambda _parser: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +121,11 @@ class Service:
         prefix: The prefix of its environment variables, such as ``SHOP``.
         migrate: Creates or updates its tables.
         event_schemas: Loads the schemas of its events.
-        create_app: Wires its application.
-        commands: Its commands beside ``serve`` and ``migrate``.
+        create_app: Wires its application by the options of ``serve``, in the process
+            that serves.
+        consuming: Declares its process that consumes, the command ``consume``.
+        add_options: Adds the options that both of them have.
+        commands: Its other commands.
     """
 
     name: str
@@ -124,7 +133,9 @@ class Service:
     prefix: str
     migrate: Callable[[Engine], None]
     event_schemas: Callable[[], EventSchemas]
-    create_app: CreateApp
+    create_app: Callable[[argparse.Namespace], Flask]
+    consuming: Callable[[argparse.Namespace], Consuming] | None = None
+    add_options: AddOptions = lambda _parser: None
     commands: Sequence[Command] = ()
 
     def main(self, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -146,6 +157,8 @@ class Service:
 
     def _commands(self) -> dict[str, Callable[[argparse.Namespace], None]]:
         own = {command.name: command.run for command in self.commands}
+        if self.consuming is not None:
+            own["consume"] = partial(self._consume, self.consuming)
         return {"serve": self._serve, "migrate": self._migrate, **own}
 
     def _parser(self, environ: Mapping[str, str]) -> argparse.ArgumentParser:
@@ -175,6 +188,8 @@ class Service:
             default=variable("IDEMPOTENCY_HOURS", str(IDEMPOTENCY_HOURS)),
             help="how long an Idempotency-Key is kept",
         )
+        add("--kafka", default=variable("KAFKA"), help="the brokers, for consume")
+        self.add_options(parser)
         for command in self.commands:
             command.add_options(parser)
         return parser
@@ -201,14 +216,18 @@ class Service:
         log.info(
             "service starts", service=self.name, host=listen.host, port=listen.port
         )
-        serve(lambda: self._make_app(options), listen)
+        serve(lambda: self.create_app(options), listen)
 
-    def _make_app(self, options: argparse.Namespace) -> Flask:
-        return self.create_app(
-            options.dsn,
-            threads=options.threads,
-            idempotency_hours=options.idempotency_hours,
-        )
+    def _consume(
+        self,
+        declare: Callable[[argparse.Namespace], Consuming],
+        options: argparse.Namespace,
+    ) -> None:
+        if options.kafka is None:
+            message = "consume needs the brokers"
+            raise MissingBrokersError(message)
+        self._migrate(options)
+        consume(declare(options), options.dsn, options.kafka)
 
     def _migrate(self, options: argparse.Namespace) -> None:
         wait_for_database(options.dsn, self.migrate)

@@ -1,0 +1,66 @@
+"""The wiring of the inventory service: the only module that imports every part."""
+
+from typing import Final
+
+from flask import Flask
+from sqlalchemy import Engine
+
+from towpath.schemas.clock import Clock, SystemClock
+from towpath.services.inventory.api import EXTENSION, RouteContext, blueprint, operations
+from towpath.services.inventory.consumer import collector
+from towpath.services.inventory.repository import SCHEMA, idempotency
+from towpath.services.plumbing.consumer import make_sessions
+from towpath.services.plumbing.database import UnitOfWork, make_engine, migrate
+from towpath.services.plumbing.idempotency import CommandExecutor, IdempotencyKeys
+from towpath.services.plumbing.openapi import install_openapi
+from towpath.services.plumbing.server import LIFECYCLE
+from towpath.services.plumbing.service import (
+    DEFAULT_THREADS,
+    IDEMPOTENCY_HOURS,
+    base_app,
+)
+
+MIGRATIONS: Final = "towpath.services.inventory.migrations"
+NEEDED_TABLES: Final = ("inventory.products", "towpath.outbox")
+
+
+def create_app(
+    dsn: str,
+    *,
+    threads: int = DEFAULT_THREADS,
+    idempotency_hours: float = IDEMPOTENCY_HOURS,
+    clock: Clock | None = None,
+) -> Flask:
+    """
+    Wire the service to a database; no connection is opened before a request.
+
+    Args:
+        dsn: The service's database, as a libpq URI or keywords.
+        threads: The number of requests served at once; each has a connection.
+        idempotency_hours: How long an ``Idempotency-Key`` is kept.
+        clock: The time of changes.
+    """
+    clock = clock or SystemClock()
+    # One more connection than requests, for the deletion of expired keys.
+    engine = make_engine(dsn, pool_size=threads + 1)
+    sessions = make_sessions(engine, collector(clock))
+    keys = IdempotencyKeys(idempotency, hours=idempotency_hours)
+    app = base_app("towpath-inventory", engine, NEEDED_TABLES)
+    app.extensions[LIFECYCLE].tasks.append(keys.deletion(engine))
+    commands = CommandExecutor(
+        lambda traceparent: UnitOfWork(sessions, traceparent), keys, clock
+    )
+    app.extensions[EXTENSION] = RouteContext(sessions, commands)
+    app.register_blueprint(blueprint)
+    install_openapi(app, "Inventory", operations)
+    return app
+
+
+def migrate_inventory(engine: Engine) -> None:
+    """
+    Create or update the service's tables.
+
+    Raises:
+        UnavailableError: The database cannot be reached.
+    """
+    migrate(engine, package=MIGRATIONS, schema=SCHEMA)

@@ -1,0 +1,29 @@
+"""
+The payments service as a process: ``serve``, ``consume`` or ``migrate``.
+
+``serve``, the default, migrates the tables, registers the event schemas and listens;
+``consume`` follows the orders. It calls the payment provider too. The options have environment variables, such as
+``PAYMENTS_DSN`` and ``PAYMENTS_PORT``.
+"""
+
+import os
+import sys
+from typing import Final
+
+from towpath.services.payments.app import create_app, migrate_payments
+from towpath.services.payments.consumer import CONSUMING, event_schemas
+from towpath.services.plumbing.service import Service
+
+PAYMENTS: Final = Service(
+    name="payments",
+    description=__doc__,
+    prefix="PAYMENTS",
+    migrate=migrate_payments,
+    event_schemas=event_schemas,
+    create_app=lambda options: create_app(options.dsn, threads=options.threads),
+    consuming=lambda _options: CONSUMING,
+)
+
+if __name__ == "__main__":
+    # Only the root reads the environment.
+    sys.exit(PAYMENTS.main(sys.argv[1:], os.environ))  # noqa: TID251

@@ -1,0 +1,29 @@
+"""
+The shipping service as a process: ``serve``, ``consume`` or ``migrate``.
+
+``serve``, the default, migrates the tables, registers the event schemas and listens;
+``consume`` follows the orders. The options have environment variables, such as
+``SHIPPING_DSN`` and ``SHIPPING_PORT``.
+"""
+
+import os
+import sys
+from typing import Final
+
+from towpath.services.shipping.app import create_app, migrate_shipping
+from towpath.services.shipping.consumer import CONSUMING, event_schemas
+from towpath.services.plumbing.service import Service
+
+SHIPPING: Final = Service(
+    name="shipping",
+    description=__doc__,
+    prefix="SHIPPING",
+    migrate=migrate_shipping,
+    event_schemas=event_schemas,
+    create_app=lambda options: create_app(options.dsn, threads=options.threads),
+    consuming=lambda _options: CONSUMING,
+)
+
+if __name__ == "__main__":
+    # Only the root reads the environment.
+    sys.exit(SHIPPING.main(sys.argv[1:], os.environ))  # noqa: TID251

@@ -1,10 +1,11 @@
-"""The orders service as a process of a test's own."""
+"""A service of the shop as a process of a test's own."""
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,14 @@ from towpath.schemas.clock import Deadline, SystemClock
 
 START_TIMEOUT_S = stretched(30.0)
 STOP_TIMEOUT_S = stretched(15.0)
+
+
+def environment_with_support(**more: str) -> dict[str, str]:
+    """Return this process's environment, in which ``support`` can be imported."""
+    inherited = dict(os.environ)  # noqa: TID251 - a process of the test inherits it
+    places = [str(Path(__file__).parents[1]), inherited.get("PYTHONPATH", "")]
+    search_path = os.pathsep.join(filter(None, places))
+    return {**inherited, "PYTHONPATH": search_path, **more}
 
 
 @dataclass
@@ -54,10 +63,14 @@ class Service:
 
 
 @contextmanager
-def orders_service(
-    dsn: str, folder: Path, registry_url: str | None = None
+def running_service(
+    module: str, dsn: str, folder: Path, options: Mapping[str, str] | None = None
 ) -> Iterator[Service]:
-    """Provide a service over an empty database, in which it gets its outbox first."""
+    """
+    Provide a service over an empty database, in which it gets its outbox first.
+
+    The module is run as ``python -m``, with the options of ``serve``.
+    """
     engine = create_engine(dsn.replace("postgresql:", "postgresql+psycopg2:", 1))
     with engine.begin() as connection:
         connection.execute(text("create schema towpath"))
@@ -65,15 +78,14 @@ def orders_service(
     engine.dispose()
     port = ports.any_free()
     log = folder / "log"
-    options = {"--dsn": dsn, "--port": str(port)}
-    if registry_url is not None:
-        options["--registry"] = registry_url
-    command = [sys.executable, "-m", "towpath.services.orders"]
+    given = {"--dsn": dsn, "--port": str(port), **(options or {})}
+    command = [sys.executable, "-m", module]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command + [word for option in options.items() for word in option],
+            command + [word for option in given.items() for word in option],
             stdout=output,
             stderr=output,
+            env=environment_with_support(),
         )
     service = Service(f"http://127.0.0.1:{port}", process, log)
     try:
@@ -83,3 +95,11 @@ def orders_service(
         if process.poll() is None:
             process.terminate()
             process.wait(STOP_TIMEOUT_S)
+
+
+def orders_service(
+    dsn: str, folder: Path, registry_url: str | None = None
+) -> AbstractContextManager[Service]:
+    """Provide the orders service over an empty database."""
+    options = {} if registry_url is None else {"--registry": registry_url}
+    return running_service("towpath.services.orders", dsn, folder, options)

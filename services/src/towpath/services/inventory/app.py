@@ -6,7 +6,12 @@ from flask import Flask
 from sqlalchemy import Engine
 
 from towpath.schemas.clock import Clock, SystemClock
-from towpath.services.inventory.api import EXTENSION, RouteContext, blueprint, operations
+from towpath.services.inventory.api import (
+    EXTENSION,
+    RouteContext,
+    blueprint,
+    operations,
+)
 from towpath.services.inventory.consumer import collector
 from towpath.services.inventory.repository import SCHEMA, idempotency
 from towpath.services.plumbing.consumer import make_sessions

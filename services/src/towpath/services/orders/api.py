@@ -6,8 +6,10 @@ route                      body                     answers
 =========================  =======================  ==================
 POST /customers            RegisterCustomer         201, 422
 GET  /customers/{id}       -                        200, 404
+GET  /customers            -                        200, 422
 POST /orders               PlaceOrder               201, 422
 GET  /orders/{id}          -                        200, 404
+GET  /orders               -                        200, 422
 POST /orders/{id}/pay      PayOrder, or none        200, 404, 409
 POST /orders/{id}/cancel   CancelOrder, or none     200, 404, 409
 POST /orders/{id}/return   ReturnOrder, or none     200, 404, 409
@@ -16,15 +18,20 @@ POST /orders/{id}/return   ReturnOrder, or none     200, 404, 409
 Every POST takes an ``Idempotency-Key`` and a ``traceparent``, and answers with the
 header ``Towpath-Lsn``: once a sink has applied everything up to it, the write can be
 read there (see ``plumbing.http``). Other answers, for every route: 400, 413, 415 for a
-body that cannot be read, 503 when the database is unavailable.
+body that cannot be read, 503 when the database is unavailable. The listings are paged,
+newest first (see ``plumbing.pagination``).
+
+The declarations beside the routes make the document at ``/openapi.json``; the models
+``...Document`` are the schemas of the answers.
 """
 
 import uuid
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 from flask import Blueprint, Response, current_app, request
+from pydantic import AwareDatetime, Field
 from sqlalchemy.orm import Session, sessionmaker
 
 from towpath.outbox import plain
@@ -36,14 +43,110 @@ from towpath.services.orders.commands import (
     RegisterCustomer,
     ReturnOrder,
 )
-from towpath.services.orders.events import customer_document, order_view
+from towpath.services.orders.domain import OrderStatus, Step
+from towpath.services.orders.events import (
+    customer_document,
+    order_document,
+    order_view,
+)
 from towpath.services.orders.repository import OrdersUnit
-from towpath.services.plumbing.http import json_answer, read_body
+from towpath.services.plumbing.http import json_answer, read_body, read_query
 from towpath.services.plumbing.idempotency import CommandExecutor, Execute
+from towpath.services.plumbing.openapi import Document, Operation, Operations
+from towpath.services.plumbing.pagination import PageQuery, page_document
 
 EXTENSION: Final = "towpath.orders"
 
 blueprint = Blueprint("orders", __name__)
+
+
+operations = Operations("orders")
+
+_Money = Annotated[str, Field(pattern=r"^[0-9]{1,10}\.[0-9]{2}$")]
+
+
+class CustomerDocument(Document):
+    """A customer."""
+
+    customer_id: uuid.UUID
+    name: str
+    email: str
+    active: bool
+    created_at: AwareDatetime
+    updated_at: AwareDatetime
+
+
+class LineDocument(Document):
+    """A product of an order."""
+
+    line_no: int = Field(ge=1)
+    product_id: uuid.UUID
+    quantity: int = Field(ge=1)
+    unit_price: _Money
+
+
+class OrderSummary(Document):
+    """An order with its lines, as in its events."""
+
+    order_id: int
+    customer_id: uuid.UUID
+    status: OrderStatus
+    total: _Money
+    currency: str
+    lines: list[LineDocument]
+    note: str | None
+    attributes: dict[str, str | int | bool | None] | None
+    placed_at: AwareDatetime
+    updated_at: AwareDatetime
+
+
+class StepDocument(Document):
+    """A step of an order's saga, by the clock of the service that took it."""
+
+    step: Step
+    at: AwareDatetime
+    detail: str | None
+
+
+class SagaDocument(Document):
+    """
+    The steps of an order that other services have taken so far.
+
+    ``is_settled``: the order is final, and stock and payment have followed it.
+    """
+
+    is_settled: bool
+    steps: list[StepDocument]
+
+
+class OrderDocument(OrderSummary):
+    """An order with its lines, its version and its saga."""
+
+    version: int
+    payment_method: str | None
+    reason: str | None
+    saga: SagaDocument
+
+
+class CustomersDocument(Document):
+    """A page of customers, newest first."""
+
+    items: list[CustomerDocument]
+    next: str | None
+
+
+class OrdersDocument(Document):
+    """A page of orders, newest first."""
+
+    items: list[OrderSummary]
+    next: str | None
+
+
+class OrdersQuery(PageQuery):
+    """The query of orders."""
+
+    customer_id: uuid.UUID | None = None
+    status: OrderStatus | None = None
 
 
 class RouteContext(NamedTuple):
@@ -54,6 +157,14 @@ class RouteContext(NamedTuple):
 
 
 @blueprint.post("/customers")
+@operations.add(
+    Operation(
+        body=RegisterCustomer,
+        answer=CustomerDocument,
+        status=HTTPStatus.CREATED,
+        is_command=True,
+    )
+)
 def register_customer() -> Response:
     """Register a customer."""
     command = read_body(request, RegisterCustomer)
@@ -66,6 +177,7 @@ def register_customer() -> Response:
 
 
 @blueprint.get("/customers/<uuid:customer_id>")
+@operations.add(Operation(answer=CustomerDocument))
 def find_customer(customer_id: uuid.UUID) -> Response:
     """Read a customer."""
     with OrdersUnit(_context().sessions) as unit:
@@ -73,7 +185,28 @@ def find_customer(customer_id: uuid.UUID) -> Response:
     return json_answer(HTTPStatus.OK, plain(customer_document(state)))
 
 
+@blueprint.get("/customers")
+@operations.add(Operation(query=PageQuery, answer=CustomersDocument))
+def list_customers() -> Response:
+    """List customers, newest first."""
+    wanted = read_query(request, PageQuery)
+    with OrdersUnit(_context().sessions) as unit:
+        states, cursor = unit.store.customers.page(wanted)
+    items = [plain(customer_document(state)) for state in states]
+    return json_answer(
+        HTTPStatus.OK, *page_document(request.path, wanted, items, cursor)
+    )
+
+
 @blueprint.post("/orders")
+@operations.add(
+    Operation(
+        body=PlaceOrder,
+        answer=OrderDocument,
+        status=HTTPStatus.CREATED,
+        is_command=True,
+    )
+)
 def place_order() -> Response:
     """Place an order."""
     command = read_body(request, PlaceOrder)
@@ -84,6 +217,7 @@ def place_order() -> Response:
 
 
 @blueprint.get("/orders/<bigint:order_id>")
+@operations.add(Operation(answer=OrderDocument))
 def find_order(order_id: int) -> Response:
     """Read an order."""
     with OrdersUnit(_context().sessions) as unit:
@@ -91,7 +225,31 @@ def find_order(order_id: int) -> Response:
     return json_answer(HTTPStatus.OK, plain(order_view(order)))
 
 
+@blueprint.get("/orders")
+@operations.add(Operation(query=OrdersQuery, answer=OrdersDocument))
+def list_orders() -> Response:
+    """List orders, newest first."""
+    wanted = read_query(request, OrdersQuery)
+    with OrdersUnit(_context().sessions) as unit:
+        states, cursor = unit.store.orders.page(
+            wanted, customer_id=wanted.customer_id, status=wanted.status
+        )
+    items = [plain(order_document(state)) for state in states]
+    return json_answer(
+        HTTPStatus.OK, *page_document(request.path, wanted, items, cursor)
+    )
+
+
 @blueprint.post("/orders/<bigint:order_id>/pay")
+@operations.add(
+    Operation(
+        body=PayOrder,
+        body_optional=True,
+        answer=OrderDocument,
+        is_command=True,
+        problems=(HTTPStatus.CONFLICT,),
+    )
+)
 def pay_order(order_id: int) -> Response:
     """Pay an order."""
     command = read_body(request, PayOrder, optional=True)
@@ -103,6 +261,15 @@ def pay_order(order_id: int) -> Response:
 
 
 @blueprint.post("/orders/<bigint:order_id>/cancel")
+@operations.add(
+    Operation(
+        body=CancelOrder,
+        body_optional=True,
+        answer=OrderDocument,
+        is_command=True,
+        problems=(HTTPStatus.CONFLICT,),
+    )
+)
 def cancel_order(order_id: int) -> Response:
     """Cancel an order."""
     command = read_body(request, CancelOrder, optional=True)
@@ -114,6 +281,15 @@ def cancel_order(order_id: int) -> Response:
 
 
 @blueprint.post("/orders/<bigint:order_id>/return")
+@operations.add(
+    Operation(
+        body=ReturnOrder,
+        body_optional=True,
+        answer=OrderDocument,
+        is_command=True,
+        problems=(HTTPStatus.CONFLICT,),
+    )
+)
 def return_order(order_id: int) -> Response:
     """Return the goods of an order."""
     command = read_body(request, ReturnOrder, optional=True)

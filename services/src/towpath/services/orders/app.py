@@ -6,13 +6,14 @@ from flask import Flask
 from sqlalchemy import Engine
 
 from towpath.schemas.clock import Clock, SystemClock
-from towpath.services.orders.api import EXTENSION, RouteContext, blueprint
+from towpath.services.orders.api import EXTENSION, RouteContext, blueprint, operations
 from towpath.services.orders.consumer import collector
 from towpath.services.orders.domain import DEFAULT_WINDOWS, Windows
 from towpath.services.orders.repository import SCHEMA, OrdersUnit, idempotency
 from towpath.services.plumbing.consumer import make_sessions
 from towpath.services.plumbing.database import make_engine, migrate
 from towpath.services.plumbing.idempotency import CommandExecutor, IdempotencyKeys
+from towpath.services.plumbing.openapi import install_openapi
 from towpath.services.plumbing.server import LIFECYCLE
 from towpath.services.plumbing.service import (
     DEFAULT_THREADS,
@@ -54,6 +55,7 @@ def create_app(
     )
     app.extensions[EXTENSION] = RouteContext(sessions, commands)
     app.register_blueprint(blueprint)
+    install_openapi(app, "Orders", operations)
     return app
 
 

@@ -6,17 +6,24 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+)
 
 from towpath.services.orders.domain import AttributeValue
-from towpath.services.plumbing.http import Input, without_nul
+from towpath.services.plumbing.http import WITHOUT_NUL, Input, Integer, without_nul
 
 MAX_LINES: Final = 100
 MAX_QUANTITY: Final = 1_000_000
 MAX_ATTRIBUTES: Final = 50
 # Larger integers are JSON too, but most readers of JSON round them.
 _MAX_INTEGER: Final = 2**53 - 1
-_PRICE: Final = re.compile(r"[0-9]{1,10}(\.[0-9]{1,2})?\Z")
+_PRICE_PATTERN: Final = r"[0-9]{1,10}(\.[0-9]{1,2})?"
+_PRICE: Final = re.compile(_PRICE_PATTERN + r"\Z")
 
 
 def _price(value: object) -> Decimal:
@@ -36,26 +43,55 @@ def _attribute(value: AttributeValue) -> AttributeValue:
     return value
 
 
-Price = Annotated[Decimal, BeforeValidator(_price)]
+# The rules of validators are repeated for the document of the service.
+_NO_NUL: Final = Field(json_schema_extra={"pattern": WITHOUT_NUL})
+Price = Annotated[
+    Decimal,
+    BeforeValidator(_price),
+    WithJsonSchema({"type": "string", "pattern": f"^{_PRICE_PATTERN}$"}),
+]
 Name = Annotated[
     str,
     StringConstraints(strip_whitespace=True, min_length=1, max_length=200),
     AfterValidator(without_nul),
+    Field(json_schema_extra={"pattern": r"^[^\x00]*[^\s\x00][^\x00]*$"}),
 ]
 Email = Annotated[
     str,
     StringConstraints(max_length=320, pattern=r"^[^@\s]+@[^@\s]+$"),
     AfterValidator(without_nul),
+    Field(json_schema_extra={"pattern": r"^[^@\s\x00]+@[^@\s\x00]+$"}),
 ]
 Note = Annotated[
-    str, StringConstraints(min_length=1, max_length=2_000), AfterValidator(without_nul)
+    str,
+    StringConstraints(min_length=1, max_length=2_000),
+    AfterValidator(without_nul),
+    _NO_NUL,
 ]
 AttributeName = Annotated[
-    str, StringConstraints(min_length=1, max_length=100), AfterValidator(without_nul)
+    str,
+    StringConstraints(min_length=1, max_length=100),
+    AfterValidator(without_nul),
+    _NO_NUL,
 ]
 Attribute = Annotated[
-    Annotated[str, StringConstraints(max_length=1_000)] | int | bool | None,
+    Annotated[str, StringConstraints(max_length=1_000), _NO_NUL]
+    | Annotated[
+        Integer,
+        Field(json_schema_extra={"minimum": -_MAX_INTEGER, "maximum": _MAX_INTEGER}),
+    ]
+    | bool
+    | None,
     AfterValidator(_attribute),
+]
+
+Attributes = Annotated[
+    dict[AttributeName, Attribute],
+    Field(
+        max_length=MAX_ATTRIBUTES,
+        # A name that breaks its pattern has no value at all.
+        json_schema_extra={"additionalProperties": False},
+    ),
 ]
 
 
@@ -73,7 +109,7 @@ class OrderedLine(Input):
     """A quantity of one product at a price."""
 
     product_id: uuid.UUID
-    quantity: int = Field(ge=1, le=MAX_QUANTITY)
+    quantity: Integer = Field(ge=1, le=MAX_QUANTITY)
     unit_price: Price
 
 
@@ -83,9 +119,7 @@ class PlaceOrder(Input):
     customer_id: uuid.UUID
     currency: str = Field(default="EUR", pattern=r"^[A-Z]{3}$")
     note: Note | None = None
-    attributes: dict[AttributeName, Attribute] | None = Field(
-        default=None, max_length=MAX_ATTRIBUTES
-    )
+    attributes: Attributes | None = None
     payment_method: PaymentMethod | None = None
     lines: Sequence[OrderedLine] = Field(min_length=1, max_length=MAX_LINES)
 

@@ -15,8 +15,9 @@ import uuid
 from collections.abc import Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from pydantic import AwareDatetime, Field
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -26,6 +27,7 @@ from sqlalchemy import (
     Enum,
     ForeignKey,
     Identity,
+    Index,
     Integer,
     MetaData,
     Numeric,
@@ -64,6 +66,7 @@ from towpath.services.orders.domain import (
 )
 from towpath.services.plumbing.database import UnitOfWork, constraint_of, translated
 from towpath.services.plumbing.idempotency import idempotency_table
+from towpath.services.plumbing.pagination import Keyset, PageQuery
 
 SCHEMA = "shop"
 metadata = MetaData(schema=SCHEMA)
@@ -135,6 +138,15 @@ order_deadlines = Table(
 
 idempotency = idempotency_table(metadata)
 
+Index("ix_shop_customers_created_at_id", customers.c.created_at, customers.c.id)
+
+_NEWEST_CUSTOMERS: Final = Keyset(
+    tuple[AwareDatetime, uuid.UUID], customers.c.created_at, customers.c.id
+)
+_NEWEST_ORDERS: Final = Keyset(
+    tuple[Annotated[int, Field(ge=0, le=2**63 - 1)]], orders.c.id
+)
+
 
 _OVERDUE_AT_ONCE: Final = 100
 _CUSTOMER_EXISTS = "orders_customer_id_fkey"
@@ -176,16 +188,17 @@ class CustomerRepository:
         """Read a customer."""
         query = select(customers).where(customers.c.id == customer_id)
         row = self._session.execute(query).one_or_none()
-        if row is None:
-            return None
-        return CustomerState(
-            customer_id=row.id,
-            name=row.name,
-            email=row.email,
-            active=row.active,
-            created_at=row.created_at,
-            updated_at=row.updated_at,
-        )
+        return None if row is None else _customer_state(row)
+
+    def page(self, wanted: PageQuery) -> tuple[list[CustomerState], str | None]:
+        """
+        Read a page of customers, newest first, and the cursor of the next one.
+
+        Raises:
+            MalformedError: The cursor is not one of this listing.
+        """
+        rows, cursor = _NEWEST_CUSTOMERS.page(self._session, select(customers), wanted)
+        return [_customer_state(row) for row in rows], cursor
 
 
 class OrderRepository:
@@ -303,6 +316,48 @@ class OrderRepository:
         of_order = order_lines.c.order_id == order_id
         lines = select(order_lines).where(of_order).order_by(order_lines.c.line_no)
         return _state(row, self._session.execute(lines).all())
+
+    def page(
+        self,
+        wanted: PageQuery,
+        *,
+        customer_id: uuid.UUID | None = None,
+        status: OrderStatus | None = None,
+    ) -> tuple[list[OrderState], str | None]:
+        """
+        Read a page of orders, newest first, and the cursor of the next one.
+
+        Args:
+            wanted: The cursor and the limit.
+            customer_id: Only orders of this customer.
+            status: Only orders with this status.
+
+        Raises:
+            MalformedError: The cursor is not one of this listing.
+        """
+        query = select(orders)
+        if customer_id is not None:
+            query = query.where(orders.c.customer_id == customer_id)
+        if status is not None:
+            query = query.where(orders.c.status == status)
+        rows, cursor = _NEWEST_ORDERS.page(self._session, query, wanted)
+        of_page = order_lines.c.order_id.in_([row.id for row in rows])
+        lines = select(order_lines).where(of_page).order_by(order_lines.c.line_no)
+        by_order: dict[int, list[Row[Any]]] = {row.id: [] for row in rows}
+        for line in self._session.execute(lines):
+            by_order[line.order_id].append(line)
+        return [_state(row, by_order[row.id]) for row in rows], cursor
+
+
+def _customer_state(row: Row[Any]) -> CustomerState:
+    return CustomerState(
+        customer_id=row.id,
+        name=row.name,
+        email=row.email,
+        active=row.active,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+    )
 
 
 def _order_row(state: OrderState) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from towpath.services.plumbing.openapi import install_openapi
 from towpath.services.plumbing.service import DEFAULT_THREADS, base_app
 
 MIGRATIONS: Final = "towpath.services.payments.migrations"
-NEEDED_payments.paymentsS: Final = ("payments.payments", "towpath.outbox")
+NEEDED_TABLES: Final = ("payments.payments", "towpath.outbox")
 
 
 def create_app(
@@ -30,7 +30,7 @@ def create_app(
         clock: The time of changes.
     """
     engine = make_engine(dsn, pool_size=threads)
-    app = base_app("towpath-payments", engine, NEEDED_payments.paymentsS)
+    app = base_app("towpath-payments", engine, NEEDED_TABLES)
     app.extensions[EXTENSION] = make_sessions(engine, collector(clock or SystemClock()))
     app.register_blueprint(blueprint)
     install_openapi(app, "Payments", operations)

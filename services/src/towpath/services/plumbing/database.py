@@ -272,10 +272,12 @@ def health_blueprint(
 
     @blueprint.get("/live")
     def live() -> dict[str, str]:
+        """Answer while the process serves."""
         return {"status": "live"}
 
     @blueprint.get("/ready")
     def ready() -> dict[str, str]:
+        """Answer while the service can write."""
         if stopping.is_set():
             message = "The service is being stopped."
             raise ServiceStoppingError(message)

@@ -53,11 +53,11 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar
 
 import structlog
 from flask import Flask, Request, Response, g, request
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
@@ -215,12 +215,26 @@ class Input(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+# The pattern, in a JSON schema, of text that ``without_nul`` accepts.
+WITHOUT_NUL: Final = r"^[^\x00]*$"
+
+
 def without_nul(text: str) -> str:
     """Refuse a NUL character, which Postgres cannot store in text."""
     if "\0" in text:
         message = "must not contain a NUL character"
         raise ValueError(message)
     return text
+
+
+def _integral(value: object) -> object:
+    # JSON has one kind of number: 1.0 is an integer, to JSON Schema too.
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+Integer = Annotated[int, BeforeValidator(_integral)]
 
 
 def read_body(
@@ -248,6 +262,25 @@ def read_body(
         raise UnsupportedMediaType(message)
     try:
         return model.model_validate_json(data)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False)
+        raise _refusal(details) from error
+
+
+def read_query(request: Request, model: type[AnyInput]) -> AnyInput:
+    """
+    Read the request's query parameters as the model.
+
+    Raises:
+        InvalidInputError: A parameter is unknown, repeated or invalid.
+    """
+    repeated = [name for name, values in request.args.lists() if len(values) > 1]
+    if repeated:
+        errors = [FieldError(name, "must not be repeated") for name in repeated]
+        message = "Some parameters are repeated."
+        raise InvalidInputError(message, errors)
+    try:
+        return model.model_validate_strings(request.args.to_dict())
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)
         raise _refusal(details) from error

@@ -10,9 +10,9 @@ import os
 import sys
 from typing import Final
 
+from towpath.services.plumbing.service import Service
 from towpath.services.shipping.app import create_app, migrate_shipping
 from towpath.services.shipping.consumer import CONSUMING, event_schemas
-from towpath.services.plumbing.service import Service
 
 SHIPPING: Final = Service(
     name="shipping",

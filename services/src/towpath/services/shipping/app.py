@@ -6,16 +6,16 @@ from flask import Flask
 from sqlalchemy import Engine
 
 from towpath.schemas.clock import Clock, SystemClock
-from towpath.services.shipping.api import EXTENSION, blueprint, operations
-from towpath.services.shipping.consumer import collector
-from towpath.services.shipping.repository import SCHEMA
 from towpath.services.plumbing.consumer import make_sessions
 from towpath.services.plumbing.database import make_engine, migrate
 from towpath.services.plumbing.openapi import install_openapi
 from towpath.services.plumbing.service import DEFAULT_THREADS, base_app
+from towpath.services.shipping.api import EXTENSION, blueprint, operations
+from towpath.services.shipping.consumer import collector
+from towpath.services.shipping.repository import SCHEMA
 
 MIGRATIONS: Final = "towpath.services.shipping.migrations"
-NEEDED_shipping.shipmentsS: Final = ("shipping.shipments", "towpath.outbox")
+NEEDED_TABLES: Final = ("shipping.shipments", "towpath.outbox")
 
 
 def create_app(
@@ -30,7 +30,7 @@ def create_app(
         clock: The time of changes.
     """
     engine = make_engine(dsn, pool_size=threads)
-    app = base_app("towpath-shipping", engine, NEEDED_shipping.shipmentsS)
+    app = base_app("towpath-shipping", engine, NEEDED_TABLES)
     app.extensions[EXTENSION] = make_sessions(engine, collector(clock or SystemClock()))
     app.register_blueprint(blueprint)
     install_openapi(app, "Shipping", operations)

@@ -1,0 +1,136 @@
+"""Listings of the orders service on a real Postgres, page by page."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from sqlalchemy import text
+
+from towpath.schemas import source_tables
+from towpath.services.orders.app import create_app, migrate_shop
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+LINE = {
+    "product_id": "0af76519-16cd-43dd-8448-eb211c80319c",
+    "quantity": 1,
+    "unit_price": "1.00",
+}
+
+
+@pytest.fixture
+def client(database: str) -> Iterator[FlaskClient]:
+    """Provide a client of the service over a fresh database."""
+    app = create_app(database, threads=2)
+    engine = app.extensions["engine"]
+    migrate_shop(engine)
+    with engine.begin() as connection:
+        connection.execute(text("create schema towpath"))
+        connection.execute(text(source_tables.outbox().create_statement()))
+    yield app.test_client()
+    engine.dispose()
+
+
+def register(client: FlaskClient, name: str = "Ada") -> str:
+    """Register a customer; return the id."""
+    body = {"name": name, "email": "ada@example.org"}
+    return client.post("/customers", json=body).json["customer_id"]
+
+
+def place(client: FlaskClient, customer_id: str, lines: int = 1) -> int:
+    """Place an order; return its number."""
+    body = {"customer_id": customer_id, "lines": [LINE] * lines}
+    return client.post("/orders", json=body).json["order_id"]
+
+
+def pages(client: FlaskClient, link: str | None) -> Iterator[list[dict[str, Any]]]:
+    """Follow the links of a listing."""
+    while link is not None:
+        answer = client.get(link)
+        assert 200 == answer.status_code, answer.text
+        link = answer.json["next"]
+        in_header = answer.headers.get("Link")
+        assert (None if link is None else f'<{link}>; rel="next"') == in_header
+        yield answer.json["items"]
+
+
+def test_orders_are_listed_newest_first_each_once_while_others_are_placed(client):
+    """
+    Orders placed between two pages move nothing: they are on no later page.
+    """
+    customer = register(client)
+    placed = [place(client, customer, lines=1 + n % 3) for n in range(7)]
+    listed = []
+    for page in pages(client, "/orders?limit=3"):
+        listed += page
+        place(client, customer)
+
+    assert placed[::-1] == [order["order_id"] for order in listed]
+    assert listed == [client.get(f"/orders/{n}").json for n in placed[::-1]]
+
+
+def test_a_full_last_page_has_no_link(client):
+    """
+    The next page is named only if it has an order.
+    """
+    customer = register(client)
+    for _ in range(4):
+        place(client, customer)
+
+    assert [2, 2] == [len(page) for page in pages(client, "/orders?limit=2")]
+    assert [[]] == list(pages(client, "/orders?status=paid"))
+
+
+def test_orders_are_listed_by_customer_and_status_on_every_page(client):
+    """
+    The links keep the filters of the first request.
+    """
+    ada, bob = register(client), register(client)
+    of_ada = [place(client, who) for who in (ada, bob) * 4][::2]
+    for order_id in of_ada[:3]:
+        client.post(f"/orders/{order_id}/pay")
+    link = f"/orders?customer_id={ada}&status=paid&limit=2"
+    listed = [[order["order_id"] for order in page] for page in pages(client, link)]
+
+    assert [[of_ada[2], of_ada[1]], [of_ada[0]]] == listed
+
+
+def test_customers_of_the_same_time_are_listed_each_once(client):
+    """
+    Their ids order customers whose times are equal.
+    """
+    registered = [register(client, f"c{n}") for n in range(5)]
+    with client.application.extensions["engine"].begin() as connection:
+        connection.execute(text("update shop.customers set created_at = now()"))
+    found = [
+        customer["customer_id"]
+        for page in pages(client, "/customers?limit=2")
+        for customer in page
+    ]
+
+    assert sorted(registered, reverse=True) == found
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "field"),
+    [
+        ("limit=0", 422, "limit"),
+        ("limit=101", 422, "limit"),
+        ("limit=x", 422, "limit"),
+        ("limit=1&limit=2", 422, "limit"),
+        ("status=lost", 422, "status"),
+        ("customer_id=7", 422, "customer_id"),
+        ("colour=red", 422, "colour"),
+        ("cursor=nonsense", 400, "cursor"),
+    ],
+)
+def test_an_invalid_query_of_a_listing_is_refused_by_parameter(
+    client, query: str, status: int, field: str
+):
+    """
+    The problem names the parameter.
+    """
+    answer = client.get(f"/orders?{query}")
+
+    assert (status, field) == (answer.status_code, answer.json["errors"][0]["field"])

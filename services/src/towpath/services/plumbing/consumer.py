@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import structlog
 from sqlalchemy import Engine
@@ -27,6 +27,7 @@ from towpath.services.plumbing.database import TRACEPARENT, make_engine, transla
 from towpath.services.plumbing.http import valid_traceparent
 from towpath.services.plumbing.server import BackgroundTask, Lifecycle
 
+# The relay's own default.
 TOPIC_PREFIX: Final = "outbox.event."
 # The consumer, and the background work.
 _CONNECTIONS: Final = 2
@@ -42,6 +43,14 @@ Store = TypeVar("Store")
 # Applies the payload of an event at a time.
 Apply = Callable[[Mapping[str, Any], Store, datetime], None]
 Begin = Callable[[], AbstractContextManager[Session]]
+
+
+class Brokers(NamedTuple):
+    """The brokers, and the prefixes of the names of topics and groups there."""
+
+    bootstrap_servers: str
+    topic_prefix: str = TOPIC_PREFIX
+    group_prefix: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +72,7 @@ class EventConsumer(Generic[Store]):
     handlers: Mapping[str, Apply[Store]]
     store: Callable[[Session], Store]
 
-    def make(self, bootstrap_servers: str, begin: Begin, clock: Clock) -> Consumer:
+    def make(self, brokers: Brokers, begin: Begin, clock: Clock) -> Consumer:
         """Make the consumer; nothing is connected yet."""
 
         def handle(event: Event, session: Session) -> None:
@@ -77,8 +86,12 @@ class EventConsumer(Generic[Store]):
 
         return Consumer(
             Inbox(self.name, schema=self.schema),
-            {**_CLIENT, "bootstrap.servers": bootstrap_servers},
-            [f"{TOPIC_PREFIX}{aggregate}" for aggregate in self.aggregates],
+            {
+                **_CLIENT,
+                "bootstrap.servers": brokers.bootstrap_servers,
+                "group.id": f"{brokers.group_prefix}{self.name}",
+            },
+            [f"{brokers.topic_prefix}{aggregate}" for aggregate in self.aggregates],
             begin=begin,
             handle=handle,
             types=self.handlers.keys(),
@@ -149,14 +162,14 @@ class Consuming:
     tasks: MakeTasks = no_tasks
 
 
-def consume(parts: Consuming, dsn: str, bootstrap_servers: str) -> None:
+def consume(parts: Consuming, dsn: str, brokers: Brokers) -> None:
     """
     Consume until the process is stopped; the event in progress is finished.
 
     Args:
         parts: The declaration.
         dsn: The service's database, as a libpq URI or keywords.
-        bootstrap_servers: The brokers.
+        brokers: The brokers.
 
     Raises:
         KafkaException: The brokers refuse the client.
@@ -168,9 +181,11 @@ def consume(parts: Consuming, dsn: str, bootstrap_servers: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: lifecycle.stopping.set())
     lifecycle.start_tasks()
-    log.info("consumer starts", consumer=parts.consumer.name, kafka=bootstrap_servers)
+    log.info(
+        "consumer starts", consumer=parts.consumer.name, kafka=brokers.bootstrap_servers
+    )
     try:
-        parts.consumer.make(bootstrap_servers, begin, clock).run(lifecycle.stopping)
+        parts.consumer.make(brokers, begin, clock).run(lifecycle.stopping)
     finally:
         lifecycle.stopping.set()
         engine.dispose()

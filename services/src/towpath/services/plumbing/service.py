@@ -15,7 +15,7 @@ an environment variable, whose prefix is the service's::
     --idempotency-hours   <PREFIX>_IDEMPOTENCY_HOURS
 
 A service that follows events of others has ``consume`` too, a process of its own with
-the options ``--dsn`` and ``--kafka`` (``<PREFIX>_KAFKA``).
+the options ``--dsn``, ``--kafka``, ``--topic-prefix`` and ``--group-prefix``.
 """
 
 import argparse
@@ -33,7 +33,12 @@ from werkzeug.routing import IntegerConverter, ValidationError
 from towpath.schemas.clock import Backoff, Clock, Deadline, SystemClock
 from towpath.schemas.events import EventSchemas
 from towpath.schemas.failure import TowpathError, UnavailableError, UsageError
-from towpath.services.plumbing.consumer import Consuming, consume
+from towpath.services.plumbing.consumer import (
+    TOPIC_PREFIX,
+    Brokers,
+    Consuming,
+    consume,
+)
 from towpath.services.plumbing.database import health_blueprint, make_engine
 from towpath.services.plumbing.http import (
     MAX_BODY_BYTES,
@@ -189,6 +194,10 @@ class Service:
             help="how long an Idempotency-Key is kept",
         )
         add("--kafka", default=variable("KAFKA"), help="the brokers, for consume")
+        topics = variable("TOPIC_PREFIX", TOPIC_PREFIX)
+        add("--topic-prefix", default=topics, help="the relay's, for event topics")
+        groups = variable("GROUP_PREFIX", "")
+        add("--group-prefix", default=groups, help="put before the consumer group")
         self.add_options(parser)
         for command in self.commands:
             command.add_options(parser)
@@ -227,7 +236,8 @@ class Service:
             message = "consume needs the brokers"
             raise MissingBrokersError(message)
         self._migrate(options)
-        consume(declare(options), options.dsn, options.kafka)
+        prefixes = (options.topic_prefix, options.group_prefix)
+        consume(declare(options), options.dsn, Brokers(options.kafka, *prefixes))
 
     def _migrate(self, options: argparse.Namespace) -> None:
         wait_for_database(options.dsn, self.migrate)

@@ -1,0 +1,63 @@
+"""Consumers and the relay are killed during checkouts, and the business adds up."""
+
+import random
+
+import pytest
+
+from support.rig import Rig
+from support.saga import PRODUCT, SCARCE, SERVICES, Saga
+
+pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(240)]
+
+KILLS = 12
+ORDERS_BETWEEN = 6
+METHODS = ("card", "card", "card-declined", "card-repeats", "card-timeout")
+CARRIERS = (None, None, None, "undeliverable")
+
+
+@pytest.fixture
+def saga(stack, database, unique, tmp_path):
+    """Provide the services."""
+    stack.up("postgres", "kafka")
+    rig = Rig(database, stack.kafka, unique, tmp_path)
+    rig.configure(rig.outbox)
+    rig.init()
+    made = Saga(rig, {})
+    made.start()
+    yield made
+    made.close()
+    rig.close()
+
+
+def check_out(saga, choose):
+    """Place an order of any kind."""
+    return saga.check_out(
+        choose.choice(METHODS),
+        product=SCARCE if choose.random() < 0.1 else PRODUCT,
+        carrier=choose.choice(CARRIERS),
+    )
+
+
+def test_whatever_dies_money_stock_and_parcels_agree(saga):
+    """
+    Every order becomes final, and is paid, reserved and shipped once or not at all.
+    """
+    choose = random.Random(11)  # noqa: S311 - a repeatable test
+    numbers = []
+    for _ in range(KILLS):
+        numbers += [check_out(saga, choose) for _ in range(ORDERS_BETWEEN)]
+        if choose.random() < 0.3:
+            # Refused if the order is completed by now.
+            saga.client.post(f"/orders/{numbers[-1]}/cancel", json={})
+        victim = choose.choice((*SERVICES, "relay"))
+        if victim == "relay":
+            saga.rig.kill()
+            saga.rig.start()
+        else:
+            saga.kill_consumer(victim)
+            saga.start_consumer(victim)
+    saga.wait_until_all_settled()
+    statuses = {saga.order(number)["status"] for number in numbers}
+
+    assert {"completed", "cancelled"} == statuses
+    assert [] == saga.findings()

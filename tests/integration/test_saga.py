@@ -1,0 +1,198 @@
+"""The saga of an order over four services, with all that can go wrong in it."""
+
+import uuid
+
+import pytest
+
+from support import databases
+from support.rig import Rig
+from support.saga import PRODUCT, SCARCE, Saga
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+
+
+@pytest.fixture(scope="module")
+def saga(stack, tmp_path_factory):
+    """Provide the services, shared by all tests: each has orders of its own."""
+    stack.up("postgres", "kafka")
+    name = f"t_{uuid.uuid4().hex[:12]}"
+    with databases.fresh_database(stack, name) as dsn:
+        rig = Rig(dsn, stack.kafka, name, tmp_path_factory.mktemp("saga"))
+        rig.configure(rig.outbox)
+        rig.init()
+        made = Saga(rig, {})
+        made.start()
+        yield made
+        made.close()
+        rig.close()
+
+
+def test_an_order_is_reserved_paid_and_shipped(saga):
+    """
+    A checkout with a payment method needs nothing more: the services do the rest.
+    """
+    order = saga.settled(saga.check_out(), "completed")
+
+    assert {
+        "stock_reserved",
+        "payment_authorized",
+        "payment_captured",
+        "shipment_dispatched",
+        "stock_sold",
+    } == saga.steps(order["order_id"])
+    tracking = saga.rig.one(
+        "select tracking_number from shipping.shipments where order_id = %s",
+        order["order_id"],
+    )
+    details = {one["step"]: one["detail"] for one in order["saga"]["steps"]}
+    assert tracking == details["shipment_dispatched"]
+
+
+def test_an_order_without_a_method_waits_for_its_payment(saga):
+    """Stock is reserved at once, and the rest follows the payment."""
+    number = saga.check_out(None)
+    saga.reached(number, lambda o: o["saga"]["steps"])
+    before = saga.order(number)["status"], saga.steps(number)
+    saga.post(f"/orders/{number}/pay", {})
+    saga.settled(number, "completed")
+
+    assert ("placed", {"stock_reserved"}) == before
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        ("card-declined", "the card was declined"),
+        ("card-unreachable", "the provider did not answer"),
+        ("card-silent", "the provider did not answer"),
+    ],
+)
+def test_an_order_that_is_not_paid_releases_its_stock(saga, method, reason):
+    """
+    A provider that never answers may have made the authorisation: it is reversed.
+    """
+    order = saga.settled(saga.check_out(method), "cancelled")
+    number = order["order_id"]
+    details = {one["step"]: one["detail"] for one in order["saga"]["steps"]}
+    held = "select status from payment_provider.accounts where order_id = %s"
+    saga.rig.wait_for(lambda: saga.rig.one(held, number) != "authorized")
+
+    assert (reason, "payment declined") == (
+        details["payment_declined"],
+        order["reason"],
+    )
+    assert {"payment_declined", "stock_reserved", "stock_released"} == {*details}
+
+
+@pytest.mark.parametrize("method", ["card-timeout", "card-repeats"])
+def test_a_repeated_call_charges_once(saga, method):
+    """
+    A lost answer is asked for again, and an answer that comes twice is taken once.
+    """
+    number = saga.settled(saga.check_out(method), "completed")["order_id"]
+    calls = saga.rig.execute(
+        "select idempotency_key, calls from payment_provider.calls"
+        " where order_id = %s order by 1",
+        number,
+    )
+    events = saga.rig.one(
+        "select version from payments.payments where order_id = %s", number
+    )
+    times = 2 if method == "card-timeout" else 1
+
+    assert [(f"{number}-authorize", times), (f"{number}-capture", times)] == calls
+    assert 3 == events
+
+
+def test_an_order_of_what_is_not_there_is_cancelled(saga):
+    """
+    Of a scarce product each unit is sold once; the payment of the others is given back.
+    """
+    numbers = [saga.check_out(product=SCARCE) for _ in range(5)]
+    final = ("completed", "cancelled")
+    for number in numbers:
+        saga.reached(number, lambda o: o["status"] in final and o["saga"]["is_settled"])
+    orders = [saga.order(number) for number in numbers]
+    stock = saga.rig.execute(
+        "select on_hand, reserved, sold from inventory.products where id = %s", SCARCE
+    )
+
+    assert [(0, 0, 3)] == stock
+    reasons = sorted(str(order["reason"]) for order in orders)
+    assert ["None"] * 3 + ["out of stock"] * 2 == reasons
+
+
+def test_a_parcel_that_cannot_be_delivered_is_refunded(saga):
+    """The amount was captured before the shipment failed."""
+    order = saga.settled(saga.check_out(carrier="undeliverable"), "cancelled")
+
+    assert "undeliverable" == order["reason"]
+    assert {
+        "stock_reserved",
+        "payment_authorized",
+        "payment_captured",
+        "shipment_failed",
+        "payment_refunded",
+        "stock_released",
+    } == saga.steps(order["order_id"])
+
+
+def test_a_customer_cancels_before_the_parcel_leaves(saga):
+    """
+    The carrier is silent, so the order is paid and not dispatched: shipping decides.
+    """
+    number = saga.check_out(carrier="silent")
+    saga.reached(number, lambda o: o["status"] == "paid")
+    during = saga.post(f"/orders/{number}/cancel", {"reason": "too slow"})["status"]
+    order = saga.settled(number, "cancelled")
+
+    assert ("cancelling", "too slow") == (during, order["reason"])
+    assert {"shipment_cancelled", "payment_refunded", "stock_released"} <= saga.steps(
+        number
+    )
+
+
+def test_a_returned_order_is_refunded_and_on_hand_again(saga):
+    """Its units can be sold once more."""
+    units = "select on_hand, sold from inventory.products where id = %s"
+    number = saga.check_out(quantity=7)
+    saga.settled(number, "completed")
+    on_hand, sold = saga.rig.execute(units, PRODUCT)[0]
+    saga.post(f"/orders/{number}/return", {"reason": "wrong colour"})
+    order = saga.settled(number, "returned")
+
+    assert "wrong colour" == order["reason"]
+    assert {"payment_refunded", "stock_returned"} <= saga.steps(number)
+    assert (on_hand + 7, sold - 7) == saga.rig.execute(units, PRODUCT)[0]
+
+
+def test_the_business_adds_up(saga):
+    """
+    After some orders of each kind, money, stock and shipments agree with the orders.
+    """
+    methods = ("card", "card-declined", "card-repeats", "card-timeout")
+    for number in range(20):
+        saga.check_out(methods[number % 4])
+    saga.wait_until_all_settled()
+
+    assert [] == saga.findings()
+
+
+@pytest.mark.parametrize("carrier", [None, "silent"])
+def test_an_order_that_goes_on_for_too_long_is_cancelled(saga, carrier):
+    """
+    Whether nobody pays or nobody ships: what the order holds is given back.
+    """
+    number = saga.check_out("card" if carrier else None, carrier=carrier)
+    waits_in = "paid" if carrier else "placed"
+    saga.reached(number, lambda o: o["status"] == waits_in and o["saga"]["steps"])
+    saga.rig.execute(
+        "update shop.order_deadlines set deadline_at = now() - interval '1 s'"
+        " where order_id = %s",
+        number,
+    )
+    order = saga.settled(number, "cancelled")
+    given_back = {"stock_released"} | ({"payment_refunded"} if carrier else set())
+
+    assert "timed out" == order["reason"]
+    assert given_back <= saga.steps(number)

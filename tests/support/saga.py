@@ -1,0 +1,203 @@
+"""The shop's four services over one database, one broker and one relay."""
+
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from support.rig import Rig
+from support.waiting import until
+from towpath.services.orders.app import create_app
+
+SERVICES = ("orders", "inventory", "payments", "shipping")
+PRODUCT = uuid.UUID(int=1)
+SCARCE = uuid.UUID(int=2)
+PRICE = "12.50"
+
+
+class Saga:
+    """
+    The services: orders answers requests in this process, and all four consume.
+
+    Attributes:
+        rig: The source and its relay.
+        processes: The processes that consume, by service.
+        log_file: Receives their output.
+    """
+
+    def __init__(self, rig: Rig, options: Mapping[str, Iterable[str]]) -> None:
+        """
+        Store the parameters; nothing is started.
+
+        Args:
+            rig: The source and its relay, which is not started.
+            options: Further options of a service's ``consume``, by service.
+        """
+        self.rig = rig
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.log_file = rig.folder / "services.log"
+        self._options = options
+        self.app = create_app(rig.dsn, threads=4)
+        self.client = self.app.test_client()
+        self.customer = ""
+
+    def start(self) -> None:
+        """Create all tables and two products, and start relay and consumers."""
+        for name in SERVICES:
+            self.run(name, "migrate")
+        self.rig.start()
+        for name in SERVICES:
+            self.start_consumer(name)
+        for product, units in ((PRODUCT, 100_000), (SCARCE, 3)):
+            self.rig.execute(
+                "insert into inventory.products (id, name, unit_price, received,"
+                " on_hand) values (%s, 'A product', 12.50, %s, %s)",
+                *(product, units, units),
+            )
+        body = {"name": "Ada", "email": "ada@example.org"}
+        self.customer = self.post("/customers", body)["customer_id"]
+
+    def run(self, name: str, command: str) -> None:
+        """Run a command of a service to its end."""
+        subprocess.run(self._words(name, command), check=True, capture_output=True)
+
+    def start_consumer(self, name: str) -> None:
+        """Start the process that consumes for a service."""
+        brokers = ("--kafka", self.rig.kafka)
+        topics = ("--topic-prefix", self.rig.topic("event."))
+        groups = ("--group-prefix", f"{self.rig.prefix}.")
+        more = self._options.get(name, ())
+        words = self._words(name, "consume", *brokers, *topics, *groups, *more)
+        with self.log_file.open("ab") as log:
+            process = subprocess.Popen(words, stdout=log, stderr=log)
+        self.processes[name] = process
+
+    def kill_consumer(self, name: str) -> None:
+        """Kill the process that consumes for a service."""
+        process = self.processes.pop(name)
+        assert process.poll() is None, self.log_file.read_text()
+        process.kill()
+        process.wait()
+
+    def _words(self, name: str, command: str, *options: str) -> list[str]:
+        module = f"towpath.services.{name}"
+        given = ("--dsn", self.rig.dsn, *options)
+        return [sys.executable, "-m", module, command, *given]
+
+    def close(self) -> None:
+        """End all processes and connections."""
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+        self.app.extensions["engine"].dispose()
+
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Post a document to orders, and return the answer."""
+        response = self.client.post(path, json=body)
+        assert response.status_code < 300, response.text
+        answer: dict[str, Any] = response.get_json()
+        return answer
+
+    def order(self, order_id: int) -> dict[str, Any]:
+        """Read an order."""
+        answer: dict[str, Any] = self.client.get(f"/orders/{order_id}").get_json()
+        return answer
+
+    def check_out(
+        self,
+        method: str | None = "card",
+        *,
+        product: uuid.UUID = PRODUCT,
+        quantity: int = 1,
+        carrier: str | None = None,
+    ) -> int:
+        """Place an order of one product, and return its number."""
+        line = {
+            "product_id": str(product),
+            "quantity": quantity,
+            "unit_price": PRICE,
+        }
+        body = {
+            "customer_id": self.customer,
+            "payment_method": method,
+            "lines": [line],
+            "attributes": None if carrier is None else {"carrier": carrier},
+        }
+        number: int = self.post("/orders", body)["order_id"]
+        return number
+
+    def settled(self, order_id: int, status: str) -> dict[str, Any]:
+        """Wait until an order is settled with a status, and return it."""
+        return self.reached(
+            order_id, lambda o: o["status"] == status and o["saga"]["is_settled"]
+        )
+
+    def reached(
+        self, order_id: int, holds: Callable[[dict[str, Any]], bool]
+    ) -> dict[str, Any]:
+        """Wait until something holds of an order, and return it."""
+        self.rig.wait_for(lambda: holds(self.order(order_id)))
+        return self.order(order_id)
+
+    def steps(self, order_id: int) -> set[str]:
+        """Return the steps of an order."""
+        return {one["step"] for one in self.order(order_id)["saga"]["steps"]}
+
+    def wait_until_all_settled(self) -> None:
+        """Wait until every order is settled."""
+        until(lambda: not self.unsettled(), lambda: str(self.unsettled()))
+
+    def unsettled(self) -> list[dict[str, Any]]:
+        """Return the orders that are not settled."""
+        ids = [row[0] for row in self.rig.execute("select id from shop.orders")]
+        orders = [self.order(number) for number in ids]
+        return [one for one in orders if not one["saga"]["is_settled"]]
+
+    def findings(self) -> list[str]:
+        """Return what contradicts the invariants of the business."""
+        found = []
+        for text, query in INVARIANTS.items():
+            wrong = self.rig.execute(query)
+            if wrong:
+                found.append(f"{text}: {wrong[:5]}")
+        return found
+
+
+# Each query returns the rows that contradict its sentence, once all orders are settled.
+INVARIANTS = {
+    "the provider has what completed orders cost": """
+        select coalesce(o.id, a.order_id), o.status, a.status
+        from (select * from shop.orders where status = 'completed') o
+        full join (select * from payment_provider.accounts where status = 'captured') a
+             on a.order_id = o.id and a.amount = o.total and a.currency = o.currency
+        where o.id is null or a.order_id is null""",
+    "a payment is what the provider says": """
+        select p.order_id, p.status, a.status
+        from payments.payments p
+        left join payment_provider.accounts a on a.order_id = p.order_id
+        where p.status <> coalesce(a.status, 'declined')
+          and not (p.status = 'declined' and a.status = 'voided')""",
+    "reserved units are of nobody": """
+        select id, reserved from inventory.products where reserved <> 0""",
+    "sold units are those of completed orders": """
+        select coalesce(p.id, l.product_id), p.sold, l.units
+        from (select id, sold from inventory.products where sold <> 0) p
+        full join (
+            select product_id, sum(quantity) units
+            from shop.order_lines join shop.orders o on o.id = order_id
+            where o.status = 'completed' group by product_id) l
+             on l.product_id = p.id
+        where p.sold is distinct from l.units""",
+    "a shipment left for each completed or returned order, and no other": """
+        select coalesce(o.id, s.order_id), o.status, s.status
+        from (select * from shop.orders where status in ('completed', 'returned')) o
+        full join (select * from shipping.shipments where status = 'dispatched') s
+             on s.order_id = o.id
+        where o.id is null or s.order_id is null""",
+    "nothing is parked": """
+        select 'orders' from shop.inbox_parked
+        union all select 'inventory' from inventory.inbox_parked
+        union all select 'payments' from payments.inbox_parked
+        union all select 'shipping' from shipping.inbox_parked""",
+}

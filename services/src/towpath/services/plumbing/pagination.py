@@ -121,5 +121,6 @@ def page_document(
     if cursor is None:
         return {"items": items, "next": None}, {}
     given = wanted.model_dump(mode="json", exclude_none=True)
-    link = f"{path}?{urlencode(given | {'cursor': cursor})}"
+    following = given | {"cursor": cursor}
+    link = f"{path}?{urlencode(following)}"
     return {"items": items, "next": link}, {"Link": f'<{link}>; rel="next"'}

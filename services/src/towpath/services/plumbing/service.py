@@ -59,6 +59,9 @@ from towpath.services.registry import register_event_schemas
 START_TIMEOUT_S: Final = 60.0
 DEFAULT_THREADS: Final = 8
 IDEMPOTENCY_HOURS: Final = 24.0
+_MAX_DRAIN_S: Final = 600.0
+# A year.
+_MAX_IDEMPOTENCY_HOURS: Final = 24.0 * 366
 _MAX_BIGINT: Final = 2**63 - 1
 
 log = structlog.get_logger(__name__)
@@ -145,7 +148,7 @@ class Service:
 
     def main(self, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         """Run the command given on the command line; return the exit code."""
-        options = self._parser(environ).parse_args(arguments)
+        options = self.options(arguments, environ)
         configure_logs()
         run = self._commands()[options.command]
         try:
@@ -159,6 +162,12 @@ class Service:
             )
             return error.exit_code
         return 0
+
+    def options(
+        self, arguments: Sequence[str], environ: Mapping[str, str]
+    ) -> argparse.Namespace:
+        """Read the options; a command line that is not valid ends the process by 2."""
+        return self._parser(environ).parse_args(arguments)
 
     def _commands(self) -> dict[str, Callable[[argparse.Namespace], None]]:
         own = {command.name: command.run for command in self.commands}
@@ -180,16 +189,21 @@ class Service:
         add("--host", default=variable("HOST", "127.0.0.1"))
         add("--port", type=int, default=variable("PORT", "8080"))
         threads = variable("THREADS", str(DEFAULT_THREADS))
-        add("--threads", type=int, default=threads, help="requests served at once")
+        add(
+            "--threads",
+            type=thread_count,
+            default=threads,
+            help="requests served at once",
+        )
         add(
             "--drain-seconds",
-            type=float,
+            type=seconds,
             default=variable("DRAIN_SECONDS", str(DRAIN_S)),
             help="how long a stopped service still takes requests, reported not ready",
         )
         add(
             "--idempotency-hours",
-            type=float,
+            type=hours,
             default=variable("IDEMPOTENCY_HOURS", str(IDEMPOTENCY_HOURS)),
             help="how long an Idempotency-Key is kept",
         )
@@ -242,6 +256,30 @@ class Service:
     def _migrate(self, options: argparse.Namespace) -> None:
         wait_for_database(options.dsn, self.migrate)
         log.info("service tables are up to date", service=self.name)
+
+
+def thread_count(text: str) -> int:
+    """Read the number of threads: at least one."""
+    if (count := int(text)) < 1:
+        message = "must be at least 1"
+        raise argparse.ArgumentTypeError(message)
+    return count
+
+
+def seconds(text: str) -> float:
+    """Read a time to drain."""
+    if not 0 <= (value := float(text)) <= _MAX_DRAIN_S:
+        message = f"must be from 0 to {_MAX_DRAIN_S:g} seconds"
+        raise argparse.ArgumentTypeError(message)
+    return value
+
+
+def hours(text: str) -> float:
+    """Read the time for which a key is kept."""
+    if not 0 < (value := float(text)) <= _MAX_IDEMPOTENCY_HOURS:
+        message = f"must be more than 0 and at most {_MAX_IDEMPOTENCY_HOURS:g} hours"
+        raise argparse.ArgumentTypeError(message)
+    return value
 
 
 def wait_for_database(

@@ -1,0 +1,130 @@
+"""Background tasks of a serving process, and the options and waits of a start."""
+
+import threading
+from datetime import UTC, datetime
+
+import pytest
+
+from towpath.schemas.failure import UnavailableError
+from towpath.services.orders.__main__ import ORDERS
+from towpath.services.plumbing.server import BackgroundTask, Lifecycle
+from towpath.services.plumbing.service import START_TIMEOUT_S, wait_for_database
+
+NOWHERE = "postgresql://127.0.0.1:1/shop"
+
+
+class SteppingClock:
+    """A clock that a wait moves on."""
+
+    def __init__(self):
+        self.at_s = 0.0
+
+    def now(self):
+        """Return a fixed time."""
+        return datetime(2026, 11, 27, tzinfo=UTC)
+
+    def monotonic_s(self):
+        """Return the sum of all waits."""
+        return self.at_s
+
+    def wait(self, delay_s):
+        """Move on."""
+        self.at_s += delay_s
+
+
+def test_a_background_task_is_repeated_after_a_failure_until_the_service_stops():
+    """
+    The first run fails, the second one succeeds; then its thread ends.
+    """
+    lifecycle, succeeded, runs = Lifecycle(), threading.Event(), []
+
+    def run():
+        runs.append(threading.current_thread())
+        if len(runs) == 1:
+            message = "The database cannot be reached."
+            raise UnavailableError(message)
+        lifecycle.stopping.set()
+        succeeded.set()
+
+    lifecycle.tasks.append(BackgroundTask("a task", 0.001, run))
+    lifecycle.start_tasks()
+
+    assert succeeded.wait(4.0)
+    runs[0].join(4.0)
+    assert (2, False, "a task") == (len(runs), runs[0].is_alive(), runs[0].name)
+
+
+def test_a_start_waits_for_the_database():
+    """
+    It tries again while the database is unavailable.
+    """
+    attempts = []
+
+    def use(_engine):
+        attempts.append(1)
+        if len(attempts) < 4:
+            message = "The database cannot be reached."
+            raise UnavailableError(message)
+
+    wait_for_database(NOWHERE, use, SteppingClock())
+
+    assert 4 == len(attempts)
+
+
+def test_a_start_without_a_database_ends_at_its_deadline():
+    """
+    The last failure is raised, after the whole time.
+    """
+    clock = SteppingClock()
+
+    def use(_engine):
+        message = "The database cannot be reached."
+        raise UnavailableError(message)
+
+    with pytest.raises(UnavailableError):
+        wait_for_database(NOWHERE, use, clock)
+
+    assert START_TIMEOUT_S <= clock.at_s < START_TIMEOUT_S + 5
+
+
+def test_an_option_is_read_from_its_variable_unless_it_is_given():
+    """
+    The variables have the prefix of the service.
+    """
+    environ = {
+        "SHOP_DSN": NOWHERE,
+        "SHOP_PORT": "1",
+        "SHOP_DRAIN_SECONDS": "2.5",
+        "SHOP_IDEMPOTENCY_HOURS": "48",
+        "OTHER_THREADS": "3",
+    }
+    options = ORDERS.options(["migrate", "--port", "7"], environ)
+
+    assert ("migrate", NOWHERE, 7, 2.5, 48.0, 8) == (
+        options.command,
+        options.dsn,
+        options.port,
+        options.drain_seconds,
+        options.idempotency_hours,
+        options.threads,
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--drain-seconds", "-1"),
+        ("--drain-seconds", "nan"),
+        ("--idempotency-hours", "0"),
+        ("--idempotency-hours", "inf"),
+        ("--threads", "0"),
+    ],
+)
+def test_an_option_out_of_its_range_is_refused(option: str, value: str, capsys):
+    """
+    The message names the option and the range.
+    """
+    with pytest.raises(SystemExit):
+        ORDERS.options(["--dsn", NOWHERE, option, value], {})
+
+    assert f"argument {option}: must be" in capsys.readouterr().err

@@ -148,11 +148,10 @@ class Saga:
         """Wait until every order is settled."""
         until(lambda: not self.unsettled(), lambda: str(self.unsettled()))
 
-    def unsettled(self) -> list[dict[str, Any]]:
+    def unsettled(self) -> list[int]:
         """Return the orders that are not settled."""
-        ids = [row[0] for row in self.rig.execute("select id from shop.orders")]
-        orders = [self.order(number) for number in ids]
-        return [one for one in orders if not one["saga"]["is_settled"]]
+        rows = self.rig.execute("select order_id from shop.unsettled_orders")
+        return [row[0] for row in rows]
 
     def findings(self) -> list[str]:
         """Return what contradicts the invariants of the business."""

@@ -40,15 +40,18 @@ def test_a_new_file_loads_and_names_the_shop(tmp_path: Path) -> None:
     }
     assert settings.state_folder == tmp_path
     assert settings.sink[2].folder == tmp_path / "warehouse"
-    assert settings.sink[2].route[3].kind is RouteKind.EVENT_LOG
-    assert settings.sink[1].route[1].kind is RouteKind.AGGREGATE
+    assert settings.sink[2].route[6].kind is RouteKind.EVENT_LOG
+    assert settings.sink[1].route[4].kind is RouteKind.AGGREGATE
     assert settings.relay.outbox.view[0].view == "shop.order_documents"
-    tables = ("customers", "orders", "order_lines")
-    plain = [(f"towpath.shop.{t}", t) for t in tables]
-    full = [(f"towpath.shop.{t}", f"shop.{t}") for t in tables]
+    tables = (
+        *("shop.customers", "shop.orders", "shop.order_lines"),
+        *("inventory.products", "payments.payments", "shipping.shipments"),
+    )
+    plain = [(f"towpath.{t}", t.partition(".")[2]) for t in tables]
+    full = [(f"towpath.{t}", t) for t in tables]
     expected = {
         "cache": plain,
-        "search": [plain[0], ("outbox.event.order", "orders")],
+        "search": [plain[0], *plain[3:], ("outbox.event.order", "orders")],
         "warehouse": [*full, ("outbox.event.*", "shop.events")],
     }
 
@@ -112,7 +115,7 @@ def test_the_orders_documents_have_fields_for_all_that_events_say(tmp_path: Path
     """
     path = tmp_path / "towpath.toml"
     write_configuration(_BEFORE, path)
-    route = load(path, {}).sink[1].route[1]
+    route = load(path, {}).sink[1].route[4]
     said = document_fields(
         route.model_copy(update={"fields": {}}), shop_schemas().newest
     )

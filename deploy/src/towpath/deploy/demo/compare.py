@@ -5,14 +5,23 @@ Each comparison is ``towpath verify`` in a separate process, two at a time.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from towpath.deploy.demo import command, parts, platform, shop
 from towpath.deploy.demo.shop import COLLECTION, SIGNAL, SINK
 from towpath.deploy.demo.stage import Stage
-from towpath.deploy.demo.table import Result, SinkResult, SnapshotResult, Traffic
+from towpath.deploy.demo.table import (
+    Result,
+    SagaResult,
+    SinkResult,
+    SnapshotResult,
+    StoreResult,
+    Traffic,
+)
 from towpath.deploy.snapshots import signals
 from towpath.deploy.status import (
     dead_letter_records,
@@ -21,7 +30,11 @@ from towpath.deploy.status import (
     table_records,
 )
 from towpath.loadtests.bench.machine import summary
+from towpath.loadtests.load import invariants
+from towpath.settings import Sink, SinkKind
 from towpath.sinks.kafka.client import Topics
+from towpath.sinks.postgres import connected
+from towpath.sinks.targets.warehouse.client import open_catalog
 from towpath.sinks.verify.compare import Difference
 
 _VERIFY_WITHIN_S: Final = 180.0
@@ -84,10 +97,76 @@ def compare_sinks(stage: Stage) -> list[SinkResult]:
     return [read_findings(name, outcomes[name]) for name in names]
 
 
+def check_invariants(stage: Stage, first_order: int) -> list[StoreResult]:
+    """
+    Check in the database and in every sink with all tables that the business adds up.
+
+    Args:
+        stage: The stage; every order is settled, and every sink has caught up.
+        first_order: The first order of the load.
+    """
+    settings = stage.settings()
+    source = partial(invariants.read_source, stage.shop_dsn)
+    stores: dict[str, Callable[[], invariants.Books]] = {"database": source}
+    for sink in settings.sink:
+        topics = {route.topic for route in sink.route}
+        if topics.issuperset(parts.shop_topics(settings)):
+            stores[sink.name] = _reader(sink, settings.database.prefix)
+    names = ", ".join(stores)
+    with stage.doing(f"check money, stock and parcels in {names}"):
+        return [_check(name, read, first_order) for name, read in stores.items()]
+
+
+def _reader(sink: Sink, prefix: str) -> Callable[[], invariants.Books]:
+    match sink.kind:
+        case SinkKind.CACHE:
+            return partial(invariants.read_cache, sink.url, prefix)
+        case SinkKind.SEARCH:
+            return partial(invariants.read_search, sink.url)
+        case _:
+            return lambda: invariants.read_warehouse(open_catalog(sink))
+
+
+def _check(
+    name: str, read: Callable[[], invariants.Books], first_order: int
+) -> StoreResult:
+    try:
+        books = read()
+    except Exception as error:  # noqa: BLE001 - any driver's
+        reason = f"{type(error).__name__}: {error}"
+        return StoreResult(name=name, failure=reason)
+    found = invariants.findings(books, first_order)
+    return StoreResult(name=name, orders=len(books.orders), findings=tuple(found))
+
+
+# The orders of the load by their last status; the reasons are those of the services.
+_SAGAS: Final = """
+select status::text, coalesce(cancel_reason, '') as reason, count(*) as orders
+  from shop.orders
+ where id >= %s
+ group by 1, 2
+ order by 3 desc
+"""
+
+
+def sagas(stage: Stage, first_order: int) -> SagaResult:
+    """Sum up how the orders of the load have ended, all orders being settled."""
+    with connected(stage.shop_dsn) as connection:
+        rows = connection.execute(_SAGAS, (first_order,)).fetchall()
+    ended = Counter[str]()
+    reasons = Counter[str]()
+    for status, reason, orders in rows:
+        ended[status] += orders
+        if status == invariants.CANCELLED:
+            reasons[reason or "by the customer"] += orders
+    return SagaResult(ended=dict(ended), reasons=dict(reasons))
+
+
 def sum_up(
     stage: Stage,
     traffic: Traffic,
     findings: list[SinkResult],
+    business: tuple[SagaResult, list[StoreResult]],
     restarts: int | None = None,
     peak_memory_bytes: int | None = None,
 ) -> Result:
@@ -97,6 +176,8 @@ def sum_up(
         orders_before=stage.options.orders,
         traffic=traffic,
         sinks=tuple(_timed(one, latencies.get(one.name)) for one in findings),
+        sagas=business[0],
+        stores=tuple(business[1]),
         snapshot=_snapshot(stage),
         restarts=restarts,
         peak_memory_bytes=peak_memory_bytes,

@@ -23,6 +23,10 @@ from towpath.sinks.jars import java, store
 from towpath.sinks.targets.warehouse.client import CATALOG
 
 ORDERS: Final = "orders"
+INVENTORY: Final = "inventory"
+PAYMENTS: Final = "payments"
+SHIPPING: Final = "shipping"
+SERVICES: Final = (ORDERS, INVENTORY, PAYMENTS, SHIPPING)
 RELAY: Final = "relay"
 SERVING: Final = "serving"
 WAREHOUSE: Final = "warehouse"
@@ -36,6 +40,8 @@ _LOCUSTFILE: Final = "locustfile.py"
 _SAMPLES_EVERY_S: Final = 0.25
 # On a busy machine, more customers would make all of them wait for seconds.
 _MAX_OUTSTANDING: Final = 100
+# Longer than a saga takes on busy cores, short enough to wait for at the end.
+_WINDOW_S: Final = 30
 # Longer than any answer takes under load, and short enough to wait for at the end.
 _VISIT_WITHIN_S: Final = 15
 # The warehouse's readers wait for seconds anyway: other parts get the cores first.
@@ -77,7 +83,7 @@ def own_stage(
 ) -> OwnStage:
     """Create the stage of the demo's own platform; nothing is started."""
     stack, supervisor = local
-    clock, given = SystemClock(), ports.one_each((ORDERS, RELAY))
+    clock, given = SystemClock(), ports.one_each((*SERVICES, RELAY))
     return OwnStage(
         options=options,
         plan=plan,
@@ -95,24 +101,53 @@ def own_stage(
     )
 
 
-def orders(stage: OwnStage) -> Part:
-    """Describe the orders service."""
-    port = stage.ports[ORDERS]
+def service(stage: OwnStage, name: str) -> Part:
+    """Describe a service's process that answers requests."""
+    port = stage.ports[name]
     command = python_module(
-        "towpath.services.orders",
+        f"towpath.services.{name}",
         "serve",
         *("--dsn", stage.shop_dsn),
         *("--registry", stage.addresses.registry_url),
         *("--port", str(port)),
+        *_windows(name),
     )
     return Part(
-        name=ORDERS,
+        name=name,
         command=command,
         folder=stage.state.root,
         env=dict(stage.environment),
         port=port,
         probe=lambda: get_page(f"http://{LOOPBACK}:{port}/health/ready"),
     )
+
+
+def consumer_name(name: str) -> str:
+    """Return the name of a service's process that consumes."""
+    return f"{name}-consumer"
+
+
+def consumer(stage: OwnStage, name: str) -> Part:
+    """Describe a service's process that consumes."""
+    command = python_module(
+        f"towpath.services.{name}",
+        "consume",
+        *("--dsn", stage.shop_dsn, "--kafka", stage.addresses.kafka),
+        *_windows(name),
+    )
+    return Part(
+        name=consumer_name(name),
+        command=command,
+        folder=stage.state.root,
+        env=dict(stage.environment),
+    )
+
+
+def _windows(name: str) -> tuple[str, ...]:
+    """Return how long orders wait: nobody looks at a demo for a quarter of an hour."""
+    if name != ORDERS:
+        return ()
+    return ("--open-seconds", str(_WINDOW_S), "--delivery-seconds", str(_WINDOW_S))
 
 
 def relay(stage: OwnStage) -> Part:
@@ -173,6 +208,12 @@ def locustfile() -> Path:
 def progress_of(stage: Stage) -> Path:
     """Return the file to which the load writes its counts and its latency samples."""
     return stage.state.root / f"{LOAD}.json"
+
+
+def shop_topics(settings: Settings) -> tuple[str, ...]:
+    """Return the topics of a sink in which the whole business can be checked."""
+    tables = ("inventory.products", "payments.payments", "shipping.shipments")
+    return tuple(f"{settings.database.prefix}.{table}" for table in tables)
 
 
 def targets(settings: Settings) -> dict[str, str]:

@@ -56,15 +56,19 @@ def start_drivers(stage: OwnStage) -> None:
 
 
 def fill_shop(stage: OwnStage) -> None:
-    """Create the shop's tables, and orders that are not in the stream."""
+    """Create all services' tables, products, and orders that are not in the stream."""
     orders = stage.options.orders
+    commands = {
+        parts.ORDERS: ("seed", "--orders", str(orders)),
+        parts.INVENTORY: ("seed",),
+        parts.PAYMENTS: ("migrate",),
+        parts.SHIPPING: ("migrate",),
+    }
+    around = _command_environment(stage, _SEED_WITHIN_S)
     with stage.doing(f"place {orders:,} orders before the slot exists"):
-        command = python_module(
-            "towpath.services.orders",
-            "seed",
-            *("--dsn", stage.shop_dsn, "--orders", str(orders)),
-        )
-        run_checked(command, _command_environment(stage, _SEED_WITHIN_S))
+        for name, words in commands.items():
+            module = f"towpath.services.{name}"
+            run_checked(python_module(module, *words, "--dsn", stage.shop_dsn), around)
 
 
 def start_relay(stage: OwnStage) -> None:
@@ -75,8 +79,21 @@ def start_relay(stage: OwnStage) -> None:
         )
         run_checked(command, _command_environment(stage, _INIT_WITHIN_S))
         stage.supervisor.start(parts.relay(stage))
-        stage.supervisor.start(parts.orders(stage))
+        stage.supervisor.start(parts.service(stage, parts.ORDERS))
         stage.supervisor.wait_ready((parts.RELAY, parts.ORDERS))
+
+
+def start_services(stage: OwnStage) -> None:
+    """Start the other services, and what follows the orders."""
+    others = [name for name in parts.SERVICES if name != parts.ORDERS]
+    with stage.doing(f"start {', '.join(others)}, and all consumers"):
+        for name in others:
+            stage.supervisor.start(parts.service(stage, name))
+        for name in parts.SERVICES:
+            stage.supervisor.start(parts.consumer(stage, name))
+        stage.supervisor.wait_ready(
+            (*others, *map(parts.consumer_name, parts.SERVICES))
+        )
 
 
 def _command_environment(stage: OwnStage, within_s: float) -> CommandEnvironment:
@@ -105,6 +122,16 @@ def count_changed(dsn: str, snapshot_id: str, collection: str) -> int:
     return int(_value(dsn, _CHANGED, snapshot_id, collection))
 
 
+def count_unsettled(dsn: str) -> int:
+    """Count the orders that a saga has still to end."""
+    return int(_value(dsn, "select count(*) from shop.unsettled_orders"))
+
+
+def next_order(dsn: str) -> int:
+    """Return the number that the next order will have at least."""
+    return int(_value(dsn, "select coalesce(max(id), 0) + 1 from shop.orders"))
+
+
 def count_orders(dsn: str) -> int:
     """Count the orders of the shop."""
     return int(_value(dsn, "select count(*) from shop.orders"))
@@ -131,11 +158,23 @@ def _value(dsn: str, query: str, *arguments: object) -> Any:  # noqa: ANN401 - a
 
 
 _CONFIRMED_WITHIN_S: Final = 180.0
+# The windows of the last orders, and the steps behind them.
+_SETTLED_WITHIN_S: Final = 180.0
 
 # A killed driver resumes after half a minute, and its first batch, which may be a full
 # one, takes as long again.
 _STUCK_AFTER_S: Final = 120.0
 _POLL_EVERY_S: Final = 0.2
+
+
+def wait_for_sagas(stage: Stage) -> None:
+    """Wait until every order is settled."""
+    with stage.doing("wait until every order is completed or given back"):
+        stage.until(
+            lambda: count_unsettled(stage.shop_dsn) == 0,
+            "every order to be settled",
+            _SETTLED_WITHIN_S,
+        )
 
 
 def settle(stage: Stage) -> None:

@@ -31,6 +31,9 @@ from towpath.deploy.local.supervisor import Supervisor
 from towpath.schemas.clock import SystemClock
 from towpath.settings import load
 
+# How the orders ended, and whether they add up in each store.
+Business = tuple[table.SagaResult, list[table.StoreResult]]
+
 EQUAL: Final = 0
 DIFFERENT: Final = 1
 
@@ -40,7 +43,7 @@ _STOP_WITHIN_S: Final = 10.0
 
 def run_demo(options: DemoOptions, folder: Path, console: Console) -> int:
     """
-    Run the demo; return 0 if every sink equals the database, else 1.
+    Run the demo; return 0 if every sink is equal and the business adds up, else 1.
 
     Raises:
         TowpathError: It did not complete.
@@ -57,7 +60,7 @@ def run_demo(options: DemoOptions, folder: Path, console: Console) -> int:
         finally:
             interrupts.disable()
             _stop_everything(stack, supervisor, console)
-    return EQUAL if result.equal else DIFFERENT
+    return _exit_code(result)
 
 
 def run_joined(
@@ -89,7 +92,11 @@ def run_joined(
             interrupts.disable()
             stop_all(state)
             kill_children(_STOP_WITHIN_S)
-    return EQUAL if result.equal else DIFFERENT
+    return _exit_code(result)
+
+
+def _exit_code(result: table.Result) -> int:
+    return EQUAL if result.equal and result.adds_up else DIFFERENT
 
 
 def _run_joined(
@@ -111,9 +118,9 @@ def _run_joined(
         )
         with Monitor(stage):
             platform.wait_for_sinks(stage)
-            traffic = _run_load(stage)
+            traffic, business = _run_load(stage)
             findings = compare.compare_sinks(stage)
-        return compare.sum_up(stage, traffic, findings)
+        return compare.sum_up(stage, traffic, findings, business)
 
 
 def _run_own(
@@ -125,10 +132,12 @@ def _run_own(
         )
         with Monitor(stage) as monitor:
             _start_platform(stage)
-            traffic = _run_load(stage)
+            traffic, business = _run_load(stage)
             findings = compare.compare_sinks(stage)
         held_bytes, restarts = monitor.peak_memory_bytes, supervisor.restarts()
-        result = compare.sum_up(stage, traffic, findings, restarts, held_bytes)
+        result = compare.sum_up(
+            stage, traffic, findings, business, restarts, held_bytes
+        )
     return stage, result
 
 
@@ -137,11 +146,13 @@ def _start_platform(stage: OwnStage) -> None:
     platform.start_drivers(stage)
     platform.fill_shop(stage)
     platform.start_relay(stage)
+    platform.start_services(stage)
     platform.fill_sinks(stage)
 
 
-def _run_load(stage: Stage) -> table.Traffic:
+def _run_load(stage: Stage) -> tuple[table.Traffic, Business]:
     before = compare.published(stage)
+    first_order = stage.retried(lambda: platform.next_order(stage.shop_dsn))
     shop.open_shop(stage)
     opened_at_s = stage.elapsed_s()
     stage.announce("checkouts continue")
@@ -151,8 +162,11 @@ def _run_load(stage: Stage) -> table.Traffic:
     stage.announce("checkouts continue")
     stage.pause(max(0.0, opened_at_s + stage.plan.load_s - stage.elapsed_s()))
     shop.close_shop(stage)
+    platform.wait_for_sagas(stage)
     platform.settle(stage)
-    return compare.traffic(stage, before)
+    traffic = compare.traffic(stage, before)
+    sagas = stage.retried(lambda: compare.sagas(stage, first_order))
+    return traffic, (sagas, compare.check_invariants(stage, first_order))
 
 
 def _write_json(result: table.Result, path: Path | None) -> None:

@@ -85,6 +85,36 @@ class SnapshotResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SagaResult:
+    """How the orders of the load ended: by status, and the cancelled ones by reason."""
+
+    ended: dict[str, int]
+    reasons: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreResult:
+    """
+    Whether money, stock, parcels and orders agree in the database, or in a sink.
+
+    Attributes:
+        orders: Orders read.
+        findings: A sentence for each invariant that does not hold.
+        failure: Why the store could not be read.
+    """
+
+    name: str
+    orders: int = 0
+    findings: tuple[str, ...] = ()
+    failure: str | None = None
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether it was read, and every invariant holds."""
+        return self.failure is None and not self.findings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """
     The result of the demo.
@@ -95,6 +125,8 @@ class Result:
     orders_before: int
     traffic: Traffic
     sinks: tuple[SinkResult, ...]
+    sagas: SagaResult
+    stores: tuple[StoreResult, ...]
     snapshot: SnapshotResult
     restarts: int | None
     peak_memory_bytes: int | None
@@ -111,19 +143,31 @@ class Result:
         """Whether every sink was verified and not one key differs."""
         return all(sink.differences == 0 for sink in self.sinks)
 
+    @property
+    def adds_up(self) -> bool:
+        """Whether every invariant of the business holds in every store."""
+        return all(store.adds_up for store in self.stores)
+
     def as_json(self) -> dict[str, Any]:
         """Return the result in JSON types."""
-        sums = {"differences": self.differences, "equal": self.equal}
+        sums = {
+            "differences": self.differences,
+            "equal": self.equal,
+            "adds_up": self.adds_up,
+        }
         return {**dataclasses.asdict(self), **sums}
 
 
 def draw(result: Result) -> RenderableType:
     """Draw the table, with the named differences below."""
     blocks: list[RenderableType] = [_facts(result), Text(), _sinks(result), Text()]
-    blocks.append(_verdict(result))
+    blocks += [_verdict(result), _business(result)]
     for sink in result.sinks:
         lines = [*sink.named, *filter(None, [sink.failure])]
         blocks += [Text(f"  {sink.name}: {line}", style="red") for line in lines]
+    for store in result.stores:
+        lines = [*store.findings, *filter(None, [store.failure])]
+        blocks += [Text(f"  {store.name}: {line}", style="red") for line in lines]
     return Panel(Group(*blocks), title="towpath demo", expand=False)
 
 
@@ -150,6 +194,7 @@ def _lines(result: Result) -> list[tuple[str, str, str]]:
     return [
         ("checkouts", f"{traffic.checkouts:,}", orders),
         ("failed requests", f"{traffic.failed_requests:,}", failed),
+        *_saga_lines(result.sagas),
         ("row changes", f"{traffic.row_changes:,}", f"in {traffic.load_s:.0f} s"),
         ("events", f"{traffic.events:,}", "through the outbox"),
         ("dead letters", f"{traffic.dead_letters:,}", "each with its reason"),
@@ -168,6 +213,17 @@ def _lines(result: Result) -> list[tuple[str, str, str]]:
         *_own_lines(result),
         ("time", f"{result.elapsed_s:.0f} s", result.machine),
     ]
+
+
+def _saga_lines(sagas: SagaResult) -> Iterator[tuple[str, str, str]]:
+    done = sagas.ended.get("completed", 0)
+    returned = sagas.ended.get("returned", 0)
+    yield "orders shipped and paid", f"{done:,}", f"and {returned:,} returned, refunded"
+    reasons = ", ".join(
+        f"{count:,} {reason}" for reason, count in sagas.reasons.items()
+    )
+    cancelled = sagas.ended.get("cancelled", 0)
+    yield "orders cancelled, compensated", f"{cancelled:,}", reasons
 
 
 def _own_lines(result: Result) -> Iterator[tuple[str, str, str]]:
@@ -212,6 +268,16 @@ def _differences(sink: SinkResult) -> Text:
     if sink.differences is None:
         return Text("not verified", style="red")
     return Text(f"{sink.differences:,}", style="red" if sink.differences else "green")
+
+
+def _business(result: Result) -> Text:
+    names = ", ".join(store.name for store in result.stores)
+    if result.adds_up:
+        text = f"Money, stock, parcels and orders agree in {names}."
+        return Text(text, style="bold green")
+    wrong = [store.name for store in result.stores if not store.adds_up]
+    text = f"Money, stock, parcels or orders do not agree in {', '.join(wrong)}."
+    return Text(text, style="bold red")
 
 
 def _verdict(result: Result) -> Text:

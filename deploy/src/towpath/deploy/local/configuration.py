@@ -15,7 +15,17 @@ from towpath.deploy.local.ports import LOOPBACK
 from towpath.deploy.local.stack import NAMES, Addresses
 from towpath.schemas.failure import UsageError
 
-_TABLES: Final = ("customers", "orders", "order_lines")
+# The captured tables of each schema; in a sink without schemas their names are unique.
+_TABLES: Final = (
+    ("shop", "customers"),
+    ("shop", "orders"),
+    ("shop", "order_lines"),
+    ("inventory", "products"),
+    ("payments", "payments"),
+    ("shipping", "shipments"),
+)
+# The search index has the orders as documents, with their lines.
+_ORDERS_TABLES: Final = (("shop", "orders"), ("shop", "order_lines"))
 _MARK: Final = "# local stack:"
 _MARK_LINE: Final = re.compile(rf"^{_MARK}(.*)$", re.MULTILINE)
 _ADDRESS: Final = re.compile(rf"(?<![\d.]){re.escape(LOOPBACK)}:(\d+)")
@@ -69,7 +79,10 @@ _ORDERS: Final = """
 topic = "outbox.event.order"
 name = "{name}"
 kind = "aggregate"
-state_types = ["OrderPlaced", "OrderPaid", "OrderCancelled"]
+state_types = [
+  "OrderPlaced", "OrderPaymentRequested", "OrderConfirmed", "OrderPaid",
+  "OrderCancellationRequested", "OrderCancelled", "OrderCompleted", "OrderReturned",
+]
 
 [sink.route.fields]
 customer_id = "uuid"
@@ -78,8 +91,11 @@ currency = "keyword"
 total = "numeric"
 placed_at = "timestamp with time zone"
 updated_at = "timestamp with time zone"
+confirmed_at = "timestamp with time zone"
 paid_at = "timestamp with time zone"
+completed_at = "timestamp with time zone"
 cancelled_at = "timestamp with time zone"
+returned_at = "timestamp with time zone"
 "lines[].product_id" = "uuid"
 "lines[].unit_price" = "numeric"
 """
@@ -124,7 +140,7 @@ def for_shop(addresses: Addresses) -> str:
     head = _HEAD.format(
         mark=_mark(addresses),
         source=addresses.dsn("shop"),
-        tables=", ".join(f'"shop.{table}"' for table in _TABLES),
+        tables=", ".join(f'"{schema}.{table}"' for schema, table in _TABLES),
         kafka=addresses.kafka,
         registry=addresses.registry_url,
     )
@@ -140,16 +156,17 @@ def for_shop(addresses: Addresses) -> str:
         driver="warehouse",
         url=addresses.dsn("warehouse"),
     )
+    searched = [table for table in _TABLES if table not in _ORDERS_TABLES]
     events = _ROUTE.format(topic="outbox.event.*", name="shop.events")
     return "".join(
         (
-            *(head, cache, *_routes("", _TABLES)),
-            *(search, SEARCH_BATCH, *_routes("", ("customers",))),
+            *(head, cache, *_routes(_TABLES)),
+            *(search, SEARCH_BATCH, *_routes(searched)),
             order_documents("orders"),
             *(
                 warehouse,
                 'folder = "warehouse"\ntrigger_ms = 10000\n',
-                *_routes("shop.", _TABLES),
+                *_routes(_TABLES, in_schemas=True),
             ),
             *(events, 'kind = "event_log"\n'),
         )
@@ -180,10 +197,15 @@ def _replace(path: Path, text: str) -> None:
     scratch.replace(path)
 
 
-def _routes(place: str, tables: Iterable[str]) -> list[str]:
+def _routes(
+    tables: Iterable[tuple[str, str]], *, in_schemas: bool = False
+) -> list[str]:
     return [
-        _ROUTE.format(topic=f"towpath.shop.{table}", name=f"{place}{table}")
-        for table in tables
+        _ROUTE.format(
+            topic=f"towpath.{schema}.{table}",
+            name=f"{schema}.{table}" if in_schemas else table,
+        )
+        for schema, table in tables
     ]
 
 

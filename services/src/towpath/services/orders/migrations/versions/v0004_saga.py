@@ -36,6 +36,33 @@ create table shop.order_deadlines (
 
 create index ix_shop_order_deadlines_deadline_at
     on shop.order_deadlines (deadline_at);
+
+-- The orders that a saga has still to end, as is_settled of the service's domain finds.
+create view shop.unsettled_orders as
+with steps as (
+    select order_id, array_agg(step) as taken
+      from shop.order_steps
+     group by order_id
+)
+select o.id as order_id, o.status::text as status, o.updated_at
+  from shop.orders as o
+  left join steps as s on s.order_id = o.id
+ where (o.version > 1
+        or exists (select from shop.order_deadlines as d where d.order_id = o.id))
+   and not coalesce(
+           case o.status::text
+                when 'completed' then
+                    s.taken @> '{stock_sold}'
+                    and (o.payment_method is null or s.taken @> '{payment_captured}')
+                when 'cancelled' then
+                    s.taken && '{stock_rejected,stock_released}'
+                    and (o.payment_method is null
+                         or s.taken && '{payment_declined,payment_voided,payment_refunded}')
+                when 'returned' then
+                    s.taken @> '{stock_returned}'
+                    and (o.payment_method is null or s.taken @> '{payment_refunded}')
+           end,
+           false);
 """
 
 # The statuses are compared as text: a new value of a type cannot be used in the

@@ -1,0 +1,387 @@
+"""
+Invariants of the shop: whether money, stock, parcels and orders agree, in any store.
+
+Every store is read as its readers would, without a look at the others: the database by
+SQL, the cache by its keys, the search by its documents, the warehouse by its files.
+From each come the same ``Books``, and the same rules apply to all. They hold once every
+order is settled and every sink has applied the stream:
+
+- every order is completed, cancelled or returned; an order from before the services
+  may still be placed;
+- the captured payments are those of the completed orders, with their totals;
+- every unit of a product is on hand, reserved or sold, none is reserved, and the sold
+  ones are those of the completed orders;
+- a parcel left for each completed or returned order, and for no other;
+- each order was placed once: it has one event of its placing, and the reverse.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+
+import psycopg
+import redis
+from opensearchpy import OpenSearch, helpers
+from psycopg.rows import namedtuple_row
+from pyiceberg.catalog import Catalog
+
+COMPLETED: Final = "completed"
+RETURNED: Final = "returned"
+CANCELLED: Final = "cancelled"
+PLACED: Final = "placed"
+_FINAL: Final = (COMPLETED, CANCELLED, RETURNED)
+_CAPTURED: Final = "captured"
+_DISPATCHED: Final = "dispatched"
+
+_TIMEOUT_S: Final = 30.0
+# As many keys or documents as a store returns well at once.
+_AT_ONCE: Final = 2_000
+# A finding names so many of the rows that contradict it.
+_NAMED: Final = 3
+
+
+class OrderRow(NamedTuple):
+    """An order: its status and its total."""
+
+    status: str
+    total: Decimal
+
+
+class Units(NamedTuple):
+    """The units of a product; ``received`` is the sum of the others."""
+
+    received: int
+    on_hand: int
+    reserved: int
+    sold: int
+
+
+class Money(NamedTuple):
+    """A payment: its status and its amount."""
+
+    status: str
+    amount: Decimal
+
+
+@dataclass(slots=True)
+class Books:
+    """
+    The shop as one store has it.
+
+    Attributes:
+        orders: Every order, by its number.
+        sold: The units of each product in completed orders.
+        products: The units of each product.
+        payments: Every payment, by its order.
+        shipments: The status of every shipment, by its order.
+        placings: How many events of its placing an order has; None: the store has no
+            events.
+    """
+
+    orders: dict[int, OrderRow] = field(default_factory=dict)
+    sold: Counter[str] = field(default_factory=Counter)
+    products: dict[str, Units] = field(default_factory=dict)
+    payments: dict[int, Money] = field(default_factory=dict)
+    shipments: dict[int, str] = field(default_factory=dict)
+    placings: Counter[int] | None = None
+
+
+def findings(books: Books, first_order: int) -> list[str]:
+    """
+    Return a sentence for each rule that a store contradicts.
+
+    Args:
+        books: The shop as the store has it.
+        first_order: The first order that the services have taken; older ones may be
+            placed, and have no event.
+    """
+    rules = (
+        ("orders are not final", _open_orders(books, first_order)),
+        ("payments differ from completed orders", _wrong_payments(books)),
+        ("products have units that do not add up", _wrong_sums(books)),
+        ("products have units reserved", _reserved(books)),
+        ("products were sold in other numbers than ordered", _wrong_sales(books)),
+        ("parcels differ from orders", _wrong_parcels(books)),
+        ("orders differ from the events of their placing", _wrong(books, first_order)),
+    )
+    found = []
+    for sentence, wrong in rules:
+        named = list(wrong)
+        if named:
+            first = ", ".join(map(str, named[:_NAMED]))
+            found.append(f"{len(named):,} {sentence}: {first}")
+    return found
+
+
+def _open_orders(books: Books, first_order: int) -> Iterator[str]:
+    for number, order in books.orders.items():
+        is_old = number < first_order and order.status == PLACED
+        if order.status not in _FINAL and not is_old:
+            yield f"order {number} is {order.status}"
+
+
+def _wrong_payments(books: Books) -> Iterator[str]:
+    captured = {
+        number: payment.amount
+        for number, payment in books.payments.items()
+        if payment.status == _CAPTURED
+    }
+    wanted = {
+        number: order.total
+        for number, order in books.orders.items()
+        if order.status == COMPLETED
+    }
+    for number in captured.keys() | wanted.keys():
+        if captured.get(number) != wanted.get(number):
+            yield (
+                f"order {number} costs {wanted.get(number, 0)},"
+                f" captured {captured.get(number, 0)}"
+            )
+
+
+def _wrong_sums(books: Books) -> Iterator[str]:
+    for product, units in books.products.items():
+        held = (units.on_hand, units.reserved, units.sold)
+        if sum(held) != units.received or min(held) < 0:
+            yield f"product {product}: {units}"
+
+
+def _reserved(books: Books) -> Iterator[str]:
+    for product, units in books.products.items():
+        if units.reserved:
+            yield f"product {product}: {units.reserved}"
+
+
+def _wrong_sales(books: Books) -> Iterator[str]:
+    for product in books.products.keys() | books.sold.keys():
+        units = books.products.get(product)
+        sold = units.sold if units else 0
+        if sold != books.sold[product]:
+            yield f"product {product}: {sold} sold, {books.sold[product]} ordered"
+
+
+def _wrong_parcels(books: Books) -> Iterator[str]:
+    sent = {n for n, status in books.shipments.items() if status == _DISPATCHED}
+    wanted = {
+        n for n, order in books.orders.items() if order.status in (COMPLETED, RETURNED)
+    }
+    for number in sent ^ wanted:
+        yield f"order {number}"
+
+
+def _wrong(books: Books, first_order: int) -> Iterator[str]:
+    if books.placings is None:
+        return
+    taken = {number for number in books.orders if number >= first_order}
+    for number in taken | books.placings.keys():
+        if books.placings[number] != (1 if number in taken else 0):
+            yield f"order {number}: {books.placings[number]} events"
+
+
+_SOURCE_ORDERS: Final = "select id, status::text, total from shop.orders"
+_SOURCE_SOLD: Final = """
+select product_id::text, sum(quantity)::bigint
+  from shop.order_lines join shop.orders on id = order_id
+ where status = 'completed'
+ group by 1
+"""
+_SOURCE_PRODUCTS: Final = (
+    "select id::text, received, on_hand, reserved, sold from inventory.products"
+)
+_SOURCE_PAYMENTS: Final = "select order_id, status, amount from payments.payments"
+_SOURCE_SHIPMENTS: Final = "select order_id, status from shipping.shipments"
+
+
+def read_source(dsn: str) -> Books:
+    """
+    Read the database, in one snapshot.
+
+    Raises:
+        psycopg.Error: It does not answer.
+    """
+    with psycopg.connect(dsn, row_factory=namedtuple_row) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        read = connection.execute
+        return Books(
+            orders={number: OrderRow(*row) for number, *row in read(_SOURCE_ORDERS)},
+            sold=Counter(dict(read(_SOURCE_SOLD).fetchall())),
+            products={id_: Units(*row) for id_, *row in read(_SOURCE_PRODUCTS)},
+            payments={number: Money(*row) for number, *row in read(_SOURCE_PAYMENTS)},
+            shipments=dict(read(_SOURCE_SHIPMENTS).fetchall()),
+        )
+
+
+def read_cache(url: str, prefix: str) -> Books:
+    """
+    Read the hashes of a cache, by the names of its keys.
+
+    Args:
+        url: The server.
+        prefix: The prefix of its keys, such as ``towpath``.
+
+    Raises:
+        redis.RedisError: It does not answer.
+    """
+    with redis.Redis.from_url(
+        url, decode_responses=True, socket_timeout=_TIMEOUT_S
+    ) as client:
+        hashes = _Hashes(client, prefix)
+        books = Books(
+            orders={
+                int(row["id"]): OrderRow(row["status"], Decimal(row["total"]))
+                for row in hashes.read("orders", "id", "status", "total")
+            },
+            products={
+                row["id"]: Units(*(int(row[name]) for name in Units._fields))
+                for row in hashes.read("products", "id", *Units._fields)
+            },
+            payments={
+                int(row["order_id"]): Money(row["status"], Decimal(row["amount"]))
+                for row in hashes.read("payments", "order_id", "status", "amount")
+            },
+            shipments={
+                int(row["order_id"]): row["status"]
+                for row in hashes.read("shipments", "order_id", "status")
+            },
+        )
+        lines = hashes.read("order_lines", "order_id", "product_id", "quantity")
+        for row in lines:
+            if books.orders[int(row["order_id"])].status == COMPLETED:
+                books.sold[row["product_id"]] += int(row["quantity"])
+    return books
+
+
+class _Hashes:
+    """The rows of a cache's tables: a hash each, whose absent fields are null."""
+
+    def __init__(self, client: redis.Redis, prefix: str) -> None:
+        self._client = client
+        self._prefix = prefix
+
+    def read(self, table: str, *columns: str) -> Iterator[dict[str, str]]:
+        """Yield the columns of each row; a hash of a deleted row has none of them."""
+        keys: list[str] = []
+        pattern = f"{self._prefix}:{table}:*"
+        for key in self._client.scan_iter(pattern, count=_AT_ONCE):
+            keys.append(key)
+            if len(keys) == _AT_ONCE:
+                yield from self._rows(keys, columns)
+                keys.clear()
+        yield from self._rows(keys, columns)
+
+    def _rows(
+        self, keys: list[str], columns: Iterable[str]
+    ) -> Iterator[dict[str, str]]:
+        names = list(columns)
+        pipeline = self._client.pipeline(transaction=False)
+        for key in keys:
+            pipeline.hmget(key, names)
+        for values in pipeline.execute():
+            if values[0] is not None:
+                yield dict(zip(names, values, strict=True))
+
+
+def read_search(url: str) -> Books:
+    """
+    Read the documents of a search.
+
+    Raises:
+        opensearchpy.OpenSearchException: It does not answer.
+    """
+    client = OpenSearch(url, timeout=_TIMEOUT_S)
+    try:
+        books = Books(
+            products={
+                row["id"]: Units(*(row[name] for name in Units._fields))
+                for row in _documents(client, "products", "id", *Units._fields)
+            },
+            payments={
+                row["order_id"]: Money(row["status"], Decimal(str(row["amount"])))
+                for row in _documents(
+                    client, "payments", "order_id", "status", "amount"
+                )
+            },
+            shipments={
+                row["order_id"]: row["status"]
+                for row in _documents(client, "shipments", "order_id", "status")
+            },
+        )
+        wanted = ("order_id", "status", "total", "lines")
+        for row in _documents(client, "orders", *wanted):
+            number = int(row["order_id"])
+            books.orders[number] = OrderRow(row["status"], Decimal(str(row["total"])))
+            if row["status"] == COMPLETED:
+                for line in row["lines"]:
+                    books.sold[line["product_id"]] += line["quantity"]
+    finally:
+        client.close()
+    return books
+
+
+def _documents(
+    client: OpenSearch, index: str, *columns: str
+) -> Iterator[Mapping[str, Any]]:
+    client.indices.refresh(index=index)
+    query = {"_source": list(columns), "query": {"match_all": {}}}
+    for hit in helpers.scan(client, query=query, index=index, size=_AT_ONCE):
+        yield hit["_source"]
+
+
+def read_warehouse(catalog: Catalog) -> Books:
+    """
+    Read the tables of a warehouse, and the log of its events.
+
+    Raises:
+        Exception: pyiceberg's own, if catalog or store do not answer.
+    """
+    tables = _IcebergTables(catalog)
+    books = Books(
+        orders={
+            row["id"]: OrderRow(row["status"], row["total"])
+            for row in tables.read("shop.orders", "id", "status", "total")
+        },
+        products={
+            str(row["id"]): Units(*(row[name] for name in Units._fields))
+            for row in tables.read("inventory.products", "id", *Units._fields)
+        },
+        payments={
+            row["order_id"]: Money(row["status"], row["amount"])
+            for row in tables.read("payments.payments", "order_id", "status", "amount")
+        },
+        shipments={
+            row["order_id"]: row["status"]
+            for row in tables.read("shipping.shipments", "order_id", "status")
+        },
+        placings=tables.placings(),
+    )
+    lines = tables.read("shop.order_lines", "order_id", "product_id", "quantity")
+    for row in lines:
+        if books.orders[row["order_id"]].status == COMPLETED:
+            books.sold[str(row["product_id"])] += row["quantity"]
+    return books
+
+
+class _IcebergTables:
+    """The present rows of a catalog's tables."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def read(self, table: str, *columns: str) -> list[dict[str, Any]]:
+        """Return the columns of each row that is not deleted."""
+        scan = self._catalog.load_table(table).scan(
+            row_filter="_is_deleted = false", selected_fields=columns
+        )
+        rows: list[dict[str, Any]] = scan.to_arrow().to_pylist()
+        return rows
+
+    def placings(self) -> Counter[int]:
+        """Count the events of each order's placing."""
+        scan = self._catalog.load_table("shop.events").scan(
+            row_filter="type = 'OrderPlaced'", selected_fields=("payload",)
+        )
+        payloads = scan.to_arrow().column("payload").to_pylist()
+        return Counter(json.loads(payload)["order_id"] for payload in payloads)

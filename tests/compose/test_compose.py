@@ -23,7 +23,8 @@ pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
 
 PROJECT = "towpath-test"
 VERSION = (CLONE / "VERSION").read_text("utf-8").strip()
-OWN_PARTS = ("relay", "serving", "warehouse", "orders")
+SERVICES = ("orders", "inventory", "payments", "shipping")
+OWN_PARTS = ("relay", "serving", "warehouse", *SERVICES)
 THIRD_PARTIES = (
     *("postgres", "kafka", "registry", "opensearch", "redis", "store", "catalog"),
 )

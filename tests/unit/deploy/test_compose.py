@@ -12,7 +12,7 @@ import pytest
 from support import compose_file, compose_rules, dockerfile
 from towpath.deploy.local.configuration import for_shop
 from towpath.deploy.local.stack import Addresses
-from towpath.settings import Settings, load
+from towpath.settings import RouteKind, Settings, load
 from towpath.sinks.jars import store
 
 _FILE = compose_file.FOLDER / "compose.yaml"
@@ -197,8 +197,9 @@ def test_the_sink_to_add_loads_beside_the_others(tmp_path: Path) -> None:
     (route,) = added.route
 
     assert added.name == "search_orders"
-    assert route.name != like.route[1].name
-    assert route.model_copy(update={"name": like.route[1].name}) == like.route[1]
+    (documents,) = [one for one in like.route if one.kind is RouteKind.AGGREGATE]
+    assert route.name != documents.name
+    assert route.model_copy(update={"name": documents.name}) == documents
     assert (added.kind, added.driver, added.url) == (like.kind, like.driver, like.url)
 
 

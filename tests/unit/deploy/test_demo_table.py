@@ -6,8 +6,10 @@ from rich.console import Console
 
 from towpath.deploy.demo.table import (
     Result,
+    SagaResult,
     SinkResult,
     SnapshotResult,
+    StoreResult,
     Traffic,
     draw,
 )
@@ -37,6 +39,14 @@ GOOD = Result(
             differences=0,
         ),
         SinkResult(name="search_orders", compared=52_013, differences=0),
+    ),
+    sagas=SagaResult(
+        ended={"completed": 1_604, "cancelled": 342, "returned": 67},
+        reasons={"payment declined": 201, "out of stock": 141},
+    ),
+    stores=(
+        StoreResult(name="database", orders=52_013),
+        StoreResult(name="cache", orders=52_013),
     ),
     snapshot=SnapshotResult(
         sink="search_orders",
@@ -75,7 +85,8 @@ def test_the_table_shows_every_number():
     wanted = [
         "2,013", "9,001", "4,130", "17", "50,711", "1,999 rows/s", "741", "176,001",
         "312 ms", "700 ms", "12.3 s", "5.0 GiB", "151 s", "not one difference",
-        "4 too late, 6 not started",
+        "4 too late, 6 not started", "1,604", "67 returned", "342", "141 out of stock",
+        "agree in database, cache",
     ]  # fmt: skip
     missing = [number for number in wanted if number not in text]
 
@@ -87,6 +98,24 @@ def test_a_narrow_terminal_cuts_nothing_off():
     Eighty columns are enough for every figure.
     """
     assert "…" not in shown(GOOD, width=80)
+
+
+def test_a_business_that_does_not_add_up_is_named():
+    """
+    One finding in one store is enough, and so is a store that could not be read.
+    """
+    wrong = dataclasses.replace(GOOD.stores[1], findings=("1 products have units",))
+    unread = dataclasses.replace(GOOD.stores[1], failure="no answer")
+    results = [
+        dataclasses.replace(GOOD, stores=(GOOD.stores[0], one))
+        for one in (wrong, unread)
+    ]
+    texts = [shown(result) for result in results]
+
+    assert [False, False] == [result.adds_up for result in results]
+    assert all("do not agree in cache" in text for text in texts)
+    assert "cache: 1 products have units" in texts[0]
+    assert "cache: no answer" in texts[1]
 
 
 def test_one_difference_is_not_equal():

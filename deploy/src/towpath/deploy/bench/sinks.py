@@ -117,6 +117,7 @@ def measure_checkout(
         platform.start_drivers(stage)
         platform.fill_shop(stage)
         platform.start_relay(stage)
+        platform.start_orders(stage)
         platform.fill_sinks(stage)
         rates = tuple(_rate(stage, options, rate) for rate in options.rates)
         found = compare.compare_sinks(stage)

@@ -101,15 +101,17 @@ def own_stage(
     )
 
 
-def service(stage: OwnStage, name: str) -> Part:
-    """Describe a service's process that answers requests."""
+def service(stage: OwnStage, name: str, *, consumes: bool = True) -> Part:
+    """Describe a service, which answers requests and, as a rule, follows the others."""
     port = stage.ports[name]
+    kafka = ("--kafka", stage.addresses.kafka) if consumes else ()
     command = python_module(
         f"towpath.services.{name}",
         "serve",
         *("--dsn", stage.shop_dsn),
         *("--registry", stage.addresses.registry_url),
         *("--port", str(port)),
+        *kafka,
         *_windows(name),
     )
     return Part(
@@ -119,27 +121,6 @@ def service(stage: OwnStage, name: str) -> Part:
         env=dict(stage.environment),
         port=port,
         probe=lambda: get_page(f"http://{LOOPBACK}:{port}/health/ready"),
-    )
-
-
-def consumer_name(name: str) -> str:
-    """Return the name of a service's process that consumes."""
-    return f"{name}-consumer"
-
-
-def consumer(stage: OwnStage, name: str) -> Part:
-    """Describe a service's process that consumes."""
-    command = python_module(
-        f"towpath.services.{name}",
-        "consume",
-        *("--dsn", stage.shop_dsn, "--kafka", stage.addresses.kafka),
-        *_windows(name),
-    )
-    return Part(
-        name=consumer_name(name),
-        command=command,
-        folder=stage.state.root,
-        env=dict(stage.environment),
     )
 
 

@@ -72,28 +72,30 @@ def fill_shop(stage: OwnStage) -> None:
 
 
 def start_relay(stage: OwnStage) -> None:
-    """Create publications and slot, then start the relay and the orders service."""
-    with stage.doing("create publications and slot, start relay and orders service"):
+    """Create publications and slot, then start the relay."""
+    with stage.doing("create publications and slot, start the relay"):
         command = python_module(
             parts.CLI, "relay", "init", "--config", str(stage.config)
         )
         run_checked(command, _command_environment(stage, _INIT_WITHIN_S))
         stage.supervisor.start(parts.relay(stage))
-        stage.supervisor.start(parts.service(stage, parts.ORDERS))
-        stage.supervisor.wait_ready((parts.RELAY, parts.ORDERS))
+        stage.supervisor.wait_ready((parts.RELAY,))
 
 
 def start_services(stage: OwnStage) -> None:
-    """Start the other services, and what follows the orders."""
-    others = [name for name in parts.SERVICES if name != parts.ORDERS]
-    with stage.doing(f"start {', '.join(others)}, and all consumers"):
-        for name in others:
-            stage.supervisor.start(parts.service(stage, name))
+    """Start all services, each of which follows the others' events."""
+    with stage.doing(f"start {', '.join(parts.SERVICES)}"):
         for name in parts.SERVICES:
-            stage.supervisor.start(parts.consumer(stage, name))
-        stage.supervisor.wait_ready(
-            (*others, *map(parts.consumer_name, parts.SERVICES))
-        )
+            stage.supervisor.start(parts.service(stage, name))
+        stage.supervisor.wait_ready(parts.SERVICES)
+
+
+def start_orders(stage: OwnStage) -> None:
+    """Start the orders service alone: its orders wait for the others."""
+    with stage.doing("start orders"):
+        part = parts.service(stage, parts.ORDERS, consumes=False)
+        stage.supervisor.start(part)
+        stage.supervisor.wait_ready((parts.ORDERS,))
 
 
 def _command_environment(stage: OwnStage, within_s: float) -> CommandEnvironment:

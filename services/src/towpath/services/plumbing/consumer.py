@@ -1,14 +1,15 @@
 """
 A service as a consumer: it follows events of other services, each applied once.
 
-``consume`` is a process of its own beside ``serve``: it applies events by the inbox,
-and repeats the service's background work. An event is applied in one transaction with
-the inbox's record of it and with the events that follow from it, which belong to the
-same trace. A failure of the database counts as no attempt; an event that cannot be
-applied is parked with its followers, and ``towpath inbox`` replays it.
+A process applies events by the inbox, and repeats the service's background work. An
+event is applied in one transaction with the inbox's record of it and with the events
+that follow from it, which belong to the same trace. A failure of the database counts as
+no attempt; an event that cannot be applied is parked with its followers, and ``towpath
+inbox`` replays it.
 """
 
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ from towpath.services.plumbing.server import BackgroundTask, Lifecycle
 
 # The relay's own default.
 TOPIC_PREFIX: Final = "outbox.event."
+# The pause after the brokers have refused the client, or an error that nobody foresaw.
+_RESTARTED_AFTER_S: Final = 1.0
 # The consumer, and the background work.
 _CONNECTIONS: Final = 2
 _CLIENT: Final[Mapping[str, Any]] = {
@@ -162,6 +165,32 @@ class Consuming:
     tasks: MakeTasks = no_tasks
 
 
+def consuming_tasks(
+    parts: Consuming, dsn: str, brokers: Brokers, stopping: threading.Event
+) -> Sequence[BackgroundTask]:
+    """
+    Return the consumer and its background work as tasks of a process.
+
+    Args:
+        parts: The declaration.
+        dsn: The service's database, as a libpq URI or keywords.
+        brokers: The brokers.
+        stopping: Ends the consumer; the event in progress is finished.
+    """
+    clock = SystemClock()
+    engine = make_engine(dsn, pool_size=_CONNECTIONS)
+    begin = begin_in(make_sessions(engine, parts.collector(clock)))
+    consumer = parts.consumer.make(brokers, begin, clock)
+
+    def run() -> None:
+        log.info("consumer starts", consumer=parts.consumer.name)
+        consumer.run(stopping)
+        log.info("consumer stopped", consumer=parts.consumer.name)
+
+    started = BackgroundTask(f"consumer {parts.consumer.name}", _RESTARTED_AFTER_S, run)
+    return [started, *parts.tasks(begin, engine, clock)]
+
+
 def consume(parts: Consuming, dsn: str, brokers: Brokers) -> None:
     """
     Consume until the process is stopped; the event in progress is finished.
@@ -170,23 +199,10 @@ def consume(parts: Consuming, dsn: str, brokers: Brokers) -> None:
         parts: The declaration.
         dsn: The service's database, as a libpq URI or keywords.
         brokers: The brokers.
-
-    Raises:
-        KafkaException: The brokers refuse the client.
     """
-    clock = SystemClock()
-    engine = make_engine(dsn, pool_size=_CONNECTIONS)
-    begin = begin_in(make_sessions(engine, parts.collector(clock)))
-    lifecycle = Lifecycle(tasks=list(parts.tasks(begin, engine, clock)))
+    lifecycle = Lifecycle()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: lifecycle.stopping.set())
-    lifecycle.start_tasks()
-    log.info(
-        "consumer starts", consumer=parts.consumer.name, kafka=brokers.bootstrap_servers
-    )
-    try:
-        parts.consumer.make(brokers, begin, clock).run(lifecycle.stopping)
-    finally:
-        lifecycle.stopping.set()
-        engine.dispose()
-    log.info("consumer stopped", consumer=parts.consumer.name)
+    lifecycle.tasks.extend(consuming_tasks(parts, dsn, brokers, lifecycle.stopping))
+    for thread in lifecycle.start_tasks():
+        thread.join()

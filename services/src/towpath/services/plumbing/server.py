@@ -18,7 +18,7 @@ import logging
 import math
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Final, NamedTuple
@@ -73,15 +73,20 @@ class Lifecycle:
     stopping: threading.Event = field(default_factory=threading.Event)
     tasks: list[BackgroundTask] = field(default_factory=list)
 
-    def start_tasks(self) -> None:
+    def start_tasks(self) -> Sequence[threading.Thread]:
         """Start a thread for each task; all of them end when the service stops."""
-        for task in self.tasks:
+        threads = [
             threading.Thread(
                 target=self._repeat, args=(task,), name=task.name, daemon=True
-            ).start()
+            )
+            for task in self.tasks
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
 
     def _repeat(self, task: BackgroundTask) -> None:
-        while not self.stopping.wait(task.interval_s):
+        while not self.stopping.is_set():
             try:
                 task.run()
             except TowpathError as error:
@@ -93,6 +98,7 @@ class Lifecycle:
             except Exception:
                 # The thread must go on, whatever it was.
                 log.exception("service task failed", task=task.name)
+            self.stopping.wait(task.interval_s)
 
 
 class _RootLogger(Logger):  # type: ignore[misc]  # gunicorn has no types

@@ -14,8 +14,9 @@ an environment variable, whose prefix is the service's::
     --drain-seconds       <PREFIX>_DRAIN_SECONDS
     --idempotency-hours   <PREFIX>_IDEMPOTENCY_HOURS
 
-A service that follows events of others has ``consume`` too, a process of its own with
-the options ``--dsn``, ``--kafka``, ``--topic-prefix`` and ``--group-prefix``.
+A service that follows events of others consumes in the same process if ``--kafka`` is
+given. With ``consume`` it does so in a process of its own, of which there may be as
+many as a topic has partitions. ``--topic-prefix`` and ``--group-prefix`` are for both.
 """
 
 import argparse
@@ -38,6 +39,7 @@ from towpath.services.plumbing.consumer import (
     Brokers,
     Consuming,
     consume,
+    consuming_tasks,
 )
 from towpath.services.plumbing.database import health_blueprint, make_engine
 from towpath.services.plumbing.http import (
@@ -207,7 +209,8 @@ class Service:
             default=variable("IDEMPOTENCY_HOURS", str(IDEMPOTENCY_HOURS)),
             help="how long an Idempotency-Key is kept",
         )
-        add("--kafka", default=variable("KAFKA"), help="the brokers, for consume")
+        kafka = "the brokers: serve consumes too if they are named"
+        add("--kafka", default=variable("KAFKA"), help=kafka)
         topics = variable("TOPIC_PREFIX", TOPIC_PREFIX)
         add("--topic-prefix", default=topics, help="the relay's, for event topics")
         groups = variable("GROUP_PREFIX", "")
@@ -239,7 +242,19 @@ class Service:
         log.info(
             "service starts", service=self.name, host=listen.host, port=listen.port
         )
-        serve(lambda: self.create_app(options), listen)
+        serve(lambda: self._make_app(options), listen)
+
+    def _make_app(self, options: argparse.Namespace) -> Flask:
+        """Wire the application; if brokers are named, its process consumes too."""
+        app = self.create_app(options)
+        if self.consuming is not None and options.kafka is not None:
+            lifecycle: Lifecycle = app.extensions[LIFECYCLE]
+            parts = self.consuming(options)
+            tasks = consuming_tasks(
+                parts, options.dsn, _brokers(options), lifecycle.stopping
+            )
+            lifecycle.tasks.extend(tasks)
+        return app
 
     def _consume(
         self,
@@ -250,8 +265,7 @@ class Service:
             message = "consume needs the brokers"
             raise MissingBrokersError(message)
         self._migrate(options)
-        prefixes = (options.topic_prefix, options.group_prefix)
-        consume(declare(options), options.dsn, Brokers(options.kafka, *prefixes))
+        consume(declare(options), options.dsn, _brokers(options))
 
     def _migrate(self, options: argparse.Namespace) -> None:
         wait_for_database(options.dsn, self.migrate)
@@ -280,6 +294,10 @@ def hours(text: str) -> float:
         message = f"must be more than 0 and at most {_MAX_IDEMPOTENCY_HOURS:g} hours"
         raise argparse.ArgumentTypeError(message)
     return value
+
+
+def _brokers(options: argparse.Namespace) -> Brokers:
+    return Brokers(options.kafka, options.topic_prefix, options.group_prefix)
 
 
 def wait_for_database(

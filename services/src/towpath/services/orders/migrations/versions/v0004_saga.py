@@ -57,7 +57,8 @@ select o.id as order_id, o.status::text as status, o.updated_at
                 when 'cancelled' then
                     s.taken && '{stock_rejected,stock_released}'
                     and (o.payment_method is null
-                         or s.taken && '{payment_declined,payment_voided,payment_refunded}')
+                         or s.taken && '{payment_declined,payment_voided}'
+                         or s.taken @> '{payment_refunded}')
                 when 'returned' then
                     s.taken @> '{stock_returned}'
                     and (o.payment_method is null or s.taken @> '{payment_refunded}')

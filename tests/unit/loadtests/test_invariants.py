@@ -1,0 +1,134 @@
+"""The invariants of the shop: each one is broken by a change that concerns it alone."""
+
+import copy
+from collections import Counter
+from decimal import Decimal
+
+import pytest
+
+from towpath.loadtests.load.invariants import (
+    Books,
+    Money,
+    OrderRow,
+    Units,
+    findings,
+)
+
+PRICE = Decimal("12.50")
+# Order 1 is older than the services; of the others each has ended in its own way.
+FIRST = 2
+GOOD = Books(
+    orders={
+        1: OrderRow("placed", PRICE),
+        2: OrderRow("completed", PRICE),
+        3: OrderRow("cancelled", PRICE),
+        4: OrderRow("returned", PRICE),
+    },
+    sold=Counter({"a": 3}),
+    products={"a": Units(10, 7, 0, 3), "b": Units(5, 5, 0, 0)},
+    payments={
+        2: Money("captured", PRICE),
+        3: Money("declined", PRICE),
+        4: Money("refunded", PRICE),
+    },
+    shipments={2: "dispatched", 3: "cancelled", 4: "dispatched"},
+    placings=Counter({2: 1, 3: 1, 4: 1}),
+)
+
+
+def broken(change):
+    """Return what is found after a change of the good books."""
+    books = copy.deepcopy(GOOD)
+    change(books)
+    return findings(books, FIRST)
+
+
+def test_a_shop_in_order_has_no_findings():
+    """An order from before the services may wait, and has no event."""
+    assert [] == findings(GOOD, FIRST)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            lambda b: b.orders.update({3: OrderRow("paying", PRICE)}),
+            "1 orders are not final: order 3 is paying",
+        ),
+        (
+            lambda b: b.payments.update({3: Money("captured", PRICE)}),
+            "1 payments differ from completed orders: order 3 costs 0, captured 12.50",
+        ),
+        (
+            lambda b: b.payments.update({2: Money("captured", Decimal("12.49"))}),
+            (
+                "1 payments differ from completed orders:"
+                " order 2 costs 12.50, captured 12.49"
+            ),
+        ),
+        (
+            lambda b: b.payments.pop(2),
+            "1 payments differ from completed orders: order 2 costs 12.50, captured 0",
+        ),
+        (
+            lambda b: b.products.update({"b": Units(5, 4, 0, 0)}),
+            (
+                "1 products have units that do not add up: product b:"
+                " Units(received=5, on_hand=4, reserved=0, sold=0)"
+            ),
+        ),
+        (
+            lambda b: b.products.update({"b": Units(5, 6, -1, 0)}),
+            (
+                "1 products have units that do not add up: product b:"
+                " Units(received=5, on_hand=6, reserved=-1, sold=0)"
+            ),
+        ),
+        (
+            lambda b: b.products.update({"b": Units(5, 4, 1, 0)}),
+            "1 products have units reserved: product b: 1",
+        ),
+        (
+            lambda b: b.sold.update({"b": 1}),
+            (
+                "1 products were sold in other numbers than ordered:"
+                " product b: 0 sold, 1 ordered"
+            ),
+        ),
+        (
+            lambda b: b.sold.update({"c": 1}),
+            (
+                "1 products were sold in other numbers than ordered:"
+                " product c: 0 sold, 1 ordered"
+            ),
+        ),
+        (
+            lambda b: b.shipments.update({3: "dispatched"}),
+            "1 parcels differ from orders: order 3",
+        ),
+        (lambda b: b.shipments.pop(4), "1 parcels differ from orders: order 4"),
+        (
+            lambda b: b.placings.update({2: 1}),
+            "1 orders differ from the events of their placing: order 2: 2 events",
+        ),
+        (
+            lambda b: b.placings.update({7: 1}),
+            "1 orders differ from the events of their placing: order 7: 1 events",
+        ),
+        (
+            lambda b: b.placings.pop(3),
+            "1 orders differ from the events of their placing: order 3: 0 events",
+        ),
+    ],
+)
+def test_each_contradiction_is_found_and_named(change, sentence):
+    """No rule needs another: one change makes one finding, but a status many."""
+    assert sentence in broken(change)
+
+
+def test_a_store_without_events_is_not_asked_for_them():
+    """Only the warehouse keeps the log of the events."""
+    books = copy.deepcopy(GOOD)
+    books.placings = None
+
+    assert [] == findings(books, FIRST)

@@ -28,7 +28,8 @@ from towpath.services.orders.api import EXTENSION
 from towpath.services.orders.app import create_app, migrate_shop
 from towpath.services.orders.commands import PlaceOrder
 from towpath.services.orders.events import shop_schemas
-from towpath.services.orders.repository import OrdersUnit, metadata, seed_shop
+from towpath.services.orders.repository import OrdersUnit, metadata
+from towpath.services.orders.seed import seed_shop
 from towpath.settings import AggregateView, IdForm
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]

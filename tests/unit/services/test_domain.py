@@ -8,18 +8,30 @@ from decimal import Decimal
 import pytest
 
 from towpath.services.orders.domain import (
+    DECLINED,
+    OUT_OF_STOCK,
+    TIMED_OUT,
+    UNDELIVERABLE,
     AmountError,
     Customer,
     CustomerRegistered,
     CustomerState,
     Line,
     Order,
+    OrderCancellationRequested,
     OrderCancelled,
+    OrderCompleted,
+    OrderConfirmed,
     OrderPaid,
+    OrderPaymentRequested,
     OrderPlaced,
     OrderRuleError,
     OrderState,
     OrderStatus,
+    Step,
+    StepRecord,
+    Windows,
+    deadline_of,
     total_of,
 )
 
@@ -40,8 +52,11 @@ STATE = OrderState(
     placed_at=AT,
     updated_at=AT,
 )
-PAID = replace(STATE, status=OrderStatus.PAID, updated_at=LATER)
-CANCELLED = replace(STATE, status=OrderStatus.CANCELLED, updated_at=LATER)
+PAYING = replace(
+    STATE, status=OrderStatus.PAYING, updated_at=LATER, payment_method="card", version=2
+)
+CANCELLED = replace(STATE, status=OrderStatus.CANCELLED, updated_at=LATER, version=2)
+RECORD = StepRecord(AT, None)
 
 
 def test_placing_an_order_records_an_event():
@@ -51,18 +66,18 @@ def test_placing_an_order_records_an_event():
     assert Order.place(STATE).events == [OrderPlaced(STATE)]
 
 
-def test_paying_an_order_records_an_event():
+def test_requesting_a_payment_records_an_event():
     """
-    A placed order becomes paid, at the time it was, with one event of the new state.
+    A placed order is being paid, by the method, with one event of the new state.
     """
     order = Order(STATE)
 
-    order.pay(LATER)
+    order.request_payment("card", LATER)
 
-    assert (order.state, order.events) == (PAID, [OrderPaid(PAID)])
+    assert (PAYING, [OrderPaymentRequested(PAYING)]) == (order.state, order.events)
 
 
-def test_cancelling_an_order_records_its_reason():
+def test_cancelling_an_open_order_records_its_reason():
     """
     A placed order becomes cancelled, with one event that has the reason.
     """
@@ -76,34 +91,160 @@ def test_cancelling_an_order_records_its_reason():
     assert expected == (order.state, order.events)
 
 
+@pytest.mark.parametrize("status", [OrderStatus.CONFIRMED, OrderStatus.PAID])
+def test_cancelling_an_order_in_delivery_asks_shipping(status):
+    """
+    Only shipping knows whether the parcel has left: until then it is being cancelled.
+    """
+    order = Order(replace(PAYING, status=status))
+
+    order.cancel(LATER, "too late")
+
+    assert OrderStatus.CANCELLING == order.state.status
+    assert [OrderCancellationRequested(order.state, "too late")] == order.events
+
+
 def test_a_repeated_transition_records_no_event():
     """
-    Paying a paid order and cancelling a cancelled one change and record nothing.
+    Paying an order that is being paid, and cancelling a cancelled one, change nothing.
     """
-    paid, cancelled = Order(PAID), Order(CANCELLED)
+    paying, cancelled = Order(PAYING), Order(CANCELLED)
 
-    paid.pay(LATER + timedelta(days=1))
+    paying.request_payment("card", LATER + timedelta(days=1))
     cancelled.cancel(LATER + timedelta(days=1), "again")
 
-    expected = [(PAID, []), (CANCELLED, [])]
+    expected = [(PAYING, []), (CANCELLED, [])]
 
-    assert expected == [(o.state, o.events) for o in (paid, cancelled)]
+    assert expected == [(o.state, o.events) for o in (paying, cancelled)]
 
 
 def test_an_order_has_no_way_back():
     """
-    A paid order cannot be cancelled, a cancelled one not paid.
+    Completed is not cancelled, cancelled not paid, and placed not returned.
 
-    Neither records an event.
+    None of them records an event.
     """
-    paid, cancelled = Order(PAID), Order(CANCELLED)
+    completed = Order(replace(STATE, status=OrderStatus.COMPLETED))
+    cancelled, placed = Order(CANCELLED), Order(STATE)
 
-    with pytest.raises(OrderRuleError, match="is paid and cannot become cancelled"):
-        paid.cancel(LATER, None)
-    with pytest.raises(OrderRuleError, match="is cancelled and cannot become paid"):
-        cancelled.pay(LATER)
+    with pytest.raises(OrderRuleError, match="is completed and cannot be cancelled"):
+        completed.cancel(LATER, None)
+    with pytest.raises(OrderRuleError, match="is cancelled and cannot be paid"):
+        cancelled.request_payment("card", LATER)
+    with pytest.raises(OrderRuleError, match="is placed and cannot be returned"):
+        placed.return_goods(LATER, None)
 
-    assert [[], []] == [paid.events, cancelled.events]
+    assert [[], [], []] == [each.events for each in (completed, cancelled, placed)]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        (Step.STOCK_RESERVED, Step.PAYMENT_AUTHORIZED),
+        (Step.PAYMENT_AUTHORIZED, Step.STOCK_RESERVED),
+    ],
+)
+def test_an_order_is_confirmed_once_stock_and_payment_are_there(steps):
+    """
+    In either order of the two steps; a repeated step changes nothing.
+    """
+    order = Order(PAYING)
+    recorded = [order.record_step(step, RECORD, LATER) for step in (*steps, steps[0])]
+
+    assert [True, True, False] == recorded
+    assert [OrderConfirmed(order.state)] == order.events
+
+
+def test_a_step_that_came_early_moves_the_order_once_it_may():
+    """
+    Steps are topics apart: the end of the delivery may be known before its beginning.
+    """
+    order = Order(PAYING)
+    for step in (Step.SHIPMENT_DISPATCHED, Step.PAYMENT_CAPTURED):
+        order.record_step(step, RECORD, LATER)
+    assert [] == order.events
+    for step in (Step.PAYMENT_AUTHORIZED, Step.STOCK_RESERVED):
+        order.record_step(step, RECORD, LATER)
+
+    types = [type(event) for event in order.events]
+
+    assert [OrderConfirmed, OrderPaid, OrderCompleted] == types
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        (Step.STOCK_REJECTED, OUT_OF_STOCK),
+        (Step.PAYMENT_DECLINED, DECLINED),
+    ],
+)
+def test_a_refusal_of_stock_or_payment_cancels_an_open_order(step, reason):
+    """
+    The reason names which of the two refused.
+    """
+    order = Order(PAYING)
+    order.record_step(step, RECORD, LATER)
+
+    assert [OrderCancelled(order.state, reason)] == order.events
+
+
+@pytest.mark.parametrize(
+    ("step", "status", "reason"),
+    [
+        (Step.SHIPMENT_DISPATCHED, OrderStatus.COMPLETED, "too late"),
+        (Step.SHIPMENT_CANCELLED, OrderStatus.CANCELLED, "too late"),
+        (Step.SHIPMENT_FAILED, OrderStatus.CANCELLED, UNDELIVERABLE),
+    ],
+)
+def test_shipping_decides_about_an_order_that_is_being_cancelled(step, status, reason):
+    """
+    A parcel that has left completes the order; any other answer cancels it.
+    """
+    order = Order(replace(PAYING, status=OrderStatus.PAID))
+    order.cancel(LATER, "too late")
+    order.record_step(step, RECORD, LATER)
+
+    assert (status, reason) == (order.state.status, order.state.cancel_reason)
+
+
+@pytest.mark.parametrize(
+    ("status", "deadline"),
+    [
+        (OrderStatus.PLACED, AT + timedelta(seconds=1)),
+        (OrderStatus.PAYING, AT + timedelta(seconds=1)),
+        (OrderStatus.CONFIRMED, AT + timedelta(seconds=2)),
+        (OrderStatus.PAID, AT + timedelta(seconds=2)),
+        (OrderStatus.CANCELLING, None),
+        (OrderStatus.COMPLETED, None),
+        (OrderStatus.CANCELLED, None),
+        (OrderStatus.RETURNED, None),
+    ],
+)
+def test_only_an_order_that_waits_for_a_step_has_a_deadline(status, deadline):
+    """
+    One window until it is confirmed, the other until it is dispatched.
+    """
+    windows = Windows(open=timedelta(seconds=1), delivery=timedelta(seconds=2))
+
+    assert deadline == deadline_of(replace(STATE, status=status), windows)
+
+
+def test_an_overdue_order_is_cancelled_or_recalled_once():
+    """
+    A final order, and one that is being cancelled, stay as they are.
+    """
+    open_order = Order(PAYING)
+    in_delivery = Order(replace(PAYING, status=OrderStatus.PAID))
+    completed = Order(replace(PAYING, status=OrderStatus.COMPLETED))
+    for order in (open_order, in_delivery, completed):
+        order.expire(LATER)
+        order.expire(LATER)
+
+    assert [OrderCancelled(open_order.state, TIMED_OUT)] == open_order.events
+    assert [
+        OrderCancellationRequested(in_delivery.state, TIMED_OUT)
+    ] == in_delivery.events
+    assert [] == completed.events
 
 
 def test_registering_a_customer_records_an_event():

@@ -55,6 +55,7 @@ def test_the_openapi_document_has_every_route(document):
         "GET /orders/{order_id}",
         "POST /orders/{order_id}/cancel",
         "POST /orders/{order_id}/pay",
+        "POST /orders/{order_id}/return",
     }
 
     assert expected == found

@@ -70,8 +70,9 @@ def test_a_partition_ends_without_its_last_record():
 
 def test_nothing_is_fetched_after_the_read():
     """
-    A fetch left open would hold back the next request for as long as it waits: half a
-    second before each batch.
+    A fetch left open would hold back the next request for as long as it waits.
+
+    That would be half a second before each batch.
     """
     answers = answer(0, 0), answer(0, 1, KafkaError._ALL_BROKERS_DOWN)
     consumer = FakeConsumer(*answers)

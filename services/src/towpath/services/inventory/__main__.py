@@ -14,8 +14,12 @@ from typing import Final
 
 import structlog
 
-from towpath.services.inventory.app import create_app, migrate_inventory
-from towpath.services.inventory.consumer import CONSUMING, event_schemas
+from towpath.services.inventory.app import (
+    CONSUMING,
+    create_app,
+    event_schemas,
+    migrate_inventory,
+)
 from towpath.services.inventory.repository import seed_products
 from towpath.services.plumbing.service import Command, Service, closing_engine
 

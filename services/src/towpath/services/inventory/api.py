@@ -90,7 +90,7 @@ class ProductsQuery(Input):
     after: uuid.UUID | None = None
 
 
-class RouteContext(NamedTuple):
+class InventoryContext(NamedTuple):
     """The services that the routes need; stored in the application as ``EXTENSION``."""
 
     sessions: sessionmaker[Session]
@@ -173,8 +173,8 @@ def find_reservation(order_id: int) -> Response:
     return json_answer(HTTPStatus.OK, plain(_reservation_document(reservation)))
 
 
-def _context() -> RouteContext:
-    context: RouteContext = current_app.extensions[EXTENSION]
+def _context() -> InventoryContext:
+    context: InventoryContext = current_app.extensions[EXTENSION]
     return context
 
 

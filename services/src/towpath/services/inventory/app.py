@@ -1,20 +1,35 @@
-"""The wiring of the inventory service: the only module that imports every part."""
+"""The wiring of the service, as an application and as a consumer of the orders."""
 
+import functools
+from importlib import resources
 from typing import Final
 
 from flask import Flask
 from sqlalchemy import Engine
 
+from towpath.outbox import Events
+from towpath.outbox.sqlalchemy import Collector
 from towpath.schemas.clock import Clock, SystemClock
+from towpath.schemas.events import EventSchemas
 from towpath.services.inventory.api import (
     EXTENSION,
-    RouteContext,
+    InventoryContext,
     blueprint,
     operations,
 )
-from towpath.services.inventory.consumer import collector
-from towpath.services.inventory.repository import SCHEMA, idempotency
-from towpath.services.plumbing.consumer import make_sessions
+from towpath.services.inventory.domain import EVENTS
+from towpath.services.inventory.handlers import ORDER_EVENTS
+from towpath.services.inventory.repository import (
+    SCHEMA,
+    InventoryRepository,
+    idempotency,
+)
+from towpath.services.plumbing.consumer import (
+    Consuming,
+    EventConsumer,
+    make_collector,
+    make_sessions,
+)
 from towpath.services.plumbing.database import UnitOfWork, make_engine, migrate
 from towpath.services.plumbing.idempotency import CommandExecutor, IdempotencyKeys
 from towpath.services.plumbing.openapi import install_openapi
@@ -25,8 +40,36 @@ from towpath.services.plumbing.service import (
     base_app,
 )
 
+SCHEMAS: Final = "towpath.services.inventory.schemas"
 MIGRATIONS: Final = "towpath.services.inventory.migrations"
 NEEDED_TABLES: Final = ("inventory.products", "towpath.outbox")
+RESERVATION: Final = "reservation"
+
+
+@functools.cache
+def event_schemas() -> EventSchemas:
+    """Return the schemas of the service's events."""
+    return EventSchemas.from_folder(resources.files(SCHEMAS))
+
+
+def collector(clock: Clock) -> Collector:
+    """Make the collector of the events of reservations."""
+    events = Events(event_schemas())
+    for cls in EVENTS.values():
+        events.event(aggregate_type=RESERVATION, key="order_id")(cls)
+    return make_collector(events, clock)
+
+
+CONSUMING: Final = Consuming(
+    consumer=EventConsumer(
+        name="inventory",
+        schema=SCHEMA,
+        aggregates=("order",),
+        handlers=ORDER_EVENTS,
+        store=InventoryRepository,
+    ),
+    collector=collector,
+)
 
 
 def create_app(
@@ -55,7 +98,7 @@ def create_app(
     commands = CommandExecutor(
         lambda traceparent: UnitOfWork(sessions, traceparent), keys, clock
     )
-    app.extensions[EXTENSION] = RouteContext(sessions, commands)
+    app.extensions[EXTENSION] = InventoryContext(sessions, commands)
     app.register_blueprint(blueprint)
     install_openapi(app, "Inventory", operations)
     return app

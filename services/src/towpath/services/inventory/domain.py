@@ -21,8 +21,6 @@ from datetime import datetime
 from decimal import Decimal
 from typing import ClassVar, Final, NamedTuple
 
-from towpath.schemas.failure import DataError
-
 
 class ReservationStatus(enum.StrEnum):
     """The status of a reservation."""
@@ -32,12 +30,6 @@ class ReservationStatus(enum.StrEnum):
     RELEASED = "released"
     SOLD = "sold"
     RETURNED = "returned"
-
-
-class StockRuleError(DataError):
-    """A change would make the number of units negative."""
-
-    remedy = "Read the product again: its stock has changed."
 
 
 class Product(NamedTuple):

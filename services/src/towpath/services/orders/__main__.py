@@ -12,25 +12,13 @@ import sys
 from datetime import timedelta
 from typing import Final
 
-import structlog
 from flask import Flask
 
-from towpath.services.orders.app import create_app, migrate_shop
-from towpath.services.orders.consumer import consuming
+from towpath.services.orders.app import consuming, create_app, migrate_shop
 from towpath.services.orders.domain import DEFAULT_WINDOWS, Windows
 from towpath.services.orders.events import shop_schemas
-from towpath.services.orders.repository import has_orders, seed_shop
-from towpath.services.plumbing.service import Command, Service, closing_engine
-
-log = structlog.get_logger("towpath.services.orders")
-
-
-def _add_seed_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--orders", type=int, default=50_000, help="how many orders seed places")
-    add("--customers", type=int, default=5_000, help="how many customers seed makes")
-    add("--seed", type=int, default=1, help="a different seed gives different orders")
-    add("--if-empty", action="store_true", help="seed only a shop without orders")
+from towpath.services.orders.seed import SEED
+from towpath.services.plumbing.service import Service
 
 
 def _add_windows(parser: argparse.ArgumentParser) -> None:
@@ -58,21 +46,6 @@ def _create_app(options: argparse.Namespace) -> Flask:
     )
 
 
-def _seed(options: argparse.Namespace) -> None:
-    with closing_engine(options.dsn) as engine:
-        migrate_shop(engine)
-        if options.if_empty and has_orders(engine):
-            log.info("shop has orders: not seeded")
-            return
-        seed_shop(
-            engine,
-            orders=options.orders,
-            customers=options.customers,
-            seed=options.seed,
-        )
-    log.info("shop seeded", orders=options.orders, customers=options.customers)
-
-
 ORDERS: Final = Service(
     name="orders",
     description=__doc__,
@@ -82,7 +55,7 @@ ORDERS: Final = Service(
     create_app=_create_app,
     consuming=lambda options: consuming(_windows(options)),
     add_options=_add_windows,
-    commands=[Command("seed", _seed, _add_seed_options)],
+    commands=[SEED],
 )
 main = ORDERS.main
 

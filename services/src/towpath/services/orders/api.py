@@ -10,10 +10,12 @@ GET  /customers            -                        200, 422
 POST /orders               PlaceOrder               201, 422
 GET  /orders/{id}          -                        200, 404
 GET  /orders               -                        200, 422
-POST /orders/{id}/pay      PayOrder, or none        200, 404, 409
-POST /orders/{id}/cancel   CancelOrder, or none     200, 404, 409
-POST /orders/{id}/return   ReturnOrder, or none     200, 404, 409
+POST /orders/{id}/pay      PayOrder, or none        200, 404, 409, 412
+POST /orders/{id}/cancel   CancelOrder, or none     200, 404, 409, 412
+POST /orders/{id}/return   ReturnOrder, or none     200, 404, 409, 412
 =========================  =======================  ==================
+
+An order answers with its version as ``ETag``; its commands take ``If-Match``.
 
 Every POST takes an ``Idempotency-Key`` and a ``traceparent``, and answers with the
 header ``Towpath-Lsn``: once a sink has applied everything up to it, the write can be
@@ -50,7 +52,14 @@ from towpath.services.orders.events import (
     order_view,
 )
 from towpath.services.orders.repository import OrdersUnit
-from towpath.services.plumbing.http import json_answer, read_body, read_query
+from towpath.services.plumbing.http import (
+    IF_MATCH,
+    IfMatch,
+    etag,
+    json_answer,
+    read_body,
+    read_query,
+)
 from towpath.services.plumbing.idempotency import CommandExecutor, Execute
 from towpath.services.plumbing.openapi import Document, Operation, Operations
 from towpath.services.plumbing.pagination import PageQuery, page_document
@@ -149,7 +158,7 @@ class OrdersQuery(PageQuery):
     status: OrderStatus | None = None
 
 
-class RouteContext(NamedTuple):
+class OrdersContext(NamedTuple):
     """The services that the routes need; stored in the application as ``EXTENSION``."""
 
     sessions: sessionmaker[Session]
@@ -217,12 +226,13 @@ def place_order() -> Response:
 
 
 @blueprint.get("/orders/<bigint:order_id>")
-@operations.add(Operation(answer=OrderDocument))
+@operations.add(Operation(answer=OrderDocument, has_version=True))
 def find_order(order_id: int) -> Response:
     """Read an order."""
     with OrdersUnit(_context().sessions) as unit:
         order = handlers.find_order(order_id, unit.store)
-    return json_answer(HTTPStatus.OK, plain(order_view(order)))
+    headers = {"ETag": etag(order.state.version)}
+    return json_answer(HTTPStatus.OK, plain(order_view(order)), headers)
 
 
 @blueprint.get("/orders")
@@ -247,15 +257,17 @@ def list_orders() -> Response:
         body_optional=True,
         answer=OrderDocument,
         is_command=True,
+        has_version=True,
         problems=(HTTPStatus.CONFLICT,),
     )
 )
 def pay_order(order_id: int) -> Response:
     """Pay an order."""
     command = read_body(request, PayOrder, optional=True)
+    expected = IfMatch.parse(request.headers.get(IF_MATCH))
     return _once(
         lambda unit, at: order_view(
-            handlers.pay_order(order_id, command, unit.store, at)
+            handlers.pay_order(order_id, command, unit.store, at, expected)
         ),
     )
 
@@ -267,15 +279,17 @@ def pay_order(order_id: int) -> Response:
         body_optional=True,
         answer=OrderDocument,
         is_command=True,
+        has_version=True,
         problems=(HTTPStatus.CONFLICT,),
     )
 )
 def cancel_order(order_id: int) -> Response:
     """Cancel an order."""
     command = read_body(request, CancelOrder, optional=True)
+    expected = IfMatch.parse(request.headers.get(IF_MATCH))
     return _once(
         lambda unit, at: order_view(
-            handlers.cancel_order(order_id, command, unit.store, at)
+            handlers.cancel_order(order_id, command, unit.store, at, expected)
         ),
     )
 
@@ -287,21 +301,23 @@ def cancel_order(order_id: int) -> Response:
         body_optional=True,
         answer=OrderDocument,
         is_command=True,
+        has_version=True,
         problems=(HTTPStatus.CONFLICT,),
     )
 )
 def return_order(order_id: int) -> Response:
     """Return the goods of an order."""
     command = read_body(request, ReturnOrder, optional=True)
+    expected = IfMatch.parse(request.headers.get(IF_MATCH))
     return _once(
         lambda unit, at: order_view(
-            handlers.return_order(order_id, command, unit.store, at)
+            handlers.return_order(order_id, command, unit.store, at, expected)
         ),
     )
 
 
-def _context() -> RouteContext:
-    context: RouteContext = current_app.extensions[EXTENSION]
+def _context() -> OrdersContext:
+    context: OrdersContext = current_app.extensions[EXTENSION]
     return context
 
 
@@ -311,7 +327,7 @@ def _once(execute: Execute[OrdersUnit], status: HTTPStatus = HTTPStatus.OK) -> R
 
 def _headers(status: int, document: Mapping[str, Any]) -> dict[str, str]:
     if status != HTTPStatus.CREATED:
-        return {}
+        return {"ETag": etag(document["version"])}
     return {"Location": _location(document)}
 
 

@@ -1,20 +1,43 @@
-"""The wiring of the orders service: the only module that imports every part."""
+"""
+The wiring of the service, as an application and as a consumer of the others' events.
 
-from typing import Final
+A step of another service moves the order on in the transaction of the inbox. An order
+whose deadline has passed is cancelled by the service itself, each one in a transaction
+of its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, Final
 
 from flask import Flask
 from sqlalchemy import Engine
+from sqlalchemy.orm import Session
 
+from towpath.outbox import Outbox
+from towpath.outbox.sqlalchemy import Collector
 from towpath.schemas.clock import Clock, SystemClock
-from towpath.services.orders.api import EXTENSION, RouteContext, blueprint, operations
-from towpath.services.orders.consumer import collector
-from towpath.services.orders.domain import DEFAULT_WINDOWS, Windows
-from towpath.services.orders.repository import SCHEMA, OrdersUnit, idempotency
-from towpath.services.plumbing.consumer import make_sessions
+from towpath.services.orders import handlers
+from towpath.services.orders.api import EXTENSION, OrdersContext, blueprint, operations
+from towpath.services.orders.domain import DEFAULT_WINDOWS, Step, StepRecord, Windows
+from towpath.services.orders.events import outbox_event, shop_events
+from towpath.services.orders.repository import (
+    SCHEMA,
+    OrdersStore,
+    OrdersUnit,
+    idempotency,
+)
+from towpath.services.plumbing.consumer import (
+    Begin,
+    Consuming,
+    EventConsumer,
+    make_sessions,
+)
 from towpath.services.plumbing.database import make_engine, migrate
 from towpath.services.plumbing.idempotency import CommandExecutor, IdempotencyKeys
 from towpath.services.plumbing.openapi import install_openapi
-from towpath.services.plumbing.server import LIFECYCLE
+from towpath.services.plumbing.server import LIFECYCLE, BackgroundTask
 from towpath.services.plumbing.service import (
     DEFAULT_THREADS,
     IDEMPOTENCY_HOURS,
@@ -23,6 +46,76 @@ from towpath.services.plumbing.service import (
 
 MIGRATIONS: Final = "towpath.services.orders.migrations"
 NEEDED_TABLES: Final = ("shop.customers", "shop.orders", "towpath.outbox")
+
+_STEPS: Final[Mapping[str, Step]] = {
+    "StockReserved": Step.STOCK_RESERVED,
+    "StockRejected": Step.STOCK_REJECTED,
+    "StockReleased": Step.STOCK_RELEASED,
+    "StockSold": Step.STOCK_SOLD,
+    "StockReturned": Step.STOCK_RETURNED,
+    "PaymentAuthorized": Step.PAYMENT_AUTHORIZED,
+    "PaymentDeclined": Step.PAYMENT_DECLINED,
+    "PaymentCaptured": Step.PAYMENT_CAPTURED,
+    "PaymentVoided": Step.PAYMENT_VOIDED,
+    "PaymentRefunded": Step.PAYMENT_REFUNDED,
+    "ShipmentDispatched": Step.SHIPMENT_DISPATCHED,
+    "ShipmentFailed": Step.SHIPMENT_FAILED,
+    "ShipmentCancelled": Step.SHIPMENT_CANCELLED,
+}
+# How often deadlines are checked: an order is cancelled at most this much later.
+_DEADLINES_EVERY_S: Final = 1.0
+
+
+def collector(clock: Clock) -> Collector:
+    """Make the collector of the orders' events."""
+    # Schemas are compiled now, not in the first transaction.
+    return Collector(outbox_event, outbox=Outbox(shop_events(), clock=clock))
+
+
+def consuming(windows: Windows = DEFAULT_WINDOWS) -> Consuming:
+    """
+    Declare the process that consumes.
+
+    Args:
+        windows: The longest times that orders wait.
+    """
+    store = partial(OrdersStore, windows=windows)
+    return Consuming(
+        consumer=EventConsumer(
+            name="orders",
+            schema=SCHEMA,
+            aggregates=("reservation", "payment", "shipment"),
+            handlers={name: partial(_record, step) for name, step in _STEPS.items()},
+            store=store,
+        ),
+        collector=collector,
+        tasks=partial(_tasks, store),
+    )
+
+
+def _record(
+    step: Step, payload: Mapping[str, Any], store: OrdersStore, at: datetime
+) -> None:
+    occurred_at = datetime.fromisoformat(payload["updated_at"])
+    detail = payload["reason"] or payload.get("tracking_number")
+    record = StepRecord(occurred_at, detail)
+    handlers.record_step(payload["order_id"], step, record, store, at)
+
+
+def _tasks(
+    store: "partial[OrdersStore]", begin: Begin, _engine: Engine, clock: Clock
+) -> Sequence[BackgroundTask]:
+    def expire() -> None:
+        with begin() as session:
+            overdue = store(session).orders.overdue(clock.now())
+        for order_id in overdue:
+            with begin() as session:
+                _expire(order_id, session)
+
+    def _expire(order_id: int, session: Session) -> None:
+        handlers.expire_order(order_id, store(session), clock.now())
+
+    return [BackgroundTask("deadlines of orders", _DEADLINES_EVERY_S, expire)]
 
 
 def create_app(
@@ -53,7 +146,7 @@ def create_app(
     commands = CommandExecutor(
         lambda traceparent: OrdersUnit(sessions, traceparent, windows), keys, clock
     )
-    app.extensions[EXTENSION] = RouteContext(sessions, commands)
+    app.extensions[EXTENSION] = OrdersContext(sessions, commands)
     app.register_blueprint(blueprint)
     install_openapi(app, "Orders", operations)
     return app

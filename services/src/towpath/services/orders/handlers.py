@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from typing import Final
 
 from towpath.services.orders.commands import (
     CancelOrder,
@@ -34,9 +35,12 @@ from towpath.services.orders.repository import OrdersStore, UnknownCustomerError
 from towpath.services.plumbing.http import (
     ConflictError,
     FieldError,
+    IfMatch,
     InvalidInputError,
     NotFoundError,
 )
+
+ANY_VERSION: Final = IfMatch()
 
 
 def register_customer(
@@ -99,7 +103,11 @@ def place_order(command: PlaceOrder, store: OrdersStore, at: datetime) -> Order:
 
 
 def pay_order(
-    order_id: int, command: PayOrder, store: OrdersStore, at: datetime
+    order_id: int,
+    command: PayOrder,
+    store: OrdersStore,
+    at: datetime,
+    expected: IfMatch = ANY_VERSION,
 ) -> Order:
     """
     Request the payment of an order; requesting it again changes nothing.
@@ -107,14 +115,19 @@ def pay_order(
     Raises:
         NotFoundError: There is no such order.
         ConflictError: It is cancelled or returned.
+        PreconditionFailedError: It has another version than the expected ones.
     """
-    with _changing(order_id, store) as order:
+    with _changing(order_id, store, expected) as order:
         order.request_payment(command.payment_method, at)
     return order
 
 
 def cancel_order(
-    order_id: int, command: CancelOrder, store: OrdersStore, at: datetime
+    order_id: int,
+    command: CancelOrder,
+    store: OrdersStore,
+    at: datetime,
+    expected: IfMatch = ANY_VERSION,
 ) -> Order:
     """
     Cancel an order; cancelling again changes nothing.
@@ -122,14 +135,19 @@ def cancel_order(
     Raises:
         NotFoundError: There is no such order.
         ConflictError: It is completed or returned.
+        PreconditionFailedError: It has another version than the expected ones.
     """
-    with _changing(order_id, store) as order:
+    with _changing(order_id, store, expected) as order:
         order.cancel(at, command.reason)
     return order
 
 
 def return_order(
-    order_id: int, command: ReturnOrder, store: OrdersStore, at: datetime
+    order_id: int,
+    command: ReturnOrder,
+    store: OrdersStore,
+    at: datetime,
+    expected: IfMatch = ANY_VERSION,
 ) -> Order:
     """
     Return the goods of an order; returning them again changes nothing.
@@ -137,8 +155,9 @@ def return_order(
     Raises:
         NotFoundError: There is no such order.
         ConflictError: It is not completed.
+        PreconditionFailedError: It has another version than the expected ones.
     """
-    with _changing(order_id, store) as order:
+    with _changing(order_id, store, expected) as order:
         order.return_goods(at, command.reason)
     return order
 
@@ -193,11 +212,14 @@ def find_customer(customer_id: uuid.UUID, store: OrdersStore) -> CustomerState:
 
 
 @contextmanager
-def _changing(order_id: int, store: OrdersStore) -> Iterator[Order]:
+def _changing(
+    order_id: int, store: OrdersStore, expected: IfMatch = ANY_VERSION
+) -> Iterator[Order]:
     """Lock an order for the block, and save its changes at the end."""
     order = store.orders.lock(order_id)
     if order is None:
         raise _no_order(order_id)
+    expected.check(order.state.version)
     try:
         yield order
     except OrderRuleError as error:

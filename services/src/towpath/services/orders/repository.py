@@ -4,11 +4,6 @@ Customers and orders in their tables, one method for each thing that a command n
 An aggregate that is written is tracked too: its events are recorded in the same
 transaction. An order is changed only under its row's lock. The tables are described for
 SQLAlchemy; the migrations create them.
-
-``seed_shop`` fills the shop with customers and orders that have no events. Two
-statements do it, in one transaction and without outbox rows: such orders reach a sink
-only by a snapshot. The same ``seed`` gives the same customers, products, quantities and
-prices; totals are the sums of their lines.
 """
 
 import uuid
@@ -23,7 +18,6 @@ from sqlalchemy import (
     Boolean,
     Column,
     DateTime,
-    Engine,
     Enum,
     ForeignKey,
     Identity,
@@ -64,7 +58,7 @@ from towpath.services.orders.domain import (
     Windows,
     deadline_of,
 )
-from towpath.services.plumbing.database import UnitOfWork, constraint_of, translated
+from towpath.services.plumbing.database import UnitOfWork, constraint_of
 from towpath.services.plumbing.idempotency import idempotency_table
 from towpath.services.plumbing.pagination import Keyset, PageQuery
 
@@ -439,91 +433,3 @@ class OrdersUnit(UnitOfWork):
     def store(self) -> OrdersStore:
         """The customers and orders in this transaction."""
         return OrdersStore(self.session, self._windows)
-
-
-SECONDS_BETWEEN_ORDERS: Final = 7
-
-_SEED_CUSTOMERS: Final = text("""
-insert into shop.customers (id, name, email, created_at, updated_at)
-select md5('customer ' || :seed || ' ' || n)::uuid,
-       'Customer ' || n,
-       'customer' || n || '@example.org',
-       now(), now()
-  from generate_series(1, :customers) as n
-    on conflict (id) do nothing
-""")
-
-# Every choice is a hash of the seed, the order's index and the line's number, so it
-# needs no state.
-_SEED_ORDERS: Final = text("""
-with numbered as materialized (
-    select n, nextval(pg_get_serial_sequence('shop.orders', 'id')) as id,
-           hashint8extended(n, :seed) & 2147483647 as dice
-      from generate_series(1, :orders) as n
-), lines as materialized (
-    select o.id, o.n, line_no::int,
-           md5('product ' || (d.dice / 100000 % 1000))::uuid as product_id,
-           (1 + d.dice % 5)::int as quantity,
-           (100 + d.dice / 7 % 20000)::numeric(12, 2) / 100 as unit_price
-      from numbered as o,
-           generate_series(1, 1 + o.dice % 4) as line_no,
-           lateral (select hashint8extended(o.n * 16 + line_no, :seed + 1)
-                           & 2147483647 as dice) as d
-), placed as (
-    insert into shop.orders
-           (id, customer_id, status, total, currency, attributes, note,
-            placed_at, updated_at)
-    select o.id,
-           md5('customer ' || :seed || ' ' || 1 + o.dice / 4 % :customers)::uuid,
-           'placed'::shop.order_status,
-           sum(l.quantity * l.unit_price),
-           'EUR',
-           case when o.dice % 3 = 0 then jsonb_build_object('gift', true) end,
-           case when o.dice % 10 = 0 then 'Please ring twice.' end,
-           now() - (:orders - o.n) * make_interval(secs => :seconds_between),
-           now() - (:orders - o.n) * make_interval(secs => :seconds_between)
-      from numbered as o join lines as l using (id)
-     group by o.id, o.n, o.dice
-     order by o.n
-)
-insert into shop.order_lines (order_id, line_no, product_id, quantity, unit_price)
-select id, line_no, product_id, quantity, unit_price
-  from lines
- order by n, line_no
-""")
-
-
-def has_orders(engine: Engine) -> bool:
-    """Return whether the shop has any order; its tables must exist."""
-    with translated(), engine.connect() as connection:
-        return bool(connection.scalar(text("select exists (select from shop.orders)")))
-
-
-def seed_shop(engine: Engine, *, orders: int, customers: int, seed: int = 1) -> None:
-    """
-    Insert missing customers, and a number of orders.
-
-    Args:
-        engine: The shop's database, with its tables.
-        orders: The number of orders, all placed, with one to four lines each.
-        customers: The number of their customers; at least one.
-        seed: A different seed gives different customers and orders.
-
-    Raises:
-        UnavailableError: The database cannot be reached, or has no tables yet.
-    """
-    with translated(), engine.begin() as connection:
-        connection.execute(text("set local statement_timeout = 0"))
-        connection.execute(_SEED_CUSTOMERS, {"customers": customers, "seed": seed})
-        choice = {
-            "orders": orders,
-            "customers": customers,
-            "seed": seed,
-            "seconds_between": SECONDS_BETWEEN_ORDERS,
-        }
-        connection.execute(_SEED_ORDERS, choice)
-    with engine.connect() as connection:
-        # Collect planner statistics now, not at the next autovacuum.
-        connection.execution_options(isolation_level="AUTOCOMMIT")
-        tables = "shop.customers, shop.orders, shop.order_lines"
-        connection.execute(text(f"analyze {tables}"))

@@ -10,8 +10,12 @@ import os
 import sys
 from typing import Final
 
-from towpath.services.payments.app import create_app, migrate_payments
-from towpath.services.payments.consumer import CONSUMING, event_schemas
+from towpath.services.payments.app import (
+    CONSUMING,
+    create_app,
+    event_schemas,
+    migrate_payments,
+)
 from towpath.services.plumbing.service import Service
 
 PAYMENTS: Final = Service(

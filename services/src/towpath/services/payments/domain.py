@@ -44,7 +44,7 @@ class OperationKind(enum.StrEnum):
     REVERSE = "reverse"
 
 
-class Answer(NamedTuple):
+class ProviderAnswer(NamedTuple):
     """
     The provider's answer to an operation.
 
@@ -58,7 +58,7 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class PaymentOperation:
     """
     An operation that is not answered yet.
 
@@ -184,7 +184,7 @@ class Payment:
         status = PaymentStatus.REQUESTED
         return cls(order_id, amount, currency, method, status, None, 1, at)
 
-    def take(self, answer: Answer, at: datetime) -> bool:
+    def take(self, answer: ProviderAnswer, at: datetime) -> bool:
         """
         Take an answer of the provider; return whether it changed anything.
 

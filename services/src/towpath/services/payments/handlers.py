@@ -19,11 +19,11 @@ from towpath.schemas.clock import Clock
 from towpath.services.payments.domain import (
     MOST_AUTHORIZATION_ATTEMPTS,
     NO_ANSWER,
-    Answer,
-    Operation,
     OperationKind,
     Payment,
+    PaymentOperation,
     PaymentStatus,
+    ProviderAnswer,
     pause_after,
 )
 from towpath.services.payments.provider import Provider, ProviderTimeoutError
@@ -110,7 +110,7 @@ class ProviderWorker:
             self._perform(operation)
         return len(due)
 
-    def _perform(self, operation: Operation) -> None:
+    def _perform(self, operation: PaymentOperation) -> None:
         try:
             answers = self._provider.perform(operation)
         except ProviderTimeoutError as error:
@@ -126,17 +126,17 @@ class ProviderWorker:
         for answer in answers:
             self._take(operation, answer)
 
-    def _take_timeout(self, operation: Operation) -> None:
+    def _take_timeout(self, operation: PaymentOperation) -> None:
         """Have an operation repeated; an authorisation only so many times."""
         is_authorization = operation.kind is OperationKind.AUTHORIZE
         if is_authorization and operation.attempts >= MOST_AUTHORIZATION_ATTEMPTS:
-            self._take(operation, Answer(PaymentStatus.DECLINED, NO_ANSWER))
+            self._take(operation, ProviderAnswer(PaymentStatus.DECLINED, NO_ANSWER))
             return
         with self._begin() as session:
             due_at = self._clock.now() + pause_after(operation.attempts)
             PaymentRepository(session).postpone_operation(operation, due_at)
 
-    def _take(self, operation: Operation, answer: Answer) -> None:
+    def _take(self, operation: PaymentOperation, answer: ProviderAnswer) -> None:
         """Write an answer down; an authorisation that was given up is reversed."""
         with self._begin() as session:
             payments, now = PaymentRepository(session), self._clock.now()

@@ -39,10 +39,10 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 
 from towpath.schemas.failure import UnavailableError
 from towpath.services.payments.domain import (
-    Answer,
-    Operation,
     OperationKind,
+    PaymentOperation,
     PaymentStatus,
+    ProviderAnswer,
 )
 from towpath.services.plumbing.database import translated
 
@@ -91,7 +91,7 @@ class ProviderTimeoutError(UnavailableError):
 class Provider(Protocol):
     """A payment provider."""
 
-    def perform(self, operation: Operation) -> Sequence[Answer]:
+    def perform(self, operation: PaymentOperation) -> Sequence[ProviderAnswer]:
         """
         Perform an operation; return its answer, each time that it was given.
 
@@ -107,7 +107,7 @@ class SimulatedProvider:
         """Store the engine; nothing is connected."""
         self._engine = engine
 
-    def perform(self, operation: Operation) -> Sequence[Answer]:
+    def perform(self, operation: PaymentOperation) -> Sequence[ProviderAnswer]:
         is_authorization = operation.kind is OperationKind.AUTHORIZE
         if is_authorization and operation.method == UNREACHABLE:
             raise _timeout(operation)
@@ -120,14 +120,16 @@ class SimulatedProvider:
         return (answer,) * (2 if operation.method == REPEATS else 1)
 
 
-def _timeout(operation: Operation) -> ProviderTimeoutError:
+def _timeout(operation: PaymentOperation) -> ProviderTimeoutError:
     key = operation.idempotency_key
     return ProviderTimeoutError(
         f"The payment provider has not answered the call {key}."
     )
 
 
-def _answer(books: Connection, operation: Operation) -> tuple[int, Answer]:
+def _answer(
+    books: Connection, operation: PaymentOperation
+) -> tuple[int, ProviderAnswer]:
     """Carry out the first call of a key; return the number of calls, and the answer."""
     again = (
         update(calls)
@@ -137,7 +139,7 @@ def _answer(books: Connection, operation: Operation) -> tuple[int, Answer]:
     )
     row = books.execute(again).one_or_none()
     if row is not None:
-        return row.calls, Answer(PaymentStatus(row.status), row.reason)
+        return row.calls, ProviderAnswer(PaymentStatus(row.status), row.reason)
     answer = _carry_out(books, operation)
     new = {
         "idempotency_key": operation.idempotency_key,
@@ -156,14 +158,14 @@ _REACHED: Final = {
 }
 
 
-def _carry_out(books: Connection, operation: Operation) -> Answer:
+def _carry_out(books: Connection, operation: PaymentOperation) -> ProviderAnswer:
     account = select(accounts.c.status).where(accounts.c.order_id == operation.order_id)
     held = books.scalar(account.with_for_update())
-    answer = Answer(_REACHED[operation.kind])
+    answer = ProviderAnswer(_REACHED[operation.kind])
     if operation.kind is OperationKind.AUTHORIZE and operation.method == DECLINED:
-        answer = Answer(PaymentStatus.DECLINED, REFUSAL)
+        answer = ProviderAnswer(PaymentStatus.DECLINED, REFUSAL)
     elif operation.kind is OperationKind.REVERSE and held == PaymentStatus.CAPTURED:
-        answer = Answer(PaymentStatus.REFUNDED)
+        answer = ProviderAnswer(PaymentStatus.REFUNDED)
     row = {
         "order_id": operation.order_id,
         "status": answer.status.value,

@@ -35,9 +35,9 @@ from sqlalchemy.orm import Session
 from towpath.outbox.sqlalchemy import track
 from towpath.services.payments.domain import (
     LEASE,
-    Operation,
     OperationKind,
     Payment,
+    PaymentOperation,
     PaymentStatus,
 )
 
@@ -112,7 +112,7 @@ class PaymentRepository:
         row = {"order_id": order_id, "kind": kind.value, "due_at": at}
         self._session.execute(upsert(operations).values(row).on_conflict_do_nothing())
 
-    def claim_operations(self, at: datetime, limit: int) -> Sequence[Operation]:
+    def claim_operations(self, at: datetime, limit: int) -> Sequence[PaymentOperation]:
         """
         Claim operations that are due, for ``LEASE``; of each payment only the first.
 
@@ -153,7 +153,7 @@ class PaymentRepository:
         rows = self._session.execute(claimed).all()
         return sorted(map(_operation, rows), key=lambda one: one.operation_id)
 
-    def answer_operation(self, operation: Operation, at: datetime) -> None:
+    def answer_operation(self, operation: PaymentOperation, at: datetime) -> None:
         """Write down that an operation has its answer."""
         answered = (
             update(operations)
@@ -162,7 +162,7 @@ class PaymentRepository:
         )
         self._session.execute(answered)
 
-    def postpone_operation(self, operation: Operation, due_at: datetime) -> None:
+    def postpone_operation(self, operation: PaymentOperation, due_at: datetime) -> None:
         """Write down when an operation is due again."""
         postponed = (
             update(operations)
@@ -204,8 +204,8 @@ def _payment_row(payment: Payment) -> dict[str, object]:
     }
 
 
-def _operation(row: Row[Any]) -> Operation:
-    return Operation(
+def _operation(row: Row[Any]) -> PaymentOperation:
+    return PaymentOperation(
         operation_id=row.id,
         order_id=row.order_id,
         kind=OperationKind(row.kind),

@@ -171,7 +171,7 @@ def migrate(engine: Engine, *, package: str, schema: str) -> None:
 
     Args:
         engine: The database.
-        package: The package with ``versions``; it needs no ``env.py``, because this
+        package: The package of the migrations; it needs no ``env.py``, because this
             function is its environment.
         schema: The service's schema; created first, because alembic's own table is
             there.
@@ -192,7 +192,8 @@ def migrate(engine: Engine, *, package: str, schema: str) -> None:
 
 def _upgrade(connection: Connection, package: str, schema: str) -> None:
     """Run Alembic in the connection and transaction of the caller."""
-    scripts = ScriptDirectory(str(resources.files(package)))
+    folder = str(resources.files(package))
+    scripts = ScriptDirectory(folder, version_locations=[folder])
 
     def missing(revision: Any, _context: MigrationContext) -> Any:  # noqa: ANN401
         # Alembic's documentation names this method for such a function.

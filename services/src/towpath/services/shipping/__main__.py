@@ -11,8 +11,12 @@ import sys
 from typing import Final
 
 from towpath.services.plumbing.service import Service
-from towpath.services.shipping.app import create_app, migrate_shipping
-from towpath.services.shipping.consumer import CONSUMING, event_schemas
+from towpath.services.shipping.app import (
+    CONSUMING,
+    create_app,
+    event_schemas,
+    migrate_shipping,
+)
 
 SHIPPING: Final = Service(
     name="shipping",

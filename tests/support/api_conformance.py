@@ -17,7 +17,7 @@ TIMEOUT_S = stretched(240.0)
 
 
 def conformance_report(
-    service: Service, folder: Path, hooks: str | None = None, *, examples: int = 60
+    service: Service, folder: Path, hooks: str | None = None, *, examples: int = 20
 ) -> tuple[int, str]:
     """
     Run every check on every operation of a service.

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,15 @@ class Locust:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Let the process stand still for a block."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
 
     def progress(self) -> dict[str, Any]:
         """Read its counts; empty before the first are written."""

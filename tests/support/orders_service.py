@@ -76,6 +76,15 @@ def running_service(
         connection.execute(text("create schema towpath"))
         connection.execute(text(source_tables.outbox().create_statement()))
     engine.dispose()
+    with serving(module, dsn, folder, options) as service:
+        yield service
+
+
+@contextmanager
+def serving(
+    module: str, dsn: str, folder: Path, options: Mapping[str, str] | None = None
+) -> Iterator[Service]:
+    """Provide a service over a database that has its outbox."""
     port = ports.any_free()
     log = folder / "log"
     given = {"--dsn": dsn, "--port": str(port), **(options or {})}

@@ -1,6 +1,6 @@
 """The schedule of an open loop."""
 
-from towpath.loadtests.load.shop import Schedule
+from towpath.loadtests.load.shapes import Schedule
 
 
 def test_due_moments_follow_from_the_rate_alone():

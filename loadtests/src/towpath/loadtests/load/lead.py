@@ -31,22 +31,25 @@ from locust.runners import (
 )
 from locust.web import WebUI
 
+from towpath.loadtests.errors import LoadOptionError
 from towpath.loadtests.load import report, users
-from towpath.loadtests.load.lag import Fire, LagSampling
-from towpath.loadtests.load.options import NO_REPORT, OPTIONS, add_options, checked
-from towpath.loadtests.load.series import Series, Totals
-from towpath.loadtests.load.shop import (
-    check_shop,
-    given_customers,
-    shop_address,
-    targets_of,
-)
-from towpath.loadtests.load.users import (
+from towpath.loadtests.load.customers import (
+    SHAPE,
     STREAMS,
     Customer,
     ProcessCustomers,
     add_entry,
     options_of,
+)
+from towpath.loadtests.load.lag import Fire, LagSampling
+from towpath.loadtests.load.options import NO_REPORT, OPTIONS, add_options, checked
+from towpath.loadtests.load.series import Series
+from towpath.loadtests.load.shapes import Shape, read_shape
+from towpath.loadtests.load.shop import (
+    check_shop,
+    given_customers,
+    shop_address,
+    targets_of,
 )
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import TowpathError
@@ -130,11 +133,12 @@ _SAMPLED_CUSTOMERS: Final = 100
 
 
 class Prepared(NamedTuple):
-    """The shop's address, customers and lag sampling of a run."""
+    """The shop's address, customers, lag sampling and shape of a run."""
 
     host: str
     customers: tuple[str, ...]
     sampling: LagSampling | None
+    shape: Shape | None
 
 
 def prepare(
@@ -144,17 +148,18 @@ def prepare(
     Call the shop and each target once, so that a mistake is reported before the load.
 
     Raises:
-        LoadOptionError: The shop's address is missing or malformed.
+        LoadOptionError: The shop's address or the shape is missing or malformed.
         ShopUnavailableError: The shop cannot be used there.
         CustomersError: The given customers cannot order.
         TargetUnavailableError: A sink's target cannot be sampled.
     """
+    shape = _shape(options)
     address = shop_address(host)
     given = given_customers(options)
     buyers = check_shop(address, given)
     targets = targets_of(options)
     if not targets:
-        return Prepared(address, given, None)
+        return Prepared(address, given, None, shape)
     config = {
         "host": address,
         "customers": buyers[:_SAMPLED_CUSTOMERS],
@@ -164,7 +169,16 @@ def prepare(
         "lost_after_s": options.load_lag_lost_after,
         "targets": targets,
     }
-    return Prepared(address, given, LagSampling(config, fire, clock))
+    return Prepared(address, given, LagSampling(config, fire, clock), shape)
+
+
+def _shape(options: argparse.Namespace) -> Shape | None:
+    if not options.load_shape:
+        return None
+    if not options.load_rate:
+        message = "a shape needs a rate: give --load-rate, arrivals a second"
+        raise LoadOptionError(message)
+    return read_shape(options.load_shape)
 
 
 _POLL_INTERVAL_S: Final = 1.0
@@ -188,6 +202,7 @@ class RunLeader:
         self._prepared: Prepared | None = None
         self._run: LedRun | None = None
         self._ending: LedRun | None = None
+        self._end_of_shape: gevent.Greenlet | None = None
         self._workers: Workers | None = None
         if isinstance(runner, MasterRunner):
             self._workers = Workers(environment, runner)
@@ -249,6 +264,8 @@ class RunLeader:
             # Started by a key press, not from the page.
             self._prepare_or_quit()
         prepared, self._prepared = self._prepared, None
+        shape = prepared.shape if prepared else None
+        setattr(options_of(environment), SHAPE, shape.points if shape else ())
         Customer.people = ProcessCustomers(
             environment, prepared.customers if prepared else ()
         )
@@ -258,11 +275,25 @@ class RunLeader:
         if self._workers is not None:
             self._workers.start(prepared.customers)
         self._run = LedRun(environment, prepared, self._clock)
+        if shape is not None:
+            wait = gevent.spawn_later(shape.duration_s, self._end_shape)
+            self._end_of_shape = wait
+
+    def _end_shape(self) -> None:
+        """End the run with the last point of its shape."""
+        self._end_of_shape = None
+        if options_of(self._environment).headless:
+            self._runner.quit()
+        else:
+            self._runner.stop()
 
     def _stop(self, **_: object) -> None:
         run, self._run = self._run, None
         if run is None:
             return
+        if self._end_of_shape is not None:
+            self._end_of_shape.kill()
+            self._end_of_shape = None
         if self._workers is not None:
             self._workers.finish()
         self._ending = run
@@ -320,10 +351,7 @@ class LedRun:
 
     def _record(self) -> None:
         stats = self._environment.stats
-        rows = {
-            key: Totals(one.num_requests, one.num_failures, one.response_times)
-            for key, one in stats.entries.items()
-        }
+        rows = report.totals_of(stats)
         self._series.add(self._clock.monotonic_s() - self._began_at_s, rows)
         if self._options.load_progress:
             load = report.load_report(

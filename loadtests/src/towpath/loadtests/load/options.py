@@ -113,6 +113,12 @@ OPTIONS: Final = (
         _not_negative,
     ),
     Option(
+        "shape",
+        "",
+        "Open loop: the rate over time, as factors of --load-rate: ramp, spike, soak, "
+        "black_friday or a TOML file, which ends the run. Empty: a steady rate.",
+    ),
+    Option(
         "max-outstanding",
         500,
         "Open loop: arrivals that may be under way at once in one process; those "
@@ -138,6 +144,19 @@ OPTIONS: Final = (
         "Come back to orders that this load left open (own), or to any order of the "
         "shop (any).",
         choices=(OWN, ANY),
+    ),
+    Option(
+        "watch-share",
+        0.1,
+        "Share of paid and cancelled orders whose customers look at them until they "
+        "are settled, and send some of the completed ones back.",
+        _share,
+    ),
+    Option(
+        "watch-for",
+        60.0,
+        "Seconds after which a customer no longer looks at an order.",
+        _positive,
     ),
     Option(
         "customers",

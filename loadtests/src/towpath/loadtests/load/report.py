@@ -24,14 +24,20 @@ from locust.runners import MasterRunner
 from locust.stats import RequestStats, StatsEntry
 
 from towpath.loadtests.bench.machine import summary
-from towpath.loadtests.load import users
+from towpath.loadtests.load import customers, users
+from towpath.loadtests.load.customers import options_of, runner_of
 from towpath.loadtests.load.lag import LagSample
 from towpath.loadtests.load.options import OPTIONS
+from towpath.loadtests.load.saga import (
+    DECLINED,
+    SagaReport,
+    paid_at_checkout,
+    saga_report,
+)
 from towpath.loadtests.load.samples import CHECKOUT as SAMPLED_CHECKOUT
 from towpath.loadtests.load.samples import Latency, at
-from towpath.loadtests.load.series import Series, Step, step_width_s
+from towpath.loadtests.load.series import Row, Series, Step, Totals, step_width_s
 from towpath.loadtests.load.shop import without_password
-from towpath.loadtests.load.users import options_of, runner_of
 
 _POST: Final = "POST"
 METHODS: Final = ("GET", _POST)
@@ -46,11 +52,14 @@ class LoadReport:
         checkouts: Orders placed.
         payments: Orders paid, old ones included.
         cancellations: Orders cancelled, old ones included.
+        returns: Completed orders returned.
+        declined: Watched orders that were cancelled because the payment was declined.
         conflicts: Requests too late for the order's state (409); they are not failures.
         failures: Requests without an answer, or with a status other than 2xx and 409.
         not_started: Arrivals that found too many others under way.
         reasons: The failures by request and reason, with their count.
         checkout: The latency of checkouts.
+        saga: The watched orders, their steps and compensations.
         elapsed_s: Seconds since the first user began.
         finished: Whether the users have stopped.
     """
@@ -58,35 +67,51 @@ class LoadReport:
     checkouts: int
     payments: int
     cancellations: int
+    returns: int
+    declined: int
     conflicts: int
     failures: int
     not_started: int
     reasons: dict[str, int]
     checkout: Latency
+    saga: SagaReport
     elapsed_s: float
     finished: bool
+
+
+def totals_of(stats: RequestStats) -> dict[Row, Totals]:
+    """Return the totals of every row of locust's statistics."""
+    return {
+        key: Totals(one.num_requests, one.num_failures, one.response_times)
+        for key, one in stats.entries.items()
+    }
 
 
 def load_report(stats: RequestStats, *, elapsed_s: float, finished: bool) -> LoadReport:
     """Sum up the requests of all processes' users, without the sampler's."""
     settled = {
-        what: _done(stats, what) + _done(stats, users.RETURN + what)
-        for what in (users.PAY, users.CANCEL)
+        what: _done(stats, what) + _done(stats, customers.RETURN + what)
+        for what in (customers.PAY, customers.CANCEL)
     }
-    placed = stats.entries.get((users.CHECKOUT, _POST))
+    placed = stats.entries.get((customers.CHECKOUT, _POST))
     times_ms = [
         time_ms
         for time_ms, count in (placed.response_times if placed else {}).items()
         for _ in range(count)
     ]
+    rows = totals_of(stats)
+    sagas = saga_report(rows)
+    declined = sagas.outcomes.get(DECLINED)
     return LoadReport(
-        checkouts=_done(stats, users.CHECKOUT),
-        payments=settled[users.PAY],
-        cancellations=settled[users.CANCEL],
+        checkouts=_done(stats, customers.CHECKOUT),
+        payments=settled[customers.PAY] + paid_at_checkout(rows),
+        cancellations=settled[customers.CANCEL],
+        returns=_done(stats, customers.RETURN_GOODS),
+        declined=declined.count if declined is not None else 0,
         conflicts=sum(
             entry.num_requests
             for (name, _), entry in stats.entries.items()
-            if name.endswith(users.TOO_LATE)
+            if name.endswith(customers.TOO_LATE)
         ),
         failures=sum(
             entry.num_failures
@@ -103,6 +128,7 @@ def load_report(stats: RequestStats, *, elapsed_s: float, finished: bool) -> Loa
             for failure in stats.errors.values()
         },
         checkout=Latency.of(times_ms),
+        saga=sagas,
         elapsed_s=elapsed_s,
         finished=finished,
     )
@@ -220,7 +246,7 @@ def write_report(run: EndedRun, folder: Path) -> Path:
     steps = run.series.steps()
     requests = [step for step in steps if step.row[1] in METHODS]
     plots = {"rate": plot_rate(requests)}
-    plots["latency"] = plot_latency(requests, users.CHECKOUT)
+    plots["latency"] = plot_latency(requests, customers.CHECKOUT)
     if run.samples:
         plots["lag"] = plot_lag(lag_points(run))
     for name, svg in plots.items():
@@ -265,6 +291,7 @@ def _lines(run: EndedRun, plots: Mapping[str, str]) -> Iterator[str]:
     yield from ("", "![requests a second](rate.svg)", "")
     yield "![latency of checkouts](latency.svg)"
     yield from _arrivals(run)
+    yield from _sagas(saga_report(totals_of(run.stats)))
     yield from _lags(run, "lag" in plots)
     yield from _failures(run.stats)
 
@@ -298,6 +325,28 @@ def _arrivals(run: EndedRun) -> Iterator[str]:
     if not_started is not None:
         count = f"{not_started.num_failures:,} arrivals"
         yield f"{count} were not started: too many were under way."
+
+
+def _sagas(found: SagaReport) -> Iterator[str]:
+    yield from ("", "## Saga", "")
+    if not found.watched:
+        yield "No order was watched."
+        return
+    unseen = f"{found.not_settled:,} were not settled when their customers left"
+    beyond = f"{found.not_watched:,} more were not watched: too many others were"
+    yield f"Customers watched {found.watched:,} orders; {unseen}; {beyond}."
+    rows = {"checkout to settled": found.from_checkout, **found.outcomes}
+    yield from _saga_table("outcome, from the last command", rows)
+    yield from _saga_table("step, from the last command", found.steps)
+    yield from ("", "| compensation | count |", "|---|---|")
+    yield from (f"| {name} | {n:,} |" for name, n in found.compensations.items())
+
+
+def _saga_table(title: str, rows: Mapping[str, Latency]) -> Iterator[str]:
+    yield from ("", f"| {title} | count | p50 | p95 | p99 |", "|---|---|---|---|---|")
+    for name, one in rows.items():
+        times = " | ".join(map(_ms, (one.p50_ms, one.p95_ms, one.p99_ms)))
+        yield f"| {name} | {one.count:,} | {times} |"
 
 
 def _lags(run: EndedRun, has_plot: bool) -> Iterator[str]:  # noqa: FBT001 - one caller
@@ -359,6 +408,8 @@ def _load(environment: Environment) -> str:
     options, runner = options_of(environment), runner_of(environment)
     rate, users = options.load_rate, runner.target_user_count
     kind = f"open loop, {rate:g} arrivals a second" if rate else "closed loop"
+    if options.load_shape:
+        kind += f" in the shape {options.load_shape}"
     workers = ""
     if isinstance(runner, MasterRunner):
         workers = f", master and {len(runner.clients)} workers"

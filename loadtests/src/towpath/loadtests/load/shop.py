@@ -1,15 +1,16 @@
 """
-The load's view of the shop: addresses, customers, baskets and due arrivals.
+The load's view of the shop: addresses, customers, baskets and the customers' mix.
 
-Baskets and registrations are pure, and repeatable with a seeded ``Random``. The
-schedule of an open loop is pure too: due times follow from the rate alone, never from
-an answer, and a late arrival does not delay later ones.
+Baskets, registrations and choices are pure, and repeatable with a seeded ``Random``.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import md5
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -32,8 +33,68 @@ MAX_LINES: Final = 4
 MAX_QUANTITY: Final = 5
 MAX_PRICE_CENTS: Final = 25_000
 
-# A small catalogue, so that products repeat as they do in a shop.
-_PRODUCTS: Final = tuple(UUID(int=(0xA11CE << 96) + number) for number in range(500))
+# The products that the shop's services seed; every fiftieth of them is scarce.
+PRODUCTS: Final = tuple(
+    UUID(md5(f"product {number}".encode(), usedforsecurity=False).hexdigest())
+    for number in range(1_000)
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mix:
+    """
+    The behaviour of customers, as shares between 0 and 1.
+
+    Attributes:
+        paid_at_checkout: Of the orders that are paid; the others by a request later.
+        paid_and_cancelled: Of the cancelled orders; the others were not paid before.
+        paid_late: Of the old orders that customers come back to; others are cancelled.
+        sent_back: Of the completed orders that their customers still look at.
+        undeliverable: Of all orders: the carrier gives up, and the payment is refunded.
+        methods: Payment methods, which are tokens of the simulated provider.
+    """
+
+    paid_at_checkout: float
+    paid_and_cancelled: float
+    paid_late: float
+    sent_back: float
+    undeliverable: float
+    methods: Mapping[str, float]
+
+    def method(self, random: Random) -> str:
+        """Choose a payment method."""
+        (chosen,) = random.choices(tuple(self.methods), tuple(self.methods.values()))
+        return chosen
+
+
+MIX: Final = Mix(
+    paid_at_checkout=0.8,
+    paid_and_cancelled=0.2,
+    paid_late=0.75,
+    sent_back=0.2,
+    undeliverable=0.01,
+    methods=MappingProxyType(
+        {
+            "card": 0.90,
+            "card-declined": 0.04,
+            "card-timeout": 0.03,
+            "card-repeats": 0.028,
+            "card-silent": 0.002,
+        }
+    ),
+)
+
+
+def checkout(
+    random: Random, customers: Sequence[str], method: str | None = None
+) -> dict[str, object]:
+    """Describe an order; one with a payment method is paid at once."""
+    found = basket(random, customers)
+    if method is not None:
+        found["payment_method"] = method
+    if random.random() < MIX.undeliverable:
+        found["attributes"] = {"carrier": "undeliverable"}
+    return found
 
 
 def basket(random: Random, customers: Sequence[str]) -> dict[str, object]:
@@ -53,7 +114,7 @@ def registration(random: Random) -> dict[str, object]:
 def _line(random: Random) -> dict[str, object]:
     cents = random.randint(100, MAX_PRICE_CENTS)
     return {
-        "product_id": str(random.choice(_PRODUCTS)),
+        "product_id": str(random.choice(PRODUCTS)),
         "quantity": random.randint(1, MAX_QUANTITY),
         "unit_price": f"{cents // 100}.{cents % 100:02d}",
     }
@@ -198,24 +259,3 @@ def _expect(answer: requests.Response, status: int) -> None:
 def _described(answer: requests.Response) -> str:
     words: Sequence[str] = answer.text.split()
     return f"{answer.status_code} {' '.join(words)[:120]}".strip()
-
-
-# A scheduler of greenlets is a few milliseconds late at best.
-TOLERATED_S: Final = 0.05
-
-
-class Schedule:
-    """The due times of one stream of arrivals."""
-
-    def __init__(self, first_due_s: float) -> None:
-        self._due_s = first_due_s
-
-    def lateness_s(self, now_s: float) -> float:
-        """Return how late the current arrival is; 0 within the tolerance."""
-        late_s = now_s - self._due_s
-        return late_s if late_s > TOLERATED_S else 0.0
-
-    def next_in_s(self, now_s: float, interval_s: float) -> float:
-        """Advance to the next arrival; return the seconds until then."""
-        self._due_s += interval_s
-        return max(0.0, self._due_s - now_s)

@@ -3,235 +3,43 @@ Locust's users: customers who check out, pay, cancel and come back.
 
 ``Shopper`` and ``ReturningCustomer`` wait for their answers (closed loop). ``OpenLoop``
 begins each visit at its due time, whether or not the last one was answered; a late
-arrival does not delay later ones. Requests are named by their action. A 409 means that
-the order has changed since: it counts under a separate name, not as a failure.
-
-Each process of a run has its own customers, open orders and count of arrivals under
-way. Locust declares options and runner as optional; in a run both are present.
+arrival does not delay later ones. ``customers`` has their requests.
 """
 
-import argparse
-from collections import deque
 from collections.abc import Callable
-from http import HTTPStatus
-from random import Random
-from typing import Any, Final, cast
-from uuid import uuid4
+from typing import Any, Final
 
 import gevent
-from gevent.lock import BoundedSemaphore
 from gevent.pool import Group
-from locust import FastHttpUser, TaskSet, User, tag, task
+from locust import TaskSet, User, tag, task
 from locust.env import Environment
 from locust.exception import StopTest
-from locust.runners import Runner
 
 from towpath.loadtests.errors import LoadOptionError
-from towpath.loadtests.load.options import ANY
-from towpath.loadtests.load.shop import Schedule, basket, registration
+from towpath.loadtests.load.customers import (
+    CANCEL,
+    CHECKOUT,
+    MOST_WATCHING,
+    PAY,
+    Customer,
+    add_entry,
+    options_of,
+)
+from towpath.loadtests.load.shapes import Schedule
 from towpath.schemas.clock import SystemClock
-
-# Older orders are dropped: a load may run for days.
-_REMEMBERED_ORDERS: Final = 20_000
-
-# With this option the master passes the total number of users to its workers.
-STREAMS: Final = "load_streams"
-
-
-def add_entry(
-    environment: Environment,
-    kind: str,
-    name: str,
-    time_ms: float | None,
-    failure: Exception | None = None,
-) -> None:
-    """Add an entry to locust's statistics, as one of its requests."""
-    environment.events.request.fire(
-        request_type=kind,
-        name=name,
-        response_time=time_ms,
-        response_length=0,
-        exception=failure,
-        context={},
-    )
-
-
-def options_of(environment: Environment) -> argparse.Namespace:
-    """Return the options of a run."""
-    options = environment.parsed_options
-    if options is None:
-        message = "the options are parsed before a run begins"
-        raise RuntimeError(message)
-    return cast("argparse.Namespace", options)
-
-
-def runner_of(environment: Environment) -> Runner:
-    """Return the runner of the users."""
-    if environment.runner is None:
-        message = "the users are started by a runner"
-        raise RuntimeError(message)
-    return environment.runner
-
-
-class ProcessCustomers:
-    """The customers and open orders of one process in one run."""
-
-    def __init__(self, environment: Environment, given: tuple[str, ...]) -> None:
-        options = options_of(environment)
-        self.given = given
-        self.left_open: deque[int] = deque(maxlen=_REMEMBERED_ORDERS)
-        self.newest_order = 0
-        self.under_way = BoundedSemaphore(options.load_max_outstanding)
-        self._environment = environment
-        self._registered: list[str] = []
-        self._registering = BoundedSemaphore(1)
-
-    def known(self, register: Callable[[], str]) -> tuple[str, ...]:
-        """Return the process's customers; the first call registers them."""
-        if self.given:
-            return self.given
-        with self._registering:
-            wanted = options_of(self._environment).load_customers
-            while len(self._registered) < wanted:
-                self._registered.append(register())
-        return tuple(self._registered)
-
-    @property
-    def returns_to_any(self) -> bool:
-        """Whether customers come back to any order of the shop."""
-        return bool(options_of(self._environment).load_return_to == ANY)
-
-    def left_order(self) -> int | None:
-        """Take the oldest order that was left open in this process, if there is one."""
-        return self.left_open.popleft() if self.left_open else None
-
-    def streams(self) -> int:
-        """Return the number of users of all processes, which share the rate."""
-        streams: int = getattr(options_of(self._environment), STREAMS, 0)
-        return streams or runner_of(self._environment).target_user_count
-
-
-CHECKOUT: Final = "checkout"
-PAY: Final = "pay"
-CANCEL: Final = "cancel"
-REGISTER: Final = "register"
-TOO_LATE: Final = " (too late)"
-RETURN: Final = "return: "
-LOOK: Final = "look"
 
 # Only arrivals that began late or not at all appear in the statistics.
 ARRIVAL: Final = "ARRIVAL"
 LATE: Final = "late"
 NOT_STARTED: Final = "not started"
 
-_ANSWER_TIMEOUT_S: Final = 30.0
-_REGISTER_AGAIN_AFTER_S: Final = 1.0
-
-# After finding this many orders not open, a customer places one and settles it.
-_LOOKS: Final = 5
-_OPEN: Final = "placed"
-
-# Three in four orders that customers come back to are paid.
-_PAID_LATE_SHARE: Final = 0.75
-
 # Tasks are repeated this often, so that the share of returns is close.
 _GRAIN: Final = 10
 
+# A shape may end without arrivals; the run ends before this.
+_LONGEST_WAIT_S: Final = 86_400.0
+
 _clock = SystemClock()
-
-
-class Customer(FastHttpUser):
-    """The requests of all customers."""
-
-    abstract = True
-    connection_timeout = _ANSWER_TIMEOUT_S
-    network_timeout = _ANSWER_TIMEOUT_S
-    people: ProcessCustomers
-
-    def __init__(self, environment: Environment) -> None:
-        super().__init__(environment)
-        self.random = Random()
-        self.customers: tuple[str, ...] = ()
-
-    def begin(self, visit: Callable[[], object]) -> None:
-        """Make a visit, and wait for its end."""
-        visit()
-
-    def register(self) -> str:
-        """Register a customer; retry until the shop has done it."""
-        while True:
-            with self.client.post(
-                "/customers",
-                json=registration(self.random),
-                name=REGISTER,
-                catch_response=True,
-            ) as response:
-                if response.status_code == HTTPStatus.CREATED:
-                    return str(response.json()["customer_id"])
-            gevent.sleep(_REGISTER_AGAIN_AFTER_S)
-
-    def place(self) -> int | None:
-        """Place an order under a new key; return its number."""
-        with self.client.post(
-            "/orders",
-            json=basket(self.random, self.customers),
-            headers={"Idempotency-Key": str(uuid4())},
-            name=CHECKOUT,
-            catch_response=True,
-        ) as response:
-            if response.status_code != HTTPStatus.CREATED:
-                return None
-            order_id = int(response.json()["order_id"])
-        self.people.newest_order = max(self.people.newest_order, order_id)
-        return order_id
-
-    def change(self, order_id: int, action: str, prefix: str = "") -> None:
-        """Pay or cancel an order."""
-        with self.client.post(
-            f"/orders/{order_id}/{action}", name=prefix + action, catch_response=True
-        ) as response:
-            if response.status_code == HTTPStatus.CONFLICT:
-                response.request_meta["name"] += TOO_LATE
-                response.success()
-
-    def leave_open(self) -> None:
-        """Place an order, and leave it open."""
-        order_id = self.place()
-        if order_id is not None:
-            self.people.left_open.append(order_id)
-
-    def place_and(self, action: str) -> None:
-        """Place an order, then pay or cancel it."""
-        order_id = self.place()
-        if order_id is not None:
-            self.change(order_id, action)
-
-    def is_open(self, order_id: int) -> bool:
-        """Return whether an order is open; it need not exist."""
-        with self.client.get(
-            f"/orders/{order_id}", name=RETURN + LOOK, catch_response=True
-        ) as response:
-            if response.status_code == HTTPStatus.NOT_FOUND:
-                response.success()
-            elif response.status_code == HTTPStatus.OK:
-                return bool(response.json()["status"] == _OPEN)
-        return False
-
-    def settle(self) -> None:
-        """Pay or cancel an open order, or a new one if none is found."""
-        order_id = self._open_order() or self.place()
-        if order_id is not None:
-            is_paid = self.random.random() < _PAID_LATE_SHARE
-            self.change(order_id, PAY if is_paid else CANCEL, RETURN)
-
-    def _open_order(self) -> int | None:
-        if not self.people.returns_to_any:
-            return self.people.left_order()
-        newest = self.people.newest_order
-        if not newest:
-            return None
-        numbers = (self.random.randint(1, newest) for _ in range(_LOOKS))
-        return next(filter(self.is_open, numbers), None)
 
 
 class Shopping(Customer):
@@ -249,13 +57,13 @@ class Shopping(Customer):
     @task(60)
     def check_out_and_pay(self) -> None:
         """Place an order and pay it."""
-        self.begin(lambda: self.place_and(PAY))
+        self.begin(self.place_and_pay)
 
     @tag(CHECKOUT, CANCEL)
     @task(15)
     def check_out_and_cancel(self) -> None:
         """Place an order and cancel it."""
-        self.begin(lambda: self.place_and(CANCEL))
+        self.begin(self.place_and_cancel)
 
 
 class Returning(Customer):
@@ -303,8 +111,9 @@ class OpenLoop(Shopping, Returning):
     """
 
     def __init__(self, environment: Environment) -> None:
-        # One connection for each arrival that may be under way.
-        self.concurrency = options_of(environment).load_max_outstanding
+        # One connection for each arrival that may be under way, or is looking.
+        outstanding = options_of(environment).load_max_outstanding
+        self.concurrency = outstanding + MOST_WATCHING
         super().__init__(environment)
         self._schedule = Schedule(0.0)
         self._under_way = Group()
@@ -313,16 +122,18 @@ class OpenLoop(Shopping, Returning):
         """Register customers, weight the tasks, and start at a random phase."""
         self.customers = self.people.known(self.register)
         self.tasks = self._weighted(options_of(self.environment).load_return_share)
-        gevent.sleep(self.random.random() * self._interval_s())
         self._schedule = Schedule(_clock.monotonic_s())
+        share = self.random.random()
+        gevent.sleep(self._next_in_s(share))
 
     def on_stop(self) -> None:
         """Wait for the visits under way."""
         self._under_way.join(timeout=self.environment.stop_timeout)
+        super().on_stop()
 
     def wait_time(self) -> float:
         """Return the seconds until the next arrival is due."""
-        return self._schedule.next_in_s(_clock.monotonic_s(), self._interval_s())
+        return self._next_in_s()
 
     def begin(self, visit: Callable[[], object]) -> None:
         """Begin a visit without waiting for its end."""
@@ -330,14 +141,15 @@ class OpenLoop(Shopping, Returning):
         if late_s:
             self._record_arrival(LATE, late_s * 1000)
         if self.people.under_way.acquire(blocking=False):
-            self._under_way.spawn(self._carry_out, visit)
+            self._under_way.spawn(self._carry_out, visit, self._schedule.due_s)
         else:
             limit = options_of(self.environment).load_max_outstanding
             self._record_arrival(
                 NOT_STARTED, 0.0, RuntimeError(f"{limit} are under way")
             )
 
-    def _carry_out(self, visit: Callable[[], object]) -> None:
+    def _carry_out(self, visit: Callable[[], object], due_at_s: float) -> None:
+        self.intended.due_at_s = due_at_s
         try:
             visit()
         except Exception as error:  # noqa: BLE001 - reported as locust does for tasks
@@ -347,13 +159,17 @@ class OpenLoop(Shopping, Returning):
         finally:
             self.people.under_way.release()
 
-    def _interval_s(self) -> float:
+    def _next_in_s(self, share: float = 1.0) -> float:
+        """Advance by an interval of the shape, or a share of it; return the wait."""
         streams = max(1, self.people.streams())
         rate: float = options_of(self.environment).load_rate
         if rate <= 0:
             message = "OpenLoop needs a rate: give --load-rate, arrivals a second"
             raise StopTest(message)
-        return streams / rate
+        at_s = self._schedule.due_s - self.people.began_at_s
+        next_s = self.people.shape.after(at_s, share * streams / rate)
+        wait_s = self._schedule.next_in_s(_clock.monotonic_s(), next_s - at_s)
+        return min(wait_s, _LONGEST_WAIT_S)
 
     def _weighted(self, return_share: float) -> list[TaskSet | Callable[..., Any]]:
         """Repeat the tasks so that returns have their share."""

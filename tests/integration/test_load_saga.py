@@ -1,0 +1,162 @@
+"""The load on all four services: their sagas in its report, and shapes in its rate."""
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from support import databases
+from support.locust_run import Locust
+from support.orders_service import Service, serving
+from support.rig import Rig
+from support.saga import Saga
+from support.waiting import CLOCK, until
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+HEADLESS = ("--headless", "--only-summary", "--load-progress", "progress.json")
+# Six a second for two seconds, fourteen times as many for one, and none for three.
+SHAPE = """
+meaning = "A spike in six seconds."
+points = [[0, 1], [2, 1], [2, 14], [3, 14], [3, 0], [6, 0]]
+"""
+
+
+class RunningShop(NamedTuple):
+    """The services, and the address of orders."""
+
+    saga: Saga
+    orders: Service
+
+
+@pytest.fixture(scope="module")
+def shop(stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningShop]:
+    """Provide the four services, with the products that they seed."""
+    stack.up("postgres", "kafka")
+    name = f"t_{uuid.uuid4().hex[:12]}"
+    folder = tmp_path_factory.mktemp("shop")
+    with databases.fresh_database(stack, name) as dsn:
+        rig = Rig(dsn, stack.kafka, name, folder)
+        rig.configure(rig.outbox)
+        rig.init()
+        saga = Saga(rig, {})
+        saga.start()
+        saga.run("inventory", "seed")
+        with serving("towpath.services.orders", dsn, folder) as orders:
+            yield RunningShop(saga, orders)
+        saga.close()
+        rig.close()
+
+
+def _counts(shop: RunningShop) -> tuple[int, ...]:
+    (row,) = shop.saga.rig.execute(
+        "select count(*), count(payment_method), count(*) filter (where status ="
+        " 'returned') from shop.orders"
+    )
+    return row
+
+
+def test_the_report_has_the_outcomes_steps_and_compensations(
+    shop: RunningShop, tmp_path: Path
+):
+    """
+    Every paid order is watched; the counts are those of the database.
+    """
+    before = _counts(shop)
+    run = Locust(
+        tmp_path,
+        *(*HEADLESS, "--csv", "run", "--load-report", "report"),
+        *("--host", shop.orders.url, "--load-rate", "8", "--load-customers", "2"),
+        *("--load-return-share", "0", "--load-watch-share", "1"),
+    )
+    try:
+        run.wait_for("returns", 2)
+        code = run.stop()
+    finally:
+        run.kill()
+    load, rows = run.progress()["load"], run.rows()
+    seen = load["saga"]
+    text = (run.folder / "report" / "report.md").read_text(encoding="utf-8")
+    completed = seen["outcomes"]["completed"]
+    now = _counts(shop)
+
+    assert 0 == code, run.text
+    assert [load[n] for n in ("checkouts", "payments", "returns")] == [
+        later - old for later, old in zip(now, before, strict=True)
+    ]
+    assert completed["count"] == int(rows["SAGA", "completed"]["Request Count"])
+    assert 0 < seen["from_checkout"]["p50_ms"] <= seen["from_checkout"]["p99_ms"]
+    assert seen["steps"]["stock_reserved"]["count"] >= completed["count"]
+    assert seen["compensations"]["stock_released"] > 0
+    assert seen["watched"] == seen["not_settled"] + sum(
+        one["count"] for one in seen["outcomes"].values()
+    )
+    assert f"| completed | {completed['count']:,} |" in text
+    assert "| compensation | count |" in text
+    assert "| stock_released |" in text.split("| compensation | count |")[1]
+    _cancel_open_orders(shop)
+    shop.saga.wait_until_all_settled()
+    assert [] == shop.saga.findings()
+
+
+def _cancel_open_orders(shop: RunningShop) -> None:
+    query = "select id from shop.orders where status = 'placed'"
+    for (number,) in shop.saga.rig.execute(query):
+        shop.saga.post(f"/orders/{number}/cancel", {})
+
+
+def test_a_shape_is_the_rate_of_all_workers_and_ends_the_run(
+    shop: RunningShop, tmp_path: Path
+):
+    """
+    Twelve arrivals before the spike and 84 within it; only the master has the file.
+    """
+    (tmp_path / "spike.toml").write_text(SHAPE, encoding="utf-8")
+    run = Locust(
+        tmp_path,
+        *(*HEADLESS, "--csv", "run", "--load-report", "report"),
+        *("--host", shop.orders.url, "--processes", "2", "-u", "2", "-r", "2"),
+        *("--load-rate", "6", "--load-shape", "spike.toml", "--load-customers", "1"),
+        *("--load-return-share", "0", "--tags", "checkout"),
+    )
+    try:
+        code = run.end()
+    finally:
+        run.kill()
+    load = run.progress()["load"]
+    text = (run.folder / "report" / "report.md").read_text(encoding="utf-8")
+
+    assert 0 == code, run.text
+    assert (True, 0) == (load["finished"], load["not_started"])
+    # Each worker's stream begins at its own phase.
+    assert 94 <= load["checkouts"] <= 98
+    assert "in the shape spike.toml" in text
+
+
+def test_latency_counts_from_the_due_time(shop: RunningShop, tmp_path: Path):
+    """
+    Thirty arrivals are due while locust stands still; it hides no wait of theirs.
+    """
+    run = Locust(
+        tmp_path,
+        *(*HEADLESS, "--csv", "run", "--load-report", "none", "--tags", "checkout"),
+        *("--host", shop.orders.url, "--load-rate", "10", "--load-customers", "1"),
+        *("--load-return-share", "0"),
+    )
+    try:
+        run.wait_for("checkouts", 5)
+        with run.suspended():
+            began_s = CLOCK.monotonic_s()
+            until(lambda: CLOCK.monotonic_s() > began_s + 3, "thirty are due")
+        run.wait_for("checkouts", run.progress()["load"]["checkouts"] + 30)
+        code = run.stop()
+    finally:
+        run.kill()
+    rows = run.rows()
+
+    assert 0 == code, run.text
+    assert int(rows["ARRIVAL", "late"]["Request Count"]) >= 20
+    # Without the wait, only those that were under way took as long.
+    assert float(rows["POST", "checkout"]["90%"]) >= 1_000

@@ -12,14 +12,12 @@ It raises the driver's errors as the platform's failures. Aggregates that the co
 changed are tracked, so that their events are committed with their state. The unit keeps
 its connection until it ends, so that the LSN can be read from it after the commit.
 
-``/health/live`` needs no other part. ``/health/ready`` checks that the database answers
-and has every table that a write needs, the outbox among them. A service that is being
-stopped is not ready.
+A service is ready if its database answers and has every table that a write needs, the
+outbox among them.
 """
 
-import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from types import TracebackType
@@ -30,7 +28,6 @@ from alembic.config import Config
 from alembic.runtime.environment import EnvironmentContext
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from flask import Blueprint
 from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -60,12 +57,6 @@ class MissingTableError(UnavailableError):
     """A table, such as the outbox, does not exist yet."""
 
     remedy: ClassVar[str] = "Run towpath relay init, and the service's own migrations."
-
-
-class ServiceStoppingError(UnavailableError):
-    """The service is being stopped; requests in progress are finished."""
-
-    remedy: ClassVar[str] = "Send the request to another instance."
 
 
 class DatabaseBusyError(BusyError):
@@ -254,39 +245,27 @@ class UnitOfWork:
                 raise error
 
 
-def health_blueprint(
-    engine: Engine, tables: Sequence[str], stopping: threading.Event
-) -> Blueprint:
+def table_check(engine: Engine, tables: Sequence[str]) -> Callable[[], None]:
     """
-    Return the two routes of health checks.
+    Return a check of readiness: the database answers and has all tables.
 
     Args:
         engine: The database to check.
         tables: Qualified names of the tables that a write needs.
-        stopping: Set once the service is being stopped.
+
+    Returns:
+        A function that raises UnavailableError if the service cannot write.
     """
-    blueprint = Blueprint("health", __name__, url_prefix="/health")
     missing = text(
         "select name from unnest(cast(:names as text[])) as name"
         " where to_regclass(name) is null"
     )
 
-    @blueprint.get("/live")
-    def live() -> dict[str, str]:
-        """Answer while the process serves."""
-        return {"status": "live"}
-
-    @blueprint.get("/ready")
-    def ready() -> dict[str, str]:
-        """Answer while the service can write."""
-        if stopping.is_set():
-            message = "The service is being stopped."
-            raise ServiceStoppingError(message)
+    def check() -> None:
         with translated(), engine.connect() as connection:
             absent = connection.scalars(missing, {"names": list(tables)}).all()
         if absent:
             message = f"There is no table {', '.join(absent)} yet."
             raise MissingTableError(message)
-        return {"status": "ready"}
 
-    return blueprint
+    return check

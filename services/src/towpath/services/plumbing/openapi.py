@@ -4,7 +4,8 @@ The OpenAPI 3.1 document of a service, at ``GET /openapi.json``.
 A route declares its body, its query and its answers beside its function; the functions'
 docstrings are the summaries, pydantic's models the schemas, and the converters of the
 path the path parameters. An application with a route that declares nothing is refused
-when it is created, so the document names every route.
+when it is created, so the document names every route. Pages for people are no
+operations: their blueprints are named and left out.
 
 Every refusal is a problem document. Which ones a route gives follows from its
 declaration: a body can be unreadable, a path unknown, a version another one.
@@ -12,7 +13,7 @@ declaration: a body can be unreadable, a path unknown, a version another one.
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
@@ -90,6 +91,7 @@ class Operation:
             its answer has an LSN.
         has_version: Whether its resource has a version: it answers with an ``ETag``;
             a command takes ``If-Match``.
+        waits: Whether it takes an LSN, and waits until the sinks have applied it.
         needs_database: Whether it fails while the database is unavailable.
         problems: The statuses of its further refusals.
     """
@@ -101,6 +103,7 @@ class Operation:
     query: type[BaseModel] | None = None
     is_command: bool = False
     has_version: bool = False
+    waits: bool = False
     needs_database: bool = True
     problems: tuple[HTTPStatus, ...] = ()
 
@@ -122,6 +125,8 @@ class Operation:
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
                 HTTPStatus.UNPROCESSABLE_ENTITY,
             }
+        if self.waits:
+            found |= {HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_IMPLEMENTED}
         if self.has_version and self.is_command:
             found.add(HTTPStatus.PRECONDITION_FAILED)
         return found
@@ -151,7 +156,9 @@ _HEALTH: Final = {
 }
 
 
-def install_openapi(app: Flask, title: str, *routes: Operations) -> None:
+def install_openapi(
+    app: Flask, title: str, *routes: Operations, pages: Collection[str] = ()
+) -> None:
     """
     Add the route of the document, after all others.
 
@@ -159,6 +166,7 @@ def install_openapi(app: Flask, title: str, *routes: Operations) -> None:
         app: The application, with all its routes.
         title: The name of the service in the document.
         routes: The declarations of its routes.
+        pages: The names of blueprints whose routes answer with pages.
 
     Raises:
         LookupError: A route declares nothing.
@@ -175,14 +183,19 @@ def install_openapi(app: Flask, title: str, *routes: Operations) -> None:
     declared = dict(_HEALTH)
     for each in routes:
         declared |= each.declared
-    whole |= _document(app, title, declared)
+    whole |= _document(app, title, declared, pages)
 
 
 def _document(
-    app: Flask, title: str, declared: Mapping[str, Operation]
+    app: Flask,
+    title: str,
+    declared: Mapping[str, Operation],
+    pages: Collection[str],
 ) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for rule in app.url_map.iter_rules():
+        if rule.endpoint.partition(".")[0] in pages:
+            continue
         operation = declared.get(rule.endpoint)
         if operation is None:
             message = f"The route {rule.rule} declares no operation."
@@ -283,6 +296,8 @@ def _header_parameters(operation: Operation) -> Iterable[dict[str, Any]]:
             _IDEMPOTENCY,
             {"type": "string", "pattern": "^[!-~]{1,200}$"},
         )
+    if operation.waits:
+        yield _header_parameter(http.HEADER, _WAITS, _LSN)
     if operation.is_command and operation.has_version:
         yield _header_parameter(
             http.IF_MATCH,
@@ -312,6 +327,11 @@ _IDEMPOTENCY: Final = (
     " The key of another request is refused with 422. A failed request leaves no key. A"
     " key is kept for 24 hours unless the service is configured otherwise."
 )
+_WAITS: Final = (
+    "The LSN of a write's answer: the read waits until what it is served from has the"
+    " write. One that is not applied in time is refused with 503 and `Retry-After`."
+)
+_LSN: Final = {"type": "string", "pattern": "^[0-9A-F]{1,8}/[0-9A-F]{1,8}$"}
 _HEADERS: Final[dict[str, Any]] = {
     http.REQUEST_ID: {
         "description": "The id of the request, which its log records have too.",
@@ -320,7 +340,7 @@ _HEADERS: Final[dict[str, Any]] = {
     },
     http.HEADER: {
         "description": "An LSN at or after the end of the commit.",
-        "schema": {"type": "string", "pattern": "^[0-9A-F]+/[0-9A-F]+$"},
+        "schema": _LSN,
     },
     idempotency.REPLAYED: {
         "description": "Present if the answer is that of an earlier request.",

@@ -48,6 +48,39 @@ class PageQuery(Input):
     )
 
 
+class Cursors(Generic[AnyKey]):
+    """
+    The cursors of a listing.
+
+    Args:
+        key: The type of the last key of a page, as a tuple type that pydantic reads.
+    """
+
+    def __init__(self, key: type[AnyKey]) -> None:
+        self._key = TypeAdapter(key)
+
+    def encode(self, key: AnyKey) -> str:
+        """Return the cursor of a key."""
+        return base64.urlsafe_b64encode(self._key.dump_json(key)).decode().rstrip("=")
+
+    def decode(self, cursor: str) -> AnyKey:
+        """
+        Return the key of a cursor.
+
+        Raises:
+            MalformedError: The cursor is not one of this listing.
+        """
+        try:
+            text = cursor + "=" * (-len(cursor) % 4)
+            content = base64.b64decode(text.encode("ascii"), b"-_", validate=True)
+            return self._key.validate_json(content)
+        except (binascii.Error, UnicodeEncodeError, ValidationError) as error:
+            reason = "is not a cursor of this listing"
+            errors = [FieldError("cursor", reason)]
+            detail = f"The parameter cursor {reason}; follow the links from its start."
+            raise MalformedError(detail, errors) from error
+
+
 class Page(NamedTuple):
     """The rows of a page, and the cursor of the next one; None on the last page."""
 
@@ -65,7 +98,7 @@ class Keyset(Generic[AnyKey]):
     """
 
     def __init__(self, key: type[AnyKey], *columns: Column[Any]) -> None:
-        self._key = TypeAdapter(key)
+        self._cursors = Cursors(key)
         self._columns = columns
 
     def page(self, session: Session, query: Select[Any], wanted: PageQuery) -> Page:
@@ -81,7 +114,7 @@ class Keyset(Generic[AnyKey]):
             MalformedError: The cursor is not one of this listing.
         """
         if wanted.cursor is not None:
-            place = tuple_(*self._decode(wanted.cursor))
+            place = tuple_(*self._cursors.decode(wanted.cursor))
             query = query.where(tuple_(*self._columns) < place)
         query = query.order_by(*(column.desc() for column in self._columns))
         rows = session.execute(query.limit(wanted.limit + 1)).all()
@@ -92,18 +125,7 @@ class Keyset(Generic[AnyKey]):
 
     def _encode(self, row: Row[Any]) -> str:
         key: Any = tuple(row._mapping[column] for column in self._columns)  # noqa: SLF001 - SQLAlchemy's name for it
-        return base64.urlsafe_b64encode(self._key.dump_json(key)).decode().rstrip("=")
-
-    def _decode(self, cursor: str) -> AnyKey:
-        try:
-            text = cursor + "=" * (-len(cursor) % 4)
-            content = base64.b64decode(text.encode("ascii"), b"-_", validate=True)
-            return self._key.validate_json(content)
-        except (binascii.Error, UnicodeEncodeError, ValidationError) as error:
-            reason = "is not a cursor of this listing"
-            errors = [FieldError("cursor", reason)]
-            detail = f"The parameter cursor {reason}; follow the links from its start."
-            raise MalformedError(detail, errors) from error
+        return self._cursors.encode(key)
 
 
 def page_document(

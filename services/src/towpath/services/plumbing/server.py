@@ -9,6 +9,9 @@ On SIGTERM the service first reports that it is not ready, and goes on serving f
 time in which load balancers learn of it. Then it takes no further connection, finishes
 the requests in progress, and ends. SIGINT and SIGQUIT end it at once.
 
+``/health/live`` needs no other part. ``/health/ready`` makes the service's own check. A
+service that is being stopped is not ready.
+
 Log records are JSON lines on standard error: lower-case prose, facts as fields. The
 standard library's loggers (gunicorn's, alembic's) go through the same processors.
 Payloads, credentials and keys are never fields.
@@ -21,15 +24,15 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import structlog
-from flask import Flask
+from flask import Blueprint, Flask
 from gunicorn.app.base import BaseApplication
 from gunicorn.glogging import Logger
 from gunicorn.workers.gthread import ThreadWorker
 
-from towpath.schemas.failure import TowpathError
+from towpath.schemas.failure import TowpathError, UnavailableError
 
 # The longest time for requests in progress when the service is stopped.
 GRACEFUL_STOP_S: Final = 10
@@ -99,6 +102,39 @@ class Lifecycle:
                 # The thread must go on, whatever it was.
                 log.exception("service task failed", task=task.name)
             self.stopping.wait(task.interval_s)
+
+
+class ServiceStoppingError(UnavailableError):
+    """The service is being stopped; requests in progress are finished."""
+
+    remedy: ClassVar[str] = "Send the request to another instance."
+
+
+def health_blueprint(check: Callable[[], None], stopping: threading.Event) -> Blueprint:
+    """
+    Return the two routes of health checks.
+
+    Args:
+        check: Raises UnavailableError if the service cannot serve requests.
+        stopping: Set once the service is being stopped.
+    """
+    blueprint = Blueprint("health", __name__, url_prefix="/health")
+
+    @blueprint.get("/live")
+    def live() -> dict[str, str]:
+        """Answer while the process serves."""
+        return {"status": "live"}
+
+    @blueprint.get("/ready")
+    def ready() -> dict[str, str]:
+        """Answer while the service can serve requests."""
+        if stopping.is_set():
+            message = "The service is being stopped."
+            raise ServiceStoppingError(message)
+        check()
+        return {"status": "ready"}
+
+    return blueprint
 
 
 class _RootLogger(Logger):  # type: ignore[misc]  # gunicorn has no types

@@ -3,7 +3,7 @@ A service as a process and as an application, from a declaration of its parts.
 
 The command line is ``serve`` (the default), ``migrate``, and the service's own
 commands. ``serve`` migrates the tables, registers the event schemas and then listens;
-it waits while the database or the registry is starting. Every option of ``serve`` has
+it waits while the database or the registry is starting. Every option with a value has
 an environment variable, whose prefix is the service's::
 
     --dsn                 <PREFIX>_DSN
@@ -17,6 +17,8 @@ an environment variable, whose prefix is the service's::
 A service that follows events of others consumes in the same process if ``--kafka`` is
 given. With ``consume`` it does so in a process of its own, of which there may be as
 many as a topic has partitions. ``--topic-prefix`` and ``--group-prefix`` are for both.
+A service without a database of its own has only ``serve``, and none of the options of
+database, registry, idempotency and brokers.
 """
 
 import argparse
@@ -24,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import structlog
 from flask import Flask
@@ -41,7 +43,7 @@ from towpath.services.plumbing.consumer import (
     consume,
     consuming_tasks,
 )
-from towpath.services.plumbing.database import health_blueprint, make_engine
+from towpath.services.plumbing.database import make_engine, table_check
 from towpath.services.plumbing.http import (
     MAX_BODY_BYTES,
     install_problems,
@@ -53,6 +55,7 @@ from towpath.services.plumbing.server import (
     Lifecycle,
     Listen,
     configure_logs,
+    health_blueprint,
     serve,
 )
 from towpath.services.registry import register_event_schemas
@@ -81,6 +84,20 @@ class BigintConverter(IntegerConverter):
 
 def base_app(name: str, engine: Engine, tables: Sequence[str]) -> Flask:
     """
+    Create an application over a database, and no routes yet.
+
+    Args:
+        name: The application's name.
+        engine: The service's database.
+        tables: Qualified names of the tables that a write needs.
+    """
+    app = app_without_database(name, table_check(engine, tables))
+    app.extensions["engine"] = engine
+    return app
+
+
+def app_without_database(name: str, check: Callable[[], None]) -> Flask:
+    """
     Create an application with everything that all services have, and no routes yet.
 
     These are problem documents, request ids, health checks, the limit of a body, and
@@ -88,18 +105,16 @@ def base_app(name: str, engine: Engine, tables: Sequence[str]) -> Flask:
 
     Args:
         name: The application's name.
-        engine: The service's database.
-        tables: Qualified names of the tables that a write needs.
+        check: Raises UnavailableError if the service is not ready.
     """
     app = Flask(name, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
     app.url_map.converters["bigint"] = BigintConverter
     lifecycle = Lifecycle()
-    app.extensions["engine"] = engine
     app.extensions[LIFECYCLE] = lifecycle
     install_request_ids(app)
     install_problems(app)
-    app.register_blueprint(health_blueprint(engine, tables, lifecycle.stopping))
+    app.register_blueprint(health_blueprint(check, lifecycle.stopping))
     return app
 
 
@@ -107,6 +122,38 @@ class MissingBrokersError(UsageError):
     """The command ``consume`` was given no brokers."""
 
     remedy: ClassVar[str] = "Name them by --kafka, or by the variable ..._KAFKA."
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose options take their defaults from the environment."""
+
+    def __init__(
+        self, prefix: str, environ: Mapping[str, str], name: str, description: str
+    ) -> None:
+        self._prefix = prefix
+        self._environ = environ
+        super().__init__(prog=name, description=description)
+
+    def add_argument(self, *names: str, **given: Any) -> argparse.Action:  # noqa: ANN401 - argparse's
+        """Add an argument; an option's variable replaces its default."""
+        option = names[0].removeprefix("--").upper().replace("-", "_")
+        value = self._environ.get(f"{self._prefix}_{option}")
+        has_value = names[0].startswith("--") and "action" not in given
+        if has_value and value is not None:
+            given = {**given, "default": value, "required": False}
+        return super().add_argument(*names, **given)
+
+
+def _add_database_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--dsn", required=True, help="the service's database")
+    add("--registry", help="the schema registry's URL, if any")
+    kept = "how long an Idempotency-Key is kept"
+    add("--idempotency-hours", type=hours, default=IDEMPOTENCY_HOURS, help=kept)
+    add("--kafka", help="the brokers: serve consumes too if they are named")
+    topics = "the relay's, for event topics"
+    add("--topic-prefix", default=TOPIC_PREFIX, help=topics)
+    add("--group-prefix", default="", help="put before the consumer group")
 
 
 AddOptions = Callable[[argparse.ArgumentParser], None]
@@ -129,10 +176,10 @@ class Service:
         name: Its name on the command line and in log records.
         description: The text of ``--help``.
         prefix: The prefix of its environment variables, such as ``SHOP``.
-        migrate: Creates or updates its tables.
-        event_schemas: Loads the schemas of its events.
         create_app: Wires its application by the options of ``serve``, in the process
             that serves.
+        migrate: Creates or updates its tables; None: it has no database of its own.
+        event_schemas: Loads the schemas of its events, if it has a database.
         consuming: Declares its process that consumes, the command ``consume``.
         add_options: Adds the options that both of them have.
         commands: Its other commands.
@@ -141,9 +188,9 @@ class Service:
     name: str
     description: str
     prefix: str
-    migrate: Callable[[Engine], None]
-    event_schemas: Callable[[], EventSchemas]
     create_app: Callable[[argparse.Namespace], Flask]
+    migrate: Callable[[Engine], None] | None = None
+    event_schemas: Callable[[], EventSchemas] = EventSchemas
     consuming: Callable[[argparse.Namespace], Consuming] | None = None
     add_options: AddOptions = lambda _parser: None
     commands: Sequence[Command] = ()
@@ -172,67 +219,34 @@ class Service:
         return self._parser(environ).parse_args(arguments)
 
     def _commands(self) -> dict[str, Callable[[argparse.Namespace], None]]:
-        own = {command.name: command.run for command in self.commands}
+        found = {"serve": self._serve}
+        if self.migrate is not None:
+            found["migrate"] = partial(self._migrate, self.migrate)
         if self.consuming is not None:
-            own["consume"] = partial(self._consume, self.consuming)
-        return {"serve": self._serve, "migrate": self._migrate, **own}
+            found["consume"] = partial(self._consume, self.consuming)
+        return found | {command.name: command.run for command in self.commands}
 
     def _parser(self, environ: Mapping[str, str]) -> argparse.ArgumentParser:
-        def variable(name: str, default: str | None = None) -> str | None:
-            return environ.get(f"{self.prefix}_{name}", default)
-
-        parser = argparse.ArgumentParser(prog=self.name, description=self.description)
+        parser = _Parser(self.prefix, environ, self.name, self.description)
         add = parser.add_argument
         add("command", nargs="?", choices=list(self._commands()), default="serve")
-        dsn = variable("DSN")
-        add("--dsn", default=dsn, required=dsn is None, help="the service's database")
-        registry = "the schema registry's URL, if any"
-        add("--registry", default=variable("REGISTRY"), help=registry)
-        add("--host", default=variable("HOST", "127.0.0.1"))
-        add("--port", type=int, default=variable("PORT", "8080"))
-        threads = variable("THREADS", str(DEFAULT_THREADS))
-        add(
-            "--threads",
-            type=thread_count,
-            default=threads,
-            help="requests served at once",
-        )
-        add(
-            "--drain-seconds",
-            type=seconds,
-            default=variable("DRAIN_SECONDS", str(DRAIN_S)),
-            help="how long a stopped service still takes requests, reported not ready",
-        )
-        add(
-            "--idempotency-hours",
-            type=hours,
-            default=variable("IDEMPOTENCY_HOURS", str(IDEMPOTENCY_HOURS)),
-            help="how long an Idempotency-Key is kept",
-        )
-        kafka = "the brokers: serve consumes too if they are named"
-        add("--kafka", default=variable("KAFKA"), help=kafka)
-        topics = variable("TOPIC_PREFIX", TOPIC_PREFIX)
-        add("--topic-prefix", default=topics, help="the relay's, for event topics")
-        groups = variable("GROUP_PREFIX", "")
-        add("--group-prefix", default=groups, help="put before the consumer group")
+        add("--host", default="127.0.0.1")
+        add("--port", type=int, default=8080)
+        served = "requests served at once"
+        add("--threads", type=thread_count, default=DEFAULT_THREADS, help=served)
+        drain = "how long a stopped service still takes requests, reported not ready"
+        add("--drain-seconds", type=seconds, default=DRAIN_S, help=drain)
+        if self.migrate is not None:
+            _add_database_options(parser)
         self.add_options(parser)
         for command in self.commands:
             command.add_options(parser)
         return parser
 
     def _serve(self, options: argparse.Namespace) -> None:
-        self._migrate(options)
-        if options.registry is None:
-            log.warning(
-                "schema registry not configured: event schemas are not registered"
-            )
-        else:
-            register_event_schemas(
-                options.registry,
-                self.event_schemas().history,
-                clock=SystemClock(),
-                timeout_s=START_TIMEOUT_S,
-            )
+        if self.migrate is not None:
+            self._migrate(self.migrate, options)
+            self._register(options)
         listen = Listen(
             host=options.host,
             port=options.port,
@@ -256,6 +270,19 @@ class Service:
             lifecycle.tasks.extend(tasks)
         return app
 
+    def _register(self, options: argparse.Namespace) -> None:
+        if options.registry is None:
+            log.warning(
+                "schema registry not configured: event schemas are not registered"
+            )
+            return
+        register_event_schemas(
+            options.registry,
+            self.event_schemas().history,
+            clock=SystemClock(),
+            timeout_s=START_TIMEOUT_S,
+        )
+
     def _consume(
         self,
         declare: Callable[[argparse.Namespace], Consuming],
@@ -264,11 +291,14 @@ class Service:
         if options.kafka is None:
             message = "consume needs the brokers"
             raise MissingBrokersError(message)
-        self._migrate(options)
+        if self.migrate is not None:
+            self._migrate(self.migrate, options)
         consume(declare(options), options.dsn, _brokers(options))
 
-    def _migrate(self, options: argparse.Namespace) -> None:
-        wait_for_database(options.dsn, self.migrate)
+    def _migrate(
+        self, migrate: Callable[[Engine], None], options: argparse.Namespace
+    ) -> None:
+        wait_for_database(options.dsn, migrate)
         log.info("service tables are up to date", service=self.name)
 
 

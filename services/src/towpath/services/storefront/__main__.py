@@ -1,0 +1,155 @@
+"""
+The storefront as a process: ``serve``.
+
+Every option has an environment variable, such as ``STOREFRONT_PORT`` and
+``STOREFRONT_SEARCH``::
+
+    --orders, --inventory   the base addresses of the two services
+    --search, --cache       OpenSearch and Redis, as the sinks write them
+    --cache-prefix          the prefix of the cache's keys
+    --config, --state       towpath.toml, and the state folder of the sinks' driver
+    --wait-seconds          the longest wait of a read for an LSN
+
+Without ``--config`` reads that name an LSN are refused.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, Final
+
+from flask import Flask
+
+from towpath.schemas.clock import SystemClock
+from towpath.schemas.failure import UsageError
+from towpath.services.plumbing.openapi import install_openapi
+from towpath.services.plumbing.service import Service, app_without_database
+from towpath.services.storefront import api, pages
+from towpath.services.storefront.read_side import (
+    ORDERS,
+    LsnWaiter,
+    OrderCache,
+    ReadSide,
+    SearchIndex,
+    SinkWaits,
+)
+from towpath.services.storefront.shop import Shop
+from towpath.settings import Settings, load
+from towpath.sinks.wait import Waiter
+
+# As long as a person waits for a page without doubting it.
+WAIT_S: Final = 5.0
+CACHE_PREFIX: Final = "towpath"
+_KINDS: Final = ("search", "cache")
+
+
+class NoOrdersSinkError(UsageError):
+    """The configuration has no sink of a kind with the orders."""
+
+    remedy: ClassVar[str] = "Add a route with the name orders to a sink of the kind."
+
+
+def make_waits(
+    settings: Settings, clock: SystemClock, timeout_s: float = WAIT_S
+) -> SinkWaits:
+    """
+    Make the waits for the sinks that have the orders.
+
+    Args:
+        settings: The configuration of the sinks.
+        clock: The time.
+        timeout_s: The longest wait of a read.
+
+    Raises:
+        NoOrdersSinkError: There is no such sink of a kind.
+    """
+    sinks = {kind: _sink_of(settings, kind) for kind in _KINDS}
+    return SinkWaits(partial(_waiter, settings), sinks, clock, timeout_s)
+
+
+def _waiter(settings: Settings) -> LsnWaiter:
+    return Waiter(settings)
+
+
+def _sink_of(settings: Settings, kind: str) -> str:
+    for sink in settings.sink:
+        if sink.kind == kind and ORDERS in [route.name for route in sink.route]:
+            return sink.name
+    message = f"No sink of the kind {kind} has a route with the name {ORDERS}."
+    raise NoOrdersSinkError(message)
+
+
+def create_app(shop: Shop, reads: ReadSide) -> Flask:
+    """
+    Wire the storefront; nothing is connected before a request.
+
+    Args:
+        shop: Calls the services.
+        reads: Reads the targets of the sinks.
+    """
+    app = app_without_database("towpath-storefront", reads.check)
+    app.extensions[api.EXTENSION] = reads
+    app.extensions[pages.EXTENSION] = pages.PageContext(shop, reads, SystemClock())
+    app.register_blueprint(api.blueprint)
+    app.register_blueprint(pages.blueprint)
+    install_openapi(app, "Storefront", api.operations, pages=[pages.blueprint.name])
+    return app
+
+
+def app_of(options: argparse.Namespace, environ: Mapping[str, str]) -> Flask:
+    """
+    Wire the storefront by the options of ``serve``.
+
+    Args:
+        options: The options.
+        environ: Overrides of the configuration.
+
+    Raises:
+        UsageError: The configuration cannot be used.
+    """
+    waits = None
+    if options.config is not None:
+        settings = load(options.config, environ)
+        if options.state is not None:
+            state = options.state.resolve()
+            settings = settings.model_copy(update={"state_folder": state})
+        waits = make_waits(settings, SystemClock(), options.wait_seconds)
+    cache = OrderCache(options.cache, options.cache_prefix)
+    reads = ReadSide(SearchIndex(options.search), cache, waits)
+    return create_app(Shop(options.orders, options.inventory), reads)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--orders", required=True, help="the base URL of the orders service")
+    add("--inventory", required=True, help="the base URL of the inventory service")
+    add("--search", required=True, help="the URL of OpenSearch")
+    add("--cache", required=True, help="the URL of Redis")
+    prefix = "the prefix of the cache's keys, which is that of the source"
+    add("--cache-prefix", default=CACHE_PREFIX, help=prefix)
+    waits = "towpath.toml, by which reads wait for an LSN"
+    add("--config", type=Path, help=waits)
+    state = "the sinks' state folder; by default that of --config"
+    add("--state", type=Path, help=state)
+    longest = "the longest wait of a read for an LSN"
+    add("--wait-seconds", type=float, default=WAIT_S, help=longest)
+
+
+def main(arguments: list[str], environ: Mapping[str, str]) -> int:
+    """Run the command given on the command line; return the exit code."""
+    storefront = Service(
+        name="storefront",
+        description=__doc__ or "",
+        prefix="STOREFRONT",
+        create_app=lambda options: app_of(options, environ),
+        add_options=_add_options,
+    )
+    return storefront.main(arguments, environ)
+
+
+if __name__ == "__main__":
+    # Only the root reads the environment.
+    sys.exit(main(sys.argv[1:], os.environ))  # noqa: TID251

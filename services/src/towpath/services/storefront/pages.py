@@ -1,0 +1,428 @@
+"""
+The pages of the storefront, rendered on the server.
+
+========================  ===========================================================
+page                      shows
+========================  ===========================================================
+GET  /                    products with their stock, page by page
+GET  /basket              the basket, and the check-out
+GET  /orders              the orders of this browser's customer, from the read side
+GET  /orders/{id}         an order's saga, live, and where the order can be read
+GET  /find                orders and products that have every word of a text
+GET  /orders/{id}/saga    the part of an order's page that changes
+GET  /orders/{id}/read    when a write has become visible in a target, as JSON
+POST ...                  changes the basket or an order, and leads to the next page
+========================  ===========================================================
+
+Everything works without scripts but the live parts, which a script of this package
+fetches again. Three cookies keep the customer, the basket, and the LSN of the last
+write; a basket has product ids and quantities only, prices come from inventory. The
+pages load nothing from elsewhere, and a form of another site is refused.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple
+
+from flask import (
+    Blueprint,
+    Response,
+    current_app,
+    make_response,
+    redirect,
+    render_template,
+    request,
+    url_for,
+)
+from werkzeug.datastructures import MultiDict
+from werkzeug.exceptions import Forbidden
+
+from towpath.schemas.clock import Clock
+from towpath.schemas.failure import UnavailableError
+from towpath.services.plumbing.http import (
+    InvalidInputError,
+    NotFoundError,
+    ProblemError,
+    json_answer,
+)
+from towpath.services.storefront.api import page_of
+from towpath.services.storefront.read_side import ReadSide
+from towpath.services.storefront.saga import ACTIONS, LANE_WIDTH, LANES, timeline_of
+from towpath.services.storefront.shop import Shop, Written
+
+EXTENSION: Final = "towpath.storefront"
+PAGE_SIZE: Final = 12
+MAX_LINES: Final = 20
+MAX_QUANTITY: Final = 99
+_KEPT_S: Final = 30 * 24 * 3600
+_CUSTOMER: Final = "customer"
+_BASKET: Final = "basket"
+_LSN: Final = "written"
+
+METHODS: Final = {
+    "card": "Card",
+    "card-declined": "Card that is declined",
+    "card-timeout": "Card whose first answer is lost",
+    "card-repeats": "Card that answers twice",
+    "card-unreachable": "Card whose bank is unreachable",
+    "card-silent": "Card whose bank never answers",
+    "": "Pay later",
+}
+CARRIERS: Final = {
+    "": "Delivers",
+    "undeliverable": "Cannot deliver",
+    "silent": "Does not answer",
+}
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"
+    " connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+
+blueprint = Blueprint(
+    "pages", __name__, template_folder="templates", static_folder="static"
+)
+
+
+class PageContext(NamedTuple):
+    """The parts that pages need; stored in the application as ``EXTENSION``."""
+
+    shop: Shop
+    reads: ReadSide
+    clock: Clock
+
+
+Basket = dict[uuid.UUID, int]
+
+
+def parse_basket(cookie: str | None) -> Basket:
+    """Read a basket's cookie; anything that is not a line of it is dropped."""
+    basket: Basket = {}
+    for line in (cookie or "").split("~")[:MAX_LINES]:
+        product, _, quantity = line.partition("*")
+        try:
+            basket[uuid.UUID(product)] = _quantity(quantity)
+        except ValueError:
+            continue
+    return {product: count for product, count in basket.items() if count}
+
+
+def basket_text(basket: Basket) -> str:
+    """Write a basket as the text of its cookie."""
+    return "~".join(f"{product}*{count}" for product, count in basket.items())
+
+
+def _quantity(text: str) -> int:
+    """
+    Read a quantity, at most ``MAX_QUANTITY``.
+
+    Raises:
+        ValueError: It is not a short number.
+    """
+    if not (text.isascii() and text.isdecimal() and len(text) <= len("99999")):
+        message = "must be a whole number"
+        raise ValueError(message)
+    return min(int(text), MAX_QUANTITY)
+
+
+@blueprint.before_request
+def refuse_other_sites() -> None:
+    """Refuse a form that a page of another site sends."""
+    origin = request.headers.get("Sec-Fetch-Site", "same-origin")
+    if request.method == "POST" and origin not in ("same-origin", "none"):
+        raise Forbidden(description="This form belongs to another site.")
+
+
+@blueprint.after_request
+def with_policy(response: Response) -> Response:
+    """Let the page load nothing but this package's own files."""
+    response.headers["Content-Security-Policy"] = _POLICY
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    response.headers["Referrer-Policy"] = "same-origin"
+    if request.endpoint != "pages.static":
+        response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+@blueprint.errorhandler(ProblemError)
+def on_refusal(error: ProblemError) -> tuple[str, int]:
+    """Show a refusal as a page."""
+    reasons = [f"{each.field}: {each.reason}" for each in error.errors]
+    page = render_template("problem.html", title=error.detail, reasons=reasons)
+    return page, error.status
+
+
+@blueprint.errorhandler(UnavailableError)
+def on_unavailable(error: UnavailableError) -> tuple[str, int, dict[str, str]]:
+    """Show a part that cannot be reached as a page."""
+    page = render_template("problem.html", title=str(error), reasons=[error.remedy])
+    return page, HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "1"}
+
+
+@blueprint.app_template_filter("clock_time")
+def clock_time(text: str) -> str:
+    """Write the time of a document, in UTC."""
+    at = datetime.fromisoformat(text).astimezone(UTC)
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+@blueprint.app_context_processor
+def basket_size() -> dict[str, int]:
+    """Give every page the number of units in the basket."""
+    return {"basket_size": sum(_basket().values())}
+
+
+@blueprint.get("/")
+def products() -> str:
+    """Show a page of products."""
+    after = _uuid_of(request.args.get("after"))
+    page = _context().shop.products(PAGE_SIZE, after)
+    return render_template("products.html", page=page, after=after)
+
+
+@blueprint.post("/basket")
+def add_to_basket() -> Response:
+    """Add a unit of a product, and show the products again."""
+    basket, product = _basket(), _product_of(request.form)
+    basket[product] = min(basket.get(product, 0) + 1, MAX_QUANTITY)
+    if len(basket) > MAX_LINES:
+        message = f"A basket has at most {MAX_LINES} products."
+        raise InvalidInputError(message)
+    place = url_for("pages.products", after=_uuid_of(request.form.get("after")))
+    return _with_basket(place, basket)
+
+
+@blueprint.post("/basket/lines")
+def change_basket() -> Response:
+    """Set the quantity of a product; zero removes it."""
+    basket, product = _basket(), _product_of(request.form)
+    try:
+        basket[product] = _quantity(request.form.get("quantity", ""))
+    except ValueError as error:
+        message = f"The quantity {error}."
+        raise InvalidInputError(message) from error
+    kept = {product: count for product, count in basket.items() if count}
+    return _with_basket(url_for("pages.basket"), kept)
+
+
+@blueprint.get("/basket")
+def basket() -> str:
+    """Show the basket and the check-out."""
+    lines = _basket_lines()
+    return render_template(
+        "basket.html",
+        lines=lines,
+        total=sum((line["price"] for line in lines), Decimal(0)),
+        methods=METHODS,
+        carriers=CARRIERS,
+        customer=_customer(),
+        key=uuid.uuid4().hex,
+    )
+
+
+@blueprint.post("/checkout")
+def check_out() -> Response:
+    """Place an order of the basket; the form sent twice places one order."""
+    lines = _basket_lines()
+    if not lines:
+        return redirect(url_for("pages.basket"))  # type: ignore[return-value]
+    form, shop = request.form, _context().shop
+    customer = _customer() or shop.register(form.get("name", ""), form.get("email", ""))
+    carrier = form.get("carrier", "")
+    order = {
+        "customer_id": str(customer),
+        "payment_method": form.get("payment_method") or None,
+        "attributes": {"carrier": carrier} if carrier else None,
+        "note": form.get("note", "").strip() or None,
+        "lines": [
+            {
+                "product_id": line["product"]["product_id"],
+                "quantity": line["quantity"],
+                "unit_price": line["product"]["unit_price"],
+            }
+            for line in lines
+        ],
+    }
+    key = _uuid_of(form.get("key")) or uuid.uuid4()
+    response = _to_order(shop.place(order, key.hex))
+    _keep(response, _CUSTOMER, str(customer))
+    response.delete_cookie(_BASKET)
+    return response
+
+
+@blueprint.get("/orders/<bigint:order_id>")
+def order(order_id: int) -> str:
+    """Show an order."""
+    found = _context().shop.order(order_id)
+    return render_template(
+        "order.html",
+        lsn=request.args.get("lsn"),
+        written_ms=request.args.get("written"),
+        can_wait=_context().reads.can_wait,
+        **_saga_values(found),
+    )
+
+
+@blueprint.get("/orders/<bigint:order_id>/saga")
+def saga(order_id: int) -> str:
+    """Render the part of an order's page that changes."""
+    found = _context().shop.order(order_id)
+    return render_template("saga.html", **_saga_values(found))
+
+
+@blueprint.get("/orders/<bigint:order_id>/read")
+def read(order_id: int) -> Response:
+    """Wait until a target has a write; answer with its order and the time it took."""
+    kind, lsn = request.args.get("from", "cache"), request.args.get("lsn") or None
+    if kind not in ("cache", "search"):
+        message = "An order is read from the cache or from search."
+        raise InvalidInputError(message)
+    reads = _context().reads
+    reads.catch_up(lsn, kind)
+    if kind == "cache":
+        copy = reads.cache.rows([order_id]).get(order_id)
+    else:
+        copy = reads.search.find_order(order_id)
+    document = {
+        "status": None if copy is None else copy.fields.get("status"),
+        "after_ms": _since(request.args.get("written")) if lsn else None,
+    }
+    return json_answer(HTTPStatus.OK, document)
+
+
+@blueprint.post("/orders/<bigint:order_id>/<any(pay, cancel, return):action>")
+def change_order(order_id: int, action: str) -> Response:
+    """Pay, cancel or return an order."""
+    body = {}
+    if action == "pay":
+        body["payment_method"] = request.form.get("payment_method") or "card"
+    elif reason := request.form.get("reason", "").strip():
+        body["reason"] = reason
+    return _to_order(_context().shop.change(order_id, action, body))
+
+
+@blueprint.get("/orders")
+def orders() -> str:
+    """Show the customer's orders as the read side has them."""
+    customer, reads = _customer(), _context().reads
+    if customer is None:
+        return render_template("orders.html", orders=(), freshness="")
+    freshness = _freshness_of(reads)
+    found, _ = page_of(reads, customer, 50, None)
+    return render_template("orders.html", orders=found, freshness=freshness)
+
+
+@blueprint.get("/find")
+def find() -> str:
+    """Show the orders and products that have every word of a text."""
+    text = request.args.get("q", "").strip()[:200]
+    if not text:
+        return render_template("find.html", text="", orders=(), products=())
+    index = _context().reads.search
+    return render_template(
+        "find.html",
+        text=text,
+        orders=index.find_orders(text, 20).copies,
+        products=index.find_products(text, 12).copies,
+    )
+
+
+def _context() -> PageContext:
+    context: PageContext = current_app.extensions[EXTENSION]
+    return context
+
+
+def _saga_values(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "order": found,
+        "timeline": timeline_of(found),
+        "lanes": LANES,
+        "lane_width": LANE_WIDTH,
+        "actions": ACTIONS.get(found["status"], ()),
+        "methods": METHODS,
+    }
+
+
+def _freshness_of(reads: ReadSide) -> str:
+    """Wait for the browser's last write, if that is possible; return the outcome."""
+    lsn = request.cookies.get(_LSN)
+    if lsn is None or not reads.can_wait:
+        return "These copies may be a moment old."
+    try:
+        waited_ms = max(reads.catch_up(lsn, "cache", "search").values())
+    except (ProblemError, UnavailableError):
+        return "Your last change is not in these copies yet."
+    return f"Your last change is in these copies: waited {waited_ms} ms for it."
+
+
+def _customer() -> uuid.UUID | None:
+    return _uuid_of(request.cookies.get(_CUSTOMER))
+
+
+def _basket() -> Basket:
+    return parse_basket(request.cookies.get(_BASKET))
+
+
+def _basket_lines() -> Sequence[dict[str, Any]]:
+    """Read the products of the basket; those that are gone are left out."""
+    lines = []
+    for product_id, quantity in _basket().items():
+        try:
+            product = _context().shop.product(product_id)
+        except NotFoundError:
+            continue
+        price = quantity * Decimal(product["unit_price"])
+        lines.append({"product": product, "quantity": quantity, "price": price})
+    return lines
+
+
+def _product_of(form: MultiDict[str, str]) -> uuid.UUID:
+    product = _uuid_of(form.get("product_id"))
+    if product is None:
+        message = "The form names no product."
+        raise InvalidInputError(message)
+    return product
+
+
+def _uuid_of(text: str | None) -> uuid.UUID | None:
+    try:
+        return uuid.UUID(text) if text else None
+    except ValueError:
+        return None
+
+
+def _since(written_ms: str | None) -> int | None:
+    """Return the milliseconds since a write, given in milliseconds of the epoch."""
+    if not (written_ms and written_ms.isascii() and written_ms.isdecimal()):
+        return None
+    # Thirteen digits until the year 2286.
+    return max(0, _now_ms() - int(written_ms[:13]))
+
+
+def _now_ms() -> int:
+    return round(1000 * _context().clock.now().timestamp())
+
+
+def _to_order(written: Written) -> Response:
+    """Lead to the page of an order that was written."""
+    number = written.document["order_id"]
+    more: dict[str, Any] = {}
+    if written.lsn is not None:
+        more = {"lsn": written.lsn, "written": _now_ms()}
+    place = url_for("pages.order", order_id=number, **more)
+    response = make_response(redirect(place, HTTPStatus.SEE_OTHER))
+    if written.lsn is not None:
+        _keep(response, _LSN, written.lsn)
+    return response
+
+
+def _with_basket(place: str, basket: Basket) -> Response:
+    response = make_response(redirect(place, HTTPStatus.SEE_OTHER))
+    _keep(response, _BASKET, basket_text(basket))
+    return response
+
+
+def _keep(response: Response, name: str, value: str) -> None:
+    response.set_cookie(name, value, max_age=_KEPT_S, httponly=True, samesite="Strict")

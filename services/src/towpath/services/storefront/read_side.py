@@ -1,0 +1,506 @@
+"""
+Reads of orders and products from the targets of the sinks, and waits for own writes.
+
+The search index has an order's whole document, from its events; the cache has its row
+of ``shop.orders``. Both carry the position of the change that wrote them, and positions
+of one commit differ only in their ordinal. So of two copies of an order the newer one
+is known, and the answer is the newer one.
+
+A read with an LSN waits first, until each sink that serves it has applied everything
+that was committed up to there. The index is then refreshed, because a search finds
+what was applied only after a refresh.
+
+A search never parses its text as a query: each word is compared with whole fields, so
+no text can be malformed or expensive.
+"""
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
+
+import redis
+from opensearchpy import OpenSearch
+from opensearchpy.exceptions import NotFoundError as NoIndexError
+from opensearchpy.exceptions import OpenSearchException
+
+from towpath.schemas.clock import Clock, Deadline
+from towpath.schemas.failure import UnavailableError, UsageError
+from towpath.schemas.position import parse_lsn, parse_position
+from towpath.services.plumbing.http import (
+    HEADER,
+    FieldError,
+    MalformedError,
+    ProblemError,
+)
+
+# Redis and OpenSearch answer within milliseconds; this only bounds one that hangs.
+ANSWER_WITHIN_S: Final = 5.0
+MAX_WORDS: Final = 8
+_MAX_BIGINT: Final = 2**63 - 1
+ORDERS: Final = "orders"
+PRODUCTS: Final = "products"
+POSITION: Final = "_position"
+_TOMBSTONE: Final = "_x"
+
+Row = Mapping[str, Any]
+
+
+class SearchUnavailableError(UnavailableError):
+    """The search index does not answer, or has no orders yet."""
+
+    remedy: ClassVar[str] = "Check that OpenSearch and the search sink run."
+
+
+class CacheUnavailableError(UnavailableError):
+    """The cache does not answer."""
+
+    remedy: ClassVar[str] = "Check that Redis runs, and that --cache names it."
+
+
+class CannotWaitError(ProblemError):
+    """The read names an LSN, and this storefront was given no configuration."""
+
+    status = HTTPStatus.NOT_IMPLEMENTED
+    slug = "cannot-wait"
+    remedy = "Leave the header out, or start the storefront with --config."
+
+
+class Copy(NamedTuple):
+    """
+    An order as a target has it.
+
+    Attributes:
+        fields: Its fields, without those of the sink.
+        position: The position of the change that wrote it.
+    """
+
+    fields: dict[str, Any]
+    position: str
+
+    @property
+    def log_lsn(self) -> int:
+        """The place of its commit in the log; zero if it is unknown."""
+        try:
+            return parse_position(self.position).log_lsn
+        except ValueError:
+            return 0
+
+
+class Found(NamedTuple):
+    """The documents that a search found, and whether there are more."""
+
+    copies: Sequence[Copy]
+    has_more: bool = False
+
+
+class SearchIndex:
+    """The indexes of the search sink."""
+
+    def __init__(self, url: str) -> None:
+        """Store the address; nothing is connected."""
+        self._client = OpenSearch(
+            hosts=[url], timeout=ANSWER_WITHIN_S, max_retries=0, pool_maxsize=8
+        )
+
+    def refresh(self) -> None:
+        """
+        Make everything that was applied visible to searches.
+
+        Raises:
+            SearchUnavailableError: The index does not answer.
+        """
+        with _search_errors():
+            self._client.indices.refresh(index=ORDERS)
+
+    def find_orders(self, text: str, limit: int) -> Found:
+        """
+        Find the orders whose fields have every word of a text, the best ones first.
+
+        Raises:
+            SearchUnavailableError: The index does not answer.
+        """
+        order = ["_score", {"order_id": {"order": "desc", "unmapped_type": "long"}}]
+        return self._find(ORDERS, _every_word(text, _of_order), limit, sort=order)
+
+    def find_products(self, text: str, limit: int) -> Found:
+        """
+        Find the products whose fields have every word of a text.
+
+        Returns:
+            Nothing, too, if there is no index of products.
+
+        Raises:
+            SearchUnavailableError: The index does not answer.
+        """
+        return self._find(PRODUCTS, _every_word(text, _of_product), limit)
+
+    def orders_of(self, customer_id: uuid.UUID, limit: int, after: int | None) -> Found:
+        """
+        Read a page of a customer's orders, newest first.
+
+        Args:
+            customer_id: The customer.
+            limit: The largest number of orders.
+            after: The number of the last order of the page before.
+
+        Raises:
+            SearchUnavailableError: The index does not answer.
+        """
+        query = {"bool": {"filter": [{"term": {"customer_id": str(customer_id)}}]}}
+        order = {"order_id": {"order": "desc", "unmapped_type": "long"}}
+        more = {} if after is None else {"search_after": [after]}
+        return self._find(ORDERS, query, limit, sort=[order], **more)
+
+    def find_order(self, order_id: int) -> Copy | None:
+        """
+        Read the document of one order.
+
+        Raises:
+            SearchUnavailableError: The index does not answer.
+        """
+        query = {"term": {"order_id": order_id}}
+        found = self._find(ORDERS, query, 1).copies
+        return found[0] if found else None
+
+    def check(self) -> None:
+        """
+        Check that the index answers.
+
+        Raises:
+            SearchUnavailableError: It does not.
+        """
+        with _search_errors():
+            self._client.info()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _find(
+        self, index: str, query: Mapping[str, Any], limit: int, **more: object
+    ) -> Found:
+        body = {"query": query, "size": limit + 1, **more}
+        params = {"ignore_unavailable": "true"} if index == PRODUCTS else {}
+        with _search_errors():
+            answer = self._client.search(index=index, body=body, params=params)
+        hits = answer["hits"]["hits"]
+        return Found([_copy(hit["_source"]) for hit in hits[:limit]], len(hits) > limit)
+
+
+def _copy(source: Row) -> Copy:
+    fields = {name: v for name, v in source.items() if not name.startswith("_")}
+    return Copy(fields, source.get(POSITION, ""))
+
+
+@contextmanager
+def _search_errors() -> Iterator[None]:
+    try:
+        yield
+    except NoIndexError as error:
+        message = "The search index has no orders yet."
+        raise SearchUnavailableError(message) from error
+    except OpenSearchException as error:
+        message = "The search index does not answer."
+        raise SearchUnavailableError(message) from error
+
+
+def _every_word(text: str, ways: Callable[[str], list[Any]]) -> dict[str, Any]:
+    words = text.split()[:MAX_WORDS]
+    return {"bool": {"must": [{"bool": {"should": ways(word)}} for word in words]}}
+
+
+def _of_order(word: str) -> list[Any]:
+    """Return the ways in which a word may match an order."""
+    ways: list[Any] = [
+        {"term": {"status": word.lower()}},
+        {"match_bool_prefix": {"note": word}},
+    ]
+    if (number := _number(word)) is not None:
+        ways.append({"term": {"order_id": {"value": number, "boost": 10.0}}})
+    if (known := _uuid(word)) is not None:
+        line = {"term": {"lines.product_id": known}}
+        ways.append({"term": {"customer_id": known}})
+        ways.append({"nested": {"path": "lines", "query": line}})
+    return ways
+
+
+def _of_product(word: str) -> list[Any]:
+    """Return the ways in which a word may match a product."""
+    ways: list[Any] = [{"match_bool_prefix": {"name": word}}]
+    if (known := _uuid(word)) is not None:
+        ways.append({"term": {"id": known}})
+    return ways
+
+
+def _number(word: str) -> int | None:
+    digits = word.removeprefix("#")
+    # Python refuses to parse thousands of digits.
+    if not (digits.isascii() and digits.isdecimal() and len(digits) < 20):  # noqa: PLR2004 - the digits of a bigint
+        return None
+    return min(int(digits), _MAX_BIGINT)
+
+
+def _uuid(word: str) -> str | None:
+    try:
+        return str(uuid.UUID(word))
+    except ValueError:
+        return None
+
+
+class OrderCache:
+    """The rows of ``shop.orders`` in the cache."""
+
+    def __init__(self, url: str, prefix: str) -> None:
+        """
+        Store the address; nothing is connected.
+
+        Args:
+            url: The Redis server.
+            prefix: The prefix of the sink's keys.
+        """
+        self._client = redis.Redis.from_url(
+            url,
+            decode_responses=True,
+            socket_timeout=ANSWER_WITHIN_S,
+            socket_connect_timeout=ANSWER_WITHIN_S,
+        )
+        self._prefix = f"{prefix}:{ORDERS}:"
+
+    def rows(self, order_ids: Sequence[int]) -> dict[int, Copy]:
+        """
+        Read the rows of orders; those that the cache lacks are left out.
+
+        Raises:
+            CacheUnavailableError: The cache does not answer.
+        """
+        with _cache_errors(), self._client.pipeline(transaction=False) as pipeline:
+            for order_id in order_ids:
+                pipeline.hgetall(f"{self._prefix}{order_id}")
+            hashes = pipeline.execute()
+        return {
+            order_id: _copy(fields)
+            for order_id, fields in zip(order_ids, hashes, strict=True)
+            if fields and _TOMBSTONE not in fields
+        }
+
+    def check(self) -> None:
+        """
+        Check that the cache answers.
+
+        Raises:
+            CacheUnavailableError: It does not.
+        """
+        with _cache_errors():
+            self._client.ping()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+
+@contextmanager
+def _cache_errors() -> Iterator[None]:
+    try:
+        yield
+    except redis.RedisError as error:
+        message = "The cache does not answer."
+        raise CacheUnavailableError(message) from error
+
+
+class LsnWaiter(Protocol):
+    """Waits for sinks; used by one thread at a time."""
+
+    def wait_for(self, lsn: str, sink: str, timeout_s: float) -> object:
+        """
+        Return when the sink has applied everything that was committed by the LSN.
+
+        Raises:
+            UnavailableError: It is not applied in time.
+            UsageError: The LSN is outside of the history.
+        """
+
+    def close(self) -> None:
+        """Close the connections."""
+
+
+class SinkWaits:
+    """Waits until the sinks that serve a read have applied an LSN."""
+
+    def __init__(
+        self,
+        make: Callable[[], LsnWaiter],
+        sinks: Mapping[str, str],
+        clock: Clock,
+        timeout_s: float,
+    ) -> None:
+        """
+        Store the parameters; nothing is connected.
+
+        Args:
+            make: Makes a waiter; there is one for each wait at the same time.
+            sinks: The name of the sink of each kind, ``search`` and ``cache``.
+            clock: Measures the waits.
+            timeout_s: The longest wait of a read, for all of its sinks.
+        """
+        self._make = make
+        self._sinks = sinks
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._idle: list[LsnWaiter] = []
+
+    def until_applied(self, lsn: str, kinds: Sequence[str]) -> dict[str, int]:
+        """
+        Return when the sinks of all kinds have applied the LSN.
+
+        Returns:
+            The milliseconds since the start of the wait, for each kind.
+
+        Raises:
+            MalformedError: The LSN is outside of the history.
+            UnavailableError: It is not applied in time.
+        """
+        began_s = self._clock.monotonic_s()
+        deadline = Deadline(self._clock, self._timeout_s)
+        waited_ms = {}
+        with self._waiter() as waiter:
+            for kind in kinds:
+                try:
+                    waiter.wait_for(lsn, self._sinks[kind], deadline.remaining_s())
+                except UsageError as error:
+                    raise malformed_lsn(str(error)) from error
+                waited_ms[kind] = round(1000 * (self._clock.monotonic_s() - began_s))
+        return waited_ms
+
+    def close(self) -> None:
+        """Close the connections of idle waiters."""
+        while self._idle:
+            self._idle.pop().close()
+
+    @contextmanager
+    def _waiter(self) -> Iterator[LsnWaiter]:
+        try:
+            # One call of a list is atomic: no two threads get the same waiter.
+            waiter = self._idle.pop()
+        except IndexError:
+            waiter = self._make()
+        try:
+            yield waiter
+        finally:
+            self._idle.append(waiter)
+
+
+def malformed_lsn(reason: str) -> MalformedError:
+    """Return the refusal of a header that is not an LSN of the source."""
+    detail = f"The header {HEADER} cannot be used: {reason}."
+    return MalformedError(detail, [FieldError(HEADER, reason)])
+
+
+class CurrentOrder(NamedTuple):
+    """
+    An order in its newest copy.
+
+    Attributes:
+        document: Its document; status, note and time are those of the newest copy.
+        served_from: ``cache`` or ``search``: the target with the newest copy.
+        search: The position of its document.
+        cache: The position of its row; None if the cache has none.
+    """
+
+    document: dict[str, Any]
+    served_from: str
+    search: str
+    cache: str | None
+
+
+# Fields that change and that both copies have as the same text.
+_CHANGING: Final = ("status", "note", "updated_at")
+
+
+def newest(document: Copy, row: Copy | None) -> CurrentOrder:
+    """Join the copies of an order; of one commit, the row is preferred."""
+    if row is None or row.log_lsn < document.log_lsn:
+        position = None if row is None else row.position
+        return CurrentOrder(document.fields, "search", document.position, position)
+    changed = {name: row.fields.get(name) for name in _CHANGING}
+    joined = document.fields | changed
+    return CurrentOrder(joined, "cache", document.position, row.position)
+
+
+class ReadSide:
+    """The read side of the shop."""
+
+    def __init__(
+        self, search: SearchIndex, cache: OrderCache, waits: SinkWaits | None
+    ) -> None:
+        """
+        Store the parts.
+
+        Args:
+            search: The search index.
+            cache: The cache.
+            waits: Waits for own writes; None: such reads are refused.
+        """
+        self.search = search
+        self.cache = cache
+        self._waits = waits
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether reads can wait for an LSN."""
+        return self._waits is not None
+
+    def catch_up(self, lsn: str | None, *kinds: str) -> dict[str, int]:
+        """
+        Wait until the targets of all kinds have an LSN, if there is one.
+
+        Returns:
+            The milliseconds until each kind had it; empty without an LSN.
+
+        Raises:
+            CannotWaitError: There is an LSN, and no configuration.
+            MalformedError: The LSN is not one of the source.
+            UnavailableError: It is not applied in time.
+        """
+        if lsn is None:
+            return {}
+        try:
+            parse_lsn(lsn)
+        except ValueError as error:
+            reason = "must be an LSN, such as 0/16B3748"
+            raise malformed_lsn(reason) from error
+        if self._waits is None:
+            message = f"This storefront cannot wait. {CannotWaitError.remedy}"
+            raise CannotWaitError(message, [FieldError(HEADER, "is not supported")])
+        waited_ms = self._waits.until_applied(lsn, kinds)
+        if "search" in kinds:
+            self.search.refresh()
+        return waited_ms
+
+    def current(self, documents: Sequence[Copy]) -> list[CurrentOrder]:
+        """
+        Join the documents of orders with their rows in the cache.
+
+        Raises:
+            CacheUnavailableError: The cache does not answer.
+        """
+        rows = self.cache.rows([each.fields["order_id"] for each in documents])
+        return [newest(each, rows.get(each.fields["order_id"])) for each in documents]
+
+    def check(self) -> None:
+        """
+        Check that both targets answer.
+
+        Raises:
+            UnavailableError: One does not.
+        """
+        self.search.check()
+        self.cache.check()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.search.close()
+        self.cache.close()
+        if self._waits is not None:
+            self._waits.close()

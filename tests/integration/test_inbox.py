@@ -242,6 +242,21 @@ def test_what_a_snapshot_has_read_is_no_event(place):
         place.wait_counts(1, 4, 2)
 
 
+def test_only_the_wanted_types_are_applied_and_no_id_of_the_others_is_stored(place):
+    """
+    The others are passed over, and do not hold their key back.
+    """
+    (wanted,) = place.send("a", 1)
+    place.send("a", 2, type="PostDeleted")
+    (last,) = place.send("a", 3)
+    with place.running(types=["PostViewed"]):
+        place.wait_counts(1, 3)
+    stored = place.connection.execute("select event_id from towpath.inbox").fetchall()
+
+    assert ([1, 3], []) == (place.calls, place.parked())
+    assert {wanted, last} == {row[0] for row in stored}
+
+
 def test_a_topic_that_was_made_again_has_other_events(place):
     """
     A record without an id is known by its place and time, not by the place alone.

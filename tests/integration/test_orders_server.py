@@ -32,7 +32,7 @@ def test_a_started_service_takes_orders_and_has_told_the_registry(
     service: Service, stack
 ):
     """
-    From start to a paid order; every event's schema is known by then.
+    From start to an order that is being paid; every event's schema is known by then.
     """
     ready = requests.get(service.url + "/health/ready", timeout=5)
     customer = service.post("/customers", {"name": "Ada", "email": "a@b"}).json()
@@ -43,7 +43,7 @@ def test_a_started_service_takes_orders_and_has_told_the_registry(
     with closing(SchemaRegistryClient({"url": stack.registry_url})) as client:
         subjects = client.get_subjects()
 
-    assert (200, 200, "paid") == (
+    assert (200, 200, "paying") == (
         ready.status_code,
         paid.status_code,
         paid.json()["status"],

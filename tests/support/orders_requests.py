@@ -1,8 +1,9 @@
 """
 Hooks of Schemathesis for the orders service: real ids in requests that are valid.
 
-The document cannot describe which customers exist, which keys are used, or which
-cursors were handed out. Requests that are invalid on purpose stay as they are.
+The document cannot describe which customers exist, which keys are used, which version
+an order has, or which cursors were handed out. Requests that are invalid on purpose
+stay as they are.
 """
 
 import functools
@@ -48,6 +49,8 @@ def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
 
     if is_valid(ParameterLocation.HEADER) and "Idempotency-Key" in case.headers:
         case.headers["Idempotency-Key"] = str(uuid.uuid4())
+    if is_valid(ParameterLocation.HEADER) and "If-Match" in case.headers:
+        case.headers["If-Match"] = "*"
     if is_valid(ParameterLocation.QUERY):
         case.query.pop("cursor", None)
     # The server refuses an overlong first line before any operation.

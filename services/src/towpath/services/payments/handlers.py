@@ -82,7 +82,13 @@ Begin = Callable[[], AbstractContextManager[Session]]
 class ProviderWorker:
     """Calls the provider for the operations that are due; any number may run."""
 
-    def __init__(self, begin: Begin, provider: Provider, clock: Clock) -> None:
+    def __init__(
+        self,
+        begin: Begin,
+        provider: Provider,
+        clock: Clock,
+        store: Callable[[Session], PaymentRepository] = PaymentRepository,
+    ) -> None:
         """
         Store the parameters.
 
@@ -90,10 +96,12 @@ class ProviderWorker:
             begin: Yields a session with a transaction, and commits at its end.
             provider: The provider.
             clock: The time of claims, changes and pauses.
+            store: Makes the repository of a transaction.
         """
         self._begin = begin
         self._provider = provider
         self._clock = clock
+        self._store = store
 
     def run_due(self) -> int:
         """
@@ -105,7 +113,7 @@ class ProviderWorker:
         """
         with self._begin() as session:
             now = self._clock.now()
-            due = PaymentRepository(session).claim_operations(now, _CLAIMED_AT_ONCE)
+            due = self._store(session).claim_operations(now, _CLAIMED_AT_ONCE)
         for operation in due:
             self._perform(operation)
         return len(due)
@@ -134,12 +142,12 @@ class ProviderWorker:
             return
         with self._begin() as session:
             due_at = self._clock.now() + pause_after(operation.attempts)
-            PaymentRepository(session).postpone_operation(operation, due_at)
+            self._store(session).postpone_operation(operation, due_at)
 
     def _take(self, operation: PaymentOperation, answer: ProviderAnswer) -> None:
         """Write an answer down; an authorisation that was given up is reversed."""
         with self._begin() as session:
-            payments, now = PaymentRepository(session), self._clock.now()
+            payments, now = self._store(session), self._clock.now()
             payment = payments.lock(operation.order_id)
             if payment is not None and payment.take(answer, now):
                 payments.save(payment)

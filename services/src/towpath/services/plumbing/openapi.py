@@ -302,7 +302,7 @@ def _header_parameters(operation: Operation) -> Iterable[dict[str, Any]]:
         yield _header_parameter(
             http.IF_MATCH,
             "The ETag of the version that the command expects, or several, or `*`.",
-            {"type": "string", "examples": ['"3"']},
+            {"type": "string", "pattern": _IF_MATCH, "examples": ['"3"']},
         )
 
 
@@ -332,6 +332,8 @@ _WAITS: Final = (
     " write. One that is not applied in time is refused with 503 and `Retry-After`."
 )
 _LSN: Final = {"type": "string", "pattern": "^[0-9A-F]{1,8}/[0-9A-F]{1,8}$"}
+# The forms that services hand out; others may be valid too.
+_IF_MATCH: Final = r'^(\*|"[0-9]+"( *, *"[0-9]+")*)$'
 _HEADERS: Final[dict[str, Any]] = {
     http.REQUEST_ID: {
         "description": "The id of the request, which its log records have too.",

@@ -1,0 +1,237 @@
+"""Inventory, payments and shipping over HTTP, on a real Postgres."""
+
+import uuid
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from flask.testing import FlaskClient
+from sqlalchemy import text
+
+from support.api_conformance import conformance_report
+from support.orders_service import running_service
+from towpath.schemas import source_tables
+from towpath.schemas.clock import SystemClock
+from towpath.services.inventory import app as inventory
+from towpath.services.inventory import handlers
+from towpath.services.inventory.repository import InventoryRepository
+from towpath.services.payments import app as payments
+from towpath.services.payments.domain import Payment
+from towpath.services.payments.repository import PaymentRepository
+from towpath.services.plumbing.consumer import begin_in
+from towpath.services.shipping import app as shipping
+from towpath.services.shipping.repository import ShipmentRepository
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+PRODUCT = str(uuid.UUID(int=1))
+AT = SystemClock().now()
+# The parts of an order's event that shipping reads.
+ORDER = {"order_id": 7, "customer_id": "ada", "attributes": None}
+
+
+class Place(NamedTuple):
+    """A service without a server, over a database of its own."""
+
+    client: FlaskClient
+    begin: Any
+
+
+def place(dsn: str, service: Any, migrate: Any) -> Iterator[Place]:
+    """Provide a service whose tables and outbox are there."""
+    app = service.create_app(dsn, threads=2)
+    engine = app.extensions["engine"]
+    with engine.begin() as connection:
+        connection.execute(text("create schema towpath"))
+        connection.execute(text(source_tables.outbox().create_statement()))
+    migrate(engine)
+    context = app.extensions[service.EXTENSION]
+    yield Place(app.test_client(), begin_in(getattr(context, "sessions", context)))
+    engine.dispose()
+
+
+@pytest.fixture
+def stock(database: str) -> Iterator[Place]:
+    """Provide the inventory."""
+    yield from place(database, inventory, inventory.migrate_inventory)
+
+
+@pytest.fixture
+def money(database: str) -> Iterator[Place]:
+    """Provide payments."""
+    yield from place(database, payments, payments.migrate_payments)
+
+
+@pytest.fixture
+def parcels(database: str) -> Iterator[Place]:
+    """Provide shipping."""
+    yield from place(database, shipping, shipping.migrate_shipping)
+
+
+def register(stock: Place, product_id: str = PRODUCT, **change: Any):
+    """Register a product."""
+    body = {
+        "product_id": product_id,
+        "name": "A product",
+        "unit_price": "12.50",
+        "on_hand": 5,
+    }
+    return stock.client.post("/products", json=body | change)
+
+
+def test_a_registered_product_can_be_read_and_gains_units(stock: Place):
+    """
+    Its version grows with each change, and all units that were received are counted.
+    """
+    registered = register(stock)
+    place = registered.headers["Location"]
+    received = stock.client.post(f"{place}/receipts", json={"units": 3})
+
+    assert (201, f"/products/{PRODUCT}") == (registered.status_code, place)
+    assert stock.client.get(place).json == received.json
+    assert (8, 8, 0, 0, 2) == tuple(
+        received.json[name]
+        for name in ("received", "on_hand", "reserved", "sold", "version")
+    )
+
+
+def test_a_repeated_receipt_of_one_key_counts_once(stock: Place):
+    """
+    The answer is repeated, and so is its version.
+    """
+    register(stock)
+    path, headers = f"/products/{PRODUCT}/receipts", {"Idempotency-Key": "k"}
+    first, again = (
+        stock.client.post(path, json={"units": 3}, headers=headers) for _ in range(2)
+    )
+
+    assert first.json == again.json
+    assert 8 == stock.client.get(f"/products/{PRODUCT}").json["on_hand"]
+
+
+def test_products_are_listed_by_their_ids_page_by_page(stock: Place):
+    """
+    Each is on one page, and the last page names no next one.
+    """
+    ids = [str(uuid.UUID(int=number)) for number in (3, 1, 5, 2, 4)]
+    for product_id in ids:
+        register(stock, product_id)
+    listed, after = [], ""
+    while after is not None:
+        page = stock.client.get(f"/products?limit=2{after and f'&after={after}'}").json
+        listed.append([item["product_id"] for item in page["items"]])
+        after = page["next"]
+
+    assert [2, 2, 1] == [len(page) for page in listed]
+    assert sorted(ids) == [product_id for page in listed for product_id in page]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/products", {"product_id": PRODUCT}, 409),
+        ("/products", {"on_hand": -1}, 422),
+        ("/products", {"on_hand": 1_000_000_001}, 422),
+        ("/products", {"name": ""}, 422),
+        ("/products", {"unit_price": "-0.01"}, 422),
+        ("/products", {"colour": "red"}, 422),
+        (f"/products/{PRODUCT}/receipts", {"units": 0}, 422),
+        (f"/products/{uuid.UUID(int=9)}/receipts", {"units": 1}, 404),
+    ],
+)
+def test_a_refused_command_changes_no_product(stock: Place, path, body, status):
+    """
+    The answer is a problem document, and the only product stays as it is.
+    """
+    register(stock)
+    if path == "/products":
+        body = {
+            "product_id": str(uuid.UUID(int=9)),
+            "name": "Another",
+            "unit_price": "1.00",
+            "on_hand": 1,
+        } | body
+    refused = stock.client.post(path, json=body)
+    (left,) = stock.client.get("/products").json["items"]
+
+    assert (status, "application/problem+json") == (
+        refused.status_code,
+        refused.mimetype,
+    )
+    assert (5, 1) == (left["on_hand"], left["version"])
+
+
+@pytest.mark.parametrize(
+    ("query", "status"), [("limit=0", 422), ("limit=101", 422), ("after=x", 422)]
+)
+def test_an_invalid_query_of_products_is_refused(stock: Place, query: str, status: int):
+    """
+    The problem names the parameter.
+    """
+    answer = stock.client.get(f"/products?{query}")
+
+    assert (status, query.partition("=")[0]) == (
+        answer.status_code,
+        answer.json["errors"][0]["field"],
+    )
+
+
+def test_the_reservation_of_an_order_can_be_read(stock: Place):
+    """
+    Its units are reserved, not on hand; an order without one is not found.
+    """
+    register(stock)
+    lines = [{"product_id": PRODUCT, "quantity": 2}]
+    with stock.begin() as session:
+        handlers.reserve(ORDER | {"lines": lines}, InventoryRepository(session), AT)
+    found = stock.client.get("/reservations/7").json
+    product = stock.client.get(f"/products/{PRODUCT}").json
+
+    assert ("reserved", lines) == (found["status"], found["lines"])
+    assert (3, 2) == (product["on_hand"], product["reserved"])
+    assert 404 == stock.client.get("/reservations/8").status_code
+    assert 404 == stock.client.get(f"/products/{uuid.UUID(int=9)}").status_code
+
+
+def test_the_payment_of_an_order_can_be_read(money: Place):
+    """
+    It was requested; an order without one is not found.
+    """
+    payment = Payment.request(7, Decimal("12.50"), "EUR", "card", AT)
+    with money.begin() as session:
+        assert PaymentRepository(session).add(payment)
+    found = money.client.get("/payments/7").json
+
+    assert ("requested", "12.50", "EUR", "card", 1) == tuple(
+        found[name] for name in ("status", "amount", "currency", "method", "version")
+    )
+    assert 404 == money.client.get("/payments/8").status_code
+
+
+def test_the_shipment_of_an_order_can_be_read(parcels: Place):
+    """
+    It has left, with a number; an order without one is not found.
+    """
+    with parcels.begin() as session:
+        shipping.ship(ORDER, ShipmentRepository(session), AT)
+    found = parcels.client.get("/shipments/7").json
+
+    assert ("dispatched", True) == (found["status"], bool(found["tracking_number"]))
+    assert 404 == parcels.client.get("/shipments/8").status_code
+
+
+@pytest.mark.parametrize("name", ["inventory", "payments", "shipping"])
+def test_every_answer_of_a_service_is_as_its_document_describes_it(
+    database: str, tmp_path: Path, name: str
+):
+    """
+    Schemathesis finds no answer that differs from the document.
+    """
+    with running_service(f"towpath.services.{name}", database, tmp_path) as service:
+        code, report = conformance_report(
+            service, tmp_path, "support.inventory_requests", examples=30
+        )
+
+    assert 0 == code, report

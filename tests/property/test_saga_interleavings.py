@@ -1,0 +1,59 @@
+"""The choreography of the shop: every interleaving ends settled and compensated."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.saga_model import METHODS, Checkout, SagaModel
+from towpath.services.orders.domain import OrderStatus
+from towpath.services.shipping.domain import SILENT, UNDELIVERABLE
+
+CHECKOUTS = st.lists(
+    st.builds(
+        Checkout,
+        method=st.sampled_from([None, *METHODS]),
+        quantity=st.integers(1, 3),
+        carrier=st.sampled_from([None, UNDELIVERABLE, SILENT]),
+    ),
+    min_size=1,
+    max_size=3,
+)
+CHOICES = st.lists(st.integers(0, 2**16), min_size=25, max_size=50)
+# The services go on mostly: otherwise every order would be cancelled at once.
+_OTHERS = {0: SagaModel.commands, 1: SagaModel.disturbances}
+
+
+def play(model: SagaModel, choices: list[int]) -> None:
+    """Let one of the possible things happen, by each number."""
+    for choice in choices:
+        which, kind = divmod(choice, 8)
+        moves = _OTHERS.get(kind, SagaModel.progress)(model)
+        moves[which % len(moves)]()
+
+
+@given(CHECKOUTS, st.integers(0, 6), CHOICES, st.lists(st.integers(0, 2**16)))
+def test_every_interleaving_settles_with_the_right_compensations(
+    checkouts, on_hand, first, second
+):
+    """
+    Stock, money and parcel follow the order, whoever was late, repeated or silent.
+
+    The model itself asserts that each transition is a legal one, that each event is
+    recorded at most once, and that an amount is captured only of a confirmed order.
+    """
+    model = SagaModel(checkouts, on_hand)
+    for choices in (first, second):
+        play(model, choices)
+        model.settle()
+
+        assert [] == model.findings()
+
+
+def test_an_order_that_nobody_disturbs_is_completed():
+    """
+    The model does not only cancel: stock is sold, and the amount is captured.
+    """
+    model = SagaModel([Checkout("card", 2, None)], on_hand=2)
+    model.settle()
+
+    assert OrderStatus.COMPLETED is model.orders.lock(1).state.status
+    assert {"on_hand": 0, "reserved": 0, "sold": 2} == dict(model.inventory.units)

@@ -1,0 +1,46 @@
+"""
+Hooks of Schemathesis for services beside orders: real ids in requests that are valid.
+
+The document cannot describe which products exist, or which keys are used. Requests that
+are invalid on purpose stay as they are.
+"""
+
+import functools
+import os
+import uuid
+from typing import Any
+
+import requests
+import schemathesis
+from schemathesis import GenerationMode
+from schemathesis.generation.meta import ParameterLocation
+
+# Given by the test that starts Schemathesis.
+SERVICE_URL = os.environ["SERVICE_URL"]  # noqa: TID251
+
+
+@functools.cache
+def product_id() -> str:
+    """Register a product once."""
+    body = {
+        "product_id": str(uuid.uuid4()),
+        "name": "A product",
+        "unit_price": "1.00",
+        "on_hand": 1,
+    }
+    answer = requests.post(SERVICE_URL + "/products", json=body, timeout=10)
+    return answer.json()["product_id"]
+
+
+@schemathesis.hook
+def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
+    """Change the parts of a request that are valid by the document."""
+
+    def is_valid(location: ParameterLocation) -> bool:
+        component = case.meta.components.get(location)
+        return component is None or component.mode is GenerationMode.POSITIVE
+
+    if is_valid(ParameterLocation.HEADER) and "Idempotency-Key" in case.headers:
+        case.headers["Idempotency-Key"] = str(uuid.uuid4())
+    if is_valid(ParameterLocation.PATH) and "product_id" in case.path_parameters:
+        case.path_parameters["product_id"] = product_id()

@@ -273,7 +273,9 @@ class Customer(FastHttpUser):
         if order_id is None and (order := self.place()) is not None:
             order_id = order["order_id"]
         if order_id is not None:
-            is_paid = self.random.random() < MIX.paid_late
+            # An order from before the services has no stock reserved.
+            can_be_paid = not self.people.returns_to_any
+            is_paid = can_be_paid and self.random.random() < MIX.paid_late
             self.change(order_id, PAY if is_paid else CANCEL, RETURN)
 
     def _open_order(self) -> int | None:

@@ -146,11 +146,9 @@ def _move(
 
 Handler = Callable[[Mapping[str, Any], InventoryRepository, datetime], None]
 
-# The events of orders that concern the stock. An order from before the services were
-# separated has no reservation when its payment is requested.
+# The events of orders that concern the stock.
 ORDER_EVENTS: Final[Mapping[str, Handler]] = {
     "OrderPlaced": reserve,
-    "OrderPaymentRequested": reserve,
     "OrderCancelled": release,
     "OrderCompleted": sell,
     "OrderReturned": take_back,

@@ -178,7 +178,8 @@ def consuming_tasks(
         stopping: Ends the consumer; the event in progress is finished.
     """
     clock = SystemClock()
-    engine = make_engine(dsn, pool_size=_CONNECTIONS)
+    # An event whose transaction fails is tried again, so no connection is tested first.
+    engine = make_engine(dsn, pool_size=_CONNECTIONS, is_tested=False)
     begin = begin_in(make_sessions(engine, parts.collector(clock)))
     consumer = parts.consumer.make(brokers, begin, clock)
 

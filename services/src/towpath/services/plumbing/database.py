@@ -70,13 +70,15 @@ _BUSY: Final = ("40001", "40P01", "53", "55P03", "57014", "25P03")
 _MISSING: Final = ("42P01", "3F000")
 
 
-def make_engine(dsn: str, *, pool_size: int) -> Engine:
+def make_engine(dsn: str, *, pool_size: int, is_tested: bool = True) -> Engine:
     """
     Create an engine for a libpq connection string; no connection is opened.
 
     Args:
         dsn: The database, as a URI or keywords of libpq.
         pool_size: Connections kept; one for each thread that serves requests.
+        is_tested: Whether each use tests its connection first. Without the test, the
+            first use after a restart of the database fails, and the next one connects.
     """
 
     def connect() -> psycopg2.extensions.connection:
@@ -102,7 +104,7 @@ def make_engine(dsn: str, *, pool_size: int) -> Engine:
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=POOL_WAIT_S,
-        pool_pre_ping=True,
+        pool_pre_ping=is_tested,
     )
 
 

@@ -40,6 +40,7 @@ from towpath.loadtests.chaos.context import (
     open_screen as open_chaos_screen,
 )
 from towpath.schemas.clock import SystemClock
+from towpath.schemas.failure import UsageError
 from towpath.sinks.jars import fetch, java, store
 
 DEBEZIUM_LOCK: Final = store.LOCK.with_name("debezium.lock")
@@ -137,9 +138,13 @@ def run_capture_comparison(
     Compare the ways to capture a table; return 0 if the relay missed nothing, else 1.
 
     Raises:
+        UsageError: The folder of the plot does not exist.
         TowpathError: It did not complete.
         KeyboardInterrupt: It was interrupted.
     """
+    if output.plot_file is not None and not output.plot_file.parent.is_dir():
+        message = f"--plot: there is no folder {output.plot_file.parent}"
+        raise UsageError(message)
     console = Console(stderr=True)
     prepare(_CAPTURE_FOLDERS, console)
     with (

@@ -1,6 +1,5 @@
 """
-``towpath demo``, ``demo compare``, ``bench relay | snapshot | sinks | outbox`` and
-``chaos``.
+``towpath demo``, ``towpath bench`` and ``towpath chaos``, with their sub-commands.
 
 Each starts its own stack, and removes it afterwards.
 """

@@ -66,7 +66,7 @@ class CapturedRecord(NamedTuple):
         after = None if image is None else {"id": self.key, **image._asdict()}
         return json.dumps({"op": self.operation, "after": after}).encode()
 
-    def headers(self) -> list[tuple[str, bytes]]:
+    def headers(self) -> list[tuple[str, str | bytes | None]]:
         """Return the headers as Kafka has them."""
         return [(POSITION, self.version.encode())]
 

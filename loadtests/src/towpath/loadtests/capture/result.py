@@ -66,7 +66,7 @@ class WayResult:
         cost: The cost of the load.
         changes: Committed changes, those of the scenes included.
         check: The counts of everything that is wrong.
-        scenes: What is wrong with the keys of each scene.
+        scenes: The kinds of loss at the keys of each scene.
         lag: From a commit to the append of its first record, of the load's changes.
     """
 
@@ -169,7 +169,7 @@ def draw(result: CaptureResult) -> RenderableType:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(f"{result.transactions:,} transactions", no_wrap=True)
     for name in document["ways"]:
-        table.add_column(name.replace("_", " "), justify="right")
+        table.add_column(_shown(name), justify="right")
     for title, cells in table_rows(document):
         table.add_row(title, *cells)
     verdict = (
@@ -211,10 +211,19 @@ def _percentiles(latency: Document | None) -> str:
     return f"{latency['p50_ms']:,.{_DIGITS}f} / {latency['p99_ms']:,.{_DIGITS}f}"
 
 
-_PANEL_WIDTH: Final = 220
-_PANEL_HEIGHT: Final = 200
-# The kinds of loss that the plot stacks; the others are among them, or are none.
+# Panels have fixed margins, so that the fonts of a machine do not move them.
+_CELL: Final = 44
+_HEIGHT: Final = 240
+_LOSS_MARGIN: Final = 110
+_SPAN_MARGIN: Final = 60
+_NAMES_MARGIN: Final = 110
+_GAP: Final = 30
+# The kinds of loss that the plot shows; the other counts are among them.
 _LOSSES: Final = ("missing", "ghosts", "stale", "unseen", "disordered", "duplicates")
+_SHADES: Final = (0, 10_000)
+_COLOURS: Final = ("#ffffff", "#b3360b")
+# Above it, the number of a cell is white.
+_LAST_LIGHT: Final = 300
 
 
 def plot(document: Document) -> str:
@@ -227,51 +236,77 @@ def plot(document: Document) -> str:
     import altair as alt  # noqa: PLC0415 - only a plot needs it
     import vl_convert  # noqa: PLC0415 - as above
 
-    order = [name.replace("_", " ") for name in document["ways"]]
-    losses = (
-        alt.Chart(alt.Data(values=list(_loss_points(document))))
-        .mark_bar()
-        .encode(
-            x=alt.X("way:N", sort=order, title=None, axis=alt.Axis(labelAngle=-40)),
-            y=alt.Y("count:Q", title="wrong keys and changes"),
-            color=alt.Color("kind:N", sort=list(_LOSSES), title="loss"),
-        )
+    panels = (
+        _losses_panel(document),
+        _spans_panel(document, "transaction", "a transaction, ms (p50 to p99)"),
+        _spans_panel(document, "lag", "commit to Kafka, ms (p50 to p99)"),
     )
-    panels = [
-        losses,
-        _spans(list(_spans_of(document, "transaction")), order, "a transaction, ms"),
-        _spans(list(_spans_of(document, "lag")), order, "commit to Kafka, ms"),
-    ]
-    sized = (
-        panel.properties(width=_PANEL_WIDTH, height=_PANEL_HEIGHT) for panel in panels
+    chart = (
+        alt.hconcat(*panels, bounds="flush", spacing=_SPAN_MARGIN + _GAP)
+        .resolve_scale(color="independent")
+        .configure_view(stroke=None)
+        .properties(padding=12)
     )
-    chart = alt.hconcat(*sized).resolve_scale(color="independent")
     svg: str = vl_convert.vegalite_to_svg(chart.to_json())
     return svg
 
 
-def _spans(points: list[dict[str, Any]], order: list[str], title: str) -> Any:  # noqa: ANN401 - a chart of any kind
+def _losses_panel(document: Document) -> Any:  # noqa: ANN401 - a chart of any kind
+    """Return a panel with the count of each kind of loss, for each way."""
+    import altair as alt  # noqa: PLC0415 - only a plot needs it
+
+    points = [
+        {"way": _shown(name), "kind": kind, "count": way["check"][kind]}
+        for name, way in document["ways"].items()
+        if "check" in way
+        for kind in _LOSSES
+    ]
+    base = alt.Chart(alt.Data(values=points)).encode(
+        x=_names_axis([name for name, way in document["ways"].items() if "lag" in way]),
+        y=alt.Y(
+            "kind:N",
+            sort=list(_LOSSES),
+            title=None,
+            axis=alt.Axis(minExtent=_LOSS_MARGIN, maxExtent=_LOSS_MARGIN),
+        ),
+    )
+    scale = alt.Scale(
+        type="symlog", domain=list(_SHADES), range=list(_COLOURS), clamp=True
+    )
+    shade = alt.Color("count:Q", scale=scale, legend=None)
+    is_dark = alt.datum.count > _LAST_LIGHT
+    colour = alt.condition(is_dark, alt.value("white"), alt.value("black"))
+    numbers = base.mark_text(fontSize=11).encode(
+        text=alt.Text("count:Q", format=","), color=colour
+    )
+    cells = base.mark_rect(stroke="#dddddd").encode(color=shade)
+    return (cells + numbers).properties(width=alt.Step(_CELL), height=_HEIGHT)
+
+
+def _spans_panel(document: Document, figure: str, title: str) -> Any:  # noqa: ANN401 - as above
     """Return a panel with a line from p50 to p99 for each way."""
     import altair as alt  # noqa: PLC0415 - only a plot needs it
 
-    base = alt.Chart(alt.Data(values=points))
-    x = alt.X("way:N", sort=order, title=None, axis=alt.Axis(labelAngle=-40))
-    scale = alt.Scale(type="log")
-    y = alt.Y("p50_ms:Q", title=f"{title}: p50 to p99", scale=scale)
-    line = base.mark_rule(strokeWidth=6).encode(x=x, y=y, y2="p99_ms:Q")
-    return line + base.mark_point(filled=True, size=70, color="black").encode(x=x, y=y)
+    found = {
+        name: way["cost"].get(figure) or way.get(figure)
+        for name, way in document["ways"].items()
+    }
+    spans = {name: one for name, one in found.items() if one and one["p50_ms"]}
+    points = [{"way": _shown(name), **one} for name, one in spans.items()]
+    axis = alt.Axis(minExtent=_SPAN_MARGIN, maxExtent=_SPAN_MARGIN, tickCount=5)
+    y = alt.Y("p50_ms:Q", title=title, scale=alt.Scale(type="log"), axis=axis)
+    base = alt.Chart(alt.Data(values=points)).encode(x=_names_axis(list(spans)), y=y)
+    lines = base.mark_rule(strokeWidth=6, color="#8fb3d9").encode(y2="p99_ms:Q")
+    medians = base.mark_point(filled=True, opacity=1, size=80, color="#1f5fa8")
+    return (lines + medians).properties(width=alt.Step(_CELL), height=_HEIGHT)
 
 
-def _loss_points(document: Document) -> Iterator[dict[str, Any]]:
-    for name, way in document["ways"].items():
-        for kind in _LOSSES:
-            if "check" in way:
-                count = way["check"][kind]
-                yield {"way": name.replace("_", " "), "kind": kind, "count": count}
+def _names_axis(names: list[str]) -> Any:  # noqa: ANN401 - a channel of any kind
+    import altair as alt  # noqa: PLC0415 - only a plot needs it
+
+    axis = alt.Axis(labelAngle=-40, minExtent=_NAMES_MARGIN, maxExtent=_NAMES_MARGIN)
+    return alt.X("way:N", sort=list(map(_shown, names)), title=None, axis=axis)
 
 
-def _spans_of(document: Document, figure: str) -> Iterator[dict[str, Any]]:
-    for name, way in document["ways"].items():
-        found = way["cost"].get(figure) or way.get(figure)
-        if found is not None and found["p50_ms"] is not None:
-            yield {"way": name.replace("_", " "), **found}
+def _shown(name: str) -> str:
+    return name.replace("_", " ")

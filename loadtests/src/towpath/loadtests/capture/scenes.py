@@ -84,6 +84,8 @@ class Scenes:
         late = RowChange(CREATE, first, first)
         with self._session() as session:
             apply(session, [late])
+            # For a worker that takes everything up to now for decided.
+            self._way.settle()
             self._commit(RowChange(CREATE, first + 1, first + 1))
             self._way.settle()
             session.commit()

@@ -19,9 +19,11 @@ is compared:
     the lower id, and be read first.
 
 ``FencedReader``
-    Notes the last number of the sequence, and then the next transaction id. Once every
-    transaction below that id has ended, every number up to the noted one is committed
-    or will never be. So the log is read in the order of its numbers, without gaps.
+    Notes the last number of the sequence, and then takes a transaction id of its own.
+    Once every transaction below that id has ended, every number up to the noted one is
+    committed, or will never be. So the log is read in the order of its numbers, without
+    gaps. The upper end of a snapshot would not do instead of the id: it is one past the
+    highest transaction that has *ended*, and open ones may lie above it.
 """
 
 from collections import deque
@@ -71,11 +73,11 @@ _LAST_NUMBER: Final = (
     " from public.item_log_number_seq"
 )
 _ENDED_BELOW: Final = "select pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
-_NEXT_ID: Final = "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+_NEW_ID: Final = "select pg_current_xact_id()::text::bigint"
 
 
 class _LogReader:
-    """What the three readers share: the log, and its rows as records."""
+    """The common part of the three readers: the log, and how far behind they are."""
 
     def prepare(self, session: Session) -> None:
         """Create the log, the function and the trigger."""
@@ -124,7 +126,7 @@ class _Fence(NamedTuple):
     """All numbers up to this one are decided once all ids below this one have ended."""
 
     number: int
-    next_id: int
+    id_above: int
 
 
 class FencedReader(_LogReader):
@@ -136,15 +138,14 @@ class FencedReader(_LogReader):
 
     def read(self, session: Session) -> Sequence[CapturedRecord]:
         """Return the rows up to the newest fence that every transaction has passed."""
-        # In this order, in statements of their own: a transaction has its id before its
-        # first number, so every number up to the last one is of an id below the next.
         number = _number(session, _LAST_NUMBER)
-        next_id = _number(session, _NEXT_ID)
         if number > max([self._read_to, *(fence.number for fence in self._fences)]):
-            self._fences.append(_Fence(number, next_id))
+            # After the number, in a statement of its own: a transaction has its id
+            # before its first number, so all numbers so far are of ids below this one.
+            self._fences.append(_Fence(number, _number(session, _NEW_ID)))
         ended_below = _number(session, _ENDED_BELOW)
         read_from = self._read_to
-        while self._fences and self._fences[0].next_id <= ended_below:
+        while self._fences and self._fences[0].id_above <= ended_below:
             self._read_to = self._fences.popleft().number
         if self._read_to == read_from:
             return ()

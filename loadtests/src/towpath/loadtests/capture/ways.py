@@ -1,5 +1,5 @@
 """
-What all ways share: the context of a run, their contract, and a worker that polls.
+The common part of all ways: a run's context, their contract, a worker that polls.
 
 A way is a context. Call order: ``prepare`` once the table exists, then the block, and
 in it ``settle`` and ``finish``.

@@ -1,9 +1,9 @@
 """
 The table, and the processes that write it.
 
-Every way has the same writers. What a way adds to them is a ``ChangePublisher``: the
-writer passes it each transaction after the commit, and waits for it. Only a dual write
-has one that does anything.
+Every way has the same writers. A way may add a ``ChangePublisher`` to each: the writer
+passes it every transaction after the commit, and waits for it. Only that of a dual
+write does anything.
 
 Each writer is a process with one connection, as in production, so that one of them can
 be killed between its commit and its publisher.

@@ -14,7 +14,7 @@ import pytest
 
 from support.command import towpath
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 COMPARE = ("demo", "compare", "--json", "--transactions", "150")
 NOTHING = {"delete": [], "late": [], "race": [], "overtaking": [], "crash": []}
@@ -40,7 +40,7 @@ def compared(tmp_path_factory) -> dict[str, Any]:
     plot = tmp_path_factory.mktemp("plot") / "plot.svg"
     words = (*COMPARE, "--variants", "--plot", str(plot))
     with towpath(folder, *words) as process:
-        output, errors = process.communicate(timeout=300)
+        output, errors = process.communicate(timeout=900)
     assert process.returncode == 0, errors.decode()
     assert [] == list(folder.iterdir())
     assert plot.read_text(encoding="utf-8").startswith("<svg")
@@ -161,7 +161,7 @@ def test_a_relay_that_misses_changes_makes_the_comparison_fail(
     monkeypatch.setenv("PYTHONPATH", path)
     (tmp_path / "run").mkdir()
     with towpath(tmp_path / "run", *COMPARE) as process:
-        output, errors = process.communicate(timeout=100)
+        output, errors = process.communicate(timeout=280)
     assert output, errors.decode()
     document = json.loads(output)
     relay = document["ways"]["relay"]

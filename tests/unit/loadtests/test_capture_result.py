@@ -1,10 +1,12 @@
 """The result of a comparison: document, table, plot and verdict."""
 
+import json
 import xml.etree.ElementTree as ET
 from dataclasses import fields
 
 from rich.console import Console
 
+from support.pages import DOCS
 from towpath.loadtests.capture.check import CaptureCheck
 from towpath.loadtests.capture.result import (
     CaptureResult,
@@ -101,3 +103,31 @@ def test_the_plot_shows_every_way_and_every_loss():
 
     assert {"dual write", "relay", "none", "17", "ghosts"} <= set(texts)
     assert svg == plot(document)
+
+
+def cells_of(page: str, first: str) -> dict[str, list[str]]:
+    """Return the lines of the page's table whose heading begins with a cell."""
+    lines = page[page.index(f"| {first} |") :].partition("\n\n")[0].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {title: cells for title, *cells in rows if title.strip("-")}
+
+
+def test_the_page_shows_the_figures_of_the_document_of_its_plot():
+    """
+    Each line of its two tables is one that the stored document makes.
+    """
+    page = (DOCS / "capture.md").read_text(encoding="utf-8")
+    stored = (DOCS / "pictures/capture.json").read_text(encoding="utf-8")
+    ways = json.loads(stored)["ways"]
+    named = {name.replace("_", " "): name for name in ways}
+    shown: set[str] = set()
+    for first in ("2,000 transactions", "variants"):
+        table = cells_of(page, first)
+        columns = [named[title] for title in table.pop(first)]
+        document = {"ways": {name: ways[name] for name in columns}}
+        rows = {title.strip(): cells for title, cells in table_rows(document)}
+        shown |= set(columns)
+
+        assert table == {title: rows[title] for title in table}
+        assert {"changes never seen", "changes out of order"} <= table.keys()
+    assert shown == set(ways)

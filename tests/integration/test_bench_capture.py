@@ -13,6 +13,13 @@ from typing import Any
 import pytest
 
 from support.command import towpath
+from towpath.loadtests.capture.load import plan_load
+from towpath.loadtests.capture.writers import (
+    NoPublisher,
+    WriterSetup,
+    kill_after_commit,
+)
+from towpath.loadtests.errors import BenchError
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -170,3 +177,17 @@ def test_a_relay_that_misses_changes_makes_the_comparison_fail(
     assert ["ghost", "unseen"] == relay["scenes"]["delete"]
     assert relay["check"]["unseen"] == relay["check"]["unseen_deletes"] > 0
     assert [] == list((tmp_path / "run").iterdir())
+
+
+def test_a_writer_that_fails_ends_the_comparison_in_one_sentence():
+    """
+    The failure of its process is raised where it is awaited, with its reason.
+    """
+    setup = WriterSetup(
+        dsn="postgresql://127.0.0.1:1/none",
+        publisher=NoPublisher(),
+        transactions=plan_load(100, 1, 100.0, 1).writers[-1][:1],
+    )
+
+    with pytest.raises(BenchError, match=r"a writer failed: .*refused"):
+        kill_after_commit(setup)

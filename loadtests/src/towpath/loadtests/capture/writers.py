@@ -205,13 +205,15 @@ class WriterProcess:
 
     def __init__(self, program: _Program, setup: WriterSetup) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pipe, other = context.Pipe()
+        self._pipe, self._other = context.Pipe()
         self._process: BaseProcess = context.Process(
-            target=program, args=(setup, other), daemon=True
+            target=program, args=(setup, self._other), daemon=True
         )
 
     def __enter__(self) -> Self:
         self._process.start()
+        # Once the process has the only copy, its end ends the pipe.
+        self._other.close()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -271,7 +271,11 @@ def _losses_panel(document: Document) -> Any:  # noqa: ANN401 - a chart of any k
         ),
     )
     scale = alt.Scale(
-        type="symlog", domain=list(_SHADES), range=list(_COLOURS), clamp=True
+        type="symlog",
+        domain=list(_SHADES),
+        range=list(_COLOURS),
+        clamp=True,
+        interpolate="rgb",
     )
     shade = alt.Color("count:Q", scale=scale, legend=None)
     is_dark = alt.datum.count > _LAST_LIGHT
@@ -280,7 +284,9 @@ def _losses_panel(document: Document) -> Any:  # noqa: ANN401 - a chart of any k
         text=alt.Text("count:Q", format=","), color=colour
     )
     cells = base.mark_rect(stroke="#dddddd").encode(color=shade)
-    return (cells + numbers).properties(width=alt.Step(_CELL), height=_HEIGHT)
+    return (cells + numbers).properties(
+        width=alt.Step(_CELL), height=_HEIGHT, title="losses"
+    )
 
 
 def _spans_panel(document: Document, figure: str, title: str) -> Any:  # noqa: ANN401 - as above
@@ -294,11 +300,13 @@ def _spans_panel(document: Document, figure: str, title: str) -> Any:  # noqa: A
     spans = {name: one for name, one in found.items() if one and one["p50_ms"]}
     points = [{"way": _shown(name), **one} for name, one in spans.items()]
     axis = alt.Axis(minExtent=_SPAN_MARGIN, maxExtent=_SPAN_MARGIN, tickCount=5)
-    y = alt.Y("p50_ms:Q", title=title, scale=alt.Scale(type="log"), axis=axis)
+    y = alt.Y("p50_ms:Q", title=None, scale=alt.Scale(type="log"), axis=axis)
     base = alt.Chart(alt.Data(values=points)).encode(x=_names_axis(list(spans)), y=y)
     lines = base.mark_rule(strokeWidth=6, color="#8fb3d9").encode(y2="p99_ms:Q")
     medians = base.mark_point(filled=True, opacity=1, size=80, color="#1f5fa8")
-    return (lines + medians).properties(width=alt.Step(_CELL), height=_HEIGHT)
+    return (lines + medians).properties(
+        width=alt.Step(_CELL), height=_HEIGHT, title=title
+    )
 
 
 def _names_axis(names: list[str]) -> Any:  # noqa: ANN401 - a channel of any kind

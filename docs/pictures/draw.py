@@ -1,19 +1,23 @@
 """
-Draws the pictures of the documentation: each ``NAME.toml`` here becomes ``NAME.svg``.
+Draws the pictures of the documentation: each source here becomes ``NAME.svg``.
 
 ``make docs`` runs it; ``tests/unit/docs/test_pictures.py`` holds the committed pictures
-against their sources. A source lists boxes (id, kind, x, y, width, height, lines of
-text) and arrows (from ``id.side``, to ``id.side``, label). Numbers are pixels. The
-colours follow the reader's scheme, light or dark.
+against their sources. ``NAME.toml`` lists boxes (id, kind, x, y, width, height, lines
+of text) and arrows (from ``id.side``, to ``id.side``, label). Numbers are pixels. The
+colours follow the reader's scheme, light or dark. ``NAME.json`` is a document that
+``towpath demo compare --json`` printed, and becomes the plot of ``--plot``.
 """
 
 import html
+import json
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
+
+from towpath.loadtests.capture.result import plot
 
 FOLDER: Final = Path(__file__).parent
 KINDS: Final = ("service", "process", "store", "topic", "target", "step", "group")
@@ -118,7 +122,18 @@ def draw(source: str) -> str:
 
 def sources() -> list[Path]:
     """List the sources of all pictures."""
-    return sorted(FOLDER.glob("*.toml"))
+    return sorted([*FOLDER.glob("*.toml"), *FOLDER.glob("*.json")])
+
+
+def drawn(source: Path) -> str:
+    """
+    Make the SVG of a source, by its kind.
+
+    Raises:
+        PictureError: It cannot be drawn.
+    """
+    text = source.read_text(encoding="utf-8")
+    return draw(text) if source.suffix == ".toml" else plot(json.loads(text))
 
 
 def _box(row: list[Any]) -> Box:
@@ -239,8 +254,7 @@ def _towards(point: Point, other: Point, by: float) -> Point:
 def main() -> None:
     """Draw every picture."""
     for source in sources():
-        text = draw(source.read_text(encoding="utf-8"))
-        source.with_suffix(".svg").write_text(text, encoding="utf-8")
+        source.with_suffix(".svg").write_text(drawn(source), encoding="utf-8")
 
 
 if __name__ == "__main__":

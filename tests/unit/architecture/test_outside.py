@@ -53,7 +53,8 @@ def commands(app: App, *words: str) -> Iterator[str]:
     """List a command and those below it, each with what it takes."""
     names = [name for name in app if not name.startswith("-")]
     yield " ".join(words)
-    if not names:
+    # A command may take options itself, and have others below it.
+    if not names or app.default_command is not None:
         for argument in app.assemble_argument_collection():
             choices = argument.get_choices()
             # A group of options is a class of ours, and its name is nobody's business.

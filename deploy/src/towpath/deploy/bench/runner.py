@@ -29,6 +29,8 @@ from towpath.loadtests.bench.context import (
 )
 from towpath.loadtests.bench.environment import BenchEnvironment
 from towpath.loadtests.bench.result import BenchResult, CaseT, ScenarioResult
+from towpath.loadtests.capture import result as capture_result
+from towpath.loadtests.capture.run import CaptureOptions, compare_captures
 from towpath.loadtests.chaos import run as chaos
 from towpath.loadtests.chaos.context import (
     ChaosEnvironment,
@@ -38,6 +40,7 @@ from towpath.loadtests.chaos.context import (
     open_screen as open_chaos_screen,
 )
 from towpath.schemas.clock import SystemClock
+from towpath.schemas.failure import UsageError
 from towpath.sinks.jars import fetch, java, store
 
 DEBEZIUM_LOCK: Final = store.LOCK.with_name("debezium.lock")
@@ -116,6 +119,44 @@ def run_benchmark(
     ):
         result = benchmark.measure(bench_on(stack, options, screen, connect))
     return print_result(result, None if as_json else benchmark.draw(result))
+
+
+_CAPTURE_FOLDERS: Final = "towpath-capture-"
+
+
+class CaptureOutput(NamedTuple):
+    """The forms of a comparison's result: JSON or a table, and a plot's file."""
+
+    as_json: bool
+    plot_file: Path | None
+
+
+def run_capture_comparison(
+    options: CaptureOptions, output: CaptureOutput, *, keep: bool
+) -> int:
+    """
+    Compare the ways to capture a table; return 0 if the relay missed nothing, else 1.
+
+    Raises:
+        UsageError: The folder of the plot does not exist.
+        TowpathError: It did not complete.
+        KeyboardInterrupt: It was interrupted.
+    """
+    if output.plot_file is not None and not output.plot_file.parent.is_dir():
+        message = f"--plot: there is no folder {output.plot_file.parent}"
+        raise UsageError(message)
+    console = Console(stderr=True)
+    prepare(_CAPTURE_FOLDERS, console)
+    with (
+        own_stack(_CAPTURE_FOLDERS, console, keep=keep) as stack,
+        open_screen(console, console) as screen,
+    ):
+        bench = bench_on(stack, BenchOptions(), screen)
+        result = compare_captures(bench, options)
+    if output.plot_file is not None:
+        svg = capture_result.plot(result.as_json())
+        output.plot_file.write_text(svg, encoding="utf-8")
+    return print_result(result, None if output.as_json else capture_result.draw(result))
 
 
 def results() -> Console:

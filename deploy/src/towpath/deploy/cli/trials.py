@@ -1,5 +1,5 @@
 """
-``towpath demo``, ``bench relay | snapshot | sinks | outbox`` and ``chaos``.
+``towpath demo``, ``towpath bench`` and ``towpath chaos``, with their sub-commands.
 
 Each starts its own stack, and removes it afterwards.
 """
@@ -20,8 +20,11 @@ from towpath.cli.options import (
     state_folder,
 )
 
+demo = App(name="demo", help="Run the whole platform and prove that it agrees.")
 
-def demo(  # noqa: PLR0913 - each is an option of the command
+
+@demo.default
+def demo_platform(  # noqa: PLR0913 - each is an option of the command
     *,
     rate: Annotated[float, Parameter(validator=Number(gt=0, lte=1000))] = 50.0,
     orders: Annotated[int, Parameter(validator=Number(gte=0))] = 50_000,
@@ -72,6 +75,59 @@ def demo(  # noqa: PLR0913 - each is an option of the command
         at = JoinedPlatform(config_file(config), join.rstrip("/"))
         return run.run_joined(options, at, folder, Console())
     return run.run_demo(options, folder, Console())
+
+
+@demo.command(name="compare")
+def demo_compare(  # noqa: PLR0913 - each is an option of the command
+    *,
+    transactions: Annotated[int, Parameter(validator=Number(gte=100))] = 2000,
+    rate: Annotated[float, Parameter(validator=Number(gt=0))] = 400.0,
+    interval: Annotated[float, Parameter(validator=Number(gt=0, lte=10))] = 0.1,
+    seed: int = 1,
+    variants: Annotated[bool, Parameter(negative="")] = False,
+    plot: Path | None = None,
+    json: Annotated[bool, Parameter(negative="")] = False,
+    keep: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """
+    Capture one table in four ways under the same load, and count what each misses.
+
+    A change log written by triggers, polling by updated_at, the naive dual write, and
+    the log relay, each on a fresh table and topic, and beside them no capture at all.
+    The topic of each is compared with the table and with the committed changes, key by
+    key: lost, stale and deleted rows, changes that were never seen, order. Measured are
+    the writers' transactions, the server's log and processor time, and the time from a
+    commit to Kafka. A stack of its own is started in a temporary folder and removed
+    again.
+
+    Exit 0 if the relay missed nothing: what the others miss is the result; 1 if it did;
+    3 if a part was unavailable.
+
+    Args:
+        transactions: Transactions of each load.
+        rate: Transactions a second.
+        interval: Pause of the polling workers between two polls, in seconds.
+        seed: Seed of the load, to repeat a run.
+        variants: Run two usual mistakes of the worker with triggers, and polling with
+            an overlap, too.
+        plot: Write a plot as SVG to this file too.
+        json: Print one JSON document.
+        keep: Leave logs and configuration files in place.
+    """
+    from towpath.deploy.bench.runner import (  # noqa: PLC0415 - keeps --help fast
+        CaptureOutput,
+        run_capture_comparison,
+    )
+    from towpath.loadtests.capture.run import CaptureOptions  # noqa: PLC0415 - as above
+
+    options = CaptureOptions(
+        transactions=transactions,
+        rate_per_s=rate,
+        interval_s=interval,
+        seed=seed,
+        with_variants=variants,
+    )
+    return run_capture_comparison(options, CaptureOutput(json, plot), keep=keep)
 
 
 bench_app = App(name="bench", help="Measure, side by side with others, and verify.")

@@ -1,0 +1,195 @@
+"""
+The comparison: each way on a fresh table and a fresh topic, one after the other.
+
+The run of a way has three parts: the arranged scenes, the load, and the check. Costs
+and lags are those of the load. The processors are shared by writers, server, broker and
+way, so only figures of one comparison are comparable.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+import psycopg
+
+from towpath.loadtests.bench.context import Bench, translated
+from towpath.loadtests.bench.machine import machine
+from towpath.loadtests.bench.source import database
+from towpath.loadtests.capture import TopicRecord, decoded, scenes
+from towpath.loadtests.capture.check import CaptureHistory
+from towpath.loadtests.capture.dual_write import DualWrite
+from towpath.loadtests.capture.load import LoadPlan, plan_load
+from towpath.loadtests.capture.query import OverlappingReader, UpdatedAtReader
+from towpath.loadtests.capture.relay import RelayWay
+from towpath.loadtests.capture.result import CaptureResult, WayCost, WayResult
+from towpath.loadtests.capture.server import CommitLog, ServerUse, server_use
+from towpath.loadtests.capture.trigger import (
+    FencedReader,
+    SequenceReader,
+    TransactionReader,
+)
+from towpath.loadtests.capture.ways import (
+    CaptureRun,
+    CaptureWay,
+    NoCapture,
+    PollingWay,
+)
+from towpath.loadtests.capture.writers import (
+    Session,
+    apply,
+    create_table,
+    read_table,
+    ready_writers,
+    write_all,
+)
+from towpath.loadtests.load.samples import Latency
+
+NONE: Final = "none"
+TRIGGER: Final = "trigger"
+QUERY: Final = "query"
+DUAL_WRITE: Final = "dual_write"
+RELAY: Final = "relay"
+# Variants of two ways: two traps, and a remedy.
+TRIGGER_BY_NUMBER: Final = "trigger_by_number"
+TRIGGER_BY_TRANSACTION: Final = "trigger_by_transaction"
+QUERY_OVERLAP: Final = "query_overlap"
+
+_WAYS: Final[Mapping[str, Callable[[CaptureRun], CaptureWay]]] = MappingProxyType(
+    {
+        NONE: lambda _run: NoCapture(),
+        TRIGGER: lambda run: PollingWay(run, FencedReader()),
+        QUERY: lambda run: PollingWay(run, UpdatedAtReader()),
+        DUAL_WRITE: DualWrite,
+        RELAY: RelayWay,
+        TRIGGER_BY_NUMBER: lambda run: PollingWay(run, SequenceReader()),
+        TRIGGER_BY_TRANSACTION: lambda run: PollingWay(run, TransactionReader()),
+        QUERY_OVERLAP: lambda run: PollingWay(run, OverlappingReader()),
+    }
+)
+WAYS: Final = (NONE, TRIGGER, QUERY, DUAL_WRITE, RELAY)
+VARIANTS: Final = (TRIGGER_BY_NUMBER, TRIGGER_BY_TRANSACTION, QUERY_OVERLAP)
+
+_WRITERS: Final = 4
+_MICROSECONDS: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureOptions:
+    """
+    The options of a comparison.
+
+    Attributes:
+        transactions: The transactions of the load of each way.
+        rate_per_s: Transactions a second of all writers together.
+        interval_s: The pause of a polling worker between two polls.
+        seed: The seed of the load.
+        with_variants: Whether the variants of the ways run too.
+    """
+
+    transactions: int
+    rate_per_s: float
+    interval_s: float
+    seed: int
+    with_variants: bool
+
+
+def compare_captures(bench: Bench, options: CaptureOptions) -> CaptureResult:
+    """
+    Run every way on the same load.
+
+    Raises:
+        BenchError: A part ended, or did not answer in time.
+    """
+    plan = plan_load(options.transactions, _WRITERS, options.rate_per_s, options.seed)
+    names = (*WAYS, *VARIANTS) if options.with_variants else WAYS
+    results = {}
+    with translated():
+        bench.broker.date_by_append()
+        for name in names:
+            report = bench.screen.begin(name, 0)
+            run = CaptureRun(
+                name=f"capture_{name}", bench=bench, interval_s=options.interval_s
+            )
+            with database(bench.environment, run.name):
+                results[name] = _WayRun(run, _WAYS[name], plan).measure()
+            report(options.transactions)
+            bench.screen.log(f"{name}: {results[name].line()}")
+    return CaptureResult(
+        seed=options.seed,
+        transactions=options.transactions,
+        rate_per_s=options.rate_per_s,
+        interval_s=options.interval_s,
+        machine=machine(),
+        ways=results,
+        judged=RELAY,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """The times of the writers' transactions, and the server's use by the load."""
+
+    times_ms: list[float]
+    use: ServerUse
+    began_us: int
+
+
+class _WayRun:
+    """The run of one way."""
+
+    def __init__(
+        self,
+        run: CaptureRun,
+        make: Callable[[CaptureRun], CaptureWay],
+        plan: LoadPlan,
+    ) -> None:
+        self._run, self._plan = run, plan
+        self._way = make(run)
+
+    def measure(self) -> WayResult:
+        """Play the scenes, run the load, and check the topic."""
+        with closing(psycopg.connect(self._run.dsn, autocommit=True)) as session:
+            create_table(session)
+            commits = CommitLog(session, f"{self._run.name}_commits")
+            self._way.prepare(session)
+            with self._way:
+                scenes.Scenes(self._run, self._way).play()
+                measured = self._load(session)
+            committed = commits.read()
+            cost = WayCost(
+                transaction=Latency.of(measured.times_ms),
+                log_bytes=measured.use.log_bytes / self._plan.committed,
+                cpu_us=measured.use.cpu_s * _MICROSECONDS / self._plan.committed,
+            )
+            if isinstance(self._way, NoCapture):
+                return WayResult(cost=cost)
+            history = CaptureHistory(committed, read_table(session), self._topic())
+        return WayResult(
+            cost=cost,
+            changes=len(committed),
+            check=history.check(self._plan.late_changes | scenes.LATE_NUMBERS),
+            scenes={n: history.wrong(keys) for n, keys in scenes.KEYS.items()},
+            lag=Latency.of(history.lags_ms(measured.began_us)),
+        )
+
+    def _load(self, session: Session) -> _Measured:
+        """Let all writers write at once, and wait until the way has captured it."""
+        opening = self._plan.opening.changes
+        with ready_writers(self._run.dsn, self._way.publisher, self._plan) as writers:
+            with session.transaction():
+                apply(session, opening)
+            self._way.publisher.open().publish(opening)
+            self._way.settle()
+            before = server_use(session)
+            began_us = round(self._run.bench.clock.now().timestamp() * _MICROSECONDS)
+            times_ms = write_all(writers)
+            self._way.finish()
+            return _Measured(times_ms, server_use(session).since(before), began_us)
+
+    def _topic(self) -> list[TopicRecord]:
+        """Return the records of the topic; those of a partition in their order."""
+        messages = self._run.bench.broker.records(self._run.topic)
+        found = (decoded(message) for message in messages)
+        return sorted(one for one in found if one is not None)

@@ -1,0 +1,117 @@
+"""
+The server's side of a run: the committed changes, and the cost of capturing them.
+
+The committed changes are those that the server itself decodes from its log, with its
+own text plugin, through a slot that exists in the run of every way: their order is the
+order of the commit records, and their times are those of the records.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+import psutil
+import psycopg
+
+from towpath.loadtests.capture import CREATE, DELETE, UPDATE
+from towpath.loadtests.capture.check import CommittedChange, rows_after
+from towpath.loadtests.capture.writers import TABLE, read_table
+from towpath.loadtests.errors import BenchError
+
+_KINDS: Final = {"INSERT": CREATE, "UPDATE": UPDATE, "DELETE": DELETE}
+_CHANGE: Final = re.compile(
+    rf"table {re.escape(TABLE)}: (INSERT|UPDATE|DELETE): id\[bigint\]:(\d+)"
+    r"(?: change\[bigint\]:(\d+))?"
+)
+_COMMIT: Final = re.compile(r"COMMIT \d+ \(at (.+)\)")
+_READ: Final = """
+select data from pg_logical_slot_get_changes(
+  %s, null, null, 'include-timestamp', 'on', 'skip-empty-xacts', 'on')
+"""
+_EPOCH: Final = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+def committed_changes(lines: Iterator[str]) -> Iterator[CommittedChange]:
+    """
+    Yield the changes of the table from the lines of the server's text plugin.
+
+    A transaction's changes are yielded at its commit, with the time of that commit.
+    """
+    pending: list[re.Match[str]] = []
+    for line in lines:
+        if change := _CHANGE.match(line):
+            pending.append(change)
+        elif commit := _COMMIT.match(line):
+            at_us = (datetime.fromisoformat(commit[1]) - _EPOCH) // _MICROSECOND
+            for kind, key, number in (one.groups() for one in pending):
+                yield CommittedChange(
+                    int(key), _KINDS[kind], int(number) if number else None, at_us
+                )
+            pending.clear()
+
+
+class CommitLog:
+    """The slot that keeps the committed changes of one run."""
+
+    def __init__(self, session: psycopg.Connection[Any], slot: str) -> None:
+        """Create the slot; it begins here."""
+        self._session = session
+        self._slot = slot
+        # The times of commits are printed in the session's time zone.
+        session.execute("set timezone to 'UTC'")
+        session.execute(
+            "select pg_create_logical_replication_slot(%s, 'test_decoding')", (slot,)
+        )
+
+    def read(self) -> list[CommittedChange]:
+        """
+        Return the committed changes in the order of their commits; consumes the slot.
+
+        Raises:
+            BenchError: They do not end with the rows of the table.
+        """
+        lines = (line for (line,) in self._session.execute(_READ, (self._slot,)))
+        changes = list(committed_changes(lines))
+        rows = {key: row.change for key, row in read_table(self._session).items()}
+        if rows_after(changes) != rows:
+            message = "the changes that the server decodes do not make up the table"
+            raise BenchError(message)
+        return changes
+
+
+class ServerUse(NamedTuple):
+    """The log and the processor time that a server has used so far."""
+
+    log_bytes: int
+    cpu_s: float
+
+    def since(self, before: "ServerUse") -> "ServerUse":
+        """Return the use since an earlier one."""
+        return ServerUse(self.log_bytes - before.log_bytes, self.cpu_s - before.cpu_s)
+
+
+def server_use(session: psycopg.Connection[Any]) -> ServerUse:
+    """
+    Return what the session's server has used: all its processes, ended ones too.
+
+    The server must run on this machine.
+    """
+    row = session.execute(
+        "select pg_current_wal_insert_lsn() - '0/0'::pg_lsn, pg_backend_pid()"
+    ).fetchone()
+    log_bytes, pid = row if row is not None else (0, 0)
+    server = psutil.Process(pid).parent()
+    return ServerUse(int(log_bytes), 0.0 if server is None else _cpu_s(server))
+
+
+def _cpu_s(server: psutil.Process) -> float:
+    times = server.cpu_times()
+    total = times.user + times.system + times.children_user + times.children_system
+    for child in server.children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            used = child.cpu_times()
+            total += used.user + used.system
+    return float(total)

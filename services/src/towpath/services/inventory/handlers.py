@@ -8,7 +8,6 @@ inbox's record of an event.
 import uuid
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from decimal import Decimal
 from typing import Any, Final
 
 from pydantic import Field
@@ -21,7 +20,13 @@ from towpath.services.inventory.domain import (
     lines_by_product,
 )
 from towpath.services.inventory.repository import InventoryRepository
-from towpath.services.plumbing.http import ConflictError, Input, NotFoundError
+from towpath.services.plumbing.http import (
+    ConflictError,
+    Input,
+    Integer,
+    NotFoundError,
+    Price,
+)
 
 MAX_UNITS: Final = 1_000_000_000
 
@@ -31,14 +36,14 @@ class RegisterProduct(Input):
 
     product_id: uuid.UUID
     name: str = Field(min_length=1, max_length=200, pattern=r"^[^\x00]*$")
-    unit_price: Decimal = Field(ge=0, max_digits=12, decimal_places=2)
-    on_hand: int = Field(ge=0, le=MAX_UNITS)
+    unit_price: Price
+    on_hand: Integer = Field(ge=0, le=MAX_UNITS)
 
 
 class ReceiveUnits(Input):
     """Add units of a product that were received."""
 
-    units: int = Field(ge=1, le=MAX_UNITS)
+    units: Integer = Field(ge=1, le=MAX_UNITS)
 
 
 def register_product(

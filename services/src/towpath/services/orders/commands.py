@@ -1,37 +1,29 @@
 """The commands of the service, as checked input; their names are imperatives."""
 
-import re
 import uuid
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import Annotated, Final
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     Field,
     StringConstraints,
-    WithJsonSchema,
 )
 
 from towpath.services.orders.domain import AttributeValue
-from towpath.services.plumbing.http import WITHOUT_NUL, Input, Integer, without_nul
+from towpath.services.plumbing.http import (
+    WITHOUT_NUL,
+    Input,
+    Integer,
+    Price,
+    without_nul,
+)
 
 MAX_LINES: Final = 100
 MAX_QUANTITY: Final = 1_000_000
 MAX_ATTRIBUTES: Final = 50
 # Larger integers are JSON too, but most readers of JSON round them.
 _MAX_INTEGER: Final = 2**53 - 1
-_PRICE_PATTERN: Final = r"[0-9]{1,10}(\.[0-9]{1,2})?"
-_PRICE: Final = re.compile(_PRICE_PATTERN + r"\Z")
-
-
-def _price(value: object) -> Decimal:
-    """Read a price from text only: a JSON number may have lost digits on the way."""
-    if not isinstance(value, str) or _PRICE.match(value) is None:
-        message = 'must be a decimal as text with at most two digits, such as "9.99"'
-        raise ValueError(message)
-    return Decimal(value).quantize(Decimal("0.01"))
 
 
 def _attribute(value: AttributeValue) -> AttributeValue:
@@ -45,11 +37,6 @@ def _attribute(value: AttributeValue) -> AttributeValue:
 
 # The rules of validators are repeated for the document of the service.
 _NO_NUL: Final = Field(json_schema_extra={"pattern": WITHOUT_NUL})
-Price = Annotated[
-    Decimal,
-    BeforeValidator(_price),
-    WithJsonSchema({"type": "string", "pattern": f"^{_PRICE_PATTERN}$"}),
-]
 Name = Annotated[
     str,
     StringConstraints(strip_whitespace=True, min_length=1, max_length=200),

@@ -52,12 +52,19 @@ import json
 import re
 import uuid
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar
 
 import structlog
 from flask import Flask, Request, Response, g, request
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    WithJsonSchema,
+)
 from pydantic_core import ErrorDetails
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
@@ -235,6 +242,25 @@ def _integral(value: object) -> object:
 
 
 Integer = Annotated[int, BeforeValidator(_integral)]
+
+_PRICE_PATTERN: Final = r"[0-9]{1,10}(\.[0-9]{1,2})?"
+_PRICE: Final = re.compile(_PRICE_PATTERN + r"\Z")
+
+
+def _price(value: object) -> Decimal:
+    """Read a price from text only: a JSON number may have lost digits on the way."""
+    if not isinstance(value, str) or _PRICE.match(value) is None:
+        message = 'must be a decimal as text with at most two digits, such as "9.99"'
+        raise ValueError(message)
+    return Decimal(value).quantize(Decimal("0.01"))
+
+
+# The rules of validators are repeated for the document of the service.
+Price = Annotated[
+    Decimal,
+    BeforeValidator(_price),
+    WithJsonSchema({"type": "string", "pattern": f"^{_PRICE_PATTERN}$"}),
+]
 
 
 def read_body(

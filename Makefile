@@ -46,7 +46,7 @@ coverage: setup-dev ## Measure what unit and property tests run; hold members ag
 	$(BIN)/pytest --cov --cov-report= $(ARGS)
 	@PYTHONPATH=tests $(BIN)/python -m support.coverage_floors
 
-browser-test: setup-dev ## Open locust's page in a browser (apt: chromium chromium-driver).
+browser-test: setup-dev ## Open locust's page and the storefront in a browser (apt: chromium chromium-driver).
 	$(BIN)/pytest -m browser $(ARGS)
 
 compose-demo: wheels ## The demo in containers: images, all of compose.yaml, load, a new sink, proof.

@@ -20,6 +20,13 @@ from towpath.deploy.local import ports
 PROGRAM = "chromedriver"
 # Tall enough for all rows of the statistics.
 WIDTH, HEIGHT = 1280, 1100
+# Keys by WebDriver's names for them.
+TAB, ENTER = "\ue004", "\ue007"
+_KEY = ("keyDown", "keyUp")
+_IS_LOADED = """
+    return document.readyState === "complete"
+        && !document.documentElement.dataset.isLeft
+"""
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 
 
@@ -44,6 +51,41 @@ class Browser:
         """Click the element that a CSS selector finds."""
         self._post(f"element/{self._find(selector)}/click", {})
 
+    def follow(self, selector: str) -> None:
+        """Click an element that leads to a page, and wait until the page is loaded."""
+        self.run("document.documentElement.dataset.isLeft = 'yes'")
+        self.press(selector)
+        until(lambda: self.run(_IS_LOADED), f"{selector} leads to a page")
+
+    def choose(self, name: str, value: str) -> None:
+        """Choose a value of a named list."""
+        self.press(f"select[name='{name}'] option[value='{value}']")
+
+    def keys(self, text: str) -> None:
+        """Type keys where the focus is; see ``TAB`` and ``ENTER``."""
+        one = [{"type": kind, "value": key} for key in text for kind in _KEY]
+        source = {"type": "key", "id": "keyboard", "actions": one}
+        self._post("actions", {"actions": [source]})
+
+    def run(self, script: str) -> Any:
+        """Run a script in the page, and return its value."""
+        return self._post("execute/sync", {"script": script, "args": []})
+
+    def emulate(self, *, is_dark: bool = False, width: int = WIDTH) -> None:
+        """Show pages as on a screen of a width, with a light or a dark scheme."""
+        scheme = {"name": "prefers-color-scheme", "value": ("light", "dark")[is_dark]}
+        self._command("Emulation.setEmulatedMedia", features=[scheme])
+        size = {"width": width, "height": HEIGHT, "deviceScaleFactor": 1}
+        self._command(
+            "Emulation.setDeviceMetricsOverride", **size, mobile=width < WIDTH
+        )
+
+    def complaints(self) -> list[str]:
+        """Return the warnings and errors of the console since the last call."""
+        entries = self._post("se/log", {"type": "browser"})
+        serious = ("WARNING", "SEVERE")
+        return [one["message"] for one in entries if one["level"] in serious]
+
     def text(self) -> str:
         """Return the text that the page shows."""
         body = self._find("body")
@@ -52,6 +94,10 @@ class Browser:
     def picture(self) -> bytes:
         """Return a screenshot of the window, as PNG."""
         return base64.b64decode(self._get("screenshot"))
+
+    def _command(self, name: str, **parameters: Any) -> None:
+        """Execute a command of the browser's own protocol."""
+        self._post("goog/cdp/execute", {"cmd": name, "params": parameters})
 
     def _find(self, selector: str) -> str:
         how = {"using": "css selector", "value": selector}
@@ -81,7 +127,11 @@ def browser(folder: Path) -> Iterator[Browser]:
                 *(f"--window-size={WIDTH},{HEIGHT}", f"--user-data-dir={folder}"),
                 "--force-device-scale-factor=0.75",
             ]
-            wanted = {"browserName": "chrome", "goog:chromeOptions": {"args": words}}
+            wanted = {
+                "browserName": "chrome",
+                "goog:chromeOptions": {"args": words},
+                "goog:loggingPrefs": {"browser": "ALL"},
+            }
             body = {"capabilities": {"alwaysMatch": wanted}}
             answer = requests.post(f"{driver}/session", json=body, timeout=60)
             session = f"{driver}/session/{_value(answer)['sessionId']}"

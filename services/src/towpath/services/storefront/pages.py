@@ -261,6 +261,7 @@ def order(order_id: int) -> str:
         lsn=request.args.get("lsn"),
         written_ms=request.args.get("written"),
         can_wait=_context().reads.can_wait,
+        names={line["product_id"]: _name_of(line) for line in found["lines"]},
         **_saga_values(found),
     )
 
@@ -343,6 +344,15 @@ def _saga_values(found: Mapping[str, Any]) -> dict[str, Any]:
         "actions": ACTIONS.get(found["status"], ()),
         "methods": METHODS,
     }
+
+
+def _name_of(line: Mapping[str, Any]) -> str:
+    """Return the name of a line's product; its id, if inventory does not know it."""
+    try:
+        name: str = _context().shop.product(line["product_id"])["name"]
+    except (NotFoundError, UnavailableError):
+        return str(line["product_id"])
+    return name
 
 
 def _freshness_of(reads: ReadSide) -> str:

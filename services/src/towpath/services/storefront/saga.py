@@ -14,8 +14,7 @@ from typing import Any, Final, NamedTuple
 LANES: Final = ("orders", "inventory", "payments", "shipping")
 # Sizes of the drawing, in its own units: the page scales it by its style sheet.
 LANE_WIDTH: Final = 28
-ROW_HEIGHT: Final = 64
-DOT: Final = 8
+ROW_HEIGHT: Final = 58
 
 
 class Happening(NamedTuple):

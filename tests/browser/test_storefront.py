@@ -1,0 +1,183 @@
+"""
+The storefront in a real browser: make browser-test, which needs Debian's chromium.
+"""
+
+import uuid
+
+import pytest
+
+from support import databases
+from support.browser import ENTER, TAB, browser
+from support.rig import Rig
+from support.storefront import add_products, whole_store
+from support.waiting import until
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def store(stack, tmp_path_factory):
+    """Provide the shop with products."""
+    stack.up("postgres", "kafka", "redis", "opensearch")
+    name = f"t_{uuid.uuid4().hex[:12]}"
+    with databases.fresh_database(stack, name) as dsn:
+        rig = Rig(dsn, stack.kafka, name, tmp_path_factory.mktemp("store"))
+        with whole_store(rig, stack) as made:
+            add_products(rig, 30)
+            yield made
+        rig.close()
+
+
+@pytest.fixture
+def window(store, tmp_path):
+    """Provide a window with the products; its console stays empty."""
+    with browser(tmp_path) as made:
+        made.emulate()
+        made.open(store.address)
+        yield made
+        assert [] == made.complaints()
+
+
+def shows(window, *texts):
+    """Wait until the page shows texts."""
+    until(
+        lambda: all(text in window.text() for text in texts), f"the page shows {texts}"
+    )
+
+
+def fill_basket(window):
+    """Put two products into the basket, and show it."""
+    window.follow("li.card:nth-child(3) button")
+    window.follow("#next-page")
+    window.follow("li.card:nth-child(2) button")
+    window.follow("#basket-link")
+
+
+def test_a_visitor_browses_orders_watches_the_saga_and_returns(window):
+    """
+    The page follows the saga to its end by itself, and the compensation after it.
+    """
+    fill_basket(window)
+    shows(window, "Canal chart No. 1", "Total")
+    window.follow("#check-out")
+    shows(window, "completed", "settled", "Parcel dispatched", "Stock sold")
+    shows(window, "completed, your write was visible after")
+    steps = window.run("return [...document.querySelectorAll('.drawing time')].length")
+    window.follow("#return")
+    shows(window, "returned", "settled", "Payment refunded", "Stock taken back")
+    shows(window, "returned, your write was visible after")
+
+    assert 7 == steps
+    assert window.run("return document.querySelectorAll('.dot.awaited').length") == 0
+
+
+def test_a_declined_payment_is_seen_and_the_stock_comes_back(window):
+    """
+    Every step of the compensation is on the page, with the reason.
+    """
+    fill_basket(window)
+    window.choose("payment_method", "card-declined")
+    window.follow("#check-out")
+    shows(window, "Payment declined", "the card was declined", "Stock released")
+    shows(window, "cancelled", "settled")
+    window.follow("nav a[href='/orders']")
+    shows(window, "My orders", "cancelled", "Your last change is in these copies")
+
+
+def test_an_order_that_waits_is_paid_and_cancelled_by_its_buttons(window):
+    """
+    Awaited steps are shown as such, until somebody acts.
+    """
+    fill_basket(window)
+    window.choose("payment_method", "")
+    window.choose("carrier", "silent")
+    window.follow("#check-out")
+    shows(window, "waits for its payment", "Stock reserved")
+    window.follow("#pay")
+    shows(window, "Handing over the parcel …")
+    window.follow("#cancel")
+    shows(window, "cancelled", "settled", "Shipment cancelled", "Payment refunded")
+
+
+def test_the_keyboard_alone_places_an_order(window):
+    """
+    The first stop skips the navigation; every stop shows where it is.
+    """
+    window.keys(TAB)
+    first = window.run("return document.activeElement.textContent")
+    fill_basket(window)
+    outlines = []
+    window.run("document.querySelector('.lines input').focus()")
+    for _ in range(20):
+        window.keys(TAB)
+        outlines.append(
+            window.run("return getComputedStyle(document.activeElement).outlineStyle")
+        )
+        if window.run("return document.activeElement.id") == "check-out":
+            break
+    window.keys(ENTER)
+    shows(window, "completed", "settled")
+
+    assert ("Skip to the content", {"solid"}) == (first, set(outlines))
+
+
+# The lowest contrast of each text with what is behind it, as WCAG defines it.
+CONTRAST = """
+const luminance = rgb => {
+  const part = rgb.map(v => v / 255).map(
+    v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * part[0] + 0.7152 * part[1] + 0.0722 * part[2];
+};
+const parse = text => text.match(/[0-9.]+/g).map(Number);
+const behind = element => {
+  for (let e = element; e; e = e.parentElement) {
+    const colour = parse(getComputedStyle(e).backgroundColor);
+    if (colour.length < 4 || colour[3] === 1) return colour.slice(0, 3);
+  }
+  return [255, 255, 255];
+};
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+const found = [];
+while (walker.nextNode()) {
+  const text = walker.currentNode.textContent.trim();
+  const element = walker.currentNode.parentElement;
+  if (!text || !element.checkVisibility() || element.closest("option")) continue;
+  const one = luminance(parse(getComputedStyle(element).color).slice(0, 3));
+  const other = luminance(behind(element));
+  const contrast = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+  if (contrast < 4.5) found.push(`${text}: ${contrast.toFixed(2)}`);
+}
+return found;
+"""
+# Parts that a reader of the screen could not name, and those wider than the screen.
+UNNAMED = """
+const named = e => e.ariaLabel || e.labels?.length || e.textContent.trim();
+const parts = [...document.querySelectorAll("a, button, input, select")];
+return parts.filter(e => e.type !== "hidden" && !named(e)).map(e => e.outerHTML);
+"""
+TOO_WIDE = """
+return document.documentElement.scrollWidth > document.documentElement.clientWidth
+"""
+
+
+@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desk screen"])
+def test_every_page_is_readable_and_named(window, store, is_dark, width):
+    """
+    Contrast is at least 4.5 to 1, each control has a name, nothing is cut off.
+    """
+    done = store.saga.settled(store.saga.check_out(), "completed")["order_id"]
+    failed = store.saga.check_out("card-declined")
+    store.saga.settled(failed, "cancelled")
+    window.emulate(is_dark=is_dark, width=width)
+    window.follow("li.card:nth-child(3) button")
+    pages = ["/", "/basket", f"/orders/{done}", f"/orders/{failed}", "/orders"]
+    findings = []
+    for path in [*pages, "/find?q=completed"]:
+        window.open(store.address + path)
+        for script in (CONTRAST, UNNAMED):
+            findings += [(path, one) for one in window.run(script)]
+        if window.run(TOO_WIDE):
+            findings.append((path, "wider than the screen"))
+
+    assert [] == findings

@@ -1,0 +1,312 @@
+"""The storefront over the shop's services, and sinks that are quicker to start."""
+
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import requests
+from confluent_kafka import Consumer
+from flask import Flask
+from opensearchpy import OpenSearch
+from werkzeug.serving import BaseWSGIServer, make_server
+
+from support.rig import Rig
+from support.saga import Saga
+from support.topics import sink_record
+from support.waiting import CLOCK, until
+from towpath.deploy.local import ports
+from towpath.deploy.local.ports import LOOPBACK
+from towpath.deploy.local.stack import LazyStack
+from towpath.services.inventory.app import create_app as create_inventory
+from towpath.settings import Sink, load
+from towpath.sinks.change import Record
+from towpath.sinks.changes.decode import decode
+from towpath.sinks.changes.relations import Column, RelationShape
+from towpath.sinks.changes.routing import Routes
+from towpath.sinks.fold import newest_per_key
+from towpath.sinks.ports import Batch
+from towpath.sinks.state.progress import (
+    Progress,
+    State,
+    progress_path,
+    write_progress,
+)
+from towpath.sinks.targets.cache.sink import CacheSink
+from towpath.sinks.targets.search.sink import SearchSink
+
+TABLES = ("shop.orders", "inventory.products")
+SINKS = """
+[[sink]]
+name = "cache"
+kind = "cache"
+url = "{redis}"
+[[sink.route]]
+topic = "{prefix}.shop.orders"
+name = "orders"
+
+[[sink]]
+name = "search"
+kind = "search"
+url = "{opensearch}"
+[[sink.route]]
+topic = "{prefix}.inventory.products"
+name = "products"
+[[sink.route]]
+topic = "{prefix}.event.order"
+name = "orders"
+kind = "aggregate"
+state_types = [
+    "OrderPlaced", "OrderPaymentRequested", "OrderConfirmed", "OrderPaid",
+    "OrderCancellationRequested", "OrderCancelled", "OrderCompleted", "OrderReturned",
+]
+[sink.route.fields]
+customer_id = "uuid"
+status = "keyword"
+placed_at = "timestamp with time zone"
+updated_at = "timestamp with time zone"
+"lines[].product_id" = "uuid"
+"""
+_PRODUCT = {"id": "uuid", "name": "text", "unit_price": "numeric"} | dict.fromkeys(
+    ("received", "on_hand", "reserved", "sold", "version"), "bigint"
+)
+
+
+class ProductShape:
+    """The shape of the products, which the relay announces to real sinks."""
+
+    def shape(self, _topic: str) -> RelationShape:
+        """Return it."""
+        columns = (*_PRODUCT.items(), ("updated_at", "timestamp with time zone"))
+        made = tuple(Column(name, kind) for name, kind in columns)
+        return RelationShape("inventory", "products", made, ("id",), "")
+
+    def refresh(self) -> None:
+        """Learn nothing."""
+
+
+def target_of(sink: Sink, prefix: str) -> CacheSink | SearchSink:
+    """Make the target of a sink, which writes as that of a driver does."""
+    if sink.kind == "cache":
+        return CacheSink(sink.url, prefix, 3600)
+    return SearchSink(sink.url, sink.route, ProductShape(), CLOCK)
+
+
+class LightSink:
+    """A sink in a thread: it writes its target, and then its progress file."""
+
+    def __init__(self, rig: Rig, name: str) -> None:
+        settings = load(rig.config, {})
+        (self._sink,) = (sink for sink in settings.sink if sink.name == name)
+        self._path = progress_path(settings.state_folder, name)
+        self._target = target_of(self._sink, rig.prefix)
+        self._routes = Routes(self._sink)
+        self._applied: dict[str, dict[str, int]] = {}
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": rig.kafka,
+                "group.id": f"{rig.prefix}.{name}",
+                "auto.offset.reset": "earliest",
+                "topic.metadata.refresh.interval.ms": 200,
+                "enable.auto.commit": False,
+            }
+        )
+        self._consumer.subscribe([route.topic for route in self._sink.route])
+        self._stop = threading.Event()
+        self._may_apply = threading.Event()
+        self._may_apply.set()
+        self._thread = threading.Thread(target=self._run)
+
+    def start(self) -> None:
+        """Open the target, and begin to follow the topics."""
+        self._target.open()
+        self._thread.start()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Apply nothing that is read during the block before its end."""
+        self._may_apply.clear()
+        try:
+            yield
+        finally:
+            self._may_apply.set()
+
+    def close(self) -> None:
+        """Stop, and close the connections."""
+        self._stop.set()
+        self._thread.join()
+        self._consumer.close()
+        self._target.close()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            messages = self._consumer.consume(500, 0.05)
+            found = [message for message in messages if message.error() is None]
+            self._may_apply.wait()
+            if found:
+                apply(self._target, self._routes, [sink_record(one) for one in found])
+            for one in found:
+                partitions = self._applied.setdefault(one.topic(), {})
+                partitions[str(one.partition())] = one.offset() + 1
+            progress = Progress(self._sink.name, State.RUNNING, self._applied)
+            write_progress(self._path, progress, CLOCK.now())
+
+
+def apply(
+    target: CacheSink | SearchSink, routes: Routes, records: list[Record]
+) -> None:
+    """Apply records as one batch."""
+    decoded = decode(records, routes)
+    target.apply(Batch(0, newest_per_key(decoded.changes).changes))
+    refused = target.flush().refused
+    assert not (refused or decoded.unreadable), (refused, decoded.unreadable)
+
+
+@contextmanager
+def served(app: Flask) -> Iterator[str]:
+    """Serve an application in a thread; yield its address."""
+    server: BaseWSGIServer = make_server(LOOPBACK, 0, app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://{LOOPBACK}:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def without_indexes(url: str) -> Iterator[None]:
+    """Drop the indexes of orders and products, before and after the block."""
+    names = ["orders-1", "products-1"]
+    with closing(OpenSearch(url)) as client:
+        client.indices.delete(index=names, params={"ignore_unavailable": "true"})
+        try:
+            yield
+        finally:
+            client.indices.delete(index=names, params={"ignore_unavailable": "true"})
+
+
+def configure(rig: Rig, stack: LazyStack) -> None:
+    """Write the configuration of a relay and two sinks of the shop."""
+    rig.configure(rig.outbox, tables=TABLES)
+    text = SINKS.format(
+        redis=stack.redis_url, opensearch=stack.opensearch_url, prefix=rig.prefix
+    )
+    rig.config.write_text(rig.config.read_text(encoding="utf-8") + text)
+
+
+@contextmanager
+def storefront(options: dict[str, Any], log: Path) -> Iterator[str]:
+    """Run the storefront as a process; yield its address."""
+    port = ports.any_free()
+    given = {"--port": port, "--drain-seconds": 0, **options}
+    words = [str(word) for option in given.items() for word in option]
+    command = [sys.executable, "-m", "towpath.services.storefront", "serve", *words]
+    address = f"http://{LOOPBACK}:{port}"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        until(lambda: _is_live(process, address, log), "the storefront answers")
+        yield address
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _is_live(process: subprocess.Popen[bytes], address: str, log: Path) -> bool:
+    assert process.poll() is None, log.read_text()
+    with suppress(requests.ConnectionError):
+        return requests.get(f"{address}/health/live", timeout=5).ok
+    return False
+
+
+class Store:
+    """
+    The whole shop: services, relay, two sinks, and the storefront as a process.
+
+    Attributes:
+        saga: The services.
+        sinks: The sinks, by name.
+        address: The storefront's address.
+    """
+
+    def __init__(self, saga: Saga, sinks: dict[str, LightSink], address: str) -> None:
+        self.saga = saga
+        self.sinks = sinks
+        self.address = address
+
+    def get(self, path: str, lsn: str | None = None, **query: Any) -> requests.Response:
+        """Read a route of the read side, after an LSN."""
+        headers = {} if lsn is None else {"Towpath-Lsn": lsn}
+        return requests.get(
+            self.address + path, params=query, headers=headers, timeout=30
+        )
+
+
+GOODS = (
+    *("Brass lantern", "Lock key", "Canal chart", "Wool blanket", "Tin kettle"),
+    *("Oak tiller", "Rain hat", "Mooring rope"),
+)
+
+
+def add_products(rig: Rig, count: int) -> None:
+    """Register products with names, prices and stock; the last ones are sold out."""
+    rows = [
+        (
+            str(uuid.UUID(int=100 + number)),
+            f"{GOODS[number % len(GOODS)]} No. {number + 1}",
+            f"{4 + number}.50",
+            max(0, 10 * (count - 2 - number)),
+        )
+        for number in range(count)
+    ]
+    for product, name, price, units in rows:
+        rig.execute(
+            "insert into inventory.products (id, name, unit_price, received, on_hand)"
+            " values (%s, %s, %s, %s, %s)",
+            *(product, name, price, units, units),
+        )
+
+
+@contextmanager
+def whole_store(rig: Rig, stack: LazyStack, **options: str) -> Iterator[Store]:
+    """Provide the shop over an empty database; the options are the storefront's."""
+    saga = Saga(rig, {})
+    for name in ("orders", "inventory"):
+        saga.run(name, "migrate")
+    configure(rig, stack)
+    rig.init()
+    inventory = create_inventory(rig.dsn, threads=4)
+    with (
+        without_indexes(stack.opensearch_url),
+        closing(saga),
+        served(saga.app) as orders_url,
+        served(inventory) as inventory_url,
+    ):
+        saga.start()
+        sinks = {name: LightSink(rig, name) for name in ("cache", "search")}
+        given = {
+            "--orders": orders_url,
+            "--inventory": inventory_url,
+            "--search": stack.opensearch_url,
+            "--cache": stack.redis_url,
+            "--cache-prefix": rig.prefix,
+            "--config": str(rig.config),
+            "--wait-seconds": "10",
+        }
+        for sink in sinks.values():
+            sink.start()
+        try:
+            with storefront(given | options, rig.folder / "storefront.log") as address:
+                yield Store(saga, sinks, address)
+        finally:
+            for sink in sinks.values():
+                sink.close()
+            # The last requests are answered: their connections are back.
+            inventory.extensions["engine"].dispose()

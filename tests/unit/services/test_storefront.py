@@ -1,0 +1,232 @@
+"""The storefront's rules without I/O: timelines, baskets, newest copies, options."""
+
+import uuid
+
+import pytest
+
+from towpath.schemas.failure import UnavailableError, UsageError
+from towpath.services.orders.domain import OrderStatus, Step
+from towpath.services.plumbing.http import MalformedError
+from towpath.services.storefront import saga
+from towpath.services.storefront.pages import basket_text, parse_basket
+from towpath.services.storefront.read_side import Copy, SinkWaits, newest
+from towpath.services.storefront.saga import elapsed_text, timeline_of
+
+START = "2026-11-27T03:00:00.000000Z"
+
+
+def order(status, *steps, method="card", is_settled=False, second=9):
+    """Make an order whose steps follow each other by a second."""
+    return {
+        "status": status,
+        "placed_at": START,
+        "updated_at": START.replace("00.000000", f"{second:02}.000000"),
+        "payment_method": method,
+        "reason": None,
+        "saga": {
+            "is_settled": is_settled,
+            "steps": [
+                {
+                    "step": step,
+                    "at": START.replace("00.000000", f"{number:02}.500000"),
+                    "detail": None,
+                }
+                for number, step in enumerate(steps)
+            ],
+        },
+    }
+
+
+def test_every_status_and_every_step_has_words():
+    """
+    The orders service has no status and no step that the timeline does not know.
+    """
+    assert {*OrderStatus} == {*saga.STATUSES}
+    assert {*Step} == {*saga.STEPS}
+
+
+def test_a_timeline_has_all_steps_in_the_order_of_their_times():
+    """
+    The last change of the order stands among the steps, each in its service's lane.
+    """
+    steps = ("stock_reserved", "payment_authorized", "shipment_dispatched")
+    drawn = timeline_of(order("completed", *steps, second=2))
+
+    assert [
+        ("orders", "Order placed", "+0.00 s", False),
+        ("inventory", "Stock reserved", "+0.50 s", False),
+        ("payments", "Payment authorised", "+1.50 s", False),
+        ("orders", "Order completed", "+2.00 s", False),
+        ("shipping", "Parcel dispatched", "+2.50 s", False),
+        ("inventory", "Booking the sale", "", True),
+    ] == [(m.service, m.text, m.elapsed, m.is_awaited) for m in drawn.moments]
+    assert [False] * 4 + [True] == [is_awaited for _, is_awaited in drawn.hops]
+    assert 6 * saga.ROW_HEIGHT == drawn.height
+    assert [14, 42, 70, 14, 98, 42] == [moment.x for moment in drawn.moments]
+
+
+@pytest.mark.parametrize(
+    ("status", "steps", "awaited"),
+    [
+        ("placed", (), ["inventory"]),
+        ("placed", ("stock_reserved",), []),
+        ("paying", (), ["inventory", "payments"]),
+        ("paying", ("payment_authorized",), ["inventory"]),
+        ("confirmed", ("stock_reserved", "payment_authorized"), ["payments"]),
+        ("paid", ("payment_captured",), ["shipping"]),
+        ("cancelling", (), ["shipping"]),
+        ("cancelled", ("payment_declined",), ["inventory"]),
+        ("cancelled", ("stock_rejected",), ["payments"]),
+        ("returned", ("payment_refunded",), ["inventory"]),
+    ],
+)
+def test_the_steps_that_an_order_waits_for_are_at_the_end(status, steps, awaited):
+    """
+    They follow from its status, less the steps that have come.
+    """
+    moments = timeline_of(order(status, *steps)).moments
+
+    assert awaited == [m.service for m in moments if m.is_awaited]
+
+
+def test_a_settled_order_awaits_nothing():
+    """An order that nobody paid waits for no money either."""
+    settled = timeline_of(order("cancelled", is_settled=True)).moments
+    unpaid = timeline_of(order("cancelled", method=None)).moments
+
+    assert [False, False] == [moment.is_awaited for moment in settled]
+    assert ["Releasing the stock"] == [m.text for m in unpaid if m.is_awaited]
+
+
+def test_a_step_before_the_order_follows_it():
+    """
+    The clock of another service may be slow: the order is placed first all the same.
+    """
+    early = order("placed", "stock_reserved")
+    early["saga"]["steps"][0]["at"] = "2026-11-27T02:59:59Z"
+    drawn = timeline_of(early)
+
+    assert [("Order placed", "+0.00 s"), ("Stock reserved", "+0.00 s")] == [
+        (moment.text, moment.elapsed) for moment in drawn.moments
+    ]
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "text"),
+    [(0.004, "+0.00 s"), (59.99, "+59.99 s"), (61.2, "+1 min 1 s"), (600, "+10 min 0 s")],
+)
+def test_an_elapsed_time_is_short(elapsed_s, text):
+    """Seconds with two digits, then minutes."""
+    assert text == elapsed_text(elapsed_s)
+
+
+def test_a_basket_is_read_as_it_was_written():
+    """Order and quantities stay."""
+    basket = {uuid.UUID(int=2): 3, uuid.UUID(int=1): 99}
+
+    assert list(basket.items()) == list(parse_basket(basket_text(basket)).items())
+
+
+@pytest.mark.parametrize(
+    ("cookie", "quantities"),
+    [
+        (None, []),
+        ("", []),
+        ("~*~x*1", []),
+        (f"{uuid.UUID(int=1)}*0", []),
+        (f"{uuid.UUID(int=1)}*-1", []),
+        (f"{uuid.UUID(int=1)}*1000", [99]),
+        (f"{uuid.UUID(int=1)}*{'9' * 5000}", []),
+        (f"{uuid.UUID(int=1)}*²", []),
+        ("~".join(f"{uuid.UUID(int=n)}*1" for n in range(50)), [1] * 20),
+    ],
+)
+def test_a_forged_basket_is_cut_down(cookie, quantities):
+    """
+    Only lines with a product and a quantity remain, and not too many of either.
+    """
+    assert quantities == list(parse_basket(cookie).values())
+
+
+@pytest.mark.parametrize(
+    ("document", "row", "served_from"),
+    [(16, 16, "cache"), (16, 8, "search"), (16, 24, "cache"), (16, None, "search")],
+)
+def test_the_newest_copy_is_served(document, row, served_from):
+    """
+    A position is compared by its place in the log: ordinals of one commit differ.
+    """
+    found = newest(
+        Copy({"status": "old"}, f"{document:016x}.0000000009"),
+        None if row is None else Copy({"status": "new"}, f"{row:016x}.0000000000"),
+    )
+
+    assert served_from == found.served_from
+    assert {"cache": "new", "search": "old"}[served_from] == found.document["status"]
+
+
+class Clock:
+    """A clock that a wait advances."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def monotonic_s(self):
+        """Return the time."""
+        return self.now_s
+
+
+class Sinks:
+    """Sinks that take a time to apply any LSN, and the waiter over them."""
+
+    def __init__(self, clock, **needed_s):
+        self.clock = clock
+        self.needed_s = needed_s
+        self.made = 0
+
+    def make(self):
+        """Count the waiters."""
+        self.made += 1
+        return self
+
+    def wait_for(self, _lsn, sink, timeout_s):
+        """Take the sink's time, but not more than is left."""
+        self.clock.now_s += min(self.needed_s[sink], timeout_s)
+        if self.needed_s[sink] > timeout_s:
+            raise UnavailableError(sink)
+        if not self.needed_s[sink]:
+            raise UsageError(sink)
+
+    def close(self):
+        """Close nothing."""
+
+
+def waits(**needed_s):
+    """Make waits of at most three seconds."""
+    sinks = Sinks(Clock(), **needed_s)
+    names = {"search": "s", "cache": "c"}
+    return SinkWaits(sinks.make, names, sinks.clock, 3.0), sinks
+
+
+def test_one_deadline_holds_for_all_sinks_of_a_read():
+    """
+    Each sink may take what the ones before have left.
+    """
+    enough, _ = waits(s=1.0, c=1.5)
+    too_long, sinks = waits(s=2.0, c=2.0)
+    waited = enough.until_applied("0/1", ["search", "cache"])
+    with pytest.raises(UnavailableError):
+        too_long.until_applied("0/1", ["search", "cache"])
+
+    assert ({"search": 1000, "cache": 2500}, 3.0) == (waited, sinks.clock.now_s)
+
+
+def test_a_waiter_is_kept_for_the_next_read():
+    """Its connections outlive a wait, whatever its end; an unknown LSN is a refusal."""
+    made, sinks = waits(s=1.0, c=0.0)
+    made.until_applied("0/1", ["search"])
+    with pytest.raises(MalformedError):
+        made.until_applied("0/1", ["cache"])
+    made.until_applied("0/1", ["search"])
+
+    assert 1 == sinks.made

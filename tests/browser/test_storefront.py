@@ -58,7 +58,7 @@ def test_a_visitor_browses_orders_watches_the_saga_and_returns(window):
     The page follows the saga to its end by itself, and the compensation after it.
     """
     fill_basket(window)
-    shows(window, "Canal chart No. 1", "Total")
+    shows(window, "Brass lantern No. 1", "Total")
     window.follow("#check-out")
     shows(window, "completed", "settled", "Parcel dispatched", "Stock sold")
     shows(window, "completed, your write was visible after")

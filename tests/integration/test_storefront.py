@@ -1,4 +1,4 @@
-"""The storefront over the whole shop: reads of own writes, and pages without scripts."""
+"""The storefront over the whole shop: own writes read, and pages without scripts."""
 
 import re
 import subprocess
@@ -55,6 +55,8 @@ def test_a_read_with_an_lsn_waits_for_every_sink_that_serves_it(store, held):
     path = f"/customers/{store.saga.customer}/orders"
     with store.sinks[held].held():
         number, lsn = write(store)
+        reason = f"the sink {held} has"
+        until(lambda: reason in store.get(path, lsn).text, "the sink alone lags")
         refused = store.get(path, lsn)
     until(lambda: store.get(path, lsn).ok, "the sink has caught up")
     answer = store.get(path, lsn)
@@ -62,7 +64,6 @@ def test_a_read_with_an_lsn_waits_for_every_sink_that_serves_it(store, held):
     freshness = answer.json()["freshness"]
 
     assert (503, True) == (refused.status_code, int(refused.headers["Retry-After"]) > 0)
-    assert f"the sink {held} has" in refused.json()["detail"]
     assert (number, "cache") == (newest["order_id"], newest["served_from"])
     assert (lsn, {"cache", "search"}) == (
         *(freshness["lsn"], set(freshness["waited_ms"])),
@@ -133,7 +134,9 @@ def test_my_orders_show_the_last_write(store, visitor):
     post(store, visitor, "/basket", product_id=PRODUCT)
     placed = post(
         *(store, visitor, "/checkout"),
-        **{"name": "Eve", "email": "eve@example.org", "payment_method": ""},
+        name="Eve",
+        email="eve@example.org",
+        payment_method="",
     )
     number = int(re.search(r"/orders/(\d+)", placed.url)[1])
 
@@ -195,14 +198,19 @@ def test_garbage_in_forms_cookies_and_addresses_is_refused(store, visitor):
             ("/orders/99999999/cancel", {}),
         )
     ]
-    for cookie in ("~~", "*", "x*1", f"{PRODUCT}*x", f"{PRODUCT}*", "\x7f" * 3000):
+    for cookie in ("~~", "*", "x*1", f"{PRODUCT}*x", f"{PRODUCT}*", "x" * 3000):
         visitor.cookies.set("basket", cookie)
         page = visitor.get(f"{store.address}/basket")
         assert (200, True) == (page.status_code, "Your basket is empty" in page.text)
     visitor.cookies.set("customer", "nobody")
     pages = [
         visitor.get(f"{store.address}{path}").status_code
-        for path in ("/?after=x", "/orders", "/find?q=%00", "/orders/999999999999999999")
+        for path in (
+            "/?after=x",
+            "/orders",
+            "/find?q=%00",
+            "/orders/999999999999999999",
+        )
     ]
 
     assert [422, 422, 422, 422, 404, 404] == codes
@@ -216,7 +224,10 @@ def test_a_form_of_another_site_is_refused(store, visitor):
     path = f"{store.address}/orders/{number}"
     refused = visitor.post(f"{path}/cancel", headers=forged)
 
-    assert (403, 200) == (refused.status_code, visitor.get(path, headers=forged).status_code)
+    assert (403, 200) == (
+        refused.status_code,
+        visitor.get(path, headers=forged).status_code,
+    )
     assert "placed" == store.saga.order(number)["status"]
 
 
@@ -224,7 +235,14 @@ def test_every_page_and_file_comes_with_the_policy(store, visitor):
     """
     Nothing is loaded from elsewhere, and no page has a script or a style of its own.
     """
-    for path in ("/", "/basket", "/orders", "/find?q=a", "/orders/1", "/orders/9999999"):
+    for path in (
+        "/",
+        "/basket",
+        "/orders",
+        "/find?q=a",
+        "/orders/1",
+        "/orders/9999999",
+    ):
         page = visitor.get(store.address + path)
         assert "default-src 'none'" in page.headers["Content-Security-Policy"]
         assert not re.search(r"<style|style=|<script>|\son\w+=|https?://", page.text)
@@ -232,18 +250,22 @@ def test_every_page_and_file_comes_with_the_policy(store, visitor):
         assert visitor.get(f"{store.address}/static/{name}").ok
 
 
-def test_a_service_that_is_down_is_a_page_with_a_cure(store, visitor):
-    """A product that is scarce can be ordered, and the shop then says that it is not."""
+def test_more_than_there_is_can_be_ordered_and_is_cancelled(store, visitor):
+    """The page of the order shows why."""
     post(store, visitor, "/basket", product_id=SCARCE)
-    visitor.cookies.set("basket", f"{SCARCE}*9")
+    post(store, visitor, "/basket/lines", product_id=SCARCE, quantity=9)
     placed = post(
         *(store, visitor, "/checkout"),
-        **{"name": "Eve", "email": "eve@example.org", "payment_method": "card"},
+        name="Eve",
+        email="eve@example.org",
+        payment_method="card",
     )
     number = int(re.search(r"/orders/(\d+)", placed.url)[1])
-    order = store.saga.settled(number, "cancelled")
+    store.saga.settled(number, "cancelled")
+    page = visitor.get(f"{store.address}/orders/{number}").text
 
-    assert "out of stock" == order["reason"]
+    assert "Out of stock" in page
+    assert "Order cancelled" in page
 
 
 def test_the_storefront_waits_without_the_engine():

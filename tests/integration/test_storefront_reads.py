@@ -192,7 +192,7 @@ def test_a_search_finds_orders_by_each_of_their_fields(found, text, numbers):
     "text",
     [
         *("*", "*:*", "(((", '"', "AND OR NOT", "a\\", "status:completed", "[* TO *]"),
-        *("9" * 19, "9" * 200, "\x00", "\ud800", "{}", "_id", "/.*/", "~" * 200),
+        *("9" * 19, "9" * 200, "\x00", "\U0010ffff", "{}", "_id", "/.*/", "~" * 200),
     ],
 )
 def test_a_search_takes_no_text_for_a_query(found, text):
@@ -342,7 +342,22 @@ def test_a_target_that_is_down_is_unavailable(stack, unique, targets):
                 client.get("/health/ready"),
             ]
 
-    assert [(503, "1")] * 4 == [(a.status_code, a.headers["Retry-After"]) for a in answers]
+    assert [(503, "1")] * 4 == [
+        (a.status_code, a.headers["Retry-After"]) for a in answers
+    ]
+
+
+def test_a_service_that_does_not_answer_is_a_page_with_a_cure(client):
+    """
+    It is 503 with a time to try again, as everywhere, and a sentence for the visitor.
+    """
+    answers = [client.get("/"), client.get("/orders/1"), client.get("/orders/1/saga")]
+
+    assert [(503, "1", "text/html")] * 3 == [
+        (a.status_code, a.headers["Retry-After"], a.mimetype) for a in answers
+    ]
+    assert all("does not answer" in answer.text for answer in answers)
+    assert "nothing is ordered twice" in answers[0].text
 
 
 def test_the_cache_is_read_by_the_documented_keys(stack, unique, targets):

@@ -113,7 +113,12 @@ def test_a_step_before_the_order_follows_it():
 
 @pytest.mark.parametrize(
     ("elapsed_s", "text"),
-    [(0.004, "+0.00 s"), (59.99, "+59.99 s"), (61.2, "+1 min 1 s"), (600, "+10 min 0 s")],
+    [
+        (0.004, "+0.00 s"),
+        (59.99, "+59.99 s"),
+        (61.2, "+1 min 1 s"),
+        (600, "+10 min 0 s"),
+    ],
 )
 def test_an_elapsed_time_is_short(elapsed_s, text):
     """Seconds with two digits, then minutes."""

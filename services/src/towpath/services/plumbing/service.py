@@ -182,6 +182,7 @@ class Service:
         event_schemas: Loads the schemas of its events, if it has a database.
         consuming: Declares its process that consumes, the command ``consume``.
         add_options: Adds the options that both of them have.
+        check: Refuses options that cannot be used, before the process listens.
         commands: Its other commands.
     """
 
@@ -193,6 +194,7 @@ class Service:
     event_schemas: Callable[[], EventSchemas] = EventSchemas
     consuming: Callable[[argparse.Namespace], Consuming] | None = None
     add_options: AddOptions = lambda _parser: None
+    check: Callable[[argparse.Namespace], object] = lambda _options: None
     commands: Sequence[Command] = ()
 
     def main(self, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -244,6 +246,7 @@ class Service:
         return parser
 
     def _serve(self, options: argparse.Namespace) -> None:
+        self.check(options)
         if self.migrate is not None:
             self._migrate(self.migrate, options)
             self._register(options)

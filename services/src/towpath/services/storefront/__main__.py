@@ -99,9 +99,11 @@ def create_app(shop: Shop, reads: ReadSide) -> Flask:
     return app
 
 
-def app_of(options: argparse.Namespace, environ: Mapping[str, str]) -> Flask:
+def waits_of(
+    options: argparse.Namespace, environ: Mapping[str, str]
+) -> SinkWaits | None:
     """
-    Wire the storefront by the options of ``serve``.
+    Make the waits by the options of ``serve``; without a configuration there are none.
 
     Args:
         options: The options.
@@ -110,13 +112,16 @@ def app_of(options: argparse.Namespace, environ: Mapping[str, str]) -> Flask:
     Raises:
         UsageError: The configuration cannot be used.
     """
-    waits = None
-    if options.config is not None:
-        settings = load(options.config, environ)
-        if options.state is not None:
-            state = options.state.resolve()
-            settings = settings.model_copy(update={"state_folder": state})
-        waits = make_waits(settings, SystemClock(), options.wait_seconds)
+    if options.config is None:
+        return None
+    settings = load(options.config, environ)
+    if options.state is not None:
+        state = options.state.resolve()
+        settings = settings.model_copy(update={"state_folder": state})
+    return make_waits(settings, SystemClock(), options.wait_seconds)
+
+
+def _app_of(options: argparse.Namespace, waits: SinkWaits | None) -> Flask:
     cache = OrderCache(options.cache, options.cache_prefix)
     reads = ReadSide(SearchIndex(options.search), cache, waits)
     return create_app(Shop(options.orders, options.inventory), reads)
@@ -144,8 +149,9 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
         name="storefront",
         description=__doc__ or "",
         prefix="STOREFRONT",
-        create_app=lambda options: app_of(options, environ),
+        create_app=lambda options: _app_of(options, waits_of(options, environ)),
         add_options=_add_options,
+        check=lambda options: waits_of(options, environ),
     )
     return storefront.main(arguments, environ)
 

@@ -14,6 +14,7 @@ A search never parses its text as a query: each word is compared with whole fiel
 no text can be malformed or expensive.
 """
 
+import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -100,6 +101,8 @@ class SearchIndex:
 
     def __init__(self, url: str) -> None:
         """Store the address; nothing is connected."""
+        # The library logs every call.
+        logging.getLogger("opensearch").setLevel(logging.CRITICAL)
         self._client = OpenSearch(
             hosts=[url], timeout=ANSWER_WITHIN_S, max_retries=0, pool_maxsize=8
         )

@@ -6,6 +6,7 @@ answer, or fails, is one that cannot be reached. Writes carry an idempotency key
 that a repeated one is executed once, and return the LSN of their commit.
 """
 
+import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -143,6 +144,8 @@ class Shop:
 
 
 def _client(url: str) -> httpx2.Client:
+    # The library logs every request, which a live page makes three times a second.
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
     return httpx2.Client(base_url=url, timeout=_ANSWER_WITHIN_S, trust_env=False)
 
 

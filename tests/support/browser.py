@@ -71,11 +71,13 @@ class Browser:
         """Run a script in the page, and return its value."""
         return self._post("execute/sync", {"script": script, "args": []})
 
-    def emulate(self, *, is_dark: bool = False, width: int = WIDTH) -> None:
-        """Show pages as on a screen of a width, with a light or a dark scheme."""
+    def emulate(
+        self, *, is_dark: bool = False, width: int = WIDTH, height: int = HEIGHT
+    ) -> None:
+        """Show pages as on a screen of a size, with a light or a dark scheme."""
         scheme = {"name": "prefers-color-scheme", "value": ("light", "dark")[is_dark]}
         self._command("Emulation.setEmulatedMedia", features=[scheme])
-        size = {"width": width, "height": HEIGHT, "deviceScaleFactor": 1}
+        size = {"width": width, "height": height, "deviceScaleFactor": 1}
         self._command(
             "Emulation.setDeviceMetricsOverride", **size, mobile=width < WIDTH
         )

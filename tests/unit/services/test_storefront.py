@@ -9,8 +9,9 @@ from towpath.services.orders.domain import OrderStatus, Step
 from towpath.services.plumbing.http import MalformedError
 from towpath.services.storefront import saga
 from towpath.services.storefront.pages import basket_text, parse_basket
-from towpath.services.storefront.read_side import Copy, SinkWaits, newest
+from towpath.services.storefront.read_side import Copy, newest
 from towpath.services.storefront.saga import elapsed_text, timeline_of
+from towpath.services.storefront.waits import SinkWaits
 
 START = "2026-11-27T03:00:00.000000Z"
 

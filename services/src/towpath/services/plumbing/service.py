@@ -144,10 +144,8 @@ class _Parser(argparse.ArgumentParser):
         return super().add_argument(*names, **given)
 
 
-def _add_database_options(parser: argparse.ArgumentParser) -> None:
+def _add_event_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--dsn", required=True, help="the service's database")
-    add("--registry", help="the schema registry's URL, if any")
     kept = "how long an Idempotency-Key is kept"
     add("--idempotency-hours", type=hours, default=IDEMPOTENCY_HOURS, help=kept)
     add("--kafka", help="the brokers: serve consumes too if they are named")
@@ -232,6 +230,9 @@ class Service:
         parser = _Parser(self.prefix, environ, self.name, self.description)
         add = parser.add_argument
         add("command", nargs="?", choices=list(self._commands()), default="serve")
+        if self.migrate is not None:
+            add("--dsn", required=True, help="the service's database")
+            add("--registry", help="the schema registry's URL, if any")
         add("--host", default="127.0.0.1")
         add("--port", type=int, default=8080)
         served = "requests served at once"
@@ -239,7 +240,7 @@ class Service:
         drain = "how long a stopped service still takes requests, reported not ready"
         add("--drain-seconds", type=seconds, default=DRAIN_S, help=drain)
         if self.migrate is not None:
-            _add_database_options(parser)
+            _add_event_options(parser)
         self.add_options(parser)
         for command in self.commands:
             command.add_options(parser)

@@ -30,13 +30,12 @@ from towpath.services.plumbing.service import Service, app_without_database
 from towpath.services.storefront import api, pages
 from towpath.services.storefront.read_side import (
     ORDERS,
-    LsnWaiter,
     OrderCache,
     ReadSide,
     SearchIndex,
-    SinkWaits,
 )
 from towpath.services.storefront.shop import Shop
+from towpath.services.storefront.waits import LsnWaiter, SinkWaits
 from towpath.settings import Settings, load
 from towpath.sinks.wait import Waiter
 

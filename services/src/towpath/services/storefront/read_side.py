@@ -18,22 +18,20 @@ import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from http import HTTPStatus
-from typing import Any, ClassVar, Final, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, NamedTuple
 
 import redis
 from opensearchpy import OpenSearch
 from opensearchpy.exceptions import NotFoundError as NoIndexError
 from opensearchpy.exceptions import OpenSearchException
 
-from towpath.schemas.clock import Clock, Deadline
-from towpath.schemas.failure import UnavailableError, UsageError
+from towpath.schemas.failure import UnavailableError
 from towpath.schemas.position import parse_lsn, parse_position
-from towpath.services.plumbing.http import (
-    HEADER,
-    FieldError,
-    MalformedError,
-    ProblemError,
+from towpath.services.plumbing.http import HEADER, FieldError
+from towpath.services.storefront.waits import (
+    CannotWaitError,
+    SinkWaits,
+    malformed_lsn,
 )
 
 # Redis and OpenSearch answer within milliseconds; this only bounds one that hangs.
@@ -58,14 +56,6 @@ class CacheUnavailableError(UnavailableError):
     """The cache does not answer."""
 
     remedy: ClassVar[str] = "Check that Redis runs, and that --cache names it."
-
-
-class CannotWaitError(ProblemError):
-    """The read names an LSN, and this storefront was given no configuration."""
-
-    status = HTTPStatus.NOT_IMPLEMENTED
-    slug = "cannot-wait"
-    remedy = "Leave the header out, or start the storefront with --config."
 
 
 class Copy(NamedTuple):
@@ -310,94 +300,6 @@ def _cache_errors() -> Iterator[None]:
     except redis.RedisError as error:
         message = "The cache does not answer."
         raise CacheUnavailableError(message) from error
-
-
-class LsnWaiter(Protocol):
-    """Waits for sinks; used by one thread at a time."""
-
-    def wait_for(self, lsn: str, sink: str, timeout_s: float) -> object:
-        """
-        Return when the sink has applied everything that was committed by the LSN.
-
-        Raises:
-            UnavailableError: It is not applied in time.
-            UsageError: The LSN is outside of the history.
-        """
-
-    def close(self) -> None:
-        """Close the connections."""
-
-
-class SinkWaits:
-    """Waits until the sinks that serve a read have applied an LSN."""
-
-    def __init__(
-        self,
-        make: Callable[[], LsnWaiter],
-        sinks: Mapping[str, str],
-        clock: Clock,
-        timeout_s: float,
-    ) -> None:
-        """
-        Store the parameters; nothing is connected.
-
-        Args:
-            make: Makes a waiter; there is one for each wait at the same time.
-            sinks: The name of the sink of each kind, ``search`` and ``cache``.
-            clock: Measures the waits.
-            timeout_s: The longest wait of a read, for all of its sinks.
-        """
-        self._make = make
-        self._sinks = sinks
-        self._clock = clock
-        self._timeout_s = timeout_s
-        self._idle: list[LsnWaiter] = []
-
-    def until_applied(self, lsn: str, kinds: Sequence[str]) -> dict[str, int]:
-        """
-        Return when the sinks of all kinds have applied the LSN.
-
-        Returns:
-            The milliseconds since the start of the wait, for each kind.
-
-        Raises:
-            MalformedError: The LSN is outside of the history.
-            UnavailableError: It is not applied in time.
-        """
-        began_s = self._clock.monotonic_s()
-        deadline = Deadline(self._clock, self._timeout_s)
-        waited_ms = {}
-        with self._waiter() as waiter:
-            for kind in kinds:
-                try:
-                    waiter.wait_for(lsn, self._sinks[kind], deadline.remaining_s())
-                except UsageError as error:
-                    raise malformed_lsn(str(error)) from error
-                waited_ms[kind] = round(1000 * (self._clock.monotonic_s() - began_s))
-        return waited_ms
-
-    def close(self) -> None:
-        """Close the connections of idle waiters."""
-        while self._idle:
-            self._idle.pop().close()
-
-    @contextmanager
-    def _waiter(self) -> Iterator[LsnWaiter]:
-        try:
-            # One call of a list is atomic: no two threads get the same waiter.
-            waiter = self._idle.pop()
-        except IndexError:
-            waiter = self._make()
-        try:
-            yield waiter
-        finally:
-            self._idle.append(waiter)
-
-
-def malformed_lsn(reason: str) -> MalformedError:
-    """Return the refusal of a header that is not an LSN of the source."""
-    detail = f"The header {HEADER} cannot be used: {reason}."
-    return MalformedError(detail, [FieldError(HEADER, reason)])
 
 
 class CurrentOrder(NamedTuple):

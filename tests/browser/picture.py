@@ -39,7 +39,10 @@ def storefront(window: Browser, page: str) -> None:
     window.follow("#basket-link")
     window.follow("#check-out")
     until(
-        lambda: window.text().count("completed, your write was visible") == len(READS),
+        lambda: (
+            "settled" in window.text()
+            and window.text().count("completed, your write was visible") == len(READS)
+        ),
         "the page shows the end of the saga",
     )
 

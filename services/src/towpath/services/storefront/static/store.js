@@ -48,7 +48,7 @@ async function read(place) {
     const found = await response.json();
     if (!response.ok) throw new Error(found.detail);
     if (found.after_ms !== null && !place.dataset.seen) {
-      place.dataset.seen = `, your write was visible after ${found.after_ms} ms`;
+      place.dataset.seen = `, your write was visible after ${found.after_ms}\u00a0ms`;
     }
     const status = found.status ?? "not there yet";
     answer.textContent = status + (place.dataset.seen ?? "");

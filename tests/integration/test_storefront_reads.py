@@ -8,7 +8,8 @@ import pytest
 import redis
 from opensearchpy import OpenSearch
 
-from support.storefront import ProductShape, without_indexes
+from support.api_conformance import conformance_report
+from support.storefront import ProductShape, storefront, without_indexes
 from towpath.schemas.clock import SystemClock
 from towpath.services.storefront.__main__ import create_app
 from towpath.services.storefront.read_side import OrderCache, ReadSide, SearchIndex
@@ -192,7 +193,17 @@ def test_a_search_finds_orders_by_each_of_their_fields(found, text, numbers):
     "text",
     [
         *("*", "*:*", "(((", '"', "AND OR NOT", "q\\", "status:completed", "[* TO *]"),
-        *("9" * 19, "9" * 200, "\x00", "\U0010ffff", "{}", "_id", "/.*/", "~" * 200),
+        *(
+            "\x1c",
+            "9" * 19,
+            "9" * 200,
+            "\x00",
+            "\U0010ffff",
+            "{}",
+            "_id",
+            "/.*/",
+            "~" * 200,
+        ),
     ],
 )
 def test_a_search_takes_no_text_for_a_query(found, text):
@@ -358,6 +369,31 @@ def test_a_service_that_does_not_answer_is_a_page_with_a_cure(client):
     ]
     assert all("does not answer" in answer.text for answer in answers)
     assert "nothing is ordered twice" in answers[0].text
+
+
+@pytest.mark.timeout(300)
+def test_every_answer_of_the_read_side_is_as_its_document_describes_it(
+    stack, unique, targets, tmp_path
+):
+    """
+    Schemathesis finds no answer that differs from the document.
+    """
+    for number in range(1, 40):
+        targets.document(number, 8 * number)
+        targets.row(number, 8 * number, status="placed")
+    options = {
+        "--orders": NOWHERE,
+        "--inventory": NOWHERE,
+        "--search": stack.opensearch_url,
+        "--cache": stack.redis_url,
+        "--cache-prefix": unique,
+    }
+    with storefront(options, tmp_path / "log") as service:
+        code, report = conformance_report(
+            service, tmp_path, "support.orders_requests", examples=25
+        )
+
+    assert 0 == code, report
 
 
 def test_the_cache_is_read_by_the_documented_keys(stack, unique, targets):

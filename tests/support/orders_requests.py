@@ -1,9 +1,9 @@
 """
-Hooks of Schemathesis for the orders service: real ids in requests that are valid.
+Hooks of Schemathesis for orders and the storefront: real ids in valid requests.
 
 The document cannot describe which customers exist, which keys are used, which version
-an order has, or which cursors were handed out. Requests that are invalid on purpose
-stay as they are.
+an order has, or which cursors and LSNs were handed out. Requests that are invalid on
+purpose stay as they are.
 """
 
 import functools
@@ -51,6 +51,8 @@ def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
         case.headers["Idempotency-Key"] = str(uuid.uuid4())
     if is_valid(ParameterLocation.HEADER) and "If-Match" in case.headers:
         case.headers["If-Match"] = "*"
+    if is_valid(ParameterLocation.HEADER):
+        case.headers.pop("Towpath-Lsn", None)
     if is_valid(ParameterLocation.QUERY):
         case.query.pop("cursor", None)
     # The server refuses an overlong first line before any operation.

@@ -5,7 +5,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from flask import Flask
 from opensearchpy import OpenSearch
 from werkzeug.serving import BaseWSGIServer, make_server
 
+from support.orders_service import Service
 from support.rig import Rig
 from support.saga import Saga
 from support.topics import sink_record
-from support.waiting import CLOCK, until
+from support.waiting import CLOCK
 from towpath.deploy.local import ports
 from towpath.deploy.local.ports import LOOPBACK
 from towpath.deploy.local.stack import LazyStack
@@ -202,28 +203,21 @@ def configure(rig: Rig, stack: LazyStack) -> None:
 
 
 @contextmanager
-def storefront(options: dict[str, Any], log: Path) -> Iterator[str]:
-    """Run the storefront as a process; yield its address."""
+def storefront(options: dict[str, Any], log: Path) -> Iterator[Service]:
+    """Run the storefront as a process."""
     port = ports.any_free()
     given = {"--port": port, "--drain-seconds": 0, **options}
     words = [str(word) for option in given.items() for word in option]
     command = [sys.executable, "-m", "towpath.services.storefront", "serve", *words]
-    address = f"http://{LOOPBACK}:{port}"
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
+    service = Service(f"http://{LOOPBACK}:{port}", process, log)
     try:
-        until(lambda: _is_live(process, address, log), "the storefront answers")
-        yield address
+        service.wait_until_live()
+        yield service
     finally:
         process.terminate()
         process.wait(30)
-
-
-def _is_live(process: subprocess.Popen[bytes], address: str, log: Path) -> bool:
-    assert process.poll() is None, log.read_text()
-    with suppress(requests.ConnectionError):
-        return requests.get(f"{address}/health/live", timeout=5).ok
-    return False
 
 
 class Store:
@@ -303,8 +297,8 @@ def whole_store(rig: Rig, stack: LazyStack, **options: str) -> Iterator[Store]:
         for sink in sinks.values():
             sink.start()
         try:
-            with storefront(given | options, rig.folder / "storefront.log") as address:
-                yield Store(saga, sinks, address)
+            with storefront(given | options, rig.folder / "storefront.log") as made:
+                yield Store(saga, sinks, made.url)
         finally:
             for sink in sinks.values():
                 sink.close()

@@ -3,14 +3,23 @@
 import uuid
 
 import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from towpath.schemas.failure import UnavailableError, UsageError
 from towpath.services.orders.domain import OrderStatus, Step
 from towpath.services.plumbing.http import MalformedError
 from towpath.services.storefront import saga
+from towpath.services.storefront.__main__ import create_app
 from towpath.services.storefront.pages import basket_text, parse_basket
-from towpath.services.storefront.read_side import Copy, newest
+from towpath.services.storefront.read_side import (
+    Copy,
+    OrderCache,
+    ReadSide,
+    SearchIndex,
+    newest,
+)
 from towpath.services.storefront.saga import elapsed_text, timeline_of
+from towpath.services.storefront.shop import Shop
 from towpath.services.storefront.waits import SinkWaits
 
 START = "2026-11-27T03:00:00.000000Z"
@@ -169,6 +178,29 @@ def test_the_newest_copy_is_served(document, row, served_from):
 
     assert served_from == found.served_from
     assert {"cache": "new", "search": "old"}[served_from] == found.document["status"]
+
+
+def test_the_read_side_is_described_and_the_pages_are_not():
+    """
+    The document keeps the rules of OpenAPI; reads that wait declare the header.
+    """
+    nowhere = "http://127.0.0.1:1"
+    cache = OrderCache("redis://127.0.0.1:1", "towpath")
+    reads = ReadSide(SearchIndex(nowhere), cache, None)
+    client = create_app(Shop(nowhere, nowhere), reads).test_client()
+    document = client.get("/openapi.json").json
+    errors = [str(error) for error in OpenAPIV31SpecValidator(document).iter_errors()]
+    waiting = {
+        path
+        for path, operations in document["paths"].items()
+        if "Towpath-Lsn" in [each["name"] for each in operations["get"]["parameters"]]
+    }
+
+    assert [] == errors
+    assert {"/search", "/customers/{customer_id}/orders"} == waiting
+    assert waiting | {"/health/live", "/health/ready", "/openapi.json"} == {
+        *document["paths"]
+    }
 
 
 class Clock:

@@ -201,6 +201,8 @@ def _search_errors() -> Iterator[None]:
 
 def _every_word(text: str, ways: Callable[[str], list[Any]]) -> dict[str, Any]:
     words = text.split()[:MAX_WORDS]
+    if not words:
+        return {"match_none": {}}
     return {"bool": {"must": [{"bool": {"should": ways(word)}} for word in words]}}
 
 

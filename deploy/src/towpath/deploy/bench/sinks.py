@@ -112,7 +112,9 @@ def measure_checkout(
     Raises:
         TowpathError: A part became unavailable, or did not finish in time.
     """
-    with _staged(stack, options, screen) as stage:
+    orders = min(_MOST_OLD_ORDERS, options.rows)
+    plan = (orders, options.duration_s, options.warm_up_s)
+    with staged(stack, screen, *plan) as stage:
         platform.start_stack(stage)
         platform.start_drivers(stage)
         platform.fill_shop(stage)
@@ -140,25 +142,33 @@ def findings(found: Sequence[SinkResult]) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _staged(
-    stack: Stack, options: SinkBenchOptions, screen: DemoScreen
+def staged(
+    stack: Stack, screen: DemoScreen, orders: int, duration_s: float, warm_up_s: float
 ) -> Iterator[OwnStage]:
-    """Yield the demo's stage; its processes end with the block."""
-    orders = min(_MOST_OLD_ORDERS, options.rows)
+    """
+    Yield the demo's stage; its processes end with the block.
+
+    Args:
+        stack: The stack, which is not started.
+        screen: Shows the steps.
+        orders: Orders that exist before the relay starts.
+        duration_s: The time for which the load's latency is sampled.
+        warm_up_s: The time of the load before that.
+    """
     with Supervisor(stack.state) as supervisor:
         yield parts.own_stage(
             (stack, supervisor),
             screen,
-            options=DemoOptions(orders=orders, duration_s=options.duration_s),
+            options=DemoOptions(orders=orders, duration_s=duration_s),
             # No customer returns to an old order, and no further sink is added.
             plan=DemoPlan(
                 settle_rate=0.0,
                 new_sink_after_s=0.0,
                 max_rows_per_second=0,
                 wanted_changes=0,
-                load_s=options.duration_s,
-                sample_after_s=options.warm_up_s,
-                sample_for_s=options.duration_s,
+                load_s=duration_s,
+                sample_after_s=warm_up_s,
+                sample_for_s=duration_s,
             ),
         )
 

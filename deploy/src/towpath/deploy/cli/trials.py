@@ -136,6 +136,7 @@ CaseName = Literal["drain_1", "drain_100", "steady_500", "steady_2000", "steady_
 FillCaseName = Literal["million_rows"]
 LoadName = Literal["updates", "quiet"]
 SinkCaseName = Literal["checkout", "catch_up"]
+SustainedCaseName = Literal["checkout", "rows"]
 SinkName = Literal["cache", "search", "warehouse"]
 
 
@@ -374,6 +375,63 @@ def bench_outbox(
     )
     benchmark = Benchmark(partial(measure_outbox, writers=writers), draw)
     return run_benchmark(options, benchmark, keep=keep, as_json=json)
+
+
+@bench_app.command(name="checkout")
+def bench_checkout(  # noqa: PLR0913 - each is an option of the command
+    *,
+    case: SustainedCaseName = "checkout",
+    rates: str = "",
+    refine: Annotated[int, Parameter(validator=Number(gte=0, lte=10))] = 1,
+    orders: Annotated[int, Parameter(validator=Number(gte=0))] = 50_000,
+    duration: Annotated[float, Parameter(validator=Number(gte=1))] = 300.0,
+    warm_up: Annotated[float, Parameter(validator=Number(gte=0))] = 60.0,
+    json: Annotated[bool, Parameter(negative="")] = False,
+    keep: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """
+    Find the highest rate that the whole shop sustains on this machine, and its bound.
+
+    checkout: four services, relay, drivers and the three sinks, and customers who check
+    out, pay, cancel and return at an open-loop rate. rows: relay and sinks alone, fed
+    by SQL. Rates step up until one is not sustained: a request failed, a part
+    restarted, or a backlog rose over the measured time, be it unsettled orders, bytes
+    of the log or records of a sink. Each rate is printed when it ends, with the lag
+    that readers of each sink saw, the time of a saga, and the processor time of each
+    part. A stack of its own is started in a temporary folder and removed again.
+
+    Exit 0 if every sink equalled the source afterwards, and money, stock and parcels
+    agreed in the source and in every sink; 1, without any figures, if not; 3 if a part
+    was unavailable.
+
+    Args:
+        case: checkout, or rows.
+        rates: Steps in ascending order, as 10,20,40: checkouts a second, or rows
+            [5,10,20,40,80; of rows 1000,2500,5000].
+        refine: How many rates to try between the highest sustained and the next step.
+        orders: How many orders exist before the relay starts.
+        duration: Seconds for which each rate is measured.
+        warm_up: Seconds for which it goes on before that; orders that nobody pays are
+            cancelled after 30.
+        json: Print one JSON document.
+        keep: Leave logs and configuration files in place.
+    """
+    from towpath.deploy.bench.checkout import (  # noqa: PLC0415 - keeps --help fast
+        RATES,
+        CheckoutBenchOptions,
+        run_checkout_benchmark,
+    )
+    from towpath.deploy.bench.sinks import rates_of  # noqa: PLC0415 - as above
+
+    options = CheckoutBenchOptions(
+        case=case,
+        rates=sorted(rates_of(rates)) if rates else RATES[case],
+        refine=refine,
+        orders=orders,
+        duration_s=duration,
+        warm_up_s=warm_up,
+    )
+    return run_checkout_benchmark(options, keep=keep, as_json=json)
 
 
 chaos_app = App(

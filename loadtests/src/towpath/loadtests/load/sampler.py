@@ -23,7 +23,7 @@ import dataclasses
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from threading import Event, Lock, Thread
@@ -31,7 +31,6 @@ from typing import Any, Final, Protocol
 from uuid import uuid4
 
 import redis
-import requests
 from opensearchpy import OpenSearch
 from opensearchpy.exceptions import NotFoundError
 from pyiceberg.catalog import load_catalog
@@ -77,11 +76,12 @@ class CacheProbe:
     # A poll costs one round trip; a shorter interval would measure the sampler.
     interval_s = 0.01
 
-    def __init__(self, url: str, key: str) -> None:
+    def __init__(self, url: str, key: str, column: str = "id") -> None:
         self._client = redis.Redis.from_url(
             url, socket_timeout=_TIMEOUT_S, decode_responses=True
         )
         self._key = key
+        self._column = column
 
     def check(self) -> None:
         # The user's permissions are unknown, so run the query of the later polls.
@@ -90,7 +90,7 @@ class CacheProbe:
     def find(self, order_ids: Sequence[int]) -> set[int]:
         pipeline = self._client.pipeline(transaction=False)
         for order_id in order_ids:
-            pipeline.hget(self._key.format(order_id), "id")
+            pipeline.hget(self._key.format(order_id), self._column)
         answers = pipeline.execute()
         return {
             order_id
@@ -136,7 +136,8 @@ class WarehouseProbe:
     # A scan takes a few hundred milliseconds of a core that the load needs too.
     interval_s = 3.0
 
-    def __init__(self, catalog: dict[str, str], table: str) -> None:
+    def __init__(self, catalog: dict[str, str], table: str, column: str = "id") -> None:
+        self._column = column
         self._catalog_name = catalog.pop("name", "lake")
         self._properties: dict[str, str | None] = dict(catalog)
         self._name = table
@@ -154,9 +155,9 @@ class WarehouseProbe:
             table = self._fresh()
         except NoSuchTableError:
             return set()
-        wanted = f"id in ({', '.join(map(str, order_ids))})"
-        rows = table.scan(row_filter=wanted, selected_fields=("id",))
-        return set(rows.to_arrow().column("id").to_pylist())
+        wanted = f"{self._column} in ({', '.join(map(str, order_ids))})"
+        rows = table.scan(row_filter=wanted, selected_fields=(self._column,))
+        return set(rows.to_arrow().column(self._column).to_pylist())
 
     def _fresh(self) -> Any:  # noqa: ANN401 - a driver's object
         if self._table is None:
@@ -174,17 +175,45 @@ _ANSWER_TIMEOUT_S: Final = 30.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOptions:
     """
-    The shop, customers and times of the sampler's orders.
+    The times of the sampler's orders.
 
     With ``for_s`` 0, orders are placed until the sampler is stopped.
     """
 
-    host: str
-    customers: list[str]
     interval_s: float
     after_s: float = 0.0
     for_s: float = 0.0
     lost_after_s: float = LOST_AFTER_S
+
+
+# Places an order, and returns its number after the commit.
+PlaceOrder = Callable[[], int]
+
+
+class ShopOrders:
+    """Places orders through the API."""
+
+    def __init__(self, host: str, customers: Sequence[str]) -> None:
+        self._host = host
+        self._customers = customers
+        self._session = session_with(host)
+        self._random = Random()
+
+    def __call__(self) -> int:
+        """
+        Place an order.
+
+        Raises:
+            requests.RequestException: It was not placed.
+        """
+        answer = self._session.post(
+            f"{self._host}/orders",
+            json=basket(self._random, self._customers),
+            headers={"Idempotency-Key": str(uuid4())},
+            timeout=_ANSWER_TIMEOUT_S,
+        )
+        answer.raise_for_status()
+        return int(answer.json()["order_id"])
 
 
 class LineWriter:
@@ -243,6 +272,7 @@ class Sampler:
 
     def __init__(
         self,
+        place: PlaceOrder,
         orders: SampleOptions,
         probes: dict[str, Probe],
         clock: Clock,
@@ -253,8 +283,7 @@ class Sampler:
         self.stop = Event()
         self.closed = Event()
         self.orders = orders
-        self._session = session_with(orders.host)
-        self._random = Random()
+        self._place_order = place
         self._errors: Counter[str] = Counter()
         self._placed = 0
         self._watches = [
@@ -294,16 +323,9 @@ class Sampler:
     def _place(self) -> None:
         sent_at_s = self.clock.monotonic_s()
         try:
-            answer = self._session.post(
-                f"{self.orders.host}/orders",
-                json=basket(self._random, self.orders.customers),
-                headers={"Idempotency-Key": str(uuid4())},
-                timeout=_ANSWER_TIMEOUT_S,
-            )
+            order_id = self._place_order()
             committed_at_s = self.clock.monotonic_s()
-            answer.raise_for_status()
-            order_id = int(answer.json()["order_id"])
-        except (requests.RequestException, ValueError, LookupError) as error:
+        except Exception as error:  # noqa: BLE001 - any driver's: counted
             self.fail(CHECKOUT, type(error).__name__)
             return
         self._placed += 1
@@ -369,7 +391,8 @@ def main() -> int:
     writer.write(ready=True)
     if sys.stdin.readline().strip() != START:
         return 0
-    sampler = Sampler(SampleOptions(**config), probes, SystemClock(), writer)
+    place = ShopOrders(config.pop("host"), config.pop("customers"))
+    sampler = Sampler(place, SampleOptions(**config), probes, SystemClock(), writer)
     running = Thread(target=sampler.run, name="sampler", daemon=True)
     running.start()
     if sys.stdin.readline().strip() == STOP:

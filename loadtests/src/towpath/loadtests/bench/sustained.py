@@ -1,0 +1,344 @@
+"""
+The highest rate that the platform sustains: its verdict, its bounds, its result. Pure.
+
+A rate is sustained if every request was answered, no part restarted, and no backlog
+rose over the measured time. Backlogs are counts: orders whose saga has not ended, bytes
+of the log that the relay has not confirmed, records that a sink has not applied. Each
+is sampled at an interval, and a straight line is fitted to the samples. Its slope is
+compared with the rate at which the same thing comes in: a part that falls behind by
+more than a twentieth of that cannot keep up. ::
+
+    {"checkout": {"name": "checkout", "sustained_rate": 20.0, "rates": [
+        {"rate_per_s": 20.0, "reached_per_s": ..., "rows_per_s": ...,
+         "events_per_s": ..., "is_sustained": true, "failures": 0, "restarts": 0,
+         "backlogs": {"saga": {"first": ..., "last": ..., "growth": ...}, ...},
+         "saga_p50_ms": ..., "cache_p50_ms": ..., "cache_is_wanted": true, ...,
+         "cpu": {"relay": ..., ...}, "cores": 2, "cores_used": ...,
+         "others": ..., "bound": "..."}, ...]}}
+
+``growth`` is the slope as a share of the incoming rate.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from towpath.loadtests.bench.result import ROUND, BenchResult, unverified, verified
+from towpath.loadtests.bench.sinks.result import (
+    BUDGETS_MS,
+    CACHE,
+    SEARCH,
+    WAREHOUSE,
+    Reading,
+)
+from towpath.loadtests.load.samples import Latency
+
+CHECKOUT: Final = "checkout"
+ROWS: Final = "rows"
+
+# Names of backlogs; those of sinks have the sinks' names.
+SAGA: Final = "saga"
+RELAY: Final = "relay"
+
+# A rise below this share of what comes in is that of a saw tooth between two batches.
+RISING_SHARE: Final = 0.05
+# An arrival that fell beyond the end of the measured time is no missing one.
+_REACHED_SHARE: Final = 0.97
+# Above this share of all cores, the machine itself is the bound.
+_BUSY_SHARE: Final = 0.9
+_NAMED_PARTS: Final = 3
+
+# From the commit to the first read that finds it, at the 99th percentile: those that
+# must hold at any rate. BUDGETS_MS holds where the machine carries the rate.
+REQUIRED_MS: Final[Mapping[str, float]] = MappingProxyType(
+    {CACHE: 10_000.0, SEARCH: 60_000.0, WAREHOUSE: 3_600_000.0}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """
+    A count over time, and the rate at which it would grow if nobody worked it off.
+
+    Attributes:
+        samples: Seconds and counts, at least two of them.
+        incoming_per_s: What came in, in the same unit.
+    """
+
+    samples: tuple[tuple[float, float], ...]
+    incoming_per_s: float
+
+    @property
+    def slope(self) -> float:
+        """The slope of the line with the least squares, in units a second."""
+        count = len(self.samples)
+        mean_s = sum(at_s for at_s, _ in self.samples) / count
+        mean = sum(amount for _, amount in self.samples) / count
+        spread = sum((at_s - mean_s) ** 2 for at_s, _ in self.samples)
+        rise = sum((at_s - mean_s) * (one - mean) for at_s, one in self.samples)
+        return rise / spread if spread else 0.0
+
+    @property
+    def growth(self) -> float:
+        """The slope as a share of what came in; 0 if nothing came in."""
+        return self.slope / self.incoming_per_s if self.incoming_per_s else 0.0
+
+    @property
+    def is_rising(self) -> bool:
+        """Whether the part cannot keep up."""
+        return self.growth > RISING_SHARE
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the backlog as a JSON object."""
+        return {
+            "first": self.samples[0][1],
+            "last": self.samples[-1][1],
+            "growth": round(self.growth, ROUND),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cores:
+    """
+    The machine's processor time, in cores.
+
+    Attributes:
+        count: The cores of the machine.
+        used: The time of all processes, ours and others.
+        parts: The time of each part with its child processes.
+    """
+
+    count: int
+    used: float
+    parts: Mapping[str, float]
+
+    @property
+    def others(self) -> float:
+        """The time of processes that are no part, such as those of other users."""
+        return max(0.0, self.used - sum(self.parts.values()))
+
+    def largest(self) -> list[tuple[str, float]]:
+        """Return the parts that took the most, and their time."""
+        return sorted(self.parts.items(), key=lambda one: -one[1])[:_NAMED_PARTS]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SustainedRate:
+    """
+    One rate, kept up for the measured time.
+
+    Attributes:
+        rate_per_s: The requested rate, of checkouts or of row writes.
+        reached_per_s: The answered checkouts, or committed rows.
+        rows_per_s: Records of row changes that the relay published.
+        events_per_s: Records of events that the relay published.
+        failures: Requests without an answer or not sent, and failed reads.
+        restarts: Restarts of parts.
+        readings: The lag that readers saw, by sink.
+        saga: The time from a checkout to the end of its saga.
+        backlogs: Every backlog by its name.
+        cores: The machine's processor time.
+    """
+
+    rate_per_s: float
+    reached_per_s: float
+    rows_per_s: float
+    events_per_s: float
+    failures: int
+    restarts: int
+    readings: Mapping[str, Reading]
+    saga: Latency
+    backlogs: Mapping[str, Backlog]
+    cores: Cores
+
+    @property
+    def is_sustained(self) -> bool:
+        """Whether everything kept up with the requested rate."""
+        return not list(self.reasons())
+
+    def reasons(self) -> Iterator[str]:
+        """Yield a clause for each reason why the rate was not sustained."""
+        if self.reached_per_s < self.rate_per_s * _REACHED_SHARE:
+            yield f"only {self.reached_per_s:.1f}/s were reached"
+        if self.failures:
+            yield f"{self.failures:,} requests or reads failed"
+        if self.restarts:
+            yield f"{self.restarts} parts restarted"
+        for name, backlog in self.backlogs.items():
+            if backlog.is_rising:
+                yield f"the backlog of {name} rose by {backlog.growth:.0%} of its input"
+        lost = sum(reading.lost for reading in self.readings.values())
+        if lost:
+            yield f"{lost:,} samples were lost"
+
+    def bound(self) -> str:
+        """Describe what bounds the rate, or would bound a higher one first."""
+        cores = self.cores
+        named = ", ".join(f"{name} {share:.2f}" for name, share in cores.largest())
+        used = f"{cores.used:.2f} of {cores.count} cores used"
+        if cores.used >= cores.count * _BUSY_SHARE:
+            others = f"; others on the machine {cores.others:.2f}"
+            return f"the processor: {used}, most of them by {named}{others}"
+        rising = [name for name, one in self.backlogs.items() if one.is_rising]
+        if rising:
+            return f"{' and '.join(rising)}, with {used}: {named}"
+        return f"nothing yet: {used}, most of them by {named}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the rate as a JSON object."""
+        found: dict[str, Any] = {}
+        for name, reading in self.readings.items():
+            for share in ("p50_ms", "p95_ms", "p99_ms", "samples", "lost"):
+                found[f"{name}_{share}"] = getattr(reading, share)
+            found[f"{name}_is_required"] = reading.is_within(REQUIRED_MS[name])
+            found[f"{name}_is_wanted"] = reading.is_within(BUDGETS_MS[name])
+        return {
+            "rate_per_s": self.rate_per_s,
+            "reached_per_s": round(self.reached_per_s, ROUND),
+            "rows_per_s": round(self.rows_per_s, ROUND),
+            "events_per_s": round(self.events_per_s, ROUND),
+            "is_sustained": self.is_sustained,
+            "reasons": list(self.reasons()),
+            "failures": self.failures,
+            "restarts": self.restarts,
+            "backlogs": {name: one.as_json() for name, one in self.backlogs.items()},
+            "saga_samples": self.saga.count,
+            "saga_p50_ms": self.saga.p50_ms,
+            "saga_p95_ms": self.saga.p95_ms,
+            **found,
+            "cpu": {n: round(share, ROUND) for n, share in self.cores.parts.items()},
+            "cores": self.cores.count,
+            "cores_used": round(self.cores.used, ROUND),
+            "others": round(self.cores.others, ROUND),
+            "bound": self.bound(),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SustainedCase:
+    """The rates of a case in the order in which they ran; at least one."""
+
+    name: str
+    rates: tuple[SustainedRate, ...]
+
+    @property
+    def highest(self) -> SustainedRate | None:
+        """The highest rate that was sustained, if one was."""
+        sustained = (rate for rate in self.rates if rate.is_sustained)
+        return max(sustained, key=_asked, default=None)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the case as a JSON object."""
+        highest = self.highest
+        return {
+            "name": self.name,
+            "sustained_rate": highest.rate_per_s if highest else None,
+            "sustained_rows_per_s": round(highest.rows_per_s, ROUND)
+            if highest
+            else None,
+            "required_ms": dict(REQUIRED_MS),
+            "wanted_ms": dict(BUDGETS_MS),
+            "rates": [rate.as_json() for rate in self.rates],
+        }
+
+
+def next_rate(
+    found: Sequence[SustainedRate], rates: Sequence[float], refine: int
+) -> float | None:
+    """
+    Return the rate to measure next: one step up, or between the best and the first bad.
+
+    Args:
+        found: The rates that have been measured, in their order.
+        rates: The steps, in ascending order.
+        refine: How many rates to measure between a sustained one and the next step.
+
+    Returns:
+        None: The search has ended.
+    """
+    failed = [one.rate_per_s for one in found if not one.is_sustained]
+    if not failed:
+        left = [rate for rate in rates if not found or rate > found[-1].rate_per_s]
+        return left[0] if left else None
+    sustained = [one.rate_per_s for one in found if one.is_sustained]
+    steps = sum(rate not in rates for rate in (*failed, *sustained))
+    if not sustained or steps >= refine:
+        return None
+    return (max(sustained) + min(failed)) / 2
+
+
+def _asked(rate: SustainedRate) -> float:
+    return rate.rate_per_s
+
+
+def draw(result: BenchResult[SustainedCase]) -> RenderableType:
+    """Draw the end of a benchmark whose rates were printed as they ended."""
+    if not result.verified:
+        return unverified(result.findings)
+    what = "every sink equals the source; money, stock and parcels agree in all stores"
+    lines: list[RenderableType] = [Text()]
+    for case in result.cases:
+        highest, unit = case.highest, UNITS[case.name]
+        rows = f", {highest.rows_per_s:,.0f} row changes/s" if highest else ""
+        shown = f"{highest.rate_per_s:g} {unit}" if highest else "none"
+        lines.append(Text(f"highest sustained rate: {shown}{rows}", style="bold"))
+    return Group(*lines, *verified(what, result.machine))
+
+
+UNITS: Final = {CHECKOUT: "checkouts/s", ROWS: "row writes/s"}
+
+
+def draw_rate(rate: SustainedRate, unit: str) -> RenderableType:
+    """Draw one rate."""
+    outcome = "sustained" if rate.is_sustained else "not sustained"
+    style = "green" if rate.is_sustained else "red"
+    title = (
+        f"{rate.rate_per_s:g} {unit}: {rate.reached_per_s:.1f} reached, "
+        f"{rate.rows_per_s:,.0f} row changes/s, {rate.events_per_s:,.0f} events/s, "
+    )
+    blocks: list[RenderableType] = [Text(), Text.assemble(title, (outcome, style))]
+    blocks += [Text(f"  {reason}", style="red") for reason in rate.reasons()]
+    if rate.saga.count:
+        saga = rate.saga
+        times = f"p50 {saga.p50_ms:,.0f} ms, p95 {saga.p95_ms:,.0f} ms"
+        blocks.append(Text(f"  checkout to settled: {times}, {saga.count} orders"))
+    shares = ", ".join(f"{n} {one:.2f}" for n, one in rate.cores.parts.items())
+    cores = f"  cores: {shares}, others {rate.cores.others:.2f}"
+    bound = Text(f"  bound: {rate.bound()}", style="bold")
+    return Group(*blocks, _lags(rate), _backlogs(rate), Text(cores, style="dim"), bound)
+
+
+def _lags(rate: SustainedRate) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    titles = ("p50 ms", "p95 ms", "p99 ms", "samples", "lost", "required", "wanted")
+    for title in ("  commit to first read", *titles):
+        table.add_column(title, justify="left" if title[0] == " " else "right")
+    for name, reading in rate.readings.items():
+        times = (reading.p50_ms, reading.p95_ms, reading.p99_ms)
+        table.add_row(
+            f"  {name}",
+            *("-" if one is None else f"{one:,.0f}" for one in times),
+            f"{reading.samples:,}",
+            f"{reading.lost:,}",
+            *(
+                "met" if reading.is_within(budgets[name]) else "not met"
+                for budgets in (REQUIRED_MS, BUDGETS_MS)
+            ),
+        )
+    return table
+
+
+def _backlogs(rate: SustainedRate) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("  backlog", "first", "last", "growth"):
+        table.add_column(title, justify="left" if title[0] == " " else "right")
+    for name, one in rate.backlogs.items():
+        first, last = one.samples[0][1], one.samples[-1][1]
+        growth = f"{one.growth:+.1%}"
+        table.add_row(f"  {name}", f"{first:,.0f}", f"{last:,.0f}", growth)
+    return table

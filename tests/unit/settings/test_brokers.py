@@ -286,6 +286,8 @@ name = "orders"
 # The stack and the load tests make brokers of their own, which are in plaintext.
 OWN_BROKERS = {"deploy/local", "loadtests"}
 MAKERS = {
+    # Its settings come from the inbox's own reader of servers and of a file.
+    "services/src/towpath/services/plumbing/consumer.py",
     "relay/src/towpath/relay/kafka/client.py",
     "sinks/src/towpath/sinks/kafka/client.py",
 }

@@ -19,6 +19,7 @@ from towpath.inbox.status import (
     ConsumerStatus,
     InboxTables,
     OffsetReader,
+    client_settings,
     consumer_status,
     reading_offsets,
 )
@@ -95,7 +96,7 @@ def status(
         json: Print one JSON document.
     """
     found = []
-    settings = _client_settings(kafka, kafka_file)
+    settings = client_settings(kafka, kafka_file)
     with _connect(dsn, schema) as connection:
         tables = InboxTables(connection, schema)
         names = tables.consumers() if consumer is None else [consumer]
@@ -132,7 +133,7 @@ def prune(
         consumer: The consumer.
         schema: The schema of the tables.
     """
-    settings = _client_settings(kafka, kafka_file)
+    settings = client_settings(kafka, kafka_file)
     with _connect(dsn, schema) as connection:
         topics = InboxTables(connection, schema).topics(consumer)
         with _offsets(consumer, settings) as offsets:
@@ -262,27 +263,6 @@ def _offsets(group: str, settings: dict[str, str]) -> Iterator[OffsetReader]:
             raise UsageError(cause.str()) from error
         message = f"Kafka cannot be reached: {cause.str()}"
         raise UnavailableError(message) from error
-
-
-def _client_settings(servers: str, file: Path | None) -> dict[str, str]:
-    """Return the settings of Kafka's client; a file has a line of each."""
-    settings = {"bootstrap.servers": servers}
-    if file is None:
-        return settings
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        message = f"the file of Kafka's settings: {error.strerror}: {file}"
-        raise UsageError(message) from error
-    for number, line in enumerate(map(str.strip, lines), start=1):
-        name, equals, value = line.partition("=")
-        if not line or line.startswith("#"):
-            continue
-        if not equals:
-            message = f"{file}, line {number}: no setting of the form name=value"
-            raise UsageError(message)
-        settings[name.strip()] = value.strip()
-    return settings
 
 
 def _print_status(found: list[ConsumerStatus]) -> None:

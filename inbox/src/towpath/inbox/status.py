@@ -10,11 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final
 
 from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from towpath.schemas.failure import UsageError
 from towpath.schemas.table_name import quoted
 
 TIMEOUT_S: Final = 10.0
@@ -62,6 +64,36 @@ class OffsetReader:
         return {
             (one.topic, one.partition): one.offset for one in found if one.offset >= 0
         }
+
+
+def client_settings(servers: str, file: Path | None = None) -> dict[str, str]:
+    """
+    Return the settings of Kafka's client.
+
+    Args:
+        servers: The bootstrap servers.
+        file: More settings, a line ``name=value`` for each.
+
+    Raises:
+        UsageError: The file cannot be read.
+    """
+    settings = {"bootstrap.servers": servers}
+    if file is None:
+        return settings
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        message = f"the file of Kafka's settings: {error.strerror}: {file}"
+        raise UsageError(message) from error
+    for number, line in enumerate(map(str.strip, lines), start=1):
+        name, equals, value = line.partition("=")
+        if not line or line.startswith("#"):
+            continue
+        if not equals:
+            message = f"{file}, line {number}: no setting of the form name=value"
+            raise UsageError(message)
+        settings[name.strip()] = value.strip()
+    return settings
 
 
 @contextlib.contextmanager

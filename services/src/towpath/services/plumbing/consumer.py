@@ -49,9 +49,16 @@ Begin = Callable[[], AbstractContextManager[Session]]
 
 
 class Brokers(NamedTuple):
-    """The brokers, and the prefixes of the names of topics and groups there."""
+    """
+    The brokers, and the names of topics and groups there.
 
-    bootstrap_servers: str
+    Attributes:
+        client: Settings of Kafka's client: its servers, and a login if it needs one.
+        topic_prefix: The prefix of all topics.
+        group_prefix: The prefix of all groups.
+    """
+
+    client: Mapping[str, str]
     topic_prefix: str = TOPIC_PREFIX
     group_prefix: str = ""
 
@@ -91,7 +98,7 @@ class EventConsumer(Generic[Store]):
             Inbox(self.name, schema=self.schema),
             {
                 **_CLIENT,
-                "bootstrap.servers": brokers.bootstrap_servers,
+                **brokers.client,
                 "group.id": f"{brokers.group_prefix}{self.name}",
             },
             [f"{brokers.topic_prefix}{aggregate}" for aggregate in self.aggregates],

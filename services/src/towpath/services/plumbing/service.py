@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
 import structlog
@@ -33,6 +34,7 @@ from flask import Flask
 from sqlalchemy import Engine
 from werkzeug.routing import IntegerConverter, ValidationError
 
+from towpath.inbox.status import client_settings
 from towpath.schemas.clock import Backoff, Clock, Deadline, SystemClock
 from towpath.schemas.events import EventSchemas
 from towpath.schemas.failure import TowpathError, UnavailableError, UsageError
@@ -149,6 +151,8 @@ def _add_event_options(parser: argparse.ArgumentParser) -> None:
     kept = "how long an Idempotency-Key is kept"
     add("--idempotency-hours", type=hours, default=IDEMPOTENCY_HOURS, help=kept)
     add("--kafka", help="the brokers: serve consumes too if they are named")
+    more = "a file with settings of Kafka's client, such as a login: name=value lines"
+    add("--kafka-file", type=Path, help=more)
     topics = "the relay's, for event topics"
     add("--topic-prefix", default=TOPIC_PREFIX, help=topics)
     add("--group-prefix", default="", help="put before the consumer group")
@@ -331,7 +335,14 @@ def hours(text: str) -> float:
 
 
 def _brokers(options: argparse.Namespace) -> Brokers:
-    return Brokers(options.kafka, options.topic_prefix, options.group_prefix)
+    """
+    Return the brokers of the options.
+
+    Raises:
+        UsageError: The file with settings cannot be read.
+    """
+    client = client_settings(options.kafka, options.kafka_file)
+    return Brokers(client, options.topic_prefix, options.group_prefix)
 
 
 def wait_for_database(

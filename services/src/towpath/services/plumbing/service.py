@@ -223,7 +223,7 @@ class Service:
         return self._parser(environ).parse_args(arguments)
 
     def _commands(self) -> dict[str, Callable[[argparse.Namespace], None]]:
-        found = {"serve": self._serve}
+        found: dict[str, Callable[[argparse.Namespace], None]] = {"serve": self._serve}
         if self.migrate is not None:
             found["migrate"] = partial(self._migrate, self.migrate)
         if self.consuming is not None:

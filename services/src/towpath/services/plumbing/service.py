@@ -226,9 +226,10 @@ class Service:
         found: dict[str, Callable[[argparse.Namespace], None]] = {"serve": self._serve}
         if self.migrate is not None:
             found["migrate"] = partial(self._migrate, self.migrate)
+        found |= {command.name: command.run for command in self.commands}
         if self.consuming is not None:
             found["consume"] = partial(self._consume, self.consuming)
-        return found | {command.name: command.run for command in self.commands}
+        return found
 
     def _parser(self, environ: Mapping[str, str]) -> argparse.ArgumentParser:
         parser = _Parser(self.prefix, environ, self.name, self.description)

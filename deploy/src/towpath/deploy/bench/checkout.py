@@ -296,7 +296,8 @@ def _measure(
         last = watch.reached()
     shop.wait_for_samples(stage)
     shop.close_shop(stage)
-    platform.wait_for_sagas(stage)
+    if options.case == CHECKOUT:
+        platform.wait_for_sagas(stage)
     platform.settle(stage)
     saga = saga_times(stage.shop_dsn, first_order)
     found = _summary(stage, watch, first, last)

@@ -26,7 +26,7 @@ demo = App(name="demo", help="Run the whole platform and prove that it agrees.")
 @demo.default
 def demo_platform(  # noqa: PLR0913 - each is an option of the command
     *,
-    rate: Annotated[float, Parameter(validator=Number(gt=0, lte=1000))] = 50.0,
+    rate: Annotated[float, Parameter(validator=Number(gt=0, lte=1000))] = 10.0,
     orders: Annotated[int, Parameter(validator=Number(gte=0))] = 50_000,
     duration: Annotated[float, Parameter(validator=Number(gt=0))] = 40.0,
     keep: Annotated[bool, Parameter(negative="")] = False,

@@ -25,15 +25,15 @@ from towpath.schemas.failure import UnavailableError
 from towpath.settings import Settings, Source, load
 
 # The number of rows of the key range that are to change during the snapshot.
-WANTED_CHANGES: Final = 500
+WANTED_CHANGES: Final = 250
 
 # The snapshot lasts long enough for half as many changes again, because answers are
 # late under load and some orders change twice.
 _MARGIN: Final = 1.5
 
-# Old orders settled per checkout, and the minimum per second: 750 changes in 25 s.
+# Old orders settled per checkout, and the minimum per second: 375 changes in 25 s.
 _SETTLE_SHARE: Final = 0.6
-_MIN_SETTLE_RATE: Final = 30.0
+_MIN_SETTLE_RATE: Final = 15.0
 
 # At most a tenth of the orders can change before the open ones run out.
 _CHANGEABLE_SHARE: Final = 0.1
@@ -49,7 +49,7 @@ _LOAD_BEFORE_NEW_SINK_SHARE: Final = 0.15
 class DemoOptions:
     """The viewer's options."""
 
-    rate: float = 50.0
+    rate: float = 10.0
     orders: int = 50_000
     duration_s: float = 40.0
     keep: bool = False

@@ -54,8 +54,9 @@ def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
     if is_valid(ParameterLocation.HEADER) and "If-Match" in case.headers:
         case.headers["If-Match"] = "*"
     # The storefront cannot wait for any, and answers 501.
-    if _LSN.fullmatch(case.headers.get("Towpath-Lsn", "")):
-        del case.headers["Towpath-Lsn"]
+    lsn = case.headers.get("Towpath-Lsn", "")
+    if is_valid(ParameterLocation.HEADER) or _LSN.fullmatch(lsn):
+        case.headers.pop("Towpath-Lsn", None)
     if is_valid(ParameterLocation.QUERY):
         case.query.pop("cursor", None)
     # The server refuses an overlong first line before any operation.

@@ -55,7 +55,7 @@ from towpath.loadtests.bench.sustained import (
     ROWS,
     SAGA,
     UNITS,
-    Backlog,
+    BacklogTrend,
     Cores,
     SustainedCase,
     SustainedRate,
@@ -169,7 +169,7 @@ class Watch:
             load=shop.load_report(stage),
         )
 
-    def backlogs(self, first: Reached, last: Reached) -> dict[str, Backlog]:
+    def backlogs(self, first: Reached, last: Reached) -> dict[str, BacklogTrend]:
         """Return each backlog with what came in between two moments."""
         elapsed_s = last.at_s - first.at_s
         incoming = {
@@ -179,7 +179,7 @@ class Watch:
         incoming[RELAY] = (last.log_bytes - first.log_bytes) / elapsed_s
         incoming[SAGA] = per_s(first.load, last.load)
         return {
-            name: Backlog(tuple(samples), incoming[name])
+            name: BacklogTrend(tuple(samples), incoming[name])
             for name, samples in self.samples.items()
         }
 

@@ -142,7 +142,7 @@ class RowWriter:
         return self._random.sample(span, min(rows, len(span)))
 
 
-class Samples(LineWriter):
+class LastReport(LineWriter):
     """Keeps the sampler's last report."""
 
     def __init__(self) -> None:
@@ -205,7 +205,7 @@ class RowLoad:
         self._began_at_s = self._clock.monotonic_s()
         self._counts = Counts()
 
-    def run(self, sampler: Sampler, samples: Samples) -> None:
+    def run(self, sampler: Sampler, samples: LastReport) -> None:
         """Write until stopped; then wait for the sampler's last samples."""
         sampling = Thread(target=sampler.run, name="sampler", daemon=True)
         sampling.start()
@@ -215,7 +215,7 @@ class RowLoad:
         sampling.join()
         self._report(samples, finished=True)
 
-    def _write(self, writer: RowWriter, samples: Samples) -> None:
+    def _write(self, writer: RowWriter, samples: LastReport) -> None:
         schedule = Schedule(self._clock.monotonic_s())
         due_at_s = schedule.due_s
         while True:
@@ -235,7 +235,7 @@ class RowLoad:
         except psycopg.errors.OperationalError:
             self._counts.failures += 1
 
-    def _report(self, samples: Samples, *, finished: bool) -> None:
+    def _report(self, samples: LastReport, *, finished: bool) -> None:
         elapsed_s = self._clock.monotonic_s() - self._began_at_s
         load = self._counts.as_report(elapsed_s, finished=finished)
         beside = self._progress.with_name(f"{self._progress.name}.new")
@@ -248,7 +248,7 @@ def main(config: Mapping[str, Any]) -> int:
     """Run the writer's process until SIGTERM or SIGINT."""
     probes = probes_of(config["targets"])
     times = SampleOptions(**config["samples"])
-    samples = Samples()
+    samples = LastReport()
     place = PaymentSamples(config["dsn"])
     sampler = Sampler(place, times, probes, SystemClock(), samples)
     load = RowLoad(config["dsn"], config["rate_per_s"], Path(config["progress"]))

@@ -61,13 +61,13 @@ REQUIRED_MS: Final[Mapping[str, float]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Backlog:
+class BacklogTrend:
     """
     A count over time, and the rate at which it would grow if nobody worked it off.
 
     Attributes:
         samples: Seconds and counts, at least two of them.
-        incoming_per_s: What came in, in the same unit.
+        incoming_per_s: The amount that came in, in the same unit.
     """
 
     samples: tuple[tuple[float, float], ...]
@@ -153,7 +153,7 @@ class SustainedRate:
     restarts: int
     readings: Mapping[str, Reading]
     saga: Latency
-    backlogs: Mapping[str, Backlog]
+    backlogs: Mapping[str, BacklogTrend]
     cores: Cores
 
     @property

@@ -31,6 +31,7 @@ from towpath.loadtests.load.options import OPTIONS
 from towpath.loadtests.load.saga import (
     DECLINED,
     SagaReport,
+    latency_of,
     paid_at_checkout,
     saga_report,
 )
@@ -93,13 +94,8 @@ def load_report(stats: RequestStats, *, elapsed_s: float, finished: bool) -> Loa
         what: _done(stats, what) + _done(stats, customers.RETURN + what)
         for what in (customers.PAY, customers.CANCEL)
     }
-    placed = stats.entries.get((customers.CHECKOUT, _POST))
-    times_ms = [
-        time_ms
-        for time_ms, count in (placed.response_times if placed else {}).items()
-        for _ in range(count)
-    ]
     rows = totals_of(stats)
+    placed = rows.get((customers.CHECKOUT, _POST))
     sagas = saga_report(rows)
     declined = sagas.outcomes.get(DECLINED)
     return LoadReport(
@@ -127,7 +123,7 @@ def load_report(stats: RequestStats, *, elapsed_s: float, finished: bool) -> Loa
             f"{failure.name}: {failure.error}": failure.occurrences
             for failure in stats.errors.values()
         },
-        checkout=Latency.of(times_ms),
+        checkout=latency_of(placed),
         saga=sagas,
         elapsed_s=elapsed_s,
         finished=finished,

@@ -120,16 +120,16 @@ class SagaReport:
 def saga_report(rows: Mapping[Row, Totals]) -> SagaReport:
     """Sum up the watched orders of all processes, from the rows of the statistics."""
     sagas, steps = _of_kind(rows, SAGA), _of_kind(rows, STEP)
-    outcomes = {n: _latency(one) for n, one in sagas.items() if n not in _OTHERS}
+    outcomes = {n: latency_of(one) for n, one in sagas.items() if n not in _OTHERS}
     not_settled = _count(sagas.get(NOT_SETTLED))
     from_checkout = sagas.get(FROM_CHECKOUT)
     return SagaReport(
         watched=sum(one.count for one in outcomes.values()) + not_settled,
         not_settled=not_settled,
         not_watched=_count(sagas.get(NOT_WATCHED)),
-        from_checkout=_latency(from_checkout) if from_checkout else Latency.of(()),
+        from_checkout=latency_of(from_checkout),
         outcomes=outcomes,
-        steps={name: _latency(one) for name, one in steps.items()},
+        steps={name: latency_of(one) for name, one in steps.items()},
         compensations={n: _count(steps.get(n)) for n in COMPENSATIONS if n in steps},
     )
 
@@ -147,9 +147,9 @@ def _count(entry: Totals | None) -> int:
     return entry.requests if entry else 0
 
 
-def _latency(entry: Totals) -> Latency:
+def latency_of(row: Totals | None) -> Latency:
+    """Summarise the times of a row, if there is one."""
+    times_ms = row.times_ms if row else {}
     return Latency.of(
-        float(time_ms)
-        for time_ms, count in entry.times_ms.items()
-        for _ in range(count)
+        float(time_ms) for time_ms, count in times_ms.items() for _ in range(count)
     )

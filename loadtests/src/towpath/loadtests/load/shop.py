@@ -46,11 +46,11 @@ class Mix:
     The behaviour of customers, as shares between 0 and 1.
 
     Attributes:
-        paid_at_checkout: Of the orders that are paid; the others by a request later.
-        paid_and_cancelled: Of the cancelled orders; the others were not paid before.
-        paid_late: Of the old orders that customers come back to; others are cancelled.
-        sent_back: Of the completed orders that their customers still look at.
-        undeliverable: Of all orders: the carrier gives up, and the payment is refunded.
+        paid_at_checkout: Paid orders whose payment method came with the checkout.
+        paid_and_cancelled: Cancelled orders that were paid before.
+        paid_late: Old orders, come back to, that are paid; the others are cancelled.
+        sent_back: Completed orders, looked at, that are returned.
+        undeliverable: Orders that the carrier gives up, so that they are refunded.
         methods: Payment methods, which are tokens of the simulated provider.
     """
 

@@ -1,0 +1,72 @@
+"""The benchmark of the whole shop: its watch, and the invariants that it reports."""
+
+import pytest
+
+from towpath.deploy.bench import checkout
+from towpath.deploy.bench.checkout import Reached, Watch
+from towpath.deploy.demo.compare import Published
+from towpath.deploy.demo.table import StoreResult
+from towpath.deploy.errors import StepError
+
+
+def reached(at_s, **changed):
+    """Make the totals of a moment."""
+    usual = {
+        "at_s": at_s,
+        "log_bytes": 1_000.0 * at_s,
+        "records": {"cache": 100.0 * at_s},
+        "published": Published(0, 0, 0),
+        "cpu_s": {},
+        "machine_s": 0.0,
+        "load": {"checkouts": int(20 * at_s), "elapsed_s": at_s},
+    }
+    return Reached(**usual | changed)
+
+
+def test_each_backlog_is_compared_with_its_own_input():
+    """
+    Records with records, bytes with bytes, orders with checkouts.
+    """
+    watch = Watch(stage=None)
+    for name in ("cache", "relay", "saga"):
+        watch.samples[name] = [(0.0, 5.0), (10.0, 15.0)]
+    found = watch.backlogs(reached(0.0), reached(10.0))
+
+    assert {"cache": 100.0, "relay": 1_000.0, "saga": 20.0} == {
+        name: one.incoming_per_s for name, one in found.items()
+    }
+    assert 1.0 == found["saga"].slope
+
+
+def test_a_topic_that_was_new_meanwhile_came_in_as_a_whole():
+    """
+    A sink without records at first has no total to subtract.
+    """
+    watch = Watch(stage=None, samples={"cache": [(0.0, 0.0), (10.0, 0.0)]})
+    found = watch.backlogs(reached(0.0, records={}), reached(10.0))
+
+    assert 100.0 == found["cache"].incoming_per_s
+
+
+def test_an_invariant_is_a_finding_by_its_store():
+    """
+    A store in which the business adds up gives none.
+    """
+    stores = [
+        StoreResult(name="database", orders=5),
+        StoreResult(name="cache", orders=5, findings=("1 products: p", "2 parcels: o")),
+    ]
+
+    assert ["checkout cache: 1 products: p", "checkout cache: 2 parcels: o"] == list(
+        checkout.contradictions(stores)
+    )
+
+
+def test_a_store_that_could_not_be_read_ends_the_benchmark():
+    """
+    No figure is published without its invariants.
+    """
+    stores = [StoreResult(name="warehouse", failure="it went away")]
+
+    with pytest.raises(StepError, match="warehouse could not be read: it went away"):
+        list(checkout.contradictions(stores))

@@ -10,6 +10,7 @@ from towpath.loadtests.bench.result import BenchResult
 from towpath.loadtests.bench.sinks.result import Reading
 from towpath.loadtests.bench.sustained import (
     CHECKOUT,
+    RISING_SHARE,
     BacklogTrend,
     Cores,
     SustainedCase,
@@ -57,6 +58,17 @@ def test_a_saw_tooth_does_not_rise():
     teeth = tuple((float(at_s), 100.0 * (at_s % 10)) for at_s in range(0, 300, 5))
 
     assert not BacklogTrend(teeth, 100.0).is_rising
+
+
+def test_a_rise_that_the_scatter_explains_is_none():
+    """
+    A minute that begins in a trough of the saw tooth and ends on a peak.
+    """
+    teeth = tuple((float(at_s), 100.0 * (at_s % 18)) for at_s in range(0, 60, 5))
+    backlog = BacklogTrend(teeth, 100.0)
+
+    assert backlog.growth > RISING_SHARE
+    assert not backlog.is_rising
 
 
 def test_a_part_that_leaves_a_tenth_behind_cannot_keep_up():

@@ -6,7 +6,8 @@ rose over the measured time. Backlogs are counts: orders whose saga has not ende
 of the log that the relay has not confirmed, records that a sink has not applied. Each
 is sampled at an interval, and a straight line is fitted to the samples. Its slope is
 compared with the rate at which the same thing comes in: a part that falls behind by
-more than a twentieth of that cannot keep up. ::
+more than a twentieth of that cannot keep up. Sinks work batch by batch, so a backlog is
+a saw tooth; a slope that its scatter explains, twice the standard error, is no rise. ::
 
     {"checkout": {"name": "checkout", "sustained_rate": 20.0, "rates": [
         {"rate_per_s": 20.0, "reached_per_s": ..., "rows_per_s": ...,
@@ -19,8 +20,10 @@ more than a twentieth of that cannot keep up. ::
 ``growth`` is the slope as a share of the incoming rate.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import linear_regression, pvariance
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -45,8 +48,12 @@ ROWS: Final = "rows"
 SAGA: Final = "saga"
 RELAY: Final = "relay"
 
-# A rise below this share of what comes in is that of a saw tooth between two batches.
+# A rise below this share of what comes in is worked off between two peaks.
 RISING_SHARE: Final = 0.05
+# Standard errors of a slope that the scatter of the samples explains.
+_ERRORS: Final = 2
+# A line through two samples has no scatter.
+_LINE: Final = 2
 # An arrival that fell beyond the end of the measured time is no missing one.
 _REACHED_SHARE: Final = 0.97
 # Above this share of all cores, the machine itself is the bound.
@@ -76,12 +83,21 @@ class BacklogTrend:
     @property
     def slope(self) -> float:
         """The slope of the line with the least squares, in units a second."""
-        count = len(self.samples)
-        mean_s = sum(at_s for at_s, _ in self.samples) / count
-        mean = sum(amount for _, amount in self.samples) / count
-        spread = sum((at_s - mean_s) ** 2 for at_s, _ in self.samples)
-        rise = sum((at_s - mean_s) * (one - mean) for at_s, one in self.samples)
-        return rise / spread if spread else 0.0
+        times = [at_s for at_s, _ in self.samples]
+        return linear_regression(times, [one for _, one in self.samples]).slope
+
+    @property
+    def error(self) -> float:
+        """The standard error of the slope, in units a second."""
+        times = [at_s for at_s, _ in self.samples]
+        amounts = [one for _, one in self.samples]
+        free = len(times) - _LINE
+        if not free:
+            return 0.0
+        slope, start = linear_regression(times, amounts)
+        misses = (one - start - slope * at_s for at_s, one in self.samples)
+        scatter = sum(miss * miss for miss in misses) / free
+        return math.sqrt(scatter / (pvariance(times) * len(times)))
 
     @property
     def growth(self) -> float:
@@ -91,7 +107,8 @@ class BacklogTrend:
     @property
     def is_rising(self) -> bool:
         """Whether the part cannot keep up."""
-        return self.growth > RISING_SHARE
+        least = self.slope - _ERRORS * self.error
+        return least > RISING_SHARE * self.incoming_per_s
 
     def as_json(self) -> dict[str, Any]:
         """Return the backlog as a JSON object."""

@@ -211,9 +211,9 @@ def test_shipping_decides_about_an_order_that_is_being_cancelled(step, status, r
     ("status", "deadline"),
     [
         (OrderStatus.PLACED, AT + timedelta(seconds=1)),
-        (OrderStatus.PAYING, AT + timedelta(seconds=1)),
-        (OrderStatus.CONFIRMED, AT + timedelta(seconds=2)),
-        (OrderStatus.PAID, AT + timedelta(seconds=2)),
+        (OrderStatus.PAYING, AT + timedelta(seconds=2)),
+        (OrderStatus.CONFIRMED, AT + timedelta(seconds=3)),
+        (OrderStatus.PAID, AT + timedelta(seconds=3)),
         (OrderStatus.CANCELLING, None),
         (OrderStatus.COMPLETED, None),
         (OrderStatus.CANCELLED, None),
@@ -222,9 +222,10 @@ def test_shipping_decides_about_an_order_that_is_being_cancelled(step, status, r
 )
 def test_only_an_order_that_waits_for_a_step_has_a_deadline(status, deadline):
     """
-    One window until it is confirmed, the other until it is dispatched.
+    Its customer, the two services before its confirmation, and delivery have one each.
     """
-    windows = Windows(open=timedelta(seconds=1), delivery=timedelta(seconds=2))
+    one, two, three = (timedelta(seconds=n) for n in (1, 2, 3))
+    windows = Windows(payment=one, confirmation=two, delivery=three)
 
     assert deadline == deadline_of(replace(STATE, status=status), windows)
 

@@ -40,8 +40,10 @@ _LOCUSTFILE: Final = "locustfile.py"
 _SAMPLES_EVERY_S: Final = 0.25
 # On a busy machine, more customers would make all of them wait for seconds.
 _MAX_OUTSTANDING: Final = 100
-# Longer than a saga takes on busy cores, short enough to wait for at the end.
-_WINDOW_S: Final = 30
+# How long an order waits for its customer: short enough to wait for at the end.
+_PAYMENT_S: Final = 15
+# Longer than a saga takes on two busy cores.
+_SAGA_S: Final = 120
 # Longer than any answer takes under load, and short enough to wait for at the end.
 _VISIT_WITHIN_S: Final = 15
 # The warehouse's readers wait for seconds anyway: other parts get the cores first.
@@ -128,7 +130,10 @@ def _windows(name: str) -> tuple[str, ...]:
     """Return how long orders wait: nobody looks at a demo for a quarter of an hour."""
     if name != ORDERS:
         return ()
-    return ("--open-seconds", str(_WINDOW_S), "--delivery-seconds", str(_WINDOW_S))
+    return (
+        *("--payment-seconds", str(_PAYMENT_S)),
+        *("--confirmation-seconds", str(_SAGA_S), "--delivery-seconds", str(_SAGA_S)),
+    )
 
 
 def relay(stage: OwnStage) -> Part:

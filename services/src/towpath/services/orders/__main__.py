@@ -18,21 +18,26 @@ from towpath.services.orders.app import consuming, create_app, migrate_shop
 from towpath.services.orders.domain import DEFAULT_WINDOWS, Windows
 from towpath.services.orders.events import shop_schemas
 from towpath.services.orders.seed import SEED
-from towpath.services.plumbing.service import Service
+from towpath.services.plumbing.service import Service, seconds
 
 
 def _add_windows(parser: argparse.ArgumentParser) -> None:
-    add, usual = parser.add_argument, DEFAULT_WINDOWS
-    open_s, delivery_s = usual.open.total_seconds(), usual.delivery.total_seconds()
-    confirmed = "an order that is not confirmed after this time is cancelled"
-    add("--open-seconds", type=float, default=open_s, help=confirmed)
-    dispatched = "a confirmed order that is not dispatched after this time is recalled"
-    add("--delivery-seconds", type=float, default=delivery_s, help=dispatched)
+    helps = {
+        "payment": "an order that nobody pays for so long is cancelled",
+        "confirmation": "an order that is being paid for so long is cancelled",
+        "delivery": "a confirmed order that is not dispatched for so long is recalled",
+    }
+    for name, text in helps.items():
+        usual_s = getattr(DEFAULT_WINDOWS, name).total_seconds()
+        parser.add_argument(
+            f"--{name}-seconds", type=seconds, default=usual_s, help=text
+        )
 
 
 def _windows(options: argparse.Namespace) -> Windows:
     return Windows(
-        open=timedelta(seconds=options.open_seconds),
+        payment=timedelta(seconds=options.payment_seconds),
+        confirmation=timedelta(seconds=options.confirmation_seconds),
         delivery=timedelta(seconds=options.delivery_seconds),
     )
 

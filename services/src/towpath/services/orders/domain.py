@@ -369,9 +369,17 @@ class Order:
 
 
 class Windows(NamedTuple):
-    """The longest times that an order waits: to be confirmed, and to be dispatched."""
+    """
+    The longest times that an order waits.
 
-    open: timedelta = timedelta(minutes=15)
+    Attributes:
+        payment: For its customer, to pay.
+        confirmation: For stock and authorisation, once it is being paid.
+        delivery: For capture and dispatch, once it is confirmed.
+    """
+
+    payment: timedelta = timedelta(minutes=15)
+    confirmation: timedelta = timedelta(minutes=15)
     delivery: timedelta = timedelta(minutes=15)
 
 
@@ -380,11 +388,15 @@ DEFAULT_WINDOWS: Final = Windows()
 
 def deadline_of(state: OrderState, windows: Windows) -> datetime | None:
     """Return the time by which the status of an order must have changed."""
-    if state.status in _OPEN:
-        return state.updated_at + windows.open
-    if state.status in _IN_DELIVERY:
-        return state.updated_at + windows.delivery
-    return None
+    match state.status:
+        case OrderStatus.PLACED:
+            return state.updated_at + windows.payment
+        case OrderStatus.PAYING:
+            return state.updated_at + windows.confirmation
+        case OrderStatus.CONFIRMED | OrderStatus.PAID:
+            return state.updated_at + windows.delivery
+        case _:
+            return None
 
 
 _STOCK_ENDS: Final = {

@@ -32,8 +32,10 @@ from towpath.services.plumbing.server import BackgroundTask, Lifecycle
 TOPIC_PREFIX: Final = "outbox.event."
 # The pause after the brokers have refused the client, or an error that nobody foresaw.
 _RESTARTED_AFTER_S: Final = 1.0
-# The consumer, and the background work.
-_CONNECTIONS: Final = 2
+# Consumers of a process: an event waits for Postgres most of its time.
+_CONSUMERS: Final = 3
+# One for each consumer, and one for the background work.
+_CONNECTIONS: Final = _CONSUMERS + 1
 _CLIENT: Final[Mapping[str, Any]] = {
     # The relay creates a topic with its first event: it is looked for this often.
     "topic.metadata.refresh.interval.ms": 2_000,
@@ -176,27 +178,34 @@ def consuming_tasks(
     parts: Consuming, dsn: str, brokers: Brokers, stopping: threading.Event
 ) -> Sequence[BackgroundTask]:
     """
-    Return the consumer and its background work as tasks of a process.
+    Return consumers and their background work as tasks of a process.
 
     Args:
         parts: The declaration.
         dsn: The service's database, as a libpq URI or keywords.
         brokers: The brokers.
-        stopping: Ends the consumer; the event in progress is finished.
+        stopping: Ends the consumers; the events in progress are finished.
     """
     clock = SystemClock()
     # An event whose transaction fails is tried again, so no connection is tested first.
     engine = make_engine(dsn, pool_size=_CONNECTIONS, is_tested=False)
     begin = begin_in(make_sessions(engine, parts.collector(clock)))
-    consumer = parts.consumer.make(brokers, begin, clock)
+    tasks = [
+        _consumer_task(parts.consumer.make(brokers, begin, clock), name, stopping)
+        for name in (f"{parts.consumer.name}-{n}" for n in range(1, _CONSUMERS + 1))
+    ]
+    return [*tasks, *parts.tasks(begin, engine, clock)]
 
+
+def _consumer_task(
+    consumer: Consumer, name: str, stopping: threading.Event
+) -> BackgroundTask:
     def run() -> None:
-        log.info("consumer starts", consumer=parts.consumer.name)
+        log.info("consumer starts", consumer=name)
         consumer.run(stopping)
-        log.info("consumer stopped", consumer=parts.consumer.name)
+        log.info("consumer stopped", consumer=name)
 
-    started = BackgroundTask(f"consumer {parts.consumer.name}", _RESTARTED_AFTER_S, run)
-    return [started, *parts.tasks(begin, engine, clock)]
+    return BackgroundTask(f"consumer {name}", _RESTARTED_AFTER_S, run)
 
 
 def consume(parts: Consuming, dsn: str, brokers: Brokers) -> None:

@@ -31,7 +31,7 @@ def _add_seed_options(parser: argparse.ArgumentParser) -> None:
     add("--products", type=int, default=1_000, help="how many products seed makes")
     add("--units", type=int, default=1_000_000, help="the units of each on hand")
     scarce = "the units on hand of every fiftieth product"
-    add("--scarce-units", type=int, default=20, help=scarce)
+    add("--scarce-units", type=int, default=3, help=scarce)
 
 
 def _seed(options: argparse.Namespace) -> None:

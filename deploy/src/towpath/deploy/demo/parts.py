@@ -27,6 +27,7 @@ INVENTORY: Final = "inventory"
 PAYMENTS: Final = "payments"
 SHIPPING: Final = "shipping"
 SERVICES: Final = (ORDERS, INVENTORY, PAYMENTS, SHIPPING)
+STOREFRONT: Final = "storefront"
 RELAY: Final = "relay"
 SERVING: Final = "serving"
 WAREHOUSE: Final = "warehouse"
@@ -85,7 +86,7 @@ def own_stage(
 ) -> OwnStage:
     """Create the stage of the demo's own platform; nothing is started."""
     stack, supervisor = local
-    clock, given = SystemClock(), ports.one_each((*SERVICES, RELAY))
+    clock, given = SystemClock(), ports.one_each((*SERVICES, STOREFRONT, RELAY))
     return OwnStage(
         options=options,
         plan=plan,
@@ -123,6 +124,28 @@ def service(stage: OwnStage, name: str, *, consumes: bool = True) -> Part:
         env=dict(stage.environment),
         port=port,
         probe=lambda: get_page(f"http://{LOOPBACK}:{port}/health/ready"),
+    )
+
+
+def storefront(stage: OwnStage) -> Part:
+    """Describe the storefront, whose pages call two services and read two sinks."""
+    port = stage.ports[STOREFRONT]
+    command = python_module(
+        "towpath.services.storefront",
+        *("serve", "--port", str(port), "--orders", stage.shop_url),
+        *("--inventory", f"http://{LOOPBACK}:{stage.ports[INVENTORY]}"),
+        *("--search", stage.addresses.opensearch_url),
+        *("--cache", stage.addresses.redis_url),
+        *("--config", str(stage.config)),
+    )
+    return Part(
+        name=STOREFRONT,
+        command=command,
+        folder=stage.state.root,
+        env=dict(stage.environment),
+        port=port,
+        # Its readiness is that of the sinks' targets, which have no orders yet.
+        probe=lambda: get_page(f"http://{LOOPBACK}:{port}/health/live"),
     )
 
 

@@ -83,11 +83,13 @@ def start_relay(stage: OwnStage) -> None:
 
 
 def start_services(stage: OwnStage) -> None:
-    """Start all services, each of which follows the others' events."""
-    with stage.doing(f"start {', '.join(parts.SERVICES)}"):
+    """Start all services, each of which follows the others' events, and the pages."""
+    names = ", ".join((*parts.SERVICES, parts.STOREFRONT))
+    with stage.doing(f"start {names}"):
         for name in parts.SERVICES:
             stage.supervisor.start(parts.service(stage, name))
-        stage.supervisor.wait_ready(parts.SERVICES)
+        stage.supervisor.start(parts.storefront(stage))
+        stage.supervisor.wait_ready((*parts.SERVICES, parts.STOREFRONT))
 
 
 def start_orders(stage: OwnStage) -> None:

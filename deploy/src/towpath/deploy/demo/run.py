@@ -178,6 +178,7 @@ def _keep(stage: OwnStage, console: Console) -> None:
     """Print the addresses, and leave everything running until Ctrl-C."""
     addresses = stage.addresses
     places = {
+        "storefront": f"http://127.0.0.1:{stage.ports[parts.STOREFRONT]}",
         "orders service": stage.shop_url,
         "Postgres": stage.shop_dsn,
         "Kafka": addresses.kafka,

@@ -263,7 +263,7 @@ def test_a_stopping_service_is_not_ready_and_finishes_requests(shop: Shop):
         paid = paying.result(timeout=30)
     code = shop.service.process.wait(STOP_TIMEOUT_S)
 
-    assert [200, 200, "paid"] == [
+    assert [200, 200, "paying"] == [
         served.status_code,
         paid.status_code,
         paid.json()["status"],

@@ -5,6 +5,7 @@ A request with the header ``Test-Kill`` ends its worker after the commit, before
 of the answer is sent. Background tasks run without a pause.
 """
 
+import argparse
 import os
 import signal
 import sys
@@ -13,15 +14,14 @@ from dataclasses import replace
 from flask import Flask, Response, request
 
 from towpath.services.orders.__main__ import ORDERS
-from towpath.services.orders.app import create_app
 from towpath.services.plumbing.server import LIFECYCLE
 
 KILL = "Test-Kill"
 
 
-def interrupted_app(dsn: str, *, threads: int, idempotency_hours: float) -> Flask:
+def interrupted_app(options: argparse.Namespace) -> Flask:
     """Wire the service, with a hook after each request."""
-    app = create_app(dsn, threads=threads, idempotency_hours=idempotency_hours)
+    app = ORDERS.create_app(options)
     tasks = app.extensions[LIFECYCLE].tasks
     tasks[:] = [task._replace(interval_s=0.05) for task in tasks]
 

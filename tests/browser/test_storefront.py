@@ -161,7 +161,7 @@ return document.documentElement.scrollWidth > document.documentElement.clientWid
 
 
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desk screen"])
+@pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desktop"])
 def test_every_page_is_readable_and_named(window, store, is_dark, width):
     """
     Contrast is at least 4.5 to 1, each control has a name, nothing is cut off.

@@ -24,6 +24,7 @@ from towpath.schemas import source_tables
 from towpath.schemas.clock import SystemClock
 from towpath.services.orders import __main__ as orders
 from towpath.services.orders import handlers
+from towpath.services.orders.__main__ import seed_shop
 from towpath.services.orders.api import EXTENSION
 from towpath.services.orders.app import create_app, migrate_shop
 from towpath.services.orders.commands import PlaceOrder
@@ -33,7 +34,6 @@ from towpath.services.orders.repository import (
     StaleOrderError,
     metadata,
 )
-from towpath.services.orders.seed import seed_shop
 from towpath.settings import AggregateView, IdForm
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -42,7 +42,7 @@ PRODUCT = "0af76519-16cd-43dd-8448-eb211c80319c"
 LINE = {"product_id": PRODUCT, "quantity": 2, "unit_price": "9.99"}
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 THREADS = 8
-# What an order's event has of the document that answers a request.
+# The fields of an order's event that the answer to a request has too.
 EVENT_FIELDS = (
     *("order_id", "customer_id", "status", "total", "currency", "lines", "note"),
     *("attributes", "placed_at", "updated_at"),

@@ -196,3 +196,19 @@ def test_an_order_that_goes_on_for_too_long_is_cancelled(saga, carrier):
 
     assert "timed out" == order["reason"]
     assert given_back <= saga.steps(number)
+
+
+def test_the_view_of_unsettled_orders_has_the_rule_of_the_service(saga):
+    """
+    The demo and the load wait by the view, and customers see the service's own rule.
+    """
+    number = saga.check_out(carrier="silent")
+    saga.reached(number, lambda o: o["status"] == "paid")
+    saga.rig.wait_for(lambda: saga.unsettled() == [number])
+    ids = [row[0] for row in saga.rig.execute("select id from shop.orders")]
+    open_orders = [n for n in ids if not saga.order(n)["saga"]["is_settled"]]
+    saga.post(f"/orders/{number}/cancel", {})
+    saga.settled(number, "cancelled")
+
+    assert [number] == open_orders
+    assert [] == saga.unsettled()

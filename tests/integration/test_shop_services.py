@@ -20,7 +20,7 @@ from towpath.services.inventory.repository import InventoryRepository
 from towpath.services.payments import app as payments
 from towpath.services.payments.domain import Payment
 from towpath.services.payments.repository import PaymentRepository
-from towpath.services.plumbing.consumer import begin_in
+from towpath.services.plumbing.consumer import begin_in, make_sessions
 from towpath.services.shipping import app as shipping
 from towpath.services.shipping.repository import ShipmentRepository
 
@@ -47,8 +47,8 @@ def place(dsn: str, service: Any, migrate: Any) -> Iterator[Place]:
         connection.execute(text("create schema towpath"))
         connection.execute(text(source_tables.outbox().create_statement()))
     migrate(engine)
-    context = app.extensions[service.EXTENSION]
-    yield Place(app.test_client(), begin_in(getattr(context, "sessions", context)))
+    sessions = make_sessions(engine, service.collector(SystemClock()))
+    yield Place(app.test_client(), begin_in(sessions))
     engine.dispose()
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import requests
 import schemathesis
-from schemathesis import GenerationMode
 from schemathesis.generation.meta import ParameterLocation
+
+from support.api_conformance import is_valid, make_sendable
 
 # Given by the test that starts Schemathesis.
 SERVICE_URL = os.environ["SERVICE_URL"]  # noqa: TID251
@@ -35,12 +36,6 @@ def product_id() -> str:
 @schemathesis.hook
 def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
     """Change the parts of a request that are valid by the document."""
-
-    def is_valid(location: ParameterLocation) -> bool:
-        component = case.meta.components.get(location)
-        return component is None or component.mode is GenerationMode.POSITIVE
-
-    if is_valid(ParameterLocation.HEADER) and "Idempotency-Key" in case.headers:
-        case.headers["Idempotency-Key"] = str(uuid.uuid4())
-    if is_valid(ParameterLocation.PATH) and "product_id" in case.path_parameters:
+    make_sendable(case)
+    if is_valid(case, ParameterLocation.PATH) and "product_id" in case.path_parameters:
         case.path_parameters["product_id"] = product_id()

@@ -8,6 +8,7 @@ from typing import Any
 
 from support.rig import Rig
 from support.waiting import until
+from towpath.loadtests.load.invariants import findings, read_source
 from towpath.services.orders.app import create_app
 
 SERVICES = ("orders", "inventory", "payments", "shipping")
@@ -155,16 +156,17 @@ class Saga:
 
     def findings(self) -> list[str]:
         """Return what contradicts the invariants of the business."""
-        found = []
-        for text, query in INVARIANTS.items():
+        found = findings(read_source(self.rig.dsn), first_order=1)
+        for text, query in PROVIDER_AND_INBOXES.items():
             wrong = self.rig.execute(query)
             if wrong:
                 found.append(f"{text}: {wrong[:5]}")
         return found
 
 
-# Each query returns the rows that contradict its sentence, once all orders are settled.
-INVARIANTS = {
+# The services' tables follow the rules of the load. Beside them, each query returns
+# the rows that contradict its sentence, once all orders are settled.
+PROVIDER_AND_INBOXES = {
     "the provider has what completed orders cost": """
         select coalesce(o.id, a.order_id), o.status, a.status
         from (select * from shop.orders where status = 'completed') o
@@ -177,23 +179,6 @@ INVARIANTS = {
         left join payment_provider.accounts a on a.order_id = p.order_id
         where p.status <> coalesce(a.status, 'declined')
           and not (p.status = 'declined' and a.status = 'voided')""",
-    "reserved units are of nobody": """
-        select id, reserved from inventory.products where reserved <> 0""",
-    "sold units are those of completed orders": """
-        select coalesce(p.id, l.product_id), p.sold, l.units
-        from (select id, sold from inventory.products where sold <> 0) p
-        full join (
-            select product_id, sum(quantity) units
-            from shop.order_lines join shop.orders o on o.id = order_id
-            where o.status = 'completed' group by product_id) l
-             on l.product_id = p.id
-        where p.sold is distinct from l.units""",
-    "a shipment left for each completed or returned order, and no other": """
-        select coalesce(o.id, s.order_id), o.status, s.status
-        from (select * from shop.orders where status in ('completed', 'returned')) o
-        full join (select * from shipping.shipments where status = 'dispatched') s
-             on s.order_id = o.id
-        where o.id is null or s.order_id is null""",
     "nothing is parked": """
         select 'orders' from shop.inbox_parked
         union all select 'inventory' from inventory.inbox_parked

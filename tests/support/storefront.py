@@ -21,6 +21,7 @@ from support.saga import Saga
 from support.topics import sink_record
 from support.waiting import CLOCK
 from towpath.deploy.local import ports
+from towpath.deploy.local.configuration import order_documents
 from towpath.deploy.local.ports import LOOPBACK
 from towpath.deploy.local.stack import LazyStack
 from towpath.services.inventory.app import create_app as create_inventory
@@ -57,20 +58,6 @@ url = "{opensearch}"
 [[sink.route]]
 topic = "{prefix}.inventory.products"
 name = "products"
-[[sink.route]]
-topic = "{prefix}.event.order"
-name = "orders"
-kind = "aggregate"
-state_types = [
-    "OrderPlaced", "OrderPaymentRequested", "OrderConfirmed", "OrderPaid",
-    "OrderCancellationRequested", "OrderCancelled", "OrderCompleted", "OrderReturned",
-]
-[sink.route.fields]
-customer_id = "uuid"
-status = "keyword"
-placed_at = "timestamp with time zone"
-updated_at = "timestamp with time zone"
-"lines[].product_id" = "uuid"
 """
 _PRODUCT = {"id": "uuid", "name": "text", "unit_price": "numeric"} | dict.fromkeys(
     ("received", "on_hand", "reserved", "sold", "version"), "bigint"
@@ -199,7 +186,9 @@ def configure(rig: Rig, stack: LazyStack) -> None:
     text = SINKS.format(
         redis=stack.redis_url, opensearch=stack.opensearch_url, prefix=rig.prefix
     )
-    rig.config.write_text(rig.config.read_text(encoding="utf-8") + text)
+    # The route of the demo's own search, on the topics of this relay.
+    orders = order_documents("orders").replace("outbox.event.", rig.topic("event."))
+    rig.config.write_text(rig.config.read_text(encoding="utf-8") + text + orders)
 
 
 @contextmanager

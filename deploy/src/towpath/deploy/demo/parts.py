@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from towpath import loadtests
-from towpath.deploy.demo.command import python_module
+from towpath.deploy.demo.command import Words, python_module
 from towpath.deploy.demo.screen import DemoScreen
 from towpath.deploy.demo.stage import DemoOptions, DemoPlan, OwnStage, Stage
 from towpath.deploy.local import own_stack, ports
@@ -117,14 +117,7 @@ def service(stage: OwnStage, name: str, *, consumes: bool = True) -> Part:
         *kafka,
         *_windows(name),
     )
-    return Part(
-        name=name,
-        command=command,
-        folder=stage.state.root,
-        env=dict(stage.environment),
-        port=port,
-        probe=lambda: get_page(f"http://{LOOPBACK}:{port}/health/ready"),
-    )
+    return _with_health(stage, name, command)
 
 
 def storefront(stage: OwnStage) -> Part:
@@ -138,15 +131,8 @@ def storefront(stage: OwnStage) -> Part:
         *("--cache", stage.addresses.redis_url),
         *("--config", str(stage.config)),
     )
-    return Part(
-        name=STOREFRONT,
-        command=command,
-        folder=stage.state.root,
-        env=dict(stage.environment),
-        port=port,
-        # Its readiness is that of the sinks' targets, which have no orders yet.
-        probe=lambda: get_page(f"http://{LOOPBACK}:{port}/health/live"),
-    )
+    # Its readiness is that of the sinks' targets, which have no orders yet.
+    return _with_health(stage, STOREFRONT, command, "/health/live")
 
 
 def _windows(name: str) -> tuple[str, ...]:
@@ -161,14 +147,22 @@ def _windows(name: str) -> tuple[str, ...]:
 
 def relay(stage: OwnStage) -> Part:
     """Describe the relay."""
-    port = stage.ports[RELAY]
+    command = python_module(CLI, "relay", "run", "--config", str(stage.config))
+    return _with_health(stage, RELAY, command)
+
+
+def _with_health(
+    stage: OwnStage, name: str, command: Words, path: str = "/health/ready"
+) -> Part:
+    """Describe a process that reports its health on its port."""
+    port = stage.ports[name]
     return Part(
-        name=RELAY,
-        command=python_module(CLI, "relay", "run", "--config", str(stage.config)),
+        name=name,
+        command=command,
         folder=stage.state.root,
         env=dict(stage.environment),
         port=port,
-        probe=lambda: get_page(f"http://{LOOPBACK}:{port}/health/ready"),
+        probe=lambda: get_page(f"http://{LOOPBACK}:{port}{path}"),
     )
 
 

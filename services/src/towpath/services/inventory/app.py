@@ -1,16 +1,11 @@
 """The wiring of the service, as an application and as a consumer of the orders."""
 
-import functools
-from importlib import resources
+from functools import partial
 from typing import Final
 
 from flask import Flask
-from sqlalchemy import Engine
 
-from towpath.outbox import Events
-from towpath.outbox.sqlalchemy import Collector
 from towpath.schemas.clock import Clock, SystemClock
-from towpath.schemas.events import EventSchemas
 from towpath.services.inventory.api import (
     EXTENSION,
     InventoryContext,
@@ -27,6 +22,7 @@ from towpath.services.inventory.repository import (
 from towpath.services.plumbing.consumer import (
     Consuming,
     EventConsumer,
+    event_schemas_in,
     make_collector,
     make_sessions,
 )
@@ -46,18 +42,9 @@ NEEDED_TABLES: Final = ("inventory.products", "towpath.outbox")
 RESERVATION: Final = "reservation"
 
 
-@functools.cache
-def event_schemas() -> EventSchemas:
-    """Return the schemas of the service's events."""
-    return EventSchemas.from_folder(resources.files(SCHEMAS))
-
-
-def collector(clock: Clock) -> Collector:
-    """Make the collector of the events of reservations."""
-    events = Events(event_schemas())
-    for cls in EVENTS.values():
-        events.event(aggregate_type=RESERVATION, key="order_id")(cls)
-    return make_collector(events, clock)
+event_schemas: Final = partial(event_schemas_in, SCHEMAS)
+collector: Final = partial(make_collector, SCHEMAS, RESERVATION, EVENTS.values())
+migrate_inventory: Final = partial(migrate, package=MIGRATIONS, schema=SCHEMA)
 
 
 CONSUMING: Final = Consuming(
@@ -102,13 +89,3 @@ def create_app(
     app.register_blueprint(blueprint)
     install_openapi(app, "Inventory", operations)
     return app
-
-
-def migrate_inventory(engine: Engine) -> None:
-    """
-    Create or update the service's tables.
-
-    Raises:
-        UnavailableError: The database cannot be reached.
-    """
-    migrate(engine, package=MIGRATIONS, schema=SCHEMA)

@@ -4,6 +4,11 @@ The orders service as a process: ``serve``, ``consume``, ``migrate`` or ``seed``
 ``serve``, the default, migrates the tables, registers the event schemas and listens;
 ``consume`` takes the steps of the other services, and cancels orders that are overdue.
 The options have environment variables, such as ``SHOP_DSN`` and ``SHOP_PORT``.
+
+``seed`` makes customers and orders that have no events. Two statements make them, in
+one transaction and without outbox rows: such orders reach a sink only by a snapshot.
+The same ``--seed`` gives the same customers, products, quantities and prices; totals
+are the sums of their lines.
 """
 
 import argparse
@@ -12,13 +17,132 @@ import sys
 from datetime import timedelta
 from typing import Final
 
+import structlog
 from flask import Flask
+from sqlalchemy import Engine, text
 
 from towpath.services.orders.app import consuming, create_app, migrate_shop
 from towpath.services.orders.domain import DEFAULT_WINDOWS, Windows
 from towpath.services.orders.events import shop_schemas
-from towpath.services.orders.seed import SEED
-from towpath.services.plumbing.service import Service, seconds
+from towpath.services.plumbing.database import translated
+from towpath.services.plumbing.service import (
+    Command,
+    Service,
+    closing_engine,
+    seconds,
+)
+
+log = structlog.get_logger("towpath.services.orders")
+
+SECONDS_BETWEEN_ORDERS: Final = 7
+
+_SEED_CUSTOMERS: Final = text("""
+insert into shop.customers (id, name, email, created_at, updated_at)
+select md5('customer ' || :seed || ' ' || n)::uuid,
+       'Customer ' || n,
+       'customer' || n || '@example.org',
+       now(), now()
+  from generate_series(1, :customers) as n
+    on conflict (id) do nothing
+""")
+
+# Every choice is a hash of the seed, the order's index and the line's number, so it
+# needs no state.
+_SEED_ORDERS: Final = text("""
+with numbered as materialized (
+    select n, nextval(pg_get_serial_sequence('shop.orders', 'id')) as id,
+           hashint8extended(n, :seed) & 2147483647 as dice
+      from generate_series(1, :orders) as n
+), lines as materialized (
+    select o.id, o.n, line_no::int,
+           md5('product ' || (d.dice / 100000 % 1000))::uuid as product_id,
+           (1 + d.dice % 5)::int as quantity,
+           (100 + d.dice / 7 % 20000)::numeric(12, 2) / 100 as unit_price
+      from numbered as o,
+           generate_series(1, 1 + o.dice % 4) as line_no,
+           lateral (select hashint8extended(o.n * 16 + line_no, :seed + 1)
+                           & 2147483647 as dice) as d
+), placed as (
+    insert into shop.orders
+           (id, customer_id, status, total, currency, attributes, note,
+            placed_at, updated_at)
+    select o.id,
+           md5('customer ' || :seed || ' ' || 1 + o.dice / 4 % :customers)::uuid,
+           'placed'::shop.order_status,
+           sum(l.quantity * l.unit_price),
+           'EUR',
+           case when o.dice % 3 = 0 then jsonb_build_object('gift', true) end,
+           case when o.dice % 10 = 0 then 'Please ring twice.' end,
+           now() - (:orders - o.n) * make_interval(secs => :seconds_between),
+           now() - (:orders - o.n) * make_interval(secs => :seconds_between)
+      from numbered as o join lines as l using (id)
+     group by o.id, o.n, o.dice
+     order by o.n
+)
+insert into shop.order_lines (order_id, line_no, product_id, quantity, unit_price)
+select id, line_no, product_id, quantity, unit_price
+  from lines
+ order by n, line_no
+""")
+
+
+def has_orders(engine: Engine) -> bool:
+    """Return whether the shop has any order; its tables must exist."""
+    with translated(), engine.connect() as connection:
+        return bool(connection.scalar(text("select exists (select from shop.orders)")))
+
+
+def seed_shop(engine: Engine, *, orders: int, customers: int, seed: int = 1) -> None:
+    """
+    Insert missing customers, and a number of orders.
+
+    Args:
+        engine: The shop's database, with its tables.
+        orders: The number of orders, all placed, with one to four lines each.
+        customers: The number of their customers; at least one.
+        seed: A different seed gives different customers and orders.
+
+    Raises:
+        UnavailableError: The database cannot be reached, or has no tables yet.
+    """
+    with translated(), engine.begin() as connection:
+        connection.execute(text("set local statement_timeout = 0"))
+        connection.execute(_SEED_CUSTOMERS, {"customers": customers, "seed": seed})
+        choice = {
+            "orders": orders,
+            "customers": customers,
+            "seed": seed,
+            "seconds_between": SECONDS_BETWEEN_ORDERS,
+        }
+        connection.execute(_SEED_ORDERS, choice)
+    with engine.connect() as connection:
+        # Collect planner statistics now, not at the next autovacuum.
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        tables = "shop.customers, shop.orders, shop.order_lines"
+        connection.execute(text(f"analyze {tables}"))
+
+
+def _add_seed_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--orders", type=int, default=50_000, help="how many orders seed places")
+    add("--customers", type=int, default=5_000, help="how many customers seed makes")
+    add("--seed", type=int, default=1, help="a different seed gives different orders")
+    add("--if-empty", action="store_true", help="seed only a shop without orders")
+
+
+def _seed(options: argparse.Namespace) -> None:
+    with closing_engine(options.dsn) as engine:
+        migrate_shop(engine)
+        if options.if_empty and has_orders(engine):
+            log.info("shop has orders: not seeded")
+            return
+        seed_shop(
+            engine,
+            orders=options.orders,
+            customers=options.customers,
+            seed=options.seed,
+        )
+    log.info("shop seeded", orders=options.orders, customers=options.customers)
 
 
 def _add_windows(parser: argparse.ArgumentParser) -> None:
@@ -27,10 +151,10 @@ def _add_windows(parser: argparse.ArgumentParser) -> None:
         "confirmation": "an order that is being paid for so long is cancelled",
         "delivery": "a confirmed order that is not dispatched for so long is recalled",
     }
-    for name, text in helps.items():
+    for name, described in helps.items():
         usual_s = getattr(DEFAULT_WINDOWS, name).total_seconds()
         parser.add_argument(
-            f"--{name}-seconds", type=seconds, default=usual_s, help=text
+            f"--{name}-seconds", type=seconds, default=usual_s, help=described
         )
 
 
@@ -60,7 +184,7 @@ ORDERS: Final = Service(
     create_app=_create_app,
     consuming=lambda options: consuming(_windows(options)),
     add_options=_add_windows,
-    commands=[SEED],
+    commands=[Command("seed", _seed, _add_seed_options)],
 )
 main = ORDERS.main
 

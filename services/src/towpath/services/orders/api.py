@@ -28,7 +28,8 @@ The declarations beside the routes make the document at ``/openapi.json``; the m
 """
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -45,16 +46,18 @@ from towpath.services.orders.commands import (
     RegisterCustomer,
     ReturnOrder,
 )
-from towpath.services.orders.domain import OrderStatus, Step
+from towpath.services.orders.domain import Order, OrderStatus, Step
 from towpath.services.orders.events import (
     customer_document,
     order_document,
     order_view,
 )
-from towpath.services.orders.repository import OrdersUnit
+from towpath.services.orders.repository import OrdersStore, OrdersUnit
 from towpath.services.plumbing.http import (
     IF_MATCH,
+    AnyInput,
     IfMatch,
+    Input,
     etag,
     json_answer,
     read_body,
@@ -250,68 +253,49 @@ def list_orders() -> Response:
     )
 
 
-@blueprint.post("/orders/<bigint:order_id>/pay")
-@operations.add(
-    Operation(
-        body=PayOrder,
+def _change_by(body: type[Input]) -> Operation:
+    """Declare a command that changes an order."""
+    return Operation(
+        body=body,
         body_optional=True,
         answer=OrderDocument,
         is_command=True,
         has_version=True,
         problems=(HTTPStatus.CONFLICT,),
     )
-)
+
+
+@blueprint.post("/orders/<bigint:order_id>/pay")
+@operations.add(_change_by(PayOrder))
 def pay_order(order_id: int) -> Response:
     """Pay an order."""
-    command = read_body(request, PayOrder, optional=True)
-    expected = IfMatch.parse(request.headers.get(IF_MATCH))
-    return _once(
-        lambda unit, at: order_view(
-            handlers.pay_order(order_id, command, unit.store, at, expected)
-        ),
-    )
+    return _change(order_id, PayOrder, handlers.pay_order)
 
 
 @blueprint.post("/orders/<bigint:order_id>/cancel")
-@operations.add(
-    Operation(
-        body=CancelOrder,
-        body_optional=True,
-        answer=OrderDocument,
-        is_command=True,
-        has_version=True,
-        problems=(HTTPStatus.CONFLICT,),
-    )
-)
+@operations.add(_change_by(CancelOrder))
 def cancel_order(order_id: int) -> Response:
     """Cancel an order."""
-    command = read_body(request, CancelOrder, optional=True)
-    expected = IfMatch.parse(request.headers.get(IF_MATCH))
-    return _once(
-        lambda unit, at: order_view(
-            handlers.cancel_order(order_id, command, unit.store, at, expected)
-        ),
-    )
+    return _change(order_id, CancelOrder, handlers.cancel_order)
 
 
 @blueprint.post("/orders/<bigint:order_id>/return")
-@operations.add(
-    Operation(
-        body=ReturnOrder,
-        body_optional=True,
-        answer=OrderDocument,
-        is_command=True,
-        has_version=True,
-        problems=(HTTPStatus.CONFLICT,),
-    )
-)
+@operations.add(_change_by(ReturnOrder))
 def return_order(order_id: int) -> Response:
     """Return the goods of an order."""
-    command = read_body(request, ReturnOrder, optional=True)
+    return _change(order_id, ReturnOrder, handlers.return_order)
+
+
+def _change(
+    order_id: int,
+    model: type[AnyInput],
+    change: Callable[[int, AnyInput, OrdersStore, datetime, IfMatch], Order],
+) -> Response:
+    command = read_body(request, model, optional=True)
     expected = IfMatch.parse(request.headers.get(IF_MATCH))
     return _once(
         lambda unit, at: order_view(
-            handlers.return_order(order_id, command, unit.store, at, expected)
+            change(order_id, command, unit.store, at, expected)
         ),
     )
 

@@ -45,6 +45,7 @@ from towpath.services.plumbing.service import (
 )
 
 MIGRATIONS: Final = "towpath.services.orders.migrations"
+migrate_shop: Final = partial(migrate, package=MIGRATIONS, schema=SCHEMA)
 NEEDED_TABLES: Final = ("shop.customers", "shop.orders", "towpath.outbox")
 
 _STEPS: Final[Mapping[str, Step]] = {
@@ -150,13 +151,3 @@ def create_app(
     app.register_blueprint(blueprint)
     install_openapi(app, "Orders", operations)
     return app
-
-
-def migrate_shop(engine: Engine) -> None:
-    """
-    Create or update the shop's tables.
-
-    Raises:
-        UnavailableError: The database cannot be reached.
-    """
-    migrate(engine, package=MIGRATIONS, schema=SCHEMA)

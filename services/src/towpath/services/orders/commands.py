@@ -47,7 +47,8 @@ Email = Annotated[
     str,
     StringConstraints(max_length=320, pattern=r"^[^@\s]+@[^@\s]+$"),
     AfterValidator(without_nul),
-    Field(json_schema_extra={"pattern": r"^[^@\s\x00]+@[^@\s\x00]+$"}),
+    # U+0085 is white space to pydantic's patterns, and not to those of JSON Schema.
+    Field(json_schema_extra={"pattern": r"^[^@\s\x00\x85]+@[^@\s\x00\x85]+$"}),
 ]
 Note = Annotated[
     str,

@@ -8,12 +8,14 @@ no attempt; an event that cannot be applied is parked with its followers, and ``
 inbox`` replays it.
 """
 
+import functools
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from importlib import resources
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import structlog
@@ -24,6 +26,7 @@ from towpath.inbox import Consumer, Event, Inbox
 from towpath.outbox import Events, Outbox, OutboxEvent
 from towpath.outbox.sqlalchemy import Collector
 from towpath.schemas.clock import Clock, SystemClock
+from towpath.schemas.events import EventSchemas
 from towpath.services.plumbing.database import TRACEPARENT, make_engine, translated
 from towpath.services.plumbing.http import valid_traceparent
 from towpath.services.plumbing.server import BackgroundTask, Lifecycle
@@ -91,10 +94,8 @@ class EventConsumer(Generic[Store]):
             session.info[TRACEPARENT] = valid_traceparent(
                 event.headers.get(TRACEPARENT)
             )
-            with translated():
-                apply = self.handlers[event.type]
-                apply(event.payload, self.store(session), clock.now())
-                session.flush()
+            apply = self.handlers[event.type]
+            apply(event.payload, self.store(session), clock.now())
 
         return Consumer(
             Inbox(self.name, schema=self.schema),
@@ -122,14 +123,28 @@ def begin_in(sessions: sessionmaker[Session]) -> Begin:
     return begin
 
 
-def make_collector(events: Events, clock: Clock) -> Collector:
+@functools.cache
+def event_schemas_in(package: str) -> EventSchemas:
+    """Return the event schemas in a package."""
+    return EventSchemas.from_folder(resources.files(package))
+
+
+def make_collector(
+    package: str, aggregate_type: str, classes: Iterable[type], clock: Clock
+) -> Collector:
     """
-    Make the collector of a service whose events have the time of their change.
+    Make the collector of a service whose aggregate belongs to an order.
 
     Args:
-        events: The service's events; each has the attribute ``updated_at``.
+        package: The package with the schemas of its events.
+        aggregate_type: The type of the aggregate.
+        classes: Its events; each has ``order_id``, and the time of its change as
+            ``updated_at``.
         clock: The time at which they are recorded.
     """
+    events = Events(event_schemas_in(package))
+    for cls in classes:
+        events.event(aggregate_type=aggregate_type, key="order_id")(cls)
 
     def convert(event: Any, session: Session) -> OutboxEvent:  # noqa: ANN401 - the service's own
         return replace(

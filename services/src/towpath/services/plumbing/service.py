@@ -22,19 +22,23 @@ database, registry, idempotency and brokers.
 """
 
 import argparse
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 import structlog
-from flask import Flask
+from flask import Flask, Response, current_app
 from sqlalchemy import Engine
+from sqlalchemy.orm import Session, sessionmaker
 from werkzeug.routing import IntegerConverter, ValidationError
 
 from towpath.inbox.status import client_settings
+from towpath.outbox import plain
 from towpath.schemas.clock import Backoff, Clock, Deadline, SystemClock
 from towpath.schemas.events import EventSchemas
 from towpath.schemas.failure import TowpathError, UnavailableError, UsageError
@@ -45,11 +49,13 @@ from towpath.services.plumbing.consumer import (
     consume,
     consuming_tasks,
 )
-from towpath.services.plumbing.database import make_engine, table_check
+from towpath.services.plumbing.database import UnitOfWork, make_engine, table_check
 from towpath.services.plumbing.http import (
     MAX_BODY_BYTES,
+    NotFoundError,
     install_problems,
     install_request_ids,
+    json_answer,
 )
 from towpath.services.plumbing.server import (
     DRAIN_S,
@@ -118,6 +124,37 @@ def app_without_database(name: str, check: Callable[[], None]) -> Flask:
     install_problems(app)
     app.register_blueprint(health_blueprint(check, lifecycle.stopping))
     return app
+
+
+class OrderAggregates(Protocol):
+    """Reads the aggregates of a service that belong to orders."""
+
+    def find(self, order_id: int) -> Any | None:  # noqa: ANN401 - the service's own
+        """Read the aggregate of an order, a dataclass with its new ``events``."""
+
+
+def answer_by_order(
+    repository: Callable[[Session], OrderAggregates], noun: str, order_id: int
+) -> Response:
+    """
+    Answer a request for the aggregate of an order, from the application's database.
+
+    Args:
+        repository: Makes the repository of a transaction.
+        noun: The aggregate's name for people.
+        order_id: The order.
+
+    Raises:
+        NotFoundError: The order has none.
+    """
+    with UnitOfWork(sessionmaker(current_app.extensions["engine"])) as unit:
+        found = repository(unit.session).find(order_id)
+    if found is None:
+        message = f"There is no {noun} of order {order_id}."
+        raise NotFoundError(message)
+    document: dict[str, Any] = dataclasses.asdict(found)
+    del document["events"]
+    return json_answer(HTTPStatus.OK, plain(document))
 
 
 class MissingBrokersError(UsageError):

@@ -5,38 +5,28 @@ Its protocol is ``GET /shipments/{order_id}``, 200 or 404. It has a function for
 event of an order; none commits: the inbox does, with its record of the event.
 """
 
-import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from http import HTTPStatus
-from importlib import resources
+from functools import partial
 from typing import Any, Final
 
-from flask import Blueprint, Flask, Response, current_app
+from flask import Blueprint, Flask, Response
 from pydantic import AwareDatetime
-from sqlalchemy import Engine
-from sqlalchemy.orm import Session, sessionmaker
 
-from towpath.outbox import Events, plain
-from towpath.outbox.sqlalchemy import Collector
-from towpath.schemas.clock import Clock, SystemClock
-from towpath.schemas.events import EventSchemas
 from towpath.services.plumbing.consumer import (
     Consuming,
     EventConsumer,
+    event_schemas_in,
     make_collector,
-    make_sessions,
 )
-from towpath.services.plumbing.database import UnitOfWork, make_engine, migrate
-from towpath.services.plumbing.http import NotFoundError, json_answer
+from towpath.services.plumbing.database import make_engine, migrate
 from towpath.services.plumbing.openapi import (
     Document,
     Operation,
     Operations,
     install_openapi,
 )
-from towpath.services.plumbing.service import DEFAULT_THREADS, base_app
+from towpath.services.plumbing.service import DEFAULT_THREADS, answer_by_order, base_app
 from towpath.services.shipping.domain import (
     EVENTS,
     Shipment,
@@ -49,7 +39,6 @@ SCHEMAS: Final = "towpath.services.shipping.schemas"
 MIGRATIONS: Final = "towpath.services.shipping.migrations"
 NEEDED_TABLES: Final = ("shipping.shipments", "towpath.outbox")
 SHIPMENT: Final = "shipment"
-EXTENSION: Final = "towpath.shipping"
 
 blueprint = Blueprint("shipping", __name__)
 operations = Operations("shipping")
@@ -71,15 +60,7 @@ class ShipmentDocument(Document):
 @operations.add(Operation(answer=ShipmentDocument))
 def find_shipment(order_id: int) -> Response:
     """Read the shipment of an order."""
-    sessions: sessionmaker[Session] = current_app.extensions[EXTENSION]
-    with UnitOfWork(sessions) as unit:
-        shipment = ShipmentRepository(unit.session).find(order_id)
-    if shipment is None:
-        message = f"There is no shipment of order {order_id}."
-        raise NotFoundError(message)
-    document: dict[str, Any] = dataclasses.asdict(shipment)
-    del document["events"]
-    return json_answer(HTTPStatus.OK, plain(document))
+    return answer_by_order(ShipmentRepository, "shipment", order_id)
 
 
 def ship(order: Mapping[str, Any], shipments: ShipmentRepository, at: datetime) -> None:
@@ -113,18 +94,9 @@ ORDER_EVENTS: Final[Mapping[str, Handler]] = {
 }
 
 
-@functools.cache
-def event_schemas() -> EventSchemas:
-    """Return the schemas of the service's events."""
-    return EventSchemas.from_folder(resources.files(SCHEMAS))
-
-
-def collector(clock: Clock) -> Collector:
-    """Make the collector of the events of shipments."""
-    events = Events(event_schemas())
-    for cls in EVENTS.values():
-        events.event(aggregate_type=SHIPMENT, key="order_id")(cls)
-    return make_collector(events, clock)
+event_schemas: Final = partial(event_schemas_in, SCHEMAS)
+collector: Final = partial(make_collector, SCHEMAS, SHIPMENT, EVENTS.values())
+migrate_shipping: Final = partial(migrate, package=MIGRATIONS, schema=SCHEMA)
 
 
 CONSUMING: Final = Consuming(
@@ -139,30 +111,16 @@ CONSUMING: Final = Consuming(
 )
 
 
-def create_app(
-    dsn: str, *, threads: int = DEFAULT_THREADS, clock: Clock | None = None
-) -> Flask:
+def create_app(dsn: str, *, threads: int = DEFAULT_THREADS) -> Flask:
     """
     Wire the service to a database; no connection is opened before a request.
 
     Args:
         dsn: The service's database, as a libpq URI or keywords.
         threads: The number of requests served at once; each has a connection.
-        clock: The time of changes.
     """
     engine = make_engine(dsn, pool_size=threads)
     app = base_app("towpath-shipping", engine, NEEDED_TABLES)
-    app.extensions[EXTENSION] = make_sessions(engine, collector(clock or SystemClock()))
     app.register_blueprint(blueprint)
     install_openapi(app, "Shipping", operations)
     return app
-
-
-def migrate_shipping(engine: Engine) -> None:
-    """
-    Create or update the service's tables.
-
-    Raises:
-        UnavailableError: The database cannot be reached.
-    """
-    migrate(engine, package=MIGRATIONS, schema=SCHEMA)

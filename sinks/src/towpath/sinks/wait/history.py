@@ -8,13 +8,7 @@ Only the newest record of one key counts; each record is read once.
 from typing import Final
 
 import orjson
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    KafkaError,
-    KafkaException,
-    Message,
-    TopicPartition,
-)
+from confluent_kafka import KafkaException, Message, TopicPartition
 
 from towpath.schemas.topics import state_topic
 from towpath.settings import Kafka
@@ -36,10 +30,9 @@ class KafkaHistory:
             {
                 "auto.offset.reset": "earliest",
                 "isolation.level": "read_uncommitted",
-                "fetch.wait.max.ms": 10,
             },
         )
-        self._next_offset: int | None = None
+        self._next_offsets: dict[int, int] = {}
         self._start_lsn: int | None = None
 
     def start_lsn(self) -> int | None:
@@ -65,30 +58,19 @@ class KafkaHistory:
         self._consumer.close()
 
     def _read_on(self) -> None:
-        if self._next_offset is None:
+        if not self._next_offsets:
             topics = self._consumer.list_topics(timeout=_TIMEOUT_S).topics
             if self._topic not in topics:
                 return
-            place = TopicPartition(self._topic, 0, OFFSET_BEGINNING)
-            self._consumer.assign([place])
-            self._next_offset = 0
         place = TopicPartition(self._topic, 0)
         _, end = self._consumer.get_watermark_offsets(place, timeout=_TIMEOUT_S)
-        while self._next_offset < end:
-            message = self._consumer.poll(_TIMEOUT_S)
-            if message is None:
-                text = f"{self._topic} could not be read to its end"
-                raise BrokerUnavailableError(text)
-            self._next_offset = self._take(message)
+        reading = client.records_to(
+            {0: end}, self._consumer, self._topic, self._next_offsets
+        )
+        for message in reading:
+            self._take(message)
 
-    def _take(self, message: Message) -> int:
-        """Read a record; return the next offset."""
-        offset, error = message.offset() or 0, message.error()
-        if error is not None:
-            if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own name
-                return offset
-            raise KafkaException(error)
+    def _take(self, message: Message) -> None:
         if message.key() == _LINEAGE_KEY and message.value() is not None:
             lineages = orjson.loads(message.value() or b"{}")["lineages"]
             self._start_lsn = lineages[-1]["start_lsn"] if lineages else None
-        return offset + 1

@@ -7,14 +7,17 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 BIN := .venv/bin
 MEMBERS := schemas settings cli outbox inbox relay sinks services loadtests deploy
 # Processes that run tests side by side, each with a stack of its own; 0: all in one.
-WORKERS ?= 4
+WORKERS ?= 3
 DEMO := docker compose --project-directory deploy/compose --project-name towpath-demo
 CATALOGUE := --events towpath.services.orders.events:shop_events \
+	--events towpath.services.inventory.app:reservation_events \
+	--events towpath.services.payments.app:payment_events \
+	--events towpath.services.shipping.app:shipment_events \
 	--title "The shop's events" --output docs/events.md
 STATIC := lint types imports
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: help setup demo test check mutants house coverage docs soak browser-test \
+.PHONY: help setup demo test check mutants house coverage docs soak rehearse browser-test \
 	compose-demo compose-test dist wheels lock clean python setup-run setup-dev static quick $(STATIC)
 .DEFAULT_GOAL := help
 
@@ -36,6 +39,10 @@ soak: setup-dev ## Run the tests that take minutes to hours.
 	$(BIN)/pytest -m soak $(ARGS)
 	HYPOTHESIS_PROFILE=ci $(BIN)/pytest $(SIDE_BY_SIDE) tests/property
 
+rehearse: setup-dev ## Rehearse disasters and repairs, each step shown (ARGS=slot-lost: one).
+	$(BIN)/pytest -p no:randomly -q -s -m "faults or soak" \
+	$(if $(ARGS),tests/disasters/test_$(subst -,_,$(ARGS)).py,tests/disasters)
+
 mutants: setup-dev ## Plant defects one by one; each must make a test fail (ARGS=--real: more).
 	@PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)
 
@@ -46,7 +53,7 @@ coverage: setup-dev ## Measure what unit and property tests run; hold members ag
 	$(BIN)/pytest --cov --cov-report= $(ARGS)
 	@PYTHONPATH=tests $(BIN)/python -m support.coverage_floors
 
-browser-test: setup-dev ## Open locust's page and the storefront in a browser (apt: chromium chromium-driver).
+browser-test: setup-dev ## Open console, storefront and locust's page in Chromium (or npm fetches one).
 	$(BIN)/pytest -m browser $(ARGS)
 
 compose-demo: wheels ## The demo in containers: images, all of compose.yaml, load, a new sink, proof.
@@ -57,9 +64,11 @@ compose-demo: wheels ## The demo in containers: images, all of compose.yaml, loa
 compose-test: setup-dev wheels ## Try images and compose.yaml on a Docker engine, kills included.
 	$(BIN)/pytest -m compose -p no:randomly -x -s --verbose tests/compose $(ARGS)
 
-docs: setup-dev ## Draw the pictures of docs/, list the log records and the shop's events.
+docs: setup-dev ## Draw the pictures of docs/, list log records, metrics and events, write dashboards.
 	@$(BIN)/python docs/pictures/draw.py
 	@$(BIN)/python docs/log_records.py
+	@$(BIN)/python docs/monitoring_tables.py
+	@$(BIN)/python deploy/monitoring/dashboards.py
 	@$(BIN)/towpath schema catalogue $(CATALOGUE)
 
 dist: setup-dev ## Build wheels, source distributions and SBOMs of all packages into dist/.

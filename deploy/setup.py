@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 CLONE = Path(__file__).resolve().parents[1]
 ENVIRONMENT = CLONE / ".venv"
@@ -34,15 +35,40 @@ FURTHER_JARS = {
     "dev": ("jdbcsink", "objectstore", "postgres15", "s3", "securesearch"),
 }
 BUILD_TOOLS = STATE / "build-tools"
-# The tests read compose.yaml with the loader of docker compose itself.
-LOADER = STATE / "compose" / "loader"
-LOADER_MODULE = CLONE / "tests" / "compose" / "config"
+PROMETHEUS = "github.com/prometheus/prometheus/cmd"
 PYTHONS = ((3, 11), (3, 13))
 USAGE = 2
 
 
 class SetupError(Exception):
     """A missing requirement; the text names it with its cure."""
+
+
+class GoPrograms(NamedTuple):
+    """Programs that the tests run, built with the locked Go from a locked module."""
+
+    what: str
+    module: Path
+    output: Path
+    packages: tuple[str, ...]
+
+
+GO_PROGRAMS = (
+    # The tests read compose.yaml with the loader of docker compose itself.
+    GoPrograms(
+        "the loader of compose files",
+        CLONE / "tests" / "compose" / "config",
+        STATE / "compose" / "loader",
+        (".",),
+    ),
+    # They check alert rules and the queries of dashboards with Prometheus itself.
+    GoPrograms(
+        "Prometheus, five minutes of both cores",
+        CLONE / "tests" / "monitoring" / "prometheus",
+        STATE / "prometheus" / "bin",
+        (f"{PROMETHEUS}/prometheus", f"{PROMETHEUS}/promtool"),
+    ),
+)
 
 
 def main(words: list[str]) -> int:
@@ -59,8 +85,10 @@ def main(words: list[str]) -> int:
                 return 0
             prepare(mode)
             if mode == "dev":
-                build_compose_loader()
-        return fetch_jars(mode) or record_spark_classes()
+                for programs in GO_PROGRAMS:
+                    build_go_programs(programs)
+            with compiling_relay(mode):
+                return fetch_jars(mode) or record_spark_classes()
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
@@ -202,7 +230,14 @@ def pip_of(environment: Path) -> list[str]:
 
 def run(command: list[str], what: str, **variables: str) -> None:
     """Run a command quietly; show its last lines if it fails."""
-    done = subprocess.run(
+    done = quietly(command, **variables)
+    if done.returncode != 0:
+        raise SetupError(failure(what, done.stdout.splitlines()))
+
+
+def quietly(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command; return its exit code and all that it printed."""
+    return subprocess.run(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -210,8 +245,6 @@ def run(command: list[str], what: str, **variables: str) -> None:
         check=False,
         env={**environment(), **variables},
     )
-    if done.returncode != 0:
-        raise SetupError(failure(what, done.stdout.splitlines()))
 
 
 def follow(command: list[str]) -> None:
@@ -254,29 +287,43 @@ def environment() -> dict[str, str]:
     return {name: text for name, text in variables.items() if name not in left_out}
 
 
-def build_compose_loader() -> None:
-    """Build the loader of compose files with the locked Go, unless it is current."""
-    sources = [path.read_bytes() for path in sorted(LOADER_MODULE.iterdir())]
+def build_go_programs(programs: GoPrograms) -> None:
+    """Build programs with the locked Go, unless they are current."""
+    sources = [path.read_bytes() for path in sorted(programs.module.iterdir())]
     wanted = hashlib.sha256(b"\0".join(sources)).hexdigest()
-    mark = LOADER.with_name("made-from")
-    if LOADER.exists() and is_current(mark, wanted):
+    output = programs.output
+    mark = output.with_name("made-from")
+    if output.exists() and is_current(mark, wanted):
         return
-    report("building the loader of compose files, for the tests")
-    LOADER.parent.mkdir(exist_ok=True)
+    report(f"building {programs.what}, for the tests")
+    output.parent.mkdir(exist_ok=True)
+    if len(programs.packages) > 1:
+        output.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=STATE) as scratch:
         go = {
             "GOPATH": scratch,
             "GOCACHE": f"{scratch}/cache",
-            # Writable, so that the folder can be removed; go.mod stays as it is.
-            "GOFLAGS": "-modcacherw -mod=readonly -trimpath",
+            # Writable, so that the folder can be removed; go.mod stays as it is. The
+            # discovery of targets in clouds is most of Prometheus, and not needed.
+            "GOFLAGS": "-modcacherw -mod=readonly -trimpath -tags=remove_all_sd",
             "GOTOOLCHAIN": "local",
             "GOWORK": "off",
             "CGO_ENABLED": "0",
         }
-        build = [str(ENVIRONMENT / "bin" / "go"), "-C", str(LOADER_MODULE), "build"]
-        what = "a module of the loader of compose files"
-        run([*build, "-o", str(LOADER)], what, **go)
+        build = [str(ENVIRONMENT / "bin" / "go"), "-C", str(programs.module), "build"]
+        words = ["-ldflags=-s -w", "-o", str(output), *programs.packages]
+        run([*build, *words], f"a module of {programs.what}", **go)
     mark.write_text(wanted, "utf-8")
+
+
+def compiling_relay(mode: str) -> contextlib.AbstractContextManager[object]:
+    """Compile the relay's hot modules beside the block; the tests run Python."""
+    if mode != "run":
+        return contextlib.nullcontext()
+    python = str(ENVIRONMENT / "bin" / "python")
+    script = Path(__file__).with_name("compile_relay.py")
+    # The end of the block waits for the process.
+    return subprocess.Popen([python, str(script)], env=environment())
 
 
 def fetch_jars(mode: str) -> int:

@@ -1,5 +1,5 @@
 """
-Make the locks: ``build``, ``run``, ``dev``, ``lock.lock``, ``images/``, ``packages/``.
+Make the locks of ``requirements``, of its ``images/`` and of its ``packages/``.
 
 Dependencies are read from the members' own files. What is locked stays locked unless
 ``--upgrade`` is said. The locks hold for every Python that the members allow, and name
@@ -21,15 +21,19 @@ CLONE = HERE.parent
 OLDEST_PYTHON = "3.11"
 # What each image installs: members with what they depend on, and their extras.
 IMAGES = {
-    "relay": ["relay"],
-    "services": ["services"],
-    "sinks": ["sinks[java]"],
+    "relay": ["relay[tracing]", "relay[lineage]"],
+    "services": ["services[storefront]", "services[tracing]"],
+    "sinks": ["sinks[java]", "sinks[tracing]", "sinks[lineage]"],
     "tools": ["deploy"],
 }
 # Libraries that applications install: the locks are what their SBOMs list.
 PACKAGES = {"inbox": ["inbox"], "outbox": ["outbox"]}
-# The tools start no engine: sinks run in an image of their own.
-LEFT_OUT = {"tools": ("pyspark", "pandas")}
+# The tools start no engine: sinks run in an image of their own. The storefront waits
+# for sinks, and neither runs them nor reads a warehouse.
+LEFT_OUT = {
+    "tools": ("pyspark", "pandas"),
+    "services": ("pyspark", "pandas", "pyiceberg"),
+}
 
 
 def main() -> int:
@@ -40,10 +44,15 @@ def main() -> int:
         write_wanted(run, dependencies())
         compile_lock(uv, "lock.lock", [HERE / "lock.in"])
         compile_lock(uv, "build.lock", [HERE / "build.in"], "--allow-unsafe")
+        compile_lock(
+            *(uv, "compile.lock", [HERE / "compile.in"], "--allow-unsafe"),
+            *("--constraints", str(HERE / "build.lock")),
+        )
         compile_lock(uv, "run.lock", [run])
         compile_lock(
             *(uv, "dev.lock", [run, HERE / "dev.in"]),
             *("--constraints", str(HERE / "run.lock")),
+            *("--constraints", str(HERE / "compile.lock")),
         )
         for place, locked in (("images", IMAGES), ("packages", PACKAGES)):
             for name, members in locked.items():

@@ -24,6 +24,7 @@ from hypothesis import Phase, settings
 
 from support import databases, last_run, object_store, remains, workers
 from towpath.deploy.local.stack import LazyStack
+from towpath.relay.commands import compiled
 from towpath.settings import Route, Sink, SinkKind
 from towpath.sinks.jars import java, store
 from towpath.sinks.ports import SqlSession
@@ -51,6 +52,12 @@ os.environ.setdefault(  # noqa: TID251 - a root
     "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions"
     " -XX:-BytecodeVerificationRemote",
 )
+# The Python source is the reference, also where a set-up has compiled some modules.
+# TOWPATH_COMPILED=on: these modules, in tests and in the processes that they start.
+os.environ.setdefault(compiled.VARIABLE, "off")  # noqa: TID251 - a root
+compiled.import_modules(os.environ)  # noqa: TID251 - a root
+if os.environ[compiled.VARIABLE] != "off":  # noqa: TID251 - a root
+    assert compiled.running() is compiled.Code.COMPILED, "run make setup first"
 _PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "dev")  # noqa: TID251 - a root
 settings.load_profile(_PROFILE)
 # For tables of a few rows, to compile a statement costs more than to interpret it, and
@@ -70,16 +77,22 @@ def pytest_collection_modifyitems(session, config, items):
     Mark tests by where they are and what they use; a worker orders them, too.
 
     A property has hundreds of examples: the limit of a unit test is too short for it on
-    a busy machine. PySpark leaves the closing of its sockets to Python, which warns.
+    a busy machine. PySpark leaves the closing of its sockets to Python, which warns,
+    perhaps not before a later test of the process that needs no engine.
     """
     unclosed = pytest.mark.filterwarnings(
         r"ignore:unclosed <socket.*sock:ResourceWarning"
+    )
+    unclosed_before = pytest.mark.filterwarnings(
+        r"ignore:unclosed <socket.*family=1,.*\.sock>:ResourceWarning"
     )
     for item in items:
         if "property" in item.path.parts:
             item.add_marker(pytest.mark.timeout(_PROPERTY_S))
         if item.get_closest_marker("spark"):
             item.add_marker(unclosed)
+        elif not workers.is_quick(item.path):
+            item.add_marker(unclosed_before)
     if xdist.is_xdist_worker(session):
         workers.put_in_order(items, float(config.getini("timeout")))
 

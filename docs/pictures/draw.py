@@ -4,8 +4,9 @@ Draws the pictures of the documentation: each source here becomes ``NAME.svg``.
 ``make docs`` runs it; ``tests/unit/docs/test_pictures.py`` holds the committed pictures
 against their sources. ``NAME.toml`` lists boxes (id, kind, x, y, width, height, lines
 of text) and arrows (from ``id.side``, to ``id.side``, label). Numbers are pixels. The
-colours follow the reader's scheme, light or dark. ``NAME.json`` is a document that
-``towpath demo compare --json`` printed, and becomes the plot of ``--plot``.
+colours follow the reader's scheme, light or dark. ``NAME.json`` becomes the plot of a
+command's ``--plot``: it is a document that ``towpath demo compare --json`` printed, or
+has the lines of the table of ``towpath bench all``.
 """
 
 import html
@@ -17,6 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from towpath.loadtests.bench import summary
 from towpath.loadtests.capture.result import plot
 
 FOLDER: Final = Path(__file__).parent
@@ -133,7 +135,12 @@ def drawn(source: Path) -> str:
         PictureError: It cannot be drawn.
     """
     text = source.read_text(encoding="utf-8")
-    return draw(text) if source.suffix == ".toml" else plot(json.loads(text))
+    if source.suffix == ".toml":
+        return draw(text)
+    document = json.loads(text)
+    if "lines" in document:
+        return summary.plot([summary.Line(**line) for line in document["lines"]])
+    return plot(document)
 
 
 def _box(row: list[Any]) -> Box:

@@ -8,7 +8,6 @@ whole shop; two products are ordered, and the order's page is taken.
 """
 
 import sys
-import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -52,10 +51,7 @@ NAMES = {"load": load, "storefront": storefront}
 
 def main(name: str, page: str, file: Path) -> None:
     """Bring a page to the state that its picture shows, and take the picture."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        browser(Path(folder)) as window,
-    ):
+    with browser() as window:
         NAMES[name](window, page)
         file.write_bytes(window.picture())
 

@@ -1,5 +1,5 @@
 """
-Locust's page in a real browser: make browser-test, which needs Debian's chromium.
+Locust's page in a real browser: make browser-test.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_the_page_starts_the_load_and_shows_lag_among_the_requests(
         words = ("--host", shop.service.url, "--web-port", port)
         run = Locust(tmp_path / "run", *words, **shop.lag())
         try:
-            with browser(tmp_path / "browser") as window:
+            with browser() as window:
                 start_load(window, page, {"userCount": "5", "spawnRate": "5"})
                 until(lambda: "LAG" in window.text(), "the page shows lag")
                 text = window.text()

@@ -1,5 +1,5 @@
 """
-The storefront in a real browser: make browser-test, which needs Debian's chromium.
+The storefront in a real browser: make browser-test.
 """
 
 import uuid
@@ -29,9 +29,9 @@ def store(stack, tmp_path_factory):
 
 
 @pytest.fixture
-def window(store, tmp_path):
+def window(store):
     """Provide a window with the products; its console stays empty."""
-    with browser(tmp_path) as made:
+    with browser() as made:
         made.emulate()
         made.open(store.address)
         yield made
@@ -103,19 +103,19 @@ def test_the_keyboard_alone_places_an_order(window):
     """
     The first stop skips the navigation; every stop shows where it is.
     """
-    window.keys(TAB)
+    window.key(TAB)
     first = window.run("return document.activeElement.textContent")
     fill_basket(window)
     outlines = []
     window.run("document.querySelector('.lines input').focus()")
     for _ in range(20):
-        window.keys(TAB)
+        window.key(TAB)
         outlines.append(
             window.run("return getComputedStyle(document.activeElement).outlineStyle")
         )
         if window.run("return document.activeElement.id") == "check-out":
             break
-    window.keys(ENTER)
+    window.key(ENTER)
     shows(window, "completed", "settled")
 
     assert ("Skip to the content", {"solid"}) == (first, set(outlines))

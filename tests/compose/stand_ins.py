@@ -3,8 +3,9 @@ Images under the vendors' names, made here where those cannot be pulled.
 
 Each is the same server in the same version, from the package registries: Postgres,
 Valkey and Java as Python packages, Kafka, OpenSearch, registry and catalog as Java
-archives, the object store as a Go module. What an image adds (users, folders, variables
-that become settings) is rewritten as far as ``compose.yaml`` uses it.
+archives, the object store and Prometheus as Go modules; Grafana is in none of them.
+What an image adds (users, folders, variables that become settings) is rewritten as far
+as ``compose.yaml`` uses it.
 """
 
 import os
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from compose.engine import GO, GO_SETTINGS
+from compose.engine import CLONE, GO, GO_SETTINGS
 
 from towpath.sinks.jars import store
 
@@ -32,13 +33,15 @@ def ensure(image: str) -> str:
         image: A vendor's name with its version, ``postgres:18.6``.
 
     Returns:
-        ``here``, ``pulled`` or ``made``.
+        ``here``, ``pulled`` or ``made``; ``absent`` if no registry has the server.
     """
     if _succeeds("docker", "image", "inspect", image):
         return "here"
     if _succeeds("docker", "pull", image):
         return "pulled"
     name, _, version = image.partition(":")
+    if name in _ABSENT:
+        return "absent"
     fill = _FILLED[name]
     base = _BASES.get(name, "local/stand-in-java")
     _ensure_local(base)
@@ -111,6 +114,10 @@ def _store(folder: Path, version: str) -> None:
     _run(GO, "install", f"{_STORE_MODULE}@{version}", env=environ)
 
 
+def _prometheus(folder: Path, _: str) -> None:
+    shutil.copy(CLONE / ".towpath" / "prometheus" / "bin" / "prometheus", folder)
+
+
 def _catalog(folder: Path, _: str) -> None:
     goal = "dependency:copy-dependencies"
     words = ("-DoutputDirectory=lib", "-DincludeScope=runtime")
@@ -143,12 +150,14 @@ _FILLED: dict[str, Callable[[Path, str], None]] = {
     "opensearchproject/opensearch": _archives("opensearch"),
     "valkey/valkey": _valkey,
     "versity/versitygw": _store,
+    "prom/prometheus": _prometheus,
     "apache/iceberg-rest-fixture": _catalog,
 }
 _BASES = dict.fromkeys(
-    ("python", "postgres", "valkey/valkey", "versity/versitygw"),
+    ("python", "postgres", "valkey/valkey", "versity/versitygw", "prom/prometheus"),
     "local/stand-in-python",
 )
+_ABSENT = {"grafana/grafana"}
 _FOLDERS = {
     "apicurio-registry": "registry",
     "iceberg-rest-fixture": "catalog",

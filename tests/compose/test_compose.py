@@ -9,9 +9,11 @@ import json
 import re
 import subprocess
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
+from typing import Any
 
 import pytest
 from compose import stand_ins
@@ -24,7 +26,7 @@ pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
 PROJECT = "towpath-test"
 VERSION = (CLONE / "VERSION").read_text("utf-8").strip()
 SERVICES = ("orders", "inventory", "payments", "shipping")
-OWN_PARTS = ("relay", "serving", "warehouse", *SERVICES)
+OWN_PARTS = ("relay", "serving", "warehouse", *SERVICES, "storefront", "console")
 THIRD_PARTIES = (
     *("postgres", "kafka", "registry", "opensearch", "redis", "store", "catalog"),
 )
@@ -32,7 +34,11 @@ SPARK = ("spark-master", "spark-worker")
 BASE = "python:3.11.14-slim-bookworm"
 SHOP = "http://orders:8000"
 PAGE = "http://127.0.0.1:8089"
+CONSOLE = "http://127.0.0.1:8070"
+ENV = CLONE / "deploy" / "compose" / ".env"
 FILL = "fill-1"
+MONITORING = {"prometheus": "prom/prometheus", "grafana": "grafana/grafana"}
+PROMETHEUS = "http://127.0.0.1:9090/api/v1"
 STATUS = "select status from towpath.signal where id = 'fill-1'"
 
 
@@ -77,6 +83,17 @@ def sql(statement: str) -> str:
     """Run SQL as a person does, by psql in the source's container."""
     words = ("exec", "--no-TTY", "postgres", "psql", "--username", "towpath")
     return compose(*words, "-tA", "--command", statement, "shop").strip()
+
+
+def answer(url: str | urllib.request.Request) -> Any:
+    """Return a JSON document of a server."""
+    with urllib.request.urlopen(url, timeout=30) as found:  # noqa: S310 - our own
+        return json.load(found)
+
+
+def has_image(image: str) -> bool:
+    """Return whether the engine has an image of a vendor, in any version."""
+    return bool(docker("image", "ls", "--quiet", image))
 
 
 def verify(*words: str):
@@ -183,6 +200,20 @@ def test_load_from_the_page_reaches_every_sink():
     until(has_all, "every sink has shown orders of the load", timeout_s=240)
 
 
+def test_the_console_shows_the_platform_to_who_has_the_token():
+    """It reads source, relay and sinks in the network of the project."""
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        answer(f"{CONSOLE}/api/status")
+    (token,) = re.findall("^CONSOLE_TOKEN=(.+)$", ENV.read_text("utf-8"), re.MULTILINE)
+    wanted = urllib.request.Request(  # noqa: S310 - our own
+        f"{CONSOLE}/api/status", headers={"Authorization": f"Bearer {token}"}
+    )
+    status = answer(wanted)
+
+    assert status["relay"]["active"]
+    assert {"cache", "search", "warehouse"} == {one["sink"] for one in status["sinks"]}
+
+
 def test_a_sql_row_fills_a_new_sink_while_the_load_goes_on():
     """`sink add --signal` says the SQL; psql inserts it; the sink becomes ready."""
     file = "/etc/towpath/search_orders.toml"
@@ -269,6 +300,24 @@ def test_stopped_parts_end_gracefully_and_a_second_up_goes_on():
     assert before == sql("select count(*) from shop.orders")
     assert "not seeded" in skipped
     assert 0 == verify().returncode
+
+
+def test_monitoring_reads_every_part():
+    """Prometheus has each target up, and all rules; Grafana is healthy where it is."""
+    servers = [name for name, image in MONITORING.items() if has_image(image)]
+    compose("--profile", "monitoring", "up", "--detach", "--wait", *servers)
+
+    def health() -> dict[str, str]:
+        found = answer(f"{PROMETHEUS}/targets")["data"]["activeTargets"]
+        return {one["labels"]["instance"]: one["health"] for one in found}
+
+    until(lambda: set(health().values()) == {"up"}, "each target is up")
+    groups = answer(f"{PROMETHEUS}/rules")["data"]["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+
+    pages = {"relay:9464", "serving:9465", "warehouse:9465", "orders:8000"}
+    assert pages <= set(health())
+    assert {"ok"} == {rule["health"] for rule in rules}
 
 
 def test_workers_are_scaled_while_it_runs():

@@ -22,8 +22,9 @@ from towpath.relay.kafka.producer import KafkaProducer
 from towpath.relay.kafka.state import StateTopic
 from towpath.relay.kafka.topics import KafkaTopics
 from towpath.relay.loop import LoopDuties
+from towpath.relay.publish import publisher
 from towpath.relay.publish.checkpoints import CheckpointWriter
-from towpath.relay.publish.in_flight import Delivery, DeliveryLedger
+from towpath.relay.publish.in_flight import DeliveryLedger
 from towpath.relay.publish.publisher import Publisher
 from towpath.relay.stream.snapshot_runner import SnapshotRunner
 from towpath.schemas import headers
@@ -134,7 +135,7 @@ def _writes(key: str) -> Counts:
 
 POINTS: Final[dict[str, Callable[[Fault], None]]] = {
     "produced": Fault.produced,
-    "acknowledged": lambda f: f.after(Delivery, "__call__"),
+    "acknowledged": lambda f: f.after(publisher, "acknowledge_ordered"),
     "before marks": lambda f: f.before(CheckpointWriter, "_write"),
     "marks produced": lambda f: f.after(CheckpointWriter, "_write"),
     "marks stored": Fault.stored,

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from support.command import towpath
+from support.waiting import stretched
 from towpath.deploy.bench.runner import chaos_environment
 from towpath.deploy.local.part import StateFolder
 from towpath.loadtests.chaos.context import ChaosEnvironment, ChaosOptions, QuietScreen
@@ -44,17 +45,21 @@ def place(
         place.launcher.kill(name)
 
 
+@pytest.mark.soak
 def test_chaos_finds_the_textbook_out(place: ChaosEnvironment):
     """
     With the textbook's window in the relay the same chaos finds stale rows (B17).
     """
     defective = replace(place, towpath=(sys.executable, "-c", TEXTBOOK))
-    options = ChaosOptions(minutes=1.0, seed=31, kill=(), ddl=False, round_s=12.0)
+    # It ends with the first round that finds something.
+    minutes = stretched(1.0)
+    options = ChaosOptions(minutes=minutes, seed=31, kill=(), ddl=False, round_s=12.0)
     result = run_chaos(defective, options, QuietScreen())
 
     assert any("stale" in each or "resurrected" in each for each in result.findings)
 
 
+@pytest.mark.soak
 def test_the_command_ends_with_the_tables_rows_and_cleans_up(tmp_path: Path):
     """
     Kills, alterations, rewrites, late commits: equal, exit 0, and no file remains.

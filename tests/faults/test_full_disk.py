@@ -1,16 +1,15 @@
 """A driver whose disk is full: it says so, tries again, and goes on with free space."""
 
-import json
 import resource
 import urllib.request
 
 import psutil
 import pytest
 
-from support.driver_process import PATIENCE_S, Feed, Place, driver
+from support.driver_process import PATIENCE_S, Feed, Place, driver, metrics_port
 from support.waiting import until
 from towpath.cli import app
-from towpath.sinks.state.progress import State, sink_folder
+from towpath.sinks.state.progress import State
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -37,8 +36,7 @@ class Shop(Place):
 
     def metric(self, name, sink):
         """Read one metric of a sink from the driver's port."""
-        alive = sink_folder(self.settings.state_folder, sink) / "driver.json"
-        port = json.loads(alive.read_bytes())["metrics_port"]
+        port = metrics_port(self.folder / "driver.log")
         address = f"http://127.0.0.1:{port}/metrics"
         with urllib.request.urlopen(address, timeout=10) as answer:
             lines = answer.read().decode().splitlines()

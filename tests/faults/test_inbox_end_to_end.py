@@ -150,7 +150,7 @@ def test_every_committed_event_has_its_effect_once_whoever_dies(rig, reader):
     rig.start()
     reader.start()
     try:
-        for number in range(12):
+        for number in range(6):
             before = reader.applied()
             until(lambda n=before: reader.applied() > n + 20, "the events flow")
             if number % 3 != 1:

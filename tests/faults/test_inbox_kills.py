@@ -110,7 +110,7 @@ def group(stack, database, unique, tmp_path):
 @pytest.mark.parametrize(
     "kills",
     [
-        pytest.param(30, marks=pytest.mark.timeout(400)),
+        pytest.param(15, marks=pytest.mark.timeout(400)),
         pytest.param(500, marks=[pytest.mark.soak, pytest.mark.timeout(3_600)]),
     ],
 )

@@ -16,11 +16,11 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 CLOCK = SystemClock()
 KILLS = [
-    pytest.param(8, id="few kills"),
+    pytest.param(6, id="few kills"),
     pytest.param(30, marks=pytest.mark.soak, id="many kills"),
 ]
 STOPS = [
-    pytest.param(6, id="few stops"),
+    pytest.param(4, id="few stops"),
     pytest.param(20, marks=pytest.mark.soak, id="many stops"),
 ]
 EVERYTHING = """
@@ -79,7 +79,7 @@ def test_stopped_gracefully_under_load_nothing_comes_twice(faults, stops):
             if number == stops // 2:
                 faults.source.execute(
                     "insert into shop.line select 10000000 + n, repeat('z', 300), 1"
-                    " from generate_series(1, 40000) n"
+                    " from generate_series(1, 20000) n"
                 )
             faults.relay.start()
             # Until then a signal ends Python itself, and nothing has begun.

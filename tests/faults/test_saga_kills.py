@@ -9,7 +9,7 @@ from support.saga import PRODUCT, SCARCE, SERVICES, Saga
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(240)]
 
-KILLS = 12
+KILLS = 8
 ORDERS_BETWEEN = 6
 METHODS = ("card", "card", "card-declined", "card-repeats", "card-timeout")
 CARRIERS = (None, None, None, "undeliverable")

@@ -11,7 +11,15 @@ from typing import Final
 
 from house.hops import Call, traced
 from support.cache_bench import CacheBench
-from support.relay_bench import START, Bench, Column, inserted, relation, transaction
+from support.relay_bench import (
+    OUTBOX_COLUMNS,
+    START,
+    Bench,
+    Column,
+    inserted,
+    relation,
+    transaction,
+)
 
 # The row's own path in a turn begins here; the calls around it are the loop's.
 CONSUMER: Final = "relay/stream/consumer.py"
@@ -20,16 +28,6 @@ _SNAPSHOT: Final = ("relay/snapshot/", "relay/stream/snapshot_runner.py")
 _VISIBILITY: Final = "relay/snapshot/visibility.py"
 _TURN: Final = "turn"
 
-_OUTBOX: Final = (
-    Column(b"id", 2950, is_key=True),
-    Column(b"aggregate_type", 25),
-    Column(b"aggregate_id", 25),
-    Column(b"type", 25),
-    Column(b"payload", 114),
-    Column(b"headers", 114),
-    Column(b"traceparent", 25),
-    Column(b"occurred_at", 1184),
-)
 _EVENT: Final = (
     b"1" * 36, b"order", b"7", b"OrderPlaced", b'{"a":1}', b'{"s":"x"}', None,
     b"2026-01-02 03:04:05.6+00",
@@ -95,7 +93,7 @@ def cache_record() -> tuple[Call, ...]:
 
 def _at_the_outbox() -> Bench:
     """Return a warm loop that has an outbox row to read."""
-    shape = relation(_TABLE, b"towpath", b"outbox", _OUTBOX)
+    shape = relation(_TABLE, b"towpath", b"outbox", OUTBOX_COLUMNS)
     row = inserted(_TABLE, _EVENT)
     return _warm(shape, row, row)
 

@@ -1,12 +1,16 @@
-"""Fixtures of the snapshot worker's tests: a prepared database, and workers over it."""
+"""Fixtures of several modules: workers of snapshots, and sources for the doctor."""
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from support.examined_source import TABLES, Source
+from support.own_postgres import OwnPostgres
+from towpath.relay.__main__ import init
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.worker import SnapshotWorker
 from towpath.relay.snapshot import protocol
@@ -139,3 +143,27 @@ def begin(
 def worker(begin: Callable[..., Worker]) -> Worker:
     """Provide a worker."""
     return begin()
+
+
+@pytest.fixture
+def bare(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Source]:
+    """Provide a source with tables, without the objects of relay init."""
+    made = Source(stack, database, unique, tmp_path)
+    made.execute(TABLES)
+    yield made
+    made.remove_slots()
+
+
+@pytest.fixture
+def source(bare: Source) -> Source:
+    """Provide a prepared source."""
+    init(bare.config, dry_run=False)
+    return bare
+
+
+@pytest.fixture
+def server(tmp_path: Path, unique: str) -> Iterator[OwnPostgres]:
+    """Provide a Postgres that is not started."""
+    made = OwnPostgres(tmp_path / "own", unique)
+    yield made
+    made.purge()

@@ -59,6 +59,7 @@ def test_the_command_measures_verifies_and_cleans_up(tmp_path: Path):
     )
 
 
+@pytest.mark.soak
 def test_a_case_is_printed_when_it_ends_and_an_interrupt_leaves_nothing(tmp_path: Path):
     """
     The first case's table is on the standard output while the next one is measured.
@@ -82,6 +83,7 @@ def test_a_case_is_printed_when_it_ends_and_an_interrupt_leaves_nothing(tmp_path
     )
 
 
+@pytest.mark.soak
 def test_a_killed_server_ends_the_benchmark_in_one_sentence(tmp_path: Path):
     """
     A part that is gone gives exit code 3 and a remedy, and nothing remains.

@@ -40,19 +40,29 @@ route._delete = lambda *_: ()
 """
 
 
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory) -> dict[str, Any]:
-    """Run the comparison once, with all variants, and return its document."""
+def compare(tmp_path_factory, *words: str) -> dict[str, Any]:
+    """Run the comparison, and return its document."""
     folder = tmp_path_factory.mktemp("compare")
     plot = tmp_path_factory.mktemp("plot") / "plot.svg"
-    words = (*COMPARE, "--variants", "--plot", str(plot))
-    with towpath(folder, *words) as process:
+    with towpath(folder, *COMPARE, "--plot", str(plot), *words) as process:
         output, errors = process.communicate(timeout=900)
     assert process.returncode == 0, errors.decode()
     assert [] == list(folder.iterdir())
     assert plot.read_text(encoding="utf-8").startswith("<svg")
     found: dict[str, Any] = json.loads(output)
     return found["ways"]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory) -> dict[str, Any]:
+    """Provide the ways of one comparison."""
+    return compare(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def variants(tmp_path_factory) -> dict[str, Any]:
+    """Provide the ways of one comparison with all variants."""
+    return compare(tmp_path_factory, "--variants")
 
 
 def test_the_relay_misses_nothing(compared):
@@ -109,32 +119,35 @@ def test_a_dual_write_loses_the_event_of_a_crash_and_the_order_of_a_race(compare
     )
 
 
-def test_a_worker_that_trusts_the_sequence_loses_late_commits(compared):
+@pytest.mark.soak
+def test_a_worker_that_trusts_the_sequence_loses_late_commits(variants):
     """
     The number of a late commit is below those that were read before.
     """
-    scenes = compared["trigger_by_number"]["scenes"]
+    scenes = variants["trigger_by_number"]["scenes"]
 
     assert ["missing", "unseen"] == scenes["late"]
     assert ["missing", "unseen"] == scenes["overtaking"]
     assert [] == scenes["delete"] + scenes["race"] + scenes["crash"]
 
 
-def test_a_worker_that_waits_for_transactions_loses_the_order_only(compared):
+@pytest.mark.soak
+def test_a_worker_that_waits_for_transactions_loses_the_order_only(variants):
     """
     Nothing is unseen, but the later change of a row is published first.
     """
-    way = compared["trigger_by_transaction"]
+    way = variants["trigger_by_transaction"]
 
     assert NOTHING | {"overtaking": ["disordered", "stale"]} == way["scenes"]
     assert 0 == way["check"]["unseen"]
 
 
-def test_an_overlap_finds_late_commits_and_repeats_records(compared):
+@pytest.mark.soak
+def test_an_overlap_finds_late_commits_and_repeats_records(variants):
     """
     Deletes and states in between stay unseen.
     """
-    way = compared["query_overlap"]
+    way = variants["query_overlap"]
 
     assert [] == way["scenes"]["late"] + way["scenes"]["crash"]
     assert ["ghost", "unseen"] == way["scenes"]["delete"]
@@ -155,6 +168,7 @@ def test_every_way_has_the_same_changes_and_its_costs(compared):
     assert {"changes", "check", "lag"}.isdisjoint(compared["none"])
 
 
+@pytest.mark.soak
 def test_a_relay_that_misses_changes_makes_the_comparison_fail(
     tmp_path: Path, monkeypatch
 ):

@@ -49,6 +49,7 @@ def test_every_way_is_measured_and_verified(tmp_path: Path):
     assert [] == list(tmp_path.iterdir())
 
 
+@pytest.mark.soak
 def test_a_lost_event_leaves_no_figure(tmp_path: Path, monkeypatch):
     """
     Rows without their event: exit code 1, the finding, nothing measured.

@@ -13,7 +13,6 @@ import pytest
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 WORDS = (sys.executable, "-m", "towpath.cli", "bench", "sinks", "--json")
-SMALL = ("--rows", "5000")
 
 # Found by every Python of the benchmark: a cache that is given one wrong word.
 DEFECT = """
@@ -40,11 +39,13 @@ sys.meta_path.insert(0, Wrong())
 """
 
 
-def bench(folder: Path, *words: str, **env: str) -> tuple[int, bytes, bytes]:
+def bench(
+    folder: Path, *words: str, rows: int = 5_000, **env: str
+) -> tuple[int, bytes, bytes]:
     """Run the command to its end; its stack goes below the folder."""
     inherited = dict(os.environ)  # noqa: TID251 - a root
     with subprocess.Popen(
-        [*WORDS, *SMALL, *words],
+        [*WORDS, "--rows", str(rows), *words],
         env=inherited | {"TMPDIR": str(folder)} | env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -103,6 +104,7 @@ def test_every_sink_catches_up_and_is_verified(tmp_path: Path, sinks: dict[str, 
     )
 
 
+@pytest.mark.soak
 def test_a_wrong_value_leaves_no_figure(tmp_path: Path):
     """
     One of 5,000 rows has another amount in the cache: exit code 1, nothing measured.
@@ -152,7 +154,7 @@ def test_executors_are_measured_against_the_driver(tmp_path: Path):
     """
     The cache equals its source each time, and nothing is left to the driver.
     """
-    code, output, errors = bench(tmp_path, "--cluster", "--sink", "cache")
+    code, output, errors = bench(tmp_path, "--cluster", "--sink", "cache", rows=20_000)
     assert code == 0, errors.decode()
     told = json.loads(output)
     case = told["cases"]["cluster"]

@@ -55,7 +55,6 @@ def bench(folder: Path, *words: str, **env: str) -> tuple[int, bytes, bytes]:
     ("load", "has_latency"),
     [
         ("updates", True),
-        # The next test passes through the quiet one, too.
         pytest.param("quiet", False, marks=pytest.mark.soak),
     ],
 )
@@ -97,6 +96,7 @@ def test_a_snapshot_is_measured_and_verified(tmp_path: Path, load, has_latency):
     )
 
 
+@pytest.mark.soak
 def test_a_lost_row_leaves_no_figure(tmp_path: Path):
     """
     One of 20,000 rows is not in the topic: exit code 1, the finding, nothing measured.

@@ -11,10 +11,9 @@ import pytest
 from support.command import towpath
 from support.rig import Rig
 from support.slots import drop_slot
-from support.waiting import CLOCK, until
+from support.waiting import CLOCK, stretched, until
 from towpath.relay.commands.clean_outbox import CleaningRules, clean_outbox
 from towpath.relay.errors import (
-    Level,
     NotPreparedError,
     OutboxUnconfirmedError,
     StateRefusedError,
@@ -23,6 +22,7 @@ from towpath.relay.postgres.source_checks import source_problems
 from towpath.schemas import source_tables
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
+from towpath.schemas.findings import Severity
 from towpath.settings import load
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -47,8 +47,9 @@ class Ahead(SystemClock):
 class Place(Rig):
     """A kept outbox, the relay that publishes it, and the command that cleans it."""
 
-    def clean(self, keep_days=7.0, wait_s=20.0, clock=None, **rules):
+    def clean(self, keep_days=7.0, wait_s=None, clock=None, **rules):
         """Clean the outbox, by default ten days later."""
+        wait_s = stretched(20.0) if wait_s is None else wait_s
         chosen = CleaningRules(timedelta(days=keep_days), wait_s, **rules)
         self.reported = []
         return clean_outbox(
@@ -380,8 +381,8 @@ def test_partitions_that_end_soon_are_a_problem(partitioned):
     partitioned.execute("create table towpath.rest partition of towpath.outbox default")
 
     what = "the partitions of towpath.outbox end soon"
-    assert [(Level.WARNING, what)] == soon
-    assert [(Level.ERROR, what)] == without
+    assert [(Severity.WARNING, what)] == soon
+    assert [(Severity.ERROR, what)] == without
     assert (what, [], []) == (before[0][1], after, problems())
 
 

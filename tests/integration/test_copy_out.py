@@ -96,7 +96,7 @@ def test_a_copy_can_be_cancelled(connection: Connection):
     """
     The reader itself does so when it has enough.
     """
-    statement = b"copy (select n from generate_series(1, 100000000) n) to stdout"
+    statement = b"copy (select generate_series(1, 100000000)) to stdout"
     reading = copy_out(connection, statement)
     next(reading)
     connection.cancel_safe()

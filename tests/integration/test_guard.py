@@ -10,13 +10,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from support.copying import replace
+from support.own_postgres import OwnPostgres
 from support.waiting import CLOCK, until
-from towpath.relay.errors import (
-    NotPreparedError,
-    SlotHeldError,
-    SourceUnavailableError,
-    blocking_findings,
-)
+from towpath.relay.errors import NotPreparedError, SlotHeldError, SourceUnavailableError
 from towpath.relay.postgres import preflight, setup
 from towpath.relay.postgres.catalog import PostgresCatalog
 from towpath.relay.postgres.connect import connect
@@ -25,6 +21,7 @@ from towpath.relay.postgres.slot import ClaimWait, SlotOwnership, wait_for_slot
 from towpath.relay.postgres.slot_monitor import OUTBOX_UPDATED, SlotMonitor
 from towpath.relay.snapshot.naming import Registration
 from towpath.relay.stats import Stats
+from towpath.schemas.findings import blocking_findings
 from towpath.settings import Kafka, Registry, Relay, Settings, Source
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -206,6 +203,29 @@ def test_updated_outbox_rows_are_counted(database: str, unique: str, source):
         lost = list(watched.lost)
 
     assert [] == lost
+
+
+def test_a_failing_archive_is_seen(server: OwnPostgres, unique: str):
+    """
+    B77: log that the server cannot archive fills its disk, whatever the slot's bounds.
+    """
+    dsn = server.start(archive_mode="on")
+    seen = []
+    with psycopg.connect(dsn, autocommit=True) as source, watch(dsn, unique) as watched:
+        until(lambda: watched.tally.slot is not None, "the slot is read")
+        seen.append(watched.tally.slot.is_archive_failing)
+        for command in ("false", "true"):
+            source.execute(f"alter system set archive_command = '{command}'")
+            source.execute("select pg_reload_conf()")
+            source.execute("select pg_switch_wal()")
+            before = seen[-1]
+            until(
+                lambda: watched.tally.slot.is_archive_failing is not before,  # noqa: B023
+                f"archiving by {command} is seen",
+            )
+            seen.append(watched.tally.slot.is_archive_failing)
+
+    assert [False, True, False] == seen
 
 
 def test_a_second_relay_waits_and_names_the_holder(database: str, unique: str):

@@ -17,7 +17,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from support.inbox_place import InboxPlace, event
 from support.waiting import until
 from towpath.inbox import AsyncConsumer, Inbox
-from towpath.inbox.inbox import BEHIND, drive
+from towpath.inbox.inbox import BEHIND
+from towpath.schemas.transactions import drive
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

@@ -9,15 +9,16 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from support.inbox_place import InboxPlace, event
+from support.registry import registry_client
 from support.waiting import until
 from towpath.inbox import AsyncConsumer
 from towpath.inbox.avro import AvroDecoder
-from towpath.inbox.inbox import BEHIND, drive
+from towpath.inbox.inbox import BEHIND
+from towpath.schemas.transactions import drive
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -45,7 +46,7 @@ class Registry:
 
     def __init__(self, url, subject):
         self.url, self._subject = url, subject
-        self._client = SchemaRegistryClient({"url": url})
+        self._client = registry_client(url)
 
     def encoder(self, *fields):
         """Return a function that encodes a record with these fields."""

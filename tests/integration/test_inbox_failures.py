@@ -9,7 +9,7 @@ import pytest
 from support.inbox_place import InboxPlace
 from support.waiting import until
 from towpath.inbox import Event
-from towpath.inbox.inbox import drive
+from towpath.schemas.transactions import drive
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

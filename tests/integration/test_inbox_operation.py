@@ -10,8 +10,8 @@ from support.inbox_place import InboxPlace, event
 from support.waiting import until
 from towpath.cli.app import run
 from towpath.inbox import Inbox, Observer, consumer
-from towpath.inbox.inbox import drive
 from towpath.inbox.metrics import InboxMetrics
+from towpath.schemas.transactions import drive
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

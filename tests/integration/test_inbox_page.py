@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 
 from support.waiting import until
 from towpath.cli.app import run
-from towpath.inbox.inbox import drive
+from towpath.schemas.transactions import drive
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 

@@ -33,6 +33,11 @@ ROWS = 400
 COLUMNS = "id int primary key, v bigint default nextval('s.v'), note text, large text"
 
 
+def in_the_soak(defect: str) -> Any:
+    """Return the parameter of a defect, for the soak alone."""
+    return pytest.param(defect, marks=pytest.mark.soak)
+
+
 class Rig:
     """A database whose table ``s.a`` a relay follows, and who reads its topic."""
 
@@ -300,7 +305,7 @@ LATE = (
 )
 
 
-@pytest.mark.parametrize("defect", [SOUND, "textbook"])
+@pytest.mark.parametrize("defect", [SOUND, in_the_soak("textbook")])
 def test_invisible_commits_drop_stale_rows(rig: Rig, defect: str):
     """
     Rows that are changed in the log and old in every view are not delivered (B17).
@@ -325,7 +330,7 @@ def test_invisible_commits_drop_stale_rows(rig: Rig, defect: str):
     assert ({} if defect == SOUND else {"stale": 4, "different": 9}) == wrong
 
 
-@pytest.mark.parametrize("defect", [SOUND, "textbook"])
+@pytest.mark.parametrize("defect", [SOUND, in_the_soak("textbook")])
 def test_an_invisible_partial_change_is_read_again(rig: Rig, defect: str):
     """
     A row whose large column was not streamed is delivered whole, and only once visible.
@@ -346,7 +351,7 @@ def test_an_invisible_partial_change_is_read_again(rig: Rig, defect: str):
     assert ({} if defect == SOUND else {"stale": 1, "different": 1}) == rig.wrong()
 
 
-@pytest.mark.parametrize("defect", [SOUND, "unheld"])
+@pytest.mark.parametrize("defect", [SOUND, in_the_soak("unheld")])
 def test_a_killed_relay_streams_invisible_commits_again(rig: Rig, defect: str):
     """
     Killed while streamed transactions are invisible, it records them again (A5, B17).
@@ -378,7 +383,7 @@ def test_a_killed_relay_streams_invisible_commits_again(rig: Rig, defect: str):
     assert ({} if is_sound else {"stale": 1, "different": 2}) == rig.wrong()
 
 
-@pytest.mark.parametrize("defect", [SOUND, "unawaited"])
+@pytest.mark.parametrize("defect", [SOUND, in_the_soak("unawaited")])
 def test_the_maximum_key_is_read_when_all_is_visible(rig: Rig, defect: str):
     """
     A row above all others, streamed and invisible, is not missed by a new sink.
@@ -405,7 +410,7 @@ def test_the_maximum_key_is_read_when_all_is_visible(rig: Rig, defect: str):
     assert (0 if is_sound else 2) == len(found)
 
 
-@pytest.mark.parametrize("defect", [SOUND, "oldest"])
+@pytest.mark.parametrize("defect", [SOUND, in_the_soak("oldest")])
 def test_transactions_that_stay_open_stop_no_snapshot(rig: Rig, defect: str):
     """
     An idle session and a prepared transaction, older than all, may stay (B30).
@@ -436,7 +441,7 @@ def test_transactions_that_stay_open_stop_no_snapshot(rig: Rig, defect: str):
     assert {} == rig.wrong()
 
 
-@pytest.mark.parametrize("defect", [SOUND, "deaf"])
+@pytest.mark.parametrize("defect", [SOUND, in_the_soak("deaf")])
 def test_what_commits_in_mid_chunk_drops_its_rows(rig: Rig, defect: str):
     """
     Between a chunk's view and its end: prepared, moved, updated, deleted (A34, B18).
@@ -462,7 +467,7 @@ def test_what_commits_in_mid_chunk_drops_its_rows(rig: Rig, defect: str):
 
 
 @pytest.mark.parametrize("moment", ["pause plan", "pause chunk"])
-@pytest.mark.parametrize("defect", [SOUND, "unlocked"])
+@pytest.mark.parametrize("defect", [SOUND, in_the_soak("unlocked")])
 def test_a_rewrite_between_view_and_query_loses_nothing(
     rig: Rig, defect: str, moment: str
 ):

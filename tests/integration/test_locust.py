@@ -103,6 +103,7 @@ def test_a_master_and_two_workers_count_everything_once(begin: Begin, shop: Shop
     )
 
 
+@pytest.mark.soak
 def test_arrivals_do_not_wait_for_a_shop_that_does_not_answer(begin: Begin, shop: Shop):
     """
     With five under way all others are counted as not started, at the same rate.
@@ -167,6 +168,7 @@ def _lost(run: Locust) -> int:
     return int(sinks.get("cache", {}).get("lost", 0))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("tag", "counted", "names"),
     [
@@ -195,9 +197,10 @@ def test_tags_choose_what_users_do(begin: Begin, shop: Shop, tag, counted, names
     assert names <= {name for kind, name in run.rows() if kind == "POST"} | {"register"}
 
 
+@pytest.mark.soak
 def test_customers_come_back_to_any_order_of_the_shop(begin: Begin):
     """
-    Each looks first, and cancels: an old order may have no stock reserved for it.
+    Each looks first, and cancels most of them.
     """
     place = begin(*HEADLESS, *NO_REPORT, "--exclude-tags", "pay", "-u", "3")
     place.wait_for("checkouts", 5)
@@ -251,6 +254,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.soak
 def test_a_mistake_is_one_sentence_with_its_cure(begin: Begin, tmp_path: Path, shop):
     """
     Nothing is placed, and nobody reads a stack trace.
@@ -321,6 +325,7 @@ def test_the_page_starts_what_is_right_and_says_what_is_wrong(page, shop: Shop):
     assert run.stop() == 0, run.text
 
 
+@pytest.mark.soak
 def test_a_new_start_waits_for_no_sample_of_the_run_before(page, shop: Shop):
     """
     The page's Stop waits for the last samples; Start ends that, and counts from 0.

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from sqlalchemy import text
+from sqlalchemy import Engine, event, text
 
 from towpath.schemas import source_tables
+from towpath.services.orders.__main__ import seed_shop
 from towpath.services.orders.app import create_app, migrate_shop
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -101,6 +102,55 @@ def test_orders_are_listed_by_customer_and_status_on_every_page(client):
     listed = [[order["order_id"] for order in page] for page in pages(client, link)]
 
     assert [[of_ada[2], of_ada[1]], [of_ada[0]]] == listed
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
+    """Yield the type and the index of each node of a plan."""
+    yield plan["Node Type"], plan.get("Index Name")
+    for below in plan.get("Plans", ()):
+        yield from nodes(below)
+
+
+def plan_of_orders(client: FlaskClient, link: str) -> list[tuple[str, str | None]]:
+    """Return the plan of the query of orders that a request makes."""
+    engine: Engine = client.application.extensions["engine"]
+    sent = []
+
+    def record(_connection, _cursor, statement, values, *_):
+        sent.append((statement, values))
+
+    event.listen(engine, "before_cursor_execute", record)
+    answer = client.get(link)
+    event.remove(engine, "before_cursor_execute", record)
+    assert 200 == answer.status_code, answer.text
+    ((statement, values),) = [
+        one for one in sent if "ORDER BY shop.orders.id" in one[0]
+    ]
+    with engine.connect() as connection:
+        plan = connection.exec_driver_sql(f"explain (format json) {statement}", values)
+        return list(nodes(plan.scalar_one()[0]["Plan"]))
+
+
+def test_orders_of_a_status_are_read_by_an_index_in_the_order_of_the_listing(client):
+    """
+    A page of few among many orders reads these alone, and sorts nothing.
+
+    They are the oldest ones: without the index, all newer orders would be read before.
+    """
+    engine = client.application.extensions["engine"]
+    seed_shop(engine, orders=20_000, customers=50)
+    with engine.begin() as connection:
+        few = "update shop.orders set status = 'paid' where id <= 200"
+        connection.execute(text(few))
+        connection.execute(text("analyze shop.orders"))
+    link = "/orders?status=paid&limit=5"
+    plans = [plan_of_orders(client, link)]
+    plans.append(plan_of_orders(client, client.get(link).json["next"]))
+
+    of_status = [("Limit", None), ("Index Scan", "ix_shop_orders_status_id")]
+    assert [of_status, of_status] == plans
+    listed = [order["order_id"] for page in pages(client, link) for order in page]
+    assert list(range(200, 0, -1)) == listed
 
 
 def test_customers_of_the_same_time_are_listed_each_once(client):

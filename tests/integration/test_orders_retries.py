@@ -18,7 +18,12 @@ import requests
 from sqlalchemy import event
 
 from support.interrupted_orders import KILL
-from support.orders_service import STOP_TIMEOUT_S, Service, running_service
+from support.orders_service import (
+    STOP_TIMEOUT_S,
+    Service,
+    orders_service,
+    running_service,
+)
 from support.waiting import until
 from towpath.services.orders.app import create_app, migrate_shop
 from towpath.services.plumbing.server import LIFECYCLE
@@ -83,6 +88,13 @@ class Shop:
 @pytest.fixture
 def shop(database: str, tmp_path: Path) -> Iterator[Shop]:
     """Provide the service as a process, as it is."""
+    with orders_service(database, tmp_path) as service:
+        yield Shop(service, database)
+
+
+@pytest.fixture
+def draining_shop(database: str, tmp_path: Path) -> Iterator[Shop]:
+    """Provide the service as a process that takes requests while it stops."""
     options = {"--drain-seconds": "3"}
     module = "towpath.services.orders"
     with running_service(module, database, tmp_path, options) as service:
@@ -220,7 +232,7 @@ def test_expired_keys_are_deleted_in_batches_beside_a_locked_one(database: str):
         if "DELETE FROM" in statement:
             deleted.append(cursor.rowcount)
 
-    (task,) = app.extensions[LIFECYCLE].tasks
+    task, _counts_of_sagas = app.extensions[LIFECYCLE].tasks
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(
             "insert into shop.idempotency (key, request_hash, created_at)"
@@ -244,10 +256,11 @@ def test_expired_keys_are_deleted_in_batches_beside_a_locked_one(database: str):
     assert (1439, 1439) == left
 
 
-def test_a_stopping_service_is_not_ready_and_finishes_requests(shop: Shop):
+def test_a_stopping_service_is_not_ready_and_finishes_requests(draining_shop: Shop):
     """
     After SIGTERM readiness is refused while other requests are still answered.
     """
+    shop = draining_shop
     order_id = shop.place("k").json()["order_id"]
     url = shop.service.url
     with ThreadPoolExecutor(1) as pool, psycopg.connect(shop.dsn) as holder:

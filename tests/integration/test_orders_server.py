@@ -11,9 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 import requests
-from confluent_kafka.schema_registry import SchemaRegistryClient
 
+from support.exposition import mistakes
 from support.orders_service import STOP_TIMEOUT_S, Service, orders_service
+from support.registry import registry_client
+from support.waiting import until
 from towpath.services.orders.events import shop_schemas
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -40,7 +42,7 @@ def test_a_started_service_takes_orders_and_has_told_the_registry(
     body = {"customer_id": customer["customer_id"], "lines": lines}
     order = service.post("/orders", body).json()
     paid = requests.post(f"{service.url}/orders/{order['order_id']}/pay", timeout=10)
-    with closing(SchemaRegistryClient({"url": stack.registry_url})) as client:
+    with closing(registry_client(stack.registry_url)) as client:
         subjects = client.get_subjects()
 
     assert (200, 200, "paying") == (
@@ -60,6 +62,43 @@ def test_many_clients_at_once_are_all_served(service: Service):
         answers = list(pool.map(lambda c: service.post("/customers", c), customers))
 
     assert {201} == {a.status_code for a in answers}
+
+
+def test_the_service_shows_its_metrics(service: Service):
+    """
+    Requests, committed outbox rows and unfinished sagas, by the names of the registry.
+    """
+    order = {"customer_id": "", "lines": []}
+    customer = service.post("/customers", {"name": "Ada", "email": "a@b"}).json()
+    lines = [{"product_id": PRODUCT, "quantity": 1, "unit_price": "1.00"}]
+    placed = order | {"customer_id": customer["customer_id"], "lines": lines}
+    codes = [service.post("/orders", body).status_code for body in (placed, order)]
+    until(
+        lambda: 'towpath_service_sagas{status="placed"} 1.0' in metrics_page(service),
+        "the saga is counted",
+    )
+    page = metrics_page(service)
+
+    assert [201, 422] == codes
+    assert [] == mistakes(page, ("towpath_service_", "towpath_inbox_"))
+    counts = dict(line.rsplit(" ", 1) for line in page.splitlines())
+    rows, requests_ = "towpath_service_outbox_rows_total", "request_seconds_count"
+    assert {"1.0"} == {
+        counts[f'{rows}{{event="OrderPlaced"}}'],
+        counts[f'{rows}{{event="CustomerRegistered"}}'],
+        *(
+            counts[
+                f"towpath_service_{requests_}"
+                f'{{method="POST",route="/orders",status="{code}"}}'
+            ]
+            for code in codes
+        ),
+    }
+
+
+def metrics_page(service: Service) -> str:
+    """Read the page."""
+    return requests.get(service.url + "/metrics", timeout=5).text
 
 
 def test_a_body_without_end_is_cut_off(service: Service):

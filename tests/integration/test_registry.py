@@ -7,8 +7,8 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from confluent_kafka.schema_registry import SchemaRegistryClient
 
+from support.registry import registry_client
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.events import EventSchema
 from towpath.services.orders.events import shop_schemas
@@ -51,7 +51,7 @@ def test_every_event_schema_is_known_after_the_start_of_two_services(stack):
         urls = [stack.registry_url] * 2
         list(pool.map(lambda url: register(url, *shop_schemas().history), urls))
     register(stack.registry_url, *shop_schemas().history)
-    with closing(SchemaRegistryClient({"url": stack.registry_url})) as client:
+    with closing(registry_client(stack.registry_url)) as client:
         known = {
             s.subject: (
                 client.get_versions(s.subject),
@@ -82,7 +82,7 @@ def test_services_that_start_at_once_agree(stack, unique: str):
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(start, range(8)))
-    with closing(SchemaRegistryClient({"url": stack.registry_url})) as client:
+    with closing(registry_client(stack.registry_url)) as client:
         versions = client.get_versions(schemas[0].subject)
 
     assert versions == [1, 2]
@@ -105,7 +105,7 @@ def test_a_version_that_readers_survive_follows(stack, unique: str):
     """
     second = renamed(unique, 2, AGE | {"default": 0})
     register(stack.registry_url, renamed(unique), second)
-    with closing(SchemaRegistryClient({"url": stack.registry_url})) as client:
+    with closing(registry_client(stack.registry_url)) as client:
         versions = client.get_versions(second.subject)
 
     assert versions == [1, 2]

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Message
-from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
+from support.registry import registry_client
 from support.rig import Rig
 from support.topics import headers_of, position_of
 from support.waiting import until
@@ -71,9 +71,7 @@ class Source(Rig):
     def __init__(self, stack: LazyStack, dsn: str, prefix: str, folder: Path) -> None:
         super().__init__(dsn, stack.kafka, prefix, folder)
         self.registry_url = stack.registry_url
-        # By itself the client waits for an answer for ever; so it asks again.
-        told = {"url": self.registry_url, "timeout": 20}
-        self.registry = SchemaRegistryClient(told)
+        self.registry = registry_client(self.registry_url)
 
     def begin(self, rows: str, *, relay: str = "", registry_url: str = "") -> None:
         """Prepare the database and start a relay with these settings."""

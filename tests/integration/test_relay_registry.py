@@ -8,8 +8,8 @@ from contextlib import closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from confluent_kafka.schema_registry import SchemaRegistryClient
 
+from support.registry import registry_client
 from towpath.schemas.failure import (
     RegistryRefusedError,
     RegistryUnavailableError,
@@ -76,7 +76,7 @@ def test_a_schema_is_registered_once(stack, ids: SchemaRegistry, unique: str):
     told = [ids(unique, schema) for schema in (first, second, first)]
     with closing(SchemaRegistry(stack.registry_url)) as other:
         again = [other(unique, schema) for schema in (first, second)]
-    with closing(SchemaRegistryClient({"url": stack.registry_url})) as client:
+    with closing(registry_client(stack.registry_url)) as client:
         versions = client.get_versions(unique)
         known = json.loads(client.get_schema(told[1]).schema_str)
 
@@ -96,7 +96,7 @@ def test_an_incompatible_schema_is_refused_until_the_subject_allows_it(
     """
     first = record(a="int")
     known = ids(unique, first)
-    with closing(SchemaRegistryClient({"url": stack.registry_url})) as client:
+    with closing(registry_client(stack.registry_url)) as client:
         client.set_compatibility(unique, "BACKWARD")
         with pytest.raises(SchemaRefusedError) as raised:
             ids(unique, record(a="string"))

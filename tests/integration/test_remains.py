@@ -48,8 +48,10 @@ def owner_of(folder: Path) -> psutil.Process | None:
     [
         pytest.param("worker", signal.SIGKILL, id="a worker is killed"),
         pytest.param("run", signal.SIGKILL, id="the run is killed"),
-        pytest.param("run", signal.SIGTERM, id="the run is ended"),
-        pytest.param("run", signal.SIGINT, id="Ctrl-C"),
+        pytest.param(
+            "run", signal.SIGTERM, id="the run is ended", marks=pytest.mark.soak
+        ),
+        pytest.param("run", signal.SIGINT, id="Ctrl-C", marks=pytest.mark.soak),
     ],
 )
 def test_an_interrupted_run_leaves_no_process_and_no_folder(

@@ -3,10 +3,14 @@
 import uuid
 
 import pytest
+import requests
 
 from support import databases
 from support.rig import Rig
 from support.saga import PRODUCT, SCARCE, Saga
+from towpath.deploy.local import ports
+
+METRICS_PORT = ports.any_free()
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
@@ -20,7 +24,7 @@ def saga(stack, tmp_path_factory):
         rig = Rig(dsn, stack.kafka, name, tmp_path_factory.mktemp("saga"))
         rig.configure(rig.outbox)
         rig.init()
-        made = Saga(rig, {})
+        made = Saga(rig, {"payments": ("--metrics-port", str(METRICS_PORT))})
         made.start()
         yield made
         made.close()
@@ -46,6 +50,21 @@ def test_an_order_is_reserved_paid_and_shipped(saga):
     )
     details = {one["step"]: one["detail"] for one in order["saga"]["steps"]}
     assert tracking == details["shipment_dispatched"]
+
+
+def test_a_consumer_shows_what_it_has_applied_and_written(saga):
+    """
+    Deliveries and outbox rows of a process that answers no requests.
+    """
+    saga.settled(saga.check_out(), "completed")
+    page = requests.get(f"http://127.0.0.1:{METRICS_PORT}/metrics", timeout=5).text
+    counts = dict(line.rsplit(" ", 1) for line in page.splitlines())
+    topic = saga.rig.topic("event.order")
+    applied = f'towpath_inbox_applied_total{{consumer="payments",topic="{topic}"}}'
+    authorized = 'towpath_service_outbox_rows_total{event="PaymentAuthorized"}'
+
+    assert float(counts[applied]) >= 2
+    assert float(counts[authorized]) >= 1
 
 
 def test_an_order_without_a_method_waits_for_its_payment(saga):
@@ -196,6 +215,36 @@ def test_an_order_that_goes_on_for_too_long_is_cancelled(saga, carrier):
 
     assert "timed out" == order["reason"]
     assert given_back <= saga.steps(number)
+
+
+def test_orders_of_a_seeded_shop_have_stock_and_are_paid_or_cancelled(saga):
+    """
+    Orders and their reservations are seeded apart, and each unit is reserved once.
+    """
+    saga.run("orders", "seed", "--orders", "20", "--customers", "5")
+    rows = saga.rig.execute(
+        "select id from shop.orders left join shop.order_deadlines on order_id = id"
+        " where status = 'placed' and deadline_at is null order by id"
+    )
+    seeded = [row[0] for row in rows]
+    for _ in range(2):
+        first = ("--first-order", str(seeded[0]))
+        saga.run("inventory", "seed", "--orders", "20", *first)
+    # A shop that has orders gets no more, and no stock is reserved for any.
+    more = ("--orders", "1000", "--if-empty")
+    saga.run("orders", "seed", *more)
+    saga.run("inventory", "seed", *more)
+    as_seeded = saga.findings(first_order=seeded[-1] + 1)
+    saga.post(f"/orders/{seeded[0]}/pay", {})
+    saga.settled(seeded[0], "completed")
+    for number in seeded[1:]:
+        saga.post(f"/orders/{number}/cancel", {})
+    saga.wait_until_all_settled()
+
+    assert 20 == len(seeded)
+    assert [] == as_seeded
+    assert [] == saga.findings()
+    assert "stock_sold" in saga.steps(seeded[0])
 
 
 def test_the_view_of_unsettled_orders_has_the_rule_of_the_service(saga):

@@ -103,7 +103,7 @@ ASKING = {
     ("relay", "state", "show"): {0},
     ("relay", "state", "export"): {0},
     ("relay", "state", "repair", "--dry-run"): {2},
-    ("doctor",): {0, 1},
+    ("doctor",): {0, 1, 4},
     ("status",): {0, 1},
 }
 SHOWING = {("status",), ("relay", "status"), ("sink", "list")}
@@ -209,11 +209,12 @@ def test_sink_check_names_all_that_the_sinks_user_lacks(place, broker, be, capsy
 
     dead, lines = f"{place.prefix}.dead.plain", f"{place.prefix}.shop.lines"
     copies = f"{place.prefix}-sink-plain"
-    reads = (copies, dead, relations, lines, f"{lines}.backfill.plain")
+    progress = f"{place.prefix}.progress"
+    reads = (copies, dead, progress, relations, lines, f"{lines}.backfill.plain")
     missing = {
-        "create": f"{copies}, {dead}",
+        "create": f"{copies}, {dead}, {progress}",
         "read": ", ".join(sorted(reads)),
-        "write": f"{place.prefix}-signal, {copies}, {dead}",
+        "write": f"{place.prefix}-signal, {copies}, {dead}, {progress}",
         "describe groups": f"{place.prefix}.sinks, towpath-plain, towpath-sinks",
     }
     start = "plain: the user of kafka.client may not"

@@ -3,6 +3,7 @@
 import pytest
 
 from support.driver_process import PATIENCE_S, Feed, Place, driver
+from support.published import wait_running
 from support.waiting import CLOCK, until
 from towpath.sinks.kafka.client import Topics
 from towpath.sinks.state import declare
@@ -38,7 +39,7 @@ def test_a_dead_target_and_a_new_sink_leave_the_others_alone(place, unused_port)
         block = place.sink("search2", "search", place.stack.opensearch_url)
         topics = Topics(place.settings.kafka)
         declare.declare_sink(place.config, block, {}, topics, CLOCK)
-        declare.wait_running(place.settings, "search2", CLOCK, PATIENCE_S)
+        wait_running(place.settings, "search2", PATIENCE_S)
         feed.backfill("search2", keys=before)
         for key in range(50, 60):
             feed.put(key, "c", {"status": "placed", "note": "new"})

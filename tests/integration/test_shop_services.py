@@ -21,6 +21,7 @@ from towpath.services.payments import app as payments
 from towpath.services.payments.domain import Payment
 from towpath.services.payments.repository import PaymentRepository
 from towpath.services.plumbing.consumer import begin_in, make_sessions
+from towpath.services.plumbing.metrics import metrics_of
 from towpath.services.shipping import app as shipping
 from towpath.services.shipping.repository import ShipmentRepository
 
@@ -47,7 +48,7 @@ def place(dsn: str, service: Any, migrate: Any) -> Iterator[Place]:
         connection.execute(text("create schema towpath"))
         connection.execute(text(source_tables.outbox().create_statement()))
     migrate(engine)
-    sessions = make_sessions(engine, service.collector(SystemClock()))
+    sessions = make_sessions(engine, service.collector(SystemClock()), metrics_of(app))
     yield Place(app.test_client(), begin_in(sessions))
     engine.dispose()
 

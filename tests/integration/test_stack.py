@@ -142,7 +142,14 @@ def test_up_leaves_alone_what_runs(state_folder: Path) -> None:
     assert before == [part.pid for part in stack.status()]
 
 
-@pytest.mark.parametrize("port_name", ["redis", "kafka", "kafka-controller"])
+@pytest.mark.parametrize(
+    "port_name",
+    [
+        pytest.param("redis", marks=pytest.mark.soak),
+        "kafka",
+        pytest.param("kafka-controller", marks=pytest.mark.soak),
+    ],
+)
 def test_a_port_that_is_taken_before_the_start_is_replaced(
     state_folder: Path, port_name: str
 ) -> None:

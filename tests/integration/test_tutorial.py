@@ -17,7 +17,7 @@ from towpath.deploy.local.own_stack import stop_all
 from towpath.deploy.local.stack import Stack
 from towpath.sinks.jars import store
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 PAGE = DOCS / "tutorial.md"
 # Logs of the page's background processes, shown when a step fails.

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from towpath.relay.errors import Level
 from towpath.relay.postgres.tables import TableRefusedError
 from towpath.relay.postgres.views import describe_view, view_findings
 from towpath.relay.snapshot.shape import DeclaredView
 from towpath.relay.wal.messages import Column
+from towpath.schemas.findings import Severity
 from towpath.settings.outbox import AggregateView
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -284,7 +284,7 @@ def test_findings_name_what_cannot_be_read_and_warn_of_own_functions(connection)
 
     assert "the view s.v calls s.f()" == found[0].what
     assert "the view s.gone cannot be read: there is no view s.gone" == found[1].what
-    assert [Level.WARNING, Level.ERROR] == [each.level for each in found]
+    assert [Severity.WARNING, Severity.ERROR] == [each.level for each in found]
 
 
 def test_a_view_that_the_role_may_not_read_is_refused(connection):

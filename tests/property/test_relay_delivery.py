@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towpath.relay.publish.in_flight import DeliveryLedger
+from towpath.relay.publish.in_flight import DeliveryLedger, acknowledge_ordered
 
 
 class Acknowledged:
@@ -39,7 +39,7 @@ def test_the_acknowledged_lsn_is_the_contiguous_prefix(sizes: list[int], draw):
     left = list(sizes)
     seen, expected = [], []
     for number, delivery in order:
-        delivery(b"p", None, Acknowledged())
+        acknowledge_ordered(delivery, b"p", None, Acknowledged())
         left[number] -= 1
         done = next((at for at, count in enumerate(left) if count), len(left))
         seen.append(ledger.acknowledged())
@@ -113,7 +113,7 @@ class History:
         """Acknowledge some record in flight."""
         if self.pending:
             _, delivery = self.pending.pop(number % len(self.pending))
-            delivery(b"p", None, Acknowledged())
+            acknowledge_ordered(delivery, b"p", None, Acknowledged())
 
     def keepalive(self, _number: int) -> None:
         """Send the server's read position, beyond everything streamed."""

@@ -86,7 +86,7 @@ class Load(NamedTuple):
 
 
 LOADS = [
-    pytest.param(Load(2_000, 40, 3000, 8.0), marks=SMALL, id="small"),
+    pytest.param(Load(2_000, 40, 3000, 5.0), marks=SMALL, id="small"),
     pytest.param(Load(200, 40, 4000, 120.0), marks=LARGE, id="200"),
     pytest.param(Load(2_000, 80, 4000, 120.0), marks=LARGE, id="2000"),
     pytest.param(

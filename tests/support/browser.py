@@ -1,169 +1,177 @@
 """
-A real browser without a window, driven by the WebDriver protocol.
+A real browser without a window, driven by Playwright.
 
-Debian has both programs: ``apt-get install chromium chromium-driver``.
+It is the machine's own Chromium. Where there is none, npm fetches the one of the
+package ``@sparticuz/chromium``, locked by hash, and it is unpacked below ``.towpath``.
 """
 
-import base64
+import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import requests
+from playwright.sync_api import Page, sync_playwright
 
-from support.waiting import until
-from towpath.deploy.local import ports
+from support.waiting import stretched, until
+from towpath.sinks.jars.store import CLONE
 
-PROGRAM = "chromedriver"
-# Tall enough for all rows of the statistics.
+NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# Tall enough for all rows of locust's statistics.
 WIDTH, HEIGHT = 1280, 1100
-# Keys by WebDriver's names for them.
-TAB, ENTER = "\ue004", "\ue007"
-_KEY = ("keyDown", "keyUp")
-_IS_LOADED = """
-    return document.readyState === "complete"
-        && !document.documentElement.dataset.isLeft
-"""
-_ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
+TAB, ENTER = "Tab", "Enter"
+_TIMEOUT_MS: Final = 1000.0 * stretched(60.0)
+_LOCKED: Final = CLONE / "tests" / "browser" / "chromium"
+_UNPACKED: Final = CLONE / ".towpath" / "chromium"
+_CURE: Final = "install a browser (apt-get install chromium), or npm, which fetches one"
+# Tests run as root in containers, where the browser's own sandbox cannot start.
+_ARGUMENTS: Final = ("--no-sandbox", "--disable-dev-shm-usage")
+
+
+class InstalledBrowser(NamedTuple):
+    """A browser's program, and the folder of libraries that it needs beside it."""
+
+    program: str
+    libraries: str = ""
 
 
 class Browser:
-    """One window."""
+    """
+    One window.
 
-    def __init__(self, session_url: str) -> None:
-        self._url = session_url
+    Attributes:
+        page: The library's page.
+    """
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self._complaints: list[str] = []
+        page.on("console", self._hear)
+        page.on("pageerror", lambda error: self._complaints.append(str(error)))
 
     def open(self, address: str) -> None:
         """Open a page."""
-        self._post("url", {"url": address})
+        self.page.goto(address)
 
     def fill(self, name: str, text: str) -> None:
         """Replace the text of a named field."""
-        field = self._find(f"input[name='{name}']")
-        script = "arguments[0].focus(); arguments[0].select();"
-        self._post("execute/sync", {"script": script, "args": [{_ELEMENT: field}]})
-        self._post(f"element/{field}/value", {"text": text})
+        self.page.fill(f"input[name='{name}']", text)
 
     def press(self, selector: str) -> None:
         """Click the element that a CSS selector finds."""
-        self._post(f"element/{self._find(selector)}/click", {})
+        self.page.click(selector)
 
     def follow(self, selector: str) -> None:
         """Click an element that leads to a page, and wait until the page is loaded."""
-        self.run("document.documentElement.dataset.isLeft = 'yes'")
-        self.press(selector)
-        until(lambda: self.run(_IS_LOADED), f"{selector} leads to a page")
+        with self.page.expect_navigation(wait_until="load"):
+            self.page.click(selector)
 
     def choose(self, name: str, value: str) -> None:
         """Choose a value of a named list."""
-        self.press(f"select[name='{name}'] option[value='{value}']")
+        self.page.select_option(f"select[name='{name}']", value)
 
-    def keys(self, text: str) -> None:
-        """Type keys where the focus is; see ``TAB`` and ``ENTER``."""
-        one = [{"type": kind, "value": key} for key in text for kind in _KEY]
-        source = {"type": "key", "id": "keyboard", "actions": one}
-        self._post("actions", {"actions": [source]})
+    def key(self, name: str) -> None:
+        """Press a key where the focus is; see ``TAB`` and ``ENTER``."""
+        self.page.keyboard.press(name)
 
     def run(self, script: str) -> Any:
-        """Run a script in the page, and return its value."""
-        return self._post("execute/sync", {"script": script, "args": []})
+        """Run the body of a function in the page, and return its value."""
+        return self.page.evaluate(f"() => {{ {script} }}")
 
     def emulate(
         self, *, is_dark: bool = False, width: int = WIDTH, height: int = HEIGHT
     ) -> None:
         """Show pages as on a screen of a size, with a light or a dark scheme."""
-        scheme = {"name": "prefers-color-scheme", "value": ("light", "dark")[is_dark]}
-        self._command("Emulation.setEmulatedMedia", features=[scheme])
-        size = {"width": width, "height": height, "deviceScaleFactor": 1}
-        self._command(
-            "Emulation.setDeviceMetricsOverride", **size, mobile=width < WIDTH
-        )
+        self.page.emulate_media(color_scheme="dark" if is_dark else "light")
+        self.page.set_viewport_size({"width": width, "height": height})
 
     def complaints(self) -> list[str]:
         """Return the warnings and errors of the console since the last call."""
-        entries = self._post("se/log", {"type": "browser"})
-        serious = ("WARNING", "SEVERE")
-        return [one["message"] for one in entries if one["level"] in serious]
+        found, self._complaints = self._complaints, []
+        return found
 
     def text(self) -> str:
         """Return the text that the page shows."""
-        body = self._find("body")
-        return str(self._get(f"element/{body}/text"))
+        return self.page.inner_text("body")
 
-    def picture(self) -> bytes:
-        """Return a screenshot of the window, as PNG."""
-        return base64.b64decode(self._get("screenshot"))
+    def picture(self, *, is_whole: bool = False) -> bytes:
+        """Return a screenshot of the window, or of the whole page, as PNG."""
+        return self.page.screenshot(full_page=is_whole)
 
-    def _command(self, name: str, **parameters: Any) -> None:
-        """Execute a command of the browser's own protocol."""
-        self._post("goog/cdp/execute", {"cmd": name, "params": parameters})
-
-    def _find(self, selector: str) -> str:
-        how = {"using": "css selector", "value": selector}
-        return str(self._post("element", how)[_ELEMENT])
-
-    def _post(self, path: str, body: dict[str, Any]) -> Any:
-        return _value(requests.post(f"{self._url}/{path}", json=body, timeout=60))
-
-    def _get(self, path: str) -> Any:
-        return _value(requests.get(f"{self._url}/{path}", timeout=60))
+    def _hear(self, message: Any) -> None:
+        if message.type in {"warning", "error"}:
+            self._complaints.append(message.text)
 
 
 @contextmanager
-def browser(folder: Path) -> Iterator[Browser]:
-    """Provide a window; the browser's own files go below the folder."""
-    program = shutil.which(PROGRAM)
-    assert program, "install a browser: apt-get install chromium chromium-driver"
-    port = ports.any_free()
-    driver = f"http://127.0.0.1:{port}"
-    with subprocess.Popen(
-        [program, f"--port={port}"], stdout=subprocess.DEVNULL
-    ) as one:
+def browser() -> Iterator[Browser]:
+    """Provide a window of a browser of its own."""
+    found = installed()
+    env = dict(os.environ)  # noqa: TID251 - the browser's
+    if found.libraries:
+        env["LD_LIBRARY_PATH"] = found.libraries
+    with sync_playwright() as library:
+        program = library.chromium.launch(
+            executable_path=found.program, args=[*_ARGUMENTS], env=env
+        )
+        page = program.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+        page.set_default_timeout(_TIMEOUT_MS)
         try:
-            until(lambda: _answers(f"{driver}/status"), "the browser's driver answers")
-            words = [
-                *("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"),
-                *(f"--window-size={WIDTH},{HEIGHT}", f"--user-data-dir={folder}"),
-                "--force-device-scale-factor=0.75",
-            ]
-            wanted = {
-                "browserName": "chrome",
-                "goog:chromeOptions": {"args": words},
-                "goog:loggingPrefs": {"browser": "ALL"},
-            }
-            body = {"capabilities": {"alwaysMatch": wanted}}
-            answer = requests.post(f"{driver}/session", json=body, timeout=60)
-            session = f"{driver}/session/{_value(answer)['sessionId']}"
-            try:
-                yield Browser(session)
-            finally:
-                requests.delete(session, timeout=60)
+            yield Browser(page)
         finally:
-            one.terminate()
+            program.close()
 
 
-def start_load(page: Browser, address: str, fields: dict[str, str]) -> None:
+def installed() -> InstalledBrowser:
+    """Return the machine's own Chromium, or the one that npm fetches."""
+    for name in NAMES:
+        if own := shutil.which(name):
+            return InstalledBrowser(own)
+    return fetched()
+
+
+def fetched() -> InstalledBrowser:
+    """Return the Chromium of the locked package; it is fetched once."""
+    assert shutil.which("npm"), _CURE
+    package = _UNPACKED / "package"
+    if not (package / "node_modules").exists():
+        shutil.copytree(_LOCKED, package, dirs_exist_ok=True)
+        _run("npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts")
+    printed = _run("node", "unpack.mjs")
+    found = json.loads(printed.splitlines()[-1])
+    return InstalledBrowser(found["program"], found["libraries"] or "")
+
+
+def _run(*command: str) -> str:
+    env = {**os.environ, "TMPDIR": str(_UNPACKED)}  # noqa: TID251 - npm's
+    done = subprocess.run(
+        command,
+        cwd=_UNPACKED / "package",
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{_CURE}: {done.stderr}"
+    return done.stdout
+
+
+def start_load(window: Browser, address: str, fields: dict[str, str]) -> None:
     """Open locust's page, fill its fields, press Start; wait for its table."""
     until(lambda: _answers(address), "locust's page answers")
-    page.open(address)
-    until(lambda: "Start new load test" in page.text(), "the page is drawn")
+    window.open(address)
+    until(lambda: "Start new load test" in window.text(), "the page is drawn")
     for name, text in fields.items():
-        page.fill(name, text)
-    page.press("button[type='submit']")
-    until(lambda: "checkout" in page.text(), "the page shows requests")
+        window.fill(name, text)
+    window.press("button[type='submit']")
+    until(lambda: "checkout" in window.text(), "the page shows requests")
 
 
 def _answers(url: str) -> bool:
     try:
         return requests.get(url, timeout=5).ok
-    except requests.ConnectionError:
+    except (requests.ConnectionError, requests.Timeout):
         return False
-
-
-def _value(answer: requests.Response) -> Any:
-    value = answer.json()["value"]
-    assert answer.ok, value
-    return value

@@ -14,14 +14,11 @@ from pathlib import Path
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from support.waiting import CLOCK
+from support import published
 from towpath.settings import load
 from towpath.sinks.change import Origin
 from towpath.sinks.jars import java, store
-from towpath.sinks.kafka.client import Topics
 from towpath.sinks.kinds import reader_of
-from towpath.sinks.state import declare
-from towpath.sinks.state.progress import progress_path, read_progress
 from towpath.sinks.targets.cache.read import CacheReader
 from towpath.sinks.targets.search.read import SearchReader
 
@@ -105,7 +102,7 @@ class Place:
 
     def progress(self, sink):
         """Read a sink's progress."""
-        return read_progress(progress_path(self.settings.state_folder, sink), sink)
+        return published.progress_of(self.settings, sink)
 
     def wait_applied(self, sink):
         """Wait until a sink has applied all present records."""
@@ -141,10 +138,17 @@ class Place:
         return (self.folder / "driver.log").read_text(encoding="utf-8")[-6000:]
 
 
+def metrics_port(log):
+    """Read from a driver's log where it serves its metrics; it may not do so yet."""
+    lines = log.read_text(encoding="utf-8").splitlines()
+    records = (json.loads(line) for line in lines if line.startswith("{"))
+    ports = [r["port"] for r in records if r["event"] == "metrics port opened"]
+    return ports[-1] if ports else None
+
+
 def wait_applied(settings, sink):
     """Wait until a sink has applied all present records."""
-    ends = declare.sink_ends(settings, sink, Topics(settings.kafka))
-    declare.wait_applied(settings, sink, ends, CLOCK, PATIENCE_S)
+    published.wait_applied(settings, sink, PATIENCE_S)
 
 
 def live_fields(settings, name):

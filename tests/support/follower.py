@@ -7,7 +7,7 @@ from typing import Any, Self
 from confluent_kafka import Consumer, Message
 
 from support.dead_letters import Letters, MemoryRefetches, context_of
-from support.waiting import CLOCK
+from support.published import SinkRun
 from towpath.schemas.failure import UnavailableError
 from towpath.schemas.topics import backfill_topic
 from towpath.settings import Settings, Sink
@@ -18,7 +18,7 @@ from towpath.sinks.changes.routing import Routes
 from towpath.sinks.fold import newest_per_key
 from towpath.sinks.kafka.repairs import KafkaRepairs
 from towpath.sinks.ports import Batch
-from towpath.sinks.state.progress import Progress, progress_path, write_progress
+from towpath.sinks.state.progress import Offsets, Progress
 
 _BATCH_RECORDS = 2000
 _PAUSE_S = 0.2
@@ -26,7 +26,7 @@ _PAUSE_S = 0.2
 
 class Follower:
     """
-    Applies every record of a sink's topics, and writes its progress.
+    Applies every record of a sink's topics, and publishes its progress.
 
     Attributes:
         tamper: Takes each batch's changes, and returns those that the sink gets.
@@ -37,7 +37,7 @@ class Follower:
         self._routes = Routes(sink)
         self._sink = sink
         self._target = target
-        self._path = progress_path(settings.state_folder, sink.name)
+        self._driver = SinkRun.in_kafka(settings, sink.name)
         self._consumer = Consumer(
             {
                 "bootstrap.servers": settings.kafka.bootstrap_servers,
@@ -60,6 +60,11 @@ class Follower:
         """The number of records that were applied so far."""
         parts = [dict(topic) for topic in list(self._applied.values())]
         return sum(offset for part in parts for offset in part.values())
+
+    @property
+    def applied(self) -> Offsets:
+        """The next offset of each topic and partition."""
+        return {topic: dict(part) for topic, part in list(self._applied.items())}
 
     def __enter__(self) -> Self:
         self._target.open()
@@ -107,7 +112,7 @@ class Follower:
         progress = Progress(
             self._sink.name, applied=self._applied, position=self._highest
         )
-        write_progress(self._path, progress, CLOCK.now())
+        self._driver.publish(progress)
 
     def write(self, records: list[Record]) -> str:
         """Write a batch without refetches; return its highest position."""

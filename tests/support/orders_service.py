@@ -87,7 +87,9 @@ def serving(
     """Provide a service over a database that has its outbox."""
     port = ports.any_free()
     log = folder / "log"
-    given = {"--dsn": dsn, "--port": str(port), **(options or {})}
+    # A test waits for no request that may still come while the service stops.
+    given = {"--dsn": dsn, "--port": str(port), "--drain-seconds": "0"}
+    given |= options or {}
     command = [sys.executable, "-m", module]
     with log.open("wb") as output:
         process = subprocess.Popen(

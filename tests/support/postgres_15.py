@@ -24,7 +24,13 @@ hostssl all all 127.0.0.1/32 trust
 def serving() -> Iterator[Addresses]:
     """Provide the addresses of a server."""
     environ = os.environ  # noqa: TID251 - a root
-    programs = postgres.postgres_15_programs(print, environ)
+    with served(postgres.postgres_15_programs(print, environ)) as addresses:
+        yield addresses
+
+
+@contextmanager
+def served(programs: Path) -> Iterator[Addresses]:
+    """Provide the addresses of a server of another release."""
     folder = Path(tempfile.mkdtemp(prefix="towpath-test-15-"))
     (folder / "owner").write_text(str(os.getpid()), encoding="utf-8")
     stack = Stack(folder, programs)

@@ -12,6 +12,7 @@ from towpath.relay.encode.captured_tables import CapturedTables
 from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.encode.record import Record
 from towpath.relay.encode.relations import CatalogFacts
+from towpath.relay.kafka.lineage import RelayDatasets, RelayLineage
 from towpath.relay.loop import Pipeline
 from towpath.relay.ports import (
     OnDelivery,
@@ -36,8 +37,10 @@ from towpath.relay.snapshot.protocol import (
 )
 from towpath.relay.snapshot.visibility import XidSnapshot
 from towpath.relay.stats import Stats
+from towpath.relay.wal.messages import UNCHANGED, Row, Value
 from towpath.relay.wiring import PipelineBuilder
 from towpath.schemas import topics
+from towpath.schemas.lineage import NO_REPORTER
 from towpath.settings import Kafka, Relay, Settings, Source
 
 RECORDED = Path(__file__).parents[1] / "data" / "pgoutput.hex"
@@ -70,32 +73,56 @@ def keepalive(wal_end: int = FAR, *, reply: bool = False) -> bytes:
 
 
 class Column(NamedTuple):
-    """A column of a relation message: name, oid of the type, whether it is a key's."""
+    """A column of a relation message; ``is_key``: part of the replica identity."""
 
     name: bytes
     type_oid: int
     is_key: bool = False
+    typmod: int = -1
+
+
+OUTBOX_COLUMNS = (
+    Column(b"id", 2950, is_key=True),
+    Column(b"aggregate_type", 25),
+    Column(b"aggregate_id", 25),
+    Column(b"type", 25),
+    Column(b"payload", 114),
+    Column(b"headers", 114),
+    Column(b"traceparent", 25),
+    Column(b"occurred_at", 1184),
+)
 
 
 def relation(
-    oid: int, namespace: bytes, name: bytes, columns: Sequence[Column]
+    oid: int,
+    namespace: bytes,
+    name: bytes,
+    columns: Sequence[Column],
+    identity: bytes = b"d",
 ) -> bytes:
     """Make a relation message."""
-    head = struct.pack(">I", oid) + namespace + b"\0" + name + b"\0d"
+    head = struct.pack(">I", oid) + namespace + b"\0" + name + b"\0" + identity
     cells = (
-        bytes([column.is_key]) + column.name + struct.pack(">xIi", column.type_oid, -1)
+        bytes([column.is_key])
+        + column.name
+        + struct.pack(">xIi", column.type_oid, column.typmod)
         for column in columns
     )
     return b"R" + head + struct.pack(">H", len(columns)) + b"".join(cells)
 
 
-def inserted(oid: int, texts: Sequence[bytes | None]) -> bytes:
+def _cell(value: Value) -> bytes:
+    if value is None:
+        return b"n"
+    if value is UNCHANGED:
+        return b"u"
+    return b"t" + struct.pack(">I", len(value)) + value
+
+
+def inserted(oid: int, values: Row) -> bytes:
     """Make an insert message; ``None`` is null."""
-    cells = (
-        b"n" if text is None else b"t" + struct.pack(">I", len(text)) + text
-        for text in texts
-    )
-    head = struct.pack(">IcH", oid, b"N", len(texts))
+    cells = map(_cell, values)
+    head = struct.pack(">IcH", oid, b"N", len(values))
     return b"I" + head + b"".join(cells)
 
 
@@ -217,11 +244,16 @@ class Topics:
 
 
 class Catalog:
-    """Describes every table with its first two columns as the key."""
+    """Describes every table with the key ``id``, or by the given facts."""
+
+    def __init__(self, facts: CatalogFacts | None = None) -> None:
+        self._facts = facts
 
     def describe(
         self, _table_oid: int, _name: str, type_oids: Sequence[int]
     ) -> CatalogFacts:
+        if self._facts is not None:
+            return self._facts
         names = dict.fromkeys(type_oids, "text")
         return CatalogFacts(("id",), names, frozenset({"id"}))
 
@@ -309,6 +341,7 @@ def build_pipeline(  # noqa: PLR0913 - the ports
         captured=CapturedTables(["rec.item"]),
         inbox=NoSignals(),
         refusals=deque(),
+        lineage=RelayLineage(NO_REPORTER, RelayDatasets(settings, {}, ())),
     )
     builder = PipelineBuilder(process, settings, recovered, decision, _RELAY)
     return builder.build(producer, stream, catalog, reader, is_ending)
@@ -317,16 +350,24 @@ def build_pipeline(  # noqa: PLR0913 - the ports
 class Bench:
     """A pipeline over fakes, whose loop the test runs."""
 
-    def __init__(self, max_in_flight_bytes: int = 10**9, **rows: object) -> None:
+    def __init__(
+        self,
+        max_in_flight_bytes: int = 10**9,
+        producer: Producer | None = None,
+        *,
+        facts: CatalogFacts | None = None,
+        preset: str = "towpath",
+        **rows: object,
+    ) -> None:
         self.clock = Clock()
         self.stream = Stream(self.clock)
-        self.producer = Producer(self.clock)
+        self.producer = producer or Producer(self.clock)
         self.topics = Topics()
         self.reader = Reader()
         self.stats = Stats()
         self.turns_left: int | None = None
         self.pipeline = build_pipeline(
-            bench_settings(max_in_flight_bytes, rows=rows),
+            bench_settings(max_in_flight_bytes, preset=preset, rows=rows),
             _nothing_recovered(),
             DECISION,
             clock=self.clock,
@@ -334,7 +375,7 @@ class Bench:
             catalog_of_topics=self.topics,
             producer=self.producer,
             stream=self.stream,
-            catalog=Catalog(),
+            catalog=Catalog(facts),
             reader=self.reader,
             is_ending=self._is_ending,
         )

@@ -6,6 +6,8 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from psycopg.conninfo import make_conninfo
+
 from support.rig import Rig
 from support.waiting import until
 from towpath.loadtests.load.invariants import findings, read_source
@@ -20,6 +22,8 @@ PRICE = "12.50"
 class Saga:
     """
     The services: orders answers requests in this process, and all four consume.
+
+    Each has a role of its own, which has the service's name.
 
     Attributes:
         rig: The source and its relay.
@@ -39,14 +43,14 @@ class Saga:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.log_file = rig.folder / "services.log"
         self._options = options
-        self.app = create_app(rig.dsn, threads=4)
+        self.app = create_app(self.dsn_of("orders"), threads=4)
         self.client = self.app.test_client()
         self.customer = ""
 
     def start(self) -> None:
         """Create all tables and two products, and start relay and consumers."""
         for name in SERVICES:
-            self.run(name, "migrate")
+            self.run(name, "migrate", "--admin-dsn", self.rig.dsn)
         self.rig.start()
         for name in SERVICES:
             self.start_consumer(name)
@@ -59,9 +63,14 @@ class Saga:
         body = {"name": "Ada", "email": "ada@example.org"}
         self.customer = self.post("/customers", body)["customer_id"]
 
-    def run(self, name: str, command: str) -> None:
+    def dsn_of(self, name: str) -> str:
+        """Return the address of the source for the role of a service."""
+        return make_conninfo(self.rig.dsn, user=name)
+
+    def run(self, name: str, command: str, *options: str) -> None:
         """Run a command of a service to its end."""
-        subprocess.run(self._words(name, command), check=True, capture_output=True)
+        words = self._words(name, command, *options)
+        subprocess.run(words, check=True, capture_output=True)
 
     def start_consumer(self, name: str) -> None:
         """Start the process that consumes for a service."""
@@ -83,7 +92,7 @@ class Saga:
 
     def _words(self, name: str, command: str, *options: str) -> list[str]:
         module = f"towpath.services.{name}"
-        given = ("--dsn", self.rig.dsn, *options)
+        given = ("--dsn", self.dsn_of(name), *options)
         return [sys.executable, "-m", module, command, *given]
 
     def close(self) -> None:
@@ -154,9 +163,9 @@ class Saga:
         rows = self.rig.execute("select order_id from shop.unsettled_orders")
         return [row[0] for row in rows]
 
-    def findings(self) -> list[str]:
+    def findings(self, first_order: int = 1) -> list[str]:
         """Return what contradicts the invariants of the business."""
-        found = findings(read_source(self.rig.dsn), first_order=1)
+        found = findings(read_source(self.rig.dsn), first_order)
         for text, query in PROVIDER_AND_INBOXES.items():
             wrong = self.rig.execute(query)
             if wrong:

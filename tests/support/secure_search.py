@@ -16,6 +16,7 @@ from opensearchpy import OpenSearch
 from opensearchpy.exceptions import OpenSearchException
 
 from support.secure_kafka import write_certificates
+from support.waiting import stretched
 from towpath.deploy.errors import NotReadyError
 from towpath.deploy.local import lifecycle, servers
 from towpath.deploy.local.part import Part, StateFolder
@@ -105,7 +106,12 @@ class SecureSearch:
         words += ["-pluginTypes", "org.opensearch.security.OpenSearchSecurityPlugin"]
         settings = self._config / "opensearch.yml"
         settings.write_text(_SETTINGS, encoding="utf-8")
-        return dataclasses.replace(part, command=tuple(words), probe=self._probe)
+        return dataclasses.replace(
+            part,
+            command=tuple(words),
+            probe=self._probe,
+            ready_within_s=stretched(part.ready_within_s),
+        )
 
     def _classes(self) -> Path:
         """Put the server's archives, and those of the plugin alone, into a folder."""

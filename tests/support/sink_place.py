@@ -9,15 +9,13 @@ import textwrap
 from contextlib import contextmanager
 
 from support.command import towpath
+from support.published import progress_of, wait_applied
 from support.rig import Rig
-from support.waiting import CLOCK, until
+from support.waiting import stretched, until
 from support.writers import RandomWriters
 from towpath.cli import app
 from towpath.settings import load
 from towpath.sinks.jars import java, store
-from towpath.sinks.kafka.client import Topics
-from towpath.sinks.state import declare
-from towpath.sinks.state.progress import progress_path, read_progress
 from towpath.sinks.targets.cache.read import CacheReader
 
 KEYS = 400
@@ -139,8 +137,7 @@ class SinkPlace(Rig):
         """Wait until a sink has applied everything committed so far."""
         self.confirm()
         settings = load(self.config, {})
-        ends = declare.sink_ends(settings, name, Topics(settings.kafka))
-        declare.wait_applied(settings, name, ends, CLOCK, 60)
+        wait_applied(settings, name, stretched(60))
 
     def held(self, name):
         """Return the rows of a sink's cache, by id."""
@@ -175,26 +172,29 @@ class SinkPlace(Rig):
 
     def progress(self, name):
         """Read a sink's progress."""
-        folder = load(self.config, {}).state_folder
-        return read_progress(progress_path(folder, name), name)
+        return progress_of(load(self.config, {}), name)
 
-    @contextmanager
-    def driver(self):
-        """Run the driver's process; it must end cleanly on SIGTERM."""
+    def start_driver(self):
+        """Start the driver's process."""
         environment = {
             **os.environ,  # noqa: TID251 - a process of its own
             "JAVA_HOME": str(java.spark_home(self.folder / "java")),
             "TOWPATH_SPARK_JARS": str(store.of("spark")),
         }
         words = ["-m", "towpath.sinks", "--config", self.config, "--driver", "serving"]
-        log = self.folder / "driver.log"
-        with log.open("ab") as file:
-            process = subprocess.Popen(
+        with (self.folder / "driver.log").open("ab") as file:
+            return subprocess.Popen(
                 [sys.executable, *words], env=environment, stderr=file
             )
+
+    @contextmanager
+    def driver(self):
+        """Run the driver's process; it must end cleanly on SIGTERM."""
+        process = self.start_driver()
         try:
             yield
             process.send_signal(signal.SIGTERM)
+            log = self.folder / "driver.log"
             assert process.wait(60) == 0, log.read_text()[-4000:]
         finally:
             process.kill()

@@ -13,7 +13,7 @@ import pyspark
 
 from support.driver_process import PATIENCE_S
 from support.waiting import until
-from towpath.deploy.local import spark
+from towpath.deploy.bench import cluster
 from towpath.deploy.local.part import StateFolder
 from towpath.sinks import submit
 from towpath.sinks.jars import store
@@ -34,7 +34,7 @@ class SparkCluster:
         self._running: list[subprocess.Popen[bytes]] = []
         self.environment = {
             **os.environ,  # noqa: TID251 - processes of their own
-            **spark.environment(StateFolder(folder)),
+            **cluster.environment(StateFolder(folder)),
         }
         self.master_process = self._start(
             "master", f"{_DEPLOY}.master.Master", "--port", "0"

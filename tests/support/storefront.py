@@ -16,6 +16,7 @@ from opensearchpy import OpenSearch
 from werkzeug.serving import BaseWSGIServer, make_server
 
 from support.orders_service import Service
+from support.published import SinkRun
 from support.rig import Rig
 from support.saga import Saga
 from support.topics import sink_record
@@ -32,12 +33,7 @@ from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.fold import newest_per_key
 from towpath.sinks.ports import Batch
-from towpath.sinks.state.progress import (
-    Progress,
-    State,
-    progress_path,
-    write_progress,
-)
+from towpath.sinks.state.progress import Progress, State
 from towpath.sinks.targets.cache.sink import CacheSink
 from towpath.sinks.targets.search.sink import SearchSink
 
@@ -85,12 +81,12 @@ def target_of(sink: Sink, prefix: str) -> CacheSink | SearchSink:
 
 
 class LightSink:
-    """A sink in a thread: it writes its target, and then its progress file."""
+    """A sink in a thread: it writes its target, and then publishes its progress."""
 
     def __init__(self, rig: Rig, name: str) -> None:
         settings = load(rig.config, {})
         (self._sink,) = (sink for sink in settings.sink if sink.name == name)
-        self._path = progress_path(settings.state_folder, name)
+        self._driver = SinkRun.in_kafka(settings, name)
         self._target = target_of(self._sink, rig.prefix)
         self._routes = Routes(self._sink)
         self._applied: dict[str, dict[str, int]] = {}
@@ -141,7 +137,7 @@ class LightSink:
                 partitions = self._applied.setdefault(one.topic(), {})
                 partitions[str(one.partition())] = one.offset() + 1
             progress = Progress(self._sink.name, State.RUNNING, self._applied)
-            write_progress(self._path, progress, CLOCK.now())
+            self._driver.publish(progress)
 
 
 def apply(
@@ -262,7 +258,7 @@ def whole_store(rig: Rig, stack: LazyStack, **options: str) -> Iterator[Store]:
     """Provide the shop over an empty database; the options are the storefront's."""
     saga = Saga(rig, {})
     for name in ("orders", "inventory"):
-        saga.run(name, "migrate")
+        saga.run(name, "migrate", "--admin-dsn", rig.dsn)
     configure(rig, stack)
     rig.init()
     inventory = create_inventory(rig.dsn, threads=4)

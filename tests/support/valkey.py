@@ -16,8 +16,11 @@ from towpath.deploy.local.ports import LOOPBACK
 class Valkey:
     """One server in a folder; it keeps its data over ``kill`` and ``start``."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(
+        self, folder: Path, *options: str, program: Path | None = None
+    ) -> None:
         self.folder = folder
+        self._program = program
         self.options = options
         folder.mkdir()
         # Kept over kill and start: not a port of outgoing connections.
@@ -32,14 +35,16 @@ class Valkey:
     def start(self) -> None:
         """Start the server and wait until it serves."""
         command = [
-            str(servers.redis_program()),
+            str(self._program or servers.redis_program()),
             "--bind",
             LOOPBACK,
             "--port",
             str(self.port),
         ]
         command += ["--dir", str(self.folder), "--save", "", *self.options]
-        command += ["--cluster-port", str(self.bus_port)]
+        if self._program is None:
+            # An old server knows no such option.
+            command += ["--cluster-port", str(self.bus_port)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         until(self._serves, "the cache serves", pause_s=0.01)
 
@@ -80,9 +85,11 @@ class Valkey:
 
 
 @contextmanager
-def valkey(folder: Path, *options: str) -> Iterator[Valkey]:
+def valkey(
+    folder: Path, *options: str, program: Path | None = None
+) -> Iterator[Valkey]:
     """Provide a server that by default appends to its file every second."""
-    server = Valkey(folder, *(options or ("--appendonly", "yes")))
+    server = Valkey(folder, *(options or ("--appendonly", "yes")), program=program)
     server.start()
     try:
         yield server

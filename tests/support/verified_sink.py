@@ -23,7 +23,6 @@ from towpath.sinks.kafka.client import KafkaRelations, Topics
 from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
 from towpath.sinks.kafka.repairs import KafkaRepairs
 from towpath.sinks.kinds import RoutedRelations
-from towpath.sinks.state.progress import progress_path, read_progress
 from towpath.sinks.targets.cache.sink import CacheSink
 from towpath.sinks.targets.postgres.sink import PostgresSink
 from towpath.sinks.targets.search.sink import SearchSink
@@ -131,10 +130,9 @@ class VerifiedRig(SnapshotRig):
 
     def is_behind(self) -> bool:
         """Return whether the sink has not applied all records."""
-        progress = read_progress(progress_path(self.folder, "it"), "it")
         cluster = Topics(Kafka(bootstrap_servers=self.kafka))
         topics = Routes(load(self.config, {}).sink[0]).matching(cluster.names())
-        return bool(records_to_go(cluster.end_offsets(topics), progress.applied))
+        return bool(records_to_go(cluster.end_offsets(topics), self.follower.applied))
 
     def verify(self, capsys: Any, *words: str) -> tuple[int, dict[str, Any]]:
         """Run ``towpath verify``; return the exit code and its document."""
@@ -187,6 +185,10 @@ class CacheHand:
         self.lose(key)
         fields = {"id": str(key), "v": str(value), "_position": position}
         self._run("hset", key, mapping=fields)
+
+    def put_text(self, key: object) -> None:
+        """Write a value that is no hash in the row's place."""
+        self._run("set", key, "x")
 
     def lose(self, key: object) -> None:
         """Take a row away."""

@@ -43,6 +43,7 @@ LAKES: Final = (
         "*/integration/sinks/test_transforms.py",
         "*/integration/sinks/test_verify.py",
         "*/integration/sinks/test_verify_repair.py",
+        "*/integration/test_secure_kafka.py",
     ),
 )
 # Each test starts its own engine.

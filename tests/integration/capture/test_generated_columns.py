@@ -6,10 +6,10 @@ import psycopg
 import pytest
 
 from support.copying import replace
-from towpath.relay.errors import Level
 from towpath.relay.postgres import setup
 from towpath.relay.postgres.capture_checks import blocking_finding, table_findings
 from towpath.relay.postgres.connect import connect
+from towpath.schemas.findings import Severity
 from towpath.settings import load
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -199,7 +199,7 @@ def test_below_18_what_is_left_out_is_said(followed):
     found = {name: list(table_findings(f"s.{name}", facts, settings)) for name in NAMES}
     levels = {name: {each.level for each in those} for name, those in found.items()}
 
-    assert {Level.ERROR} == levels["published_key"]
-    assert Level.ERROR in levels["identity_stored"]
-    assert {Level.WARNING} == levels["full_stored"]
+    assert {Severity.ERROR} == levels["published_key"]
+    assert Severity.ERROR in levels["identity_stored"]
+    assert {Severity.WARNING} == levels["full_stored"]
     assert any("left out: g, h" in each.what for each in found["virtual"])

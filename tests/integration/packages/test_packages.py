@@ -104,6 +104,7 @@ def wheels(folder: Path) -> dict[str, zipfile.ZipFile]:
     return found
 
 
+@pytest.mark.soak
 def test_a_second_build_makes_the_same_bytes(built, tmp_path):
     """
     Wheels, source distributions and SBOMs are the same, whatever the umask.
@@ -153,6 +154,25 @@ def test_no_file_is_in_two_wheels(built):
 
     assert {} == {name: two for name, two in owners.items() if len(two) > 1}
     assert "towpath/__init__.py" not in owners
+
+
+def test_the_wheel_of_the_services_has_their_pages_schemas_and_migrations(built):
+    """
+    Templates, scripts and styles of the storefront are in it as they are in the clone.
+    """
+    wheel = wheels(built)["services"]
+    source = ROOT / "services/src"
+    files = {
+        path.relative_to(source).as_posix(): path.read_bytes()
+        for place in ("storefront/templates", "storefront/static", "*/schemas")
+        for path in source.glob(f"towpath/services/{place}/*")
+        if path.is_file()
+    }
+    kinds = {name.rpartition(".")[2] for name in files}
+
+    assert {"html", "css", "js", "svg", "avsc"} <= kinds
+    assert files == {name: wheel.read(name) for name in files}
+    assert len([n for n in wheel.namelist() if "/migrations/v" in n]) >= 7
 
 
 def test_a_wheel_from_a_source_distribution_is_the_same(built, tmp_path):

@@ -1,18 +1,20 @@
 """The cache, beyond the contract: what only Redis can do wrong."""
 
 import uuid
+from contextlib import closing
 
 import pytest
 
 from support.copying import replace
-from towpath.sinks.change import ALL_PRESENT, Change, Origin
+from towpath.sinks.change import ALL_PRESENT, Change, Floor, Origin
 from towpath.sinks.errors import (
     CacheRefusedError,
     EvictingCacheError,
     TargetUnavailableError,
 )
-from towpath.sinks.ports import Batch
+from towpath.sinks.ports import Batch, StoredRow
 from towpath.sinks.targets.cache import schema
+from towpath.sinks.targets.cache.read import CacheReader
 from towpath.sinks.targets.cache.sink import CacheSink
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -118,6 +120,30 @@ def test_a_foreign_value_under_a_rows_name_is_replaced(sink, prefix, client):
     sink.flush()
 
     assert "7" == client.hget(place, "id")
+
+
+def test_a_foreign_value_is_named_by_verification_and_stops_no_sweep(
+    stack, sink, prefix, client
+):
+    """
+    Another program's value is read as a row without content; a sweep leaves it alone.
+    """
+    sink.apply(batch({"id": 7}))
+    sink.flush()
+    client.set(f"{prefix}:orders:8", "x")
+    reader = CacheReader(stack.redis_url, prefix)
+    with closing(reader):
+        before = {row.key: (row.fields, row.position) for row in reader.rows("orders")}
+        floor = Floor("orders", "0000000000000009.-", False, Origin("orders", 0, 1))
+        sink.apply(Batch(1, floors=(floor,)))
+        sink.flush()
+        after = list(reader.rows("orders"))
+
+    assert (
+        {"7": ({"id": "7"}, "0000000000000008.0000000000"), "8": ({}, "")},
+        [StoredRow("8", {}, "", is_deleted=False)],
+        "x",
+    ) == (before, after, client.get(f"{prefix}:orders:8"))
 
 
 @pytest.mark.parametrize("guard", [{"_position": "x"}, {}])

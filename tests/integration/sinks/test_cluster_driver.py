@@ -6,7 +6,7 @@ import pytest
 
 from support.driver_process import POISON, Feed, Place
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(600)]
 
 ALL = ("cache", "postgres", "search", "warehouse")
 
@@ -144,7 +144,7 @@ def test_a_submitted_driver_survives_a_worker_and_ends_equal(cluster, shop):
     assert [shop.feed.rows] * len(ALL) == [shop.contents(name) for name in ALL]
     assert ([1] * len(ALL), [(0, 0)] * len(ALL)) == (
         parked,
-        [(o.parked, o.owed) for o in found],
+        [(o.parked, o.pending_refetches) for o in found],
     )
     # Those of the affected keys alone.
     assert all(0 < one.left < one.records / 50 for one in found), found

@@ -8,7 +8,7 @@ import pytest
 from support.driver_process import Feed, Place
 from towpath.sinks.kafka.client import Topics
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(600)]
 
 SINKS = ("cache", "search")
 LOST = "heartbeat"
@@ -123,3 +123,16 @@ def test_sinks_end_equal_whatever_a_cluster_loses(cluster, shop, tmp_path):
     assert all(one.left < 1200 for one in found), found
     # The copies had the last batch or the one before, and its counts.
     assert all(0 <= one.records - shop.sent <= 2 * BATCH for one in found), found
+
+
+def test_executors_that_cannot_start_are_named(cluster, shop):
+    """
+    Spark refuses their heap, starts them again and again, and waits; nothing is lost.
+    """
+    shop.feed.work(1200, keys=200, seed=1)
+    submitted = cluster.submit(shop.config, "cluster", executor_memory="450m")
+    cluster.wait_for(lambda: "executor missing" in cluster.log("driver"), submitted)
+    cluster.python_of(submitted).send_signal(signal.SIGTERM)
+
+    assert 0 == submitted.wait(90), cluster.log("driver")[-3000:]
+    assert [0, 0] == shop.batches()

@@ -8,9 +8,9 @@ from support.driver_process import live_fields, wait_applied
 from support.verified_sink import VerifiedRig
 from towpath.cli.app import run
 from towpath.settings import load
-from towpath.sinks.state.progress import progress_path, read_progress
+from towpath.sinks.state.progress import progress_path, stored_progress
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(600)]
 
 COLUMNS = "id int primary key, name text, email text, total numeric, state text"
 FUNCTION = """
@@ -92,7 +92,7 @@ class Rig(VerifiedRig):
 
     def progress(self, name):
         """Read a sink's progress."""
-        return read_progress(progress_path(self.folder, name), name)
+        return stored_progress(progress_path(self.folder, name), name)
 
     def verified(self, capsys):
         """Run ``towpath verify`` on all sinks; return the code and what it prints."""

@@ -11,7 +11,7 @@ from support.driver_process import PATIENCE_S, Feed, Place, stored_rows
 from towpath.schemas import headers as names
 from towpath.sinks.kinds import reader_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(600)]
 
 RUNNER = Path(__file__).parents[2] / "faults" / "driver_with_fault.py"
 # Where the driver dies, one death after another. The first one leaves an empty table,

@@ -42,6 +42,8 @@ def client(monkeypatch):
     monkeypatch.setattr(fetch, "_POLL_S", 0.1)
     monkeypatch.setattr(fetch, "_QUERY_TIMEOUT_S", 2.0)
     monkeypatch.setattr(fetch, "FETCH_SLICE_RECORDS", 100)
+    # Every batch is one of a backlog.
+    monkeypatch.setattr(fetch, "_BACKLOG_RECORDS", 0)
     return counting
 
 
@@ -123,6 +125,36 @@ def test_batches_are_read_on_from_one_to_the_next(stack, topic, reading, client)
         {0: [*range(350, 999)], 1: [*range(8, 50)]},
     ] == [offsets(tables) for tables in found]
     assert (1, True) == (client.assigned, len(found[0]) > 3)
+
+
+def test_nothing_is_fetched_between_small_batches(
+    stack, topic, reading, client, monkeypatch
+):
+    """
+    The next batch has what arrived meanwhile, and does not wait for the client.
+    """
+    monkeypatch.setattr(fetch, "_BACKLOG_RECORDS", 1000)
+    produce(stack, topic, 0, range(3))
+    first = offsets(reading.slices(span(topic, (0, 3), (0, 0))))
+    assigned = reading._consumer.assignment()
+    produce(stack, topic, 0, range(3, 10))
+    produce(stack, topic, 1, range(2))
+    second = offsets(reading.slices(span(topic, (3, 10), (0, 2))))
+
+    assert ({0: [0, 1, 2]}, {0: [*range(3, 10)], 1: [0, 1]}) == (first, second)
+    assert ([], 2, 0) == (assigned, client.assigned, client.paused)
+
+
+def test_a_backlog_is_fetched_ahead(stack, topic, reading, monkeypatch):
+    """
+    Its records come while a batch is written.
+    """
+    monkeypatch.setattr(fetch, "_BACKLOG_RECORDS", 1000)
+    produce(stack, topic, 0, range(3000))
+    first = offsets(reading.slices(span(topic, (0, 5), (0, 0))))
+
+    assert {0: [*range(5)]} == first
+    assert len(reading._consumer.assignment()) == 2
 
 
 def test_the_partitions_of_a_topic_are_read_in_turn(stack, topic):

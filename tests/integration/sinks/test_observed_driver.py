@@ -7,22 +7,20 @@ import pytest
 from confluent_kafka import Producer
 
 from support import waiting
+from support.driver_process import metrics_port
+from support.exposition import mistakes
+from support.published import wait_applied
 from support.sink_place import SinkPlace
 from support.valkey import valkey
 from towpath.cli import app
-from towpath.schemas import telemetry
 from towpath.schemas.position import parse_position
 from towpath.settings import load
-from towpath.sinks.kafka.client import Topics
-from towpath.sinks.state import declare, incomplete
-from towpath.sinks.state.progress import State, sink_folder
+from towpath.sinks.state import incomplete
+from towpath.sinks.state.progress import State
 from towpath.sinks.verify import progress
 from towpath.sinks.wait import Waiter
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
-
-# Histograms tell their names with an ending.
-PUBLISHED = {name for key, name in vars(telemetry).items() if "SINK_" in key}
 
 # A driver that shares two cores with other tests takes its time.
 PATIENCE_S = 240.0
@@ -53,14 +51,17 @@ class Place(SinkPlace):
         """Where the driver keeps what it knows."""
         return load(self.config, {}).state_folder
 
+    def text(self):
+        """Read the page of the driver's metrics."""
+        log = self.folder / "driver.log"
+        until(lambda: metrics_port(log), "the driver says where it tells")
+        address = f"http://127.0.0.1:{metrics_port(log)}/metrics"
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            return answer.read().decode()
+
     def page(self):
         """Read what the driver tells: values by name without the sink's label."""
-        alive = sink_folder(self.state_folder, "plain") / "driver.json"
-        until(alive.exists, "the driver says where it tells")
-        port = json.loads(alive.read_bytes())["metrics_port"]
-        address = f"http://127.0.0.1:{port}/metrics"
-        with urllib.request.urlopen(address, timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
+        lines = self.text().splitlines()
         told = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         return {n.replace('sink="plain"', "sink"): float(value) for n, value in told}
 
@@ -75,9 +76,7 @@ class Place(SinkPlace):
     def catch_up(self, name):
         """Wait until a sink has all that was committed, however long it takes."""
         self.confirm()
-        settings = load(self.config, {})
-        ends = declare.sink_ends(settings, name, Topics(settings.kafka))
-        declare.wait_applied(settings, name, ends, waiting.CLOCK, PATIENCE_S)
+        wait_applied(load(self.config, {}), name, PATIENCE_S)
 
     def until_seen(self):
         """Wait until the driver's own look has found nothing behind."""
@@ -171,9 +170,8 @@ def check_known_load(place, capsys):
     return page
 
 
-def check_names(page):
-    """Everything that is published of sinks is told, each stage by its name."""
-    names = {name.partition("{")[0] for name in page}
+def check_stages(page):
+    """Each stage is shown by its name."""
     stages = {
         kind: {
             name.partition('stage="')[2].partition('"')[0]
@@ -183,7 +181,6 @@ def check_names(page):
         for kind in ("batch", "engine")
     }
 
-    assert set() == {name for name in PUBLISHED if not {name, f"{name}_bucket"} & names}
     assert {"decode", "apply", "flush", "batch"} == stages["batch"]
     assert {"latestOffset", "walCommit", "addBatch", "commitOffsets"} <= stages[
         "engine"
@@ -223,11 +220,7 @@ def check_emptied_cache(place, capsys):
     lsn = place.one("select pg_current_wal_flush_lsn()::text")
     place.cache.client.flushall()
     until(
-        lambda: (
-            incomplete.routes(place.state_folder, "plain")
-            or place.said("refetch of a whole route requested")
-        ),
-        "the loss is noticed",
+        lambda: place.said("refetch of a whole route requested"), "the loss is noticed"
     )
     with Waiter(settings) as waiter:
         waiter.wait_for(lsn, "plain", PATIENCE_S)
@@ -264,7 +257,8 @@ def test_a_drivers_metrics_and_status_agree(place, capsys, monkeypatch):
         until(place.runs, "it runs")
         place.until_seen()
         page = check_known_load(place, capsys)
-        check_names(page)
+        assert [] == mistakes(place.text(), ("towpath_sink_",))
+        check_stages(page)
         check_dead_cache(place, capsys)
         check_emptied_cache(place, capsys)
         check_slow_batch(place, monkeypatch, capsys)

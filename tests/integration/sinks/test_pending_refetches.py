@@ -121,7 +121,7 @@ def rig(stack, database, unique, tmp_path):
 
 @pytest.mark.parametrize("table", TABLES)
 def test_a_row_that_no_signal_can_list_comes_whole(rig, table):
-    """By one question, which reads the table once; then nothing is owed any more."""
+    """By one question, which reads the table once; then no refetch is pending."""
     rig.execute(f"update s.{table} set v = 1 where code = 'a'")  # noqa: S608 - our own
     (update,) = rig.read(f"s.{table}", at_least=1)
     backfill = f"s.{table}.backfill.it"

@@ -24,7 +24,7 @@ from towpath.sinks.engine.supervisor import Supervisor, SupervisorParts
 from towpath.sinks.kafka.client import Topics
 from towpath.sinks.kafka.fetch import KafkaBatches
 from towpath.sinks.state.declare import records_between
-from towpath.sinks.state.progress import progress_path, read_progress, replace_file
+from towpath.sinks.state.progress import progress_path, replace_file, stored_progress
 from towpath.sinks.targets.memory import MemorySink
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
@@ -224,7 +224,7 @@ def test_unread_records_deleted_by_retention_are_refetched(place):
         (set(lost) & set(rows), set(kept) <= set(rows)),
         place.outcomes,
         [route for route, _ in place.repairs.routes],
-        read_progress(place.progress_path, "cache").records,
+        stored_progress(place.progress_path, "cache").records,
     )
 
 
@@ -237,7 +237,7 @@ def test_partitions_that_are_added_are_read(place):
         set(added) & set(place.run()),
         place.outcomes,
         [route for route, _ in place.repairs.routes],
-        read_progress(place.progress_path, "cache").records,
+        stored_progress(place.progress_path, "cache").records,
     )
 
 
@@ -255,7 +255,7 @@ def test_partitions_that_are_added_to_a_running_query_are_noticed(place, monkeyp
     assert (["partitions_added"], ["orders"], 25) == (
         place.outcomes,
         [route for route, _ in place.repairs.routes],
-        read_progress(place.progress_path, "cache").records,
+        stored_progress(place.progress_path, "cache").records,
     )
 
 

@@ -12,14 +12,13 @@ import pytest
 from opensearchpy import OpenSearch
 from opensearchpy.exceptions import OpenSearchException
 
+from support.published import wait_applied, wait_running
 from support.rig import Rig
-from support.waiting import CLOCK, until
+from support.waiting import until
 from support.writers import RandomWriters
 from towpath.cli import app
 from towpath.settings import load
 from towpath.sinks.jars import java, store
-from towpath.sinks.kafka.client import Topics
-from towpath.sinks.state import declare
 from towpath.sinks.targets.search.read import SearchReader
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
@@ -143,7 +142,7 @@ name = "{self.route}"
                 [sys.executable, *words], env=environment, stderr=file
             )
         try:
-            declare.wait_running(load(self.config, {}), "search", CLOCK, 150)
+            wait_running(load(self.config, {}), "search", 150)
             yield
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0, log.read_text()[-4000:]
@@ -154,9 +153,7 @@ name = "{self.route}"
     def catch_up(self):
         """Wait until the sink has all that was committed."""
         self.confirm()
-        settings = load(self.config, {})
-        ends = declare.sink_ends(settings, "search", Topics(settings.kafka))
-        declare.wait_applied(settings, "search", ends, CLOCK, 120)
+        wait_applied(load(self.config, {}), "search", 120)
 
     def rebuild(self):
         """Run the command; return its exit code."""

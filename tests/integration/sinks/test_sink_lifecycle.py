@@ -5,7 +5,7 @@ import pytest
 from support.sink_place import KEYS, ROUTE, SinkPlace, Writers
 from support.valkey import Valkey
 from support.waiting import until
-from towpath.deploy.cli import sink_lifecycle
+from towpath.deploy.sinks import lifecycle
 from towpath.settings import Kafka, load
 from towpath.sinks.kafka.client import Topics
 from towpath.sinks.state.progress import State, sink_folder
@@ -65,6 +65,7 @@ def sinks_with_topics(place):
     } - {"relay"}
 
 
+@pytest.mark.soak
 def test_a_sink_comes_is_filled_again_goes_and_comes_back(
     place, other, monkeypatch, capsys
 ):
@@ -78,9 +79,9 @@ def test_a_sink_comes_is_filled_again_goes_and_comes_back(
     file named it is taken once it serves, with nobody touching the file.
     """
     place.prepare()
-    monkeypatch.setattr(sink_lifecycle, "_RUNNING_WITHIN_S", 0.1)
+    monkeypatch.setattr(lifecycle, "_RUNNING_WITHIN_S", 0.1)
     until(lambda: place.add("extra") == 3 and place.is_declared("extra"), "declared")
-    monkeypatch.setattr(sink_lifecycle, "_RUNNING_WITHIN_S", 150.0)
+    monkeypatch.setattr(lifecycle, "_RUNNING_WITHIN_S", 150.0)
     with place.driver():
         with Writers(place.dsn, KEYS + 50, count=2):
             assert 0 == place.add("extra"), capsys.readouterr()
@@ -147,7 +148,7 @@ def test_a_sink_that_nobody_can_fill_is_not_declared(place, monkeypatch, capsys)
 
     The file stays as it was, and nothing of the sink is left behind.
     """
-    monkeypatch.setattr(sink_lifecycle, "_RUNNING_WITHIN_S", 0.1)
+    monkeypatch.setattr(lifecycle, "_RUNNING_WITHIN_S", 0.1)
     place.prepare()
     place.execute("create table shop.other (id int primary key)")
     before, path = place.config.read_text(), place.folder / "bad.toml"

@@ -13,6 +13,7 @@ from towpath.sinks.errors import BrokerUnavailableError, SinkTakenOverError
 from towpath.sinks.kafka import client, state_topic
 from towpath.sinks.kafka.client import Topics
 from towpath.sinks.kafka.state_topic import StateTopic
+from towpath.sinks.state.progress import progress_path, stored_progress
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
@@ -116,7 +117,9 @@ class Machine(Place):
 
     def is_refused(self):
         """Return whether the driver of each sink here has lost its sink."""
-        found = [self.progress(name).error or "" for name in NAMES]
+        # Readers follow the other driver: only the file is this one's own.
+        paths = [progress_path(self.settings.state_folder, name) for name in NAMES]
+        found = [stored_progress(path, path.parent.name).error or "" for path in paths]
         return all("a driver on another machine" in error for error in found)
 
 

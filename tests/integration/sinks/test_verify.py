@@ -13,6 +13,8 @@ import redis
 from opensearchpy import OpenSearch
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from support.published import MemoryProgress
+from support.waiting import CLOCK
 from support.warehouse_tables import engines
 from towpath.cli import app
 from towpath.schemas.clock import SystemClock
@@ -219,7 +221,7 @@ def order_events(log):
 class AtRest:
     """Nothing is on its way: nobody is waited for."""
 
-    def __init__(self, *_):
+    def __init__(self, *_, **_parts):
         """Look at nothing."""
 
     def wait(self, poll=None):
@@ -420,6 +422,7 @@ def configuration(kind, url, dsn, unique, folder):
 def place(request, stack, database, unique, tmp_path, monkeypatch):
     """Provide a filled sink of one kind, at rest."""
     monkeypatch.setattr(verifier, "CatchUpWaiter", AtRest)
+    monkeypatch.setattr(verifier, "ProgressTopic", lambda *_: MemoryProgress(CLOCK))
     monkeypatch.setattr(verifier, "KafkaRelations", lambda *_: Relations())
     with psycopg.connect(database) as connection:
         connection.execute(SHOP)
@@ -761,6 +764,9 @@ class Shut:
         self._name = conninfo_to_dict(dsn)["dbname"]
         self._elsewhere = make_conninfo(dsn, dbname="postgres")
         self._steps = iter(["false", "true"])
+
+    def now(self):
+        return SystemClock().now()
 
     def monotonic_s(self):
         return SystemClock().monotonic_s()

@@ -7,6 +7,8 @@ import psycopg
 import pytest
 from opensearchpy import OpenSearch
 
+from support.published import MemoryProgress
+from support.waiting import CLOCK
 from towpath.schemas.clock import SystemClock
 from towpath.settings import load
 from towpath.sinks.change import Origin, Record
@@ -90,7 +92,7 @@ class Unannounced:
 class AtRest:
     """Nothing is on its way: nobody is waited for."""
 
-    def __init__(self, *_):
+    def __init__(self, *_, **_parts):
         """Look at nothing."""
 
     def wait(self, poll=None):
@@ -140,6 +142,7 @@ class Place:
 def make(stack, database, unique, tmp_path, monkeypatch):
     """Give a function that makes a place, at rest."""
     monkeypatch.setattr(verifier, "CatchUpWaiter", AtRest)
+    monkeypatch.setattr(verifier, "ProgressTopic", lambda *_: MemoryProgress(CLOCK))
     monkeypatch.setattr(verifier, "KafkaRelations", Unannounced)
     with psycopg.connect(database) as connection:
         connection.execute(SHOP)

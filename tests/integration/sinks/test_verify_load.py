@@ -140,13 +140,14 @@ def plant(hand):
 def test_nothing_is_alarmed_about_while_all_is_moving(rig, verify):
     """Pass after pass under load, whole and in samples, finds no difference."""
     with Writers(rig.dsn, 1900) as writers:
-        codes = [verify()[0] for _ in range(3)]
+        codes = [verify()[0] for _ in range(2)]
         codes += [verify(sample=size)[0] for size in ("200", "20%")]
         writes = writers.writes
 
-    assert ([0] * 5, True) == (codes, writes > 500)
+    assert ([0] * 4, True) == (codes, writes > 500)
 
 
+@pytest.mark.soak
 def test_defects_are_found_and_repaired_under_load(rig, verify, hand):
     """Just the planted ones, and after a repair through Kafka none."""
     with Writers(rig.dsn, 1900):

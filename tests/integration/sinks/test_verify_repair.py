@@ -39,7 +39,7 @@ REFILLED = """
     where starts_with(id, 'towpath-new-') and status = 'completed'
 """
 # A warehouse commits a batch in a second or so.
-PAUSES_S = {"cache": 0.005, "search": 0.02, "warehouse": 0.2}
+PAUSES_S = {"cache": 0.005, "search": 0.02, "warehouse": 1.0}
 
 
 class Writers(RandomWriters):
@@ -167,6 +167,11 @@ def plant(rig):
 on_each = pytest.mark.parametrize("shared", [CACHE, SEARCH, WAREHOUSE], indirect=True)
 
 
+def in_the_soak(kind):
+    """Return the parameter of a kind of sink, for the soak alone."""
+    return pytest.param(*kind.values, marks=[*kind.marks, pytest.mark.soak])
+
+
 @on_each
 def test_each_defect_is_found_and_repaired_while_others_write(rig, verify):
     """
@@ -198,7 +203,9 @@ def test_each_defect_is_found_and_repaired_while_others_write(rig, verify):
     assert (0, []) == after[:2]
 
 
-@on_each
+@pytest.mark.parametrize(
+    "shared", [CACHE, *map(in_the_soak, (SEARCH, WAREHOUSE))], indirect=True
+)
 def test_a_table_made_again_leaves_no_old_row(rig, verify):
     """
     The relay is down while the table is dropped and made again with other rows.
@@ -229,7 +236,9 @@ def test_a_table_made_again_leaves_no_old_row(rig, verify):
     assert (0, [], 0) == (after[0], after[1], after[2]["sink_rows"])
 
 
-@on_each
+@pytest.mark.parametrize(
+    "shared", [CACHE, in_the_soak(SEARCH), WAREHOUSE], indirect=True
+)
 def test_keys_that_no_row_replaces_are_erased_and_read_again(rig, verify):
     """
     B7: a row above all positions, with and without one in the source, or one twice.
@@ -278,14 +287,18 @@ def test_keys_that_no_row_replaces_are_erased_and_read_again(rig, verify):
 def test_a_foreign_row_does_not_prevent_repairs(rig, verify):
     """
     A key that cannot be the table's is reported; the others are requested.
+
+    So are those under which another program keeps a value that is no row.
     """
     rig.use("strange")
     for key in ("no number", "1:2", "007", "99999999999"):
         rig.hand.put(key, 1, OLD)
     rig.hand.lose(8)
+    for key in (9, 501):
+        rig.hand.put_text(key)
     code, found, route = verify("--repair")
 
-    assert (1, 4, 1) == (code, len(found), route["repaired"])
+    assert (1, 4, 3) == (code, len(found), route["repaired"])
     assert [{"reason": NO_KEY, "keys": 4}] == route["left"]
 
 

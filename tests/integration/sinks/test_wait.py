@@ -2,7 +2,7 @@
 Reading one's own writes: a real source, relay and broker, and a light sink.
 
 The sink is a thread that writes rows into Redis, some time after they came, and then
-says so in its progress file, as the sinks of a driver do.
+publishes that, as the driver of a sink does.
 """
 
 import json
@@ -14,16 +14,11 @@ import pytest
 import redis
 from confluent_kafka import Consumer
 
+from support.published import SinkRun
 from support.rig import Rig
-from support.waiting import CLOCK
 from towpath.cli.app import run
 from towpath.settings import load
-from towpath.sinks.state.progress import (
-    Progress,
-    State,
-    progress_path,
-    write_progress,
-)
+from towpath.sinks.state.progress import Progress, State
 from towpath.sinks.wait import Waiter
 from towpath.sinks.wait.errors import NotAppliedError, UnknownLsnError
 
@@ -40,7 +35,7 @@ class LightSink:
     def __init__(self, rig, redis_url):
         self.target = redis.Redis.from_url(redis_url, decode_responses=True)
         self.hash = f"{rig.prefix}:orders"
-        self._path = progress_path(load(rig.config, {}).state_folder, "cache")
+        self._driver = SinkRun.in_kafka(load(rig.config, {}), "cache")
         self._consumer = Consumer(
             {
                 "bootstrap.servers": rig.kafka,
@@ -71,6 +66,7 @@ class LightSink:
         while not self._stop.is_set():
             message = self._consumer.poll(0.05)
             if message is None or message.error():
+                self._driver.publish(Progress("cache", State.RUNNING, applied))
                 continue
             self._stop.wait(SINK_LATENCY_S)
             if message.value():
@@ -78,8 +74,8 @@ class LightSink:
                 self.target.hset(self.hash, row["id"], row["note"])
             partitions = applied.setdefault(message.topic(), {})
             partitions[str(message.partition())] = message.offset() + 1
-            progress = Progress("cache", State.RUNNING, applied)
-            write_progress(self._path, progress, CLOCK.now())
+            self._driver.publish(Progress("cache", State.RUNNING, applied))
+        self._driver.end(Progress("cache", State.RUNNING, applied))
 
 
 @pytest.fixture
@@ -234,7 +230,7 @@ def test_the_command_says_yes_not_yet_and_no_such_lsn(rig, waiter, capsys):
 
 def test_the_status_shows_relay_and_sink_and_what_is_wrong(rig, sink, waiter, capsys):
     """
-    A sink without a driver, its lag, and a relay that was killed are told; exit 1.
+    A sink whose driver ended, its lag, and a relay that was killed are told; exit 1.
     """
     waiter.wait_for(write(rig, 1), "cache", 30)
     words = ["status", "--json", "--config", str(rig.config), "--state"]
@@ -250,12 +246,15 @@ def test_the_status_shows_relay_and_sink_and_what_is_wrong(rig, sink, waiter, ca
     dead = json.loads(capsys.readouterr().out)
     (seen,), (behind,) = alive["sinks"], dead["sinks"]
 
-    assert [1, 1] == codes
+    assert [0, 1] == codes
     assert (1, True) == (behind["lag_records"], 0.0 < behind["lag_s"] < 60.0)
     assert (0, 0.0, 10.0, "running") == (
         *(seen["lag_records"], seen["lag_s"], seen["budget_s"], seen["state"]),
     )
-    assert ["cache: its driver sinks is not running"] == alive["wrong"]
+    assert [] == alive["wrong"]
+    assert "cache: its driver sinks is not running: the driver of the sink cache" in (
+        "".join(dead["wrong"])
+    )
     assert (
         f"no relay follows the slot {rig.prefix}: the relay is not running"
         in (dead["wrong"])

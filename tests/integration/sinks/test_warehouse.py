@@ -145,9 +145,9 @@ class Unable(Faulty):
 @pytest.mark.parametrize(
     ("engines", "begins"),
     [
-        (Faulty, "SELECT snapshot_id"),
+        pytest.param(Faulty, "SELECT snapshot_id", marks=pytest.mark.soak),
         (Faulty, "append"),
-        (Unable, "INSERT INTO"),
+        pytest.param(Unable, "INSERT INTO", marks=pytest.mark.soak),
         (Unable, "MERGE"),
     ],
 )

@@ -27,10 +27,12 @@ ROWS = {
 }
 SPLITS = {
     "not at all": (),
-    "by whole values": ("id", "day", "note"),
-    "by bucket": ("bucket(4, id)", "bucket(8, total)", "bucket(8, note)"),
-    "by bucket of a time": ("bucket(5, placed_at)", "bucket(5, day)"),
-    "by truncation": ("truncate(5, note)", "truncate(10, id)", "truncate(5, total)"),
+    "by whole values, buckets and truncation": (
+        *("id", "day", "note"),
+        *("bucket(4, id)", "bucket(8, total)", "bucket(8, note)"),
+        *("bucket(5, placed_at)", "bucket(5, day)"),
+        *("truncate(5, note)", "truncate(10, id)", "truncate(5, total)"),
+    ),
     "by year": ("years(placed_at)", "years(local_at)", "years(day)"),
     "by month": ("months(placed_at)", "months(local_at)", "months(day)"),
     "by day": ("days(placed_at)", "days(local_at)", "days(day)"),

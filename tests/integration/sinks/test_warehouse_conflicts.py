@@ -83,7 +83,13 @@ def in_the_end(sink, changes=(), events=()):
     return None
 
 
-@pytest.mark.parametrize("key", [1, 9], ids=["a known key", "a new key"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        pytest.param(1, id="a known key"),
+        pytest.param(9, id="a new key", marks=pytest.mark.soak),
+    ],
+)
 def test_whoever_commits_between_is_met_again(warehouse, key):
     """The newer of both rows stays, whoever came last, and each key stands once."""
     write(warehouse.sink(), [warehouse.change(8, 1, {"note": "old"})])

@@ -31,16 +31,27 @@ def lost(monkeypatch):
     return errors
 
 
-@pytest.mark.parametrize("before", [0, 3], ids=["the first", "a later one"])
 @pytest.mark.parametrize(
-    "error",
+    ("error", "before"),
     [
-        CommitStateUnknownException("502"),
-        ConnectionResetError("cut off"),
+        pytest.param(CommitStateUnknownException("502"), 0, id="unknown, the first"),
+        pytest.param(CommitStateUnknownException("502"), 3, id="unknown, a later one"),
+        pytest.param(
+            *(ConnectionResetError("cut off"), 0),
+            id="cut off, the first",
+            marks=pytest.mark.soak,
+        ),
+        pytest.param(ConnectionResetError("cut off"), 3, id="cut off, a later one"),
         # What a proxy makes of it that asks once more by itself.
-        CommitFailedException("has changed"),
+        pytest.param(
+            *(CommitFailedException("has changed"), 0),
+            id="refused, the first",
+            marks=pytest.mark.soak,
+        ),
+        pytest.param(
+            CommitFailedException("has changed"), 3, id="refused, a later one"
+        ),
     ],
-    ids=lambda error: type(error).__name__,
 )
 def test_an_append_that_has_landed_unheard_is_there_once(
     warehouse, lost, error, before

@@ -62,7 +62,13 @@ def test_a_rest_catalog_serves_writer_and_reader(rest):
     assert catalog.requests > 20
 
 
-@pytest.mark.parametrize("before", [0, 1], ids=["the first", "a later one"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param(0, id="the first", marks=pytest.mark.soak),
+        pytest.param(1, id="a later one"),
+    ],
+)
 def test_an_append_that_lands_behind_a_proxy_that_fails_is_there_once(rest, before):
     """The server has it, the client hears 502: the engine finds it."""
     lake, catalog = rest

@@ -33,7 +33,7 @@ def test_a_column_that_is_added_is_taken(warehouse):
     }
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("after", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_an_interrupted_addition_is_made_again(warehouse, after):
     """It is safe to repeat."""
     write(warehouse.sink(), [warehouse.change(8, 1, {"note": "x"})])
@@ -149,7 +149,7 @@ def test_a_log_that_finds_another_table_in_its_place_holds_back_itself_alone(war
     ("column", "value"),
     [
         (Column("total", "numeric", (4 << 16 | 2) + 4), "-9999999999.99"),
-        (Column("ratio", "real"), 0.1),
+        pytest.param(Column("ratio", "real"), 0.1, marks=pytest.mark.soak),
     ],
 )
 def test_a_column_that_is_narrowed_keeps_its_width(warehouse, column, value):

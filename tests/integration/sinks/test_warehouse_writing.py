@@ -80,7 +80,12 @@ class Joined(Telling):
 
 
 @pytest.mark.parametrize(
-    "statement", ["DELETE FROM", "rewrite_data_files", "expire_snapshots"]
+    "statement",
+    [
+        "DELETE FROM",
+        "rewrite_data_files",
+        pytest.param("expire_snapshots", marks=pytest.mark.soak),
+    ],
 )
 def test_rows_written_by_others_during_upkeep_are_searched(warehouse, statement):
     """

@@ -346,9 +346,8 @@ def test_a_driver_goes_on_past_a_receiver_with_bad_answers(
         # Before the receiver has taken anything nobody can know that it is well.
         place.wait_applied("hook")
         before = place.progress("hook").retries
-        for seed in (2, 3):
-            place.feed.work(100, keys=60, seed=seed)
-            place.wait_applied("hook")
+        place.feed.work(100, keys=60, seed=2)
+        place.wait_applied("hook")
         expected = {key: row[1] for key, row in place.feed.rows.items()}
         others = {k: status for k, status in expected.items() if k != bad}
         while_waiting = {k: status for k, status in told().items() if k != bad}

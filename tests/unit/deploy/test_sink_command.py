@@ -2,13 +2,13 @@
 
 import pytest
 
+from support.published import OneDriver
 from towpath.cli.app import app
-from towpath.deploy.cli import sink_lifecycle
+from towpath.deploy.sinks import lifecycle
 from towpath.deploy.sinks.filling import collections_of
-from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Settings
-from towpath.sinks.state.progress import Progress, progress_path, write_progress
+from towpath.sinks.state.progress import Progress
 
 
 def settings(view: str, *names: str) -> Settings:
@@ -77,18 +77,29 @@ def test_a_further_view_alone_does_not_fill_an_aggregate():
         collections_of(alone, alone.sink[0])
 
 
-def test_parked_keys_are_reported_with_a_command_that_lists_them(tmp_path, capsys):
+class Report:
+    """Keeps the sentences about what is left to do."""
+
+    def __init__(self):
+        self.warned = []
+
+    def warn(self, line):
+        """Keep a sentence."""
+        self.warned.append(line)
+
+
+def test_parked_keys_are_reported_with_a_command_that_lists_them(monkeypatch):
     """
     The command works as it is printed.
     """
-    chosen = settings("order").model_copy(update={"state_folder": tmp_path})
-    progress = Progress("search", parked=3)
-    path = progress_path(tmp_path, "search")
-    write_progress(path, progress, SystemClock().now())
-    code = sink_lifecycle._report_parked(chosen, "search")
-    told = capsys.readouterr().err
+    chosen = settings("order")
+    driver = OneDriver(Progress("search", parked=3))
+    report = Report()
+    monkeypatch.setattr(lifecycle, "ProgressReader", lambda *_: driver)
+    is_good = lifecycle._has_no_parked(chosen, chosen.sink[0], report)
+    [told] = report.warned
     words = told.partition(": towpath ")[2].split()
     command, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
 
-    assert (1, "3 keys of search are parked") == (code, told.partition(",")[0])
+    assert (False, "3 keys of search are parked") == (is_good, told.partition(",")[0])
     assert ("list_letters", {"sink": "search"}) == (command.__name__, bound.arguments)

@@ -95,7 +95,8 @@ class Broker:
 def drop(config, planned, erase=None, **services):
     """Drop a sink; return the report."""
     lines = []
-    parts = {"broker": Broker(), "clock": Clock(), "report": lines.append, **services}
+    usual = {"broker": Broker(), "clock": Clock(), "forget": lambda _sink: None}
+    parts = {**usual, "report": lines.append, **services}
     environ = parts.pop("environ", {})
     dropping.carry_out_drop(
         config, environ, planned, dropping.DropServices(erase, **parts)
@@ -123,6 +124,17 @@ def unreachable(*_):
 def plan(config, *, has_data=True, name="cache"):
     """Plan to drop the cache."""
     return dropping.plan_drop(load(config, {}), name, has_data=has_data)
+
+
+def test_the_published_progress_of_a_sink_goes_before_its_data(config):
+    """
+    A reader would otherwise take for applied what is being deleted.
+    """
+    seen = []
+    erase = lambda *_: seen.append("data")  # noqa: E731 - one call
+    drop(config, plan(config), erase, forget=seen.append)
+
+    assert ["cache", "data"] == seen
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,16 @@
 """The output of ``towpath sink list`` beside the sinks' numbers."""
 
-from datetime import timedelta
-
 import pytest
 
+from support.published import OneDriver
 from towpath.cli.app import app
 from towpath.deploy import status
-from towpath.schemas.clock import SystemClock
-from towpath.sinks.state.progress import (
-    DriverHeartbeat,
-    Progress,
-    State,
-    progress_path,
-    write_heartbeat,
-    write_progress,
-)
+from towpath.sinks.state.progress import Progress, State
 
-NOWHERE = DriverHeartbeat("127.0.0.1", None)
+NOT_RUNNING = (
+    "cache: its driver sinks is not running: the driver of the sink cache has not been "
+    "heard of since 2026-01-02T03:04:05+00:00 (process 8 on here)"
+)
 CONFIGURATION = """
     version = 1
     state_folder = "{folder}"
@@ -81,11 +75,8 @@ def listed(tmp_path, monkeypatch, capsys, relay):
     config.write_text(CONFIGURATION.format(folder=tmp_path))
 
     def run(*, alive_s_ago, **progress):
-        now = SystemClock().now()
-        path = progress_path(tmp_path, "cache")
-        write_progress(path, Progress("cache", **progress), now)
-        alive_at = now - timedelta(seconds=alive_s_ago)
-        write_heartbeat(tmp_path, "cache", NOWHERE, alive_at)
+        driver = OneDriver(Progress("cache", **progress), alive_s_ago)
+        monkeypatch.setattr(status, "ProgressReader", lambda *_: driver)
         code = app(["sink", "list", "--config", str(config)])
         return code, capsys.readouterr().out.splitlines()[-1]
 
@@ -103,7 +94,7 @@ def test_a_changed_block_that_a_running_driver_refuses_is_reported(listed):
         code,
         line.removesuffix("no column x."),
     )
-    assert last == "cache: its driver sinks is not running"
+    assert last == NOT_RUNNING
 
 
 def test_a_failed_sink_has_its_reason(listed):
@@ -117,11 +108,9 @@ def test_a_failed_sink_has_its_reason(listed):
 
 def test_a_sink_without_a_driver_is_stopped(listed):
     """
-    A driver that has gone, or is just starting, wrote its file.
+    A driver that has gone published its last record long ago.
     """
-    assert (1, "cache: its driver sinks is not running") == listed(
-        alive_s_ago=99, state=State.RUNNING
-    )
+    assert (1, NOT_RUNNING) == listed(alive_s_ago=99, state=State.RUNNING)
 
 
 def test_a_halted_relay_is_reported_beside_running_sinks(listed, relay):

@@ -8,9 +8,10 @@ import pytest
 from rich.console import Console
 
 from support.copying import replace
-from towpath.deploy.cli.snapshot import conditions, keys
+from towpath.deploy.cli.snapshot import key_lines
 from towpath.deploy.errors import RelaySilentError
 from towpath.deploy.snapshots import signals
+from towpath.deploy.snapshots.requests import conditions, parsed_keys
 from towpath.deploy.snapshots.signals import (
     SignalAnswer,
     TableProgress,
@@ -93,7 +94,7 @@ def test_keys_come_from_words_and_files(tmp_path: Path):
         ["8"],
         ["9007199254740993", "b", "1.10", True],
         ["a b"],
-    ] == keys(["7"], file)
+    ] == parsed_keys(key_lines(["7"], file))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_unreadable_keys_are_reported(tmp_path: Path, words, text, reason):
     if file is not None:
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UsageError) as mistake:
-        keys(words, file)
+        parsed_keys(key_lines(words, file))
 
     assert reason in str(mistake.value)
 

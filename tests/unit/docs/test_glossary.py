@@ -1,7 +1,6 @@
 """The glossary, held against the identifiers of the source."""
 
 import re
-from typing import Final
 
 import pytest
 
@@ -16,10 +15,6 @@ from support.glossary import (
     words_of,
 )
 from support.pages import name_of, pages, plain
-
-# Banned words in names that others read, and how many names have them: a key of
-# progress.json and the constant of a metric.
-STILL_IN_USE: Final[dict[str, int]] = {"owed": 2}
 
 
 def banned_words_of(text: str) -> list[str]:
@@ -48,26 +43,9 @@ def test_every_identifier_that_the_glossary_names_exists():
 @pytest.mark.timeout(60)
 def test_no_identifier_has_a_banned_word():
     """
-    Only words of the shrinking list are found, and each in no more names than before.
+    The words that the code has left behind do not come back.
     """
-    found = used(banned(), identifiers())
-    more = {
-        word: sorted(names)
-        for word, names in found.items()
-        if len(names) > STILL_IN_USE.get(word, 0)
-    }
-
-    assert more == {}
-
-
-@pytest.mark.timeout(60)
-def test_a_banned_word_that_has_left_the_source_leaves_the_list():
-    """
-    The entry of a word goes together with its last use.
-    """
-    found = used(banned(), identifiers())
-
-    assert [] == [word for word in STILL_IN_USE if word not in found]
+    assert {} == used(banned(), identifiers())
 
 
 def test_no_page_uses_a_banned_word():

@@ -16,7 +16,7 @@ from cyclopts import App
 from support.pages import DOCS, ROOT, blocks, name_of, pages, spans
 from towpath.cli.app import app
 from towpath.settings import Settings
-from towpath.settings.shape import keys
+from towpath.settings.section import keys
 
 # The history names what is no more.
 PAGES: Final = [page for page in pages() if page.name != "CHANGELOG.md"]

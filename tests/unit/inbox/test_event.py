@@ -71,3 +71,14 @@ def test_records_of_snapshots_and_of_the_relay_are_told_apart():
 
     assert [False, True, True, False] == [is_control(one) for one in found]
     assert [True, False, False, False] == [one.is_read for one in found]
+
+
+def test_the_trace_id_of_an_event_is_that_of_a_valid_context():
+    """
+    An event without one, or whose context cannot be read, has none.
+    """
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    contexts = [f"00-{trace_id}-b7ad6b7169203331-00".encode(), b"\xff", None]
+    found = [event_of(Record([("traceparent", one)])).trace_id for one in contexts]
+
+    assert [trace_id, None, None] == found

@@ -4,6 +4,7 @@ import json
 import xml.etree.ElementTree as ET
 from dataclasses import fields
 
+import pytest
 from rich.console import Console
 
 from support.pages import DOCS
@@ -93,6 +94,7 @@ def test_the_drawn_result_ends_with_the_verdict_on_the_relay():
     assert "relay: every change once, in order" in text
 
 
+@pytest.mark.timeout(60)
 def test_the_plot_shows_every_way_and_every_loss():
     """
     It is one SVG, with the counts as text, and the same for the same document.

@@ -25,7 +25,8 @@ GOOD = Books(
         4: OrderRow("returned", PRICE),
     },
     sold=Counter({"a": 3}),
-    products={"a": Units(10, 7, 0, 3), "b": Units(5, 5, 0, 0)},
+    held=Counter({"b": 1}),
+    products={"a": Units(10, 7, 0, 3), "b": Units(5, 4, 1, 0)},
     payments={
         2: Money("captured", PRICE),
         3: Money("declined", PRICE),
@@ -71,10 +72,10 @@ def test_a_shop_in_order_has_no_findings():
             "1 payments differ from completed orders: order 2 costs 12.50, captured 0",
         ),
         (
-            lambda b: b.products.update({"b": Units(5, 4, 0, 0)}),
+            lambda b: b.products.update({"b": Units(5, 3, 1, 0)}),
             (
                 "1 products have units that do not add up: product b:"
-                " Units(received=5, on_hand=4, reserved=0, sold=0)"
+                " Units(received=5, on_hand=3, reserved=1, sold=0)"
             ),
         ),
         (
@@ -85,8 +86,18 @@ def test_a_shop_in_order_has_no_findings():
             ),
         ),
         (
-            lambda b: b.products.update({"b": Units(5, 4, 1, 0)}),
-            "1 products have units reserved: product b: 1",
+            lambda b: b.products.update({"b": Units(5, 3, 2, 0)}),
+            (
+                "1 products have other units reserved than placed:"
+                " product b: 2 reserved, 1 placed"
+            ),
+        ),
+        (
+            lambda b: b.held.update({"c": 1}),
+            (
+                "1 products have other units reserved than placed:"
+                " product c: 0 reserved, 1 placed"
+            ),
         ),
         (
             lambda b: b.sold.update({"b": 1}),
@@ -124,6 +135,17 @@ def test_a_shop_in_order_has_no_findings():
 def test_each_contradiction_is_found_and_named(change, sentence):
     """No rule needs another: one change makes one finding, but a status many."""
     assert sentence in broken(change)
+
+
+def test_an_order_of_an_earlier_load_has_its_event():
+    """An older order may have one event, but not two."""
+    books = copy.deepcopy(GOOD)
+    later = max(books.orders) + 1
+    earlier = findings(books, later)
+    books.placings[2] += 1
+
+    assert [] == earlier
+    assert "order 2: 2 events" in findings(books, later)[0]
 
 
 def test_a_store_without_events_is_not_asked_for_them():

@@ -83,6 +83,7 @@ def test_every_option_has_its_variable():
         ("search-url", "localhost:9200", "such as http://"),
         ("warehouse-url", "http://[", "such as http://"),
         ("warehouse-properties", "s3.endpoint", "name=value"),
+        ("dsn", "mysql://d", "such as postgresql://... or postgres://..., or none"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_option(name, text, reason):

@@ -2,7 +2,11 @@
 
 import pytest
 
-from towpath.relay.publish.in_flight import RECORD_BYTES, DeliveryLedger
+from towpath.relay.publish.in_flight import (
+    RECORD_BYTES,
+    DeliveryLedger,
+    acknowledge_ordered,
+)
 
 
 class Acknowledged:
@@ -42,7 +46,7 @@ def test_a_transaction_waits_for_its_every_record():
     ledger.commit(16)
     seen = [ledger.acknowledged()]
     for _ in range(2):
-        delivery(b"p", None, Acknowledged(1))
+        acknowledge_ordered(delivery, b"p", None, Acknowledged(1))
         seen.append(ledger.acknowledged())
 
     assert [0, 0, 16] == seen
@@ -55,7 +59,7 @@ def test_an_open_transaction_is_not_passed_by_the_confirmed_lsn():
     ledger = DeliveryLedger(0)
     delivery = ledger.begin()
     delivery.expect(b"a")
-    delivery(b"p", None, Acknowledged(1))
+    acknowledge_ordered(delivery, b"p", None, Acknowledged(1))
 
     assert (0, False) == (ledger.acknowledged(), ledger.is_idle)
 
@@ -71,7 +75,7 @@ def test_an_empty_transaction_waits_for_earlier_ones():
     ledger.begin()
     ledger.commit(24)
     before = ledger.acknowledged()
-    first(b"p", None, Acknowledged(1))
+    acknowledge_ordered(first, b"p", None, Acknowledged(1))
 
     assert (0, 24) == (before, ledger.acknowledged())
 
@@ -103,7 +107,7 @@ def test_a_keepalive_moves_the_lsn_only_when_nothing_is_open():
     ledger.commit(16)
     ledger.idle_until(100)
     unsettled = ledger.acknowledged()
-    delivery(b"p", None, Acknowledged(1))
+    acknowledge_ordered(delivery, b"p", None, Acknowledged(1))
     ledger.idle_until(100)
 
     assert (0, 0, 100) == (inside, unsettled, ledger.acknowledged())
@@ -140,7 +144,7 @@ def test_a_failed_record_is_never_confirmed():
     delivery = ledger.begin()
     delivery.expect(b"a")
     ledger.commit(16)
-    delivery(b"p", "refused", Acknowledged(1))
+    acknowledge_ordered(delivery, b"p", "refused", Acknowledged(1))
 
     assert (0, "refused") == (ledger.acknowledged(), ledger.failure)
 
@@ -154,9 +158,9 @@ def test_bytes_in_flight_come_back_to_zero():
     for value in (b"12345", None, b"1"):
         delivery.expect(value)
     most = ledger.in_flight_bytes
-    delivery(b"p", None, Acknowledged(5))
-    delivery(b"p", "refused", Acknowledged(0))
-    delivery(b"p", None, Acknowledged(1))
+    acknowledge_ordered(delivery, b"p", None, Acknowledged(5))
+    acknowledge_ordered(delivery, b"p", "refused", Acknowledged(0))
+    acknowledge_ordered(delivery, b"p", None, Acknowledged(1))
 
     assert (6 + 3 * RECORD_BYTES, 0) == (most, ledger.in_flight_bytes)
 
@@ -187,7 +191,7 @@ def test_the_last_record_of_each_partition_is_kept():
     delivery = ledger.begin()
     for position in (b"1", b"2"):
         delivery.expect(b"")
-        delivery(position, None, Acknowledged())
+        acknowledge_ordered(delivery, position, None, Acknowledged())
     delivery = ledger.begin_untracked()
     delivery.expect(b"")
     delivery.acknowledge_unordered(None, Acknowledged())
@@ -225,7 +229,7 @@ def test_settled_transactions_are_counted_with_the_oldest_commit_time():
         delivery = ledger.begin(committed_us)
         delivery.expect(b"")
         ledger.commit(committed_us * 8)
-        delivery(b"p", None, Acknowledged())
+        acknowledge_ordered(delivery, b"p", None, Acknowledged())
     ledger.acknowledged()
 
     assert (5, 2) == (ledger.settled_us, ledger.settled_count)

@@ -49,6 +49,8 @@ def test_a_refused_password_halts():
     [
         (KafkaError._TRANSPORT, errors.BrokerUnavailableError),
         (KafkaError._TIMED_OUT, errors.BrokerUnavailableError),
+        (KafkaError._DESTROY_BROKER, errors.BrokerUnavailableError),
+        (KafkaError._PARTIAL, errors.BrokerUnavailableError),
         (KafkaError.UNKNOWN_LEADER_EPOCH, errors.BrokerUnavailableError),
         (KafkaError.NOT_ENOUGH_REPLICAS, errors.BrokerUnavailableError),
         (KafkaError.UNKNOWN_TOPIC_OR_PART, errors.BrokerUnavailableError),
@@ -63,6 +65,30 @@ def test_a_kafka_error_is_transient_or_refused(code: int, error: type[Exception]
     made = relay_error(KafkaException(KafkaError(code)), "making topic t")
 
     assert (error, True) == (type(made), str(made).startswith("making topic t: "))
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            "Unable to replicate the partition: All brokers are currently fenced",
+            errors.BrokerUnavailableError,
+        ),
+        (
+            "The target replication factor of 3 cannot be reached: 1 registered",
+            errors.BrokerRefusedError,
+        ),
+    ],
+)
+def test_fenced_brokers_are_awaited_and_missing_ones_are_not(
+    text: str, error: type[Exception]
+):
+    """
+    Kafka refuses a topic by one code while its brokers are fenced and if they are few.
+    """
+    refused = KafkaError(KafkaError.INVALID_REPLICATION_FACTOR, text)
+
+    assert error is type(relay_error(KafkaException(refused), "creating topic t"))
 
 
 def test_every_statement_is_found_by_its_name():

@@ -2,11 +2,19 @@
 
 from http import HTTPStatus
 from http.client import HTTPConnection
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
 
+from support.exposition import mistakes
 from towpath.relay.admin_http import AdminPages, HealthServer
+from towpath.relay.commands.status import (
+    RunState,
+    read_process_state,
+    write_process_state,
+)
 from towpath.relay.stats import (
     BOUNDS_S,
     OTHER_REASONS,
@@ -64,6 +72,9 @@ def metrics(pages: AdminPages) -> dict[str, dict[tuple[str, ...], float]]:
             labels = tuple(sample.labels.values())
             values.setdefault(sample.name, {})[labels] = sample.value
     return values
+
+
+RELAYS = ("towpath_build_", "towpath_relay_", "towpath_snapshot_")
 
 
 def fetch(port: int, path: str) -> tuple[int, bytes]:
@@ -177,11 +188,16 @@ def test_every_published_metric_of_the_relay_is_shown(
     stats: Stats, clock: TurnedClock, pages: AdminPages
 ):
     """
-    Once all has happened, each metric name of the relay is in the scrape.
+    Once all has happened, the scrape is what the registry says, both ways.
     """
     stats.tables = ("shop.line",)
     stats.dropped_tables = ("shop.gone",)
-    stats.slot = SlotStats(5, 3, 9, "extended", is_active=False, inactive_s=4.0)
+    stats.slot = SlotStats(
+        *(5, 3, 9, "extended"),
+        is_active=False,
+        inactive_s=4.0,
+        is_archive_failing=False,
+    )
     stats.snapshot = SnapshotProgress(
         1, 2, 3, 4, 5, 6, {"shop.line": 6}, clock.now_s - 7
     )
@@ -190,16 +206,9 @@ def test_every_published_metric_of_the_relay_is_shown(
     stats.count_dead_letter("a")
     stats.skip("b")
     stats.alter("c")
-    values = metrics(pages)
-    names = {
-        name
-        for name in vars(telemetry).values()
-        if isinstance(name, str)
-        and name.startswith(("towpath_relay_", "towpath_snapshot_", "towpath_build_"))
-    }
-    shown = values.keys() | {name.removesuffix("_count") for name in values}
+    page = pages.get("/metrics").body.decode()
 
-    assert set() == names - shown
+    assert [] == mistakes(page, RELAYS)
 
 
 def test_an_unknown_metric_value_is_left_out(pages: AdminPages):
@@ -220,13 +229,23 @@ def test_the_slots_status_is_one_of_four(stats: Stats, pages: AdminPages):
     """
     The status is a gauge per state, so that an alert can select one.
     """
-    stats.slot = SlotStats(5, 3, None, "lost", is_active=False, inactive_s=None)
+    stats.slot = SlotStats(
+        *(5, 3, None, "lost"),
+        is_active=False,
+        inactive_s=None,
+        is_archive_failing=True,
+    )
     values = metrics(pages)
 
     assert (
         {("reserved",): 0, ("extended",): 0, ("unreserved",): 0, ("lost",): 1},
         False,
-    ) == (values[telemetry.SLOT_STATUS], telemetry.SLOT_SAFE in values)
+        {(): 1},
+    ) == (
+        values[telemetry.SLOT_STATUS],
+        telemetry.SLOT_SAFE in values,
+        values[telemetry.SOURCE_ARCHIVE_FAILING],
+    )
 
 
 def test_latencies_are_counted_by_bucket(stats: Stats, pages: AdminPages):
@@ -261,3 +280,15 @@ def test_the_admin_server_answers_on_this_host_until_it_is_closed(
         fetch(server.port, "/health/live")
 
     assert [(200, b"live\n"), (503, b"no heartbeat has come round yet\n")] == seen
+
+
+def test_a_state_file_that_cannot_be_written_stops_nothing(tmp_path: Path):
+    """
+    A full disk of the relay's machine leaves a log record, and no state to show.
+    """
+    (tmp_path / "relay").write_text("a file in the place of the folder")
+    with capture_logs() as records:
+        write_process_state(tmp_path, "slot", RunState.RUNNING, SystemClock().now())
+
+    assert ["relay state file not written"] == [each["event"] for each in records]
+    assert read_process_state(tmp_path, "slot") is None

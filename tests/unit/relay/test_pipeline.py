@@ -17,7 +17,6 @@ from support.relay_bench import (
     relation,
     transaction,
 )
-from towpath.relay import loop
 from towpath.relay.errors import BrokerUnavailableError, DeliveryFailedError
 from towpath.relay.loop import STATUS_INTERVAL_S
 from towpath.relay.snapshot.changed_keys import (
@@ -116,12 +115,12 @@ def test_at_the_bound_reading_stops_and_feedback_continues():
     )
 
 
-def test_a_held_transaction_bounds_how_many_follow_it(monkeypatch):
+def test_a_held_transaction_bounds_how_many_follow_it():
     """
     While a signal cannot be stored, reading stops at a bound of transactions.
     """
-    monkeypatch.setattr(loop, "MAX_UNSETTLED", 2)
     bench = Bench()
+    bench.pipeline.max_unsettled = 2
     bench.stream.reads.append(signal_frames())
     bench.turn(5)
     bench.stream.reads += [[frame] for frame in frames()]

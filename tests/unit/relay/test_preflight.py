@@ -6,7 +6,6 @@ import orjson
 import pytest
 
 from support.copying import replace
-from towpath.relay.errors import Level
 from towpath.relay.kafka.preflight import ClusterFacts, TopicSettings, kafka_findings
 from towpath.relay.postgres.preflight import running_findings
 from towpath.relay.postgres.relays import RelayFacts
@@ -22,6 +21,7 @@ from towpath.relay.postgres.source_facts import (
 from towpath.relay.recovery.backfill import fill_statement, gap_record
 from towpath.relay.recovery.lineage import Gap, Lineage, SlotHistory
 from towpath.relay.snapshot.naming import Registration
+from towpath.schemas.findings import Severity
 from towpath.settings import (
     Kafka,
     Registry,
@@ -185,15 +185,15 @@ def test_a_cluster_that_is_ready_has_no_finding():
 @pytest.mark.parametrize(
     ("facts", "level", "what"),
     [
-        (replace(CLUSTER, broker_count=1), Level.ERROR, "replication_factor is 2"),
+        (replace(CLUSTER, broker_count=1), Severity.ERROR, "replication_factor is 2"),
         (
             replace(CLUSTER, broker={"auto.create.topics.enable": "true"}),
-            Level.WARNING,
+            Severity.WARNING,
             "auto.create",
         ),
         (
             replace(CLUSTER, broker={"unclean.leader.election.enable": "true"}),
-            Level.WARNING,
+            Severity.WARNING,
             "unclean",
         ),
         (
@@ -205,7 +205,7 @@ def test_a_cluster_that_is_ready_has_no_finding():
                     )
                 },
             ),
-            Level.ERROR,
+            Severity.ERROR,
             "cleanup.policy delete",
         ),
         (
@@ -213,23 +213,23 @@ def test_a_cluster_that_is_ready_has_no_finding():
                 CLUSTER,
                 topics={"towpath.relay-state": replace(STATE, partition_count=3)},
             ),
-            Level.ERROR,
+            Severity.ERROR,
             "3 partitions",
         ),
-        (with_topic(**{"retention.ms": "3600000"}), Level.WARNING, "for 1 h"),
-        (with_topic(**{"retention.bytes": "99"}), Level.WARNING, "at most 99 bytes"),
+        (with_topic(**{"retention.ms": "3600000"}), Severity.WARNING, "for 1 h"),
+        (with_topic(**{"retention.bytes": "99"}), Severity.WARNING, "at most 99 bytes"),
         (
             with_topic(**{"min.insync.replicas": "3"}),
-            Level.ERROR,
+            Severity.ERROR,
             "min.insync.replicas is 3",
         ),
-        (replace(CLUSTER, marked={ORDERS: 3}), Level.ERROR, "but had 3"),
+        (replace(CLUSTER, marked={ORDERS: 3}), Severity.ERROR, "but had 3"),
         (
             replace(
                 with_topic(**{"max.message.bytes": "100"}),
                 broker={"message.max.bytes": "200"},
             ),
-            Level.WARNING,
+            Severity.WARNING,
             "accepts 100 bytes, other topics of the broker 200",
         ),
         (
@@ -242,13 +242,13 @@ def test_a_cluster_that_is_ready_has_no_finding():
                     ),
                 },
             ),
-            Level.WARNING,
+            Severity.WARNING,
             "accepts 100 bytes",
         ),
     ],
 )
 def test_each_danger_of_the_cluster_is_found(
-    facts: ClusterFacts, level: Level, what: str
+    facts: ClusterFacts, level: Severity, what: str
 ):
     """
     Each danger to delivery, order or retention is reported at its level.
@@ -256,6 +256,43 @@ def test_each_danger_of_the_cluster_is_found(
     found = kafka_findings(facts, SETTINGS)
 
     assert [(level, True)] == [(each.level, what in each.what) for each in found]
+
+
+@pytest.mark.parametrize(
+    ("topic", "finding"),
+    [
+        (replace(TOPIC, leaderless=1), "error topic-leaderless"),
+        (replace(TOPIC, lagging=2), "warning topic-under-replicated"),
+        (
+            replace(TOPIC, replica_count=3, settings={"min.insync.replicas": "1"}),
+            "warning topic-min-insync-low",
+        ),
+    ],
+)
+def test_a_topic_that_a_lost_broker_would_end_is_found(
+    topic: TopicSettings, finding: str
+):
+    """
+    No leader, a replica behind, one broker that confirms alone; with two it must.
+    """
+    found = kafka_findings(replace(CLUSTER, topics={ORDERS: topic}), SETTINGS)
+    pair = replace(TOPIC, settings={"min.insync.replicas": "1"})
+
+    assert [f"{each.level} {each.id}" for each in found] == [finding]
+    assert kafka_findings(replace(CLUSTER, topics={ORDERS: pair}), SETTINGS) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "found"),
+    [("2.4-IV1", ["kafka-version"]), ("2.5-IV0", []), ("4.0", []), ("next", [])],
+)
+def test_an_old_broker_is_found(version: str, found: list[str]):
+    """
+    Before 2.5 the idempotent producer loses its order at a restart.
+    """
+    facts = replace(CLUSTER, broker={"inter.broker.protocol.version": version})
+
+    assert [each.id for each in kafka_findings(facts, SETTINGS)] == found
 
 
 def test_one_replica_on_many_brokers_is_a_warning():

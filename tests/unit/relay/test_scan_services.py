@@ -106,6 +106,7 @@ class ScanBench:
         self.core = SimpleNamespace(
             ledger=self.ledger,
             invisible=InvisibleTransactions(0),
+            on_snapshot=lambda _: None,
             sender=SimpleNamespace(poll=lambda _: None, needs_commit=False, commits=0),
             publisher=SimpleNamespace(publish_reads=self._send, flush=lambda: None),
             router=SimpleNamespace(table=lambda *_: Route()),

@@ -3,10 +3,17 @@
 from datetime import UTC, datetime
 
 import pytest
+from structlog.testing import capture_logs
 
-from towpath.relay.errors import MalformedMessageError, SourceUnavailableError
-from towpath.relay.session import SessionLoop
+from towpath.relay.errors import (
+    MalformedMessageError,
+    SlotHeldError,
+    SourceUnavailableError,
+)
+from towpath.relay.postgres.slot import ClaimWait, wait_for_slot
+from towpath.relay.session import SessionLoop, longest_wait_s
 from towpath.schemas.clock import Backoff
+from towpath.settings import Kafka, Relay, Settings, Source
 
 
 class Clock:
@@ -97,3 +104,41 @@ def test_a_stop_ends_the_back_off():
     run(script, clock, stops_after=1)
 
     assert (1, []) == (script.calls, clock.waits)
+
+
+DAY_S = 86_400.0
+
+
+def wait_a_day(**relay: object) -> list[tuple[str, str]]:
+    """Wait for a slot that is free after a day; return the log records' texts."""
+    settings = Settings(
+        version=1,
+        source=(Source(dsn="postgresql://unused"),),
+        kafka=Kafka(bootstrap_servers="x"),
+        relay=Relay.model_validate(relay),
+    )
+    clock = Clock()
+    wait = ClaimWait(clock, clock, longest_wait_s(settings), lambda: False)
+    with capture_logs() as logs:
+        wait_for_slot(
+            "towpath", lambda: clock.now_s >= DAY_S, lambda: "process 7", wait
+        )
+    return [(record["event"], record["log_level"]) for record in logs]
+
+
+def test_a_standby_waits_without_end_and_takes_over():
+    """
+    It logs once for whom it waits, as no fault, and when it has the slot.
+    """
+    assert [
+        ("slot held by another process: standby", "info"),
+        ("slot taken over", "info"),
+    ] == wait_a_day(standby=True)
+
+
+def test_a_relay_that_is_no_standby_gives_up():
+    """
+    Its service manager sees the reason.
+    """
+    with pytest.raises(SlotHeldError, match="process 7"):
+        wait_a_day()

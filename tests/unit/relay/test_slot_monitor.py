@@ -12,7 +12,7 @@ from towpath.relay.postgres.slot_monitor import (
 from towpath.settings import Relay
 
 READING = SlotReading(
-    100, 50, None, "reserved", True, None, None, 0
+    100, 50, None, "reserved", True, None, None, 0, False
 )  # active, no updates
 RELAY = Relay(
     retained_warning_bytes=1_000, retained_critical_bytes=2_000, inactive_critical_s=30

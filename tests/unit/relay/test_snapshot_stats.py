@@ -1,5 +1,7 @@
 """Snapshot statistics, from the effects that the driver stores."""
 
+from support.relay_bench import bench_settings
+from towpath.relay.kafka.lineage import RelayDatasets, SnapshotRuns
 from towpath.relay.snapshot.protocol import (
     KeysStored,
     SaveProgress,
@@ -151,3 +153,66 @@ def test_a_paused_table_neither_waits_nor_runs():
         stats.snapshot.running,
         stats.snapshot.paused,
     )
+
+
+class KeptRuns:
+    """A reporter that keeps what happens to its runs, by the job's name."""
+
+    def __init__(self):
+        self.events = []
+
+    def start(self, job):
+        """Begin a run."""
+        self.events.append((job.name, "START"))
+        return KeptRun(job.name, self.events)
+
+    def close(self):
+        """Do nothing."""
+
+
+class KeptRun:
+    """A run that keeps its end."""
+
+    def __init__(self, name, events):
+        self._name = name
+        self._events = events
+
+    def end(self, failure=None, *, is_aborted=False):
+        """End the run."""
+        self._events.append((self._name, "ABORT" if is_aborted else failure))
+
+
+def test_each_table_of_a_snapshot_is_a_run_for_catalogs():
+    """
+    A waiting table has none yet; one that is left unfinished is aborted with the relay.
+    """
+    reporter = KeptRuns()
+    runs = SnapshotRuns(reporter, RelayDatasets(bench_settings(1, rows={}), {}, ()))
+    stats = SnapshotStats(Stats(), StandingClock(), runs.take)
+    names = ("a.done", "a.broken", "a.stopped", "a.small", "a.left", "a.waits")
+    stats.observe(UnfinishedRead(tuple(map(table, names))))
+    for name in (*names[:3], names[4]):
+        for _ in range(2):
+            stats.observe(SaveProgress(1, table(name, "running")))
+    stats.observe(SaveProgress(1, table("a.done", "completed")))
+    stats.observe(SaveProgress(1, table("a.broken", "failed", error="it is gone")))
+    stats.observe(SaveProgress(1, table("a.stopped", "stopped")))
+    stats.observe(SaveProgress(1, table("a.small", "completed")))
+    runs.close()
+    runs.close()
+
+    begun = ("a.done", "a.broken", "a.stopped", "a.left")
+    assert [*((job(name), "START") for name in begun)] == reporter.events[:4]
+    assert [
+        (job("a.done"), None),
+        (job("a.broken"), "it is gone"),
+        (job("a.stopped"), "ABORT"),
+        (job("a.small"), "START"),
+        (job("a.small"), None),
+        (job("a.left"), "ABORT"),
+    ] == reporter.events[4:]
+
+
+def job(name: str) -> str:
+    """Return the name of a table's job."""
+    return f"towpath.snapshot.{name}"

@@ -3,7 +3,6 @@
 import pytest
 
 from support.copying import replace
-from towpath.relay.errors import Finding, Level
 from towpath.relay.postgres.capture_checks import tables_to_capture
 from towpath.relay.postgres.preflight import capture_findings, running_findings
 from towpath.relay.postgres.relays import RelayFacts
@@ -18,6 +17,7 @@ from towpath.relay.postgres.source_facts import (
     TableFacts,
 )
 from towpath.relay.recovery.lineage import SlotHistory
+from towpath.schemas.findings import CheckFinding, Severity
 from towpath.settings import (
     FirstStart,
     Kafka,
@@ -76,7 +76,7 @@ def settings_of(*tables: str, **snapshot: object) -> Settings:
     )
 
 
-def level_of(found: list[Finding], what: str) -> Level | None:
+def level_of(found: list[CheckFinding], what: str) -> Severity | None:
     """Return the level of the finding about something."""
     return next((each.level for each in found if what in each.what), None)
 
@@ -84,12 +84,12 @@ def level_of(found: list[Finding], what: str) -> Level | None:
 @pytest.mark.parametrize(
     ("entries", "level", "captured"),
     [
-        ((r"s\..*",), Level.WARNING, ("s.a",)),
-        (("s.loose", r"s\..*"), Level.ERROR, ("s.loose", "s.a")),
+        ((r"s\..*",), Severity.WARNING, ("s.a",)),
+        (("s.loose", r"s\..*"), Severity.ERROR, ("s.loose", "s.a")),
     ],
 )
 def test_an_unfit_table_of_an_expression_is_a_warning(
-    entries: tuple[str, ...], level: Level, captured: tuple[str, ...]
+    entries: tuple[str, ...], level: Severity, captured: tuple[str, ...]
 ):
     """
     A table named exactly must be fit.
@@ -110,7 +110,7 @@ def test_a_captured_table_that_became_unfit_is_an_error():
     facts = replace(FACTS, publications=publications)
     settings = settings_of(r"s\..*")
 
-    assert Level.ERROR is level_of(capture_findings(facts, settings), "s.loose")
+    assert Severity.ERROR is level_of(capture_findings(facts, settings), "s.loose")
     assert [] == plan_setup(facts, settings)
 
 

@@ -3,8 +3,7 @@
 import pytest
 
 from towpath.relay.encode.outbox_columns import TopicRule
-from towpath.settings.outbox import Outbox
-from towpath.settings.rewriting import rewriting
+from towpath.settings.outbox import Outbox, rewriting
 
 
 @pytest.mark.parametrize(

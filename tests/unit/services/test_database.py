@@ -7,6 +7,7 @@ from sqlalchemy.exc import DBAPIError
 from towpath.services.plumbing.database import (
     DatabaseBusyError,
     DatabaseUnavailableError,
+    MissingRightsError,
     MissingTableError,
     failure_of,
 )
@@ -35,8 +36,8 @@ def error_with(state: str | None, kind=psycopg2.DatabaseError) -> DBAPIError:
         ("25P03", DatabaseBusyError),
         ("42P01", MissingTableError),
         ("3F000", MissingTableError),
+        ("42501", MissingRightsError),
         ("23505", type(None)),
-        ("42501", type(None)),
         ("22003", type(None)),
     ],
 )

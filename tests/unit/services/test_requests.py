@@ -7,13 +7,16 @@ from structlog.testing import capture_logs
 
 from towpath.schemas.failure import UnavailableError
 from towpath.services.plumbing.http import (
-    REQUEST_ID,
     IfMatch,
     MalformedError,
     PreconditionFailedError,
     etag,
     install_problems,
-    install_request_ids,
+)
+from towpath.services.plumbing.tracing import (
+    REQUEST_ID,
+    install_request_context,
+    request_headers,
     request_id_of,
 )
 
@@ -44,7 +47,7 @@ def test_an_invalid_request_id_is_replaced(header: str | None):
 def app() -> Flask:
     """Provide an application whose only route fails."""
     app = Flask("failing")
-    install_request_ids(app)
+    install_request_context(app)
     install_problems(app)
 
     @app.get("/fail")
@@ -80,6 +83,19 @@ def test_log_records_have_request_id_and_trace_id_of_their_request_only(app: Fla
 
     assert [("r-1", TRACE), ("r-2", None)] == ids
     assert {} == structlog.contextvars.get_contextvars()
+
+
+def test_another_service_gets_the_id_and_the_trace_of_the_request(app: Flask):
+    """
+    A request without a trace passes on its id alone; outside of one there is neither.
+    """
+    app.get("/called")(request_headers)
+    client = app.test_client()
+    headers = {REQUEST_ID: "r-1", "traceparent": TRACEPARENT}
+    passed_on = client.get("/called", headers=headers).json
+    without = client.get("/called", headers={REQUEST_ID: "r-2"}).json
+
+    assert (headers, {REQUEST_ID: "r-2"}, {}) == (passed_on, without, request_headers())
 
 
 @pytest.mark.parametrize(

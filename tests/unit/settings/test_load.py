@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from towpath.schemas.failure import ConfigurationError
+from towpath.schemas.failure import ConfigurationError, ConfigurationMissingError
 from towpath.settings import Settings, SinkKind, load
 
 GOOD = """
@@ -194,7 +194,8 @@ def test_invalid_toml_is_one_clear_error(tmp_path: Path, text: str):
 
 def test_a_missing_file_is_one_clear_error(tmp_path: Path):
     """
-    The message names the file that is not there.
+    The message names the file that is not there, and the page that writes one.
     """
-    with pytest.raises(ConfigurationError, match=r"absent\.toml: No such file"):
+    with pytest.raises(ConfigurationMissingError, match=r"absent\.toml: No such file"):
         load(tmp_path / "absent.toml", {})
+    assert "docs/how-to/own-servers.md" in ConfigurationMissingError.remedy

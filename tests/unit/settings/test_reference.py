@@ -9,7 +9,7 @@ from pathlib import Path
 from towpath.settings import Settings
 from towpath.settings.outbox import DEBEZIUM_OUTBOX
 from towpath.settings.rows import DEBEZIUM_ROWS
-from towpath.settings.shape import Key, keys
+from towpath.settings.section import Key, keys
 
 REFERENCE = Path(__file__).parents[3] / "docs/configuration.md"
 _SECTION = re.compile(r"## (?:`\[+([a-z.]+)\]+`|The file)")

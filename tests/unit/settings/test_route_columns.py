@@ -8,7 +8,7 @@ import pytest
 from support.configuration import ADDRESSES
 from towpath.schemas.failure import ConfigurationError
 from towpath.settings import Settings, load, read
-from towpath.settings.key_template import Part, columns_of, parse_template
+from towpath.settings.routes import KeyPart, columns_of, parse_template
 
 
 def document(*routes: dict, kind: str = "search") -> dict:
@@ -210,5 +210,5 @@ def test_a_template_is_parts_of_one_column_each():
     """
     parts = parse_template("order:no {a:b}!:{id}")
 
-    assert (Part("order"), Part("no ", "a:b", "!"), Part("", "id")) == parts
+    assert (KeyPart("order"), KeyPart("no ", "a:b", "!"), KeyPart("", "id")) == parts
     assert ("a:b", "id") == columns_of("order:no {a:b}!:{id}")

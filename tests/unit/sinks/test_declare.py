@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 import orjson
 import pytest
 
+from support.published import OneDriver
 from towpath.schemas.failure import ConfigurationError, UnavailableError
 from towpath.settings import load
 from towpath.sinks.errors import SinkExistsError, SinkNotRunningError, UnknownSinkError
@@ -13,8 +14,7 @@ from towpath.sinks.state.progress import (
     Progress,
     State,
     progress_path,
-    read_progress,
-    write_progress,
+    stored_progress,
 )
 
 CONFIG = """\
@@ -99,14 +99,6 @@ def config(tmp_path):
     path = tmp_path / "towpath.toml"
     path.write_text(CONFIG)
     return path
-
-
-def write(config, **progress):
-    """Write progress of the cache."""
-    settings = load(config, {})
-    path = progress_path(settings.state_folder, "cache")
-    write_progress(path, Progress(sink="cache", **progress), Clock().now())
-    return settings
 
 
 def test_a_declared_sink_has_its_offsets_and_its_block(config, tmp_path):
@@ -210,7 +202,9 @@ def test_a_declared_sink_has_applied_records_below_its_start(config):
     """
     declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
     settings = load(config, {})
-    progress = read_progress(progress_path(settings.state_folder, "search2"), "search2")
+    progress = stored_progress(
+        progress_path(settings.state_folder, "search2"), "search2"
+    )
     ends = declare.sink_ends(settings, "search2", Cluster())
 
     assert (State.STARTING, 0) == (
@@ -229,12 +223,19 @@ def test_a_name_with_an_old_checkpoint_is_refused(config, tmp_path):
         declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
 
 
+def driver(state=State.RUNNING, **fields):
+    """Return the driver of a sink."""
+    progress = {
+        name: fields.pop(name) for name in ("applied", "error") if name in fields
+    }
+    return OneDriver(Progress("cache", state, **progress), **fields)
+
+
 @pytest.mark.parametrize("state", [State.RUNNING, State.READY])
 def test_a_declared_sink_is_waited_for_until_it_runs(config, state):
     """Waiting ends when the query runs."""
-    settings = write(config, state=state)
     clock = Clock()
-    declare.wait_running(settings, "cache", clock, 10)
+    declare.wait_running(load(config, {}), "cache", driver(state), clock, 10)
 
     assert clock.monotonic_s() == 0
 
@@ -243,46 +244,94 @@ def test_a_declared_sink_that_does_not_run_reports_its_error(config):
     """
     The wait ends with the sink's own error.
     """
-    settings = write(config, state=State.FAILED, error="the cache does not answer")
+    failed = driver(State.FAILED, error="the cache does not answer")
 
     with pytest.raises(SinkNotRunningError, match="the cache does not answer"):
-        declare.wait_running(settings, "cache", Clock(), 10)
+        declare.wait_running(load(config, {}), "cache", failed, Clock(), 10)
 
 
-def test_a_lagging_sink_reports_its_lag(config):
+@pytest.mark.parametrize(
+    "ended", [driver(silent_s=99), driver(is_running=False), OneDriver()]
+)
+def test_what_an_earlier_driver_published_is_no_running_sink(config, ended):
+    """
+    A snapshot would be requested for a sink that nobody runs; nor has it applied more.
+    """
+    with pytest.raises(SinkNotRunningError, match="no driver runs it: towpath"):
+        declare.wait_running(load(config, {}), "cache", ended, Clock(), 10)
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        driver(applied={"a": {"0": 9}}, silent_s=99),
+        driver(applied={"a": {"0": 9}}, is_running=False),
+        driver(applied={"a": {"0": 9}}, is_open=False),
+    ],
+)
+def test_what_an_earlier_driver_has_applied_does_not_count(ended):
+    """
+    A new index would take the place of the old one before it is filled.
+    """
+    with pytest.raises(SinkNotRunningError, match="9 records behind"):
+        declare.wait_applied("cache", {"a": {"0": 9}}, ended, Clock(), 1)
+
+
+def test_a_lagging_sink_reports_its_lag():
     """
     Records not applied in time are counted.
     """
-    settings = write(config, state=State.RUNNING, applied={"a": {"0": 7}})
+    lagging = driver(applied={"a": {"0": 7}})
 
     with pytest.raises(SinkNotRunningError, match="5 records behind"):
-        declare.wait_applied(settings, "cache", {"a": {"0": 9, "1": 3}}, Clock(), 1)
+        declare.wait_applied("cache", {"a": {"0": 9, "1": 3}}, lagging, Clock(), 1)
 
 
-def test_a_sink_with_progress_is_waited_for(config):
+def test_a_sink_with_progress_is_waited_for():
     """
     The bound is on the time between two batches, not on the total.
     """
-    settings = write(config, applied={"a": {"0": 0}})
+    one = driver(applied={"a": {"0": 0}})
 
     class Applying(Clock):
         def wait(self, delay_s):
             super().wait(delay_s)
-            write(config, applied={"a": {"0": int(self.monotonic_s())}})
+            applied = {"a": {"0": int(self.monotonic_s())}}
+            one.set(Progress("cache", State.RUNNING, applied))
 
     clock = Applying()
-    declare.wait_applied(settings, "cache", {"a": {"0": 9}}, clock, 1.5)
+    declare.wait_applied("cache", {"a": {"0": 9}}, one, clock, 1.5)
 
     assert clock.monotonic_s() >= 9
 
 
-def test_applied_topics_are_not_waited_for(config):
+def test_a_broker_that_does_not_answer_for_a_while_is_waited_for():
+    """
+    A fill takes hours; it is not given up because Kafka restarts.
+    """
+    one, away = driver(applied={"a": {"0": 9}}), []
+
+    class Restarting(OneDriver):
+        def read(self, sink):
+            if len(away) < 3:
+                away.append(sink)
+                message = "Kafka does not answer"
+                raise UnavailableError(message)
+            return one.read(sink)
+
+    declare.wait_applied("cache", {"a": {"0": 9}}, Restarting(), Clock(), 1)
+    away.clear()
+    with pytest.raises(SinkNotRunningError, match="behind: Kafka does not answer"):
+        declare.wait_applied("cache", {"a": {"0": 9}}, Restarting(), Clock(), 0.3)
+
+
+def test_applied_topics_are_not_waited_for():
     """
     Topics outside the request do not count.
     """
-    settings = write(config, applied={"a": {"0": 9}, "b": {"0": 1}})
+    ahead = driver(applied={"a": {"0": 9}, "b": {"0": 1}})
     clock = Clock()
-    declare.wait_applied(settings, "cache", {"a": {"0": 9}}, clock, 1)
+    declare.wait_applied("cache", {"a": {"0": 9}}, ahead, clock, 1)
 
     assert clock.monotonic_s() == 0
 

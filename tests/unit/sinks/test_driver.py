@@ -9,14 +9,19 @@ import structlog
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import load
 from towpath.sinks.engine import driver as module
-from towpath.sinks.engine.driver import Driver, SinkSelection
+from towpath.sinks.engine.driver import (
+    EXECUTORS_WITHIN_S,
+    Driver,
+    ExecutorWatch,
+    SinkSelection,
+)
 from towpath.sinks.engine.supervisor import SupervisorParts
 from towpath.sinks.errors import SinkUnfitError
 from towpath.sinks.state.files import lock_sink
 from towpath.sinks.state.progress import (
     Progress,
     progress_path,
-    read_progress,
+    stored_progress,
     write_progress,
 )
 
@@ -227,7 +232,7 @@ def test_a_refused_block_is_shown_in_the_sinks_progress(place):
     said = []
 
     def note():
-        said.append(read_progress(progress_path(place.state, "a"), "a").refused)
+        said.append(stored_progress(progress_path(place.state, "a"), "a").refused)
 
     place.look("a")
     note()
@@ -248,11 +253,10 @@ def test_a_new_driver_forgets_a_refused_block(place):
     The current file is in effect from then on.
     """
     path = progress_path(place.state, "a")
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    write_progress(path, Progress("a", refused="no column x."), now)
+    write_progress(path, Progress("a", refused="no column x."))
     place.look("a")
 
-    assert read_progress(path, "a").refused is None
+    assert stored_progress(path, "a").refused is None
 
 
 def test_a_withdrawn_block_is_refused_again_when_it_returns(place):
@@ -298,7 +302,7 @@ def test_a_supervisor_that_ended_by_itself_is_restarted(place):
     place.look("a", "b")
     Supervisor.made[0].has_ended = True
     place.look()
-    progress = read_progress(progress_path(place.state, "a"), "a")
+    progress = stored_progress(progress_path(place.state, "a"), "a")
 
     assert ["a", "b", "a"] == [one.sink.name for one in Supervisor.made]
     assert ("failed", True) == (progress.state, "ended unexpectedly" in progress.error)
@@ -319,3 +323,25 @@ def test_a_sink_whose_folder_cannot_be_created_is_retried(place):
 
     assert [("b", 1), ("a", 1)] == place.look()
     assert 1 == [log["event"] for log in logs].count("sink not started: retrying")
+
+
+def test_missing_executors_are_logged_once_and_so_is_their_arrival():
+    """
+    A cluster that starts none for half a minute is named; a short wait is not.
+    """
+    clock = Clock()
+    watch = ExecutorWatch(clock)
+    seen = []
+    # The time, and whether jobs wait then.
+    turns = (
+        *((0, True), (EXECUTORS_WITHIN_S - 1, False), (EXECUTORS_WITHIN_S, True)),
+        *((2 * EXECUTORS_WITHIN_S - 1, True), (2 * EXECUTORS_WITHIN_S, True)),
+        *((70, True), (71, False), (72, False)),
+    )
+    for now_s, is_waiting in turns:
+        clock.now_s = now_s
+        with structlog.testing.capture_logs() as logs:
+            watch.observe(is_waiting=is_waiting)
+        seen.append([record["event"].partition(":")[0] for record in logs])
+
+    assert [[], [], [], [], ["executor missing"], [], ["executor started"], []] == seen

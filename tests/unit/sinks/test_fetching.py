@@ -4,9 +4,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from towpath.schemas.clock import SystemClock
+from towpath.settings import Kafka
 from towpath.sinks.errors import BrokerUnavailableError, RecordsGoneError
 from towpath.sinks.kafka import fetch
-from towpath.sinks.kafka.fetch import _FetchTimeout, table_of
+from towpath.sinks.kafka.fetch import KafkaBatches, _FetchTimeout, table_of
 
 TOPIC = "towpath.shop.orders"
 
@@ -14,7 +15,8 @@ TOPIC = "towpath.shop.orders"
 class Message:
     """A record as the client gives it."""
 
-    def __init__(self, offset, headers, value=b"{}"):
+    def __init__(self, offset, headers, value=b"{}", at_ms=0):
+        self._at_ms = at_ms
         self._offset = offset
         self._headers = headers
         self._value = value
@@ -39,6 +41,16 @@ class Message:
         """Return the value."""
         return self._value
 
+    def __len__(self):
+        return len(self._value)
+
+    def error(self):
+        """Return that there is none."""
+
+    def timestamp(self):
+        """Return the time of creation."""
+        return 1, self._at_ms
+
     def headers(self):
         """
         Return the headers, or fail as the client does over a name that is not UTF-8.
@@ -58,6 +70,47 @@ def test_a_header_with_an_invalid_name_leaves_its_record_without_headers():
     assert [[{"key": "position", "value": b"1"}], [], []] == (
         table_of(told).column("headers").to_pylist()
     )
+
+
+class ClientOfBatches:
+    """A client that has all records at once."""
+
+    def __init__(self, messages):
+        self._messages = messages
+
+    def assign(self, _places):
+        """Do nothing: the records are those of the batch."""
+
+    def get_watermark_offsets(self, _place, cached):
+        """Return bounds far beyond the batch: it is one of a backlog."""
+        assert cached
+        return 0, 10**9
+
+    def consume(self, most, _timeout_s):
+        """Return the next records."""
+        taken, self._messages = self._messages[:most], self._messages[most:]
+        return taken
+
+
+def test_the_oldest_record_of_a_batch_is_known_over_all_slices(monkeypatch):
+    """
+    The order of timestamps is not that of offsets; the next batch starts without it.
+    """
+    times = [5_000] * fetch.FETCH_SLICE_RECORDS + [3_000, 4_000, 9_000]
+    messages = [Message(n, [], at_ms=at) for n, at in enumerate(times)]
+    monkeypatch.setattr(
+        fetch.client, "consumer", lambda *_: ClientOfBatches(list(messages))
+    )
+    batches = KafkaBatches(Kafka(bootstrap_servers="unused"), "cache")
+    last = len(times) - 1
+    before = batches.take_oldest_ms()
+    slices = [len(table) for table in batches.slices({(TOPIC, 0): (0, last)})]
+    of_batch = batches.take_oldest_ms()
+    list(batches.slices({(TOPIC, 0): (last, last + 1)}))
+
+    assert [fetch.FETCH_SLICE_RECORDS, 2] == slices
+    assert (None, 3_000, 9_000) == (before, of_batch, batches.take_oldest_ms())
+    assert batches.take_oldest_ms() is None
 
 
 @pytest.mark.parametrize("most", [2**31 - 1, 3])

@@ -11,7 +11,7 @@ from towpath.sinks.apply.batch import RecordWriter
 from towpath.sinks.apply.replay import CANNOT_ERASE, CANNOT_READ, NO_ROUTE, NOTHING_OPEN
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes.decode import decode
-from towpath.sinks.dead_letters import requests, view
+from towpath.sinks.dead_letters import requests
 from towpath.sinks.dead_letters.entries import (
     BEHIND,
     DeadLetter,
@@ -25,6 +25,7 @@ from towpath.sinks.dead_letters.entries import (
     entry_of,
 )
 from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
+from towpath.sinks.dead_letters.requests import open_summaries
 from towpath.sinks.errors import BrokerUnavailableError, TooManyParkedError
 from towpath.sinks.ports import Batch
 
@@ -96,7 +97,7 @@ def test_a_row_read_above_all_parked_changes_releases_the_key(shop: Shop):
         first.parked,
         second.dead_letters,
         shop.sink.notes["7"],
-        view.listed(OpenDeadLetters().read(shop.letters.entries())),
+        open_summaries(OpenDeadLetters().read(shop.letters.entries())),
     )
 
 
@@ -417,7 +418,7 @@ def test_a_parked_key_is_found_by_its_text_and_by_its_values(shop: Shop, text: s
     Both the records' spelling and a user's work.
     """
     shop.write(change(4, note="c"))
-    (line,) = view.listed(OpenDeadLetters().read(shop.letters.entries()), text)
+    (line,) = open_summaries(OpenDeadLetters().read(shop.letters.entries()), text)
 
     assert (2, "the note is too long", "orders", True) == (
         line["letters"],

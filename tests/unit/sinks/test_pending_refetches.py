@@ -384,12 +384,12 @@ def test_a_row_whose_key_cannot_be_listed_comes_with_its_whole_route():
     """
     shop = Unlisted()
     shop.write(paid(2, status="paid"), paid(2, order=8))
-    owed_at_first = len(shop.refetches)
+    pending_at_first = len(shop.refetches)
     shop.write(paid(3, status="sent"))
     shop.answer(4, read(4, note="a", status="sent"))
 
     assert (2, WHOLE, [], 0, []) == (
-        *(owed_at_first, shop.repairs.routes, shop.repairs.keys),
+        *(pending_at_first, shop.repairs.routes, shop.repairs.keys),
         *(len(shop.refetches), shop.letters.reasons()),
     )
     assert {"note": "a", "status": "sent"} == row_of(shop)

@@ -6,7 +6,7 @@ from towpath.sinks.state.progress import (
     Progress,
     State,
     progress_path,
-    read_progress,
+    stored_progress,
     write_progress,
 )
 
@@ -25,16 +25,16 @@ def test_progress_reads_as_it_was_written(tmp_path):
         rows=7,
         updated_at="2026-01-02T03:04:05+00:00",
     )
-    write_progress(path, written, NOW)
+    write_progress(path, written)
 
-    assert written == read_progress(path, "cache")
+    assert written == stored_progress(path, "cache")
 
 
 def test_a_sink_that_never_ran_is_starting(tmp_path):
     """
     Without a file there is no progress.
     """
-    assert Progress(sink="cache") == read_progress(tmp_path / "none.json", "cache")
+    assert Progress(sink="cache") == stored_progress(tmp_path / "none.json", "cache")
 
 
 def test_no_temporary_file_is_left_beside_the_progress(tmp_path):
@@ -42,7 +42,7 @@ def test_no_temporary_file_is_left_beside_the_progress(tmp_path):
     The temporary file becomes the file.
     """
     path = progress_path(tmp_path, "cache")
-    write_progress(path, Progress(sink="cache"), NOW)
-    write_progress(path, Progress(sink="cache", rows=1), NOW)
+    write_progress(path, Progress(sink="cache"))
+    write_progress(path, Progress(sink="cache", rows=1))
 
     assert [path] == list(path.parent.iterdir())

@@ -134,7 +134,7 @@ class RecoveryBench:
         """Write a progress."""
         progress = Progress(sink="cache", applied=applied, batches=4)
         path = progress_path(self.plan.state_folder, "cache")
-        write_progress(path, progress, SystemClock().now())
+        write_progress(path, progress)
 
     def declared(self, offsets):
         """Store the offsets where the sink is to begin."""

@@ -8,27 +8,30 @@ import urllib.error
 import urllib.request
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import orjson
 import pytest
 from structlog.testing import capture_logs
 
-from towpath.schemas import telemetry
+from support.exposition import mistakes
+from support.published import MemoryProgress, SinkRun
+from towpath.schemas.lineage import Job, JobDatasets
 from towpath.settings import Settings, Sink
 from towpath.sinks.apply.batch import BatchResult
+from towpath.sinks.engine.lineage import SinkRuns
 from towpath.sinks.engine.metrics import MetricsPort
 from towpath.sinks.engine.monitor import EngineListener, Monitor
 from towpath.sinks.engine.report import Report
 from towpath.sinks.errors import BrokerUnavailableError, MetricsPortError
 from towpath.sinks.state.progress import (
+    Progress,
     State,
-    is_alive,
     progress_path,
-    read_progress,
     replace_file,
     sink_folder,
+    stored_progress,
 )
+from towpath.sinks.state.published import PublishedVerification
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 TOPIC = "towpath.shop.orders"
@@ -124,9 +127,15 @@ def oldest():
 
 
 @pytest.fixture
-def monitor(cluster, oldest):
+def store():
+    """Return what the monitor publishes."""
+    return MemoryProgress(Clock())
+
+
+@pytest.fixture
+def monitor(cluster, oldest, store):
     """Return a monitor that is not started."""
-    made = Monitor(cluster, oldest, Clock())
+    made = Monitor(cluster, oldest, store, Clock())
     yield made
     made.close()
 
@@ -143,7 +152,7 @@ def test_sink_counters_continue_over_restarts(tmp_path):
     """
     for _ in range(2):
         Report(tmp_path, "cache", Clock()).done(RESULT, {TOPIC: {"0": 9}}, 330)
-    read = read_progress(progress_path(tmp_path, "cache"), "cache")
+    read = stored_progress(progress_path(tmp_path, "cache"), "cache")
 
     assert (18, 10, 4, 2, 2, 8, 4, 3, 2, POSITION) == (
         *(read.records, read.rows, read.stale, read.dead_letters, read.skipped),
@@ -201,7 +210,7 @@ def test_progress_of_another_version_is_read(tmp_path):
     """
     text = b'{"sink": "cache", "state": "ready", "rows": 7, "invented": [1]}'
     replace_file(progress_path(tmp_path, "cache"), text)
-    read = read_progress(progress_path(tmp_path, "cache"), "cache")
+    read = stored_progress(progress_path(tmp_path, "cache"), "cache")
 
     assert (State.READY, 7, 0) == (read.state, read.rows, read.retries)
 
@@ -226,7 +235,7 @@ def test_the_metrics_page_shows_the_sinks_work(monitor, tmp_path):
         "budget_seconds": 10,
         "applied_lsn_bytes": 256,
         "parked_keys": 3,
-        "owed_rows": 8,
+        "pending_refetches": 8,
         "rows_total": 5,
         "records_total": 9,
         "stale_total": 2,
@@ -241,7 +250,7 @@ def test_the_metrics_page_shows_the_sinks_work(monitor, tmp_path):
         name: told[f"towpath_sink_{name}{label}"]
         for name in (
             *("lag_records", "lag_seconds", "lag_alarm", "budget_seconds"),
-            *("applied_lsn_bytes", "parked_keys", "owed_rows"),
+            *("applied_lsn_bytes", "parked_keys", "pending_refetches"),
             *(
                 "rows_total",
                 "records_total",
@@ -261,31 +270,49 @@ def test_the_metrics_page_shows_the_sinks_work(monitor, tmp_path):
     )
 
 
+def test_the_page_shows_the_time_from_commit_to_applied(monitor, tmp_path):
+    """
+    Of each batch whose oldest record is known; a source's clock ahead counts as zero.
+    """
+    report = monitor.report(tmp_path, SINK)
+    now_ms = round(NOW.timestamp() * 1000)
+    for oldest_ms in (now_ms - 4_000, None, now_ms + 60_000):
+        report.done(RESULT, {}, 1, oldest_ms)
+    shown = values(monitor.metrics.page())
+    latency = "towpath_sink_commit_to_applied_seconds"
+
+    assert (2, 4.0, 1, 2) == (
+        shown[latency + '_count{sink="cache"}'],
+        shown[latency + '_sum{sink="cache"}'],
+        shown[latency + '_bucket{le="2.5",sink="cache"}'],
+        shown[latency + '_bucket{le="5.0",sink="cache"}'],
+    )
+
+
 def test_pending_refetches_stay_until_a_batch_changes_them(tmp_path):
     """
     A batch in slices settles none of them, and reports none.
     """
     report = Report(tmp_path, "cache", Clock())
-    owed = []
+    pending = []
     for said in (8, None, 0, None):
         report.done(replace(RESULT, pending_refetches=said), {}, 1)
-        owed.append(read_progress(progress_path(tmp_path, "cache"), "cache").owed)
+        stored = stored_progress(progress_path(tmp_path, "cache"), "cache")
+        pending.append(stored.pending_refetches)
 
-    assert [8, 8, 0, 0] == owed
+    assert [8, 8, 0, 0] == pending
 
 
-def test_every_metric_of_sinks_is_shown_and_documented(monitor, tmp_path):
+def test_the_page_of_sinks_is_what_the_registry_says(monitor, tmp_path):
     """
-    The page, the published names and their documentation are the same set.
+    Each metric is shown by its kind, labels and meaning, and no other one.
     """
     monitor.report(tmp_path, SINK)
-    published = {name for key, name in vars(telemetry).items() if "SINK_" in key}
-    lines = monitor.metrics.page().decode().splitlines()
-    shown = {line.split()[2] for line in lines if line.startswith("# HELP")}
-    text = (Path(__file__).parents[3] / "docs/metrics.md").read_text(encoding="utf-8")
+    monitor.metrics.batch("cache", {"apply": 1.0})
+    monitor.metrics.engine("cache", {"addBatch": 1.0})
+    monitor.metrics.applied("cache", 1.0)
 
-    assert published == shown
-    assert [] == [name for name in published if f"`{name}" not in text]
+    assert [] == mistakes(monitor.metrics.page().decode(), ("towpath_sink_",))
 
 
 def test_a_lag_alarm_is_logged_when_it_begins_and_when_it_ends(
@@ -321,18 +348,135 @@ def test_an_unknown_lag_is_not_shown(monitor, cluster, tmp_path):
     assert 'towpath_sink_lag_seconds{sink="cache"}' not in told
 
 
-def test_a_driver_is_alive_until_it_signs_off(monitor, tmp_path):
+def test_a_run_is_open_once_it_has_compared_its_offsets(monitor, store, tmp_path):
     """
-    A sink's folder shows whether a driver runs it.
+    Until then its offsets are those of an earlier run; a restart begins again.
+    """
+    report = monitor.report(tmp_path, SINK)
+    report.starting()
+    monitor.check()
+    report.running()
+    report.done(RESULT, {TOPIC: {"0": 9}}, 330)
+    report.failed("Redis does not answer.", remedy="Start it.", retry_after_s=1)
+    report.starting()
+    monitor.forget("cache")
+
+    assert [
+        ("starting", False, True),
+        ("running", True, True),
+        ("running", True, True),
+        ("failed", True, True),
+        ("starting", False, True),
+        ("starting", False, False),
+    ] == [(one.progress.state, one.is_open, one.is_running) for one in store.records]
+    done = store.records[2]
+    assert ({TOPIC: {"0": 9}}, NOW.isoformat()) == (
+        done.applied,
+        done.progress.updated_at,
+    )
+
+
+def test_a_batch_that_cannot_be_published_is_counted(monitor, store, tmp_path):
+    """
+    The sink runs on; the next record says all that the lost one said.
+    """
+    report = monitor.report(tmp_path, SINK)
+    monitor.check()
+    store.is_away = True
+    report.done(RESULT, {TOPIC: {"0": 9}}, 330)
+    lost = values(monitor.metrics.page())
+    store.is_away = False
+    monitor.check()
+
+    assert 1 == lost['towpath_sink_unpublished_total{sink="cache"}']
+    assert 9 == store.records[-1].progress.records
+
+
+def test_the_page_shows_when_each_sink_was_heard_of(monitor, store, tmp_path):
+    """
+    Also one that another driver runs; a driver without sinks reads of none.
+    """
+    SinkRun(tmp_path, "other", store, Clock()).publish(Progress("other"))
+    silent = values(monitor.metrics.page())
+    monitor.report(tmp_path, SINK).starting()
+    monitor.check()
+    heard = values(monitor.metrics.page())
+    monitor.forget("cache")
+    published = "towpath_sink_published_timestamp_seconds"
+    labels = ['{sink="cache"}', '{sink="other"}']
+
+    assert [] == [name for name in silent if name.startswith(published)]
+    assert [NOW.timestamp()] * 2 == [heard[published + label] for label in labels]
+    assert published + labels[1] not in values(monitor.metrics.page())
+
+
+def test_the_page_shows_the_space_of_the_state_folder(monitor, tmp_path):
+    """
+    That of the file system of the sink's own folder, once there is one.
+    """
+    report = monitor.report(tmp_path, SINK)
+    free = 'towpath_sink_state_free_bytes{sink="cache"}'
+    before = values(monitor.metrics.page())
+    report.starting()
+    found = values(monitor.metrics.page())[free]
+
+    assert free not in before
+    assert found == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
+
+
+def test_the_page_shows_the_last_verification(monitor, store, tmp_path):
+    """
+    A sink that was never verified has none: zero differences are a result.
     """
     monitor.report(tmp_path, SINK).starting()
-    seen = [is_alive(tmp_path, "cache", NOW)]
-    monitor.check()
-    later = NOW.replace(minute=NOW.minute + 1)
-    seen += [is_alive(tmp_path, "cache", NOW), is_alive(tmp_path, "cache", later)]
-    monitor.close()
+    never = values(monitor.metrics.page())
+    ended = datetime(2026, 1, 2, tzinfo=UTC)
+    found = PublishedVerification("cache", ended.isoformat(), 3, 100)
+    store.verifications["cache"] = found
+    shown = values(monitor.metrics.page())
 
-    assert [False, True, False, False] == [*seen, is_alive(tmp_path, "cache", NOW)]
+    assert not [name for name in never if "verif" in name]
+    assert (3, ended.timestamp()) == (
+        shown['towpath_sink_verify_differences{sink="cache"}'],
+        shown['towpath_sink_verified_timestamp_seconds{sink="cache"}'],
+    )
+
+
+class KeptRuns:
+    """A reporter, and its runs, that keep what happens."""
+
+    def __init__(self):
+        self.events = []
+
+    def start(self, job):
+        """Begin a run."""
+        self.events.append(job.name)
+        return self
+
+    def end(self, failure=None, *, is_aborted=False):
+        """End the run."""
+        self.events.append(failure or is_aborted)
+
+
+def test_a_run_of_a_sink_ends_by_its_first_failure(tmp_path):
+    """
+    A batch that is written after it begins the next one; a stop completes that.
+    """
+    kept = KeptRuns()
+    runs = SinkRuns(kept, Job("towpath.sink.cache", "SINK", JobDatasets))
+    report = Report(tmp_path, "cache", Clock(), runs=runs)
+    report.starting()
+    report.running()
+    for _ in range(2):
+        report.done(RESULT, {}, 1)
+    for why in ("Redis does not answer.", "It still does not."):
+        report.failed(why, remedy="Start it.", retry_after_s=1)
+    report.done(RESULT, {}, 1)
+    report.end()
+    report.end()
+
+    name = "towpath.sink.cache"
+    assert [name, "Redis does not answer.", name, False] == kept.events
 
 
 def test_a_stopped_sink_is_not_shown_any_more(monitor, tmp_path):
@@ -396,7 +540,7 @@ def test_the_metrics_port_serves_only_the_page(monitor, tmp_path):
         urllib.request.urlopen(f"{address}/etc", timeout=2)  # noqa: S310 - our own
     refused.value.close()
     with pytest.raises(MetricsPortError):
-        MetricsPort("127.0.0.1", port, bytes, bytes)
+        MetricsPort("127.0.0.1", port, bytes)
 
     assert (404, 10.0) == (
         refused.value.code,
@@ -417,14 +561,13 @@ def full_disk():
     write_limit(resource.RLIM_INFINITY)
 
 
-def test_a_progress_that_cannot_be_written_is_served_by_the_port(
-    monitor, tmp_path, full_disk
+def test_a_progress_that_cannot_be_written_is_published(
+    monitor, store, tmp_path, full_disk
 ):
     """
-    The sink has failed for a reader that asks; with space all counts are kept.
+    The sink has failed for every reader; with space all counts are kept.
     """
     report = monitor.report(tmp_path, SINK)
-    monitor.start(SETTINGS, "sinks")
     report.running()
     monitor.check()
     path = progress_path(tmp_path, "cache")
@@ -432,14 +575,14 @@ def test_a_progress_that_cannot_be_written_is_served_by_the_port(
         full_disk(0)
         report.done(RESULT, {TOPIC: {"0": 9}}, 1)
         monitor.check()
-        read = read_progress(path, "cache")
+        read = store.records[-1]
         full_disk(resource.RLIM_INFINITY)
         monitor.check()
     stored = orjson.loads(path.read_bytes())
 
     assert (State.FAILED, True, 9) == (
-        read.state,
-        read.error.startswith("disk full: "),
+        read.progress.state,
+        read.progress.error.startswith("disk full: "),
         read.applied[TOPIC]["0"],
     )
     assert ("running", None, 9) == (
@@ -449,7 +592,6 @@ def test_a_progress_that_cannot_be_written_is_served_by_the_port(
     )
     assert [
         "sink progress not written: retrying",
-        "sink heartbeat not written: retrying",
         "sink progress written again",
     ] == [
         e["event"]

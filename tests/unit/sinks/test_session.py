@@ -42,6 +42,18 @@ def test_a_local_engine_stays_on_this_machine():
     assert "spark://master:7077" == away["spark.master"]
 
 
+def test_an_engine_with_tables_has_the_usual_file_system():
+    """
+    Without tables, an engine on this machine starts no process for a checkpoint's file.
+    """
+    name = "spark.hadoop.fs.file.impl"
+    catalog = {"spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog"}
+
+    assert name in settings_of(engine(), {})
+    assert name not in settings_of(engine(**catalog), {})
+    assert name not in settings_of(engine("spark://master:7077"), {})
+
+
 def test_configured_settings_override_ours():
     """
     Any setting of the engine can be changed.

@@ -8,7 +8,7 @@ from support.dead_letters import Letters, context_of
 from towpath.settings import Sink
 from towpath.sinks.apply.batch import RecordWriter
 from towpath.sinks.changes.routing import Routes
-from towpath.sinks.engine.idle import LOOK_EVERY_S, IdleUpkeep
+from towpath.sinks.engine.query import LOOK_EVERY_S, IdleUpkeep
 from towpath.sinks.errors import TargetBusyError
 from towpath.sinks.targets.memory import MemorySink
 

@@ -19,8 +19,7 @@ from towpath.sinks.apply.task import AbandonedTasks
 from towpath.sinks.dead_letters.entries import DeadLetter, DeadLetterRequest, Verb
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
 from towpath.sinks.engine import supervisor as module
-from towpath.sinks.engine.idle import FINISH_WITHIN_S, wait_for_batch
-from towpath.sinks.engine.query import QueryPlan
+from towpath.sinks.engine.query import FINISH_WITHIN_S, QueryPlan, wait_for_batch
 from towpath.sinks.engine.report import Report
 from towpath.sinks.engine.supervisor import Supervisor, SupervisorParts
 from towpath.sinks.errors import (
@@ -33,7 +32,7 @@ from towpath.sinks.errors import (
 )
 from towpath.sinks.kinds import kind_of
 from towpath.sinks.ports import Checkpoint
-from towpath.sinks.state.progress import State, progress_path, read_progress
+from towpath.sinks.state.progress import State, progress_path, stored_progress
 from towpath.sinks.targets.memory import MemorySink
 
 SINK = SinkSettings.model_validate(
@@ -67,6 +66,9 @@ class Unread:
     def slices(self, _span):
         """Return nothing."""
         return iter(())
+
+    def take_oldest_ms(self):
+        """Return that nothing was read."""
 
     def check(self, _span):
         """Find nothing."""
@@ -282,7 +284,7 @@ class Bench:
 
     def look(self):
         """Return the sink's progress."""
-        return read_progress(progress_path(self._folder, "cache"), "cache")
+        return stored_progress(progress_path(self._folder, "cache"), "cache")
 
     def note(self, owner, name, word, error=None):
         """Note each call of a method, instead of making it; the first may fail."""

@@ -3,10 +3,15 @@
 from types import SimpleNamespace
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, KafkaError
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
 
 from towpath.sinks.errors import BrokerUnavailableError
-from towpath.sinks.kafka.client import records_to
+from towpath.sinks.kafka.client import REQUEST_TIMEOUT_S, end_offset, records_to
 
 
 class FakeConsumer:
@@ -81,3 +86,61 @@ def test_nothing_is_fetched_after_the_read():
     _, read_to_the_end = read({0: 1}, {}, answer(0, 0))
 
     assert (False, False) == (consumer.is_fetching, read_to_the_end.is_fetching)
+
+
+class Clock:
+    """A clock that only waiting advances."""
+
+    def __init__(self):
+        self._s = 0.0
+
+    def monotonic_s(self):
+        return self._s
+
+    def wait(self, delay_s):
+        self._s += delay_s
+
+
+class SettlingConsumer:
+    """Fails a number of times before it knows the offsets of a partition."""
+
+    def __init__(self, code, failures):
+        self.left = failures
+        self._code = code
+
+    def get_watermark_offsets(self, _place, _timeout_s):
+        if self.left:
+            self.left -= 1
+            raise KafkaException(KafkaError(self._code))
+        return 3, 8
+
+
+@pytest.mark.parametrize(
+    "code", [KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._DESTROY_BROKER]
+)
+def test_an_end_is_requested_again_while_the_leader_changes(code):
+    """
+    Reading goes on behind a broker that was fenced for a moment.
+    """
+    place = TopicPartition("t", 0)
+
+    assert end_offset(SettlingConsumer(code, 3), place, Clock()) == 8
+
+
+@pytest.mark.parametrize(
+    ("code", "passes_s"),
+    [
+        (KafkaError.NOT_LEADER_FOR_PARTITION, REQUEST_TIMEOUT_S),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, 0),
+    ],
+)
+def test_an_end_that_stays_unknown_is_an_error(code, passes_s):
+    """
+    It comes after the time of a request; at once, where waiting would not help.
+    """
+    clock = Clock()
+    consumer = SettlingConsumer(code, 1_000_000)
+    with pytest.raises(BrokerUnavailableError):
+        end_offset(consumer, TopicPartition("t", 0), clock)
+
+    assert clock.monotonic_s() == pytest.approx(passes_s, abs=0.2)

@@ -5,14 +5,9 @@ from itertools import pairwise
 
 import pytest
 
+from support.published import OneDriver
 from towpath.settings import Kafka, Registry, Route, Settings, Sink, SinkKind, Source
-from towpath.sinks.state.progress import (
-    DriverHeartbeat,
-    Progress,
-    progress_path,
-    write_heartbeat,
-    write_progress,
-)
+from towpath.sinks.state.progress import Progress
 from towpath.sinks.verify.errors import NotAtRestError
 from towpath.sinks.verify.progress import CatchUpWaiter, PendingSnapshots, records_to_go
 
@@ -108,31 +103,39 @@ def settings(tmp_path, sink):
     )
 
 
-def applied(settings, offset, error=None):
-    """State how far the sink is."""
+@pytest.fixture
+def driver():
+    """Return the driver of the sink, of which nothing is heard yet."""
+    return OneDriver()
+
+
+def applied(driver, offset, error=None, **fields):
+    """Publish how far the sink is."""
     progress = Progress("cache", applied={TOPIC: {"0": offset}}, error=error)
-    path = progress_path(settings.state_folder, "cache")
-    write_progress(path, progress, datetime(2026, 1, 1, tzinfo=UTC))
+    driver.set(progress, **fields)
 
 
-def catch_up(settings, sink, log, clock):
+def catch_up(settings, driver, sink, log, clock):
     """Make the waiter."""
-    return CatchUpWaiter(settings, sink, log, FakeCluster(), clock)
+    parts = {"log": log, "cluster": FakeCluster(), "clock": clock}
+    return CatchUpWaiter(settings, sink, driver, **parts)
 
 
-def test_the_wait_follows_the_pipelines_order(settings, sink):
+def test_the_wait_follows_the_pipelines_order(settings, driver, sink):
     """
     Snapshots first, then the slot, then the sink: each feeds the next.
     """
     log = FakeLog(confirmed=1, tables=1)
-    applied(settings, 0)
+    applied(driver, 0)
     looks = []
     clock = StepClock(
         lambda: setattr(log, "tables", 0),
         lambda: setattr(log, "confirmed_lsn", 100),
-        lambda: applied(settings, 10),
+        lambda: applied(driver, 10),
     )
-    catch_up(settings, sink, log, clock).wait(lambda: looks.append(clock.monotonic_s()))
+    catch_up(settings, driver, sink, log, clock).wait(
+        lambda: looks.append(clock.monotonic_s())
+    )
 
     assert ([0, 1, 1, 2, 2, 3], 3) == (
         [round(look_s * 100) for look_s in looks],
@@ -140,14 +143,14 @@ def test_the_wait_follows_the_pipelines_order(settings, sink):
     )
 
 
-def test_a_long_wait_looks_less_often(settings, sink):
+def test_a_long_wait_looks_less_often(settings, driver, sink):
     """
     The first looks are milliseconds apart, the later ones a tenth of a second.
     """
-    applied(settings, 0)
-    clock = StepClock(*[lambda: None] * 20, lambda: applied(settings, 10))
+    applied(driver, 0)
+    clock = StepClock(*[lambda: None] * 20, lambda: applied(driver, 10))
     looks = []
-    catch_up(settings, sink, FakeLog(), clock).wait(
+    catch_up(settings, driver, sink, FakeLog(), clock).wait(
         lambda: looks.append(clock.monotonic_s())
     )
     pauses = [later - earlier for earlier, later in pairwise(looks[2:])]
@@ -156,26 +159,26 @@ def test_a_long_wait_looks_less_often(settings, sink):
     assert pauses[:6] == sorted(pauses[:6])
 
 
-def test_records_written_meanwhile_are_not_waited_for(settings, sink):
+def test_records_written_meanwhile_are_not_waited_for(settings, driver, sink):
     """
     The topics' ends are those of one moment, however quickly they grow.
     """
-    applied(settings, 10)
+    applied(driver, 10)
     clock = StepClock()
-    catch_up(settings, sink, FakeLog(), clock).wait()
+    catch_up(settings, driver, sink, FakeLog(), clock).wait()
 
     assert clock.monotonic_s() == 0
 
 
-def test_a_sink_with_progress_is_waited_for_in_verify(settings, sink):
+def test_a_sink_with_progress_is_waited_for_in_verify(settings, driver, sink):
     """
     A minute bounds a stall, not the whole wait.
     """
-    applied(settings, 0)
+    applied(driver, 0)
     minutes = [lambda: None] * 590
-    clock = StepClock(*minutes, lambda: applied(settings, 5), *minutes)
-    clock.then = lambda: applied(settings, 10)
-    catch_up(settings, sink, FakeLog(), clock).wait()
+    clock = StepClock(*minutes, lambda: applied(driver, 5), *minutes)
+    clock.then = lambda: applied(driver, 10)
+    catch_up(settings, driver, sink, FakeLog(), clock).wait()
 
     assert 110 < clock.monotonic_s() < 125
 
@@ -190,30 +193,30 @@ def read_on(log, minutes, end):
     return StepClock(*[*half, read] * (2 * minutes), end)
 
 
-def test_a_table_is_waited_for_while_its_rows_are_read(settings, sink):
+def test_a_table_is_waited_for_while_its_rows_are_read(settings, driver, sink):
     """
     Half an hour of one table is no stall.
     """
     log = FakeLog(tables=1)
-    applied(settings, 10)
+    applied(driver, 10)
     clock = read_on(log, 30, lambda: setattr(log, "tables", 0))
-    catch_up(settings, sink, log, clock).wait()
+    catch_up(settings, driver, sink, log, clock).wait()
 
     assert round(clock.monotonic_s()) == 30 * 60
 
 
-def test_a_refetch_is_waited_for_after_another_snapshot(settings, sink):
+def test_a_refetch_is_waited_for_after_another_snapshot(settings, driver, sink):
     """
     A repair's request is read in its turn.
     """
     log = FakeLog()
     clock = read_on(log, 10, lambda: setattr(log, "answers", 2))
-    refused = catch_up(settings, sink, log, clock).wait_for_answers(["a", "b"])
+    refused = catch_up(settings, driver, sink, log, clock).wait_for_answers(["a", "b"])
 
     assert ((), 10 * 60) == (refused, round(clock.monotonic_s()))
 
 
-def test_a_stalled_refetch_is_given_up(settings, sink):
+def test_a_stalled_refetch_is_given_up(settings, driver, sink):
     """
     A stalled snapshot is no reason to wait longer.
     """
@@ -221,29 +224,29 @@ def test_a_stalled_refetch_is_given_up(settings, sink):
     log.moved = 700
 
     with pytest.raises(NotAtRestError, match="has not answered 2 signals"):
-        catch_up(settings, sink, log, StepClock()).wait_for_answers(["a", "b"])
+        catch_up(settings, driver, sink, log, StepClock()).wait_for_answers(["a", "b"])
 
 
-def test_a_writer_is_waited_for_until_it_is_visible(settings, sink):
+def test_a_writer_is_waited_for_until_it_is_visible(settings, driver, sink):
     """
     A commit can be in the sink before it is visible in the source.
     """
     log = FakeLog()
     log.oldest = 48
     clock = StepClock(lambda: None, lambda: setattr(log, "oldest", 51))
-    catch_up(settings, sink, log, clock).wait_until_seen()
+    catch_up(settings, driver, sink, log, clock).wait_until_seen()
 
     assert round(clock.monotonic_s(), 3) == 0.025
 
 
-def test_an_open_transaction_is_not_waited_for_long(settings, sink):
+def test_an_open_transaction_is_not_waited_for_long(settings, driver, sink):
     """
     It has no commit in the log yet.
     """
     log = FakeLog()
     log.oldest = 7
     clock = StepClock()
-    catch_up(settings, sink, log, clock).wait_until_seen()
+    catch_up(settings, driver, sink, log, clock).wait_until_seen()
 
     assert 9 < clock.monotonic_s() < 12
 
@@ -258,15 +261,17 @@ def test_an_open_transaction_is_not_waited_for_long(settings, sink):
         (FakeLog(confirmed=None), 10, "the slot towpath does not exist"),
     ],
 )
-def test_the_missing_progress_is_reported(settings, sink, log, offset, expected):
+def test_the_missing_progress_is_reported(
+    settings, driver, sink, log, offset, expected
+):
     """
     After a minute without progress the wait ends, and names what is missing.
     """
-    applied(settings, offset, error="Redis is full")
+    applied(driver, offset, error="Redis is full")
     clock = StepClock()
 
     with pytest.raises(NotAtRestError, match=f"not at rest: .*{expected}") as failure:
-        catch_up(settings, sink, log, clock).wait()
+        catch_up(settings, driver, sink, log, clock).wait()
 
     assert (3, True) == (failure.value.exit_code, clock.monotonic_s() <= 60.5)
 
@@ -284,25 +289,37 @@ def test_a_sink_that_never_ran_lacks_everything():
 
 
 @pytest.mark.parametrize("is_writing", [True, False])
-def test_a_long_batch_is_waited_for_while_it_is_written(settings, sink, is_writing):
+def test_a_long_batch_is_waited_for_while_it_is_written(
+    settings, driver, sink, is_writing
+):
     """
     Its records count only once all are durable; an idle batch is no progress.
     """
     clock = StepClock()
-    applied(settings, 9)
+    applied(driver, 9)
 
     def then():
-        note = DriverHeartbeat("127.0.0.1", None, is_writing)
-        write_heartbeat(settings.state_folder, "cache", note, clock.now())
-        if clock.monotonic_s() > 150:
-            applied(settings, 99)
+        is_done = clock.monotonic_s() > 150
+        applied(driver, 99 if is_done else 9, is_writing=is_writing)
 
     clock.then = then
-    catch_up = CatchUpWaiter(settings, sink, FakeLog(), FakeCluster(), clock)
+    waiting = catch_up(settings, driver, sink, FakeLog(), clock)
     if is_writing:
-        catch_up.wait()
+        waiting.wait()
     else:
         with pytest.raises(NotAtRestError, match="records to go"):
-            catch_up.wait()
+            waiting.wait()
 
     assert is_writing == (clock.monotonic_s() > 150)
+
+
+def test_a_stopped_sink_that_has_everything_is_compared(settings, driver, sink):
+    """
+    Its driver need not run; if it lacks something, the wait says why nothing comes.
+    """
+    applied(driver, 10, is_running=False)
+    catch_up(settings, driver, sink, FakeLog(), StepClock()).wait()
+    applied(driver, 9, is_running=False)
+
+    with pytest.raises(NotAtRestError, match=r"1 records to go .the driver .* ended"):
+        catch_up(settings, driver, sink, FakeLog(), StepClock()).wait()

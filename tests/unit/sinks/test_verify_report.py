@@ -54,6 +54,26 @@ def test_a_difference_outweighs_an_error(routes, expected):
     assert expected == Verification("cache", routes).verdict
 
 
+@pytest.mark.parametrize(
+    ("routes", "of_all", "of_a_part"),
+    [
+        ([EQUAL], True, False),
+        ([DIFFERENT], True, True),
+        ([BROKEN, DIFFERENT], True, True),
+        ([EQUAL, BROKEN], False, False),
+        ([RESTLESS], False, False),
+    ],
+)
+def test_only_a_proof_of_all_rows_replaces_a_difference(routes, of_all, of_a_part):
+    """
+    Neither an equal part nor an unknown result hides an earlier difference.
+    """
+    found = Verification("cache", routes)
+
+    assert of_all == found.counts(is_partial=False)
+    assert of_a_part == found.counts(is_partial=True)
+
+
 def test_differences_and_gaps_are_printed_whole():
     """
     One line each, never wrapped and never read as markup.

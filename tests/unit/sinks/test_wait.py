@@ -2,21 +2,17 @@
 
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from support.published import MemoryProgress, SinkRun
 from towpath.settings import Settings
 from towpath.sinks.dead_letters.entries import ParkedKey
 from towpath.sinks.state import incomplete
 from towpath.sinks.state.declare import READY_FILE, STARTING_OFFSETS_FILE
-from towpath.sinks.state.progress import (
-    Progress,
-    progress_path,
-    replace_file,
-    sink_folder,
-    write_progress,
-)
+from towpath.sinks.state.progress import Progress, replace_file, sink_folder
+from towpath.sinks.state.published import HEARD_WITHIN_S
 from towpath.sinks.state.refetches import (
     PendingRefetch,
     StoredRefetches,
@@ -41,8 +37,8 @@ class Clock:
         self.plan = {}
 
     def now(self):
-        """Return a fixed time."""
-        return NOW
+        """Return the time, which passes during waits."""
+        return NOW + timedelta(seconds=self.at_s)
 
     def monotonic_s(self):
         """Return the waited time."""
@@ -100,11 +96,46 @@ class Cluster:
         return {name: dict(self.ends[name]) for name in names}
 
 
+class Driver:
+    """
+    A driver that publishes before each look, as one does that runs.
+
+    Attributes:
+        is_silent: Whether it publishes nothing more.
+        is_open: Whether its run has opened the target.
+    """
+
+    def __init__(self, folder, clock):
+        self._folder = folder
+        self._clock = clock
+        self._store = MemoryProgress(clock)
+        self._run = None
+        self.progress = Progress("cache")
+        self.is_silent = False
+        self.is_open = True
+        self.begin()
+
+    def begin(self):
+        """Begin another run."""
+        self._run = SinkRun(self._folder, "cache", self._store, self._clock)
+
+    def end(self):
+        """End the run."""
+        self._run.end()
+
+    def read(self, sink):
+        """Publish, and return what a reader finds."""
+        if not self.is_silent:
+            self._run.publish(self.progress, is_open=self.is_open)
+        return self._store.read(sink)
+
+
 class WaitBench:
     """Everything that a wait looks at."""
 
     def __init__(self, folder):
         self.clock = Clock()
+        self.driver = Driver(folder, self.clock)
         self.slot = Slot()
         self.history = History()
         self.cluster = Cluster()
@@ -128,14 +159,13 @@ class WaitBench:
         )
 
     def applied(self, offsets, **progress):
-        """Write what the sink has applied."""
-        path = progress_path(self.folder, "cache")
-        write_progress(path, Progress("cache", applied=offsets, **progress), NOW)
+        """Set what the sink has applied."""
+        self.driver.progress = Progress("cache", applied=offsets, **progress)
 
     def wait(self, lsn=LSN, timeout_s=2.0):
         """Wait for an LSN."""
         (sink,) = self.settings.sink
-        wait = Wait(self.settings, sink, self.clock, timeout_s)
+        wait = Wait(self.settings, sink, self.driver, self.clock, timeout_s)
         return wait.until_applied(lsn, self.slot, self.history, self.cluster)
 
     def missing(self, **given):
@@ -279,11 +309,69 @@ def test_an_added_partition_counts_from_its_first_record(place):
 
 def test_a_lost_progress_file_is_not_applied(place):
     """
-    Without a file nothing is known to be applied.
+    A driver that knows nothing has applied nothing.
     """
-    progress_path(place.folder, "cache").unlink()
+    place.applied({})
 
     assert "10 records to go" in place.missing()
+
+
+def test_a_driver_that_does_not_run_has_applied_nothing(place):
+    """
+    The target may have been restored since its last record; and another one may run.
+    """
+    place.wait()
+    place.driver.is_silent = True
+    told = place.wait(timeout_s=1)
+    place.clock.at_s = HEARD_WITHIN_S
+    silent = place.missing()
+    place.driver.is_silent = False
+    place.wait()
+    place.driver.end()
+    place.driver.is_silent = True
+
+    assert 0.0 == told.waited_s
+    assert "the driver of the sink cache has not been heard of since 2026" in silent
+    assert "the driver of the sink cache ended at 2026" in place.missing()
+
+
+def test_a_run_that_has_not_opened_its_target_has_applied_nothing(place):
+    """
+    Its offsets are those of an earlier run: it finds out what the target has lost.
+    """
+    place.driver.is_open = False
+    missing = place.missing()
+    at_s = place.clock.at_s + 1
+    place.clock.plan = {at_s: lambda: setattr(place.driver, "is_open", True)}
+
+    assert "the sink cache is starting" in missing
+    assert 1.0 == round(place.wait().waited_s, 1)
+
+
+def test_a_sink_without_a_record_to_read_needs_no_open_target(place):
+    """
+    A driver opens the target only once there is a topic.
+    """
+    place.driver.is_open = False
+    place.cluster.ends = {}
+
+    assert LSN == place.wait().lsn
+
+
+def test_a_run_that_begins_during_a_wait_has_ends_of_its_own(place):
+    """
+    Its offsets may be of a topic that was deleted since the ends were listed.
+    """
+    place.applied({TOPIC: {"0": 9}})
+
+    def restart():
+        place.cluster.ends = {TOPIC: {"0": 4}}
+        place.applied({TOPIC: {"0": 10}})
+        place.driver.begin()
+
+    place.clock.plan = {1: restart}
+
+    assert "was recreated" in place.missing()
 
 
 def test_the_sinks_error_is_reported(place):

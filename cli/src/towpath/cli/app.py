@@ -82,7 +82,10 @@ KNOWN: Final = (
     KnownCommand(
         "inbox", _INBOX, "Create an inbox; list, replay or drop parked events."
     ),
-    KnownCommand("doctor", _DEPLOY, "Check source and broker; tell each cure."),
+    KnownCommand("console", _DEPLOY, "Show the platform on a web page; act on it."),
+    KnownCommand("doctor", _DEPLOY, "Check source, broker, registry and sinks."),
+    KnownCommand("trace", _DEPLOY, "Show the way of one row or aggregate."),
+    KnownCommand("replay", _DEPLOY, "Have one sink read a row or aggregate again."),
     KnownCommand("demo", _DEPLOY, "Run the whole platform and prove that it agrees."),
     KnownCommand("bench", _DEPLOY, "Measure, side by side with others, and verify."),
     KnownCommand(

@@ -2,8 +2,8 @@
 The state of the platform as one document: parts, relay, snapshots, sinks, problems.
 
 Each part is read separately, and a failure is reported in the entry of that part. The
-lag of a sink is the difference between the offsets that it writes into
-``progress.json`` after each batch and the ends of its topics on the broker.
+lag of a sink is the difference between the offsets that its driver publishes after each
+batch and the ends of its topics on the broker.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,17 +25,11 @@ from towpath.sinks.dead_letters.parked import OpenDeadLetters
 from towpath.sinks.kafka.client import Topics
 from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
 from towpath.sinks.kafka.offsets import KafkaRecordAges
-from towpath.sinks.state import incomplete
+from towpath.sinks.kafka.progress_topic import ProgressReader
 from towpath.sinks.state.declare import records_between
 from towpath.sinks.state.lag import Alarm, budget_s, lag_of
-from towpath.sinks.state.progress import (
-    Offsets,
-    Progress,
-    State,
-    is_alive,
-    progress_path,
-    read_progress,
-)
+from towpath.sinks.state.progress import Offsets, Progress, State
+from towpath.sinks.state.published import HeardProgress, ProgressSource, not_alive
 from towpath.sinks.wait.source import PostgresSlot
 
 Document = dict[str, Any]
@@ -156,31 +150,33 @@ def _sinks(settings: Settings, clock: Clock) -> list[Document]:
     if not settings.sink:
         return []
     oldest = KafkaRecordAges(kafka, source.prefix)
+    published = ProgressReader(settings, clock)
     try:
         return [
-            _sink(settings, sink, Topics(kafka), oldest, clock)
-            for sink in settings.sink
+            _sink(settings, sink, published, oldest, clock) for sink in settings.sink
         ]
     finally:
+        published.close()
         oldest.close()
 
 
 def _sink(
     settings: Settings,
     sink: Sink,
-    topics: Topics,
+    published: ProgressSource,
     oldest: KafkaRecordAges,
     clock: Clock,
 ) -> Document:
-    folder = settings.state_folder
-    progress = read_progress(progress_path(folder, sink.name), sink.name)
+    heard, unknown = _heard(published, sink)
+    progress = Progress(sink.name) if heard is None else heard.record.progress
     document = {
         "sink": sink.name,
         "kind": str(sink.kind),
         "driver": sink.driver,
-        "is_alive": is_alive(folder, sink.name, clock.now()),
+        "is_alive": heard is not None and heard.is_alive,
+        "not_alive": unknown or not_alive(heard, sink.name),
         "budget_s": budget_s(sink),
-        "unfilled": incomplete.routes(folder, sink.name),
+        "unfilled": () if heard is None else heard.record.unfilled,
         "lag_records": None,
         "lag_s": None,
         "is_late": None,
@@ -190,7 +186,10 @@ def _sink(
     document["running_state"] = (
         str(progress.state) if document["is_alive"] else "stopped"
     )
+    if unknown is not None:
+        return document | {"error": unknown, "running_state": "unknown"}
     try:
+        topics = Topics(settings.kafka)
         ends = topics.end_offsets(topics.names())
         lag = lag_of(sink, progress.applied, ends, oldest, clock.now())
         document["open_letters"] = _open_letters(settings, progress)
@@ -198,6 +197,16 @@ def _sink(
         return document | {"error": progress.error or str(failure)}
     document |= {"lag_records": lag.records, "lag_s": round(lag.seconds, 3)}
     return document | {"is_late": is_late(document)}
+
+
+def _heard(
+    published: ProgressSource, sink: Sink
+) -> tuple[HeardProgress | None, str | None]:
+    """Return what was heard of a sink's driver, or why that is unknown."""
+    try:
+        return published.read(sink.name), None
+    except TowpathError as failure:
+        return None, str(failure)
 
 
 def _open_letters(settings: Settings, progress: Progress) -> int:
@@ -224,7 +233,7 @@ def is_late(sink: Document) -> bool:
 def _counts(progress: Progress) -> Document:
     names = (
         *("state", "error", "position", "records", "rows", "stale", "tombstones"),
-        *("dead_letters", "parked", "asked", "owed", "retries", "refused"),
+        *("dead_letters", "parked", "asked", "pending_refetches", "retries", "refused"),
         *("last_batch_ms", "last_stages_ms", "updated_at"),
     )
     return {name: getattr(progress, name) for name in names}
@@ -269,7 +278,8 @@ def _sink_problems(sink: Document) -> Iterator[str]:
     if sink["state"] is State.FAILED or sink["error"]:
         yield f"{name}: {sink['error']}"
     elif not sink["is_alive"]:
-        yield f"{name}: its driver {sink['driver']} is not running"
+        driver, why = sink["driver"], sink["not_alive"]
+        yield f"{name}: its driver {driver} is not running: {why}"
     elif sink["refused"]:
         yield f"{name}: {refused_text(sink['refused'])}"
     if is_late(sink):
@@ -308,9 +318,15 @@ def lag_records(sink: Sink, applied: Offsets, ends: Ends) -> int:
     return records_between(applied, {topic: ends[topic] for topic in topics})
 
 
-def progress_of(settings: Settings, sink: Sink) -> Progress:
-    """Read the progress that a sink has written."""
-    return read_progress(progress_path(settings.state_folder, sink.name), sink.name)
+def progress_of(published: ProgressSource, sink: Sink) -> Progress:
+    """
+    Read the newest progress of a sink, whether its driver still runs or not.
+
+    Raises:
+        TowpathError: It cannot be read.
+    """
+    heard = published.read(sink.name)
+    return Progress(sink.name) if heard is None else heard.record.progress
 
 
 def refused_text(why: str) -> str:

@@ -59,7 +59,7 @@ class AvroDecoder:
 
         Raises:
             UnavailableError: The registry cannot be reached now, or refuses the login.
-            ValueError: The payload has not the form of its schema.
+            ValueError: The payload does not have the form of its schema.
         """
         value = event.value or b""
         is_avro = "avro" in event.headers.get(headers.CONTENT_TYPE, "").lower()

@@ -230,7 +230,12 @@ class _Loop:
             _log.warning("event not parked", event_id=event.id, reason=reason_of(error))
             return False
         if is_parked:
-            _log.warning("event parked", event_id=event.id, reason=reason)
+            _log.warning(
+                "event parked",
+                event_id=event.id,
+                trace_id=event.trace_id,
+                reason=reason,
+            )
             self._options.report(lambda to: to.parked(event, reason))
         return True
 
@@ -249,7 +254,12 @@ class _Loop:
         except HandlerError as failed:
             event, reason = failed.event, str(failed)
             self._effects.keep_parked(event, reason)
-            _log.warning("event replay failed", event_id=event.id, reason=reason)
+            _log.warning(
+                "event replay failed",
+                event_id=event.id,
+                trace_id=event.trace_id,
+                reason=reason,
+            )
             self._options.report(lambda to: to.retried(event, reason))
             return True
         if admission is not None and admission.event is not None:
@@ -318,6 +328,7 @@ class _Loop:
         _log.info(
             "event retried later",
             event_id=event.id,
+            trace_id=event.trace_id,
             attempts=count,
             reason=reason,
             delay_s=round(delay_s, 3),
@@ -366,7 +377,7 @@ class Consumer(_Loop):
             begin: Returns a context manager that yields a session with a transaction,
                 commits at its end, and rolls back after an error.
             handle: Writes the effect of an event by the session. It must not commit.
-            attempts: After so many failed attempts an event is parked.
+            attempts: After this many failed attempts an event is parked.
             takes_reads: Whether events that a snapshot has read are applied too. They
                 have ids of their own, and repeat what was applied before.
             types: The types of the events to apply; others are passed over, and their

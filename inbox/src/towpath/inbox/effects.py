@@ -11,15 +11,9 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any
 
 from towpath.inbox.event import Event
-from towpath.inbox.inbox import (
-    Admission,
-    Inbox,
-    Result,
-    Steps,
-    drive,
-    drive_async,
-)
+from towpath.inbox.inbox import Admission, Inbox
 from towpath.schemas.failure import UnavailableError
+from towpath.schemas.transactions import Result, Steps, drive, drive_async
 
 Begin = Callable[[], AbstractContextManager[Any]]
 BeginAsync = Callable[[], AbstractAsyncContextManager[Any]]

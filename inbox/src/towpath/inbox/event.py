@@ -10,6 +10,7 @@ from typing import Any
 from confluent_kafka import Message
 
 from towpath.schemas import headers
+from towpath.schemas.tracing import trace_id_of, valid_traceparent
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,19 @@ class Event:
         """Whether a snapshot has read it: a state, not something that happened now."""
         return headers.SNAPSHOT in self.headers
 
+    @property
+    def trace_id(self) -> str | None:
+        """The id of the trace that the event belongs to, for log records."""
+        traceparent = valid_traceparent(self.headers.get(headers.TRACEPARENT))
+        return None if traceparent is None else trace_id_of(traceparent)
+
     @cached_property
     def payload(self) -> Any:  # noqa: ANN401 - any JSON value
         """
         The value as JSON, or as ``decode`` returns it; None for a tombstone.
 
         Raises:
-            ValueError: The value has not that form.
+            ValueError: The value does not have that form.
         """
         if self.value is None:
             return None
@@ -83,7 +90,7 @@ def event_of(message: Message, decode: Decode | None = None) -> Event:
     """
     Return a record of confluent-kafka as an event; it must not be an error.
 
-    The payload is JSON, or what ``decode`` returns of the event.
+    The payload is JSON, or the result of ``decode``.
 
     Bytes that are not UTF-8 are kept by Python's ``surrogateescape``, so that such a
     record can be parked like any other.
@@ -95,7 +102,7 @@ def event_of(message: Message, decode: Decode | None = None) -> Event:
     topic, partition = str(message.topic()), int(message.partition() or 0)
     offset, key = int(message.offset() or 0), message.key()
     return Event(
-        # The time tells a record from that of a topic which was deleted and made again.
+        # The time tells it from a record of a topic that was deleted and created again.
         id=given.get(headers.EVENT_ID)
         or f"{topic}/{partition}/{offset}@{message.timestamp()[1]}",
         type=given.get(headers.EVENT_TYPE, ""),

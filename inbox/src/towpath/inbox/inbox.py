@@ -23,26 +23,26 @@ Both kinds of session run the same steps: a step yields a statement and gets its
 
 # ruff: noqa: S608 - names are quoted here; values are parameters
 import base64
+import functools
 import hashlib
 import json
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from towpath.inbox.event import Decode, Event
 from towpath.schemas.table_name import quoted
-from towpath.schemas.transactions import TEXT, Rows, Statement, run, run_async
+from towpath.schemas.transactions import TEXT, Statement, Steps, drive, drive_async
 
 SCHEMA: Final = "towpath"
 BEHIND: Final = "an earlier event of its key is parked"
 # Text of a reason that is kept; a traceback may be long.
 _REASON_CHARACTERS: Final = 2_000
-
-Result = TypeVar("Result")
-Steps = Generator[Statement, Rows, Result]
+# The values of a row in the table of ids.
+_ID: Final = ":consumer, :id, :topic, :partition, :offset"
 
 
 class ParkedEvent(NamedTuple):
@@ -217,9 +217,7 @@ class Inbox:
         """Insert an event's id; return whether it is new."""
         found = yield self._of(
             event,
-            f"insert into {self._applied}"
-            ' (consumer, event_id, topic, partition, "offset")'
-            " values (:consumer, :id, :topic, :partition, :offset)"
+            f"{self._insert_id()} values ({_ID})"
             " on conflict do nothing returning event_id",
         )
         if not found:
@@ -230,15 +228,20 @@ class Inbox:
         """Return whether an event of the same key is parked."""
         if event.key is None:
             return False
-        found = yield self._of(
-            event,
-            f"select 1 from {self._parked} where consumer = :consumer"
-            " and topic = :topic and key = :key limit 1",
-        )
+        found = yield self._of(event, f"{self._select_same_key()} limit 1")
         return bool(found)
 
     def admit(self, event: Event) -> Steps[Admission | None]:
         """Insert an event's id; None if an event of its key is parked."""
+        # Nearly every event is new and follows none: one statement decides that.
+        found = yield self._of(
+            event,
+            f"{self._insert_id()} select {_ID}"
+            f" where not exists ({self._select_same_key()})"
+            " on conflict do nothing returning event_id",
+        )
+        if found:
+            return Admission(event)
         if (yield from self.has_parked(event)):
             return None
         is_new = yield from self.take(event)
@@ -368,6 +371,16 @@ class Inbox:
             count += len(rows)
         return count
 
+    def _insert_id(self) -> str:
+        columns = 'consumer, event_id, topic, partition, "offset"'
+        return f"insert into {self._applied} ({columns})"
+
+    def _select_same_key(self) -> str:
+        return (
+            f"select 1 from {self._parked} where consumer = :consumer"
+            " and topic = :topic and key = :key"
+        )
+
     def _insert_parked(self, event: Event, reason: str) -> Statement:
         value = event.value
         return self._of(
@@ -448,17 +461,10 @@ class Inbox:
     def _fill(self, sql: str, **values: str | None) -> Statement:
         """Fill a statement, in which ``:name`` stands for a parameter."""
         given = {"consumer": self.consumer, **values}
-        found: dict[str, str | None] = {}
-
-        def parameter(match: re.Match[str]) -> str:
-            name = match[1]
-            if name is None:
-                return match[0]
-            # Drivers number parameters, so each place has one of its own.
-            found[f"{name}_{len(found)}"] = given[name]
-            return f"cast({TEXT} as {_CASTS[name]})" if name in _CASTS else TEXT
-
-        return Statement.of(_PARAMETER.sub(parameter, sql), found)
+        marked, names = _mark(sql)
+        # Drivers number parameters, so each place has one of its own.
+        places = {f"{name}_{n}": given[name] for n, name in enumerate(names)}
+        return Statement.of(marked, places)
 
 
 # Or a quoted name, which is left as it is.
@@ -468,26 +474,19 @@ _CASTS: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-def drive(session: Any, steps: Steps[Result]) -> Result:  # noqa: ANN401 - any driver
-    """Run steps in the transaction of a session, and return their result."""
-    try:
-        statement = next(steps)
-        while True:
-            statement = steps.send(run(session, (statement,)))
-    except StopIteration as end:
-        result: Result = end.value
-        return result
+@functools.cache
+def _mark(sql: str) -> tuple[str, tuple[str, ...]]:
+    """Replace the parameters of a statement by marks; return their names too."""
+    names: list[str] = []
 
+    def parameter(match: re.Match[str]) -> str:
+        name = match[1]
+        if name is None:
+            return match[0]
+        names.append(name)
+        return f"cast({TEXT} as {_CASTS[name]})" if name in _CASTS else TEXT
 
-async def drive_async(session: Any, steps: Steps[Result]) -> Result:  # noqa: ANN401
-    """Run steps in the transaction of an asynchronous session."""
-    try:
-        statement = next(steps)
-        while True:
-            statement = steps.send(await run_async(session, (statement,)))
-    except StopIteration as end:
-        result: Result = end.value
-        return result
+    return _PARAMETER.sub(parameter, sql), tuple(names)
 
 
 def _storable(text: str) -> str:

@@ -30,38 +30,26 @@ class InboxMetrics:
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         """Register the metrics where the application has its own."""
 
-        def counter(name: str, what: str) -> Counter:
-            return Counter(name, what, ("consumer", "topic"), registry=registry)
+        def counter(metric: telemetry.Metric) -> Counter:
+            return Counter(metric, metric.help, metric.labels, registry=registry)
 
-        self.applied = counter(
-            telemetry.INBOX_APPLIED, "Events whose effect was committed."
-        )
-        self.skipped = counter(
-            telemetry.INBOX_DUPLICATES, "Deliveries of events that were handled before."
-        )
-        self.retries = counter(
-            telemetry.INBOX_RETRIES, "Failures after which an event is tried again."
-        )
-        self.parked = counter(telemetry.INBOX_PARKED, "Events that were parked.")
+        def gauge(metric: telemetry.Metric) -> Gauge:
+            return Gauge(metric, metric.help, metric.labels, registry=registry)
+
+        self.applied = counter(telemetry.INBOX_APPLIED)
+        self.skipped = counter(telemetry.INBOX_DUPLICATES)
+        self.retries = counter(telemetry.INBOX_RETRIES)
+        self.parked = counter(telemetry.INBOX_PARKED)
+        handler = telemetry.INBOX_HANDLER_SECONDS
         self.handler = Histogram(
-            telemetry.INBOX_HANDLER_SECONDS,
-            "How long the handler took, whether it returned or failed.",
-            ("consumer", "topic"),
+            handler,
+            handler.help,
+            handler.labels,
             buckets=_BUCKETS_S,
             registry=registry,
         )
-        self.parked_events = Gauge(
-            telemetry.INBOX_PARKED_EVENTS,
-            "Events of the consumer that are parked now.",
-            ("consumer",),
-            registry=registry,
-        )
-        self.lag = Gauge(
-            telemetry.INBOX_LAG,
-            "Records of a partition that are not handled yet.",
-            ("consumer", "topic", "partition"),
-            registry=registry,
-        )
+        self.parked_events = gauge(telemetry.INBOX_PARKED_EVENTS)
+        self.lag = gauge(telemetry.INBOX_LAG)
 
     def of(self, inbox: Inbox) -> Observer:
         """Return the observer of a consumer with this inbox."""

@@ -15,6 +15,12 @@ class ShopUnavailableError(UnavailableError):
     remedy = "Check --host, and that the orders service runs there."
 
 
+class ShopDatabaseError(UnavailableError):
+    """The shop's database cannot be read."""
+
+    remedy = "Correct --load-dsn, or give --load-dsn none: then nothing is checked."
+
+
 class CustomersError(UsageError):
     """There is no customer who can place an order."""
 

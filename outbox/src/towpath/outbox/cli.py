@@ -131,8 +131,11 @@ def catalogue(
     /,
     *,
     events: Annotated[
-        str | None, Parameter(help="MODULE:NAME of the application's Events.")
-    ] = None,
+        tuple[str, ...],
+        Parameter(
+            negative="", help="MODULE:NAME of an application's Events; may be repeated."
+        ),
+    ] = (),
     title: str = "Events",
     output: Path | None = None,
     config: Annotated[
@@ -143,23 +146,22 @@ def catalogue(
     """
     Write a page of Markdown with every event type, its fields and versions.
 
-    With --events, schemas and aggregates are those of the application's Events.
+    With --events, schemas and aggregates are those of the applications' Events.
 
     Args:
         folder: The schemas, without --events.
-        events: Where the application has its Events; a function that returns them too.
+        events: Where an application has its Events; a function that returns them too.
         title: The heading of the page.
         output: The file to write; left out, standard output.
         config: Configuration file, for the names of topics.
     """
     places: dict[str, EventPlace] = {}
-    if events is None:
-        schemas = EventSchemas.from_folder(folder)
-    else:
-        found = _events(events)
-        schemas = found.schemas
+    schemas = EventSchemas() if events else EventSchemas.from_folder(folder)
+    for place in events:
+        found = _events(place)
+        schemas |= found.schemas
         outbox = _outbox_settings(config)
-        places = {
+        places |= {
             event_type: EventPlace(aggregate, outbox.topic_of(aggregate))
             for event_type, aggregate in found.aggregates.items()
         }

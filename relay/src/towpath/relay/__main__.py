@@ -14,6 +14,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -22,13 +23,15 @@ from typing import Final
 import structlog
 
 from towpath.relay.admin_http import AdminPages, HealthServer, SignalPages
+from towpath.relay.commands import compiled
 from towpath.relay.commands.status import RunState, relay_status, write_process_state
 from towpath.relay.context import DeclaredSinks, ProcessContext
 from towpath.relay.encode.captured_tables import CapturedTables
+from towpath.relay.kafka.lineage import RelayDatasets, RelayLineage
 from towpath.relay.kafka.signals import SignalSource, SignalTopicReader
 from towpath.relay.kafka.topics import KafkaTopics
 from towpath.relay.postgres import setup
-from towpath.relay.postgres.connect import connect
+from towpath.relay.postgres.connect import connect, parts_of
 from towpath.relay.postgres.replication import Wakeup
 from towpath.relay.postgres.signals import SignalInbox, SourceSignalService
 from towpath.relay.session import Session, SessionLoop
@@ -41,8 +44,14 @@ from towpath.schemas.failure import (
     UnavailableError,
     has_no_descriptor,
 )
+from towpath.schemas.lineage import (
+    LineageReporter,
+    lineage_folders,
+    start_lineage,
+)
 from towpath.schemas.position import format_lsn
 from towpath.schemas.registry import SchemaRegistry
+from towpath.schemas.tracing import Tracer, start_tracing
 from towpath.settings import Settings, load
 from towpath.settings.logs import configure_logs
 
@@ -60,6 +69,7 @@ def init(config: Path, dry_run: bool) -> int:  # noqa: FBT001 - the command's fl
     """
     settings = load(config, os.environ)  # noqa: TID251 - a root
     with connect(settings.database.dsn) as connection:
+        setup.check_version(connection.info.server_version)
         facts = setup.read_source_facts(connection, settings)
         setup.check_source(facts, settings)
         steps = setup.plan_setup(facts, settings)
@@ -105,7 +115,10 @@ def run(config: Path) -> int:
     report = partial(write_process_state, settings.state_folder, settings.database.slot)
     clock = SystemClock()
     try:
-        relay = Relay(settings, DeclaredSinks(config, environ, settings))
+        tracer = start_tracing("towpath-relay", environ, _warn_of_lost_spans)
+        lineage = start_lineage(environ, lineage_folders(), _warn_of_lost_events)
+        sinks = DeclaredSinks(config, environ, settings)
+        relay = Relay(settings, sinks, tracer, lineage)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, relay.stop)
         report(RunState.RUNNING, clock.now())
@@ -134,7 +147,13 @@ def _halted(
 class Relay:
     """One relay process."""
 
-    def __init__(self, settings: Settings, sinks: DeclaredSinks) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        sinks: DeclaredSinks,
+        tracer: Tracer,
+        lineage: LineageReporter,
+    ) -> None:
         self._settings = settings
         self._clock = SystemClock()
         self._wakeup = Wakeup()
@@ -161,6 +180,11 @@ class Relay:
             captured=captured,
             inbox=self._inbox,
             refusals=refusals,
+            lineage=RelayLineage(
+                lineage,
+                RelayDatasets(settings, parts_of(settings.database.dsn), captured),
+            ),
+            tracer=tracer,
         )
         self._is_stopping = False
 
@@ -180,7 +204,8 @@ class Relay:
         signals = SourceSignalService(source.dsn, source.slot)
         pages = AdminPages(self._stats, self._clock, SignalPages(signals))
         health = HealthServer(relay.admin_port, pages, relay.admin_host)
-        _LOG.info("relay started", admin_port=health.port, pid=os.getpid())
+        code, pid = compiled.running().value, os.getpid()
+        _LOG.info("relay started", admin_port=health.port, pid=pid, code=code)
         # Records in flight are many small objects without cycles: a garbage
         # collection every few hundred would cost several percent of the time.
         gc.freeze()
@@ -194,7 +219,16 @@ class Relay:
                 topic.close()
             self._inbox.close()
             health.close()
+            self._process.lineage.close()
+            self._close_tracer()
         _LOG.info("relay stopped", confirmed_lsn=format_lsn(self._stats.confirmed_lsn))
+
+    def _close_tracer(self) -> None:
+        """Export the last spans, and log how many there were."""
+        tracer = self._process.tracer
+        tracer.close()
+        if tracer.is_on:
+            _LOG.info("traces closed", **asdict(tracer.counts))
 
     def _signal_topic(self, signals: SourceSignalService) -> SignalTopicReader | None:
         """Start reading signals from Kafka, if a topic is configured."""
@@ -215,6 +249,16 @@ class Relay:
     def exit_code(self) -> int:
         """0, or 3 if Kafka had not acknowledged everything at the stop deadline."""
         return UnavailableError.exit_code if self._stats.unacknowledged_bytes else 0
+
+
+def _warn_of_lost_spans(reason: str) -> None:
+    """Log why spans are not exported; the relay goes on."""
+    _LOG.warning("traces not exported", reason=reason)
+
+
+def _warn_of_lost_events(reason: str) -> None:
+    """Log why lineage events are not sent; the relay goes on."""
+    _LOG.warning("lineage not reported", reason=reason)
 
 
 def _warn(event: str, reason: str) -> None:

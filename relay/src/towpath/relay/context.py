@@ -13,6 +13,7 @@ from typing import NamedTuple
 import structlog
 
 from towpath.relay.encode.captured_tables import CapturedTables
+from towpath.relay.kafka.lineage import RelayLineage
 from towpath.relay.kafka.topics import KafkaTopics
 from towpath.relay.ports import Inbox
 from towpath.relay.postgres.replication import Wakeup
@@ -21,6 +22,7 @@ from towpath.relay.stats import Stats
 from towpath.schemas.clock import Clock
 from towpath.schemas.failure import ConfigurationError
 from towpath.schemas.registry import SchemaRegistry
+from towpath.schemas.tracing import NO_TRACER, Tracer
 from towpath.settings import Settings, load
 
 _LOG = structlog.get_logger("towpath.relay")
@@ -68,6 +70,8 @@ class ProcessContext(NamedTuple):
         captured: The captured tables.
         inbox: Stores external signals.
         refusals: Refused signals of every channel.
+        lineage: Reports runs for catalogs.
+        tracer: Records spans.
     """
 
     settings: Settings
@@ -80,3 +84,5 @@ class ProcessContext(NamedTuple):
     captured: CapturedTables
     inbox: Inbox
     refusals: deque[SignalRefusal]
+    lineage: RelayLineage
+    tracer: Tracer = NO_TRACER

@@ -34,13 +34,7 @@ The relay's errors, and the loop's reaction to each.
         ├── StateLostError           the state does not match the slot
         ├── HistoryChangedError      the source's history has changed
         └── KeyChangedError          a captured table's key changed
-
-A ``Finding`` is the result of a check before the start.
 """
-
-import enum
-from collections.abc import Sequence
-from typing import NamedTuple
 
 from towpath.schemas.failure import (
     DataError,
@@ -240,45 +234,3 @@ class KeyChangedError(HaltError):
         'Set relay.on_gap to "plan" or "snapshot": a snapshot of the table with a '
         "sweep removes the rows under the former key."
     )
-
-
-class Level(enum.StrEnum):
-    """The severity of a finding; an error prevents the start, or loses data."""
-
-    ERROR = "error"
-    WARNING = "warning"
-
-
-class Finding(NamedTuple):
-    """
-    A problem that a check has found.
-
-    Attributes:
-        level: Its severity.
-        what: The object and its state.
-        why: The consequence, in half a sentence.
-        cure: The exact command or change.
-    """
-
-    level: Level
-    what: str
-    why: str
-    cure: str
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.why}: {self.cure}"
-
-
-def error_finding(what: str, why: str, cure: str) -> Finding:
-    """Return a finding that prevents the start."""
-    return Finding(Level.ERROR, what, why, cure)
-
-
-def warning_finding(what: str, why: str, cure: str) -> Finding:
-    """Return a finding that does not prevent the start."""
-    return Finding(Level.WARNING, what, why, cure)
-
-
-def blocking_findings(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings that prevent the start."""
-    return [finding for finding in findings if finding.level is Level.ERROR]

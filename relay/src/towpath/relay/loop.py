@@ -162,7 +162,12 @@ class LoopDuties:
 
 
 class Pipeline:
-    """Runs the loop until the process stops."""
+    """
+    Runs the loop until the process stops.
+
+    Attributes:
+        max_unsettled: The number of unsettled transactions at which reading stops.
+    """
 
     def __init__(
         self,
@@ -181,6 +186,7 @@ class Pipeline:
         self._duties = duties
         self._stop = duties.stop
         self._max_in_flight_bytes = max_in_flight_bytes
+        self.max_unsettled = MAX_UNSETTLED
         self._has_unread_frames = False
 
     def run(self) -> None:
@@ -222,6 +228,8 @@ class Pipeline:
             context.sender.poll(WAIT_S)
         self._snapshots.turn(context.clock.monotonic_s())
         self._duties.run()
+        if context.spans is not None:
+            context.spans.turn()
 
     def _is_stream_paused(self) -> bool:
         """Return whether the stream waits for a snapshot, between transactions."""
@@ -231,7 +239,7 @@ class Pipeline:
         ledger = self._context.ledger
         return (
             ledger.in_flight_bytes < self._max_in_flight_bytes
-            and ledger.unsettled_count < MAX_UNSETTLED
+            and ledger.unsettled_count < self.max_unsettled
         )
 
     def _read(self, timeout_s: float) -> None:
@@ -300,6 +308,8 @@ class Pipeline:
         while self._consumer.is_inside and not completing.passed():
             self._turn()
         context.publisher.drain(deadline.remaining_s())
+        if context.spans is not None:
+            context.spans.turn()
         if context.ledger.in_flight_bytes:
             raise _StopTimeoutError
         while not self._is_visible() and not deadline.passed():

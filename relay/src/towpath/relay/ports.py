@@ -50,7 +50,7 @@ class RecordProducer(Protocol):
 
     def produce(self, outgoing: Sequence[Outgoing]) -> int:
         """
-        Queue records in their order; return how many there was room for. Hot path.
+        Queue records in their order; return the number that had room. Hot path.
 
         The caller polls, and then produces the rest again.
         """

@@ -11,6 +11,7 @@ another session after a retryable failure; any other failure ends the process. S
 share no state, so that none inherits the half-finished work of a failed one.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Final
@@ -118,10 +119,10 @@ class Session:
         """Run until the process stops or no longer needs the previous settings."""
         settings, process = self._process.settings, self._process
         source = settings.database
+        ownership = self._claim(closing)
         connection = closing.enter_context(connect(source.dsn))
         self._relay = relay = read_registration(connection, source.slot)
         self._open_topics(connection)
-        ownership = self._claim(closing)
         producer = self._make_producer(closing)
         recovered = recover(self._process, self._state, producer)
         stream = SlotStream(source.dsn, process.clock, process.wakeup)
@@ -148,13 +149,9 @@ class Session:
         self._topic_monitor = self._monitor_topics(closing, recovered.marks)
         if not self._start(stream, settings, catalog):
             return
-        _LOG.info(
-            "relay streaming",
-            confirmed_lsn=format_lsn(decision.confirmed_lsn),
-            lineage=decision.lineage.number,
-            published_position=recovered.published.horizon.decode() or None,
-        )
-        pipeline.run()
+        _log_start(decision, recovered)
+        with process.lineage.run():
+            pipeline.run()
 
     def _open_topics(self, connection: Connection) -> None:
         """
@@ -226,9 +223,8 @@ class Session:
             stream.start(names.slot, publications)
             return True
 
-        timeout_s = settings.relay.takeover_timeout_s
         patience = ClaimWait(
-            process.clock, process.wakeup, timeout_s, self._is_stopping
+            process.clock, process.wakeup, longest_wait_s(settings), self._is_stopping
         )
         wait_for_slot(names.slot, attempt, lambda: catalog.holder(names.slot), patience)
         return attempts == 1
@@ -274,13 +270,18 @@ class Session:
         return monitor
 
     def _claim(self, closing: ExitStack) -> SlotOwnership:
+        """
+        Claim the slot, before anything is read.
+
+        A standby may wait for days, and anything read before would be outdated.
+        """
         settings, process = self._process.settings, self._process
         ownership = SlotOwnership(settings.database.dsn, settings.database.slot)
         closing.callback(ownership.close)
         ownership.acquire(
             process.clock,
             process.wakeup,
-            settings.relay.takeover_timeout_s,
+            longest_wait_s(settings),
             self._is_stopping,
         )
         return ownership
@@ -363,7 +364,7 @@ class Session:
         """
         Return the settings to run with, and the last log LSN at which they apply.
 
-        The LSN is 0 if they apply without end.
+        The LSN is 0 if they apply without a limit.
 
         The file's settings are stored before the first record that depends on them. New
         publications apply from the log's end at the first session that has them: they
@@ -388,6 +389,21 @@ class Session:
         if stored is None or changed:
             self._state.write(SETTINGS_KEY, publishing_settings(settings))
         return settings, 0
+
+
+def _log_start(decision: LineageDecision, recovered: RecoveredState) -> None:
+    _LOG.info(
+        "relay streaming",
+        confirmed_lsn=format_lsn(decision.confirmed_lsn),
+        lineage=decision.lineage.number,
+        published_position=recovered.published.horizon.decode() or None,
+    )
+
+
+def longest_wait_s(settings: Settings) -> float:
+    """Return how long to wait for the slot: a standby waits without a limit."""
+    relay = settings.relay
+    return math.inf if relay.standby else relay.takeover_timeout_s
 
 
 # A session of this length was healthy: the next failure counts as the first.

@@ -126,6 +126,8 @@ class SlotStats:
         is_active: Whether a process follows it.
         inactive_s: For how long no process has followed it; None while one does, or if
             the server does not say.
+        is_archive_failing: Whether the server cannot archive its log, which it then
+            keeps, whatever bounds the slot has.
     """
 
     retained_bytes: int
@@ -134,6 +136,7 @@ class SlotStats:
     wal_status: str
     is_active: bool
     inactive_s: float | None
+    is_archive_failing: bool
 
 
 @dataclass(frozen=True, slots=True)

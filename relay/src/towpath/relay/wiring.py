@@ -32,6 +32,7 @@ from towpath.relay.publish.checkpoints import CheckpointStart, CheckpointWriter
 from towpath.relay.publish.in_flight import DeliveryLedger
 from towpath.relay.publish.publisher import Publisher
 from towpath.relay.publish.sender import RecordSender
+from towpath.relay.publish.spans import PublishSpans
 from towpath.relay.recover import RecoveredState
 from towpath.relay.recovery.lineage import LineageDecision
 from towpath.relay.recovery.state import StateRecords
@@ -64,6 +65,7 @@ class _DeliveryParts(NamedTuple):
     checkpoints: CheckpointWriter
     duties: LoopDuties
     publisher: Publisher
+    spans: PublishSpans | None
 
 
 class PipelineBuilder:
@@ -116,7 +118,7 @@ class PipelineBuilder:
         delivery = self._delivery_parts(producer, stream, dead, is_ending)
         driver = self._driver(delivery.invisible)
         requests = RowRequests(driver, delivery.ledger)
-        router = self._router(stream.database, dead, requests, metadata)
+        router = self._router(stream.database, dead, requests, metadata, delivery.spans)
         context = self._loop_context(delivery, router, requests, catalog)
         external = ExternalSignals(context, process.inbox, process.refusals)
         aggregates = AggregateRoutes(settings.relay.outbox, dead, context.stats.skip)
@@ -162,7 +164,12 @@ class PipelineBuilder:
         stats, published = process.stats, recovered.published
         duties = LoopDuties(stop, stream, checkpoints, ledger, stats, recovered.parked)
         publisher = Publisher(sender, ledger, stats, published, checkpoints, duties.run)
-        return _DeliveryParts(ledger, invisible, sender, checkpoints, duties, publisher)
+        spans = None
+        if process.tracer.is_on:
+            spans = PublishSpans(process.tracer, ledger, process.clock)
+        return _DeliveryParts(
+            ledger, invisible, sender, checkpoints, duties, publisher, spans
+        )
 
     def _driver(self, invisible: InvisibleTransactions) -> SnapshotDriver:
         settings, options = self._settings, self._settings.relay.snapshot
@@ -194,6 +201,7 @@ class PipelineBuilder:
         dead: DeadLetters,
         requests: RowRequests,
         metadata: TransactionMetadata | None,
+        spans: PublishSpans | None,
     ) -> Router:
         relay, prefix = self._settings.relay, self._settings.database.prefix
         captured = self._process.captured
@@ -211,6 +219,7 @@ class PipelineBuilder:
                 on_skipped=self._skip,
                 on_incomplete=requests.request,
                 enrich=None if metadata is None else metadata.place,
+                on_traced=None if spans is None else spans.note,
             ),
         )
 
@@ -235,6 +244,8 @@ class PipelineBuilder:
             row_requests=requests,
             stats=self._process.stats,
             clock=self._process.clock,
+            spans=delivery.spans,
+            on_snapshot=self._process.lineage.snapshots.take,
         )
 
     def _skip(self, reason: str) -> None:

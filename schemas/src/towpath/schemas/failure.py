@@ -6,6 +6,7 @@ The failure tree: each failure's disposition, exit code and remedy.
     TowpathError
     ├── UsageError               2  the command line or configuration is wrong
     │   └── ConfigurationError      all mistakes of towpath.toml
+    │       └── ConfigurationMissingError  there is no such file
     ├── UnavailableError         3  a part cannot be reached: retry
     │   ├── BusyError               the part names the pause before the next attempt
     │   └── RegistryUnavailableError  the schema registry cannot be reached
@@ -60,6 +61,15 @@ class ConfigurationError(UsageError):
     def __init__(self, mistakes: Sequence[str]) -> None:
         super().__init__("\n".join(mistakes))
         self.mistakes = tuple(mistakes)
+
+
+class ConfigurationMissingError(ConfigurationError):
+    """The configuration file does not exist."""
+
+    remedy = (
+        "Write towpath.toml in this folder, as docs/how-to/own-servers.md shows, or "
+        "name the file by --config or TOWPATH_CONFIG."
+    )
 
 
 class UnavailableError(TowpathError):

@@ -127,6 +127,33 @@ class SchemaRegistry:
             ),
         )
 
+    def mode(self) -> str:
+        """
+        Return whether the registry accepts schemas: READWRITE, READONLY, IMPORT.
+
+        It is empty if the registry has no modes.
+
+        Raises:
+            RegistryUnavailableError: The registry cannot answer now.
+        """
+        return str(_json(self._answer("GET", "/mode")).get("mode", ""))
+
+    def compatibility(self, subject: str) -> str:
+        """
+        Return the compatibility level of a subject, its own or the registry's.
+
+        It is empty if the registry shows none.
+
+        Raises:
+            RegistryUnavailableError: The registry cannot answer now.
+        """
+        path = f"/config/{quote(subject, safe='')}"
+        for each in (path, "/config"):
+            found = _json(self._answer("GET", each))
+            if level := found.get("compatibilityLevel") or found.get("compatibility"):
+                return str(level)
+        return ""
+
     def close(self) -> None:
         """Close the connections."""
         self._session.close()

@@ -5,8 +5,7 @@ Released schema files: the lock that freezes them, and what a check finds.
 content and its name. The content is compared as JSON, so that a formatter may touch a
 file. Freezing only adds lines.
 
-Every check is pure and returns findings; each says in one sentence what is wrong, and
-how it is cured.
+Every check is pure and returns findings: the mistake in one sentence, and its cure.
 """
 
 import hashlib
@@ -28,7 +27,7 @@ _HEADER: Final = "# Written by towpath schema freeze. A line is never changed.\n
 
 class SchemaFinding(NamedTuple):
     """
-    One reason why the schemas cannot be released, or differ from what was.
+    One reason why the schemas cannot be released, or differ from released ones.
 
     Attributes:
         rule: The rule that is broken, by one word.
@@ -191,7 +190,7 @@ def check_files(
     files: Sequence[SchemaFile], released: Mapping[str, str], level: Level = LEVEL
 ) -> list[SchemaFinding]:
     """
-    Find everything that forbids to freeze the files.
+    Find every reason not to freeze the files.
 
     Raises:
         EventSchemaError: A schema cannot be used.
@@ -281,7 +280,7 @@ def _unlike(name: str, why: str) -> SchemaFinding:
 _UNLIKE: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "differs": (
-            "The registry holds another schema as {} than the file has.",
+            "The registry holds a schema as {} that differs from the file's.",
             "Restore the schema that the registry holds, and add the next version.",
         ),
         "missing": (

@@ -96,6 +96,11 @@ def sink_state_topic(prefix: str, sink: str) -> str:
     return f"{prefix}-sink-{sink}"
 
 
+def progress_topic(prefix: str) -> str:
+    """Name the compacted topic in which drivers publish the progress of their sinks."""
+    return f"{prefix}.progress"
+
+
 def signal_topic(prefix: str) -> str:
     """Name the topic for signals."""
     return f"{prefix}-signal"

@@ -18,8 +18,10 @@ connection that commits each statement by itself is refused: what belongs togeth
 be committed apart.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final, NamedTuple
+import functools
+from collections.abc import Callable, Generator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 from towpath.schemas.failure import UsageError
 
@@ -67,12 +69,18 @@ class Statement(NamedTuple):
         """Make a statement from SQL in which ``MARK`` stands for each parameter."""
         return cls(tuple(sql.split(MARK)), values)
 
-    def sql(self, placeholder: Callable[[int, str], str]) -> str:
-        """Return the text, with each parameter as a driver writes it."""
-        found = [self.parts[0]]
-        for number, name in enumerate(self.values, 1):
-            found += [placeholder(number, name), self.parts[number]]
-        return "".join(found)
+    @property
+    def form(self) -> "Form":
+        """Return the texts and the names of the parameters, without their values."""
+        return self.parts, tuple(self.values)
+
+
+# The texts and the names of the parameters of a statement.
+Form = tuple[tuple[str, ...], tuple[str, ...]]
+
+Result = TypeVar("Result")
+# Steps yield a statement, get its rows, and return a result.
+Steps = Generator[Statement, Rows, Result]
 
 
 def run(session: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401 - any driver
@@ -83,9 +91,9 @@ def run(session: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401 
         SessionTypeError: The session is asynchronous, or of an unknown kind.
         NoTransactionError: The session commits each statement by itself.
     """
-    kind = _kind(session)
+    kind, is_async = _kind(session)
     runner = _RUNNERS.get(kind)
-    if runner is None or _is_async(session, kind):
+    if runner is None or is_async:
         raise SessionTypeError(_refusal(session, "the synchronous function"))
     return runner(session, statements)
 
@@ -98,8 +106,7 @@ async def run_async(session: Any, statements: Sequence[Statement]) -> Rows:  # n
         SessionTypeError: The session is not asynchronous, or of an unknown kind.
         NoTransactionError: The session commits each statement by itself.
     """
-    kind = _kind(session)
-    is_async = _is_async(session, kind)
+    kind, is_async = _kind(session)
     if kind == "sqlalchemy" and is_async:
         found: Rows = await session.run_sync(_run_sqlalchemy, statements)
         return found
@@ -110,19 +117,41 @@ async def run_async(session: Any, statements: Sequence[Statement]) -> Rows:  # n
     raise SessionTypeError(_refusal(session, "the asynchronous function"))
 
 
-def _kind(session: object) -> str:
-    """Return the driver that a session's class, or one of its bases, comes from."""
-    for cls in type(session).__mro__:
-        root = cls.__module__.partition(".")[0]
-        if root in _KINDS:
-            return root
-    return ""
+def drive(session: Any, steps: Steps[Result]) -> Result:  # noqa: ANN401 - any driver
+    """Run steps in the transaction of a session, and return their result."""
+    try:
+        statement = next(steps)
+        while True:
+            statement = steps.send(run(session, (statement,)))
+    except StopIteration as end:
+        result: Result = end.value
+        return result
 
 
-def _is_async(session: object, kind: str) -> bool:
-    """Return whether the session's class, or one of its bases, is asynchronous."""
-    names = (cls.__name__ for cls in type(session).__mro__)
-    return kind == "asyncpg" or any(name.lower().startswith("async") for name in names)
+async def drive_async(session: Any, steps: Steps[Result]) -> Result:  # noqa: ANN401
+    """Run steps in the transaction of an asynchronous session."""
+    try:
+        statement = next(steps)
+        while True:
+            statement = steps.send(await run_async(session, (statement,)))
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
+
+def _kind(session: object) -> tuple[str, bool]:
+    """Return the driver that a session comes from, and whether it is asynchronous."""
+    # A class is hashable, though mypy does not believe it.
+    return _kind_of(type(session))  # type: ignore[arg-type]
+
+
+@functools.cache
+def _kind_of(cls: type) -> tuple[str, bool]:
+    """Return the same for a class, by its bases too; no driver: an empty string."""
+    roots = (base.__module__.partition(".")[0] for base in cls.__mro__)
+    kind = next((root for root in roots if root in _KINDS), "")
+    is_async = any(base.__name__.lower().startswith("async") for base in cls.__mro__)
+    return kind, is_async or kind == "asyncpg"
 
 
 def _refusal(session: object, function: str) -> str:
@@ -137,15 +166,14 @@ def _require(*, is_transaction: bool) -> None:
 
 
 def _run_sqlalchemy(session: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401
-    from sqlalchemy import Connection, text  # noqa: PLC0415 - present, as the session is
+    from sqlalchemy import Connection  # noqa: PLC0415 - present, as the session is
 
     connection = session if isinstance(session, Connection) else session.connection()
     driver = connection.connection.dbapi_connection
     _require(is_transaction=not getattr(driver, "autocommit", False))
     rows: Rows = []
     for statement in statements:
-        sql = _escaped(statement, ":", "\\:").sql(lambda _, name: f":{name}")
-        result = connection.execute(text(sql), dict(statement.values))
+        result = connection.execute(_clause(statement.form), dict(statement.values))
         rows = list(result) if result.returns_rows else []
     return rows
 
@@ -161,7 +189,7 @@ def _run_psycopg(session: Any, statements: Sequence[Statement]) -> Rows:  # noqa
 
 def _run_on_cursor(cursor: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401
     for statement in statements:
-        cursor.execute(_pyformat(statement), statement.values)
+        cursor.execute(_pyformat(statement.form), statement.values)
     return list(cursor.fetchall()) if cursor.description else []
 
 
@@ -171,7 +199,8 @@ async def _run_psycopg_async(session: Any, statements: Sequence[Statement]) -> R
     cursor = session
     for statement in statements:
         # A connection's method returns a new cursor.
-        cursor = await session.execute(_pyformat(statement), statement.values)
+        sql = _pyformat(statement.form)
+        cursor = await session.execute(sql, statement.values)
     return list(await cursor.fetchall()) if cursor.description else []
 
 
@@ -186,19 +215,39 @@ async def _run_asyncpg(session: Any, statements: Sequence[Statement]) -> Rows:  
     _require(is_transaction=session.is_in_transaction())
     rows: Rows = []
     for statement in statements:
-        sql = statement.sql(lambda number, _: f"${number}")
+        sql = _numbered(statement.form)
         rows = list(await session.fetch(sql, *statement.values.values()))
     return rows
 
 
-def _pyformat(statement: Statement) -> str:
-    return _escaped(statement, "%", "%%").sql(lambda _, name: f"%({name})s")
+# A form is written for a driver once: SQLAlchemy, above all, takes its time.
+_written_once = functools.lru_cache(maxsize=1_024)
 
 
-def _escaped(statement: Statement, special: str, escaped: str) -> Statement:
-    """Escape a character of the SQL that marks parameters for a driver."""
-    parts = tuple(part.replace(special, escaped) for part in statement.parts)
-    return statement._replace(parts=parts)
+@_written_once
+def _clause(form: Form) -> Any:  # noqa: ANN401 - SQLAlchemy's
+    from sqlalchemy import text  # noqa: PLC0415 - present, as the session is
+
+    parts, names = form
+    escaped = [part.replace(":", "\\:") for part in parts]
+    return text(_joined(escaped, [f":{name}" for name in names]))
+
+
+@_written_once
+def _pyformat(form: Form) -> str:
+    parts, names = form
+    escaped = [part.replace("%", "%%") for part in parts]
+    return _joined(escaped, [f"%({name})s" for name in names])
+
+
+@_written_once
+def _numbered(form: Form) -> str:
+    parts, names = form
+    return _joined(parts, [f"${number}" for number, _ in enumerate(names, 1)])
+
+
+def _joined(parts: Sequence[str], placeholders: Sequence[str]) -> str:
+    return "".join(map("".join, zip_longest(parts, placeholders, fillvalue="")))
 
 
 def _require_psycopg(connection: Any) -> None:  # noqa: ANN401 - of psycopg or psycopg2

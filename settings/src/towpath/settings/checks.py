@@ -42,7 +42,7 @@ from towpath.settings.rows import (
     Times,
     UnknownTypes,
 )
-from towpath.settings.shape import Place
+from towpath.settings.section import Place
 from towpath.settings.sink import CatalogKind, Sink, SinkKind
 from towpath.settings.syntax import (
     ROUTED_VALUE,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from towpath.settings.model import Settings
-from towpath.settings.shape import Place, annotation_at, is_structured
+from towpath.settings.section import Place, annotation_at, is_structured
 
 _PREFIX: Final = "TOWPATH_"
 _SEPARATOR: Final = "__"

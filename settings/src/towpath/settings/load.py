@@ -13,12 +13,12 @@ from typing import Any, Final, TypeAlias
 
 from pydantic import ValidationError
 
-from towpath.schemas.failure import ConfigurationError
+from towpath.schemas.failure import ConfigurationError, ConfigurationMissingError
 from towpath.settings.checks import contradictions
 from towpath.settings.environment import lay_over
 from towpath.settings.mistakes import describe_all
 from towpath.settings.model import Settings
-from towpath.settings.shape import Place
+from towpath.settings.section import Place
 
 
 def load(path: Path, environ: Mapping[str, str]) -> Settings:
@@ -29,10 +29,13 @@ def load(path: Path, environ: Mapping[str, str]) -> Settings:
     ``search.event_schemas`` is relative to the file.
 
     Raises:
-        ConfigurationError: The file is missing or has mistakes; all are listed.
+        ConfigurationMissingError: There is no such file.
+        ConfigurationError: The file has mistakes; all are listed.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigurationMissingError([f"{path}: {error.strerror}"]) from error
     except OSError as error:
         reason = error.strerror or "cannot be read"
         raise ConfigurationError([f"{path}: {reason}"]) from error

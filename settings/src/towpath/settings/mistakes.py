@@ -13,8 +13,7 @@ from pydantic_core import ErrorDetails
 
 from towpath.settings.environment import variable_for
 from towpath.settings.model import Settings
-from towpath.settings.section import PATTERN_WORDS
-from towpath.settings.shape import Place, keys, section_at
+from towpath.settings.section import PATTERN_WORDS, Place, keys, section_at
 
 # Below this similarity a name is not suggested.
 _ALIKE: Final = 0.6

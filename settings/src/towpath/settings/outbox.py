@@ -1,17 +1,31 @@
-"""``[relay.outbox]``: the outbox table, and the events made from its rows."""
+"""
+``[relay.outbox]``: the outbox table, and the events made from its rows.
+
+``route_regex`` and ``route_replacement`` rewrite the value in a topic's name. Their
+syntax is Java's, as in Debezium's router: the whole value must match, ``$1`` and
+``${name}`` refer to groups, and a backslash escapes the next character. A value that
+does not match stays as it is.
+"""
 
 import enum
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
 from pydantic import Field
 
 from towpath.schemas import headers
+from towpath.schemas.failure import ConfigurationError
 from towpath.schemas.topics import outbox_topic
-from towpath.settings.rewriting import rewriting
 from towpath.settings.section import Section, TableText
-from towpath.settings.syntax import Pattern, PlacementText, TopicTemplate
+from towpath.settings.syntax import Pattern, PlacementText, TopicTemplate, compiled
+
+_REFERENCE: Final = re.compile(
+    r"\\(?P<plain>.)|\$\{(?P<name>[^}]*)\}|\$(?P<digits>\d+)", re.DOTALL
+)
+
+_Part = Callable[["re.Match[str]"], str]
 
 
 class MissingColumn(enum.StrEnum):
@@ -162,3 +176,65 @@ DEBEZIUM_OUTBOX: Final[Mapping[str, Any]] = MappingProxyType(
         "placements": ["type:header:eventType"],
     }
 )
+
+
+def rewriting(route_regex: str, replacement: str) -> Callable[[str], str]:
+    """
+    Return a function that rewrites a value; without a pattern it changes nothing.
+
+    Raises:
+        ConfigurationError: The replacement names a group that the pattern lacks.
+    """
+    if not route_regex:
+        return str
+    pattern = compiled(route_regex)
+    parts = tuple(_parts(replacement, pattern))
+
+    def rewritten(value: str) -> str:
+        if pattern.fullmatch(value) is None:
+            return value
+        found = pattern.search(value)
+        if found is None:
+            return value
+        written = "".join(part(found) for part in parts)
+        return value[: found.start()] + written + value[found.end() :]
+
+    return rewritten
+
+
+def _parts(replacement: str, pattern: "re.Pattern[str]") -> Iterable[_Part]:
+    """Split a replacement into plain texts and references to groups."""
+    at = 0
+    for found in _REFERENCE.finditer(replacement):
+        yield _plain_text(replacement[at : found.start()])
+        at = found.end()
+        if found["plain"] is not None:
+            yield _plain_text(found["plain"])
+        elif found["name"] is not None:
+            yield _group(found["name"], pattern)
+        else:
+            yield from _numbered(found["digits"], pattern)
+    yield _plain_text(replacement[at:])
+
+
+def _numbered(digits: str, pattern: "re.Pattern[str]") -> Iterable[_Part]:
+    """Use as many digits as name a group; the others are plain text."""
+    length = len(digits)
+    while length > 1 and int(digits[:length]) > pattern.groups:
+        length -= 1
+    yield _group(int(digits[:length]), pattern)
+    yield _plain_text(digits[length:])
+
+
+def _group(group: str | int, pattern: "re.Pattern[str]") -> _Part:
+    known = group in pattern.groupindex or (
+        isinstance(group, int) and group <= pattern.groups
+    )
+    if not known:
+        mistake = f"relay.outbox.route_replacement: route_regex has no group {group}"
+        raise ConfigurationError([mistake])
+    return lambda found: found[group] or ""
+
+
+def _plain_text(text: str) -> _Part:
+    return lambda _found: text

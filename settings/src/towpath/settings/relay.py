@@ -158,6 +158,7 @@ class Relay(Section):
     heartbeat_query: str = ""
     stop_timeout_s: float = Field(default=10.0, gt=0)
     takeover_timeout_s: float = Field(default=60.0, ge=0)
+    standby: bool = False
     retained_warning_bytes: int = Field(default=10 * _GIBIBYTE, ge=1)
     retained_critical_bytes: int = Field(default=20 * _GIBIBYTE, ge=1)
     inactive_critical_s: float = Field(default=1800.0, gt=0)

@@ -11,9 +11,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -24,11 +24,18 @@ from pyspark.sql import SparkSession
 
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import ConfigurationError, TowpathError
+from towpath.schemas.lineage import (
+    LineageReporter,
+    lineage_folders,
+    start_lineage,
+)
+from towpath.schemas.tracing import Tracer, start_tracing
 from towpath.settings import Settings, WatchedFile, load
 from towpath.settings import Sink as SinkSettings
 from towpath.settings.logs import configure_logs
 from towpath.sinks.engine.driver import Driver, SinkSelection
 from towpath.sinks.engine.executors import executor_spec, is_spread
+from towpath.sinks.engine.lineage import sink_job
 from towpath.sinks.engine.monitor import Monitor
 from towpath.sinks.engine.session import (
     Engine,
@@ -43,6 +50,7 @@ from towpath.sinks.kafka.client import KafkaRelations, Topics
 from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
 from towpath.sinks.kafka.fetch import KafkaBatches
 from towpath.sinks.kafka.offsets import KafkaEarliestPositions, KafkaRecordAges
+from towpath.sinks.kafka.progress_topic import ProgressTopic
 from towpath.sinks.kafka.repairs import KafkaRepairs
 from towpath.sinks.kafka.state_topic import StateTopic
 from towpath.sinks.kinds import (
@@ -56,7 +64,7 @@ from towpath.sinks.kinds import (
 from towpath.sinks.ports import Sink
 from towpath.sinks.state import declare
 from towpath.sinks.state.copies import NoCopies, StateCopies
-from towpath.sinks.state.progress import progress_path, read_progress, sink_folder
+from towpath.sinks.state.progress import progress_path, sink_folder, stored_progress
 from towpath.sinks.targets.checks import check_block
 
 _log = structlog.get_logger("towpath.sinks")
@@ -108,10 +116,10 @@ def run(
         scratch = parts.enter_context(scratch_folder(engine.folder))
         spark = start_session(replace(engine, folder=scratch))
         parts.callback(_end_session, spark)
-        clock = SystemClock()
-        oldest = KafkaRecordAges(settings.kafka, settings.database.prefix)
-        monitor = Monitor(Topics(settings.kafka), oldest, clock)
-        parts.callback(monitor.close)
+        lineage = start_lineage(environ, lineage_folders(), _warn_of_lost_events)
+        parts.callback(lineage.close)
+        monitor = _monitor(settings, parts, lineage)
+        tracer = parts.enter_context(_tracing(environ))
         stop = _stop_event()
         tune_interpreter()
         monitor.listen(spark)
@@ -120,11 +128,46 @@ def run(
             spark,
             SinkSelection(tuple(names), driver),
             WatchedFile(config, environ),
-            _parts(_Newest(config, environ, settings), spark, monitor),
+            _parts(_Newest(config, environ, settings), spark, monitor, tracer),
             stop,
         ).run()
     _log.info("driver stopped", driver=name)
     return 0
+
+
+def _monitor(settings: Settings, parts: ExitStack, lineage: LineageReporter) -> Monitor:
+    """Make the monitor of the driver's sinks, which is closed with the other parts."""
+    clock = SystemClock()
+    oldest = KafkaRecordAges(settings.kafka, settings.database.prefix)
+    progress = parts.enter_context(closing(ProgressTopic(settings, clock)))
+    monitor = Monitor(
+        *(Topics(settings.kafka), oldest, progress, clock, lineage),
+        job_of=partial(sink_job, settings),
+    )
+    parts.callback(monitor.close)
+    return monitor
+
+
+@contextmanager
+def _tracing(environ: Mapping[str, str]) -> Iterator[Tracer]:
+    """Yield the driver's tracer, and export its last spans at the end."""
+    tracer = start_tracing("towpath-sinks", environ, _warn_of_lost_spans)
+    try:
+        yield tracer
+    finally:
+        tracer.close()
+        if tracer.is_on:
+            _log.info("traces closed", **asdict(tracer.counts))
+
+
+def _warn_of_lost_spans(reason: str) -> None:
+    """Log why spans are not exported; the driver goes on."""
+    _log.warning("traces not exported", reason=reason)
+
+
+def _warn_of_lost_events(reason: str) -> None:
+    """Log why lineage events are not sent; the driver goes on."""
+    _log.warning("lineage not reported", reason=reason)
 
 
 def _end_session(spark: SparkSession) -> None:
@@ -202,7 +245,9 @@ def _check_engine(sink: SinkSettings, spark: SparkSession) -> None:
             raise SinkUnfitError(message)
 
 
-def _parts(newest: _Newest, spark: SparkSession, monitor: Monitor) -> SupervisorParts:
+def _parts(
+    newest: _Newest, spark: SparkSession, monitor: Monitor, tracer: Tracer
+) -> SupervisorParts:
     clock, settings = SystemClock(), newest()
     prefix = settings.database.prefix
 
@@ -238,6 +283,7 @@ def _parts(newest: _Newest, spark: SparkSession, monitor: Monitor) -> Supervisor
         on_executor=partial(_on_executor, settings, str(spark.sparkContext.master)),
         make_announced=lambda: KafkaRelations(settings.kafka, prefix),
         make_copies=lambda sink: _copies(newest(), sink, clock),
+        tracer=tracer,
     )
 
 
@@ -263,7 +309,7 @@ def _routed(settings: Settings, sink: SinkSettings) -> RoutedRelations:
     announced = KafkaRelations(settings.kafka, settings.database.prefix)
     routed = RoutedRelations(announced, sink.route, kind_of(sink).unfit_name)
     path = progress_path(settings.state_folder, sink.name)
-    routed.check(has_run=read_progress(path, sink.name).batches > 0)
+    routed.check(has_run=stored_progress(path, sink.name).batches > 0)
     return routed
 
 

@@ -43,6 +43,7 @@ The sinks' branch of the failure tree.
         ├── KindBrokenError            a package's kind of sink cannot be loaded
         ├── TransformBrokenError       a package's transform cannot be imported
         ├── WebhookRefusedError        a receiver refuses all webhooks
+        ├── UnreadableProgressError    a driver of another version runs the sink
         └── MalformedRelationError     the relations topic has an unreadable record
 """
 
@@ -328,6 +329,12 @@ class WebhookRefusedError(HaltError):
     remedy = (
         "Ask the receiver, and correct the sink's url or secrets, or remove the sink."
     )
+
+
+class UnreadableProgressError(HaltError):
+    """A driver publishes the progress of a sink in a form of another version."""
+
+    remedy = "Use the version of Towpath that the sink's driver has, or upgrade both."
 
 
 class MalformedRelationError(HaltError):

@@ -20,10 +20,11 @@ from typing import Final
 
 from towpath.schemas.clock import Clock
 from towpath.schemas.failure import ConfigurationError, UsageError
+from towpath.schemas.findings import CheckFinding
 from towpath.settings import Route, RouteKind, Settings, SinkKind, WriteFrom
 from towpath.settings import Sink as SinkSettings
-from towpath.settings.key_template import columns_of
 from towpath.settings.mistakes import did_you_mean
+from towpath.settings.routes import columns_of
 from towpath.settings.sink import KINDS_GROUP
 from towpath.sinks.changes.relations import RelationShape
 from towpath.sinks.changes.routing import Routing, routing_of
@@ -266,6 +267,8 @@ class Kind:
         routes: The kinds of route that it can write.
         rights: Lists all rights that the target denies the sink's user, given the
             prefix of all topics; nothing is written. ``None``: it cannot be checked.
+        health: Checks whether the target keeps what the sink wrote, cheaply and without
+            writing, for ``towpath doctor``. ``None``: it cannot be checked.
         unfit_name: Returns why a column name cannot be written, as the end of a
             sentence that begins with the name; empty if it can.
         spread: Makes the sink on an executor. There it writes a slice of a batch: each
@@ -291,6 +294,7 @@ class Kind:
     memory: str = _SERVING_MEMORY
     routes: frozenset[RouteKind] = frozenset({RouteKind.TABLE})
     rights: Callable[[SinkSettings, str], Iterable[str]] | None = None
+    health: Callable[[SinkSettings, Clock], Iterable[CheckFinding]] | None = None
     unfit_name: UnfitName = any_name
     spread: Callable[[SinkSettings, ExecutorParts], Sink] | None = None
     shared: Callable[[SinkSettings], object] = _nothing

@@ -11,6 +11,7 @@ from typing import Any, Final, LiteralString, TypeAlias
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from towpath.schemas import session
 from towpath.schemas.failure import TooManyFilesError, has_no_descriptor
@@ -49,6 +50,11 @@ def connected(dsn: str, place: str = "the source", /, **settings: str) -> Connec
         connection.close()
         raise
     return connection
+
+
+def parameters_of(dsn: str) -> Mapping[str, Any]:
+    """Return the parameters of a connection string, by libpq's names."""
+    return conninfo_to_dict(dsn)
 
 
 # ``moment`` is the value as a time without a zone, ``zone`` the end of its text.

@@ -14,6 +14,7 @@ all stores. A difference voids all figures.
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -67,6 +68,7 @@ from towpath.loadtests.load.samples import Latency
 from towpath.loadtests.load.shop import targets_of
 from towpath.settings import Settings
 from towpath.sinks.kafka.client import Topics
+from towpath.sinks.kafka.progress_topic import ProgressReader
 from towpath.sinks.postgres import connected
 
 # The steps of each case, a second.
@@ -150,9 +152,10 @@ class Watch:
         topics = Topics(settings.kafka)
         ends = stage.retried(lambda: read_ends(topics))
         records = {}
-        for sink in settings.sink:
-            applied = progress_of(settings, sink).applied
-            self._add(sink.name, at_s, lag_records(sink, applied, ends))
+        with closing(ProgressReader(settings, stage.clock)) as published:
+            found = [(one, progress_of(published, one)) for one in settings.sink]
+        for sink, progress in found:
+            self._add(sink.name, at_s, lag_records(sink, progress.applied, ends))
             records[sink.name] = float(lag_records(sink, {}, ends))
         log_bytes, unconfirmed = self._relay()
         self._add(RELAY, at_s, unconfirmed)

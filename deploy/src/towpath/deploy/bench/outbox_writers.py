@@ -92,7 +92,7 @@ def start(options: list[WriterOptions]) -> "Writers":
 
 
 class Writers:
-    """Running writers, a context that ends them."""
+    """Running writers; they end with their context."""
 
     def __init__(self, pool: ProcessPoolExecutor, options: list[WriterOptions]) -> None:
         self._pool = pool
@@ -110,7 +110,7 @@ class Writers:
 
 
 def write(options: WriterOptions) -> Written:
-    """Commit items, one after the other, until the time is over."""
+    """Commit items, one after the other, until the time is up."""
     clock, write_event = SystemClock(), _event_writer(options.system)
     latencies: list[float] = []
     with psycopg.connect(options.dsn) as connection:

@@ -1,5 +1,5 @@
 """
-Benchmarks of relay and snapshots, and chaos, each on its own stack.
+Benchmarks of relay and snapshots, all benchmarks in turn, and chaos.
 
 A run removes the remains of killed runs, starts its stack, measures, and prints the
 result. For a comparison, Debezium runs beside the relay in Kafka Connect's standalone
@@ -8,10 +8,12 @@ mode, from Java archives with their own lock.
 
 import json
 import os
+import signal
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, Generic, NamedTuple
+from typing import Any, Final, Generic, NamedTuple
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -20,6 +22,7 @@ from towpath.deploy.local import ports, postgres
 from towpath.deploy.local.own_stack import Launcher, environment, own_stack, prepare
 from towpath.deploy.local.part import StateFolder
 from towpath.deploy.local.stack import Stack
+from towpath.loadtests.bench import summary
 from towpath.loadtests.bench.broker import Broker
 from towpath.loadtests.bench.context import (
     Bench,
@@ -28,6 +31,7 @@ from towpath.loadtests.bench.context import (
     open_screen,
 )
 from towpath.loadtests.bench.environment import BenchEnvironment
+from towpath.loadtests.bench.machine import machine
 from towpath.loadtests.bench.result import BenchResult, CaseT, ScenarioResult
 from towpath.loadtests.capture import result as capture_result
 from towpath.loadtests.capture.run import CaptureOptions, compare_captures
@@ -39,6 +43,7 @@ from towpath.loadtests.chaos.context import (
 from towpath.loadtests.chaos.context import (
     open_screen as open_chaos_screen,
 )
+from towpath.relay.commands import compiled
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.sinks.jars import fetch, java, store
@@ -202,6 +207,7 @@ def _bench_environment(
         broker_pid=broker.pid or 0,
         programs=postgres.home_of(stack.state).programs,
         towpath=(sys.executable, "-m", "towpath.cli"),
+        relay_code=compiled.available(env),
         connect=connect,
         connect_port=ports.any_free(),
         log_folder=stack.state.data("kafka") / "data",
@@ -255,3 +261,93 @@ def chaos_environment(
         launcher=Launcher(state, env),
         clock=SystemClock(),
     )
+
+
+# Together less than ten minutes on two cores, without Debezium.
+QUICK: Final[Mapping[str, str]] = {
+    "relay": "--case drain_1 --case drain_100 --case steady_2000"
+    " --rows 100000 --rounds 1 --duration 8 --warm-up 4",
+    "snapshot": "--rows 300000 --duration 6 --warm-up 3",
+    "outbox": "--rounds 1 --duration 4 --warm-up 1",
+    "sinks": "--case catch_up --rows 300000",
+    "checkout": "--rates 10 --refine 0 --orders 2000 --duration 30 --warm-up 15",
+}
+_WITH_DEBEZIUM: Final = ("relay", "snapshot")
+
+
+class AllOptions(NamedTuple):
+    """
+    The options of a run of all benchmarks.
+
+    Attributes:
+        is_quick: Whether small loads are run for a short time.
+        with_debezium: Whether Debezium is measured too.
+        as_json: Whether one JSON document is printed, instead of a table.
+        plot_file: A file for the plot.
+    """
+
+    is_quick: bool
+    with_debezium: bool
+    as_json: bool
+    plot_file: Path | None
+
+
+def run_all(options: AllOptions) -> int:
+    """
+    Run all benchmarks, and print their summary; return the first code that is not 0.
+
+    Raises:
+        UsageError: The folder of the plot does not exist.
+        TowpathError: An archive could not be fetched.
+        KeyboardInterrupt: It was interrupted; the running benchmark has ended.
+    """
+    plot_file = options.plot_file
+    if plot_file is not None and not plot_file.parent.is_dir():
+        message = f"--plot: there is no folder {plot_file.parent}"
+        raise UsageError(message)
+    console = Console(stderr=True)
+    prepare(BENCH_FOLDERS, console)
+    if options.with_debezium:
+        fetch_connect(console.print)
+    documents, codes, took_s = {}, [], {}
+    for name in summary.BENCHMARKS:
+        began_s = _CLOCK.monotonic_s()
+        code, documents[name] = _run(name, options)
+        took_s[name] = round(_CLOCK.monotonic_s() - began_s)
+        codes.append(code)
+        console.print(f"bench {name}: {took_s[name]} s, exit {code}", highlight=False)
+    lines = summary.lines(documents)
+    if plot_file is not None:
+        plot_file.write_text(summary.plot(lines), encoding="utf-8")
+    if options.as_json:
+        whole = {"machine": machine(), "took_s": took_s, "benchmarks": documents}
+        sys.stdout.write(json.dumps(whole, indent=1) + "\n")
+    else:
+        on = ", ".join(f"{name} {value}" for name, value in machine().items())
+        sys.stdout.write(f"{summary.markdown(lines)}\n\n{on}\n")
+    return next((code for code in codes if code), VERIFIED)
+
+
+_CLOCK: Final = SystemClock()
+
+
+def _run(name: str, options: AllOptions) -> tuple[int, Mapping[str, Any]]:
+    """Run one benchmark; return its exit code, and its document if it printed one."""
+    words = QUICK[name].split() if options.is_quick else []
+    if options.with_debezium and name in _WITH_DEBEZIUM:
+        words.append("--with-debezium")
+    command = [sys.executable, "-m", "towpath.cli", "bench", name, "--json", *words]
+    # In a session of its own, so that it gets one Ctrl-C, from here.
+    with subprocess.Popen(  # noqa: S603 - our own command
+        command, stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        try:
+            printed, _ = process.communicate()
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            raise
+    try:
+        return process.returncode, json.loads(printed)
+    except json.JSONDecodeError:
+        return process.returncode or DIFFERENT, {}

@@ -19,7 +19,12 @@ from typing import Any, Final
 import psutil
 from rich.console import Console
 
-from towpath.deploy.bench import null_sink
+from towpath.deploy.bench.cluster import (
+    install_null_sink,
+    master_part,
+    master_url,
+    worker_part,
+)
 from towpath.deploy.bench.runner import (
     BENCH_FOLDERS,
     bench_on,
@@ -31,7 +36,7 @@ from towpath.deploy.demo.screen import DemoScreen, PlainScreen
 from towpath.deploy.demo.stage import DemoOptions, DemoPlan, OwnStage
 from towpath.deploy.demo.table import SinkResult
 from towpath.deploy.errors import StepError
-from towpath.deploy.local import ports, process, spark
+from towpath.deploy.local import ports, process
 from towpath.deploy.local.own_stack import own_stack, prepare
 from towpath.deploy.local.part import StateFolder
 from towpath.deploy.local.stack import NAMES, Stack
@@ -304,7 +309,7 @@ def _measure_cluster(
 ) -> tuple[SinkCase, Sequence[str]]:
     """Measure with a sink of the kind ``null``, which only these processes know."""
     packages = stack.state.root / "packages"
-    null_sink.install(packages)
+    install_null_sink(packages)
     words = ("env", f"PYTHONPATH={packages}", *bench.environment.towpath)
     environment = replace(bench.environment, towpath=words)
     return cluster.measure_cluster(
@@ -322,15 +327,15 @@ def _spark_cluster(
     """Run a standalone cluster for a block."""
     port = ports.any_free()
     with Supervisor(state) as supervisor:
-        supervisor.start(spark.master_part(state, port))
+        supervisor.start(master_part(state, port))
         supervisor.wait_ready()
         names = [f"spark-worker-{number}" for number in range(1, workers + 1)]
         for name in names:
-            supervisor.start(spark.worker_part(state, name, port, packages))
+            supervisor.start(worker_part(state, name, port, packages))
         supervisor.wait_ready()
         found = [process.find(state.process_file(name)) for name in names]
         pids = [one.pid for one in found if one is not None]
-        yield RunningCluster(spark.master_url(port), pids)
+        yield RunningCluster(master_url(port), pids)
 
 
 def targets(stack: Stack) -> Targets:

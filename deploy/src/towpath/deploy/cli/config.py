@@ -41,7 +41,7 @@ def check(*, config: ConfigOption = None) -> int:
     """
     path = config_file(config)
     _check_other_packages(path)
-    from towpath.sinks.cli.tables import tables_by_expression  # noqa: PLC0415 - keeps --help fast
+    from towpath.sinks.cli.sink import tables_by_expression  # noqa: PLC0415 - keeps --help fast
 
     settings = load(path, os.environ)  # noqa: TID251 - a root
     _check_client(settings)

@@ -6,13 +6,12 @@ A key is written as its text, or as a JSON list when it has several columns:
 """
 
 import json as json_text
-import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 from rich.console import Console
@@ -25,6 +24,13 @@ from towpath.cli.options import (
     read_settings,
 )
 from towpath.deploy.snapshots import signals
+from towpath.deploy.snapshots.requests import (
+    ANSWERED_WITHIN_S,
+    RunningChange,
+    SnapshotRequest,
+    request_snapshot,
+    signal_running,
+)
 from towpath.deploy.snapshots.signals import (
     INCOMPLETE,
     SignalAnswer,
@@ -36,11 +42,7 @@ from towpath.deploy.snapshots.signals import (
 from towpath.deploy.snapshots.view import open_bars, snapshot_table
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
-from towpath.settings import Settings, Source
-
-# The most keys that one signal may list.
-MAX_KEYS: Final = 10_000
-_COLLECTION: Final = re.compile(r'(?:"(?:[^"]|"")*"|[^"=])*')
+from towpath.settings import Source
 
 _Words = Annotated[tuple[str, ...], Parameter(negative="")]
 
@@ -75,68 +77,38 @@ class SnapshotOptions:
     sweep: Annotated[bool, Parameter(negative="")] = False
     id: str | None = None
 
-    def fields(self, collections: Sequence[str]) -> dict[str, Any]:
+    def request(self, collections: Sequence[str]) -> SnapshotRequest:
         """
-        Return the signal's fields besides collections, target and speed.
+        Return the request for these collections.
 
         Raises:
-            UsageError: Keys or filters are malformed.
+            UsageError: The file of keys cannot be read.
         """
-        listed = keys(self.key, self.keys)
-        if listed is not None and len(collections) != 1:
-            message = "keys belong to one table: name that table only"
-            raise UsageError(message)
-        return {
-            "type": self.type,
-            "keys": listed,
-            "additional-conditions": conditions(self.where),
-            "surrogate-key": list(self.surrogate_key) or None,
-            "sweep": self.sweep or None,
-        }
+        return SnapshotRequest(
+            collections=collections,
+            target=self.target,
+            where=self.where,
+            keys=key_lines(self.key, self.keys),
+            type=self.type,
+            surrogate_key=self.surrogate_key,
+            max_rows_per_second=self.max_rows_per_second,
+            sweep=self.sweep,
+            id=self.id,
+        )
 
 
-def conditions(words: Iterable[str]) -> list[dict[str, str]] | None:
+def key_lines(words: Sequence[str], file: Path | None) -> list[str]:
     """
-    Read ``COLLECTION=FILTER`` arguments; None if there are none.
+    Return the texts of keys from arguments and a file (``-``: standard input).
 
     Raises:
-        UsageError: An argument has no equals sign, or nothing on one side of it.
+        UsageError: The file cannot be read, or has no keys.
     """
-    found = []
-    for word in words:
-        collection, sign, condition = _cut(word)
-        if not (sign and collection.strip() and condition.strip()):
-            message = f'--where {word!r}: write "schema.table=filter"'
-            raise UsageError(message)
-        entry = {"data-collection": collection.strip(), "filter": condition.strip()}
-        found.append(entry)
-    return found or None
-
-
-def _cut(word: str) -> tuple[str, str, str]:
-    """Cut at the first equals sign that is not between quotes."""
-    end = len(word)
-    if found := _COLLECTION.match(word):
-        end = found.end()
-    return word[:end], word[end : end + 1], word[end + 1 :]
-
-
-def keys(words: Sequence[str], file: Path | None) -> list[list[Any]] | None:
-    """
-    Read keys from arguments and a file (``-``: standard input); None if there are none.
-
-    Raises:
-        UsageError: The file cannot be read, a line is not a key, or there are too many.
-    """
-    lines = [*words, *_lines(file)]
-    found = [_key(line) for line in lines if line.strip()]
-    if len(found) > MAX_KEYS:
-        message = f"{len(found):,} keys: one signal takes {MAX_KEYS:,}; send several"
-        raise UsageError(message)
-    if file is not None and not found:
+    lines = [line for line in (*words, *_lines(file)) if line.strip()]
+    if file is not None and not lines:
         message = f"{file} has no keys"
         raise UsageError(message)
-    return found or None
+    return lines
 
 
 def _lines(file: Path | None) -> list[str]:
@@ -153,26 +125,7 @@ def _lines(file: Path | None) -> list[str]:
     return text.splitlines()
 
 
-def _key(line: str) -> list[Any]:
-    text = line.strip()
-    if not text.startswith("["):
-        return [text]
-    try:
-        # Numbers are read as text, so that no digit is lost.
-        key = json_text.loads(text, parse_float=str, parse_int=str)
-    except ValueError as error:
-        message = f"the key {text[:80]} is not a JSON list: {error}"
-        raise UsageError(message) from error
-    if not isinstance(key, list) or not key:
-        message = f"the key {text[:80]} is not a list of values"
-        raise UsageError(message)
-    return key
-
-
 app = App(name="snapshot", help="Fill sinks from existing rows.")
-
-# A running relay answers within a second; one that is starting takes a few.
-_ANSWERED_WITHIN_S: Final = 10.0
 
 
 @app.command
@@ -180,7 +133,7 @@ def start(
     *collections: str,
     options: SnapshotOptions | None = None,
     wait: Annotated[bool, Flag] = False,
-    answer_within: float = _ANSWERED_WITHIN_S,
+    answer_within: float = ANSWERED_WITHIN_S,
     json: JsonOption = False,
     config: ConfigOption = None,
 ) -> int:
@@ -199,18 +152,10 @@ def start(
         json: Print one JSON document: id, status and detail.
         config: Configuration file.
     """
-    options = options or SnapshotOptions()
+    request = (options or SnapshotOptions()).request(collections)
     settings = read_settings(config)
-    _check_target(settings, options.target)
     source = settings.database
-    chosen = signals.request_snapshot(
-        source,
-        collections or settings.collections,
-        target=options.target,
-        max_rows_per_second=options.max_rows_per_second,
-        signal_id=options.id,
-        more_fields=options.fields(collections),
-    )
+    chosen = request_snapshot(settings, request)
     if not json:
         print(chosen, flush=True)
     answer = SignalAnswer(None, {})
@@ -283,7 +228,7 @@ def pause(*names: str, json: JsonOption = False, config: ConfigOption = None) ->
         json: Print one JSON document.
         config: Configuration file.
     """
-    return _signal_running("pause-snapshot", names, config, as_json=json)
+    return _signal_running("pause", names, config, as_json=json)
 
 
 @app.command
@@ -299,7 +244,7 @@ def resume(*names: str, json: JsonOption = False, config: ConfigOption = None) -
         json: Print one JSON document.
         config: Configuration file.
     """
-    return _signal_running("resume-snapshot", names, config, as_json=json)
+    return _signal_running("resume", names, config, as_json=json)
 
 
 @app.command
@@ -312,27 +257,18 @@ def stop(*names: str, json: JsonOption = False, config: ConfigOption = None) -> 
         json: Print one JSON document.
         config: Configuration file.
     """
-    return _signal_running("stop-snapshot", names, config, as_json=json)
+    return _signal_running("stop", names, config, as_json=json)
 
 
 def _signal_running(
-    kind: str, names: Sequence[str], config: ConfigOption, *, as_json: bool
+    change: RunningChange, names: Sequence[str], config: ConfigOption, *, as_json: bool
 ) -> int:
     """Send a signal about running snapshots, and print its answer."""
     source = read_settings(config).database
-    snapshot_id, collections = None, list(names)
-    if names and signals.progress(source, names[0]):
-        snapshot_id, *collections = names
-    elif names and "." not in names[0]:
-        message = f"there is no snapshot {names[0]}; a table is named schema.table"
-        raise UsageError(message)
-    fields = {"data-collections": collections or None, "snapshot-id": snapshot_id}
-    signal_id = signals.send(source, kind, fields)
-    answer = wait_answer(source, signal_id, SystemClock(), _ANSWERED_WITHIN_S)
+    signal_id, answer = found = signal_running(source, change, names, SystemClock())
     if not as_json:
-        for what in ("paused", "resumed", "stopped"):
-            if what in answer.detail:
-                print(f"{what}: {', '.join(answer.detail[what]) or 'nothing'}")
+        for line in found.lines:
+            print(line)
     return _print_answer(signal_id, answer, as_json=as_json)
 
 
@@ -381,10 +317,3 @@ def _show(rows: list[TableProgress], *, as_json: bool) -> int:
     else:
         Console().print(snapshot_table(rows))
     return 1 if any(row.state in {"failed", INCOMPLETE} for row in rows) else 0
-
-
-def _check_target(settings: Settings, target: str | None) -> None:
-    if target is not None and settings.sink_named(target) is None:
-        known = ", ".join(sink.name for sink in settings.sink)
-        message = f"no sink is named {target!r}; there are: {known}"
-        raise UsageError(message)

@@ -82,7 +82,7 @@ def up(
     """
     Start the local stack, or repair what is down, and write its configuration.
 
-    Named files stay as they are but for their ports: those that the file lists in a
+    In named files only ports are changed: those that the file lists in a
     line "# local stack: postgres=5432 kafka=9092 ..." become the stack's, wherever they
     follow 127.0.0.1. Without files, a configuration for the demo's shop is written.
 
@@ -197,7 +197,7 @@ def status(
 
     Shown are the parts of the local stack, if there is one; the relay with its slot and
     the log that it retains; running snapshots; and for each sink its lag in records and
-    seconds against its budget (in red and with a ! above twice of it), the time of its
+    seconds against its budget (in red and with a ! above twice that), the time of its
     last batch by stage, its counters, and its applied position. Problems are listed
     below, a sentence each.
 
@@ -213,7 +213,7 @@ def status(
     clock = SystemClock()
     if watch and not json:
         return _watch(config, state, clock)
-    document = _read_document(config, state, clock)
+    document = read_document(config, state, clock)
     if json:
         print(json_text.dumps(document, indent=1))
     else:
@@ -222,18 +222,26 @@ def status(
 
 
 def _watch(config: Path | None, state: Path | None, clock: Clock) -> int:
-    document = _read_document(config, state, clock)
+    document = read_document(config, state, clock)
     try:
         with Live(screen(document), auto_refresh=False, screen=False) as live:
             while True:
                 clock.wait(_WATCH_EVERY_S)
-                document = _read_document(config, state, clock)
+                document = read_document(config, state, clock)
                 live.update(screen(document), refresh=True)
     except KeyboardInterrupt:
         return int(bool(document["wrong"]))
 
 
-def _read_document(config: Path | None, state: Path | None, clock: Clock) -> Document:
+def read_document(config: Path | None, state: Path | None, clock: Clock) -> Document:
+    """
+    Read the whole platform, as ``status`` prints it.
+
+    Args:
+        config: Configuration file.
+        state: State folder.
+        clock: The time.
+    """
     from towpath.deploy.status import overview  # noqa: PLC0415 - keeps towpath up fast
 
     settings = _settings(config)
@@ -308,6 +316,7 @@ def _sink_table(sinks: Iterable[Document]) -> Table:
 
     titles = ("sink", "kind", "state", "behind", "seconds", "budget", "last batch")
     table = Table(*titles, "rows", "stale", "dead", "parked", "awaited", box=None)
+    counts = ("rows", "stale", "open_letters", "parked", "pending_refetches")
     for sink in sinks:
         lag_s, behind = sink["lag_s"], sink["lag_records"]
         table.add_row(
@@ -318,10 +327,7 @@ def _sink_table(sinks: Iterable[Document]) -> Table:
             "?" if lag_s is None else f"{lag_s:,.1f}{' !' * is_late(sink)}",
             f"{sink['budget_s']:g}",
             _batch(sink),
-            *(
-                "?" if sink[name] is None else f"{sink[name]:,}"
-                for name in ("rows", "stale", "open_letters", "parked", "owed")
-            ),
+            *("?" if sink[name] is None else f"{sink[name]:,}" for name in counts),
             style="bold red" if is_late(sink) else "",
         )
     return table

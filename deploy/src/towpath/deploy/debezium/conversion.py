@@ -34,7 +34,7 @@ from towpath.deploy.debezium.rules import (
 from towpath.schemas.failure import ConfigurationError
 from towpath.settings import Settings, read
 from towpath.settings.secrets import MASKED
-from towpath.settings.shape import arranged
+from towpath.settings.section import arranged
 
 _NO_DSN: Final = "postgresql://"
 _BROKERS: Final = "127.0.0.1:9092"

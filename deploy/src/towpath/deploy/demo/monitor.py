@@ -38,6 +38,7 @@ from towpath.deploy.status import (
 )
 from towpath.schemas.failure import TowpathError
 from towpath.sinks.kafka.client import Topics
+from towpath.sinks.kafka.progress_topic import ProgressReader
 
 OURSELVES = "demo"
 
@@ -93,6 +94,7 @@ class Monitor:
         self._view = View(step=stage.step, elapsed_s=0.0)
         self._parts_due_at_s = 0.0
         self._topics: Topics | None = None
+        self._published: ProgressReader | None = None
         self._counts: tuple[float, tuple[int, int, int]] | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
@@ -109,6 +111,8 @@ class Monitor:
         while not self._closing.wait(_REFRESH_EVERY_S):
             self._refresh()
             self._stage.screen.show(self._view)
+        if self._published is not None:
+            self._published.close()
 
     def _refresh(self) -> None:
         stage = self._stage
@@ -143,8 +147,9 @@ class Monitor:
     def _read_flow(self) -> View:
         stage = self._stage
         settings = stage.settings()
-        if self._topics is None:
+        if self._topics is None or self._published is None:
             self._topics = Topics(settings.kafka)
+            self._published = ProgressReader(settings, stage.clock)
         ends = read_ends(self._topics)
         load = read_report(parts.progress_of(stage)).get("load", {})
         counts = (
@@ -154,7 +159,7 @@ class Monitor:
         )
         sinks = []
         for sink in settings.sink:
-            progress = progress_of(settings, sink)
+            progress = progress_of(self._published, sink)
             behind = lag_records(sink, progress.applied, ends)
             sinks.append(
                 SinkView(

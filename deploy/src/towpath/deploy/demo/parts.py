@@ -1,10 +1,11 @@
 """
-The demo's processes beside the stack: service, relay, two Spark drivers, load.
+The demo's processes beside the stack: services, relay, drivers, console, load.
 
-All are described as parts; the supervisor watches the first four, like those of the
+All are described as parts; the supervisor watches all but the load, like those of the
 stack, and restarts them when they die. The load runs once, until it is stopped.
 """
 
+import secrets
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +32,7 @@ STOREFRONT: Final = "storefront"
 RELAY: Final = "relay"
 SERVING: Final = "serving"
 WAREHOUSE: Final = "warehouse"
+CONSOLE: Final = "console"
 LOAD: Final = "load"
 CLI: Final = "towpath.cli"
 
@@ -86,7 +88,10 @@ def own_stage(
 ) -> OwnStage:
     """Create the stage of the demo's own platform; nothing is started."""
     stack, supervisor = local
-    clock, given = SystemClock(), ports.one_each((*SERVICES, STOREFRONT, RELAY))
+    clock, given = (
+        SystemClock(),
+        ports.one_each((*SERVICES, STOREFRONT, RELAY, CONSOLE)),
+    )
     return OwnStage(
         options=options,
         plan=plan,
@@ -111,13 +116,18 @@ def service(stage: OwnStage, name: str, *, consumes: bool = True) -> Part:
     command = python_module(
         f"towpath.services.{name}",
         "serve",
-        *("--dsn", stage.shop_dsn),
+        *("--dsn", service_dsn(stage, name)),
         *("--registry", stage.addresses.registry_url),
         *("--port", str(port)),
         *kafka,
         *_windows(name),
     )
     return _with_health(stage, name, command)
+
+
+def service_dsn(stage: OwnStage, name: str) -> str:
+    """Return the source database's address for the role that has a service's name."""
+    return stage.addresses.dsn("shop", name)
 
 
 def storefront(stage: OwnStage) -> Part:
@@ -136,7 +146,7 @@ def storefront(stage: OwnStage) -> Part:
 
 
 def _windows(name: str) -> tuple[str, ...]:
-    """Return how long orders wait: nobody looks at a demo for a quarter of an hour."""
+    """Return how long orders wait: a quarter of an hour is too long for a demo."""
     if name != ORDERS:
         return ()
     return (
@@ -149,6 +159,25 @@ def relay(stage: OwnStage) -> Part:
     """Describe the relay."""
     command = python_module(CLI, "relay", "run", "--config", str(stage.config))
     return _with_health(stage, RELAY, command)
+
+
+def console(stage: OwnStage) -> Part:
+    """Describe the console, with a token of its own."""
+    token = console_token(stage)
+    token.touch(mode=0o600)
+    token.write_text(f"{secrets.token_urlsafe()}\n", encoding="utf-8")
+    command = python_module(
+        CLI,
+        *("console", "--config", str(stage.config)),
+        *("--port", str(stage.ports[CONSOLE]), "--token-file", str(token)),
+        *("--demo", str(stage.state.root)),
+    )
+    return _with_health(stage, CONSOLE, command)
+
+
+def console_token(stage: OwnStage) -> Path:
+    """Return the file with the token of the console's login."""
+    return stage.state.root / "console.token"
 
 
 def _with_health(
@@ -196,6 +225,8 @@ def load(stage: Stage) -> Part:
         *("--load-lag-after", str(plan.sample_after_s)),
         *("--load-lag-for", str(plan.sample_for_s)),
         *("--load-progress", str(progress_of(stage)), "--load-report", "none"),
+        # The demo checks the stores itself, once its sinks have caught up.
+        *("--load-dsn", "none"),
     )
     env = {**stage.environment, **targets(stage.settings())}
     return Part(name=LOAD, command=command, folder=stage.state.root, env=env)

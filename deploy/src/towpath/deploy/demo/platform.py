@@ -8,6 +8,8 @@ up when the slot's confirmed position has passed the last commit, so that every 
 is in Kafka, and each sink has applied its topics up to their ends.
 """
 
+from collections.abc import Callable
+from contextlib import closing
 from typing import Any, Final
 
 import psycopg
@@ -18,10 +20,11 @@ from towpath.deploy.demo.stage import OwnStage, Stage
 from towpath.deploy.errors import SourceUnreachableError, StepError
 from towpath.deploy.local.configuration import for_shop
 from towpath.deploy.snapshots import signals
-from towpath.deploy.status import lag_records, progress_of, read_ends
+from towpath.deploy.status import lag_records, read_ends
 from towpath.schemas.clock import StallTimeout
 from towpath.settings import Sink
 from towpath.sinks.kafka.client import Topics
+from towpath.sinks.kafka.progress_topic import ProgressReader
 from towpath.sinks.postgres import connected
 
 _SEED_WITHIN_S: Final = 180.0
@@ -56,11 +59,11 @@ def start_drivers(stage: OwnStage) -> None:
 
 
 def fill_shop(stage: OwnStage) -> None:
-    """Create all services' tables, products, and orders that are not in the stream."""
+    """Create roles, tables, products, and orders with stock before the slot."""
     orders = stage.options.orders
     commands = {
         parts.ORDERS: ("seed", "--orders", str(orders)),
-        parts.INVENTORY: ("seed",),
+        parts.INVENTORY: ("seed", "--orders", str(orders)),
         parts.PAYMENTS: ("migrate",),
         parts.SHIPPING: ("migrate",),
     }
@@ -68,7 +71,11 @@ def fill_shop(stage: OwnStage) -> None:
     with stage.doing(f"place {orders:,} orders before the slot exists"):
         for name, words in commands.items():
             module = f"towpath.services.{name}"
-            run_checked(python_module(module, *words, "--dsn", stage.shop_dsn), around)
+            login = (
+                *("--dsn", parts.service_dsn(stage, name)),
+                *("--admin-dsn", stage.shop_dsn),
+            )
+            run_checked(python_module(module, *words, *login), around)
 
 
 def start_relay(stage: OwnStage) -> None:
@@ -90,6 +97,12 @@ def start_services(stage: OwnStage) -> None:
             stage.supervisor.start(parts.service(stage, name))
         stage.supervisor.start(parts.storefront(stage))
         stage.supervisor.wait_ready((*parts.SERVICES, parts.STOREFRONT))
+
+
+def start_console(stage: OwnStage) -> None:
+    """Start the console, and wait until it serves."""
+    stage.supervisor.start(parts.console(stage))
+    stage.supervisor.wait_ready((parts.CONSOLE,))
 
 
 def start_orders(stage: OwnStage) -> None:
@@ -205,12 +218,20 @@ def wait_for_sinks(stage: Stage) -> None:
     topics = Topics(settings.kafka)
     ends = stage.retried(lambda: read_ends(topics))
 
-    def lag_of(sink: Sink) -> int:
-        applied = progress_of(settings, sink).applied
-        return lag_records(sink, applied, ends)
+    published = ProgressReader(settings, stage.clock)
 
-    stall = StallTimeout(stage.clock, _STUCK_AFTER_S)
-    while behind := {sink.name: lag for sink in settings.sink if (lag := lag_of(sink))}:
+    def lag_of(sink: Sink) -> int:
+        heard = stage.retried(lambda: published.read(sink.name))
+        return lag_records(sink, {} if heard is None else heard.certain, ends)
+
+    with closing(published):
+        _until_zero(stage, lag_of)
+
+
+def _until_zero(stage: Stage, lag_of: Callable[[Sink], int]) -> None:
+    """Wait until no sink is behind."""
+    sinks, stall = stage.settings().sink, StallTimeout(stage.clock, _STUCK_AFTER_S)
+    while behind := {sink.name: lag for sink in sinks if (lag := lag_of(sink))}:
         if stall.is_over(sum(behind.values())):
             lags = ", ".join(f"{name} {lag:,} behind" for name, lag in behind.items())
             message = (

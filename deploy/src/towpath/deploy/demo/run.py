@@ -56,6 +56,8 @@ def run_demo(options: DemoOptions, folder: Path, console: Console) -> int:
             console.print(table.draw(result))
             _write_json(result, options.json_file)
             if options.keep:
+                with console.status("start console"):
+                    platform.start_console(stage)
                 _keep(stage, console)
         finally:
             interrupts.disable()
@@ -178,6 +180,8 @@ def _keep(stage: OwnStage, console: Console) -> None:
     """Print the addresses, and leave everything running until Ctrl-C."""
     addresses = stage.addresses
     places = {
+        "console": f"http://127.0.0.1:{stage.ports[parts.CONSOLE]}",
+        "console's token": str(parts.console_token(stage)),
         "storefront": f"http://127.0.0.1:{stage.ports[parts.STOREFRONT]}",
         "orders service": stage.shop_url,
         "Postgres": stage.shop_dsn,

@@ -9,6 +9,7 @@ view. The signal's SQL statement is shown as a person would write it.
 """
 
 import signal
+from contextlib import closing
 from typing import Any, Final
 
 from rich.markup import escape
@@ -20,9 +21,10 @@ from towpath.deploy.demo.platform import wait_for_snapshot
 from towpath.deploy.demo.stage import Stage
 from towpath.deploy.errors import StepError
 from towpath.deploy.local import process
-from towpath.deploy.local.configuration import SEARCH_BATCH, order_documents
+from towpath.deploy.local.configuration import SEARCH_OPTIONS, order_documents
 from towpath.deploy.snapshots import signals
 from towpath.sinks.kafka.client import Topics
+from towpath.sinks.kafka.progress_topic import ProgressReader
 from towpath.sinks.state import declare
 
 _FIRST_CHECKOUT_WITHIN_S: Final = 60.0
@@ -123,13 +125,16 @@ def declare_sink(stage: Stage) -> None:
     settings = stage.settings()
     url = declare.sink_named(settings, "search").url
     head = _BLOCK.format(name=SINK, driver=SERVING, url=url)
-    block = head + SEARCH_BATCH + order_documents(INDEX)
+    block = head + SEARCH_OPTIONS + order_documents(INDEX)
     with stage.doing(f"declare a new sink: {SINK}, the index {INDEX}"):
         cluster = Topics(settings.kafka)
         stage.retried(
             lambda: declare.declare_sink(stage.config, block, {}, cluster, stage.clock)
         )
-        declare.wait_running(stage.settings(), SINK, stage.clock, _RUNNING_WITHIN_S)
+        settings = stage.settings()
+        with closing(ProgressReader(settings, stage.clock)) as published:
+            wanted = (settings, SINK, published, stage.clock)
+            declare.wait_running(*wanted, _RUNNING_WITHIN_S)
 
 
 def fill_sink(stage: Stage) -> None:
@@ -152,5 +157,6 @@ def fill_sink(stage: Stage) -> None:
         settings = stage.settings()
         cluster = Topics(settings.kafka)
         ends = stage.retried(lambda: declare.sink_ends(settings, SINK, cluster))
-        declare.wait_applied(settings, SINK, ends, stage.clock, _STUCK_AFTER_S)
+        with closing(ProgressReader(settings, stage.clock)) as published:
+            declare.wait_applied(SINK, ends, published, stage.clock, _STUCK_AFTER_S)
         declare.mark_ready(settings, SINK)

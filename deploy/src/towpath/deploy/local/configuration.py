@@ -65,8 +65,16 @@ driver = "{driver}"
 url = "{url}"
 """
 # Documents are expensive: the last batch of a killed driver is written again, and on
-# busy cores a larger one takes a minute.
-SEARCH_BATCH: Final = "max_batch_records = 10000\n"
+# busy cores a larger one takes a minute. The index writes two calls at a time: those of
+# a sink that is filled must be short, so that another sink's changes get their turn.
+SEARCH_OPTIONS: Final = """\
+max_batch_records = 10000
+search.call_documents = 500
+trigger_ms = 1000
+"""
+# A batch of a few records costs the engine a tenth of a second of processor time. Here
+# everything shares a machine, so there are fewer than by default.
+_CACHE_OPTIONS: Final = "trigger_ms = 500\n"
 
 _ROUTE: Final = """
 [[sink.route]]
@@ -160,8 +168,8 @@ def for_shop(addresses: Addresses) -> str:
     events = _ROUTE.format(topic="outbox.event.*", name="shop.events")
     return "".join(
         (
-            *(head, cache, *_routes(_TABLES)),
-            *(search, SEARCH_BATCH, *_routes(searched)),
+            *(head, cache, _CACHE_OPTIONS, *_routes(_TABLES)),
+            *(search, SEARCH_OPTIONS, *_routes(searched)),
             order_documents("orders"),
             *(
                 warehouse,

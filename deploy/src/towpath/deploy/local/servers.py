@@ -60,8 +60,8 @@ share.coordinator.state.topic.min.isr=1
 group.initial.rebalance.delay.ms=0
 log.cleaner.dedupe.buffer.size=16777216
 auto.create.topics.enable=false
-broker.session.timeout.ms=1500
-broker.heartbeat.interval.ms=300
+broker.session.timeout.ms=6000
+broker.heartbeat.interval.ms=500
 """
 _KAFKA_LOGGING: Final = """\
 status=WARN

@@ -40,9 +40,9 @@ class Addresses:
     opensearch_port: int
     redis_port: int
 
-    def dsn(self, database: str) -> str:
-        """Return the address of a database."""
-        return postgres.dsn(self.postgres_port, database)
+    def dsn(self, database: str, user: str = postgres.USER) -> str:
+        """Return the address of a database for a user, by default the administrator."""
+        return postgres.dsn(self.postgres_port, database, user)
 
     @property
     def kafka(self) -> str:

@@ -212,10 +212,12 @@ class DropServices:
 
     Attributes:
         erase: Deletes the data of a sink; ``None`` if they stay.
+        forget: Deletes the published progress of a sink.
         report: Prints a line for each deletion.
     """
 
     erase: Erase | None
+    forget: Callable[[str], None]
     broker: Broker
     clock: Clock
     report: Callable[[str], None]
@@ -268,6 +270,8 @@ def carry_out_drop(
         report(f"deleted: the block of {name} in {config}")
     held = _hold(settings, name, services.clock)
     try:
+        # First, so that no reader takes deleted rows for applied ones.
+        services.forget(name)
         if sink is not None and services.erase is not None:
             services.erase(sink, settings.database.prefix)
             for route in sink.route:

@@ -220,7 +220,8 @@ class RunRecords:
     def facts(self) -> dict[str, Any]:
         """Return the fields of every result: rows, rounds and machine."""
         options = self._bench.options
-        return {"rows": options.rows, "rounds": options.rounds, "machine": machine()}
+        on = {**machine(), "relay": self._bench.environment.relay_code}
+        return {"rows": options.rows, "rounds": options.rounds, "machine": on}
 
 
 @contextmanager

@@ -38,6 +38,7 @@ class BenchEnvironment:
         broker_pid: The broker's process.
         programs: The folder of Postgres's own programs.
         towpath: The first words of a ``towpath`` command.
+        relay_code: The form in which the relay's hot modules run.
         connect: The command of Kafka Connect standalone without its two files;
             ``None`` without a comparison.
         connect_port: A free port for Connect's REST interface.
@@ -53,6 +54,7 @@ class BenchEnvironment:
     broker_pid: int
     programs: Path
     towpath: tuple[str, ...]
+    relay_code: str
     connect: tuple[str, ...] | None
     connect_port: int
     log_folder: Path

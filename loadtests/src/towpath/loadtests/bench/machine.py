@@ -12,6 +12,7 @@ shared memory that it used.
 import contextlib
 import os
 import platform
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,8 +29,15 @@ def summary() -> str:
     memory_gib = psutil.virtual_memory().total / _GIBIBYTE
     return (
         f"{os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.system()}"
-        f" {platform.machine()}, Python {platform.python_version()}"
+        f" {platform.machine()}, Python {python()}"
     )
+
+
+def python() -> str:
+    """Return the version of this Python, and whether its build used a profile."""
+    options = sysconfig.get_config_var("CONFIG_ARGS") or ""
+    build = "with" if "--enable-optimizations" in options else "without"
+    return f"{platform.python_version()} {build} PGO"
 
 
 def machine() -> dict[str, object]:
@@ -39,7 +47,7 @@ def machine() -> dict[str, object]:
         "cores": psutil.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / _GIBIBYTE, 1),
         "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
+        "python": python(),
     }
 
 

@@ -70,7 +70,7 @@ REQUIRED_MS: Final[Mapping[str, float]] = MappingProxyType(
 @dataclass(frozen=True, slots=True)
 class BacklogTrend:
     """
-    A count over time, and the rate at which it would grow if nobody worked it off.
+    A count over time, and the rate at which it would grow if nothing reduced it.
 
     Attributes:
         samples: Seconds and counts, at least two of them.

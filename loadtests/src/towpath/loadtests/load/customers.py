@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from random import Random
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 from uuid import uuid4
 
 import gevent
@@ -34,7 +34,7 @@ from towpath.loadtests.load import saga
 from towpath.loadtests.load.options import ANY
 from towpath.loadtests.load.shapes import STEADY, Shape
 from towpath.loadtests.load.shop import MIX, checkout, registration
-from towpath.schemas.clock import SystemClock
+from towpath.schemas.clock import Backoff, SystemClock
 
 # Older orders are dropped: a load may run for days.
 _REMEMBERED_ORDERS: Final = 20_000
@@ -139,6 +139,8 @@ LOOK: Final = "look"
 
 _ANSWER_TIMEOUT_S: Final = 30.0
 _REGISTER_AGAIN_AFTER_S: Final = 1.0
+# Between two attempts of one request.
+_BACKOFF: Final = Backoff(ceiling_s=3.0)
 
 # The pauses between two looks at an order: the first, and the longest.
 _FIRST_LOOK_AFTER_S: Final = 0.5
@@ -147,6 +149,18 @@ _LOOK_EVERY_S: Final = 8.0
 # After finding this many orders not open, a customer places one and settles it.
 _LOOKS: Final = 5
 _OPEN: Final = "placed"
+
+
+class Sent(NamedTuple):
+    """A request that was sent: whether it was answered, and the order in the answer."""
+
+    is_answered: bool
+    order: Mapping[str, Any] | None
+
+
+def _is_answered(response: ResponseContextManager) -> bool:
+    """Return whether the same request would get no other answer."""
+    return 0 < response.status_code < HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 class Customer(FastHttpUser):
@@ -203,20 +217,35 @@ class Customer(FastHttpUser):
 
     def place(self, method: str | None = None) -> Mapping[str, Any] | None:
         """Place an order under a new key, with or without paying; return it."""
-        with self.request(
-            "POST",
-            "/orders",
-            CHECKOUT,
-            json=checkout(self.random, self.customers, method),
-            headers={"Idempotency-Key": str(uuid4())},
-        ) as response:
-            if response.status_code != HTTPStatus.CREATED:
-                return None
-            order: Mapping[str, Any] = response.json()
+        facts = {
+            "json": checkout(self.random, self.customers, method),
+            "headers": {"Idempotency-Key": str(uuid4())},
+        }
+
+        def send() -> Sent:
+            with self.request("POST", "/orders", CHECKOUT, **facts) as response:
+                if response.status_code != HTTPStatus.CREATED:
+                    return Sent(_is_answered(response), order=None)
+                return Sent(is_answered=True, order=response.json())
+
+        order = self._sent(send)
+        if order is None:
+            return None
         self.people.newest_order = max(self.people.newest_order, order["order_id"])
         if method is not None:
             add_entry(self.environment, saga.SAGA, saga.PAID_AT_CHECKOUT, None)
         return order
+
+    def _sent(self, send: Callable[[], Sent]) -> Mapping[str, Any] | None:
+        """Send a request, and repeat it while the shop does not answer."""
+        retries = options_of(self.environment).load_retries
+        for attempt in range(retries + 1):
+            is_answered, order = send()
+            if is_answered:
+                return order
+            if attempt < retries:
+                gevent.sleep(_BACKOFF.delay_s(attempt))
+        return None
 
     def change(self, order_id: int, action: str, prefix: str = "") -> None:
         """Pay, cancel or return an order."""
@@ -231,14 +260,17 @@ class Customer(FastHttpUser):
         path = f"/orders/{order_id}/{action}"
         is_payment = action == PAY
         body = {"payment_method": MIX.method(self.random)} if is_payment else {}
-        with self.request("POST", path, prefix + action, json=body) as response:
-            if response.status_code == HTTPStatus.CONFLICT:
-                response.request_meta["name"] += TOO_LATE
-                response.success()
-            elif response.status_code == HTTPStatus.OK:
-                order: Mapping[str, Any] = response.json()
-                return order
-        return None
+
+        def send() -> Sent:
+            with self.request("POST", path, prefix + action, json=body) as response:
+                if response.status_code == HTTPStatus.CONFLICT:
+                    response.request_meta["name"] += TOO_LATE
+                    response.success()
+                elif response.status_code == HTTPStatus.OK:
+                    return Sent(is_answered=True, order=response.json())
+                return Sent(_is_answered(response), order=None)
+
+        return self._sent(send)
 
     def leave_open(self) -> None:
         """Place an order, and leave it open."""
@@ -273,9 +305,8 @@ class Customer(FastHttpUser):
         if order_id is None and (order := self.place()) is not None:
             order_id = order["order_id"]
         if order_id is not None:
-            # An order from before the services has no stock reserved.
-            can_be_paid = not self.people.returns_to_any
-            is_paid = can_be_paid and self.random.random() < MIX.paid_late
+            share = MIX.paid_old if self.people.returns_to_any else MIX.paid_late
+            is_paid = self.random.random() < share
             self.change(order_id, PAY if is_paid else CANCEL, RETURN)
 
     def _open_order(self) -> int | None:

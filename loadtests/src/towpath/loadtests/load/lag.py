@@ -4,12 +4,14 @@ Lag in locust's statistics: the sampler's results become rows beside the request
 One process of a run has a sampler: locust's only one, or the master. The row ``LAG
 cache`` has one entry for each order that readers of the cache found, with the time
 since its commit; an order that they did not find in time is a failure of that row.
+
+The sampler is a process beside locust's, because its drivers are heavy.
 """
 
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import gevent
@@ -20,17 +22,72 @@ from towpath.loadtests.load import samples
 from towpath.schemas.clock import Clock
 
 LAG: Final = "LAG"
-# Not imported: its drivers are heavy, and this process runs the load.
 _SAMPLER: Final = "towpath.loadtests.load.sampler"
 _POST: Final = "POST"
 _LOOK: Final = "LOOK"
 
-# Three drivers connect one after another, on a machine that may be busy.
-_READY_WITHIN_S: Final = 60.0
 _END_WITHIN_S: Final = samples.LAST_SAMPLES_TIMEOUT_S + 30.0
+
+# Drivers connect one after another, on a machine that may be busy.
+_READY_WITHIN_S: Final = 60.0
 
 # Fires locust's request event: type, name, milliseconds, failure.
 Fire = Callable[[str, str, float | None, Exception | None], None]
+
+
+class ProcessBeside:
+    """
+    A running module beside locust, which is written to and read from line by line.
+
+    Its input begins with a JSON document; each side writes a document or a word a line.
+    The first line says ``{"error": ...}`` if the module cannot do its work.
+    """
+
+    def __init__(self, module: str, config: Mapping[str, object]) -> None:
+        """Start the module, and write its configuration."""
+        self._process = cooperative.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            # Ctrl-C is for locust, which still waits for the last lines.
+            start_new_session=True,
+        )
+        self.send(json.dumps(config))
+
+    def first_line(self) -> Mapping[str, Any]:
+        """Return the first document; without one, ``error`` says why."""
+        first = f'{{"error": "nothing answered within {_READY_WITHIN_S:.0f} s"}}'
+        with gevent.Timeout(_READY_WITHIN_S, exception=False):
+            first = self._process.stdout.readline()
+        ended = "it ended unexpectedly; its output above has the reason"
+        found: Mapping[str, Any] = json.loads(first or json.dumps({"error": ended}))
+        return found
+
+    def documents(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the following documents until the process ends."""
+        for line in self._process.stdout:
+            yield json.loads(line)
+
+    def send(self, line: str) -> None:
+        """Write a line; a process that has ended does not read it."""
+        try:
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            # Its last line, or the lack of one, gives the reason.
+            return
+
+    def kill(self) -> None:
+        """End the process; its last lines can still be read."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """End the process at once."""
+        self.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            pipe.close()
 
 
 class LostSampleError(Exception):
@@ -61,25 +118,20 @@ class LagSampling:
         self._clock = clock
         self._listener: gevent.Greenlet | None = None
         self._is_abandoned = False
-        self._process = cooperative.Popen(
-            [sys.executable, "-m", _SAMPLER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            # Ctrl-C is for locust, which still waits for the last samples.
-            start_new_session=True,
-        )
-        self._send(json.dumps(config))
-        self._check(self._first_line())
+        self._process = ProcessBeside(_SAMPLER, config)
+        first = self._process.first_line()
+        if "error" in first:
+            self.close()
+            raise TargetUnavailableError(first["error"])
 
     def start(self) -> None:
         """Begin to place orders and to poll the targets."""
-        self._send(samples.START)
+        self._process.send(samples.START)
         self._listener = gevent.spawn(self._listen)
 
     def finish(self) -> None:
         """Stop placing orders, wait for the last samples, and end the process."""
-        self._send(samples.STOP)
+        self._process.send(samples.STOP)
         if self._listener is not None:
             self._listener.join(timeout=_END_WITHIN_S)
         if not self._is_abandoned and not self.report.get("finished"):
@@ -96,38 +148,13 @@ class LagSampling:
         """End the process at once."""
         if self._listener is not None:
             self._listener.kill()
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            pipe.close()
-
-    def _first_line(self) -> Mapping[str, str]:
-        first = f'{{"error": "nothing answered within {_READY_WITHIN_S:.0f} s"}}'
-        with gevent.Timeout(_READY_WITHIN_S, exception=False):
-            first = self._process.stdout.readline()
-        found: Mapping[str, str] = json.loads(first or "{}")
-        return found
-
-    def _check(self, first: Mapping[str, str]) -> None:
-        if "ready" in first:
-            return
-        self.close()
-        reason = "the sampler ended unexpectedly; its output above has the reason"
-        raise TargetUnavailableError(first.get("error", reason))
-
-    def _send(self, line: str) -> None:
-        try:
-            self._process.stdin.write(f"{line}\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            # It has ended: its last line, or the lack of one, gives the reason.
-            return
+        self._process.close()
 
     def _listen(self) -> None:
-        for line in self._process.stdout:
+        for document in self._process.documents():
             if self._is_abandoned:
                 return
-            for kind, facts in json.loads(line).items():
+            for kind, facts in document.items():
                 self._take(kind, facts)
             if self.report.get("finished"):
                 return

@@ -11,6 +11,7 @@ reports that it has finished.
 import argparse
 import logging
 import sys
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -31,7 +32,7 @@ from locust.runners import (
 )
 from locust.web import WebUI
 
-from towpath.loadtests.errors import LoadOptionError
+from towpath.loadtests.errors import LoadOptionError, ShopDatabaseError
 from towpath.loadtests.load import report, users
 from towpath.loadtests.load.customers import (
     SHAPE,
@@ -41,8 +42,14 @@ from towpath.loadtests.load.customers import (
     add_entry,
     options_of,
 )
-from towpath.loadtests.load.lag import Fire, LagSampling
-from towpath.loadtests.load.options import NO_REPORT, OPTIONS, add_options, checked
+from towpath.loadtests.load.lag import Fire, LagSampling, ProcessBeside
+from towpath.loadtests.load.options import (
+    NO_CHECK,
+    NO_REPORT,
+    OPTIONS,
+    add_options,
+    checked,
+)
 from towpath.loadtests.load.series import Series
 from towpath.loadtests.load.shapes import Shape, read_shape
 from towpath.loadtests.load.shop import (
@@ -128,17 +135,38 @@ class Workers:
             self._all_finished.set()
 
 
+_CHECK: Final = "towpath.loadtests.load.check"
+_DATABASE: Final = "database"
+# The line after which it checks.
+_NOW: Final = "now"
 # The sampler needs the orders of only a few customers.
 _SAMPLED_CUSTOMERS: Final = 100
 
 
 class Prepared(NamedTuple):
-    """The shop's address, customers, lag sampling and shape of a run."""
+    """
+    The parts of a run.
+
+    Attributes:
+        host: The shop's address.
+        customers: The customers that were given.
+        sampling: The sampler of lags, if there are sinks.
+        shape: The rate over time, if it changes.
+        check: The process that checks the stores after the run, if it can.
+    """
 
     host: str
     customers: tuple[str, ...]
     sampling: LagSampling | None
     shape: Shape | None
+    check: ProcessBeside | None
+
+    def close(self) -> None:
+        """End the processes of a run that does not begin."""
+        if self.sampling is not None:
+            self.sampling.close()
+        if self.check is not None:
+            self.check.close()
 
 
 def prepare(
@@ -152,14 +180,16 @@ def prepare(
         ShopUnavailableError: The shop cannot be used there.
         CustomersError: The given customers cannot order.
         TargetUnavailableError: A sink's target cannot be sampled.
+        ShopDatabaseError: The shop's database cannot be read.
     """
     shape = _shape(options)
     address = shop_address(host)
     given = given_customers(options)
     buyers = check_shop(address, given)
     targets = targets_of(options)
+    check = _store_check(options, targets)
     if not targets:
-        return Prepared(address, given, None, shape)
+        return Prepared(address, given, None, shape, check)
     config = {
         "host": address,
         "customers": buyers[:_SAMPLED_CUSTOMERS],
@@ -169,7 +199,25 @@ def prepare(
         "lost_after_s": options.load_lag_lost_after,
         "targets": targets,
     }
-    return Prepared(address, given, LagSampling(config, fire, clock), shape)
+    return Prepared(address, given, LagSampling(config, fire, clock), shape, check)
+
+
+def _store_check(
+    options: argparse.Namespace, targets: Mapping[str, object]
+) -> ProcessBeside | None:
+    if options.load_dsn in {"", NO_CHECK}:
+        return None
+    config = {
+        "dsn": options.load_dsn,
+        "targets": targets,
+        "within_s": options.load_settle_for,
+    }
+    check = ProcessBeside(_CHECK, config)
+    first = check.first_line()
+    if "error" in first:
+        check.close()
+        raise ShopDatabaseError(first["error"])
+    return check
 
 
 def _shape(options: argparse.Namespace) -> Shape | None:
@@ -182,6 +230,8 @@ def _shape(options: argparse.Namespace) -> Shape | None:
 
 
 _POLL_INTERVAL_S: Final = 1.0
+# The exit code of a run after which a store contradicts itself, or none was checked.
+EXIT_UNPROVEN: Final = 1
 
 log = logging.getLogger(__name__)
 
@@ -208,6 +258,8 @@ class RunLeader:
             self._workers = Workers(environment, runner)
         environment.events.test_start.add_listener(self._start)
         environment.events.test_stop.add_listener(self._stop)
+        # Locust decides on its exit code before it stops a run that SIGTERM ends.
+        environment.events.quitting.add_listener(lambda **_: runner.stop())
         if web_ui is not None and web_ui.app is not None:
             # A user who may not start a load may not change its options either.
             check = web_ui.auth_required_if_enabled(self._check_start)
@@ -217,8 +269,8 @@ class RunLeader:
             self._prepare_or_exit()
 
     def _prepare(self, host: str | None) -> None:
-        if self._prepared is not None and self._prepared.sampling is not None:
-            self._prepared.sampling.close()
+        if self._prepared is not None:
+            self._prepared.close()
         self._prepared = None
         if self._ending is not None:
             # The ending run's last samples would become rows of the next run.
@@ -310,6 +362,8 @@ class LedRun:
         self._environment = environment
         self._options = options_of(environment)
         self._sampling = prepared.sampling
+        self._check = prepared.check
+        self._findings: Mapping[str, Sequence[str]] = {}
         self._clock = clock
         self._series = Series()
         self._began_at = clock.now()
@@ -326,6 +380,7 @@ class LedRun:
             self._sampling.finish()
         self._recorder.kill()
         self._record()
+        self._check_stores()
         folder = self._report_folder()
         if folder is not None:
             path = report.write_report(self._as_run(), folder)
@@ -338,6 +393,37 @@ class LedRun:
         """Stop waiting for samples, because another run begins."""
         if self._sampling is not None:
             self._sampling.abandon()
+
+    def _check_stores(self) -> None:
+        """Check money, stock and parcels in every store; a contradiction is logged."""
+        if self._check is None:
+            self._report_unchecked()
+            return
+        self._check.send(_NOW)
+        ended = {"error": "the check ended unexpectedly"}
+        found = next(self._check.documents(), ended)
+        self._check.close()
+        if "error" in found:
+            found = {_DATABASE: [found["error"]]}
+        self._findings = found
+        for store, sentences in found.items():
+            for sentence in sentences:
+                log.error("load invariant contradicted: %s: %s", store, sentence)
+                self._environment.process_exit_code = EXIT_UNPROVEN
+            if not sentences:
+                log.info("load invariants hold: %s", store)
+
+    def _report_unchecked(self) -> None:
+        """Log that nothing was checked: an error, unless the user wanted it."""
+        if self._options.load_dsn == NO_CHECK:
+            log.info("load invariants not checked: --load-dsn is %s", NO_CHECK)
+            return
+        log.error(
+            "load invariants not checked: give the shop's database by --load-dsn, or"
+            " --load-dsn %s for a run that is not to be checked",
+            NO_CHECK,
+        )
+        self._environment.process_exit_code = EXIT_UNPROVEN
 
     @property
     def _elapsed_s(self) -> float:
@@ -378,6 +464,7 @@ class LedRun:
             samples=self._sampling.samples if self._sampling is not None else (),
             lag=self._sampling.report if self._sampling is not None else {},
             is_open=self._options.load_rate > 0,
+            findings=self._findings,
         )
 
 

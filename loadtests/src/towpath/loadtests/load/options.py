@@ -18,6 +18,7 @@ GROUP: Final = "Towpath options"
 OWN: Final = "own"
 ANY: Final = "any"
 NO_REPORT: Final = "none"
+NO_CHECK: Final = "none"
 
 # Longer than most answers under load, and short enough for the end of a run.
 STOP_TIMEOUT_S: Final = 10.0
@@ -92,6 +93,11 @@ def _address(*schemes: str) -> Callable[[str], str | None]:
     return check
 
 
+def _database(value: str) -> str | None:
+    reason = None if value == NO_CHECK else _address(*POSTGRES)(value)
+    return f"{reason}, or {NO_CHECK}" if reason else None
+
+
 def _pattern(value: str) -> str | None:
     return None if "{}" in value else "must contain {}, which stands for the order's id"
 
@@ -157,6 +163,13 @@ OPTIONS: Final = (
         60.0,
         "Seconds after which a customer no longer looks at an order.",
         _positive,
+    ),
+    Option(
+        "retries",
+        0,
+        "How often a customer repeats a request that had no answer or a 5xx; a "
+        "checkout under the same Idempotency-Key. Each attempt is counted.",
+        _not_negative,
     ),
     Option(
         "customers",
@@ -231,6 +244,22 @@ OPTIONS: Final = (
         "More for pyiceberg, as name=value,name=value: s3.endpoint and the like.",
         _properties,
         is_secret=True,
+    ),
+    Option(
+        "dsn",
+        "",
+        "The shop's database, postgresql://...: after the run, money, stock and "
+        "parcels are checked there and in the sinks above. none: a run is not checked; "
+        "empty: neither, and it ends with 1.",
+        _database,
+        is_secret=True,
+    ),
+    Option(
+        "settle-for",
+        120.0,
+        "Seconds that the last orders may take to be settled, and each sink to show "
+        "them, before that check.",
+        _positive,
     ),
     Option(
         "report",

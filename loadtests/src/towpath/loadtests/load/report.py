@@ -224,6 +224,8 @@ class EndedRun:
         samples: The first read of every sampled order in each sink.
         lag: The sampler's last report; empty without sinks.
         is_open: Whether arrivals were scheduled at a rate (open loop).
+        findings: Each store that was checked after the run, with a sentence for each
+            rule that it contradicts.
     """
 
     facts: Mapping[str, str]
@@ -234,6 +236,7 @@ class EndedRun:
     samples: Sequence[LagSample]
     lag: Mapping[str, Any]
     is_open: bool
+    findings: Mapping[str, Sequence[str]]
 
 
 def write_report(run: EndedRun, folder: Path) -> Path:
@@ -290,6 +293,19 @@ def _lines(run: EndedRun, plots: Mapping[str, str]) -> Iterator[str]:
     yield from _sagas(saga_report(totals_of(run.stats)))
     yield from _lags(run, "lag" in plots)
     yield from _failures(run.stats)
+    yield from _invariants(run.findings)
+
+
+def _invariants(findings: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    yield from ("", "## Invariants", "")
+    if not findings:
+        yield (
+            "Money, stock and parcels were not checked: `--load-dsn` names no database."
+        )
+    for store, sentences in findings.items():
+        yield from (f"- {store}: {sentence}" for sentence in sentences)
+        if not sentences:
+            yield f"- {store}: money, stock and parcels agree"
 
 
 def _requests(run: EndedRun) -> Iterator[str]:

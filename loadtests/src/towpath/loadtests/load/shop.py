@@ -48,15 +48,19 @@ class Mix:
     Attributes:
         paid_at_checkout: Paid orders whose payment method came with the checkout.
         paid_and_cancelled: Cancelled orders that were paid before.
-        paid_late: Old orders, come back to, that are paid; the others are cancelled.
-        sent_back: Completed orders, looked at, that are returned.
-        undeliverable: Orders that the carrier gives up, so that they are refunded.
+        paid_late: Orders of this load that are paid when a customer comes back to them;
+            the others are cancelled.
+        paid_old: The same for any order of the shop. It is lower, because a demo comes
+            back to more of these than it places, and each paid one is a whole saga.
+        sent_back: Completed orders that are returned when a customer looks at them.
+        undeliverable: Orders that the carrier cannot deliver: they are refunded.
         methods: Payment methods, which are tokens of the simulated provider.
     """
 
     paid_at_checkout: float
     paid_and_cancelled: float
     paid_late: float
+    paid_old: float
     sent_back: float
     undeliverable: float
     methods: Mapping[str, float]
@@ -71,6 +75,7 @@ MIX: Final = Mix(
     paid_at_checkout=0.8,
     paid_and_cancelled=0.2,
     paid_late=0.75,
+    paid_old=0.1,
     sent_back=0.2,
     undeliverable=0.01,
     methods=MappingProxyType(
@@ -132,7 +137,7 @@ def session_with(address: str) -> requests.Session:
 
 def shop_address(host: str | None) -> str:
     """
-    Return the shop's address without a slash at its end.
+    Return the shop's address without a trailing slash.
 
     Raises:
         LoadOptionError: The address is missing or is not an HTTP URL.

@@ -1,6 +1,7 @@
 """``towpath relay init | run | status | state ...`` and ``towpath outbox clean``."""
 
 import json as json_text
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -26,6 +27,7 @@ from towpath.cli.options import (
     config_file,
     read_settings,
 )
+from towpath.relay.cli.dead_letters import app as dead_letters_app
 from towpath.schemas.position import format_lsn
 from towpath.schemas.source_tables import DAYS_AHEAD
 
@@ -38,6 +40,7 @@ state_app = App(
     help="Show what the relay knows, keep a copy, skip a transaction, repair.",
 )
 app.command(state_app)
+app.command(dead_letters_app)
 outbox_app = App(name="outbox", help="Remove old, published events from a kept outbox.")
 
 
@@ -67,7 +70,10 @@ def run(*, config: ConfigOption = None) -> int:
     Args:
         config: Configuration file.
     """
-    import towpath.relay.__main__ as relay  # noqa: PLC0415 - keeps --help fast
+    from towpath.relay.commands import compiled  # noqa: PLC0415 - keeps --help fast
+
+    compiled.import_modules(os.environ)  # noqa: TID251 - where a process begins
+    import towpath.relay.__main__ as relay  # noqa: PLC0415 - after these modules
 
     return relay.run(config_file(config))
 
@@ -90,7 +96,10 @@ def status(
         config: Configuration file.
     """
     import towpath.relay.__main__ as relay  # noqa: PLC0415 - keeps --help fast
+    from towpath.settings.logs import configure_logs  # noqa: PLC0415 - keeps --help fast
 
+    # Standard output is for the answer: log records of the client library go elsewhere.
+    configure_logs()
     return relay.status(config_file(config), json)
 
 

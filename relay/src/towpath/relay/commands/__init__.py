@@ -1,1 +1,1 @@
-"""The operator's commands: status, state and its repair."""
+"""The operator's commands: status, state and its repair; the code that runs."""

@@ -217,7 +217,7 @@ class _Cleaning:
                 message = f"{reason}, so nothing is known to be published"
                 raise NotPreparedError(message)
             late = [reader.name for reader in readers if reader.lacks(end_lsn)]
-            # A slot that was made again confirms what the relay never read.
+            # A recreated slot confirms log that the relay never read.
             if not late and _published_lsn(self._settings) < end_lsn:
                 late = [self._settings.database.slot]
             if not late:
@@ -248,7 +248,7 @@ def _since(settings: Settings) -> datetime:
     if not lineages[-1].started_at:
         message = (
             "an earlier release stored the lineage without the time of its beginning: "
-            "events from before it cannot be told from published ones; add --former to "
+            "earlier events look the same as published ones; add --former to "
             "remove them too"
         )
         raise NotPreparedError(message)

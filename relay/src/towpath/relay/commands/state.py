@@ -15,7 +15,7 @@ import orjson
 
 from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.encode.record import FIRST_PARTITION, Record
-from towpath.relay.errors import Finding, StateRefusedError
+from towpath.relay.errors import StateRefusedError
 from towpath.relay.kafka.reading import partition_counts
 from towpath.relay.kafka.recovery import marked_ends, read_parked
 from towpath.relay.kafka.state import StateTopic, write_now
@@ -29,6 +29,7 @@ from towpath.relay.recovery.state import SKIP_KEY, State, changed_settings, pars
 from towpath.schemas import topics as names
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import TowpathError, UnavailableError
+from towpath.schemas.findings import CheckFinding
 from towpath.schemas.position import format_lsn, parse_lsn, parse_position
 from towpath.settings import Settings
 
@@ -97,7 +98,7 @@ def slot_facts(settings: Settings) -> tuple[SlotFacts | None, str | None]:
         return None, str(error)
 
 
-def table_report(settings: Settings) -> tuple[TableReport, list[Finding]]:
+def table_report(settings: Settings) -> tuple[TableReport, list[CheckFinding]]:
     """
     Return the report of all captured tables, and problems of publications and outbox.
 

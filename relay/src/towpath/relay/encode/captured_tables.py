@@ -20,8 +20,9 @@ from typing import Final
 
 from towpath.relay.encode.codecs.connect_schema import sanitized_path
 from towpath.relay.encode.outbox_columns import topics_of_relay
-from towpath.relay.errors import Finding, NameCollisionError, error_finding
+from towpath.relay.errors import NameCollisionError
 from towpath.schemas import topics
+from towpath.schemas.findings import CheckFinding, error_finding
 from towpath.schemas.table_name import TableName
 from towpath.settings import RecordFormat, Settings
 
@@ -37,7 +38,7 @@ _ALONE: Final = (
 
 def topic_findings(
     settings: Settings, tables: Iterable[str], announced: Collection[TableName] = ()
-) -> dict[str, Finding]:
+) -> dict[str, CheckFinding]:
     """
     Find the tables that cannot have a topic of their own.
 
@@ -83,7 +84,7 @@ def owners_of_topics(
 
 def _shared_findings(
     settings: Settings, names: Iterable[TableName]
-) -> Iterator[tuple[str, Finding]]:
+) -> Iterator[tuple[str, CheckFinding]]:
     """Find tables that share a topic, or the name of an Avro record."""
     prefix = settings.database.prefix
     shared: dict[tuple[str, str], list[TableName]] = {}
@@ -98,6 +99,7 @@ def _shared_findings(
             texts = [name.text for name in sorted(several)]
             used = place if kind != "topic" else _listed(prefix, sorted(several))
             finding = error_finding(
+                "table-topic-shared",
                 f"the tables {' and '.join(texts)} share one {kind}: {used}",
                 "the rows of one would overwrite and delete those of the other",
                 _CURE,
@@ -107,7 +109,7 @@ def _shared_findings(
 
 def _former_findings(
     settings: Settings, names: Collection[TableName], announced: Collection[TableName]
-) -> Iterator[tuple[str, Finding]]:
+) -> Iterator[tuple[str, CheckFinding]]:
     """Find tables whose topic has rows of a table that is no longer captured."""
     prefix = settings.database.prefix
     former: dict[str, TableName] = {
@@ -122,6 +124,7 @@ def _former_findings(
             yield (
                 name.text,
                 error_finding(
+                    "table-topic-former",
                     f"the topic of {name.text}, {topic}, has the rows of {other.text}",
                     "the rows of one would overwrite and delete those of the other",
                     f"{_ALONE}; or delete that topic, if nobody needs its rows, and "
@@ -132,7 +135,7 @@ def _former_findings(
 
 def _reserved_findings(
     settings: Settings, names: Iterable[TableName]
-) -> Iterator[tuple[str, Finding]]:
+) -> Iterator[tuple[str, CheckFinding]]:
     """Find tables whose topic has another use, or a name that Kafka does not allow."""
     prefix = settings.database.prefix
     reserved = _reserved(settings)
@@ -148,13 +151,17 @@ def _reserved_findings(
             yield (
                 name.text,
                 error_finding(
-                    what, "readers could not tell their records apart", _ALONE
+                    "table-topic-reserved",
+                    what,
+                    "readers could not tell their records apart",
+                    _ALONE,
                 ),
             )
         elif not topics.is_legal_topic(topic):
             yield (
                 name.text,
                 error_finding(
+                    "table-topic-too-long",
                     f"the topic of the table {name.text} has {len(topic)} characters",
                     f"Kafka allows {topics.MAX_TOPIC_LENGTH}",
                     f"shorten [source] prefix, or {_ALONE}",

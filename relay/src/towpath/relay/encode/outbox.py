@@ -76,6 +76,8 @@ _make: Final = tuple.__new__
 _AGGREGATE_TYPE_AT: Final = EVENT_PARTS.index("aggregate_type")
 _AGGREGATE_ID_AT: Final = EVENT_PARTS.index("aggregate_id")
 _PAYLOAD_AT: Final = EVENT_PARTS.index("payload")
+_HEADERS_AT: Final = EVENT_PARTS.index("headers")
+_TRACE_AT: Final = EVENT_PARTS.index("traceparent")
 
 # By default, a broker refuses timestamps more than an hour ahead of its own clock.
 _MAX_AHEAD_MS: Final = 30 * 60 * 1000
@@ -92,6 +94,9 @@ _RELAY_HEADERS: Final = frozenset(
         headers.RELEASED,
     }
 )
+
+# Called with a record of a transaction, and the trace context of its row.
+OnTraced = Callable[[Transaction, Record, bytes], None]
 
 # A row's own headers, and the trace context among them.
 _OwnHeaders = tuple[tuple[Header, ...], bytes | None]
@@ -176,6 +181,13 @@ class EventWriter:
         """Return a row's aggregate type and id."""
         parts = self._pick(row)
         return parts[_AGGREGATE_TYPE_AT], parts[_AGGREGATE_ID_AT]
+
+    def trace(self, row: Row) -> bytes | None:
+        """Return the trace context of a row, from its column or its headers."""
+        parts = self._pick(row)
+        extra = parts[_HEADERS_AT]
+        own = None if extra is None else self._read_headers(extra)[1]
+        return parts[_TRACE_AT] or own
 
     def _event_by_steps(self, row: Row, position: bytes, timestamp_ms: int) -> Record:
         record = self._plain_event(row, position, timestamp_ms)
@@ -354,6 +366,7 @@ class OutboxRoute:
         """
         self._writer = EventWriter(relation, outbox, reserved, on_skipped)
         self._event = self._writer.event
+        self.event = self._make_event
         self._relation = relation
         self._dead = dead
         self._spans = parked.spans
@@ -378,7 +391,20 @@ class OutboxRoute:
         except UnroutableError as failure:
             return (self._unroutable(change, str(failure)),)
 
-    def event(self, transaction: Transaction, ordinal: int, row: Row) -> Record:
+    def watch(self, on_traced: OnTraced) -> None:
+        """Call ``on_traced`` with each later record whose row has a trace context."""
+        make, trace_of = self.event, self._writer.trace
+
+        def watched(transaction: Transaction, ordinal: int, row: Row) -> Record:
+            record = make(transaction, ordinal, row)
+            trace = trace_of(row)
+            if trace is not None:
+                on_traced(transaction, record, trace)
+            return record
+
+        self.event = watched
+
+    def _make_event(self, transaction: Transaction, ordinal: int, row: Row) -> Record:
         """
         Return the event of an inserted row, or its dead letter if it is parked.
 

@@ -25,8 +25,7 @@ from typing import Final
 from towpath.relay.errors import NotPreparedError, UnroutableError
 from towpath.relay.wal.messages import Relation, Row, Value
 from towpath.schemas import topics
-from towpath.settings.outbox import Outbox, OutboxColumns
-from towpath.settings.rewriting import rewriting
+from towpath.settings.outbox import Outbox, OutboxColumns, rewriting
 
 ILLEGAL_TOPIC: Final = "the aggregate type gives a topic name that Kafka does not allow"
 RESERVED_TOPIC: Final = (
@@ -73,7 +72,7 @@ class TopicRule:
 
 
 def topics_of_relay(prefix: str) -> frozenset[str]:
-    """Return the relay's own topics, which no event may use."""
+    """Return the relay's own topics and that of the drivers: no event may use them."""
     return frozenset(
         {
             topics.state_topic(prefix),
@@ -83,6 +82,7 @@ def topics_of_relay(prefix: str) -> frozenset[str]:
             topics.transaction_topic(prefix),
             topics.message_topic(prefix),
             topics.signal_topic(prefix),
+            topics.progress_topic(prefix),
             topics.dead_letter_topic(prefix, "relay"),
         }
     )

@@ -137,6 +137,8 @@ class Router:
                 self.reserved,
                 self.callbacks.on_skipped,
             )
+            if self.callbacks.on_traced is not None:
+                outbox.watch(self.callbacks.on_traced)
             if self.callbacks.enrich is None:
                 return outbox
             return CountedChanges(outbox, relation.name, self.callbacks.enrich)

@@ -98,6 +98,8 @@ class RouteCallbacks:
             replay: that key must be read again.
         enrich: Counts a table's envelope in its transaction and returns its place;
             None without enrichment.
+        on_traced: Called with each event whose row has a trace context; None where
+            tracing is off.
     """
 
     on_skipped: Callable[[str], None] = _ignore_skipped
@@ -105,6 +107,7 @@ class RouteCallbacks:
         _ignore_incomplete
     )
     enrich: Callable[[str], Placed] | None = None
+    on_traced: Callable[[Transaction, Record, bytes], None] | None = None
 
 
 class TableRoute:

@@ -33,6 +33,11 @@ _TRANSIENT: Final = frozenset(
         KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
         KafkaError._TIMED_OUT,  # noqa: SLF001
         KafkaError._RESOLVE,  # noqa: SLF001
+        # The client drops its handle of a bootstrap address once it has learned the
+        # brokers; a request in flight on that handle fails with this.
+        KafkaError._DESTROY_BROKER,  # noqa: SLF001
+        # A broker that the controller has fenced lists neither brokers nor topics.
+        KafkaError._PARTIAL,  # noqa: SLF001
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -57,6 +62,10 @@ _TRANSIENT: Final = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
+# A controller that hears of no broker for a moment answers as if the replication factor
+# were too large for the cluster; only the text tells them apart
+# (``StripedReplicaPlacer`` in Kafka's source).
+_ALL_FENCED: Final = "All brokers are currently fenced"
 
 
 class _ToStructlog(logging.Handler):
@@ -127,6 +136,8 @@ def relay_error(error: KafkaException, doing: str) -> TowpathError:
 
 def is_transient(error: KafkaError) -> bool:
     """Return whether a retry may help."""
+    if error.code() == KafkaError.INVALID_REPLICATION_FACTOR:
+        return _ALL_FENCED in error.str()
     return error.code() in _TRANSIENT or bool(error.retriable())
 
 

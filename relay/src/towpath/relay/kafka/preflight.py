@@ -1,17 +1,19 @@
 """Checks of broker and topics; each finding has its reason and its remedy."""
 
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
     AdminClient,
     ConfigResource,
     ResourceType,
+    TopicMetadata,
 )
 
-from towpath.relay.errors import Finding, error_finding, warning_finding
+from towpath.relay.errors import BrokerUnavailableError
 from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, make_client, relay_error
 from towpath.relay.kafka.state import StateTopic
 from towpath.relay.kafka.topics import (
@@ -20,19 +22,40 @@ from towpath.relay.kafka.topics import (
     streamed_topics,
 )
 from towpath.schemas import topics as names
-from towpath.settings import Settings
+from towpath.schemas.findings import (
+    CheckFinding,
+    TopicFix,
+    error_finding,
+    warning_finding,
+)
+from towpath.settings import RouteKind, Settings
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _MS_AN_HOUR: Final = 3_600_000
 _UNBOUNDED: Final = -1
+# With two replicas, a minimum of two stops writing at the first restart of a broker.
+_PAIR: Final = 2
+# Older brokers lack the idempotent producer's guarantees across restarts.
+_OLDEST_PROTOCOL: Final = (2, 5)
 
 
 class TopicSettings(NamedTuple):
-    """A topic's partitions, lowest replica count of a partition, and settings."""
+    """
+    A topic's partitions, and its settings.
+
+    Attributes:
+        partition_count: How many there are.
+        replica_count: The lowest count of a partition's replicas.
+        settings: The topic's settings.
+        lagging: Partitions with a replica that is not in sync.
+        leaderless: Partitions without a leader.
+    """
 
     partition_count: int
     replica_count: int
     settings: Mapping[str, str] = _NOTHING
+    lagging: int = 0
+    leaderless: int = 0
 
     def number(self, name: str) -> int | None:
         """Return a setting as a number; None if the broker does not report it."""
@@ -76,7 +99,7 @@ def read_cluster(settings: Settings) -> ClusterFacts:
         raise relay_error(failure, "reading the brokers' settings") from failure
 
 
-def kafka_findings(facts: ClusterFacts, settings: Settings) -> list[Finding]:
+def kafka_findings(facts: ClusterFacts, settings: Settings) -> list[CheckFinding]:
     """Return the dangers to delivery, order and delivered records. Pure."""
     prefix = settings.database.prefix
     tables = captured_in(facts.topics, settings)
@@ -88,15 +111,40 @@ def kafka_findings(facts: ClusterFacts, settings: Settings) -> list[Finding]:
         if topic in facts.topics:
             found += _streamed_findings(topic, facts.topics[topic], settings)
     found += _dead_findings(facts, prefix)
+    found += _log_findings(facts, settings)
     for topic, each in sorted(facts.topics.items()):
         found += _any_findings(topic, each, facts)
     return found
+
+
+def _read_topics(settings: Settings) -> list[str]:
+    """Return the topics that routes of sinks read."""
+    return [route.topic for sink in settings.sink for route in sink.route]
+
+
+def _log_findings(facts: ClusterFacts, settings: Settings) -> Iterator[CheckFinding]:
+    """Check that topics whose every event counts are not compacted."""
+    routes = (route for sink in settings.sink for route in sink.route)
+    logs = {route.topic for route in routes if route.kind is RouteKind.EVENT_LOG}
+    for topic in sorted(logs & facts.topics.keys()):
+        policy = facts.topics[topic].settings.get("cleanup.policy", "delete")
+        if "compact" in policy:
+            yield warning_finding(
+                "topic-events-compacted",
+                f"topic {topic} of events has cleanup.policy {policy}",
+                "older events of a key are deleted before their readers have them",
+                str(TopicFix(topic, "cleanup.policy", "delete")),
+            )
 
 
 def _read(settings: Settings) -> ClusterFacts:
     source, kafka = settings.database, settings.kafka
     admin = make_client(AdminClient, kafka)
     cluster = admin.list_topics(timeout=REQUEST_TIMEOUT_S)
+    if not cluster.brokers:
+        # A broker that is late with its heartbeats is fenced, and still answers.
+        message = "reading the brokers' settings: Kafka lists no broker"
+        raise BrokerUnavailableError(message)
     marked: dict[str, int] = {}
     if names.state_topic(source.prefix) in cluster.topics:
         state = StateTopic(kafka, source.prefix).read()
@@ -106,51 +154,94 @@ def _read(settings: Settings) -> ClusterFacts:
         *streamed_topics(source.prefix, captured_in(cluster.topics, settings)),
         *marked,
     }
-    known = {name: each for name, each in cluster.topics.items() if name in ours}
+    wanted = ours.union(_read_topics(settings))
+    known = {name: each for name, each in cluster.topics.items() if name in wanted}
     broker_id = str(min(cluster.brokers))
     resources = [ConfigResource(ResourceType.BROKER, broker_id)]
     resources += [ConfigResource(ResourceType.TOPIC, name) for name in known]
-    described = {
-        (resource.restype, resource.name): {
-            name: entry.value
-            for name, entry in future.result().items()
-            if entry.value is not None
-        }
-        for resource, future in admin.describe_configs(
-            resources, request_timeout=REQUEST_TIMEOUT_S
-        ).items()
-    }
+    described = _described(admin, resources, known.keys() - ours)
     return ClusterFacts(
         broker_count=len(cluster.brokers),
         broker=described[ResourceType.BROKER, broker_id],
         topics={
-            name: TopicSettings(
-                len(each.partitions),
-                min((len(p.replicas) for p in each.partitions.values()), default=0),
-                described[ResourceType.TOPIC, name],
-            )
+            name: _topic_settings(each, described[ResourceType.TOPIC, name])
             for name, each in known.items()
+            if (ResourceType.TOPIC, name) in described
         },
         marked=marked,
     )
 
 
-def _cluster_findings(facts: ClusterFacts, settings: Settings) -> Iterator[Finding]:
+def _described(
+    admin: AdminClient, resources: list[ConfigResource], foreign: AbstractSet[str]
+) -> dict[tuple[ResourceType, str], dict[str, str]]:
+    """Return the settings of resources; hidden ones of foreign topics are left out."""
+    found = {}
+    asked = admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
+    for resource, future in asked.items():
+        try:
+            entries = future.result()
+        except KafkaException as refused:
+            code = refused.args[0].code()
+            is_hidden = code == KafkaError.TOPIC_AUTHORIZATION_FAILED
+            if is_hidden and resource.name in foreign:
+                continue
+            raise
+        found[resource.restype, resource.name] = {
+            name: entry.value
+            for name, entry in entries.items()
+            if entry.value is not None
+        }
+    return found
+
+
+def _topic_settings(topic: TopicMetadata, settings: Mapping[str, str]) -> TopicSettings:
+    partitions = topic.partitions.values()
+    return TopicSettings(
+        partition_count=len(partitions),
+        replica_count=min((len(each.replicas) for each in partitions), default=0),
+        settings=settings,
+        lagging=sum(len(each.isrs) < len(each.replicas) for each in partitions),
+        leaderless=sum(each.leader < 0 for each in partitions),
+    )
+
+
+def _version_findings(facts: ClusterFacts) -> Iterator[CheckFinding]:
+    text = facts.broker.get("inter.broker.protocol.version", "")
+    parts = text.partition("-")[0].split(".")[:2]
+    if all(part.isdigit() for part in parts) and len(parts) == len(_OLDEST_PROTOCOL):
+        version = tuple(map(int, parts))
+        if version < _OLDEST_PROTOCOL:
+            yield error_finding(
+                "kafka-version",
+                f"the brokers speak version {text}",
+                "a restarted producer can lose the order of records",
+                "it must be 2.5 or later: upgrade the brokers",
+            )
+
+
+def _cluster_findings(
+    facts: ClusterFacts, settings: Settings
+) -> Iterator[CheckFinding]:
+    yield from _version_findings(facts)
     wanted = settings.topics.replication_factor
     if wanted > facts.broker_count:
         yield error_finding(
+            "kafka-replication-impossible",
             f"[topics] replication_factor is {wanted} on {facts.broker_count} brokers",
             "no topic could be created",
             f"set replication_factor = {facts.broker_count}, or start more brokers",
         )
     elif wanted == 1 and facts.broker_count > 1:
         yield warning_finding(
+            "kafka-replication-single",
             f"[topics] replication_factor is 1 on {facts.broker_count} brokers",
             "the loss of a broker loses acknowledged records",
             f"set replication_factor = {min(3, facts.broker_count)}",
         )
     if facts.broker.get("auto.create.topics.enable") == "true":
         yield warning_finding(
+            "kafka-auto-create",
             "auto.create.topics.enable is true",
             "an early consumer creates topics with the broker's partition count",
             "set auto.create.topics.enable=false in the brokers' configuration and "
@@ -158,6 +249,7 @@ def _cluster_findings(facts: ClusterFacts, settings: Settings) -> Iterator[Findi
         )
     if facts.broker.get("unclean.leader.election.enable") == "true":
         yield warning_finding(
+            "kafka-unclean-election",
             "unclean.leader.election.enable is true",
             "a leader that lacks acknowledged records may be elected",
             "kafka-configs.sh --alter --entity-type brokers --entity-default "
@@ -165,15 +257,17 @@ def _cluster_findings(facts: ClusterFacts, settings: Settings) -> Iterator[Findi
         )
 
 
-def _compacted_findings(topic: str, each: TopicSettings) -> Iterator[Finding]:
+def _compacted_findings(topic: str, each: TopicSettings) -> Iterator[CheckFinding]:
     if each.settings.get("cleanup.policy", "compact") != "compact":
         yield error_finding(
+            "topic-not-compacted",
             f"topic {topic} has cleanup.policy {each.settings['cleanup.policy']}",
             "the relay needs its records for ever, but they would expire",
-            _alter(topic, "cleanup.policy=compact"),
+            TopicFix(topic, "cleanup.policy", "compact"),
         )
     if each.partition_count != 1:
         yield error_finding(
+            "topic-state-partitions",
             f"topic {topic} has {each.partition_count} partitions",
             "its records must have one order",
             f"delete the topic and run towpath relay state repair: {topic}",
@@ -182,26 +276,28 @@ def _compacted_findings(topic: str, each: TopicSettings) -> Iterator[Finding]:
 
 def _streamed_findings(
     topic: str, each: TopicSettings, settings: Settings
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     wanted_ms = settings.topics.retention_hours * _MS_AN_HOUR
     retention_ms = each.number("retention.ms")
     if retention_ms is not None and _UNBOUNDED < retention_ms < wanted_ms:
         yield warning_finding(
+            "topic-retention-time",
             f"topic {topic} keeps records for {retention_ms // _MS_AN_HOUR} h, "
             f"[topics] says {settings.topics.retention_hours} h",
             "a sink that is stopped for longer misses changes",
-            _alter(topic, f"retention.ms={wanted_ms}"),
+            TopicFix(topic, "retention.ms", str(wanted_ms)),
         )
     bound = each.number("retention.bytes")
     if bound is not None and bound != _UNBOUNDED:
         yield warning_finding(
+            "topic-retention-bytes",
             f"topic {topic} keeps at most {bound} bytes of a partition",
             "a burst of traffic shortens the replay window",
-            _alter(topic, "retention.bytes=-1"),
+            TopicFix(topic, "retention.bytes", "-1"),
         )
 
 
-def _dead_findings(facts: ClusterFacts, prefix: str) -> Iterator[Finding]:
+def _dead_findings(facts: ClusterFacts, prefix: str) -> Iterator[CheckFinding]:
     """Check that dead letters do not expire, and have room for whole rows."""
     dead = names.dead_letter_topic(prefix, "relay")
     retention_ms = (
@@ -209,9 +305,10 @@ def _dead_findings(facts: ClusterFacts, prefix: str) -> Iterator[Finding]:
     )
     if retention_ms is not None and retention_ms != _UNBOUNDED:
         yield error_finding(
+            "topic-dead-letters-expire",
             f"topic {dead} keeps records for {retention_ms // _MS_AN_HOUR} h",
             "after a restart, expired dead letters no longer park their aggregates",
-            _alter(dead, "retention.ms=-1"),
+            TopicFix(dead, "retention.ms", "-1"),
         )
     limits = {
         topic: limit
@@ -221,43 +318,70 @@ def _dead_findings(facts: ClusterFacts, prefix: str) -> Iterator[Finding]:
     highest = max(limits.values(), default=0)
     if dead in limits and limits[dead] < highest:
         yield warning_finding(
+            "topic-dead-letters-size",
             f"topic {dead} accepts {limits[dead]} bytes, other topics up to {highest}",
             "a large row that cannot be routed would be kept as a stub only",
-            _alter(dead, f"max.message.bytes={highest}"),
+            TopicFix(dead, "max.message.bytes", str(highest)),
+        )
+
+
+def _replica_findings(topic: str, each: TopicSettings) -> Iterator[CheckFinding]:
+    """Check that a topic's records survive the loss of a broker."""
+    if each.leaderless:
+        yield error_finding(
+            "topic-leaderless",
+            f"topic {topic} has {each.leaderless} partitions without a leader",
+            "their records can be neither written nor read",
+            "start the brokers that hold them: kafka-topics.sh --describe "
+            f"--unavailable-partitions --topic {topic}",
+        )
+    if each.lagging:
+        yield warning_finding(
+            "topic-under-replicated",
+            f"topic {topic} has {each.lagging} partitions with a replica behind",
+            "the loss of one more broker loses records, or stops their writing",
+            "start the missing broker: kafka-topics.sh --describe "
+            f"--under-replicated-partitions --topic {topic}",
+        )
+    needed = each.number("min.insync.replicas")
+    if needed == 1 and each.replica_count > _PAIR:
+        yield warning_finding(
+            "topic-min-insync-low",
+            f"topic {topic} has {each.replica_count} replicas, min.insync.replicas "
+            "is 1",
+            "a record that one broker alone has is confirmed to the source",
+            TopicFix(topic, "min.insync.replicas", str(each.replica_count - 1)),
         )
 
 
 def _any_findings(
     topic: str, each: TopicSettings, facts: ClusterFacts
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
+    yield from _replica_findings(topic, each)
     needed = each.number("min.insync.replicas")
     if needed is not None and needed > each.replica_count:
         yield error_finding(
+            "topic-min-insync",
             f"topic {topic} has {each.replica_count} replicas, min.insync.replicas "
             f"is {needed}",
             "no record is ever acknowledged",
-            _alter(topic, f"min.insync.replicas={each.replica_count}"),
+            str(TopicFix(topic, "min.insync.replicas", str(each.replica_count))),
         )
     limit = each.number("max.message.bytes")
     takes = int(facts.broker.get("message.max.bytes", 0))
     if limit is not None and limit < takes:
         yield warning_finding(
+            "topic-message-bytes",
             f"topic {topic} accepts {limit} bytes, other topics of the broker {takes}",
             "larger rows become dead letters",
-            _alter(topic, f"max.message.bytes={takes}"),
+            TopicFix(topic, "max.message.bytes", str(takes)),
         )
     had = facts.marked.get(topic, each.partition_count)
     if had != each.partition_count:
         yield error_finding(
+            "topic-partitions-changed",
             f"topic {topic} has {each.partition_count} partitions, but had {had}",
             "records of a key could change their order, so the relay does not start",
             "stop the relay and run towpath relay state repair, which lets it use the "
             "added partitions from the next position on",
         )
-
-
-def _alter(topic: str, setting: str) -> str:
-    return (
-        f"kafka-configs.sh --alter --entity-type topics --entity-name {topic} "
-        f"--add-config {setting}"
-    )

@@ -74,6 +74,9 @@ _MAX_MESSAGES: Final = 500_000
 # The size limit of a request; topics may have lower ones.
 MAX_BATCH_BYTES: Final = 1_000_000
 
+# A client whose transaction or whose whole state is lost refuses records with these.
+_LOST: Final = frozenset({KafkaError._FATAL, KafkaError._FENCED, KafkaError._STATE})  # noqa: SLF001
+
 
 class KafkaProducer:
     """Produces records to Kafka. The loop's thread calls its methods."""
@@ -201,7 +204,9 @@ class KafkaProducer:
         except BufferError:
             return taken
         except KafkaException as error:
-            self._raise_if_fatal()
+            cause = error.args[0]
+            if cause.code() in _LOST:
+                raise DeliveryFailedError(cause.str()) from error
             raise relay_error(error, f"producing to {topic}") from error
         return taken
 
@@ -212,36 +217,43 @@ class KafkaProducer:
         Raises:
             DeliveryFailedError: The producer has failed.
         """
-        if self._producer.poll(timeout_s) and self._is_unreachable:
+        if self._serve(self._producer.poll, timeout_s) and self._is_unreachable:
             self._is_unreachable = False
             _LOG.info("broker reachable again")
-        self._raise_if_fatal()
+        if self._fatal is not None:
+            raise DeliveryFailedError(self._fatal)
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until nothing is in flight, or the timeout expires."""
-        self._producer.flush(timeout_s)
+        """Wait until nothing is in flight, or the timeout expires. Never raises."""
+        self._serve(self._producer.flush, timeout_s)
 
     def settle(self, timeout_s: float) -> None:
         """Wait for records in flight, unless the producer has failed. Never raises."""
         if self._fatal is None:
-            self._producer.flush(timeout_s)
+            self.flush(timeout_s)
 
     def close(self) -> None:
         """Drop records in flight. Never raises."""
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
-        self._producer.poll(0)
+        self._serve(self._producer.poll, 0)
+
+    def _serve(self, wait: Callable[[float], int], timeout_s: float) -> int:
+        """
+        Let the client call back, and return its count of events.
+
+        The client passes a fatal error to no callback: it raises it here, once.
+        """
+        try:
+            return wait(timeout_s)
+        except KafkaException as error:
+            self._fatal = error.args[0].str()
+            return 0
 
     def _notice(self, error: KafkaError) -> None:
         """Record an error of the client; called from ``poll``."""
-        if error.fatal():
-            self._fatal = error.str()
-        elif not self._is_unreachable and error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
+        if not self._is_unreachable and error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
             self._is_unreachable = True
             _LOG.warning("broker not reachable: waiting", reason=error.str())
-
-    def _raise_if_fatal(self) -> None:
-        if self._fatal is not None:
-            raise DeliveryFailedError(self._fatal)
 
 
 def fence(kafka: Kafka, transactional_id: str) -> None:

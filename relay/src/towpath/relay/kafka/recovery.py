@@ -17,7 +17,7 @@ which names the tables whose rows are in topics.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
@@ -390,6 +390,21 @@ def _apply_record(message: Message, parked: ParkedAggregates) -> None:
 _WHAT: Final = "the announced tables"
 
 
+class AnnouncedColumn(NamedTuple):
+    """A published column, its type, and its name in the table."""
+
+    name: str
+    type: str
+    source_name: str
+
+
+class AnnouncedTable(NamedTuple):
+    """A table as it was announced last: its position, and its published columns."""
+
+    position: str
+    columns: tuple[AnnouncedColumn, ...]
+
+
 def read_announced(kafka: Kafka, prefix: str) -> frozenset[TableName]:
     """
     Return the announced tables whose topics still exist.
@@ -398,14 +413,42 @@ def read_announced(kafka: Kafka, prefix: str) -> frozenset[TableName]:
         BrokerUnavailableError: Kafka cannot be reached.
         BrokerRefusedError: Kafka refuses the topic.
     """
+    return frozenset(read_announced_tables(kafka, prefix))
+
+
+def read_announced_tables(
+    kafka: Kafka, prefix: str
+) -> Mapping[TableName, AnnouncedTable]:
+    """
+    Return the newest announcement of each table whose topic still exists.
+
+    Raises:
+        BrokerUnavailableError: Kafka cannot be reached.
+        BrokerRefusedError: Kafka refuses the topic.
+    """
     topic, existing = relations_topic(prefix), partition_counts(kafka)
     if topic not in existing:
-        return frozenset()
+        return {}
     starts = {(topic, partition): 0 for partition in range(existing[topic])}
-    found = (
-        orjson.loads(value)
-        for message in read_to_ends(kafka, starts, _WHAT)
-        if (value := message.value()) is not None
+    found: dict[TableName, AnnouncedTable] = {}
+    for message in read_to_ends(kafka, starts, _WHAT):
+        if (value := message.value()) is None:
+            continue
+        document = orjson.loads(value)
+        name = TableName(document["schema"], document["table"])
+        table = _announced_table(document)
+        # A restarted relay repeats older announcements.
+        is_newer = name not in found or table.position >= found[name].position
+        if is_newer and table_topic(prefix, name) in existing:
+            found[name] = table
+    return found
+
+
+def _announced_table(document: Mapping[str, Any]) -> AnnouncedTable:
+    columns = tuple(
+        AnnouncedColumn(
+            each["name"], each["type"], each.get("source_name") or each["name"]
+        )
+        for each in document["columns"]
     )
-    names = {TableName(each["schema"], each["table"]) for each in found}
-    return frozenset(name for name in names if table_topic(prefix, name) in existing)
+    return AnnouncedTable(document["position"], columns)

@@ -4,7 +4,8 @@ The state topic, read and written at start; the loop's producer writes it too.
 ``towpath.relay.recovery.state`` describes its content.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import orjson
 from confluent_kafka import KafkaError, Message, Producer
@@ -16,6 +17,8 @@ from towpath.relay.kafka.reading import read_to_ends
 from towpath.relay.recovery.state import State, StateDocument, parse_state
 from towpath.schemas import topics
 from towpath.settings import Kafka
+
+_AT_ONCE: Final[Mapping[str, Any]] = {"acks": "all", "linger.ms": 0}
 
 
 class StateTopic:
@@ -80,14 +83,29 @@ def write_now(kafka: Kafka, *records: Record) -> None:
     Raises:
         BrokerUnavailableError: Kafka does not answer in time.
     """
+    # A duplicate only overwrites the same key: no need to wait for a producer id.
+    _produce(make_client(Producer, kafka, _AT_ONCE), records)
+
+
+def publish_now(kafka: Kafka, *records: Record) -> None:
+    """
+    Write events in their order, each once; they are durable when this returns.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer in time, or refuses an event.
+    """
+    # Keys have the partitions that the relay gives them.
+    own = {"enable.idempotence": True, "partitioner": "murmur2_random"}
+    _produce(make_client(Producer, kafka, {**_AT_ONCE, **own}), records)
+
+
+def _produce(producer: Producer, records: Sequence[Record]) -> None:
     refused: list[KafkaError] = []
 
     def on_delivery(error: KafkaError | None, _message: Message) -> None:
         if error is not None:
             refused.append(error)
 
-    # A duplicate only overwrites the same key: no need to wait for a producer id.
-    producer = make_client(Producer, kafka, {"acks": "all", "linger.ms": 0})
     for record in records:
         producer.produce(
             record.topic,
@@ -99,5 +117,6 @@ def write_now(kafka: Kafka, *records: Record) -> None:
         )
     if producer.flush(REQUEST_TIMEOUT_S) or refused:
         topics = ", ".join(sorted({record.topic for record in records}))
-        reason = f"Kafka did not acknowledge a record to {topics}"
+        why = f": {refused[0].str()}" if refused else ""
+        reason = f"Kafka did not acknowledge a record to {topics}{why}"
         raise BrokerUnavailableError(reason)

@@ -20,6 +20,8 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
     AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
     ConfigResource,
     NewTopic,
     ResourceType,
@@ -33,6 +35,7 @@ from towpath.relay.kafka.recovery import end_offsets
 from towpath.relay.ports import TopicFacts
 from towpath.schemas import topics as names
 from towpath.schemas.clock import Backoff, Clock, StallTimeout
+from towpath.schemas.findings import TopicFix
 from towpath.schemas.table_name import TableName
 from towpath.settings import Kafka, Settings, Topics
 
@@ -399,3 +402,30 @@ class KafkaTopics:
         facts = facts_of(self._admin, self._clock, wanted)
         self._counts |= {name: each.partition_count for name, each in facts.items()}
         return facts
+
+
+def alter_topic(kafka: Kafka, change: TopicFix) -> None:
+    """
+    Change one setting of a topic; its other settings stay.
+
+    Raises:
+        BrokerUnavailableError: Kafka cannot be reached.
+        BrokerRefusedError: Kafka refuses the change.
+    """
+    entry = ConfigEntry(
+        change.name,
+        change.value,
+        incremental_operation=AlterConfigOpType.SET,
+    )
+    resource = ConfigResource(
+        ResourceType.TOPIC, change.topic, incremental_configs=[entry]
+    )
+    admin = make_client(AdminClient, kafka)
+    try:
+        asked = admin.incremental_alter_configs(
+            [resource], request_timeout=REQUEST_TIMEOUT_S
+        )
+        for answer in asked.values():
+            answer.result()
+    except KafkaException as failure:
+        raise relay_error(failure, f"altering the topic {change.topic}") from failure

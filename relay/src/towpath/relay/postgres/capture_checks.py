@@ -17,7 +17,6 @@ from typing import Final
 import structlog
 
 from towpath.relay.encode.captured_tables import topic_findings
-from towpath.relay.errors import Finding, Level, error_finding, warning_finding
 from towpath.relay.postgres.connect import Connection, quoted
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.source_facts import (
@@ -26,6 +25,13 @@ from towpath.relay.postgres.source_facts import (
     SourceFacts,
     TableFacts,
     read_source_facts,
+)
+from towpath.schemas.findings import (
+    CheckFinding,
+    Severity,
+    SqlFix,
+    error_finding,
+    warning_finding,
 )
 from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
@@ -53,7 +59,7 @@ def new_publication(version: int) -> PublicationFacts:
 
 def generated_findings(
     name: str, facts: SourceFacts, settings: Settings
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     """Yield the findings about generated columns that are not sent."""
     table, version = facts.tables[name], facts.server.version
     publication = facts.publications.get(
@@ -64,28 +70,24 @@ def generated_findings(
     left_out = _left_out(table, listed, publication)
     cure = _cure(left_out <= table.stored, settings.database.publication, version)
     wanted = frozenset(settings.relay.rows.key_columns.get(name, table.key))
-    found: list[Finding] = []
+    found: list[CheckFinding] = []
     if lacking := wanted & left_out:
         found.append(
             error_finding(
+                "table-generated-key",
                 f"{name}: its key has generated columns that are not sent: "
                 f"{_listed_columns(lacking)}",
-                "records would have no key",
-                cure,
+                *("records would have no key", cure),
             )
         )
     if publication.sends_old_rows:
         for member in table.members:
-            found += _identity_findings(
-                member,
-                left_out & _identity(member, left_out, version),
-                listed,
-                cure,
-                version,
-            )
+            lacking = left_out & _identity(member, left_out, version)
+            found += _identity_findings(member, lacking, listed, cure, version)
     if left_out and listed is None and not found:
         found.append(
             warning_finding(
+                "table-generated-columns",
                 f"{name}: generated columns are left out: {_listed_columns(left_out)}",
                 "topics, snapshots and sinks lack them",
                 cure,
@@ -101,7 +103,7 @@ class GeneratedColumns:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._reported: set[tuple[str, Finding]] = set()
+        self._reported: set[tuple[str, CheckFinding]] = set()
 
     def turn(self, connection: Connection) -> None:
         """
@@ -115,7 +117,7 @@ class GeneratedColumns:
         rows = connection.execute(query("list_generating"), publication).fetchall()
         names = [TableName(*row).text for row in rows]
         names = [name for name in names if self._settings.capture.takes(name)]
-        found: set[tuple[str, Finding]] = set()
+        found: set[tuple[str, CheckFinding]] = set()
         if names:
             facts = read_source_facts(connection, self._settings, names)
             found = {
@@ -124,7 +126,7 @@ class GeneratedColumns:
                 for finding in generated_findings(name, facts, self._settings)
             }
         for name, finding in sorted(found - self._reported):
-            log = _LOG.error if finding.level is Level.ERROR else _LOG.warning
+            log = _LOG.error if finding.level is Severity.ERROR else _LOG.warning
             log(
                 "table column not published",
                 table=name,
@@ -141,10 +143,11 @@ def _identity_findings(
     listed: frozenset[str] | None,
     cure: str,
     version: int,
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     """Yield why the server would refuse updates and deletes of a table."""
     if member.identity == "f" and listed is not None:
         yield error_finding(
+            "table-identity-column-list",
             f"{member.name}: replica identity FULL and a column list",
             _REFUSED,
             f"run ALTER TABLE {_sql(member.name)} REPLICA IDENTITY DEFAULT, or"
@@ -152,6 +155,7 @@ def _identity_findings(
         )
     elif lacking:
         yield error_finding(
+            "table-identity-generated",
             f"{member.name}: its replica identity has generated columns that are not"
             f" sent: {_listed_columns(lacking)}",
             _REFUSED if version >= SENDING_VERSION else _UNKEYED,
@@ -211,21 +215,23 @@ def tables_to_capture(facts: SourceFacts, settings: Settings) -> tuple[str, ...]
 
 def blocking_finding(
     name: str, facts: SourceFacts, settings: Settings
-) -> Finding | None:
+) -> CheckFinding | None:
     """Return the first finding that prevents a table's capture; None without one."""
     for finding in table_findings(name, facts, settings):
-        if finding.level is Level.ERROR:
+        if finding.level is Severity.ERROR:
             return finding
     return None
 
 
-def capture_list_findings(facts: SourceFacts, settings: Settings) -> Iterator[Finding]:
+def capture_list_findings(
+    facts: SourceFacts, settings: Settings
+) -> Iterator[CheckFinding]:
     """Yield the findings about all tables, and about expressions that match none."""
     for name in settings.capture.chosen(facts.tables):
         refused = blocking_finding(name, facts, settings)
         if refused is not None and _is_optional(name, facts, settings):
             yield refused._replace(
-                level=Level.WARNING, why=f"{refused.why}, so it is left out"
+                level=Severity.WARNING, why=f"{refused.why}, so it is left out"
             )
         else:
             yield from table_findings(name, facts, settings)
@@ -233,13 +239,14 @@ def capture_list_findings(facts: SourceFacts, settings: Settings) -> Iterator[Fi
         alone = settings.capture.only(entry)
         if not any(alone.takes(name) for name in facts.tables):
             yield warning_finding(
+                "table-expression-unmatched",
                 f"[source] tables: {entry} matches no table",
                 "it captures nothing until a table matches",
                 "correct it, or create the table",
             )
 
 
-def topic_problems(facts: SourceFacts, settings: Settings) -> list[Finding]:
+def topic_problems(facts: SourceFacts, settings: Settings) -> list[CheckFinding]:
     """Return captured tables that have no topic of their own; each problem once."""
     found = topic_findings(settings, tables_to_capture(facts, settings))
     return list(dict.fromkeys(found.values()))
@@ -254,11 +261,12 @@ def _is_optional(name: str, facts: SourceFacts, settings: Settings) -> bool:
 
 def table_findings(
     name: str, facts: SourceFacts, settings: Settings
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     """Yield the findings that prevent, or may prevent, the capture of one table."""
     table = facts.tables.get(name)
     if table is None:
         yield error_finding(
+            "table-missing",
             f"{name}: there is no such table",
             "it would produce no records",
             "correct [source] tables",
@@ -266,6 +274,7 @@ def table_findings(
         return
     if table.kind not in _ORDINARY:
         yield error_finding(
+            "table-kind",
             f"{name}: not a table",
             "views and foreign tables have no log",
             "remove it from [source] tables",
@@ -279,6 +288,7 @@ def table_findings(
         yield from _member_findings(member, table, frozenset(wanted), publication)
     if not wanted:
         yield warning_finding(
+            "table-no-primary-key",
             f"{name}: no primary key",
             "its rows are streamed without a key and cannot be snapshotted",
             f"ALTER TABLE {_sql(name)} ADD PRIMARY KEY (...)",
@@ -292,11 +302,14 @@ def _member_findings(
     table: TableFacts,
     wanted: frozenset[str],
     publication: PublicationFacts,
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     """Check whether a relation is logged, and whether it identifies old rows."""
     alter = f"ALTER TABLE {_sql(member.name)}"
+    default = SqlFix(f"{alter} REPLICA IDENTITY DEFAULT")
+    full = f"run {alter} REPLICA IDENTITY FULL"
     if member.persistence != _PERMANENT:
         yield error_finding(
+            "table-unlogged",
             f"{member.name}: not logged",
             "its changes are not in the log",
             f"run {alter} SET LOGGED",
@@ -305,39 +318,37 @@ def _member_findings(
     if not publication.sends_old_rows:
         if not is_identified:
             yield warning_finding(
+                "table-identity-inserts-only",
                 f"{member.name}: its rows cannot be identified",
                 "only its inserts are streamed, as its publication sends nothing else",
-                f"run {alter} REPLICA IDENTITY FULL before it sends updates",
+                f"{full} before it sends updates",
             )
     elif not is_identified:
-        cure = f"{alter} REPLICA IDENTITY FULL"
-        if table.key:
-            cure = f"{alter} REPLICA IDENTITY DEFAULT"
-        else:
-            cure = f"{alter} ADD PRIMARY KEY (...), or {cure}"
         yield error_finding(
+            "table-identity-none",
             f"{member.name}: its rows cannot be identified",
             "Postgres refuses the application's updates and deletes of published rows",
-            f"run {cure}",
+            default if table.key else f"{full}, or {alter} ADD PRIMARY KEY (...)",
         )
     elif member.identity != "f" and not wanted <= member.identity_columns:
         lacking = ", ".join(sorted(wanted - member.identity_columns))
         yield error_finding(
+            "table-identity-lacks-key",
             f"{member.name}: its replica identity lacks {lacking}",
             "a delete would lack the record's key",
-            f"run {alter} REPLICA IDENTITY "
-            + ("DEFAULT" if wanted <= set(table.key) else "FULL"),
+            default if wanted <= set(table.key) else full,
         )
 
 
 def _key_findings(
     name: str, table: TableFacts, wanted: frozenset[str], publication: PublicationFacts
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     published = publication.tables.get(name)
     columns = published.columns if published else None
     if columns is not None and not wanted <= columns:
         lacking = ", ".join(sorted(wanted - columns))
         yield error_finding(
+            "publication-columns-lack-key",
             f"{name}: the publication's column list leaves out {lacking}",
             "records would have no key",
             "list the key's columns too: run ALTER PUBLICATION ... SET TABLE "
@@ -345,6 +356,7 @@ def _key_findings(
         )
     if table.unstable_key:
         yield warning_finding(
+            "table-key-collation",
             f"{name}: the collation of {', '.join(table.unstable_key)} is not "
             "deterministic",
             "different keys count as equal, so it cannot be snapshotted",
@@ -353,6 +365,7 @@ def _key_findings(
         )
     if table.has_row_security:
         yield warning_finding(
+            "table-row-security",
             f"{name}: row security is on",
             "a snapshot sees only the rows that the role may see; the stream has all",
             "run ALTER ROLE ... BYPASSRLS for the role of [source] dsn",

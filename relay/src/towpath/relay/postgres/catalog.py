@@ -87,7 +87,7 @@ class PostgresCatalog:
         Raises:
             SourceUnavailableError: The connection is lost.
         """
-        with translated_errors("reading who holds the slot"):
+        with translated_errors("reading the holder of the slot"):
             execute = self._connection.execute
             row = execute(query("read_slot_holder"), {"slot": slot}).fetchone()
         return "a process that has just ended" if row is None else session_text(*row)

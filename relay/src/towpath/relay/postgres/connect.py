@@ -77,7 +77,7 @@ def connect(dsn: str, *, replication: bool = False) -> Connection:
         SourceUnavailableError: The server cannot be reached.
         SourceRefusedError: The server refuses the login, or ``dsn`` cannot be read.
     """
-    wanted = _parts(dsn)
+    wanted = parts_of(dsn)
     with translated_errors("connecting"):
         wanted.setdefault("application_name", APPLICATION)
         wanted.setdefault("connect_timeout", _CONNECT_TIMEOUT_S)
@@ -97,7 +97,7 @@ def connect(dsn: str, *, replication: bool = False) -> Connection:
         return connection
 
 
-def _parts(dsn: str) -> dict[str, Any]:
+def parts_of(dsn: str) -> dict[str, Any]:
     """
     Parse a DSN.
 

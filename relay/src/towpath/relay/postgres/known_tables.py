@@ -30,12 +30,12 @@ from typing import Final, NamedTuple
 import structlog
 
 from towpath.relay.encode.notifications import TABLE_EVENT_PREFIX
-from towpath.relay.errors import Finding, warning_finding
 from towpath.relay.postgres.catalog import key_columns_text, read_table_keys
 from towpath.relay.postgres.connect import Connection, translated_errors
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.source_facts import ListedTable, list_tables, name_lists
 from towpath.relay.postgres.tables import TableRefusedError, describe
+from towpath.schemas.findings import CheckFinding, warning_finding
 from towpath.schemas.table_name import TableName
 from towpath.settings import OnDrop, Settings
 
@@ -277,10 +277,11 @@ class TableReport(NamedTuple):
     unreadable: Mapping[str, str]
     changed_keys: Mapping[str, str] = MappingProxyType({})
 
-    def findings(self) -> Iterator[Finding]:
+    def findings(self) -> Iterator[CheckFinding]:
         """Return a warning for each table."""
         for name in self.dropped:
             yield warning_finding(
+                "table-dropped",
                 f"{name}: the captured table was dropped or renamed",
                 "topic and sinks keep the rows that were captured under this name",
                 'set on_drop = "truncate" in [[source]] and start the relay again, or '
@@ -288,6 +289,7 @@ class TableReport(NamedTuple):
             )
         for name, change in self.changed_keys.items():
             yield warning_finding(
+                "table-key-changed",
                 f"{name}: the key changed {change}",
                 "topic and sinks keep rows under the former key",
                 "request a snapshot of the table with a sweep (towpath snapshot start "
@@ -295,6 +297,7 @@ class TableReport(NamedTuple):
             )
         for name, reason in self.unreadable.items():
             yield warning_finding(
+                "table-unreadable",
                 f"{name}: snapshots cannot read it: {reason}",
                 "rows from before its capture are in no topic and no sink",
                 "change the table as the reason says, then run towpath snapshot start",

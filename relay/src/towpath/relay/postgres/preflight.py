@@ -10,21 +10,25 @@ from collections.abc import Iterable, Iterator
 from types import MappingProxyType
 from typing import Final
 
-from towpath.relay.errors import (
-    Finding,
-    SourceRefusedError,
-    SourceUnavailableError,
-    error_finding,
-    warning_finding,
-)
+from towpath.relay.errors import SourceRefusedError, SourceUnavailableError
 from towpath.relay.postgres.capture_checks import capture_list_findings, topic_problems
 from towpath.relay.postgres.connect import Connection, connect, quoted
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.relays import RELAY_TABLE
 from towpath.relay.postgres.slot import age_text
-from towpath.relay.postgres.source_facts import OWN_TABLES, SourceFacts
+from towpath.relay.postgres.source_facts import (
+    OWN_TABLES,
+    SourceFacts,
+    missing_table_text,
+)
 from towpath.relay.recovery.backfill import MAKES_SLOT
 from towpath.schemas.failure import TowpathError
+from towpath.schemas.findings import (
+    CheckFinding,
+    SqlFix,
+    error_finding,
+    warning_finding,
+)
 from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
 
@@ -40,7 +44,18 @@ _SIGNAL_TABLE: Final = "towpath.signal"
 _OLD_S: Final = 300.0
 
 
-def capture_findings(facts: SourceFacts, settings: Settings) -> list[Finding]:
+def version_findings(version: int) -> Iterator[CheckFinding]:
+    """Yield that a server is too old; then its catalog lacks facts of other checks."""
+    if version < _OLDEST_VERSION:
+        yield error_finding(
+            "postgres-version",
+            f"the server's version is {version}",
+            "the relay uses publication features of version 15",
+            "it must be 15 or later: upgrade the server",
+        )
+
+
+def capture_findings(facts: SourceFacts, settings: Settings) -> list[CheckFinding]:
     """Return what prevents, or may prevent, the capture of the configured tables."""
     return [
         *_server_findings(facts),
@@ -50,7 +65,7 @@ def capture_findings(facts: SourceFacts, settings: Settings) -> list[Finding]:
     ]
 
 
-def running_findings(facts: SourceFacts, settings: Settings) -> list[Finding]:
+def running_findings(facts: SourceFacts, settings: Settings) -> list[CheckFinding]:
     """Return the missing objects of ``relay init``, and risks for a running relay."""
     return [
         *_prepared_findings(facts, settings),
@@ -67,7 +82,7 @@ def leaves_slot(facts: SourceFacts, settings: Settings) -> bool:
     return is_first and settings.relay.snapshot.mode in MAKES_SLOT
 
 
-def replication_findings(dsn: str) -> list[Finding]:
+def replication_findings(dsn: str) -> list[CheckFinding]:
     """Try a connection in replication mode, which a pooler does not support."""
     try:
         connection = connect(dsn, replication=True)
@@ -78,8 +93,9 @@ def replication_findings(dsn: str) -> list[Finding]:
     return []
 
 
-def _refused_replication(refused: TowpathError) -> Finding:
+def _refused_replication(refused: TowpathError) -> CheckFinding:
     return error_finding(
+        "postgres-replication-connection",
         f"no replication connection ({refused})",
         "ordinary connections work, but the log is streamed over a replication one",
         "point [source] dsn at the server itself, not at PgBouncer or another "
@@ -87,41 +103,41 @@ def _refused_replication(refused: TowpathError) -> Finding:
     )
 
 
-def _server_findings(facts: SourceFacts) -> Iterator[Finding]:
+def _server_findings(facts: SourceFacts) -> Iterator[CheckFinding]:
     server = facts.server
-    if server.version < _OLDEST_VERSION:
-        yield error_finding(
-            f"the server's version is {server.version}",
-            "the relay uses publication features of version 15",
-            "it must be 15 or later: upgrade the server",
-        )
     if server.is_standby:
         yield error_finding(
+            "postgres-standby",
             "the server is a standby",
             "slot, heartbeats and signals are written on a primary only",
             "point [source] dsn at the primary, or run pg_ctl promote",
         )
     if server.wal_level != "logical":
         yield error_finding(
+            "postgres-wal-level",
             f"wal_level is {server.wal_level}",
             "the log has no row changes",
             "run ALTER SYSTEM SET wal_level = 'logical' and restart the server",
         )
     if server.encoding != "UTF8":
         yield error_finding(
+            "postgres-encoding",
             f"the database's encoding is {server.encoding}",
             "records are UTF-8, and some characters could not be converted",
             "dump the database and restore it into one with encoding UTF8",
         )
     if not server.may_replicate:
         yield error_finding(
+            "postgres-role-replication",
             "the role may not replicate",
             "the slot could not be created or read",
             "run ALTER ROLE CURRENT_USER REPLICATION as a superuser",
         )
 
 
-def _publication_findings(facts: SourceFacts, settings: Settings) -> Iterator[Finding]:
+def _publication_findings(
+    facts: SourceFacts, settings: Settings
+) -> Iterator[CheckFinding]:
     """Yield warnings about changes that an existing publication does not send."""
     name = settings.database.publication
     publication = facts.publications.get(name)
@@ -135,14 +151,18 @@ def _publication_findings(facts: SourceFacts, settings: Settings) -> Iterator[Fi
     ]
     if silent:
         yield warning_finding(
+            "publication-operations",
             f"publication {name} does not send {', '.join(silent)}",
             "sinks would keep rows that the source changed or deleted",
-            f"ALTER PUBLICATION {quoted(name)} SET (publish = "
-            "'insert, update, delete, truncate')",
+            SqlFix(
+                f"ALTER PUBLICATION {quoted(name)} SET (publish = "
+                "'insert, update, delete, truncate')"
+            ),
         )
     for table, published in publication.tables.items():
         if published.row_filter is not None and settings.capture.takes(table):
             yield warning_finding(
+                "publication-row-filter",
                 f"publication {name} filters the rows of {table}",
                 "sinks and snapshots have only rows that pass, and verify will differ",
                 f"ALTER PUBLICATION {quoted(name)} DROP TABLE {_sql(table)}; "
@@ -150,20 +170,26 @@ def _publication_findings(facts: SourceFacts, settings: Settings) -> Iterator[Fi
             )
     for schema in sorted(publication.schemas):
         yield warning_finding(
+            "publication-schema",
             f"publication {name} sends all of schema {schema}",
             "tables that are not configured are streamed too",
             f"ALTER PUBLICATION {quoted(name)} DROP TABLES IN SCHEMA {quoted(schema)}",
         )
 
 
-def _prepared_findings(facts: SourceFacts, settings: Settings) -> Iterator[Finding]:
+def _prepared_findings(
+    facts: SourceFacts, settings: Settings
+) -> Iterator[CheckFinding]:
     """Yield the missing objects of ``relay init``."""
     source, outbox = settings.database, settings.relay.outbox.table
     init = "run towpath relay init"
     for name in (source.publication, source.outbox_publication):
         if name not in facts.publications:
             yield error_finding(
-                f"publication {name} is missing", "nothing is sent", init
+                "publication-missing",
+                f"publication {name} is missing",
+                "nothing is sent",
+                init,
             )
     signals = filter(None, (_SIGNAL_TABLE, settings.relay.snapshot.signal_table))
     unsent = "its changes are not sent"
@@ -176,24 +202,28 @@ def _prepared_findings(facts: SourceFacts, settings: Settings) -> Iterator[Findi
         existing = facts.publications.get(publication)
         if existing is not None and not existing.covers(table):
             yield error_finding(
-                f"publication {publication} does not name {table}", why, init
+                "publication-table-missing",
+                f"publication {publication} does not name {table}",
+                why,
+                init,
             )
     own = (_SIGNAL_TABLE, "towpath.snapshot", "towpath.heartbeat", RELAY_TABLE, outbox)
     for name in own:
         if name not in facts.own_tables:
-            what = f"table {name} is missing, or of an older release"
-            yield error_finding(what, "the relay needs it", init)
+            what = missing_table_text(name)
+            yield error_finding("own-table-missing", what, "the relay needs it", init)
     if source.slot not in facts.relays.numbers:
         what = f"the relay {source.slot} is not registered in {RELAY_TABLE}"
-        yield error_finding(what, "it does not start", init)
+        yield error_finding("relay-unregistered", what, "it does not start", init)
 
 
-def _slot_findings(facts: SourceFacts, settings: Settings) -> Iterator[Finding]:
+def _slot_findings(facts: SourceFacts, settings: Settings) -> Iterator[CheckFinding]:
     slot = settings.database.slot
     if leaves_slot(facts, settings):
         return
     if facts.slot is None:
         yield error_finding(
+            "slot-missing",
             f"slot {slot} is missing",
             "the server keeps no log for the relay",
             "run towpath relay init",
@@ -201,11 +231,15 @@ def _slot_findings(facts: SourceFacts, settings: Settings) -> Iterator[Finding]:
     elif not facts.slot.is_ours:
         what = f"slot {slot} is {facts.slot.kind}"
         yield error_finding(
-            what, "this relay cannot use it", "choose another name in [source] slot"
+            "slot-foreign",
+            what,
+            "this relay cannot use it",
+            "choose another name in [source] slot",
         )
     elif facts.slot.is_lost:
         cause = facts.slot.invalidation_reason or "max_slot_wal_keep_size"
         yield error_finding(
+            "slot-lost",
             f"slot {slot} has lost log that it needed ({cause})",
             "changes are missing, and a new lineage begins at the next start",
             "raise the bound that the reason names, then start the relay with "
@@ -213,10 +247,11 @@ def _slot_findings(facts: SourceFacts, settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _room_findings(facts: SourceFacts) -> Iterator[Finding]:
+def _room_findings(facts: SourceFacts) -> Iterator[CheckFinding]:
     server = facts.server
     if facts.slot is None and server.slots >= server.max_slots:
         yield error_finding(
+            "postgres-slots-taken",
             f"all {server.max_slots} replication slots are taken",
             "the relay's slot could not be created",
             f"ALTER SYSTEM SET max_replication_slots = {server.max_slots + 5} and "
@@ -225,6 +260,7 @@ def _room_findings(facts: SourceFacts) -> Iterator[Finding]:
     is_following = facts.slot is not None and facts.slot.is_active
     if not is_following and server.senders >= server.max_senders:
         yield error_finding(
+            "postgres-senders-taken",
             f"all {server.max_senders} WAL senders are in use",
             "the stream could not be opened",
             f"ALTER SYSTEM SET max_wal_senders = {server.max_senders + 5} and "
@@ -232,16 +268,18 @@ def _room_findings(facts: SourceFacts) -> Iterator[Finding]:
         )
 
 
-def _bound_findings(facts: SourceFacts) -> Iterator[Finding]:
+def _bound_findings(facts: SourceFacts) -> Iterator[CheckFinding]:
     server = facts.server
     if server.keep_mebibytes == _UNBOUNDED:
         yield warning_finding(
+            "postgres-wal-unbounded",
             "max_slot_wal_keep_size is -1",
             "while a relay is down, its retained log can fill the disk",
             "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; SELECT pg_reload_conf()",
         )
     if server.decoding_kibibytes < _DEFAULT_DECODING_KIBIBYTES:
         yield warning_finding(
+            "postgres-decoding-memory",
             f"logical_decoding_work_mem is {server.decoding_kibibytes} kB",
             "large transactions spill to disk and arrive late",
             "ALTER SYSTEM SET logical_decoding_work_mem = '64MB'; "
@@ -249,13 +287,14 @@ def _bound_findings(facts: SourceFacts) -> Iterator[Finding]:
         )
 
 
-def _old_findings(facts: SourceFacts) -> Iterable[Finding]:
+def _old_findings(facts: SourceFacts) -> Iterable[CheckFinding]:
     for who, application, age_s in facts.old_transactions:
         is_prepared = who.startswith("prepared ")
         # A hidden age is not a reason for a warning.
         is_old = age_s is not None and age_s >= _OLD_S
         if is_old or (is_prepared and facts.slot is None):
             yield warning_finding(
+                "transaction-old",
                 f"transaction of {who} ({application}) has been open for "
                 f"{age_text(age_s)}",
                 "creating a slot waits for it, and it retains log and dead rows",
@@ -274,7 +313,7 @@ _OUTBOX: Final = "towpath.outbox"
 _WRITE: Final = ("select", "insert", "update", "delete")
 
 
-def rights_findings(connection: Connection) -> Iterator[Finding]:
+def rights_findings(connection: Connection) -> Iterator[CheckFinding]:
     """
     Yield the relay's own tables, and its schema, on which the role lacks rights.
 
@@ -299,6 +338,7 @@ def rights_findings(connection: Connection) -> Iterator[Finding]:
     for rights, schema, table in lacking:
         on = TableName(schema, table).sql if table else f"schema {quoted(schema)}"
         yield error_finding(
+            "postgres-rights",
             f"the role {role} lacks {rights} on {on}",
             "the relay halts when it needs them; docs/rights.md lists all rights",
             f"run as the owner: GRANT {rights} ON {on} TO {quoted(role)}",

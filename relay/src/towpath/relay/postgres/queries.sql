@@ -1268,3 +1268,79 @@ where n.nspname = %(schema)s::text and c.relkind = 'r'
         or i.inhrelid is null
         and pg_catalog.obj_description(c.oid, 'pg_class') = %(mark)s::text)
 order by 2, 1
+
+-- health of the source -------------------------------------------------------------
+
+-- name: read_server_settings
+-- Settings as this session has them: name, value, unit.
+select name, setting, coalesce(unit, '')
+from pg_catalog.pg_settings
+where name = any(%(names)s::text[])
+
+-- name: read_collation_versions
+-- The version of the database's collation when its indexes were built, and the current
+-- one; null where the collation has no versions.
+select d.datcollversion, pg_catalog.pg_database_collation_actual_version(d.oid)
+from pg_catalog.pg_database d
+where d.datname = pg_catalog.current_database()
+
+-- name: read_unarchived_log
+-- The file of the log that the server tries in vain to archive; nothing while archiving
+-- works, or is off.
+select last_failed_wal
+from pg_catalog.pg_stat_archiver
+where last_failed_time > coalesce(last_archived_time, '-infinity')
+    and current_setting('archive_mode') <> 'off'
+
+-- name: read_slots
+-- Every slot but temporary ones, as an object (newer servers have more fields), with the
+-- log that it retains in bytes, the age of the catalog rows that it keeps, and seconds of
+-- inactivity.
+select pg_catalog.to_jsonb(s) || pg_catalog.jsonb_build_object(
+    'retained_bytes', coalesce((w.lsn - s.restart_lsn)::bigint, 0),
+    'catalog_age', coalesce(pg_catalog.age(s.catalog_xmin), 0),
+    'inactive_s', extract(epoch from pg_catalog.clock_timestamp()
+        - (pg_catalog.to_jsonb(s) ->> 'inactive_since')::timestamptz),
+    'is_here', s.database is not distinct from pg_catalog.current_database())
+from pg_catalog.pg_replication_slots s
+cross join lateral (
+    select case when pg_catalog.pg_is_in_recovery()
+        then pg_catalog.pg_last_wal_replay_lsn()
+        else pg_catalog.pg_current_wal_lsn() end
+) as w (lsn)
+where not s.temporary
+
+-- name: read_spilled
+-- Transactions that a slot has decoded, those that were spilled to disk, and the spilled
+-- bytes, since the statistics were reset.
+select coalesce(total_txns, 0), coalesce(spill_txns, 0), coalesce(spill_bytes, 0)
+from pg_catalog.pg_stat_replication_slots
+where slot_name = %(slot)s
+
+-- name: read_standbys
+-- The names of the physical standbys that are connected.
+select application_name
+from pg_catalog.pg_stat_replication r
+where application_name <> 'pg_basebackup' and not exists (
+    select from pg_catalog.pg_replication_slots s
+    where s.active_pid = r.pid and s.slot_type = 'logical'
+)
+order by 1
+
+-- name: read_outbox_health
+-- The size of the outbox in bytes with its partitions, its rows and dead rows by the
+-- statistics, and the partitions whose detaching was interrupted. pg_partition_tree
+-- leaves these out.
+with recursive relations (relid, inhdetachpending) as (
+    select pg_catalog.to_regclass(%(table)s::text)::oid, false
+    union all
+    select i.inhrelid, i.inhdetachpending
+    from relations r
+    join pg_catalog.pg_inherits i on i.inhparent = r.relid
+)
+select coalesce(sum(pg_catalog.pg_total_relation_size(r.relid)), 0)::bigint,
+    coalesce(sum(s.n_live_tup), 0)::bigint, coalesce(sum(s.n_dead_tup), 0)::bigint,
+    coalesce(array_agg(r.relid::regclass::text) filter (where r.inhdetachpending),
+        array[]::text[])
+from relations r
+left join pg_catalog.pg_stat_all_tables s on s.relid = r.relid

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import psycopg
 
-from towpath.relay.errors import Finding, Level, NotPreparedError, blocking_findings
+from towpath.relay.errors import NotPreparedError
 from towpath.relay.postgres import preflight
 from towpath.relay.postgres.capture_checks import SENDING_VERSION, tables_to_capture
 from towpath.relay.postgres.connect import Connection, quoted, translated_errors
@@ -34,12 +34,14 @@ from towpath.relay.postgres.source_facts import (
     read_source_facts,
 )
 from towpath.schemas import source_tables
+from towpath.schemas.findings import CheckFinding, Severity, blocking_findings
 from towpath.schemas.table_name import TableName
 from towpath.settings import OnUpdate, Outbox, Settings
 
 __all__ = [
     "SetupStep",
     "check_source",
+    "check_version",
     "plan_setup",
     "read_source_facts",
     "run_setup",
@@ -70,6 +72,17 @@ _INSERTS: Final = _SentOperations("insert", (True, False, False, False))
 _UPDATES: Final = _SentOperations("insert, update", (True, True, False, False))
 
 
+def check_version(version: int) -> None:
+    """
+    Check that a server is not too old to be examined.
+
+    Raises:
+        NotPreparedError: It is.
+    """
+    for finding in preflight.version_findings(version):
+        raise NotPreparedError(str(finding))
+
+
 def check_source(facts: SourceFacts, settings: Settings) -> None:
     """
     Check that the source can be captured.
@@ -82,10 +95,10 @@ def check_source(facts: SourceFacts, settings: Settings) -> None:
         raise NotPreparedError("\n".join(map(str, problems)))
 
 
-def source_warnings(facts: SourceFacts, settings: Settings) -> list[Finding]:
+def source_warnings(facts: SourceFacts, settings: Settings) -> list[CheckFinding]:
     """Return the warnings about the source."""
     findings = preflight.capture_findings(facts, settings)
-    return [finding for finding in findings if finding.level is Level.WARNING]
+    return [finding for finding in findings if finding.level is Severity.WARNING]
 
 
 def plan_setup(facts: SourceFacts, settings: Settings) -> list[SetupStep]:

@@ -7,6 +7,7 @@ lock is taken before anything is decided, and lasts until its connection ends.
 """
 
 import hashlib
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NamedTuple
@@ -121,8 +122,20 @@ _LOG = structlog.get_logger("towpath.relay")
 _RETRY_S: Final = 0.5
 
 
+# The server ends the session of a claim whose host has vanished within this time;
+# otherwise a standby would wait for hours.
+_ENDS_LOST_HOSTS: Final = (
+    b"set tcp_keepalives_idle = '5s'; set tcp_keepalives_interval = '2s';"
+    b" set tcp_keepalives_count = 3; set tcp_user_timeout = '11s'"
+)
+
+
 class ClaimWait(NamedTuple):
-    """The bounds of the wait for a slot that another process holds."""
+    """
+    The bounds of the wait for a slot that another process holds.
+
+    A standby waits without a limit: its ``timeout_s`` is infinite.
+    """
 
     clock: Clock
     sleeper: InterruptibleWait
@@ -161,16 +174,25 @@ def wait_for_slot(
     while True:
         with suppress(SlotBusyError):
             if attempt():
+                if is_logged:
+                    _LOG.info("slot taken over", slot=slot)
                 return
         reason = f"slot {slot} is held by {(who := holder())}"
         if wait.is_stopping():
             raise SlotBusyError(reason)
         if not is_logged:
-            _LOG.warning("slot held by another process: waiting", slot=slot, holder=who)
+            _log_wait(slot, who, wait)
             is_logged = True
         if deadline.passed():
             raise SlotHeldError(reason)
         wait.sleeper.wait(min(_RETRY_S, deadline.remaining_s()))
+
+
+def _log_wait(slot: str, holder: str, wait: ClaimWait) -> None:
+    if math.isinf(wait.timeout_s):
+        _LOG.info("slot held by another process: standby", slot=slot, holder=holder)
+        return
+    _LOG.warning("slot held by another process: waiting", slot=slot, holder=holder)
 
 
 class SlotOwnership:
@@ -187,6 +209,8 @@ class SlotOwnership:
         self._slot = slot
         self._key = lock_key(slot)
         self._connection: Connection = connect(dsn)
+        with translated_errors("preparing the claim on the slot"):
+            self._connection.execute(_ENDS_LOST_HOSTS)
 
     def acquire(
         self,
@@ -213,7 +237,7 @@ class SlotOwnership:
         Raises:
             SourceUnavailableError: The connection is lost.
         """
-        with translated_errors("reading who holds the slot"):
+        with translated_errors("reading the holder of the slot"):
             execute = self._connection.execute
             row = execute(query("read_claim"), {"key": self._key}).fetchone()
         return "a process that has just ended" if row is None else session_text(*row)

@@ -44,7 +44,7 @@ _ENDANGERED: Final = "unreserved"
 
 
 class SlotReading(NamedTuple):
-    """The server's values of the slot, and of updates of the outbox."""
+    """The server's values of the slot, the outbox's updates and the archive."""
 
     retained_bytes: int
     lag_bytes: int
@@ -54,6 +54,7 @@ class SlotReading(NamedTuple):
     inactive_s: float | None
     invalidation_reason: str | None
     outbox_updates: int | None
+    is_archive_failing: bool
 
 
 class BoundCrossing(NamedTuple):
@@ -90,6 +91,7 @@ class SlotBounds:
             wal_status=reading.wal_status,
             is_active=reading.is_active,
             inactive_s=None if reading.is_active else inactive_s,
+            is_archive_failing=reading.is_archive_failing,
         )
 
     def crossings(self, stats: SlotStats) -> list[BoundCrossing]:
@@ -296,7 +298,10 @@ class SlotMonitor:
         outbox = TableName.parse(self._settings.relay.outbox.table).sql
         parameters = {"slot": self._settings.database.slot, "outbox": outbox}
         row = connection.execute(query("read_slot_values"), parameters).fetchone()
-        return None if row is None else SlotReading(*row)
+        if row is None:
+            return None
+        unarchived = connection.execute(query("read_unarchived_log")).fetchone()
+        return SlotReading(*(*row, unarchived is not None))
 
     def _report(self, reading: SlotReading) -> None:
         stats = self._bounds.stats(reading, self._clock.monotonic_s())

@@ -14,18 +14,18 @@ from typing import Final
 import structlog
 
 from towpath.relay.encode.outbox import EventWriter
-from towpath.relay.errors import (
-    Finding,
-    Level,
-    NotPreparedError,
+from towpath.relay.errors import NotPreparedError
+from towpath.relay.postgres.connect import Connection, translated_errors
+from towpath.relay.postgres.queries import query
+from towpath.relay.postgres.source_facts import missing_table_text, name_lists
+from towpath.relay.stats import Stats
+from towpath.relay.wal.messages import Column, Relation
+from towpath.schemas.findings import (
+    CheckFinding,
+    Severity,
     error_finding,
     warning_finding,
 )
-from towpath.relay.postgres.connect import Connection, translated_errors
-from towpath.relay.postgres.queries import query
-from towpath.relay.postgres.source_facts import name_lists
-from towpath.relay.stats import Stats
-from towpath.relay.wal.messages import Column, Relation
 from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
 
@@ -39,7 +39,7 @@ _DAY_S: Final = 86_400.0
 _PARTITIONED_FOR_S: Final = 4 * _DAY_S
 
 
-def source_problems(connection: Connection, settings: Settings) -> list[Finding]:
+def source_problems(connection: Connection, settings: Settings) -> list[CheckFinding]:
     """
     Return the current problems of publications and outbox.
 
@@ -73,7 +73,7 @@ class SourceChecks:
         known = self._stats.source_problems
         for what, finding in found.items():
             if what not in known:
-                is_error = finding.level is Level.ERROR
+                is_error = finding.level is Severity.ERROR
                 log = _LOG.error if is_error else _LOG.warning
                 log("source problem", what=what, why=finding.why, remedy=finding.cure)
         for what in known:
@@ -84,7 +84,7 @@ class SourceChecks:
 
 def _publication_problems(
     connection: Connection, settings: Settings
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     source, outbox = settings.database, settings.relay.outbox.table
     signals = tuple(filter(None, (_SIGNAL_TABLE, settings.relay.snapshot.signal_table)))
     unseen = "signals that are inserted there are not seen"
@@ -97,12 +97,12 @@ def _publication_problems(
         parameters = {"publication": publication, "slot": source.slot}
         row = connection.execute(query("read_publication_age"), parameters).fetchone()
         if row is None:
-            yield error_finding(
-                f"publication {publication} is missing", "nothing is sent", _INIT
-            )
+            what = f"publication {publication} is missing"
+            yield error_finding("publication-missing", what, "nothing is sent", _INIT)
             continue
         if row[0]:
             yield warning_finding(
+                "slot-before-publication",
                 f"slot {source.slot} is older than publication {publication}",
                 "the relay halts at the first change in log from before the publication"
                 " was created",
@@ -114,32 +114,43 @@ def _publication_problems(
         for table in tables:
             if table not in sent:
                 yield error_finding(
-                    f"publication {publication} does not name {table}", why, _INIT
+                    "publication-table-missing",
+                    f"publication {publication} does not name {table}",
+                    why,
+                    _INIT,
                 )
 
 
 def _partition_problems(
     connection: Connection, oid: int, name: str
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     """Yield whether the partitions of the outbox end soon."""
     row = connection.execute(query("read_partitioned_until"), {"oid": oid}).fetchone()
     if row is not None and row[0] < _PARTITIONED_FOR_S:
         level = error_finding if row[0] <= _DAY_S else warning_finding
         yield level(
+            "outbox-partitions-end",
             f"the partitions of {name} end soon",
             f"after {max(0.0, row[0]) / _DAY_S:.1f} days an event cannot be inserted",
             "run towpath outbox clean, daily: it makes the partitions of the next days",
         )
 
 
-def _outbox_problems(connection: Connection, settings: Settings) -> Iterator[Finding]:
+def _outbox_problems(
+    connection: Connection, settings: Settings
+) -> Iterator[CheckFinding]:
     """Create an event writer for the current table, as the stream does."""
     name = settings.relay.outbox.table
     full_name = TableName.parse(name)
     asked = {"schema": full_name.schema, "table": full_name.table}
     row = connection.execute(query("read_table_oid"), asked).fetchone()
     if row is None:
-        yield error_finding(f"table {name} is missing", "there are no events", _INIT)
+        yield error_finding(
+            "own-table-missing",
+            missing_table_text(name),
+            "there are no events",
+            _INIT,
+        )
         return
     yield from _partition_problems(connection, row[0], name)
     asked = {"oid": row[0], "publication": settings.database.outbox_publication}
@@ -155,6 +166,7 @@ def _outbox_problems(connection: Connection, settings: Settings) -> Iterator[Fin
         EventWriter(relation, settings.relay.outbox, frozenset(), _ignore)
     except NotPreparedError as problem:
         yield error_finding(
+            "outbox-columns",
             f"outbox: {problem}",
             "the relay halts at the next event",
             "add the columns, or name others in [relay.outbox.columns]",

@@ -24,6 +24,11 @@ OWN_TABLES: Final = (
 )
 
 
+def missing_table_text(table: str) -> str:
+    """Return what every check says of an own table that is missing."""
+    return f"table {table} is missing, or of an older release"
+
+
 class MemberFacts(NamedTuple):
     """
     A relation with rows: a table itself, or a leaf of a partitioned one.

@@ -16,13 +16,13 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from towpath.relay.errors import Finding, error_finding, warning_finding
 from towpath.relay.postgres import tables
 from towpath.relay.postgres.connect import Connection, translated_errors
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.tables import TableRefusedError
 from towpath.relay.snapshot.shape import DeclaredView, TableShape
 from towpath.relay.wal.messages import Column, Relation
+from towpath.schemas.findings import CheckFinding, error_finding, warning_finding
 from towpath.schemas.table_name import TableName
 from towpath.settings.outbox import COLLECTION_SCHEMA, AggregateView, IdForm
 
@@ -134,7 +134,7 @@ def describe_view(connection: Connection, view: AggregateView) -> TableShape:
 
 def view_findings(
     connection: Connection, views: Sequence[AggregateView]
-) -> list[Finding]:
+) -> list[CheckFinding]:
     """
     Return what prevents, or may prevent, reading the declared views.
 
@@ -145,18 +145,23 @@ def view_findings(
         return [f for view in views for f in _findings_of(connection, view)]
 
 
-def _findings_of(connection: Connection, view: AggregateView) -> list[Finding]:
+def _findings_of(connection: Connection, view: AggregateView) -> list[CheckFinding]:
     collection = view.collection
     try:
         _, own = _inspect(connection, view)
     except TableRefusedError as refusal:
         cure = f"change the view, or {view.view} in [[relay.outbox.view]]"
         what = f"the view {view.view} cannot be read: {refusal}"
-        return [error_finding(what, f"{collection} cannot be filled", cure)]
+        return [
+            error_finding(
+                "view-unreadable", what, f"{collection} cannot be filled", cure
+            )
+        ]
     if not own:
         return []
     return [
         warning_finding(
+            "view-functions",
             f"the view {view.view} calls {', '.join(own)}",
             "the tables that a function reads are not locked while the view is read: "
             "one that is rewritten meanwhile looks empty",

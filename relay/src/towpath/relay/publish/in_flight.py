@@ -23,16 +23,16 @@ class Delivery:
     """
     The records of one transaction, or of one chunk, in flight.
 
-    The producer calls it with the acknowledgement of each record. A streamed record's
-    position is bound to the callback (``partial(delivery, position)``). Records without
-    a place in the stream's order use ``acknowledge_unordered``, or, for many records of
+    The producer reports the acknowledgement of each record. The callback of a streamed
+    record is ``partial(acknowledge_ordered, delivery, position)``. Records without a
+    place in the stream's order use ``acknowledge_unordered``, or, for many records of
     one topic, ``partial(delivery.acknowledge_unordered_in, topic)``.
     """
 
-    __slots__ = ("_ledger", "committed_us", "end_lsn", "pending")
+    __slots__ = ("committed_us", "end_lsn", "ledger", "pending")
 
     def __init__(self, ledger: "DeliveryLedger", committed_us: int = 0) -> None:
-        self._ledger = ledger
+        self.ledger = ledger
         self.pending = 0
         self.end_lsn = 0
         self.committed_us = committed_us
@@ -40,26 +40,13 @@ class Delivery:
     def expect(self, value: bytes | None) -> None:
         """Count a record before it is given to the producer."""
         self.pending += 1
-        self._ledger.in_flight_bytes += len(value or b"") + RECORD_BYTES
+        self.ledger.in_flight_bytes += len(value or b"") + RECORD_BYTES
 
     def expect_all(self, values: Sequence[bytes]) -> None:
         """Count records before they are given to the producer together."""
         self.pending += len(values)
         size_bytes = sum(map(len, values)) + len(values) * RECORD_BYTES
-        self._ledger.in_flight_bytes += size_bytes
-
-    def __call__(
-        self, position: bytes, error: object, acknowledgement: Acknowledgement
-    ) -> None:
-        """Record the acknowledgement, or the error, of a streamed record. Hot path."""
-        ledger = self._ledger
-        ledger.in_flight_bytes -= len(acknowledgement) + RECORD_BYTES
-        if error is None:
-            self.pending -= 1
-            partition = acknowledgement.topic(), acknowledgement.partition()
-            ledger.ordered_acks[partition] = position, acknowledgement
-        elif ledger.failure is None:
-            ledger.failure = str(error)
+        self.ledger.in_flight_bytes += size_bytes
 
     def acknowledge_unordered(
         self, error: object, acknowledgement: Acknowledgement
@@ -71,7 +58,7 @@ class Delivery:
         self, topic: str | None, error: object, acknowledgement: Acknowledgement
     ) -> None:
         """Record an acknowledgement, or an error, for a bound topic. Hot path."""
-        ledger = self._ledger
+        ledger = self.ledger
         ledger.in_flight_bytes -= len(acknowledgement) + RECORD_BYTES
         if error is None:
             self.pending -= 1
@@ -79,6 +66,25 @@ class Delivery:
             ledger.unordered_acks[partition] = acknowledgement
         elif ledger.failure is None:
             ledger.failure = str(error)
+
+
+def acknowledge_ordered(
+    delivery: Delivery, position: bytes, error: object, acknowledgement: Acknowledgement
+) -> None:
+    """
+    Record the acknowledgement, or the error, of a streamed record. Hot path.
+
+    A function, because ``partial`` calls functions directly, and objects by a tuple of
+    their arguments.
+    """
+    ledger = delivery.ledger
+    ledger.in_flight_bytes -= len(acknowledgement) + RECORD_BYTES
+    if error is None:
+        delivery.pending -= 1
+        partition = acknowledgement.topic(), acknowledgement.partition()
+        ledger.ordered_acks[partition] = position, acknowledgement
+    elif ledger.failure is None:
+        ledger.failure = str(error)
 
 
 class DeliveryLedger:

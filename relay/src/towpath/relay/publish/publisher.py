@@ -28,7 +28,12 @@ from towpath.relay.encode.record import (
 from towpath.relay.errors import TopicRefusedError
 from towpath.relay.ports import TopicFacts
 from towpath.relay.publish.checkpoints import CheckpointWriter
-from towpath.relay.publish.in_flight import RECORD_BYTES, Delivery, DeliveryLedger
+from towpath.relay.publish.in_flight import (
+    RECORD_BYTES,
+    Delivery,
+    DeliveryLedger,
+    acknowledge_ordered,
+)
 from towpath.relay.publish.sender import RecordSender
 from towpath.relay.recovery.marks import Published
 from towpath.relay.stats import Stats
@@ -109,7 +114,9 @@ class Publisher:
             record, value, position = prepared, prepared.value, prepared.position
         delivery.pending += 1
         self._ledger.in_flight_bytes += len(value or b"") + RECORD_BYTES
-        self._outgoing.append((record, partial(delivery, position)))
+        self._outgoing.append(
+            (record, partial(acknowledge_ordered, delivery, position))
+        )
         self._stats.records += 1
 
     def fits(self, record: Record) -> bool:

@@ -68,8 +68,8 @@ class Lineage:
         slot: The slot that follows it.
         gap: The gap that it begins with; None for the first lineage.
         start_lsn: The slot's LSN when it began to serve the lineage; None if pending.
-        started_at: The time of that, in RFC 3339, or later; empty where an earlier
-            release stored it.
+        started_at: The time at which it began to serve it, or a later one, in RFC 3339;
+            empty if an earlier release stored the lineage.
     """
 
     number: int
@@ -233,7 +233,7 @@ def choose_lineage(
         remembered: The history stored in Kafka.
         found: The history that the source reports.
         tables: The captured tables, whose snapshots would close a gap.
-        at: The time of now, that of a gap or a first lineage.
+        at: The current time, which a gap or a first lineage records.
 
     Raises:
         NotPreparedError: There never was a slot, or this relay cannot use it.

@@ -53,11 +53,20 @@ from towpath.relay.wal.messages import (
     Truncate,
     Update,
 )
-from towpath.relay.wal.pgoutput import KINDS, PARSER_ERRORS, PARSERS, malformed
+from towpath.relay.wal.pgoutput import (
+    KINDS,
+    NEW,
+    PARSER_ERRORS,
+    PARSERS,
+    malformed,
+    read_values,
+)
 from towpath.relay.wal.transactions import (
     BEGIN_TAG,
     COMMIT_TAG,
     INSERT_TAG,
+    UNPACK_INSERT,
+    VALUES_AT,
     Change,
     Committed,
     LogicalMessageEvent,
@@ -66,8 +75,6 @@ from towpath.relay.wal.transactions import (
     Truncation,
     parse_begin,
     parse_commit,
-    parse_oid,
-    parse_row,
 )
 from towpath.schemas.envelope import Operation
 from towpath.schemas.position import Position, format_lsn
@@ -217,7 +224,7 @@ class StreamConsumer:
         )
         self._routes: dict[int, Route | None] = {}
         # By oid of an outbox table: the event maker, and the number of columns.
-        self._events: dict[int | None, tuple[MakeEvent, int]] = {}
+        self._events: dict[int, tuple[MakeEvent, int]] = {}
         self._delivery: Delivery | None = None
         self._sequence = 0
         self._now_us = 0
@@ -297,13 +304,14 @@ class StreamConsumer:
         self, frame: bytes, transaction: Transaction, ordinal: int
     ) -> Record | None:
         """Return the event of an inserted row; None if it is not a plain event."""
-        event = self._events.get(parse_oid(frame))
-        if event is None:
-            return None
-        make, width = event
         try:
-            row = parse_row(frame, width)
-            return None if row is None else make(transaction, ordinal, row)
+            oid, form, count = UNPACK_INSERT(frame)
+            event = self._events.get(oid)
+            if event is None or form != NEW or count != event[1]:
+                return None
+            make, width = event
+            row, end = read_values(frame, VALUES_AT, width)
+            return make(transaction, ordinal, row) if end == len(frame) else None
         except _NOT_PLAIN:
             return None
 

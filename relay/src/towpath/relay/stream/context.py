@@ -24,8 +24,10 @@ from towpath.relay.ports import TableCatalog
 from towpath.relay.publish.in_flight import Delivery, DeliveryLedger
 from towpath.relay.publish.publisher import Publisher
 from towpath.relay.publish.sender import RecordSender
+from towpath.relay.publish.spans import PublishSpans
 from towpath.relay.snapshot.driver import SnapshotDriver
 from towpath.relay.snapshot.shape import Key
+from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.snapshot.visibility import InvisibleTransactions
 from towpath.relay.stats import Stats
 from towpath.relay.wal.messages import Relation, RelationShape
@@ -170,6 +172,8 @@ class LoopContext:
         row_requests: Requests incomplete rows.
         stats: Counters of the process.
         clock: The time.
+        spans: Records the spans of outbox rows; None where tracing is off.
+        on_snapshot: Called with each table of a snapshot whose progress changes.
     """
 
     ledger: DeliveryLedger
@@ -181,6 +185,8 @@ class LoopContext:
     row_requests: RowRequests
     stats: Stats
     clock: Clock
+    spans: PublishSpans | None
+    on_snapshot: Callable[[StoredTable], None]
 
     def now_us(self) -> int:
         """Return the wall time in microseconds since 1970."""

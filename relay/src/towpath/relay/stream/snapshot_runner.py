@@ -18,7 +18,7 @@ refused signal is counted and published as a notification, since no row of
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import structlog
@@ -64,10 +64,28 @@ _PAUSED: Final = "paused"
 Name = tuple[str, str]
 
 
+def _ignore(_table: StoredTable) -> None:
+    pass
+
+
 class SnapshotStats:
     """Keeps ``stats.snapshot`` and counts dropped rows, from facts and effects."""
 
-    def __init__(self, stats: Stats, clock: Clock) -> None:
+    def __init__(
+        self,
+        stats: Stats,
+        clock: Clock,
+        on_table: Callable[[StoredTable], None] = _ignore,
+    ) -> None:
+        """
+        Continue from the counters of the process.
+
+        Args:
+            stats: The counters.
+            clock: The time.
+            on_table: Called with each table of a snapshot whose progress changes.
+        """
+        self._on_table = on_table
         self._stats = stats
         self._clock = clock
         self._storing: dict[str, StoreSignal | StoreKeys] = {}
@@ -121,6 +139,7 @@ class SnapshotStats:
             name = _name(table)
             if name not in self._open:
                 continue
+            self._on_table(table)
             if table.rows:
                 known = table.collection in self._stats.tables
                 self._rows[table.collection if known else OTHER] = table.rows
@@ -290,7 +309,9 @@ class SnapshotRunner:
         self.aggregates = driver.changed_keys.aggregates
         self.reordered = driver.changed_keys.reordered
         self._context = context
-        self._snapshot_stats = SnapshotStats(context.stats, context.clock)
+        self._snapshot_stats = SnapshotStats(
+            context.stats, context.clock, context.on_snapshot
+        )
         self._driver = driver
         self._reader = reader
         self._is_probing = False

@@ -157,20 +157,24 @@ def malformed(data: bytes, at: int) -> MalformedMessageError:
 def read_row(data: bytes, at: int) -> tuple[Row, int]:
     """Read a row; the returned end may lie beyond the data: the caller compares."""
     (count,) = _U16(data, at)
-    at += 2
+    return read_values(data, at + 2, count)
+
+
+def read_values(data: bytes, at: int, count: int) -> tuple[Row, int]:
+    """Read the values of a row, as ``read_row`` does. Hot path."""
     values: list[Value] = []
-    add = values.append
     for _ in range(count):
         form = data[at]
         if form == _TEXT:
             start = at + 5
-            at = start + _U32(data, at + 1)[0]
-            add(data[start:at])
+            (size,) = _U32(data, at + 1)
+            at = start + size
+            values.append(data[start:at])
         elif form == _NULL:
-            add(None)
+            values.append(None)
             at += 1
         elif form == _UNCHANGED:
-            add(UNCHANGED)
+            values.append(UNCHANGED)
             at += 1
         else:
             reason = f"unknown form of a value: {form:#04x}"

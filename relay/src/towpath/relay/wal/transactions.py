@@ -9,12 +9,13 @@ The ordinal counts every row message, truncate and transactional logical message
 transaction as received, before any filter, so that it is the same on every replay.
 ``log_lsn`` is the lineage's offset plus the LSN of the commit record, known at Begin.
 
-``parse_begin``, ``parse_row`` and ``parse_commit`` read most messages of a backlog
-directly from frames. Hot path. They return None for every message that is not exactly
-as expected; ``pgoutput`` and the sequencer then parse it, and raise its error.
+``parse_begin``, ``UNPACK_INSERT`` with ``read_values``, and ``parse_commit`` read most
+messages of a backlog directly from frames. Hot path. Every message that is not exactly
+as expected is left to ``pgoutput`` and the sequencer, which raise its error.
 """
 
 from collections.abc import Callable, Mapping
+from struct import Struct
 from typing import Any, Final, NamedTuple
 
 from towpath.relay.errors import MalformedMessageError
@@ -34,7 +35,7 @@ from towpath.relay.wal.messages import (
     TypeName,
     Update,
 )
-from towpath.relay.wal.pgoutput import BEGIN, COMMIT, EPOCH_US, NEW, OID_TAG, read_row
+from towpath.relay.wal.pgoutput import BEGIN, COMMIT, EPOCH_US
 from towpath.schemas.envelope import Operation
 from towpath.schemas.position import READ_ORDINAL
 
@@ -309,13 +310,15 @@ def _ignore(_message: TypeName, _lsn: int) -> None:
 INSERT_TAG, BEGIN_TAG, COMMIT_TAG = b"IBC"
 
 _BODY_AT: Final = PAYLOAD_AT + 1
-_ROW_AT: Final = _BODY_AT + OID_TAG.size
+# The relation's oid, the tag of the new row and its column count, before its values.
+_INSERT: Final = Struct(f">{PAYLOAD_AT}xxIBH")
+UNPACK_INSERT: Final = _INSERT.unpack_from
+VALUES_AT: Final = _INSERT.size
 _BEGIN_BYTES: Final = _BODY_AT + BEGIN.size
 _COMMIT_BYTES: Final = _BODY_AT + COMMIT.size
 
 _unpack_begin: Final = BEGIN.unpack_from
 _unpack_commit: Final = COMMIT.unpack_from
-_unpack_insert: Final = OID_TAG.unpack_from
 
 
 def parse_begin(frame: bytes, offset: int) -> Transaction | None:
@@ -337,22 +340,3 @@ def parse_commit(frame: bytes, transaction: Transaction | None) -> int | None:
     flags, lsn, end_lsn, _ = _unpack_commit(frame, _BODY_AT)
     is_its_end = not flags and lsn == transaction.commit_lsn
     return end_lsn if is_its_end else None
-
-
-def parse_oid(frame: bytes) -> int | None:
-    """Return the relation oid of an inserted row."""
-    if len(frame) < _ROW_AT:
-        return None
-    oid, form = _unpack_insert(frame, _BODY_AT)
-    return oid if form == NEW else None
-
-
-def parse_row(frame: bytes, width: int) -> Row | None:
-    """
-    Return the inserted row of ``width`` columns.
-
-    Raises:
-        IndexError, struct.error, MalformedMessageError: The row is cut short.
-    """
-    row, end = read_row(frame, _ROW_AT)
-    return row if end == len(frame) and len(row) == width else None

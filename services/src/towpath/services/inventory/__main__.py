@@ -3,8 +3,9 @@ The inventory service as a process: ``serve``, ``consume``, ``migrate`` or ``see
 
 ``serve``, the default, migrates the tables, registers the event schemas and listens;
 ``consume`` follows the orders; ``seed`` registers the products that the seeded orders
-and the load name. The options have environment variables, such as ``INVENTORY_DSN``
-and ``INVENTORY_PORT``.
+and the load name, and with ``--orders`` reserves the stock of as many orders that
+``seed`` of the orders service places. The options have environment variables, such as
+``INVENTORY_DSN`` and ``INVENTORY_PORT``.
 """
 
 import argparse
@@ -20,7 +21,12 @@ from towpath.services.inventory.app import (
     event_schemas,
     migrate_inventory,
 )
-from towpath.services.inventory.repository import seed_products
+from towpath.services.inventory.repository import (
+    has_reservations,
+    seed_products,
+    seed_reservations,
+)
+from towpath.services.plumbing.database import SEEDED_PRODUCTS
 from towpath.services.plumbing.service import Command, Service, closing_engine
 
 log = structlog.get_logger("towpath.services.inventory")
@@ -28,22 +34,43 @@ log = structlog.get_logger("towpath.services.inventory")
 
 def _add_seed_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--products", type=int, default=1_000, help="how many products seed makes")
+    made = f"how many products seed makes; {SEEDED_PRODUCTS:,} at least with orders"
+    add("--products", type=int, default=SEEDED_PRODUCTS, help=made)
     add("--units", type=int, default=1_000_000, help="the units of each on hand")
     scarce = "the units on hand of every fiftieth product"
     add("--scarce-units", type=int, default=3, help=scarce)
+    add(
+        "--orders", type=int, default=0, help="how many orders the shop was seeded with"
+    )
+    add("--first-order", type=int, default=1, help="the number of the first of them")
+    add("--seed", type=int, default=1, help="the seed of these orders")
+    once = "reserve for orders only if no stock was ever reserved"
+    add("--if-empty", action="store_true", help=once)
 
 
 def _seed(options: argparse.Namespace) -> None:
     with closing_engine(options.dsn) as engine:
         migrate_inventory(engine)
+        # Seeded orders name all of these.
+        least = SEEDED_PRODUCTS if options.orders else 0
+        products = max(options.products, least)
         seed_products(
             engine,
-            products=options.products,
+            products=products,
             units=options.units,
             scarce=options.scarce_units,
         )
-    log.info("inventory seeded", products=options.products)
+        # The numbers of further orders may be those of orders that customers place.
+        if options.if_empty and has_reservations(engine):
+            log.info("inventory has reservations: no orders seeded")
+            return
+        seed_reservations(
+            engine,
+            orders=options.orders,
+            first_order=options.first_order,
+            seed=options.seed,
+        )
+    log.info("inventory seeded", products=products, orders=options.orders)
 
 
 INVENTORY: Final = Service(

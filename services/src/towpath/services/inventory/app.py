@@ -23,11 +23,13 @@ from towpath.services.plumbing.consumer import (
     Consuming,
     EventConsumer,
     event_schemas_in,
+    events_by_order,
     make_collector,
     make_sessions,
 )
 from towpath.services.plumbing.database import UnitOfWork, make_engine, migrate
 from towpath.services.plumbing.idempotency import CommandExecutor, IdempotencyKeys
+from towpath.services.plumbing.metrics import metrics_of
 from towpath.services.plumbing.openapi import install_openapi
 from towpath.services.plumbing.server import LIFECYCLE
 from towpath.services.plumbing.service import (
@@ -43,7 +45,10 @@ RESERVATION: Final = "reservation"
 
 
 event_schemas: Final = partial(event_schemas_in, SCHEMAS)
-collector: Final = partial(make_collector, SCHEMAS, RESERVATION, EVENTS.values())
+reservation_events: Final = partial(
+    events_by_order, SCHEMAS, RESERVATION, EVENTS.values()
+)
+collector: Final = partial(make_collector, reservation_events)
 migrate_inventory: Final = partial(migrate, package=MIGRATIONS, schema=SCHEMA)
 
 
@@ -78,9 +83,9 @@ def create_app(
     clock = clock or SystemClock()
     # One more connection than requests, for the deletion of expired keys.
     engine = make_engine(dsn, pool_size=threads + 1)
-    sessions = make_sessions(engine, collector(clock))
-    keys = IdempotencyKeys(idempotency, hours=idempotency_hours)
     app = base_app("towpath-inventory", engine, NEEDED_TABLES)
+    sessions = make_sessions(engine, collector(clock), metrics_of(app))
+    keys = IdempotencyKeys(idempotency, hours=idempotency_hours)
     app.extensions[LIFECYCLE].tasks.append(keys.deletion(engine))
     commands = CommandExecutor(
         lambda traceparent: UnitOfWork(sessions, traceparent), keys, clock

@@ -45,7 +45,7 @@ from towpath.services.inventory.domain import (
     ReservedLine,
     Transfer,
 )
-from towpath.services.plumbing.database import translated
+from towpath.services.plumbing.database import SEEDED_LINES, translated
 from towpath.services.plumbing.idempotency import idempotency_table
 
 SCHEMA: Final = "inventory"
@@ -91,6 +91,35 @@ reservation_lines = Table(
 
 idempotency = idempotency_table(metadata)
 
+_LOCK_PRODUCTS: Final = (
+    select(products.c.id, products.c.on_hand)
+    .where(products.c.id.in_(bindparam("ids", expanding=True)))
+    .order_by(products.c.id)
+    .with_for_update()
+)
+_UNITS: Final = bindparam("units", type_=BigInteger)
+_MOVE: Final = (
+    update(products)
+    .where(products.c.id == bindparam("product"))
+    .values(
+        on_hand=products.c.on_hand + _UNITS * bindparam("to_hand"),
+        reserved=products.c.reserved + _UNITS * bindparam("to_reserved"),
+        sold=products.c.sold + _UNITS * bindparam("to_sold"),
+        version=products.c.version + 1,
+    )
+)
+_OF_ORDER: Final = reservations.c.order_id == bindparam("of_order")
+_FIND_RESERVATION: Final = select(reservations).where(_OF_ORDER)
+_LOCK_RESERVATION: Final = _FIND_RESERVATION.with_for_update()
+_ADD_RESERVATION: Final = insert(reservations)
+_SAVE_RESERVATION: Final = update(reservations).where(_OF_ORDER)
+_FIND_LINES: Final = (
+    select(reservation_lines.c.product_id, reservation_lines.c.quantity)
+    .where(reservation_lines.c.order_id == bindparam("of_order"))
+    .order_by(reservation_lines.c.product_id)
+)
+_ADD_LINES: Final = insert(reservation_lines)
+
 
 class InventoryRepository:
     """The products and reservations of one transaction."""
@@ -115,13 +144,8 @@ class InventoryRepository:
 
     def lock_on_hand(self, ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, int]:
         """Lock products, and return how many units of each are on hand."""
-        query = (
-            select(products.c.id, products.c.on_hand)
-            .where(products.c.id.in_(sorted(ids)))
-            .order_by(products.c.id)
-            .with_for_update()
-        )
-        return {row.id: row.on_hand for row in self._session.execute(query)}
+        found = self._session.execute(_LOCK_PRODUCTS, {"ids": sorted(ids)})
+        return {row.id: row.on_hand for row in found}
 
     def transfer(
         self, lines: Sequence[ReservedLine], transfer: Transfer, at: datetime
@@ -129,20 +153,17 @@ class InventoryRepository:
         """Move the units of a reservation's products, which are locked."""
         if not lines:
             return
-        units = bindparam("units", type_=BigInteger)
-        moved = (
-            update(products)
-            .where(products.c.id == bindparam("product"))
-            .values(
-                on_hand=products.c.on_hand + units * transfer.on_hand,
-                reserved=products.c.reserved + units * transfer.reserved,
-                sold=products.c.sold + units * transfer.sold,
-                version=products.c.version + 1,
-                updated_at=at,
-            )
-        )
-        rows = [{"product": line.product_id, "units": line.quantity} for line in lines]
-        self._session.connection().execute(moved, rows)
+        effect = {
+            "to_hand": transfer.on_hand,
+            "to_reserved": transfer.reserved,
+            "to_sold": transfer.sold,
+            "updated_at": at,
+        }
+        rows = [
+            {"product": line.product_id, "units": line.quantity, **effect}
+            for line in lines
+        ]
+        self._session.connection().execute(_MOVE, rows)
 
     def receive(
         self, product_id: uuid.UUID, units: int, at: datetime
@@ -173,51 +194,45 @@ class InventoryRepository:
 
     def lock_reservation(self, order_id: int) -> Reservation | None:
         """Read an order's reservation under its row's lock."""
-        return self._reservation(select(reservations).with_for_update(), order_id)
+        return self._reservation(_LOCK_RESERVATION, order_id)
 
     def find_reservation(self, order_id: int) -> Reservation | None:
         """Read an order's reservation."""
-        return self._reservation(select(reservations), order_id)
+        return self._reservation(_FIND_RESERVATION, order_id)
 
     def add_reservation(self, reservation: Reservation) -> None:
         """Write a new reservation with its lines."""
         track(self._session, reservation)
-        self._session.execute(insert(reservations), _reservation_row(reservation))
+        self._session.execute(_ADD_RESERVATION, _reservation_row(reservation))
         lines = [
             {"order_id": reservation.order_id, **line._asdict()}
             for line in reservation.lines
         ]
         if lines:
-            self._session.execute(insert(reservation_lines), lines)
+            self._session.execute(_ADD_LINES, lines)
 
     def save_reservation(self, reservation: Reservation) -> None:
         """Write the changes of a reservation that was locked."""
         track(self._session, reservation)
-        changed = (
-            update(reservations)
-            .where(reservations.c.order_id == reservation.order_id)
-            .values(_reservation_row(reservation))
+        of_order = {"of_order": reservation.order_id}
+        self._session.execute(
+            _SAVE_RESERVATION, of_order | _reservation_row(reservation)
         )
-        self._session.execute(changed)
 
     def _product(self, query: Select[Any]) -> Product | None:
         row = self._session.execute(query).one_or_none()
         return None if row is None else _product(row)
 
     def _reservation(self, query: Select[Any], order_id: int) -> Reservation | None:
-        of_order = query.where(reservations.c.order_id == order_id)
-        row = self._session.execute(of_order).one_or_none()
+        of_order = {"of_order": order_id}
+        row = self._session.execute(query, of_order).one_or_none()
         if row is None:
             return None
-        lines = (
-            select(reservation_lines.c.product_id, reservation_lines.c.quantity)
-            .where(reservation_lines.c.order_id == order_id)
-            .order_by(reservation_lines.c.product_id)
-        )
+        lines = self._session.execute(_FIND_LINES, of_order)
         return Reservation(
             order_id=order_id,
             status=ReservationStatus(row.status),
-            lines=tuple(ReservedLine(*line) for line in self._session.execute(lines)),
+            lines=tuple(ReservedLine(*line) for line in lines),
             reason=row.reason,
             updated_at=row.updated_at,
         )
@@ -276,3 +291,57 @@ def seed_products(engine: Engine, *, products: int, units: int, scarce: int) -> 
     values = {"products": products, "units": units, "scarce": scarce}
     with translated(), engine.begin() as connection:
         connection.execute(_SEED, values)
+
+
+# The units of the seeded orders come on top of those on hand, so none is refused.
+_SEED_RESERVATIONS: Final = text(f"""
+with {SEEDED_LINES}, reserved as (
+    insert into inventory.reservations (order_id, status, updated_at)
+    select :first_order + n - 1, 'reserved', now()
+      from generate_series(1, :orders) as n
+        on conflict (order_id) do nothing
+    returning order_id
+), held as (
+    insert into inventory.reservation_lines (order_id, product_id, quantity)
+    select order_id, product_id, sum(quantity)
+      from seeded_lines join reserved on order_id = :first_order + n - 1
+     group by order_id, product_id
+    returning product_id, quantity
+), added as (
+    select product_id, sum(quantity) as units
+      from held
+     group by product_id
+)
+update inventory.products
+   set received = received + units, reserved = reserved + units
+  from added
+ where id = product_id
+""")  # noqa: S608 - a constant
+
+
+def seed_reservations(
+    engine: Engine, *, orders: int, first_order: int, seed: int
+) -> None:
+    """
+    Reserve the stock of orders that the orders service has seeded.
+
+    Args:
+        engine: The service's database, with its tables.
+        orders: The number of orders; those with a reservation are left as they are.
+        first_order: The number of the first of them.
+        seed: The seed of the orders.
+
+    Raises:
+        UnavailableError: The database cannot be reached, or has no tables yet.
+    """
+    values = {"orders": orders, "first_order": first_order, "seed": seed}
+    with translated(), engine.begin() as connection:
+        connection.execute(text("set local statement_timeout = 0"))
+        connection.execute(_SEED_RESERVATIONS, values)
+
+
+def has_reservations(engine: Engine) -> bool:
+    """Return whether stock was ever reserved; the service's tables must exist."""
+    query = text("select exists (select from inventory.reservations)")
+    with translated(), engine.connect() as connection:
+        return bool(connection.scalar(query))

@@ -7,6 +7,8 @@ The options have environment variables, such as ``SHOP_DSN`` and ``SHOP_PORT``.
 
 ``seed`` makes customers and orders that have no events. Two statements make them, in
 one transaction and without outbox rows: such orders reach a sink only by a snapshot.
+Their stock counts as reserved, and ``seed --orders`` of the inventory service reserves
+it; so they can be paid.
 The same ``--seed`` gives the same customers, products, quantities and prices; totals
 are the sums of their lines.
 """
@@ -24,17 +26,18 @@ from sqlalchemy import Engine, text
 from towpath.services.orders.app import consuming, create_app, migrate_shop
 from towpath.services.orders.domain import DEFAULT_WINDOWS, Windows
 from towpath.services.orders.events import shop_schemas
-from towpath.services.plumbing.database import translated
+from towpath.services.plumbing.database import SEEDED_LINES, translated
 from towpath.services.plumbing.service import (
     Command,
     Service,
     closing_engine,
-    seconds,
 )
 
 log = structlog.get_logger("towpath.services.orders")
 
 SECONDS_BETWEEN_ORDERS: Final = 7
+# A year.
+_MAX_WINDOW_S: Final = 366 * 86_400
 
 _SEED_CUSTOMERS: Final = text("""
 insert into shop.customers (id, name, email, created_at, updated_at)
@@ -46,22 +49,14 @@ select md5('customer ' || :seed || ' ' || n)::uuid,
     on conflict (id) do nothing
 """)
 
-# Every choice is a hash of the seed, the order's index and the line's number, so it
-# needs no state.
-_SEED_ORDERS: Final = text("""
-with numbered as materialized (
+# The stock of each order is reserved: inventory seeds the reservations.
+_SEED_ORDERS: Final = text(f"""
+with {SEEDED_LINES}, numbered as materialized (
     select n, nextval(pg_get_serial_sequence('shop.orders', 'id')) as id,
            hashint8extended(n, :seed) & 2147483647 as dice
       from generate_series(1, :orders) as n
 ), lines as materialized (
-    select o.id, o.n, line_no::int,
-           md5('product ' || (d.dice / 100000 % 1000))::uuid as product_id,
-           (1 + d.dice % 5)::int as quantity,
-           (100 + d.dice / 7 % 20000)::numeric(12, 2) / 100 as unit_price
-      from numbered as o,
-           generate_series(1, 1 + o.dice % 4) as line_no,
-           lateral (select hashint8extended(o.n * 16 + line_no, :seed + 1)
-                           & 2147483647 as dice) as d
+    select id, seeded_lines.* from numbered join seeded_lines using (n)
 ), placed as (
     insert into shop.orders
            (id, customer_id, status, total, currency, attributes, note,
@@ -78,12 +73,17 @@ with numbered as materialized (
       from numbered as o join lines as l using (id)
      group by o.id, o.n, o.dice
      order by o.n
+    returning id, placed_at
+), reserved as (
+    insert into shop.order_steps (order_id, step, at)
+    select id, 'stock_reserved', placed_at
+      from placed
 )
 insert into shop.order_lines (order_id, line_no, product_id, quantity, unit_price)
 select id, line_no, product_id, quantity, unit_price
   from lines
  order by n, line_no
-""")
+""")  # noqa: S608 - a constant
 
 
 def has_orders(engine: Engine) -> bool:
@@ -118,7 +118,7 @@ def seed_shop(engine: Engine, *, orders: int, customers: int, seed: int = 1) -> 
     with engine.connect() as connection:
         # Collect planner statistics now, not at the next autovacuum.
         connection.execution_options(isolation_level="AUTOCOMMIT")
-        tables = "shop.customers, shop.orders, shop.order_lines"
+        tables = "shop.customers, shop.orders, shop.order_lines, shop.order_steps"
         connection.execute(text(f"analyze {tables}"))
 
 
@@ -145,6 +145,14 @@ def _seed(options: argparse.Namespace) -> None:
     log.info("shop seeded", orders=options.orders, customers=options.customers)
 
 
+def _window(text: str) -> float:
+    """Read how long an order waits."""
+    if not 0 <= (value := float(text)) <= _MAX_WINDOW_S:
+        message = f"must be from 0 to {_MAX_WINDOW_S} seconds"
+        raise argparse.ArgumentTypeError(message)
+    return value
+
+
 def _add_windows(parser: argparse.ArgumentParser) -> None:
     helps = {
         "payment": "an order that nobody pays for so long is cancelled",
@@ -154,7 +162,7 @@ def _add_windows(parser: argparse.ArgumentParser) -> None:
     for name, described in helps.items():
         usual_s = getattr(DEFAULT_WINDOWS, name).total_seconds()
         parser.add_argument(
-            f"--{name}-seconds", type=seconds, default=usual_s, help=described
+            f"--{name}-seconds", type=_window, default=usual_s, help=described
         )
 
 

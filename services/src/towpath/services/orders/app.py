@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from flask import Flask
 from sqlalchemy import Engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
 
 from towpath.outbox import Outbox
 from towpath.outbox.sqlalchemy import Collector
@@ -26,16 +26,19 @@ from towpath.services.orders.repository import (
     SCHEMA,
     OrdersStore,
     OrdersUnit,
+    count_unfinished,
     idempotency,
 )
 from towpath.services.plumbing.consumer import (
     Begin,
     Consuming,
     EventConsumer,
+    begin_in,
     make_sessions,
 )
 from towpath.services.plumbing.database import make_engine, migrate
 from towpath.services.plumbing.idempotency import CommandExecutor, IdempotencyKeys
+from towpath.services.plumbing.metrics import metrics_of, noted
 from towpath.services.plumbing.openapi import install_openapi
 from towpath.services.plumbing.server import LIFECYCLE, BackgroundTask
 from towpath.services.plumbing.service import (
@@ -63,6 +66,8 @@ _STEPS: Final[Mapping[str, Step]] = {
     "ShipmentFailed": Step.SHIPMENT_FAILED,
     "ShipmentCancelled": Step.SHIPMENT_CANCELLED,
 }
+# How often Prometheus reads a page, as a rule.
+_SAGAS_EVERY_S: Final = 15.0
 # How often deadlines are checked: an order is cancelled at most this much later.
 _DEADLINES_EVERY_S: Final = 1.0
 
@@ -70,7 +75,7 @@ _DEADLINES_EVERY_S: Final = 1.0
 def collector(clock: Clock) -> Collector:
     """Make the collector of the orders' events."""
     # Schemas are compiled now, not in the first transaction.
-    return Collector(outbox_event, outbox=Outbox(shop_events(), clock=clock))
+    return Collector(noted(outbox_event), outbox=Outbox(shop_events(), clock=clock))
 
 
 def consuming(windows: Windows = DEFAULT_WINDOWS) -> Consuming:
@@ -119,6 +124,11 @@ def _tasks(
     return [BackgroundTask("deadlines of orders", _DEADLINES_EVERY_S, expire)]
 
 
+def _unfinished(sessions: sessionmaker[Session]) -> Mapping[str, int]:
+    with begin_in(sessions)() as session:
+        return count_unfinished(session)
+
+
 def create_app(
     dsn: str,
     *,
@@ -137,13 +147,15 @@ def create_app(
         windows: The longest times that orders wait.
         clock: The time of changes.
     """
-    # One more connection than requests, for the deletion of expired keys.
-    engine = make_engine(dsn, pool_size=threads + 1)
+    # Two more connections than requests, for expired keys and for metrics.
+    engine = make_engine(dsn, pool_size=threads + 2)
     clock = clock or SystemClock()
-    sessions = make_sessions(engine, collector(clock))
-    keys = IdempotencyKeys(idempotency, hours=idempotency_hours)
     app = base_app("towpath-orders", engine, NEEDED_TABLES)
-    app.extensions[LIFECYCLE].tasks.append(keys.deletion(engine))
+    sessions = make_sessions(engine, collector(clock), metrics_of(app))
+    keys = IdempotencyKeys(idempotency, hours=idempotency_hours)
+    show_sagas = partial(metrics_of(app).show_sagas, partial(_unfinished, sessions))
+    counts = BackgroundTask("counts of sagas", _SAGAS_EVERY_S, show_sagas)
+    app.extensions[LIFECYCLE].tasks.extend([keys.deletion(engine), counts])
     commands = CommandExecutor(
         lambda traceparent: OrdersUnit(sessions, traceparent, windows), keys, clock
     )

@@ -83,6 +83,8 @@ TIMED_OUT: Final = "timed out"
 
 _OPEN: Final = (OrderStatus.PLACED, OrderStatus.PAYING)
 _IN_DELIVERY: Final = (OrderStatus.CONFIRMED, OrderStatus.PAID)
+# The saga of such an order has not ended.
+UNFINISHED: Final = (*_OPEN, *_IN_DELIVERY, OrderStatus.CANCELLING)
 
 
 class OrderRuleError(DataError):
@@ -287,7 +289,7 @@ class Order:
             self._refuse("be cancelled")
 
     def expire(self, at: datetime) -> None:
-        """Cancel an order that is not final, because a step did not come in time."""
+        """Cancel an order that is not final, because a step was not taken in time."""
         if self.state.status in (*_OPEN, *_IN_DELIVERY):
             self.cancel(at, TIMED_OUT)
 

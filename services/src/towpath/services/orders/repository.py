@@ -7,7 +7,7 @@ SQLAlchemy; the migrations create them.
 """
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import Annotated, Any, Final
@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 from pydantic import AwareDatetime, Field
 from sqlalchemy import (
     BigInteger,
+    BindParameter,
     Boolean,
     Column,
     DateTime,
@@ -30,6 +31,7 @@ from sqlalchemy import (
     Table,
     Text,
     Uuid,
+    bindparam,
     delete,
     func,
     insert,
@@ -47,6 +49,7 @@ from towpath.outbox.sqlalchemy import track
 from towpath.schemas.failure import DataError
 from towpath.services.orders.domain import (
     DEFAULT_WINDOWS,
+    UNFINISHED,
     Customer,
     CustomerState,
     Line,
@@ -133,6 +136,7 @@ order_deadlines = Table(
 idempotency = idempotency_table(metadata)
 
 Index("ix_shop_customers_created_at_id", customers.c.created_at, customers.c.id)
+Index("ix_shop_orders_status_id", orders.c.status, orders.c.id)
 
 _NEWEST_CUSTOMERS: Final = Keyset(
     tuple[AwareDatetime, uuid.UUID], customers.c.created_at, customers.c.id
@@ -141,6 +145,35 @@ _NEWEST_ORDERS: Final = Keyset(
     tuple[Annotated[int, Field(ge=0, le=2**63 - 1)]], orders.c.id
 )
 
+
+# Statements of each event and request, built once: that takes SQLAlchemy longer than to
+# execute them.
+_OF_ORDER: Final[BindParameter[int]] = bindparam("of_order")
+_FIND_ORDER: Final = select(orders).where(orders.c.id == _OF_ORDER)
+_LOCK_ORDER: Final = _FIND_ORDER.with_for_update()
+_FIND_LINES: Final = (
+    select(order_lines)
+    .where(order_lines.c.order_id == _OF_ORDER)
+    .order_by(order_lines.c.line_no)
+)
+_FIND_STEPS: Final = select(order_steps).where(order_steps.c.order_id == _OF_ORDER)
+_NEXT_ID: Final = text("select nextval(pg_get_serial_sequence('shop.orders', 'id'))")
+_ADD_ORDER: Final = insert(orders)
+_ADD_LINES: Final = insert(order_lines)
+_ADD_STEP: Final = insert(order_steps)
+_SAVE_ORDER: Final = (
+    update(orders)
+    .where(orders.c.id == _OF_ORDER, orders.c.version == bindparam("stored_version"))
+    .returning(orders.c.id)
+)
+_ADD_DEADLINE: Final = upsert(order_deadlines)
+_SET_DEADLINE: Final = _ADD_DEADLINE.on_conflict_do_update(
+    index_elements=["order_id"],
+    set_={"deadline_at": _ADD_DEADLINE.excluded.deadline_at},
+)
+_DELETE_DEADLINE: Final = delete(order_deadlines).where(
+    order_deadlines.c.order_id == _OF_ORDER
+)
 
 _OVERDUE_AT_ONCE: Final = 100
 _CUSTOMER_EXISTS = "orders_customer_id_fkey"
@@ -204,8 +237,7 @@ class OrderRepository:
 
     def next_id(self) -> int:
         """Return the next order's number; numbers of failed orders are not reused."""
-        sequence = "nextval(pg_get_serial_sequence('shop.orders', 'id'))"
-        return int(self._session.execute(text(f"select {sequence}")).scalar_one())
+        return int(self._session.execute(_NEXT_ID).scalar_one())
 
     def add(self, order: Order) -> None:
         """
@@ -216,12 +248,12 @@ class OrderRepository:
         """
         track(self._session, order)
         try:
-            self._session.execute(insert(orders), _order_row(order.state))
+            self._session.execute(_ADD_ORDER, _order_row(order.state))
         except IntegrityError as error:
             if constraint_of(error) == _CUSTOMER_EXISTS:
                 raise UnknownCustomerError from error
             raise
-        self._session.execute(insert(order_lines), _line_rows(order.state))
+        self._session.execute(_ADD_LINES, _line_rows(order.state))
         self._set_deadline(order.state)
 
     def save(self, order: Order) -> None:
@@ -232,19 +264,16 @@ class OrderRepository:
             StaleOrderError: The row has another version than the one that was locked.
         """
         track(self._session, order)
-        changed = (
-            update(orders)
-            .where(orders.c.id == order.state.order_id)
-            .where(orders.c.version == order.stored_version)
-            .values(
-                status=order.state.status,
-                updated_at=order.state.updated_at,
-                cancel_reason=order.state.cancel_reason,
-                payment_method=order.state.payment_method,
-                version=order.state.version,
-            )
-        )
-        if self._session.scalar(changed.returning(orders.c.id)) is None:
+        row = {
+            "of_order": order.state.order_id,
+            "stored_version": order.stored_version,
+            "status": order.state.status,
+            "updated_at": order.state.updated_at,
+            "cancel_reason": order.state.cancel_reason,
+            "payment_method": order.state.payment_method,
+            "version": order.state.version,
+        }
+        if self._session.scalar(_SAVE_ORDER, row) is None:
             message = f"Order {order.state.order_id} was changed by somebody else."
             raise StaleOrderError(message)
         self._set_deadline(order.state)
@@ -257,7 +286,7 @@ class OrderRepository:
             "at": record.at,
             "detail": record.detail,
         }
-        self._session.execute(insert(order_steps), row)
+        self._session.execute(_ADD_STEP, row)
 
     def overdue(self, at: datetime, *, of_order: int | None = None) -> Sequence[int]:
         """
@@ -277,39 +306,34 @@ class OrderRepository:
 
     def lock(self, order_id: int) -> Order | None:
         """Read an order with its steps under its row's lock, to change it."""
-        state = self._read(select(orders).with_for_update(), order_id)
+        state = self._read(_LOCK_ORDER, order_id)
         if state is None:
             return None
         return Order(state, self._steps(order_id), state.version)
 
     def find(self, order_id: int) -> Order | None:
         """Read an order with its steps."""
-        state = self._read(select(orders), order_id)
+        state = self._read(_FIND_ORDER, order_id)
         return None if state is None else Order(state, self._steps(order_id))
 
     def _set_deadline(self, state: OrderState) -> None:
         deadline_at = deadline_of(state, self._windows)
         if deadline_at is None:
-            of_order = order_deadlines.c.order_id == state.order_id
-            self._session.execute(delete(order_deadlines).where(of_order))
+            self._session.execute(_DELETE_DEADLINE, {"of_order": state.order_id})
             return
         row = {"order_id": state.order_id, "deadline_at": deadline_at}
-        wanted = upsert(order_deadlines).values(row)
-        wanted = wanted.on_conflict_do_update(index_elements=["order_id"], set_=row)
-        self._session.execute(wanted)
+        self._session.execute(_SET_DEADLINE, row)
 
     def _steps(self, order_id: int) -> dict[Step, StepRecord]:
-        query = select(order_steps).where(order_steps.c.order_id == order_id)
-        rows = self._session.execute(query).all()
+        rows = self._session.execute(_FIND_STEPS, {"of_order": order_id}).all()
         return {Step(row.step): StepRecord(row.at, row.detail) for row in rows}
 
     def _read(self, query: Select[Any], order_id: int) -> OrderState | None:
-        row = self._session.execute(query.where(orders.c.id == order_id)).one_or_none()
+        of_order = {"of_order": order_id}
+        row = self._session.execute(query, of_order).one_or_none()
         if row is None:
             return None
-        of_order = order_lines.c.order_id == order_id
-        lines = select(order_lines).where(of_order).order_by(order_lines.c.line_no)
-        return _state(row, self._session.execute(lines).all())
+        return _state(row, self._session.execute(_FIND_LINES, of_order).all())
 
     def page(
         self,
@@ -407,6 +431,15 @@ def _state(row: Row[Any], lines: Sequence[Row[Any]]) -> OrderState:
         cancel_reason=row.cancel_reason,
         version=row.version,
     )
+
+
+def count_unfinished(session: Session) -> Mapping[str, int]:
+    """Count the orders whose saga has not ended by status, from an index alone."""
+    is_unfinished = orders.c.status.in_(UNFINISHED)
+    query = select(orders.c.status, func.count()).where(is_unfinished)
+    counts: dict[str, int] = dict.fromkeys(UNFINISHED, 0)
+    counts.update(session.execute(query.group_by(orders.c.status)).tuples().all())
+    return counts
 
 
 class OrdersStore:

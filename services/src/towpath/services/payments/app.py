@@ -23,6 +23,7 @@ from towpath.services.plumbing.consumer import (
     Consuming,
     EventConsumer,
     event_schemas_in,
+    events_by_order,
     make_collector,
 )
 from towpath.services.plumbing.database import make_engine, migrate
@@ -67,7 +68,8 @@ def find_payment(order_id: int) -> Response:
 
 
 event_schemas: Final = partial(event_schemas_in, SCHEMAS)
-collector: Final = partial(make_collector, SCHEMAS, PAYMENT, EVENTS.values())
+payment_events: Final = partial(events_by_order, SCHEMAS, PAYMENT, EVENTS.values())
+collector: Final = partial(make_collector, payment_events)
 migrate_payments: Final = partial(migrate, package=MIGRATIONS, schema=SCHEMA)
 
 

@@ -135,7 +135,7 @@ class ProviderWorker:
             self._take(operation, answer)
 
     def _take_timeout(self, operation: PaymentOperation) -> None:
-        """Have an operation repeated; an authorisation only so many times."""
+        """Have an operation repeated; attempts of an authorisation are limited."""
         is_authorization = operation.kind is OperationKind.AUTHORIZE
         if is_authorization and operation.attempts >= MOST_AUTHORIZATION_ATTEMPTS:
             self._take(operation, ProviderAnswer(PaymentStatus.DECLINED, NO_ANSWER))

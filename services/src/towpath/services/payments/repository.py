@@ -25,6 +25,8 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    Update,
+    bindparam,
     exists,
     select,
     update,
@@ -76,6 +78,53 @@ Index(
     postgresql_where=operations.c.answered_at.is_(None),
 )
 
+_OF_ORDER: Final = payments.c.order_id == bindparam("of_order")
+_FIND: Final = select(payments).where(_OF_ORDER)
+_LOCK: Final = _FIND.with_for_update()
+_ADD: Final = upsert(payments).on_conflict_do_nothing().returning(payments.c.order_id)
+_SAVE: Final = update(payments).where(_OF_ORDER)
+_ADD_OPERATION: Final = upsert(operations).on_conflict_do_nothing()
+_ANSWER: Final = update(operations).where(operations.c.id == bindparam("operation"))
+_POSTPONE: Final = _ANSWER.where(operations.c.answered_at.is_(None))
+
+
+def _claim() -> Update:
+    """Return the statement that claims due operations, of each payment the first."""
+    earlier = operations.alias("earlier")
+    is_not_first = exists(
+        select(earlier.c.id)
+        .where(earlier.c.order_id == operations.c.order_id)
+        .where(earlier.c.id < operations.c.id)
+        .where(earlier.c.answered_at.is_(None))
+    )
+    due = (
+        select(operations.c.id)
+        .where(operations.c.answered_at.is_(None))
+        .where(operations.c.due_at <= bindparam("at"))
+        .where(~is_not_first)
+        .order_by(operations.c.due_at)
+        .limit(bindparam("most"))
+        .with_for_update(skip_locked=True)
+    )
+    return (
+        update(operations)
+        .where(operations.c.id.in_(due.scalar_subquery()))
+        .where(payments.c.order_id == operations.c.order_id)
+        .values(attempts=operations.c.attempts + 1, due_at=bindparam("lease_until"))
+        .returning(
+            operations.c.id,
+            operations.c.order_id,
+            operations.c.kind,
+            operations.c.attempts,
+            payments.c.amount,
+            payments.c.currency,
+            payments.c.method,
+        )
+    )
+
+
+_CLAIM: Final = _claim()
+
 
 class PaymentRepository:
     """The payments of one transaction."""
@@ -85,32 +134,26 @@ class PaymentRepository:
 
     def add(self, payment: Payment) -> bool:
         """Write a new payment; return False if the order has one."""
-        new = upsert(payments).values(_payment_row(payment)).on_conflict_do_nothing()
-        inserted = new.returning(payments.c.order_id)
-        return self._session.execute(inserted).first() is not None
+        return self._session.execute(_ADD, _payment_row(payment)).first() is not None
 
     def save(self, payment: Payment) -> None:
         """Write the changes of a payment that was locked."""
         track(self._session, payment)
-        changed = (
-            update(payments)
-            .where(payments.c.order_id == payment.order_id)
-            .values(_payment_row(payment))
-        )
-        self._session.execute(changed)
+        of_order = {"of_order": payment.order_id}
+        self._session.execute(_SAVE, of_order | _payment_row(payment))
 
     def lock(self, order_id: int) -> Payment | None:
         """Read an order's payment under its row's lock."""
-        return self._payment(select(payments).with_for_update(), order_id)
+        return self._payment(_LOCK, order_id)
 
     def find(self, order_id: int) -> Payment | None:
         """Read an order's payment."""
-        return self._payment(select(payments), order_id)
+        return self._payment(_FIND, order_id)
 
     def add_operation(self, order_id: int, kind: OperationKind, at: datetime) -> None:
         """Write an operation down, unless the payment has one of its kind."""
         row = {"order_id": order_id, "kind": kind.value, "due_at": at}
-        self._session.execute(upsert(operations).values(row).on_conflict_do_nothing())
+        self._session.execute(_ADD_OPERATION, row)
 
     def claim_operations(self, at: datetime, limit: int) -> Sequence[PaymentOperation]:
         """
@@ -120,61 +163,22 @@ class PaymentRepository:
             at: The present time.
             limit: The highest number of operations.
         """
-        earlier = operations.alias("earlier")
-        is_not_first = exists(
-            select(earlier.c.id)
-            .where(earlier.c.order_id == operations.c.order_id)
-            .where(earlier.c.id < operations.c.id)
-            .where(earlier.c.answered_at.is_(None))
-        )
-        due = (
-            select(operations.c.id)
-            .where(operations.c.answered_at.is_(None), operations.c.due_at <= at)
-            .where(~is_not_first)
-            .order_by(operations.c.due_at)
-            .limit(limit)
-            .with_for_update(skip_locked=True)
-        )
-        claimed = (
-            update(operations)
-            .where(operations.c.id.in_(due.scalar_subquery()))
-            .where(payments.c.order_id == operations.c.order_id)
-            .values(attempts=operations.c.attempts + 1, due_at=at + LEASE)
-            .returning(
-                operations.c.id,
-                operations.c.order_id,
-                operations.c.kind,
-                operations.c.attempts,
-                payments.c.amount,
-                payments.c.currency,
-                payments.c.method,
-            )
-        )
-        rows = self._session.execute(claimed).all()
+        values = {"at": at, "lease_until": at + LEASE, "most": limit}
+        rows = self._session.execute(_CLAIM, values).all()
         return sorted(map(_operation, rows), key=lambda one: one.operation_id)
 
     def answer_operation(self, operation: PaymentOperation, at: datetime) -> None:
         """Write down that an operation has its answer."""
-        answered = (
-            update(operations)
-            .where(operations.c.id == operation.operation_id)
-            .values(answered_at=at)
-        )
-        self._session.execute(answered)
+        row = {"operation": operation.operation_id, "answered_at": at}
+        self._session.execute(_ANSWER, row)
 
     def postpone_operation(self, operation: PaymentOperation, due_at: datetime) -> None:
         """Write down when an operation is due again."""
-        postponed = (
-            update(operations)
-            .where(operations.c.id == operation.operation_id)
-            .where(operations.c.answered_at.is_(None))
-            .values(due_at=due_at)
-        )
-        self._session.execute(postponed)
+        row = {"operation": operation.operation_id, "due_at": due_at}
+        self._session.execute(_POSTPONE, row)
 
     def _payment(self, query: Select[Any], order_id: int) -> Payment | None:
-        of_order = query.where(payments.c.order_id == order_id)
-        row = self._session.execute(of_order).one_or_none()
+        row = self._session.execute(query, {"of_order": order_id}).one_or_none()
         return None if row is None else _payment(row)
 
 

@@ -27,13 +27,15 @@ from towpath.outbox import Events, Outbox, OutboxEvent
 from towpath.outbox.sqlalchemy import Collector
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.events import EventSchemas
+from towpath.schemas.tracing import NO_TRACER, Tracer
 from towpath.services.plumbing.database import TRACEPARENT, make_engine, translated
-from towpath.services.plumbing.http import valid_traceparent
+from towpath.services.plumbing.metrics import ServiceMetrics, noted
 from towpath.services.plumbing.server import BackgroundTask, Lifecycle
+from towpath.services.plumbing.tracing import close_tracer, event_span
 
 # The relay's own default.
 TOPIC_PREFIX: Final = "outbox.event."
-# The pause after the brokers have refused the client, or an error that nobody foresaw.
+# The pause after the brokers have refused the client, or an unforeseen error.
 _RESTARTED_AFTER_S: Final = 1.0
 # Consumers of a process: an event waits for Postgres most of its time.
 _CONSUMERS: Final = 3
@@ -43,6 +45,8 @@ _CLIENT: Final[Mapping[str, Any]] = {
     # The relay creates a topic with its first event: it is looked for this often.
     "topic.metadata.refresh.interval.ms": 2_000,
     "allow.auto.create.topics": False,
+    # The events of a killed process wait for so long: a quarter of the usual time.
+    "session.timeout.ms": 10_000,
 }
 
 log = structlog.get_logger(__name__)
@@ -87,18 +91,25 @@ class EventConsumer(Generic[Store]):
     handlers: Mapping[str, Apply[Store]]
     store: Callable[[Session], Store]
 
-    def make(self, brokers: Brokers, begin: Begin, clock: Clock) -> Consumer:
+    def make(
+        self,
+        brokers: Brokers,
+        begin: Begin,
+        clock: Clock,
+        metrics: ServiceMetrics,
+        tracer: Tracer = NO_TRACER,
+    ) -> Consumer:
         """Make the consumer; nothing is connected yet."""
+        inbox = Inbox(self.name, schema=self.schema)
 
         def handle(event: Event, session: Session) -> None:
-            session.info[TRACEPARENT] = valid_traceparent(
-                event.headers.get(TRACEPARENT)
-            )
-            apply = self.handlers[event.type]
-            apply(event.payload, self.store(session), clock.now())
+            with event_span(tracer, self.name, event) as traceparent:
+                session.info[TRACEPARENT] = traceparent
+                apply = self.handlers[event.type]
+                apply(event.payload, self.store(session), clock.now())
 
         return Consumer(
-            Inbox(self.name, schema=self.schema),
+            inbox,
             {
                 **_CLIENT,
                 **brokers.client,
@@ -109,6 +120,7 @@ class EventConsumer(Generic[Store]):
             handle=handle,
             types=self.handlers.keys(),
             clock=clock,
+            observer=metrics.inbox.of(inbox),
         )
 
 
@@ -129,22 +141,33 @@ def event_schemas_in(package: str) -> EventSchemas:
     return EventSchemas.from_folder(resources.files(package))
 
 
-def make_collector(
-    package: str, aggregate_type: str, classes: Iterable[type], clock: Clock
-) -> Collector:
+def events_by_order(
+    package: str, aggregate_type: str, classes: Iterable[type]
+) -> Events:
     """
-    Make the collector of a service whose aggregate belongs to an order.
+    Return the event types of a service whose aggregate belongs to an order.
 
     Args:
         package: The package with the schemas of its events.
         aggregate_type: The type of the aggregate.
-        classes: Its events; each has ``order_id``, and the time of its change as
-            ``updated_at``.
-        clock: The time at which they are recorded.
+        classes: Its events; each has ``order_id``.
     """
     events = Events(event_schemas_in(package))
     for cls in classes:
         events.event(aggregate_type=aggregate_type, key="order_id")(cls)
+    return events
+
+
+def make_collector(make_events: Callable[[], Events], clock: Clock) -> Collector:
+    """
+    Make the collector of a service whose aggregate belongs to an order.
+
+    Args:
+        make_events: Returns its event types; each class has the time of its change as
+            ``updated_at``.
+        clock: The time at which they are recorded.
+    """
+    events = make_events()
 
     def convert(event: Any, session: Session) -> OutboxEvent:  # noqa: ANN401 - the service's own
         return replace(
@@ -154,13 +177,16 @@ def make_collector(
         )
 
     # Schemas are compiled now, not in the first transaction.
-    return Collector(convert, outbox=Outbox(events, clock=clock))
+    return Collector(noted(convert), outbox=Outbox(events, clock=clock))
 
 
-def make_sessions(engine: Engine, collector: Collector) -> sessionmaker[Session]:
-    """Return the factory of sessions that record the events of aggregates."""
+def make_sessions(
+    engine: Engine, collector: Collector, metrics: ServiceMetrics
+) -> sessionmaker[Session]:
+    """Return the factory of sessions that record and count aggregates' events."""
     sessions = sessionmaker(engine, expire_on_commit=False)
     collector.install(sessions)
+    metrics.count_rows(sessions)
     return sessions
 
 
@@ -190,7 +216,12 @@ class Consuming:
 
 
 def consuming_tasks(
-    parts: Consuming, dsn: str, brokers: Brokers, stopping: threading.Event
+    parts: Consuming,
+    dsn: str,
+    brokers: Brokers,
+    stopping: threading.Event,
+    tracer: Tracer,
+    metrics: ServiceMetrics,
 ) -> Sequence[BackgroundTask]:
     """
     Return consumers and their background work as tasks of a process.
@@ -200,13 +231,17 @@ def consuming_tasks(
         dsn: The service's database, as a libpq URI or keywords.
         brokers: The brokers.
         stopping: Ends the consumers; the events in progress are finished.
+        tracer: Records the spans of events.
+        metrics: Counts deliveries and outbox rows.
     """
     clock = SystemClock()
     # An event whose transaction fails is tried again, so no connection is tested first.
     engine = make_engine(dsn, pool_size=_CONNECTIONS, is_tested=False)
-    begin = begin_in(make_sessions(engine, parts.collector(clock)))
+    begin = begin_in(make_sessions(engine, parts.collector(clock), metrics))
     tasks = [
-        _consumer_task(parts.consumer.make(brokers, begin, clock), name, stopping)
+        _consumer_task(
+            parts.consumer.make(brokers, begin, clock, metrics, tracer), name, stopping
+        )
         for name in (f"{parts.consumer.name}-{n}" for n in range(1, _CONSUMERS + 1))
     ]
     return [*tasks, *parts.tasks(begin, engine, clock)]
@@ -223,7 +258,13 @@ def _consumer_task(
     return BackgroundTask(f"consumer {name}", _RESTARTED_AFTER_S, run)
 
 
-def consume(parts: Consuming, dsn: str, brokers: Brokers) -> None:
+def consume(
+    parts: Consuming,
+    dsn: str,
+    brokers: Brokers,
+    tracer: Tracer,
+    metrics: ServiceMetrics,
+) -> None:
     """
     Consume until the process is stopped; the event in progress is finished.
 
@@ -231,10 +272,15 @@ def consume(parts: Consuming, dsn: str, brokers: Brokers) -> None:
         parts: The declaration.
         dsn: The service's database, as a libpq URI or keywords.
         brokers: The brokers.
+        tracer: Records the spans of events.
+        metrics: Counts deliveries and outbox rows.
     """
     lifecycle = Lifecycle()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: lifecycle.stopping.set())
-    lifecycle.tasks.extend(consuming_tasks(parts, dsn, brokers, lifecycle.stopping))
+    lifecycle.tasks.extend(
+        consuming_tasks(parts, dsn, brokers, lifecycle.stopping, tracer, metrics)
+    )
     for thread in lifecycle.start_tasks():
         thread.join()
+    close_tracer(tracer)

@@ -1,8 +1,11 @@
 """
-The database of a service: engine, errors, migrations, unit of work, health.
+The database of a service: engine, errors, role, migrations, unit of work, health.
 
 A driver's error becomes a failure of the platform in one place, by its SQLSTATE, never
 by its text. An error with any other SQLSTATE is raised unchanged.
+
+A service has a role of its own, which owns the service's schemas, because it creates
+them itself. Beyond that it may insert rows into the outbox, and nothing else.
 
 Two processes of a service may migrate its tables at once: a whole run is one
 transaction under one advisory lock, and the second one finds nothing to do.
@@ -11,6 +14,9 @@ A unit of work is one transaction for one command; without a commit it is rolled
 It raises the driver's errors as the platform's failures. Aggregates that the command
 changed are tracked, so that their events are committed with their state. The unit keeps
 its connection until it ends, so that the LSN can be read from it after the commit.
+
+Services that seed a shop compute their parts of the same orders from one query, because
+none of them reads another's tables.
 
 A service is ready if its database answers and has every table that a write needs, the
 outbox among them.
@@ -25,6 +31,7 @@ from typing import Any, ClassVar, Final, Self
 
 import psycopg2
 from alembic.config import Config
+from alembic.operations import Operations
 from alembic.runtime.environment import EnvironmentContext
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
@@ -33,8 +40,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session, sessionmaker
 
+from towpath.outbox.alembic import SourceTableOperation
 from towpath.schemas import session
-from towpath.schemas.failure import BusyError, UnavailableError
+from towpath.schemas.failure import BusyError, UnavailableError, UsageError
+from towpath.schemas.table_name import quoted
 from towpath.services.plumbing.http import written_lsn
 
 CONNECT_TIMEOUT_S: Final = 3
@@ -45,6 +54,26 @@ STATEMENT_TIMEOUT_MS: Final = 10_000
 # An abandoned transaction holds row locks and delays the relay's snapshots.
 IDLE_TIMEOUT_MS: Final = 30_000
 POOL_WAIT_S: Final = 5.0
+
+
+# The products that seeded orders name, by the hashes of their numbers from 0 on.
+SEEDED_PRODUCTS: Final = 1_000
+# The lines of seeded orders, which are numbered from 1 on, as a common table. Every
+# choice is a hash of the seed, the order's index and the line's number, so it needs no
+# state.
+SEEDED_LINES: Final = f"""
+seeded_lines as materialized (
+    select n, line_no::int,
+           md5('product ' || (d.dice / 100000 % {SEEDED_PRODUCTS}))::uuid as product_id,
+           (1 + d.dice % 5)::int as quantity,
+           (100 + d.dice / 7 % 20000)::numeric(12, 2) / 100 as unit_price
+      from generate_series(1, :orders) as n,
+           lateral (select hashint8extended(n, :seed) & 2147483647 as dice) as o,
+           generate_series(1, 1 + o.dice % 4) as line_no,
+           lateral (select hashint8extended(n * 16 + line_no, :seed + 1)
+                           & 2147483647 as dice) as d
+)
+"""  # noqa: S608 - a constant
 
 
 class DatabaseUnavailableError(UnavailableError):
@@ -59,6 +88,14 @@ class MissingTableError(UnavailableError):
     remedy: ClassVar[str] = "Run towpath relay init, and the service's own migrations."
 
 
+class MissingRightsError(UnavailableError):
+    """The service's role may not do something in the database."""
+
+    remedy: ClassVar[str] = (
+        "Run migrate once with --admin-dsn, or grant what docs/rights.md lists."
+    )
+
+
 class DatabaseBusyError(BusyError):
     """A lock, a connection or an answer took too long, or two transactions collided."""
 
@@ -68,6 +105,7 @@ class DatabaseBusyError(BusyError):
 _UNAVAILABLE: Final = ("08", "57P")
 _BUSY: Final = ("40001", "40P01", "53", "55P03", "57014", "25P03")
 _MISSING: Final = ("42P01", "3F000")
+_REFUSED: Final = "42501"
 
 
 def make_engine(dsn: str, *, pool_size: int, is_tested: bool = True) -> Engine:
@@ -105,6 +143,8 @@ def make_engine(dsn: str, *, pool_size: int, is_tested: bool = True) -> Engine:
         max_overflow=0,
         pool_timeout=POOL_WAIT_S,
         pool_pre_ping=is_tested,
+        # An update of several rows is one message to the server, as an insert is.
+        executemany_mode="values_plus_batch",
     )
 
 
@@ -114,7 +154,8 @@ def translated() -> Iterator[None]:
     Raise the platform's failures instead of the driver's.
 
     Raises:
-        UnavailableError: The database cannot be reached, or lacks a table.
+        UnavailableError: The database cannot be reached, lacks a table, or refuses
+            the role.
         BusyError: An answer took too long; a retry may succeed.
     """
     try:
@@ -137,6 +178,9 @@ def failure_of(error: DBAPIError) -> UnavailableError | None:
         return DatabaseBusyError(message, retry_after_s=1.0)
     if state.startswith(_MISSING):
         return MissingTableError("A table of the database does not exist yet.")
+    if state == _REFUSED:
+        reason = str(error.orig).splitlines()[0]
+        return MissingRightsError(f"The service's role may not do this: {reason}.")
     lost = not state and isinstance(error.orig, psycopg2.OperationalError)
     if state.startswith(_UNAVAILABLE) or error.connection_invalidated or lost:
         return DatabaseUnavailableError("The database cannot be reached.")
@@ -158,6 +202,62 @@ def constraint_of(error: DBAPIError) -> str:
 _WAIT_MS: Final = 60_000
 
 
+_ROLE_EXISTS: Final = text("select from pg_roles where rolname = :role")
+
+
+def create_role(administration: Engine, dsn: str) -> None:
+    """
+    Create the role that a service logs in as, and let it write to the outbox.
+
+    Nothing is repeated that was done before, except that the role gets the password.
+
+    Args:
+        administration: The service's database, as a role that may create others.
+        dsn: The address that the service uses; its user is the role.
+
+    Raises:
+        UsageError: The address cannot be read, or names no user.
+        UnavailableError: The database cannot be reached, or refuses the administrator.
+    """
+    role, password = _login_of(dsn)
+    with translated(), administration.begin() as connection:
+        key = zlib.crc32(b"towpath:roles")
+        connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": key})
+        if connection.execute(_ROLE_EXISTS, {"role": role}).first() is None:
+            connection.exec_driver_sql(f"create role {quoted(role)} login")
+        if password is not None:
+            _set_password(connection, role, password)
+        database = quoted(str(connection.scalar(text("select current_database()"))))
+        # The role's own migrations create its schemas.
+        connection.exec_driver_sql(
+            f"grant create on database {database} to {quoted(role)}"
+        )
+        operations = Operations(MigrationContext.configure(connection))
+        SourceTableOperation.create_outbox(operations, writers=[role])
+
+
+def _login_of(dsn: str) -> tuple[str, str | None]:
+    """Return user and password of an address."""
+    try:
+        login = psycopg2.extensions.parse_dsn(dsn)
+    except psycopg2.ProgrammingError as error:
+        message = f"the service's --dsn cannot be read: {str(error).strip()}"
+        raise UsageError(message) from error
+    if "user" not in login:
+        message = "the service's --dsn names no user: there is no role to create"
+        raise UsageError(message)
+    return login["user"], login.get("password")
+
+
+def _set_password(connection: Connection, role: str, password: str) -> None:
+    """Set a role's password; the server and its log receive only the hash."""
+    driver: Any = connection.connection.dbapi_connection
+    hashed = psycopg2.extensions.encrypt_password(password, role, driver)
+    connection.exec_driver_sql(
+        f"alter role {quoted(role)} login password %s", (hashed,)
+    )
+
+
 def migrate(engine: Engine, *, package: str, schema: str) -> None:
     """
     Apply the missing migrations.
@@ -170,7 +270,7 @@ def migrate(engine: Engine, *, package: str, schema: str) -> None:
             there.
 
     Raises:
-        UnavailableError: The database cannot be reached.
+        UnavailableError: The database cannot be reached, or refuses the role.
     """
     key = zlib.crc32(f"towpath:migrate:{schema}".encode())
     with translated(), engine.begin() as connection:

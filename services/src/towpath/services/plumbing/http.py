@@ -1,5 +1,5 @@
 """
-Requests and answers over HTTP: bodies, problems, preconditions, request ids, LSN.
+Requests and answers over HTTP: bodies, problems, preconditions, LSN.
 
 A body is JSON by its media type or it is refused (415). Bytes that are not JSON in
 UTF-8 are a 400; JSON with invalid values is a 422 that lists all of them.
@@ -19,17 +19,9 @@ Errors are problem documents (RFC 9457), the only form of a refusal.
 Failures of the platform become problems by their class: one that may be retried is a
 503 with ``Retry-After``. Any other error is a 500 without details, which are logged.
 
-Every request has an id: the client's ``X-Request-Id`` if it is 1 to 128 visible ASCII
-characters, a new one otherwise. The answer returns it, and every log record of the
-request has it as ``request_id``, beside the ``trace_id`` of its trace context.
-
 An aggregate with a version answers with ``ETag: "<version>"``. A command with
 ``If-Match`` is executed only if one of the header's tags is the present version (RFC
 9110, strong comparison: a weak tag never matches). ``*`` matches every version.
-
-The W3C trace context of a request is kept if it is valid and dropped if it is not:
-``version-traceid-parentid-flags`` in lower-case hex; ids of zeros and version ``ff``
-are invalid. A later version may append fields, which are cut off.
 
 The header ``Towpath-Lsn`` is an LSN at or after the end of the request's commit. A
 client can wait until a sink has applied everything up to it, and then reads its own
@@ -50,14 +42,13 @@ write there. It is read after the commit, on the commit's own connection:
 
 import json
 import re
-import uuid
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from http import HTTPStatus
-from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar, get_origin
 
 import structlog
-from flask import Flask, Request, Response, g, request
+from flask import Flask, Request, Response
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -209,6 +200,23 @@ def _on_unforeseen(error: Exception) -> Response:
     return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal", detail)
 
 
+# A page loads nothing but its own package's files, and no frame shows it.
+_PAGE_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"
+    " connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+
+
+def protect_page(response: Response, *, is_static: bool) -> Response:
+    """Let a page load nothing but its package's own files, which alone are stored."""
+    response.headers["Content-Security-Policy"] = _PAGE_POLICY
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    response.headers["Referrer-Policy"] = "same-origin"
+    if not is_static:
+        response.headers["Cache-Control"] = "no-store"
+    return response
+
+
 # Far above the largest order (100 lines are under 20 kB), and small enough that a few
 # hundred at once cannot hurt.
 MAX_BODY_BYTES: Final = 256 * 1024
@@ -312,6 +320,39 @@ def read_query(request: Request, model: type[AnyInput]) -> AnyInput:
         raise _refusal(details) from error
 
 
+def read_form(request: Request, model: type[AnyInput], ignored: str) -> AnyInput:
+    """
+    Read the request's form as the model.
+
+    An empty field counts as missing. A list has a value in each line of its fields.
+
+    Args:
+        request: The request.
+        model: The model of the form.
+        ignored: A field of every form that is no input.
+
+    Raises:
+        InvalidInputError: A field is unknown or invalid.
+    """
+    fields = model.model_fields
+    given: dict[str, Any] = {}
+    for name, values in request.form.lists():
+        if name == ignored:
+            continue
+        is_list = name in fields and get_origin(fields[name].annotation) is list
+        lines = [one for text in values for one in text.splitlines() if one.strip()]
+        if is_list:
+            given[name] = lines
+        elif values[-1].strip():
+            # Browsers end the lines of a form by CR and LF.
+            given[name] = values[-1].replace("\r\n", "\n")
+    try:
+        return model.model_validate(given, strict=False)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False)
+        raise _refusal(details) from error
+
+
 def _whole_body(request: Request) -> bytes:
     data = request.get_data()
     # A body without a length is truncated at the limit: one of that size is too large.
@@ -335,61 +376,6 @@ def _field(loc: tuple[int | str, ...]) -> str:
 
 def _reason(detail: ErrorDetails) -> str:
     return detail["msg"].removeprefix("Value error, ")
-
-
-_TRACEPARENT: Final = re.compile(
-    r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<parent>[0-9a-f]{16})"
-    r"-[0-9a-f]{2}(?P<rest>-.*)?\Z"
-)
-
-
-def valid_traceparent(header: str | None) -> str | None:
-    """Return the header's trace context, or None if there is no valid one."""
-    match = _TRACEPARENT.match(header.strip()) if header else None
-    if match is None or match["version"] == "ff":
-        return None
-    if match["rest"] is not None and match["version"] == "00":
-        return None
-    if set(match["trace"]) == {"0"} or set(match["parent"]) == {"0"}:
-        return None
-    return match[0].removesuffix(match["rest"] or "")
-
-
-REQUEST_ID: Final = "X-Request-Id"
-_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}\Z")
-
-
-def request_id_of(header: str | None) -> str:
-    """Return the header's request id if it is valid, and a new one otherwise."""
-    if header is not None and _REQUEST_ID.match(header):
-        return header
-    return uuid.uuid4().hex
-
-
-def install_request_ids(app: Flask) -> None:
-    """Give every request an id, in its answer and in its log records."""
-    app.before_request(_bind_request)
-    app.after_request(_with_request_id)
-    app.teardown_request(_unbind_request)
-
-
-def _bind_request() -> None:
-    g.request_id = request_id_of(request.headers.get(REQUEST_ID))
-    fields = {"request_id": g.request_id}
-    traceparent = valid_traceparent(request.headers.get("traceparent"))
-    if traceparent is not None:
-        fields["trace_id"] = traceparent.split("-")[1]
-    # The thread serves other requests later: what is bound is taken back at the end.
-    g.log_context = structlog.contextvars.bind_contextvars(**fields)
-
-
-def _with_request_id(response: Response) -> Response:
-    response.headers[REQUEST_ID] = g.request_id
-    return response
-
-
-def _unbind_request(_error: BaseException | None) -> None:
-    structlog.contextvars.reset_contextvars(**g.pop("log_context", {}))
 
 
 IF_MATCH: Final = "If-Match"

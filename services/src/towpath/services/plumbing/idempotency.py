@@ -39,12 +39,13 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    bindparam,
     delete,
     func,
     select,
     update,
 )
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.orm import Session
 
 from towpath.outbox import plain
@@ -61,9 +62,9 @@ from towpath.services.plumbing.http import (
     FieldError,
     InvalidInputError,
     json_answer,
-    valid_traceparent,
 )
 from towpath.services.plumbing.server import BackgroundTask
+from towpath.services.plumbing.tracing import transaction_span
 
 HEADER: Final = "Idempotency-Key"
 REPLAYED: Final = "Idempotent-Replayed"
@@ -163,6 +164,16 @@ class IdempotencyKeys:
     def __init__(self, table: Table, *, hours: float) -> None:
         self._table = table
         self._lifetime = timedelta(hours=hours)
+        of_key = table.c.key == bindparam("of_key")
+        # Built once: that takes SQLAlchemy longer than to execute them.
+        self._find = select(table, self._expired().label("expired")).where(of_key)
+        self._claim = upsert(table).on_conflict_do_nothing().returning(table.c.key)
+        self._keep = update(table).where(of_key)
+        self._reclaim = (
+            self._keep.where(self._expired())
+            .values(created_at=func.now())
+            .returning(table.c.key)
+        )
 
     def earlier_answer(self, session: Session, claim: Claim) -> Answer | None:
         """
@@ -172,13 +183,11 @@ class IdempotencyKeys:
             InvalidInputError: The key was used for a different request.
             DatabaseBusyError: Other requests claimed and released the key all the time.
         """
-        query = select(self._table, self._expired().label("expired")).where(
-            self._table.c.key == claim.key
-        )
+        of_key = {"of_key": claim.key}
         for _ in range(_ATTEMPTS):
-            if self._insert(session, claim):
+            if session.execute(self._claim, claim._asdict()).first() is not None:
                 return None
-            earlier = session.execute(query).one_or_none()
+            earlier = session.execute(self._find, of_key).one_or_none()
             if earlier is None:
                 continue
             if earlier.expired:
@@ -194,12 +203,8 @@ class IdempotencyKeys:
 
     def keep_answer(self, session: Session, claim: Claim, answer: Answer) -> None:
         """Store the answer under the claimed key; it commits with the command."""
-        kept = (
-            update(self._table)
-            .where(self._table.c.key == claim.key)
-            .values(status=answer.status, response=answer.document)
-        )
-        session.execute(kept)
+        row = {"status": answer.status, "response": answer.document}
+        session.execute(self._keep, {"of_key": claim.key, **row})
 
     def delete_expired(self, engine: Engine) -> int:
         """
@@ -242,23 +247,15 @@ class IdempotencyKeys:
     def _expired(self) -> ColumnElement[bool]:
         return self._table.c.created_at < func.now() - self._lifetime
 
-    def _insert(self, session: Session, claim: Claim) -> bool:
-        mine = insert(self._table).values(claim._asdict()).on_conflict_do_nothing()
-        return session.execute(mine.returning(self._table.c.key)).first() is not None
-
     def _replace(self, session: Session, claim: Claim) -> bool:
         """Claim an expired key, unless another request just did."""
-        mine = (
-            update(self._table)
-            .where(self._table.c.key == claim.key, self._expired())
-            .values(
-                request_hash=claim.request_hash,
-                status=None,
-                response=None,
-                created_at=func.now(),
-            )
-        )
-        return session.execute(mine.returning(self._table.c.key)).first() is not None
+        row = {
+            "of_key": claim.key,
+            "request_hash": claim.request_hash,
+            "status": None,
+            "response": None,
+        }
+        return session.execute(self._reclaim, row).first() is not None
 
 
 def _refused(reason: str) -> InvalidInputError:
@@ -305,8 +302,7 @@ class CommandExecutor(Generic[AnyUnit]):
             UnavailableError: The database cannot be reached, or a lock took too long.
         """
         claim = claim_of(request)
-        traceparent = valid_traceparent(request.headers.get("traceparent"))
-        with self.open_unit(traceparent) as unit:
+        with transaction_span() as traceparent, self.open_unit(traceparent) as unit:
             earlier = self.keys.earlier_answer(unit.session, claim) if claim else None
             answer = earlier
             if answer is None:

@@ -24,6 +24,7 @@ from pydantic.json_schema import models_json_schema
 from werkzeug.routing import Rule
 
 from towpath.services.plumbing import http, idempotency
+from towpath.services.plumbing.tracing import REQUEST_ID
 
 OPENAPI: Final = "3.1.0"
 PATH: Final = "/openapi.json"
@@ -281,7 +282,7 @@ def _query_parameters(model: type[BaseModel] | None) -> list[dict[str, Any]]:
 
 def _header_parameters(operation: Operation) -> Iterable[dict[str, Any]]:
     yield _header_parameter(
-        http.REQUEST_ID,
+        REQUEST_ID,
         "The id of the request in logs. An invalid one is replaced.",
         {"type": "string"},
     )
@@ -335,7 +336,7 @@ _LSN: Final = {"type": "string", "pattern": "^[0-9A-F]{1,8}/[0-9A-F]{1,8}$"}
 # The forms that services hand out; others may be valid too.
 _IF_MATCH: Final = r'^(\*|"[0-9]+"( *, *"[0-9]+")*)$'
 _HEADERS: Final[dict[str, Any]] = {
-    http.REQUEST_ID: {
+    REQUEST_ID: {
         "description": "The id of the request, which its log records have too.",
         "required": True,
         "schema": {"type": "string", "pattern": "^[!-~]{1,128}$"},
@@ -375,7 +376,7 @@ def _headers(*names: str) -> dict[str, Any]:
 
 
 def _answer(operation: Operation) -> dict[str, Any]:
-    names = [http.REQUEST_ID]
+    names = [REQUEST_ID]
     if operation.is_command:
         names += [http.HEADER, idempotency.REPLAYED]
     if operation.status is HTTPStatus.CREATED:
@@ -402,7 +403,7 @@ def _problems(operations: Iterable[Operation]) -> dict[str, Any]:
         more = ["Retry-After"] if is_temporary else []
         found[status.name] = {
             "description": status.phrase,
-            "headers": _headers(http.REQUEST_ID, *more),
+            "headers": _headers(REQUEST_ID, *more),
             "content": {http.MEDIA_TYPE: {"schema": _reference(ProblemDocument)}},
         }
     return found

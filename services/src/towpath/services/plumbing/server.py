@@ -33,6 +33,8 @@ from gunicorn.glogging import Logger
 from gunicorn.workers.gthread import ThreadWorker
 
 from towpath.schemas.failure import TowpathError, UnavailableError
+from towpath.schemas.tracing import NO_TRACER
+from towpath.services.plumbing.tracing import TRACER, close_tracer
 
 # The longest time for requests in progress when the service is stopped.
 GRACEFUL_STOP_S: Final = 10
@@ -99,7 +101,7 @@ class Lifecycle:
                     reason=str(error),
                 )
             except Exception:
-                # The thread must go on, whatever it was.
+                # The thread continues after any failure.
                 log.exception("service task failed", task=task.name)
             self.stopping.wait(task.interval_s)
 
@@ -147,7 +149,7 @@ class _RootLogger(Logger):  # type: ignore[misc]  # gunicorn has no types
 
 
 class _Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
-    """Worker that reports itself not ready before it stops to accept connections."""
+    """Worker that reports itself not ready before it stops accepting connections."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         app = self.app.callable
@@ -162,6 +164,13 @@ class _Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
             )
             end.daemon = True
             end.start()
+
+
+def _close_tracer(_arbiter: object, worker: _Worker) -> None:
+    """Export the last spans of a worker that ends."""
+    app = worker.app.callable
+    if app is not None:
+        close_tracer(app.extensions.get(TRACER, NO_TRACER))
 
 
 class _Server(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
@@ -181,6 +190,7 @@ class _Server(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
             "logger_class": _RootLogger,
             "control_socket_disable": True,
             "proc_name": "towpath-shop",
+            "worker_exit": _close_tracer,
         }
         for name, value in options.items():
             self.cfg.set(name, value)

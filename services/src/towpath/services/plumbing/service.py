@@ -3,16 +3,19 @@ A service as a process and as an application, from a declaration of its parts.
 
 The command line is ``serve`` (the default), ``migrate``, and the service's own
 commands. ``serve`` migrates the tables, registers the event schemas and then listens;
-it waits while the database or the registry is starting. Every option with a value has
+it waits while the database or the registry is starting. A command that is given
+``--admin-dsn`` first creates the role of ``--dsn``. Every option with a value has
 an environment variable, whose prefix is the service's::
 
     --dsn                 <PREFIX>_DSN
+    --admin-dsn           <PREFIX>_ADMIN_DSN
     --registry            <PREFIX>_REGISTRY
     --host                <PREFIX>_HOST
     --port                <PREFIX>_PORT
     --threads             <PREFIX>_THREADS
     --drain-seconds       <PREFIX>_DRAIN_SECONDS
     --idempotency-hours   <PREFIX>_IDEMPOTENCY_HOURS
+    --metrics-port        <PREFIX>_METRICS_PORT
 
 A service that follows events of others consumes in the same process if ``--kafka`` is
 given. With ``consume`` it does so in a process of its own, of which there may be as
@@ -42,6 +45,7 @@ from towpath.outbox import plain
 from towpath.schemas.clock import Backoff, Clock, Deadline, SystemClock
 from towpath.schemas.events import EventSchemas
 from towpath.schemas.failure import TowpathError, UnavailableError, UsageError
+from towpath.schemas.tracing import start_tracing
 from towpath.services.plumbing.consumer import (
     TOPIC_PREFIX,
     Brokers,
@@ -49,13 +53,23 @@ from towpath.services.plumbing.consumer import (
     consume,
     consuming_tasks,
 )
-from towpath.services.plumbing.database import UnitOfWork, make_engine, table_check
+from towpath.services.plumbing.database import (
+    UnitOfWork,
+    create_role,
+    make_engine,
+    table_check,
+)
 from towpath.services.plumbing.http import (
     MAX_BODY_BYTES,
     NotFoundError,
     install_problems,
-    install_request_ids,
     json_answer,
+)
+from towpath.services.plumbing.metrics import (
+    METRICS,
+    ServiceMetrics,
+    install_metrics,
+    metrics_of,
 )
 from towpath.services.plumbing.server import (
     DRAIN_S,
@@ -65,6 +79,11 @@ from towpath.services.plumbing.server import (
     configure_logs,
     health_blueprint,
     serve,
+)
+from towpath.services.plumbing.tracing import (
+    TRACER,
+    install_request_context,
+    warn_of_lost_spans,
 )
 from towpath.services.registry import register_event_schemas
 
@@ -120,7 +139,8 @@ def app_without_database(name: str, check: Callable[[], None]) -> Flask:
     app.url_map.converters["bigint"] = BigintConverter
     lifecycle = Lifecycle()
     app.extensions[LIFECYCLE] = lifecycle
-    install_request_ids(app)
+    app.extensions[METRICS] = ServiceMetrics()
+    install_request_context(app)
     install_problems(app)
     app.register_blueprint(health_blueprint(check, lifecycle.stopping))
     return app
@@ -193,6 +213,8 @@ def _add_event_options(parser: argparse.ArgumentParser) -> None:
     topics = "the relay's, for event topics"
     add("--topic-prefix", default=TOPIC_PREFIX, help=topics)
     add("--group-prefix", default="", help="put before the consumer group")
+    shown = "where consume shows its metrics: serve has them on its own port"
+    add("--metrics-port", type=int, help=shown)
 
 
 AddOptions = Callable[[argparse.ArgumentParser], None]
@@ -239,9 +261,14 @@ class Service:
     def main(self, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         """Run the command given on the command line; return the exit code."""
         options = self.options(arguments, environ)
+        options.start_tracing = partial(
+            start_tracing, f"towpath-{self.name}", environ, warn_of_lost_spans
+        )
         configure_logs()
         run = self._commands()[options.command]
         try:
+            if self.migrate is not None and options.admin_dsn is not None:
+                self._create_role(options)
             run(options)
         except TowpathError as error:
             log.error(  # noqa: TRY400 - the reason is the message
@@ -257,7 +284,7 @@ class Service:
         self, arguments: Sequence[str], environ: Mapping[str, str]
     ) -> argparse.Namespace:
         """Read the options; a command line that is not valid ends the process by 2."""
-        return self._parser(environ).parse_args(arguments)
+        return self.parser(environ).parse_args(arguments)
 
     def _commands(self) -> dict[str, Callable[[argparse.Namespace], None]]:
         found: dict[str, Callable[[argparse.Namespace], None]] = {"serve": self._serve}
@@ -268,12 +295,15 @@ class Service:
             found["consume"] = partial(self._consume, self.consuming)
         return found
 
-    def _parser(self, environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    def parser(self, environ: Mapping[str, str]) -> argparse.ArgumentParser:
+        """Return the parser of its command line, with defaults from variables."""
         parser = _Parser(self.prefix, environ, self.name, self.description)
         add = parser.add_argument
         add("command", nargs="?", choices=list(self._commands()), default="serve")
         if self.migrate is not None:
             add("--dsn", required=True, help="the service's database")
+            admin = "the same database as an administrator: creates the role of --dsn"
+            add("--admin-dsn", help=admin)
             add("--registry", help="the schema registry's URL, if any")
         add("--host", default="127.0.0.1")
         add("--port", type=int, default=8080)
@@ -307,11 +337,15 @@ class Service:
     def _make_app(self, options: argparse.Namespace) -> Flask:
         """Wire the application; if brokers are named, its process consumes too."""
         app = self.create_app(options)
+        install_metrics(app, SystemClock())
+        # In the worker: a thread does not survive the fork.
+        tracer = app.extensions[TRACER] = options.start_tracing()
         if self.consuming is not None and options.kafka is not None:
             lifecycle: Lifecycle = app.extensions[LIFECYCLE]
             parts = self.consuming(options)
             tasks = consuming_tasks(
-                parts, options.dsn, _brokers(options), lifecycle.stopping
+                *(parts, options.dsn, _brokers(options)),
+                *(lifecycle.stopping, tracer, metrics_of(app)),
             )
             lifecycle.tasks.extend(tasks)
         return app
@@ -339,7 +373,14 @@ class Service:
             raise MissingBrokersError(message)
         if self.migrate is not None:
             self._migrate(self.migrate, options)
-        consume(declare(options), options.dsn, _brokers(options))
+        tracer, metrics = options.start_tracing(), ServiceMetrics()
+        if options.metrics_port is not None:
+            metrics.listen(options.host, options.metrics_port)
+        consume(declare(options), options.dsn, _brokers(options), tracer, metrics)
+
+    def _create_role(self, options: argparse.Namespace) -> None:
+        wait_for_database(options.admin_dsn, partial(create_role, dsn=options.dsn))
+        log.info("service role is up to date", service=self.name)
 
     def _migrate(
         self, migrate: Callable[[Engine], None], options: argparse.Namespace

@@ -17,6 +17,7 @@ from towpath.services.plumbing.consumer import (
     Consuming,
     EventConsumer,
     event_schemas_in,
+    events_by_order,
     make_collector,
 )
 from towpath.services.plumbing.database import make_engine, migrate
@@ -95,7 +96,8 @@ ORDER_EVENTS: Final[Mapping[str, Handler]] = {
 
 
 event_schemas: Final = partial(event_schemas_in, SCHEMAS)
-collector: Final = partial(make_collector, SCHEMAS, SHIPMENT, EVENTS.values())
+shipment_events: Final = partial(events_by_order, SCHEMAS, SHIPMENT, EVENTS.values())
+collector: Final = partial(make_collector, shipment_events)
 migrate_shipping: Final = partial(migrate, package=MIGRATIONS, schema=SCHEMA)
 
 

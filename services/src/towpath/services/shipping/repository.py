@@ -16,6 +16,7 @@ from sqlalchemy import (
     Select,
     Table,
     Text,
+    bindparam,
     insert,
     select,
     update,
@@ -40,6 +41,11 @@ shipments = Table(
     Column("updated_at", DateTime(timezone=True), nullable=False),
 )
 
+_FIND: Final = select(shipments).where(shipments.c.order_id == bindparam("of_order"))
+_LOCK: Final = _FIND.with_for_update()
+_ADD: Final = insert(shipments)
+_SAVE: Final = update(shipments).where(shipments.c.order_id == bindparam("of_order"))
+
 
 class ShipmentRepository:
     """The shipments of one transaction."""
@@ -50,26 +56,24 @@ class ShipmentRepository:
     def add(self, shipment: Shipment) -> None:
         """Write a new shipment."""
         track(self._session, shipment)
-        self._session.execute(insert(shipments), _row(shipment))
+        self._session.execute(_ADD, _row(shipment))
 
     def save(self, shipment: Shipment) -> None:
         """Write the changes of a shipment that was locked."""
         track(self._session, shipment)
-        of_order = shipments.c.order_id == shipment.order_id
-        changed = update(shipments).where(of_order).values(_row(shipment))
-        self._session.execute(changed)
+        of_order = {"of_order": shipment.order_id}
+        self._session.execute(_SAVE, of_order | _row(shipment))
 
     def lock(self, order_id: int) -> Shipment | None:
         """Read an order's shipment under its row's lock."""
-        return self._read(select(shipments).with_for_update(), order_id)
+        return self._read(_LOCK, order_id)
 
     def find(self, order_id: int) -> Shipment | None:
         """Read an order's shipment."""
-        return self._read(select(shipments), order_id)
+        return self._read(_FIND, order_id)
 
     def _read(self, query: Select[Any], order_id: int) -> Shipment | None:
-        of_order = query.where(shipments.c.order_id == order_id)
-        row = self._session.execute(of_order).one_or_none()
+        row = self._session.execute(query, {"of_order": order_id}).one_or_none()
         if row is None:
             return None
         return Shipment(

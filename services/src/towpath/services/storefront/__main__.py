@@ -7,7 +7,7 @@ Every option has an environment variable, such as ``STOREFRONT_PORT`` and
     --orders, --inventory   the base addresses of the two services
     --search, --cache       OpenSearch and Redis, as the sinks write them
     --cache-prefix          the prefix of the cache's keys
-    --config, --state       towpath.toml, and the state folder of the sinks' driver
+    --config                towpath.toml, by which reads wait for an LSN
     --wait-seconds          the longest wait of a read for an LSN
 
 Without ``--config`` reads that name an LSN are refused.
@@ -114,9 +114,6 @@ def waits_of(
     if options.config is None:
         return None
     settings = load(options.config, environ)
-    if options.state is not None:
-        state = options.state.resolve()
-        settings = settings.model_copy(update={"state_folder": state})
     return make_waits(settings, SystemClock(), options.wait_seconds)
 
 
@@ -136,15 +133,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--cache-prefix", default=CACHE_PREFIX, help=prefix)
     waits = "towpath.toml, by which reads wait for an LSN"
     add("--config", type=Path, help=waits)
-    state = "the sinks' state folder; by default that of --config"
-    add("--state", type=Path, help=state)
     longest = "the longest wait of a read for an LSN"
     add("--wait-seconds", type=float, default=WAIT_S, help=longest)
 
 
-def main(arguments: list[str], environ: Mapping[str, str]) -> int:
-    """Run the command given on the command line; return the exit code."""
-    storefront = Service(
+def declare(environ: Mapping[str, str]) -> Service:
+    """Declare the service; the variables override its configuration too."""
+    return Service(
         name="storefront",
         description=__doc__ or "",
         prefix="STOREFRONT",
@@ -152,7 +147,11 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
         add_options=_add_options,
         check=lambda options: waits_of(options, environ),
     )
-    return storefront.main(arguments, environ)
+
+
+def main(arguments: list[str], environ: Mapping[str, str]) -> int:
+    """Run the command given on the command line; return the exit code."""
+    return declare(environ).main(arguments, environ)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ from towpath.services.plumbing.http import (
     NotFoundError,
     ProblemError,
     json_answer,
+    protect_page,
 )
 from towpath.services.storefront.api import page_of
 from towpath.services.storefront.read_side import ReadSide
@@ -76,10 +77,6 @@ CARRIERS: Final = {
     "undeliverable": "Cannot deliver",
     "silent": "Does not answer",
 }
-_POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"
-    " connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-)
 
 blueprint = Blueprint(
     "pages", __name__, template_folder="templates", static_folder="static"
@@ -138,12 +135,7 @@ def refuse_other_sites() -> None:
 @blueprint.after_request
 def with_policy(response: Response) -> Response:
     """Let the page load nothing but this package's own files."""
-    response.headers["Content-Security-Policy"] = _POLICY
-    response.headers["X-Content-Type-Options"] = "nosniff"
-    response.headers["Referrer-Policy"] = "same-origin"
-    if request.endpoint != "pages.static":
-        response.headers["Cache-Control"] = "no-store"
-    return response
+    return protect_page(response, is_static=request.endpoint == "pages.static")
 
 
 @blueprint.errorhandler(ProblemError)

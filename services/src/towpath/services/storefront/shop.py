@@ -13,12 +13,10 @@ from http import HTTPStatus
 from typing import Any, ClassVar, Final, NamedTuple
 
 import httpx2
-import structlog
 
 from towpath.schemas.failure import UnavailableError
 from towpath.services.plumbing.http import (
     HEADER,
-    REQUEST_ID,
     ConflictError,
     FieldError,
     InvalidInputError,
@@ -26,6 +24,7 @@ from towpath.services.plumbing.http import (
     ProblemError,
 )
 from towpath.services.plumbing.idempotency import HEADER as IDEMPOTENCY_KEY
+from towpath.services.plumbing.tracing import request_headers
 
 # A service waits for a lock for at most five seconds.
 _ANSWER_WITHIN_S: Final = 8.0
@@ -135,7 +134,7 @@ class Shop:
     def _post(
         self, path: str, body: Mapping[str, Any], key: str | None = None
     ) -> Written:
-        headers = {**_headers(), IDEMPOTENCY_KEY: key or uuid.uuid4().hex}
+        headers = {**request_headers(), IDEMPOTENCY_KEY: key or uuid.uuid4().hex}
         try:
             response = self._orders.post(path, json=body, headers=headers)
         except httpx2.HTTPError as error:
@@ -153,16 +152,10 @@ def _get(
     client: httpx2.Client, path: str, query: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     try:
-        response = client.get(path, params=query, headers=_headers())
+        response = client.get(path, params=query, headers=request_headers())
     except httpx2.HTTPError as error:
         raise _unreachable(client) from error
     return _document(client, response)
-
-
-def _headers() -> dict[str, str]:
-    """Return the id of the present request: the services log it, too."""
-    request_id = structlog.contextvars.get_contextvars().get("request_id")
-    return {REQUEST_ID: request_id} if request_id else {}
 
 
 def _document(client: httpx2.Client, response: httpx2.Response) -> dict[str, Any]:

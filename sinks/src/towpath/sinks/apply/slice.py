@@ -141,7 +141,7 @@ def apply_slice(context: SliceContext, records: Iterable[pa.Table]) -> SliceOutc
 
     Raises:
         BusyError: The target asks for a pause; a retry loses nothing.
-        UnavailableError: The target does not answer, or the time is over; a retry loses
+        UnavailableError: The target does not answer, or the time is up; a retry loses
             nothing.
         HaltError: The sink refuses to continue.
     """

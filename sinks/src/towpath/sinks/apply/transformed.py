@@ -23,7 +23,7 @@ def transform(folded: Folded, routes: Routes) -> Folded:
     """Transform and route the rows of routes with transforms."""
     refused: list[Refusal] = []
     written = [_transformed(change, routes, refused) for change in folded.changes]
-    # A change after one that was refused would be merged with a row of before.
+    # A change after one that was refused would be merged with an outdated row.
     before = {(one.change.route, one.change.key): one for one in refused}
     after: list[Change | None] = []
     for change in folded.after:

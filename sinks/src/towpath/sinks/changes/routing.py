@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from towpath.schemas.topics import BACKFILL, backfill_topic, is_backfill
 from towpath.settings import Route, RouteKind, Sink
-from towpath.settings.key_template import Part, parse_template
+from towpath.settings.routes import KeyPart, parse_template
 from towpath.sinks.change import RESERVED_COLUMNS, Row, Value, refuse
 from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.changes.transformed_columns import (
@@ -181,7 +181,7 @@ def routing_of(route: Route) -> Routing | None:
     return Routing(route) if route.kind is RouteKind.TABLE and any(changes) else None
 
 
-def _format_part(part: Part, values: Iterator[Value]) -> str:
+def _format_part(part: KeyPart, values: Iterator[Value]) -> str:
     """Format a part of an id; a column takes the next value."""
     if not part.column:
         return part.before

@@ -14,8 +14,8 @@ dropped, nothing can be computed: the row must be read again (``LacksColumnsErro
 A transform in Python is an entry point of the group ``towpath.transforms``: a function
 of a row. It gets a dictionary of its own, whose values have the form of records, and
 returns the columns that it writes, or ``None`` if the sink must not have the row. It
-must always return the same for the same row, in the sink's driver, on executors and in
-the verifier.
+must always return the same result for the same row, in the sink's driver, on executors
+and in the verifier.
 
 Hot path, once per changed row of a route with transforms.
 """
@@ -39,7 +39,7 @@ from towpath.sinks.change import ALL_PRESENT, Row, Value, refuse
 from towpath.sinks.changes.casts import cast_to, number_of, plain_text
 from towpath.sinks.errors import TransformBrokenError
 
-# Says nothing about the length of what it hides.
+# Its length does not depend on that of the hidden text.
 _MASK: Final = "****"
 
 

@@ -26,15 +26,15 @@ from psycopg import conninfo, sql
 
 from towpath.cli.options import ConfigOption, JsonOption, read_settings
 from towpath.schemas.failure import UnavailableError, UsageError
-from towpath.sinks.contracts import evaluate
-from towpath.sinks.contracts.catalog import Catalog, read_catalog
-from towpath.sinks.contracts.findings import ContractFinding, Level, accepted
-from towpath.sinks.contracts.statements import (
+from towpath.sinks.contracts import evaluate, row_findings
+from towpath.sinks.contracts.catalog import (
+    Catalog,
     RowStatement,
+    read_catalog,
     record_statements,
     recorded_statements,
-    row_findings,
 )
+from towpath.sinks.contracts.findings import ContractFinding, Level, accepted
 from towpath.sinks.postgres import Connection, connected
 
 _CONNECT_TIMEOUT_S: Final = 10

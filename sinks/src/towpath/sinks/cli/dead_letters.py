@@ -15,10 +15,15 @@ from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Settings
 from towpath.settings.logs import configure_logs
-from towpath.sinks.dead_letters import view
-from towpath.sinks.dead_letters.entries import Reply, Resolution, Subject, Verb
+from towpath.sinks.dead_letters.entries import Verb
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
-from towpath.sinks.dead_letters.requests import request_each
+from towpath.sinks.dead_letters.requests import (
+    chosen_subjects,
+    dead_letter_documents,
+    named_subjects,
+    open_summaries,
+    request_outcomes,
+)
 from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
 from towpath.sinks.state.declare import sink_named
 
@@ -65,7 +70,7 @@ def list_letters(
     lines = [
         {"sink": name, **line}
         for name in names
-        for line in view.listed(_read(settings, name)[1], key)
+        for line in open_summaries(_read(settings, name)[1], key)
     ]
     if json:
         print(json_text.dumps(lines, indent=1, ensure_ascii=False))
@@ -92,8 +97,10 @@ def show(
         config: Configuration file.
     """
     _, book = _read(_settings(config), sink)
-    dead_letters = [x for subject in view.chosen(book, key) for x in book.of(subject)]
-    documents = view.shown(dead_letters)
+    dead_letters = [
+        x for subject in named_subjects(book, key) for x in book.of(subject)
+    ]
+    documents = dead_letter_documents(dead_letters)
     if json:
         print(json_text.dumps(documents, indent=1, ensure_ascii=False))
         return 0
@@ -151,18 +158,11 @@ def _send(verb: Verb, request: _LetterOptions) -> int:
         message = f"name a --key to {verb}, or say --all"
         raise UsageError(message)
     topic, book = _read(_settings(request.config), request.sink)
-    subjects = view.chosen(book, request.key)
-    if not subjects:
-        message = (
-            "that key has no dead letters: "
-            f"towpath dead-letters list --sink {request.sink}"
-        )
-        raise UsageError(message)
-    answers = request_each(topic, subjects, verb, SystemClock(), request.timeout_s)
-    lines = [
-        _outcome(subject, len(book.of(subject)), answers[subject])
-        for subject in subjects
-    ]
+    keys = None if request.key is None else [request.key]
+    subjects = chosen_subjects(book, request.sink, keys)
+    lines = request_outcomes(
+        topic, book, subjects, verb, SystemClock(), request.timeout_s
+    )
     if request.json:
         print(json_text.dumps(lines, indent=1, ensure_ascii=False))
     else:
@@ -171,25 +171,6 @@ def _send(verb: Verb, request: _LetterOptions) -> int:
     if any(line["state"] == "open" for line in lines):
         return _NOT_ANSWERED
     return int(any(line["state"] == "refused" for line in lines))
-
-
-def _outcome(
-    subject: Subject, dead_letters: int, answer: Resolution | Reply | None
-) -> dict[str, Any]:
-    """Return the outcome of one subject, as it is printed."""
-    if answer is None:
-        state, outcome = "open", "the sink has not answered yet; the request stays open"
-    elif isinstance(answer, Reply):
-        state, outcome = "refused", f"stays a dead letter: {answer.text}"
-    else:
-        state, outcome = "done", answer.how
-    return {
-        "topic": subject.topic,
-        "key": view.text_of_key(subject.key),
-        "letters": dead_letters,
-        "state": state,
-        "outcome": outcome,
-    }
 
 
 def _read(settings: Settings, sink: str) -> tuple[DeadLetterTopic, OpenDeadLetters]:

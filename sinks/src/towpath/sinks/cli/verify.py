@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from cyclopts import Parameter
 
 from towpath.cli.options import ConfigOption, Flag, config_file, read_settings
-from towpath.schemas.failure import UnavailableError, UsageError
+from towpath.schemas.failure import UnavailableError
 from towpath.settings.logs import configure_logs
 
 if TYPE_CHECKING:
@@ -60,31 +60,13 @@ def verify(  # noqa: PLR0913 - a command's options
     import towpath.sinks.verify.__main__ as verifier  # noqa: PLC0415 - keeps --help fast
 
     configure_logs()
-    if erase and not repair:
-        message = "--erase needs --repair"
-        raise UsageError(message)
     path = config_file(config)
-    names = sinks or _readable(path)
-    if len(names) != 1 and (route or continuous):
-        message = "--route and --continuous are for one sink: name it"
-        raise UsageError(message)
     every_s = every if continuous else None
     options = verifier.VerifyOptions(json, route, sample, repair, every_s, erase)
+    names = verifier.chosen_sinks(read_settings(path), sinks, options)
     if len(names) == 1:
         return verifier.verify(path, names[0], options)
     return worst([_verified(path, name, options) for name in names])
-
-
-def _readable(path: Path) -> tuple[str, ...]:
-    """Return the sinks whose targets can be read back."""
-    from towpath.sinks.kinds import kind_of  # noqa: PLC0415 - keeps --help fast
-
-    declared = read_settings(path).sink
-    names = tuple(sink.name for sink in declared if kind_of(sink).read is not None)
-    if not names:
-        message = "the configuration has no sink that can be read back"
-        raise UsageError(message)
-    return names
 
 
 def _verified(path: Path, name: str, options: "VerifyOptions") -> int:

@@ -4,9 +4,11 @@ Table contracts: what a migration does to row topics and to each sink. Pure.
 A sink's route sees the table as the relay announces it, through its own exclusions and
 renames. Its kind decides about types, by the same functions that the sink itself uses:
 the field of an index, the column of a warehouse or of a Postgres table.
+
+Statements that change rows of captured tables are judged too.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -14,7 +16,7 @@ from towpath.schemas.failure import HaltError
 from towpath.settings import Route, RouteKind, Settings, Sink, SinkKind
 from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.changes.routing import Routing
-from towpath.sinks.contracts.catalog import Catalog, Table, TableColumn
+from towpath.sinks.contracts.catalog import Catalog, RowStatement, Table, TableColumn
 from towpath.sinks.contracts.changes import (
     ChangeKind,
     ColumnChange,
@@ -53,6 +55,22 @@ def evaluate(
         if is_captured(change.before, settings):
             found += topic_findings(change, settings)
             found += sink_findings(change, settings)
+    return found
+
+
+def row_findings(
+    statements: Sequence[RowStatement], before: Catalog, settings: Settings
+) -> list[ContractFinding]:
+    """Judge statements that change rows of captured tables."""
+    found = []
+    for statement in statements:
+        table = before.tables[statement.table]
+        if is_captured(table, settings):
+            change, sentence, step = _JUDGED[statement.operation]
+            place = topic_of(table, settings), table.name.text
+            found.append(
+                ContractFinding(Level.NOTICE, *place, change, sentence, (step,))
+            )
     return found
 
 
@@ -330,5 +348,34 @@ _OF_KIND: Final[
         SinkKind.SEARCH: _search,
         SinkKind.WAREHOUSE: _warehouse,
         SinkKind.POSTGRES: _postgres,
+    }
+)
+_IN_BATCHES: Final = (
+    "If these are many, change them in batches outside of the migration: readers of "
+    "the topic are behind until they have them all."
+)
+_JUDGED: Final[Mapping[str, tuple[str, str, str]]] = MappingProxyType(
+    {
+        "UPDATE": (
+            "rows updated",
+            "Each updated row is a record of the topic, and each sink writes it again.",
+            _IN_BATCHES,
+        ),
+        "DELETE": (
+            "rows deleted",
+            (
+                "Each deleted row is a record of the topic and a tombstone, and each "
+                "sink deletes it."
+            ),
+            _IN_BATCHES,
+        ),
+        "TRUNCATE": (
+            "table truncated",
+            (
+                "The topic gets one truncation for each partition, and each sink "
+                "deletes all rows of the table."
+            ),
+            'A route that must keep the rows needs on_truncate = "keep" before.',
+        ),
     }
 )

@@ -1,13 +1,19 @@
 """
-The tables of a database, as its catalog has them.
+The catalog of a scratch database, and the statements that change rows of its tables.
 
 Tables, columns and labels of enums keep their numbers (oid and attnum) when they are
 renamed: so two catalogs, before and after a migration, show a rename as a rename.
+
+The scratch database has no rows. A trigger of each table runs once for a statement all
+the same, so that the statements of any tool are seen, also those inside functions. The
+triggers are gone before the catalog is read again.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple
+
+from psycopg import sql
 
 from towpath.schemas.table_name import TableName
 from towpath.sinks.changes.relations import Column
@@ -136,6 +142,13 @@ class Catalog:
         return next((t for t in self.tables.values() if t.name.text == name), None)
 
 
+class RowStatement(NamedTuple):
+    """The oid of a table, and what was done to its rows: ``UPDATE``, ``TRUNCATE``..."""
+
+    table: int
+    operation: str
+
+
 _TABLES: Final[LiteralString] = """
     select c.oid::bigint, n.nspname::text, c.relname::text, c.relkind in ('v', 'm'),
            c.relreplident::text
@@ -206,3 +219,42 @@ def _table(
 ) -> Table:
     oid, schema, name, is_view, identity = row
     return Table(oid, TableName(schema, name), is_view, identity, columns, tuple(keys))
+
+
+# The migration may run as any role, and may change the search path.
+_PREPARE: Final[LiteralString] = """
+create schema towpath_contract;
+create table towpath_contract.statement (
+    relation oid, operation text, primary key (relation, operation)
+);
+create function towpath_contract.record() returns trigger
+    language plpgsql security definer as $$
+begin
+    insert into towpath_contract.statement values (tg_relid, tg_op)
+        on conflict do nothing;
+    return null;
+end $$;
+"""
+_TRIGGER: Final[LiteralString] = """
+create trigger towpath_contract after update or delete or truncate on {table}
+    for each statement execute function towpath_contract.record()
+"""
+
+
+def record_statements(connection: Connection, catalog: Catalog) -> None:
+    """Record the statements that change rows of a catalog's tables from now on."""
+    connection.execute(_PREPARE)
+    for table in catalog.tables.values():
+        if not table.is_view:
+            name = sql.Identifier(table.name.schema, table.name.table)
+            connection.execute(sql.SQL(_TRIGGER).format(table=name))
+
+
+def recorded_statements(connection: Connection) -> list[RowStatement]:
+    """Return the recorded statements, and remove all that recorded them."""
+    rows = connection.execute(
+        "select relation, operation from towpath_contract.statement order by 1, 2"
+    ).fetchall()
+    connection.execute("set client_min_messages = error")
+    connection.execute("drop schema towpath_contract cascade")
+    return [RowStatement(*row) for row in rows]

@@ -3,8 +3,8 @@ The contract of a table: each change of a migration, judged for row topics. Pure
 
 A finding is *fine*, a *notice* (it works, and the steps say what to do), or *refused*:
 a reader, a writer or a sink would fail or lose values. A refused one has the way in
-steps: expand, migrate, contract. ``accepted`` is a refused one that the command was
-told to accept.
+steps: expand, migrate, contract. ``accepted`` is a refused one that an option of the
+command accepts.
 """
 
 import enum

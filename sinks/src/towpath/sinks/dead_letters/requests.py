@@ -1,5 +1,5 @@
 """
-Sends requests about dead letters to a sink, and waits for the outcome.
+Dead letters as operators see them, and their requests about them to a sink.
 
 A request is an entry of the dead-letter topic: a stopped sink handles it at its
 next start. So only the sink writes to its target, and a replay passes the same
@@ -7,11 +7,16 @@ guard as any batch.
 """
 
 import uuid
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Protocol
+
+import orjson
 
 from towpath.schemas.clock import Clock, Deadline
+from towpath.schemas.failure import UsageError
 from towpath.sinks.dead_letters.entries import (
+    BEHIND,
+    DeadLetter,
     DeadLetterRequest,
     Entry,
     Reply,
@@ -32,6 +37,157 @@ class RequestTopic(Protocol):
 
     def since(self) -> list[Entry]:
         """Return the entries since the topic was last read."""
+
+
+def open_summaries(
+    open_letters: OpenDeadLetters, key: str | None = None
+) -> list[dict[str, Any]]:
+    """Return a summary per open subject, in the order of their first dead letters."""
+    return [
+        subject_summary(subject, open_letters.of(subject))
+        for subject in named_subjects(open_letters, key)
+    ]
+
+
+def named_subjects(open_letters: OpenDeadLetters, key: str | None) -> list[Subject]:
+    """
+    Return the open subjects that a key's text names.
+
+    Args:
+        open_letters: The open dead letters.
+        key: The key as in the records, or only its values (``7``, ``7:de``), or
+            ``<topic>/<partition>/<offset>`` of one dead letter; ``None`` for all.
+    """
+    if key is None:
+        return list(open_letters.dead_letters)
+    return [subject for subject in open_letters.dead_letters if key in _names(subject)]
+
+
+def subject_summary(
+    subject: Subject, dead_letters: Sequence[DeadLetter]
+) -> dict[str, Any]:
+    """Return the summary of a subject's open dead letters."""
+    cause = next((x for x in dead_letters if x.reason != BEHIND), dead_letters[0])
+    return {
+        "topic": subject.topic,
+        "route": cause.route,
+        "key": text_of_key(subject.key),
+        "is_parked": subject.at is None,
+        "letters": len(dead_letters),
+        "reason": cause.reason,
+        "first_position": dead_letters[0].position,
+        "last_position": dead_letters[-1].position,
+        "record": "/".join(map(str, cause.record.origin)),
+    }
+
+
+def dead_letter_documents(dead_letters: Iterable[DeadLetter]) -> list[dict[str, Any]]:
+    """Return each dead letter with its record."""
+    return [
+        {
+            "record": "/".join(map(str, dead_letter.record.origin)),
+            "route": dead_letter.route,
+            "reason": dead_letter.reason,
+            "position": dead_letter.position,
+            "key": text_of_key(dead_letter.record.key),
+            "headers": {n: _text(v) for n, v in dead_letter.record.headers.items()},
+            "value": None
+            if dead_letter.record.value is None
+            else _text(dead_letter.record.value),
+        }
+        for dead_letter in dead_letters
+    ]
+
+
+def text_of_key(key: bytes | None) -> str:
+    """Return a record's key as text; empty if it has none."""
+    return "" if key is None else _text(key)
+
+
+def _names(subject: Subject) -> set[str]:
+    text = text_of_key(subject.key)
+    names = {text} if subject.key is not None else set()
+    if subject.at is not None:
+        names.add("/".join(map(str, (subject.topic, *subject.at))))
+    try:
+        values = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return names
+    if isinstance(values, dict):
+        names.add(":".join(str(value) for value in values.values()))
+    return names
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "backslashreplace")
+
+
+def chosen_subjects(
+    book: OpenDeadLetters, sink: str, keys: Sequence[str] | None
+) -> list[Subject]:
+    """
+    Return the open subjects that keys name, each once.
+
+    Args:
+        book: The open dead letters.
+        sink: The name of their sink.
+        keys: The keys as ``named_subjects`` takes them; ``None`` for all.
+
+    Raises:
+        UsageError: A key has no dead letters, or there are none.
+    """
+    found: dict[Subject, None] = {}
+    for key in [None] if keys is None else keys:
+        subjects = named_subjects(book, key)
+        if not subjects:
+            named = "the sink" if key is None else f"the key {key}"
+            message = (
+                f"{named} has no dead letters: towpath dead-letters list --sink {sink}"
+            )
+            raise UsageError(message)
+        found |= dict.fromkeys(subjects)
+    return list(found)
+
+
+def request_outcomes(
+    topic: RequestTopic,
+    book: OpenDeadLetters,
+    subjects: Sequence[Subject],
+    verb: Verb,
+    clock: Clock,
+    timeout_s: float,
+) -> list[dict[str, Any]]:
+    """
+    Send one request per subject, and return the outcome of each as a document.
+
+    Its ``state`` is done, refused, or open if the sink has not answered in time.
+
+    Raises:
+        UnavailableError: The broker does not answer.
+    """
+    answers = request_each(topic, subjects, verb, clock, timeout_s)
+    return [
+        _outcome(subject, len(book.of(subject)), answers[subject])
+        for subject in subjects
+    ]
+
+
+def _outcome(
+    subject: Subject, dead_letters: int, answer: Resolution | Reply | None
+) -> dict[str, Any]:
+    if answer is None:
+        state, outcome = "open", "the sink has not answered yet; the request stays open"
+    elif isinstance(answer, Reply):
+        state, outcome = "refused", f"stays a dead letter: {answer.text}"
+    else:
+        state, outcome = "done", answer.how
+    return {
+        "topic": subject.topic,
+        "key": text_of_key(subject.key),
+        "letters": dead_letters,
+        "state": state,
+        "outcome": outcome,
+    }
 
 
 def request_each(

@@ -17,12 +17,12 @@ from typing import Final, NamedTuple
 import structlog
 from pyspark.sql import SparkSession
 
-from towpath.schemas.clock import Deadline
+from towpath.schemas.clock import Clock, Deadline
 from towpath.schemas.failure import ConfigurationError, TowpathError, UnavailableError
 from towpath.settings import Settings, Sink, WatchedFile
 from towpath.sinks.engine.query import QueryPlan
 from towpath.sinks.engine.report import Report
-from towpath.sinks.engine.session import is_alive
+from towpath.sinks.engine.session import is_alive, is_waiting_for_executors
 from towpath.sinks.engine.supervisor import Supervisor, SupervisorParts
 from towpath.sinks.errors import EngineDiedError, StateNotWrittenError
 from towpath.sinks.state.files import FolderLock, lock_sink
@@ -35,6 +35,10 @@ CHECK_AGAIN_EVERY_S: Final = 10.0
 
 # The engine gives a running batch 30 s to finish; the sum of all stops is bounded.
 STOP_WITHIN_S: Final = 40.0
+
+# A busy cluster starts an executor within seconds. Spark itself starts one that cannot
+# run again and again, and says so to nobody but the workers.
+EXECUTORS_WITHIN_S: Final = 30.0
 
 _log = structlog.get_logger("towpath.sinks")
 
@@ -76,6 +80,33 @@ class _RunningSink:
     lock: FolderLock
 
 
+class ExecutorWatch:
+    """Logs once that jobs wait for executors, and once that they wait no more."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._deadline: Deadline | None = None
+        self._is_missing = False
+
+    def observe(self, *, is_waiting: bool) -> None:
+        """Take in whether jobs wait for a first executor now."""
+        if not is_waiting:
+            if self._is_missing:
+                _log.info("executor started: batches wait no more")
+            self._deadline, self._is_missing = None, False
+        elif self._deadline is None:
+            self._deadline = Deadline(self._clock, EXECUTORS_WITHIN_S)
+        elif not self._is_missing and self._deadline.passed():
+            self._is_missing = True
+            _log.warning(
+                "executor missing: batches wait for the cluster",
+                waited_s=EXECUTORS_WITHIN_S,
+                remedy="Look at the master's page for workers with free cores and "
+                "memory, and at a worker's log for why executors end. "
+                "spark.executor.memory must be at least 512m.",
+            )
+
+
 class Driver:
     """Runs sinks until it is stopped."""
 
@@ -98,6 +129,7 @@ class Driver:
         self._unstarted: set[str] = set()
         self._refused: dict[str, _RefusedBlock] = {}
         self._mistakes: tuple[str, ...] = ()
+        self._executors = ExecutorWatch(parts.clock)
 
     def run(self) -> None:
         """
@@ -111,6 +143,7 @@ class Driver:
             if not is_alive(self._spark):
                 message = "the engine's Java process ended unexpectedly"
                 raise EngineDiedError(message)
+            self._executors.observe(is_waiting=is_waiting_for_executors(self._spark))
             self._stop.wait(LOOK_EVERY_S)
         deadline = Deadline(self._parts.clock, STOP_WITHIN_S)
         for running in self._running.values():

@@ -10,14 +10,16 @@ batch. It listens on this host only unless the configuration says otherwise: it 
 login.
 """
 
+import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
-from urllib.parse import unquote
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -32,44 +34,32 @@ from towpath.schemas import telemetry
 from towpath.schemas.position import parse_position
 from towpath.sinks.errors import MetricsPortError
 from towpath.sinks.state.lag import Alarm, Lag
-from towpath.sinks.state.progress import PROGRESS_PAGE, Progress, State, progress_page
+from towpath.sinks.state.progress import Progress, State
+from towpath.sinks.state.published import PublishedVerification
 
 # From a cache's fast batch to a warehouse's slow one.
 _BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+# From a cache within its trigger to a warehouse beyond its budget of an hour.
+_LATENCY_BUCKETS_S: Final = (
+    *(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+    *(30, 60, 300, 900, 3600, 7200),
+)
 _MS_PER_S: Final = 1000
 
-_COUNTERS: Final[Mapping[str, tuple[str, Callable[[Progress], int]]]] = (
+_COUNTERS: Final[Mapping[telemetry.Metric, Callable[[Progress], int]]] = (
     MappingProxyType(
         {
-            telemetry.SINK_BATCHES: ("Batches written.", lambda p: p.batches),
-            telemetry.SINK_RECORDS: ("Records read.", lambda p: p.records),
-            telemetry.SINK_ROWS: ("Changes and events written.", lambda p: p.rows),
-            telemetry.SINK_STALE: (
-                "Changes and events that the target had, or had newer.",
-                lambda p: p.stale,
-            ),
-            telemetry.SINK_TOMBSTONES: ("Deletes written.", lambda p: p.tombstones),
-            telemetry.SINK_DEAD_LETTERS: (
-                "Records set aside.",
-                lambda p: p.dead_letters,
-            ),
-            telemetry.SINK_SKIPPED: ("Records left out.", lambda p: p.skipped),
-            telemetry.SINK_LEFT: (
-                "Records of large batches that the driver wrote after their slices.",
-                lambda p: p.left,
-            ),
-            telemetry.SINK_ASKED: (
-                "Keys whose rows were asked for, because the target lacks them.",
-                lambda p: p.asked,
-            ),
-            telemetry.SINK_NULLED: (
-                "Values made null, because the target has no room for them.",
-                lambda p: p.nulled,
-            ),
-            telemetry.SINK_RETRIES: (
-                "Failures after which a batch or a query was tried again.",
-                lambda p: p.retries,
-            ),
+            telemetry.SINK_BATCHES: lambda p: p.batches,
+            telemetry.SINK_RECORDS: lambda p: p.records,
+            telemetry.SINK_ROWS: lambda p: p.rows,
+            telemetry.SINK_STALE: lambda p: p.stale,
+            telemetry.SINK_TOMBSTONES: lambda p: p.tombstones,
+            telemetry.SINK_DEAD_LETTERS: lambda p: p.dead_letters,
+            telemetry.SINK_SKIPPED: lambda p: p.skipped,
+            telemetry.SINK_LEFT: lambda p: p.left,
+            telemetry.SINK_ASKED: lambda p: p.asked,
+            telemetry.SINK_NULLED: lambda p: p.nulled,
+            telemetry.SINK_RETRIES: lambda p: p.retries,
         }
     )
 )
@@ -83,32 +73,42 @@ class WatchedSink:
     Attributes:
         progress: Returns the current progress.
         alarm: Its budget, and whether its lag is too high.
+        unpublished: Returns how many records of its progress were not published.
+        verification: Returns the result of its last verification, if it has one.
+        folder: The folder of its state.
         lag: The last known lag; ``None`` while it is unknown.
     """
 
     progress: Callable[[], Progress]
     alarm: Alarm
+    unpublished: Callable[[], int] = lambda: 0
+    verification: Callable[[], PublishedVerification | None] = lambda: None
+    folder: Path | None = None
     lag: Lag | None = None
 
 
 @dataclass(slots=True)
 class SinkMetrics:
-    """The metrics of one driver's sinks."""
+    """
+    The metrics of one driver's sinks.
 
+    Attributes:
+        published: Returns when the newest progress of each sink was published, also of
+            those that other drivers run.
+    """
+
+    published: Callable[[], Mapping[str, datetime]] = dict
     sinks: dict[str, WatchedSink] = field(default_factory=dict)
     _registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     _batch: Histogram = field(init=False)
     _engine: Histogram = field(init=False)
+    _latency: Histogram = field(init=False)
 
     def __post_init__(self) -> None:
-        self._registry.register(_SinksCollector(self.sinks))
-        self._batch = self._histogram(
-            telemetry.SINK_BATCH_SECONDS, "How long each stage of a batch took."
-        )
-        self._engine = self._histogram(
-            telemetry.SINK_ENGINE_SECONDS,
-            "How long the engine took for each step of a trigger.",
-        )
+        self._registry.register(_SinksCollector(self.sinks, self.published))
+        self._batch = self._histogram(telemetry.SINK_BATCH_SECONDS)
+        self._engine = self._histogram(telemetry.SINK_ENGINE_SECONDS)
+        self._latency = self._histogram(telemetry.SINK_LATENCY, _LATENCY_BUCKETS_S)
 
     def batch(self, sink: str, stages_ms: Mapping[str, float]) -> None:
         """Record the durations of a batch's stages."""
@@ -118,82 +118,79 @@ class SinkMetrics:
         """Record the durations of the engine's steps of a trigger."""
         _observe(self._engine, sink, steps_ms)
 
+    def applied(self, sink: str, age_s: float) -> None:
+        """Record the age of a durable batch's oldest record; a negative one is zero."""
+        self._latency.labels(sink).observe(max(0.0, age_s))
+
     def page(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
-    def progress(self, sink: str) -> bytes | None:
-        """Return a sink's current progress; ``None`` if it is not watched."""
-        watched = self.sinks.get(sink)
-        return None if watched is None else progress_page(watched.progress())
-
-    def _histogram(self, name: str, what: str) -> Histogram:
-        labels = ("sink", "stage")
+    def _histogram(
+        self, metric: telemetry.Metric, buckets: Sequence[float] = _BUCKETS_S
+    ) -> Histogram:
         return Histogram(
-            name, what, labels, buckets=_BUCKETS_S, registry=self._registry
+            metric,
+            metric.help,
+            metric.labels,
+            buckets=buckets,
+            registry=self._registry,
         )
 
 
 class _SinksCollector(Collector):
     """Collects the sinks' current progress and lag."""
 
-    def __init__(self, sinks: Mapping[str, WatchedSink]) -> None:
+    def __init__(
+        self,
+        sinks: Mapping[str, WatchedSink],
+        published: Callable[[], Mapping[str, datetime]],
+    ) -> None:
         self._sinks = sinks
+        self._published = published
 
     def collect(self) -> Iterable[Metric]:
         seen = [(name, one, one.progress()) for name, one in list(self._sinks.items())]
-        for name, (what, count) in _COUNTERS.items():
-            counter = CounterMetricFamily(name, what, labels=["sink"])
+        for metric, count in _COUNTERS.items():
+            counter = _counter(metric)
             for sink, _, progress in seen:
                 counter.add_metric([sink], count(progress))
             yield counter
-        states = GaugeMetricFamily(
-            telemetry.SINK_STATE,
-            "1 for the sink's state, 0 for the others.",
-            labels=["sink", "state"],
-        )
+        unpublished = _counter(telemetry.SINK_UNPUBLISHED)
+        for sink, one, _ in seen:
+            unpublished.add_metric([sink], one.unpublished())
+        yield unpublished
+        states = _gauge(telemetry.SINK_STATE)
         for sink, _, progress in seen:
             for state in State:
                 states.add_metric([sink, state], int(state is progress.state))
         yield states
+        published = _gauge(telemetry.SINK_PUBLISHED_AT)
+        for sink, at in self._published().items():
+            published.add_metric([sink], at.timestamp())
+        yield published
         yield from _gauges(seen)
 
 
 def _gauges(seen: list[tuple[str, WatchedSink, Progress]]) -> Iterator[Metric]:
     values: Mapping[
-        str, tuple[str, Callable[[WatchedSink, Progress], float | None]]
+        telemetry.Metric, Callable[[WatchedSink, Progress], float | None]
     ] = {
-        telemetry.SINK_LAG_SECONDS: (
-            "Age of the oldest record that is not applied; 0: nothing is behind.",
-            lambda one, _: None if one.lag is None else one.lag.seconds,
+        telemetry.SINK_LAG_SECONDS: lambda one, _: one.lag and one.lag.seconds,
+        telemetry.SINK_LAG_RECORDS: lambda one, _: one.lag and one.lag.records,
+        telemetry.SINK_LAG_ALARM: lambda one, _: int(one.alarm.is_raised),
+        telemetry.SINK_BUDGET: lambda one, _: one.alarm.budget_s,
+        telemetry.SINK_PARKED_KEYS: lambda _, progress: progress.parked,
+        telemetry.SINK_PENDING_REFETCHES: lambda _, progress: (
+            progress.pending_refetches
         ),
-        telemetry.SINK_LAG_RECORDS: (
-            "Records that are not applied.",
-            lambda one, _: None if one.lag is None else one.lag.records,
-        ),
-        telemetry.SINK_LAG_ALARM: (
-            "1 from when the lag exceeds twice the budget until it is below it.",
-            lambda one, _: int(one.alarm.is_raised),
-        ),
-        telemetry.SINK_BUDGET: (
-            "How far the sink may be behind.",
-            lambda one, _: one.alarm.budget_s,
-        ),
-        telemetry.SINK_PARKED_KEYS: (
-            "Keys whose changes wait behind a dead letter.",
-            lambda _, progress: progress.parked,
-        ),
-        telemetry.SINK_OWED_ROWS: (
-            "Rows that were asked for and have not come yet.",
-            lambda _, progress: progress.owed,
-        ),
-        telemetry.SINK_APPLIED_LSN: (
-            "Commit LSN, with its lineage's offset, of the highest change applied.",
-            lambda _, progress: _log_lsn(progress),
-        ),
+        telemetry.SINK_APPLIED_LSN: lambda _, progress: _log_lsn(progress),
+        telemetry.SINK_VERIFY_DIFFERENCES: lambda one, _: _differences(one),
+        telemetry.SINK_STATE_FREE: lambda one, _: _free_bytes(one),
+        telemetry.SINK_VERIFIED_AT: lambda one, _: _verified_at(one),
     }
-    for name, (what, value_of) in values.items():
-        gauge = GaugeMetricFamily(name, what, labels=["sink"])
+    for metric, value_of in values.items():
+        gauge = _gauge(metric)
         for sink, one, progress in seen:
             value = value_of(one, progress)
             if value is not None:
@@ -201,8 +198,36 @@ def _gauges(seen: list[tuple[str, WatchedSink, Progress]]) -> Iterator[Metric]:
         yield gauge
 
 
+def _counter(metric: telemetry.Metric) -> CounterMetricFamily:
+    return CounterMetricFamily(metric, metric.help, labels=metric.labels)
+
+
+def _gauge(metric: telemetry.Metric) -> GaugeMetricFamily:
+    return GaugeMetricFamily(metric, metric.help, labels=metric.labels)
+
+
 def _log_lsn(progress: Progress) -> int | None:
     return parse_position(progress.position).log_lsn if progress.position else None
+
+
+def _free_bytes(one: WatchedSink) -> int | None:
+    """Return the free bytes of a folder; none before there is one."""
+    if one.folder is None:
+        return None
+    try:
+        return shutil.disk_usage(one.folder).free
+    except OSError:
+        return None
+
+
+def _differences(one: WatchedSink) -> int | None:
+    found = one.verification()
+    return None if found is None else found.differences
+
+
+def _verified_at(one: WatchedSink) -> float | None:
+    found = one.verification()
+    return None if found is None else datetime.fromisoformat(found.at).timestamp()
 
 
 def _observe(histogram: Histogram, sink: str, times_ms: Mapping[str, float]) -> None:
@@ -224,10 +249,9 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Serves the metrics, and the progress of one sink."""
+    """Serves the metrics."""
 
     page: Callable[[], bytes]
-    progress: Callable[[str], bytes | None]
     timeout = _REQUEST_TIMEOUT_S
 
     def do_GET(self) -> None:
@@ -244,9 +268,6 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, path: str) -> tuple[str, bytes | None]:
         if path == "/metrics":
             return CONTENT_TYPE_LATEST, type(self).page()
-        if path.startswith(PROGRESS_PAGE):
-            sink = unquote(path.removeprefix(PROGRESS_PAGE))
-            return "application/json", type(self).progress(sink)
         return "text/plain; charset=utf-8", None
 
     def log_message(self, *_: Any) -> None:  # noqa: ANN401 - the library's
@@ -254,23 +275,16 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class MetricsPort:
-    """Serves the pages until it is closed."""
+    """Serves the metrics until it is closed."""
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        page: Callable[[], bytes],
-        progress: Callable[[str], bytes | None],
-    ) -> None:
+    def __init__(self, host: str, port: int, page: Callable[[], bytes]) -> None:
         """
         Listen on ``port`` of ``host``; 0 picks a free one.
 
         Raises:
             MetricsPortError: The port is in use, or the address is not this host's.
         """
-        pages = {"page": staticmethod(page), "progress": staticmethod(progress)}
-        handler = type("Handler", (_Handler,), pages)
+        handler = type("Handler", (_Handler,), {"page": staticmethod(page)})
         try:
             self._server = _Server((host, port), handler)
         except OSError as error:

@@ -3,7 +3,7 @@ Publishes the state of a driver's sinks: metrics on a port, their lag, and alarm
 
 ::
 
-    batches -- reports ----------> progress files, counters, durations by stage
+    batches -- reports ----------> progress, stored and published; counters, durations
     engine  -- listener ---------> durations of a trigger's steps
     broker  -- every two seconds -> lag, and the alarm above twice the budget
 
@@ -15,6 +15,8 @@ small batches. ``EngineListener`` makes one call, for the event as JSON.
 """
 
 import threading
+from collections.abc import Callable, Mapping
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -26,18 +28,17 @@ from pyspark.sql import SparkSession
 
 from towpath.schemas.clock import Clock
 from towpath.schemas.failure import UnavailableError
+from towpath.schemas.lineage import NO_REPORTER, Job, JobDatasets, LineageReporter
 from towpath.settings import Settings, Sink
 from towpath.sinks.changes.routing import Routes
+from towpath.sinks.engine.lineage import SinkRuns
 from towpath.sinks.engine.metrics import MetricsPort, SinkMetrics, WatchedSink
+from towpath.sinks.engine.publisher import ProgressPublisher
 from towpath.sinks.engine.report import Report
-from towpath.sinks.errors import StateNotWrittenError
 from towpath.sinks.ports import Cluster
 from towpath.sinks.state.lag import Alarm, Lag, RecordAges, budget_s, lag_of
-from towpath.sinks.state.progress import (
-    DriverHeartbeat,
-    remove_heartbeat,
-    write_heartbeat,
-)
+from towpath.sinks.state.progress import sink_folder
+from towpath.sinks.state.published import ProgressStore
 
 # The step that is missing from a trigger without a batch.
 _BATCH_STEP: Final = "addBatch"
@@ -83,6 +84,10 @@ LOOK_EVERY_S: Final = 2.0
 _log = structlog.get_logger("towpath.sinks")
 
 
+def _unreported(sink: Sink) -> Job:
+    return Job(sink.name, "SINK", JobDatasets)
+
+
 class Monitor:
     """
     Watches the sinks of one driver.
@@ -91,17 +96,36 @@ class Monitor:
     stopped, at any time; ``start`` once, ``close`` once.
     """
 
-    def __init__(self, cluster: Cluster, oldest: RecordAges, clock: Clock) -> None:
-        self.metrics = SinkMetrics()
+    def __init__(
+        self,
+        cluster: Cluster,
+        oldest: RecordAges,
+        store: ProgressStore,
+        clock: Clock,
+        lineage: LineageReporter = NO_REPORTER,
+        job_of: Callable[[Sink], Job] = _unreported,
+    ) -> None:
+        """
+        Store the parameters.
+
+        Args:
+            cluster: The topics of the broker.
+            oldest: Looks up the age of records.
+            store: Reads and publishes progress.
+            clock: The time.
+            lineage: Reports the runs of sinks.
+            job_of: Describes the job of a sink.
+        """
+        self._lineage = lineage
+        self._job_of = job_of
+        self._store = store
         self._cluster = cluster
         self._oldest = oldest
         self._clock = clock
         self._sinks: dict[str, Sink] = {}
-        self._folders: dict[str, Path] = {}
         self._reports: dict[str, Report] = {}
-        self._host = ""
-        self._unwritten: set[str] = set()
-        # Held during a check, so that no file of a forgotten sink is written again.
+        self.metrics = SinkMetrics(self._published)
+        # Held during a check, so that nothing of a forgotten sink is written again.
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="lag", daemon=True)
@@ -110,23 +134,29 @@ class Monitor:
 
     def report(self, state_folder: Path, sink: Sink) -> Report:
         """Create the report of a sink that is about to start, and watch the sink."""
-        report = Report(state_folder, sink.name, self._clock, self.metrics)
+        publisher = ProgressPublisher(state_folder, sink.name, self._store, self._clock)
+        report = Report(
+            *(state_folder, sink.name, self._clock, self.metrics, publisher),
+            SinkRuns(self._lineage, self._job_of(sink)),
+        )
         alarm = Alarm(budget_s(sink))
-        self.metrics.sinks[sink.name] = WatchedSink(lambda: report.progress, alarm)
-        self._folders[sink.name] = state_folder
+        self.metrics.sinks[sink.name] = WatchedSink(
+            *(lambda: report.progress, alarm, lambda: publisher.failures),
+            folder=sink_folder(state_folder, sink.name),
+            verification=lambda: self._store.verification(sink.name),
+        )
         self._reports[sink.name] = report
         self._sinks[sink.name] = sink
         return report
 
     def forget(self, sink: str) -> None:
-        """Stop watching a sink, and remove its heartbeat."""
+        """Stop watching a sink, and publish the end of its run."""
         with self._lock:
             self._sinks.pop(sink, None)
             self.metrics.sinks.pop(sink, None)
-            self._reports.pop(sink, None)
-            folder = self._folders.pop(sink, None)
-        if folder is not None:
-            remove_heartbeat(folder, sink)
+            report = self._reports.pop(sink, None)
+        if report is not None:
+            report.end()
 
     def start(self, settings: Settings, driver: str) -> int:
         """
@@ -137,11 +167,9 @@ class Monitor:
         """
         options = settings.sinks
         wanted = options.metrics_ports.get(driver, 0)
-        self._host = options.metrics_host
-        self._port = MetricsPort(
-            self._host, wanted, self.metrics.page, self.metrics.progress
-        )
-        _log.info("metrics port opened", host=self._host, port=self._port.port)
+        host = options.metrics_host
+        self._port = MetricsPort(host, wanted, self.metrics.page)
+        _log.info("metrics port opened", host=host, port=self._port.port)
         self._thread.start()
         return self._port.port
 
@@ -150,23 +178,30 @@ class Monitor:
         spark.streams.addListener(EngineListener(self.metrics))  # type: ignore[arg-type]  # no subclass
 
     def close(self) -> None:
-        """Stop the lag checks and the metrics port."""
+        """Stop the checks and the metrics port, and publish the end of all runs."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
         if self._port is not None:
             self._port.close()
-        for name, folder in self._folders.items():
-            remove_heartbeat(folder, name)
+        for report in self._reports.values():
+            report.end()
 
     def check(self) -> None:
-        """Write the heartbeats, determine each sink's lag, and log alarms."""
+        """Publish each sink's progress, determine its lag, and log alarms."""
         with self._lock:
             self._check()
 
+    def _published(self) -> Mapping[str, datetime]:
+        """Return when each sink was heard of; a driver without sinks reads nothing."""
+        return self._store.times() if self._reports else {}
+
     def _check(self) -> None:
-        for name in list(self._folders):
-            self._write_heartbeat(name)
+        # A broker that does not answer is waited for only once.
+        is_answering = True
+        for report in list(self._reports.values()):
+            is_answering = is_answering and report.begin_run()
+            report.store()
         try:
             topics = self._cluster.names()
             for name, sink in list(self._sinks.items()):
@@ -185,23 +220,6 @@ class Monitor:
                 _log.warning(
                     "sink lag unknown: retrying", error=why, remedy=error.remedy
                 )
-
-    def _write_heartbeat(self, sink: str) -> None:
-        """Write the heartbeat of a sink; a failure delays nothing."""
-        port = None if self._port is None else self._port.port
-        report = self._reports[sink]
-        note = DriverHeartbeat(self._host, port, report.is_writing)
-        report.store()
-        try:
-            write_heartbeat(self._folders[sink], sink, note, self._clock.now())
-            self._unwritten.discard(sink)
-        except StateNotWrittenError as error:
-            if sink not in self._unwritten:
-                why = str(error)
-                _log.warning(
-                    "sink heartbeat not written: retrying", sink=sink, error=why
-                )
-            self._unwritten.add(sink)
 
     def _take(self, sink: str, watched: WatchedSink, lag: Lag) -> None:
         watched.lag = lag

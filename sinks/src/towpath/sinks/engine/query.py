@@ -6,6 +6,9 @@ its rows from Kafka.
 
 The source lists the topics at each trigger, so new topics are read from the next one
 on. Lost records are never skipped: a topic that lost unread records stops the query.
+
+Between two batches the target is maintained: a batch and maintenance exclude each other
+by the lock of the sink's writer.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,13 +22,16 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from towpath.settings import Kafka, Sink, spark_options
+from towpath.schemas.clock import Clock, Deadline
+from towpath.settings import Kafka, spark_options
+from towpath.settings import Sink as SinkSettings
+from towpath.sinks.apply.batch import RecordWriter
 from towpath.sinks.changes.decode import ReadRecords, RepeatableSlices
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.engine.checkpoint import starting_offsets
 from towpath.sinks.engine.session import tune_interpreter, tune_worker
 from towpath.sinks.kafka.fetch import FETCH_SLICE_RECORDS, KafkaBatches
-from towpath.sinks.ports import Cluster
+from towpath.sinks.ports import Cluster, Sink, SupportsUpkeep
 from towpath.sinks.state.copies import RESUMES_FILE
 from towpath.sinks.state.declare import STARTING_OFFSETS_FILE
 from towpath.sinks.state.progress import Span, records_in, sink_folder
@@ -37,8 +43,17 @@ _METADATA_AGE_MS: Final = 2_000
 TaskFunction: TypeAlias = Callable[[ReadRecords], Iterator[pa.RecordBatch]]
 
 # A task ends with its batch, and the next one of its process may read another
-# partition: records prefetched beyond the end of a task are often read in vain.
+# partition: records prefetched beyond the end of a task are often not needed.
 _AHEAD_RECORDS: Final = FETCH_SLICE_RECORDS
+
+# A batch that takes longer is delivered again. The driver waits twice as long for its
+# sinks.
+FINISH_WITHIN_S: Final = 20.0
+_POLL_EVERY_S: Final = 0.02
+
+# An emptied cache stays empty for up to this long, until its rows are requested. Each
+# check is a few small calls.
+LOOK_EVERY_S: Final = 5.0
 
 
 class Tasks(Protocol):
@@ -125,7 +140,7 @@ OnBatch: TypeAlias = Callable[[DataFrame, int], None]
 class QueryPlan:
     """A sink, and the files of its query."""
 
-    sink: Sink
+    sink: SinkSettings
     kafka: Kafka
     state_folder: Path
 
@@ -191,3 +206,47 @@ def _starting_offsets(plan: QueryPlan, routes: Routes, cluster: Cluster) -> str:
         stored = {}
     existing = cluster.end_offsets(routes.matching(cluster.names()))
     return starting_offsets(stored, existing)
+
+
+def wait_for_batch(query: StreamingQuery, clock: Clock) -> None:
+    """Wait until no batch is under way; the writer starts no new one."""
+    deadline = Deadline(clock, FINISH_WITHIN_S)
+    while query.isActive and query.status["isTriggerActive"] and not deadline.passed():
+        clock.wait(_POLL_EVERY_S)
+
+
+class IdleUpkeep:
+    """Maintains one sink between its batches."""
+
+    def __init__(self, sink: Sink, writer: RecordWriter, clock: Clock) -> None:
+        """
+        Store the parameters.
+
+        Args:
+            sink: The sink.
+            writer: The writer of the sink's batches.
+            clock: The time.
+        """
+        self._sink = sink
+        self._writer = writer
+        self._clock = clock
+        self._next = Deadline(clock, LOOK_EVERY_S)
+
+    def check(self) -> None:
+        """
+        Maintain the sink, if that is due and no batch is being written.
+
+        Raises:
+            UnavailableError: The target does not answer.
+            BusyError: The target asks for a pause.
+            HaltError: The sink refuses to continue.
+        """
+        if not self._next.passed() or not self._writer.lock.acquire(blocking=False):
+            return
+        self._next = Deadline(self._clock, LOOK_EVERY_S)
+        try:
+            self._writer.request_overdue()
+            if isinstance(self._sink, SupportsUpkeep):
+                self._sink.maintain()
+        finally:
+            self._writer.lock.release()

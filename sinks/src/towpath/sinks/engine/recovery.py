@@ -38,9 +38,9 @@ from towpath.sinks.state.progress import (
     Offsets,
     Progress,
     progress_path,
-    read_progress,
     replace_file,
     sink_folder,
+    stored_progress,
 )
 
 
@@ -125,7 +125,7 @@ class Retained(NamedTuple):
 
     Attributes:
         ids: The ids of the topics, read before the offsets.
-        remade: Recreated topics, of which no offset was read yet.
+        remade: Recreated topics; no offset of them has been read yet.
     """
 
     first: Offsets
@@ -352,7 +352,7 @@ class Recovery:
 
     def _progress(self) -> Progress:
         name = self._plan.sink.name
-        return read_progress(progress_path(self._plan.state_folder, name), name)
+        return stored_progress(progress_path(self._plan.state_folder, name), name)
 
     def _retained(self, committed: Offsets) -> Retained:
         """Return the retained records; topic ids are read before the offsets."""

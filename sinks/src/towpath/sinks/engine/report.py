@@ -1,4 +1,4 @@
-"""The report of a sink: its progress file, its log records and its counters."""
+"""The report of a sink: its progress, stored and published, its log, its counters."""
 
 import dataclasses
 import threading
@@ -13,7 +13,9 @@ import structlog
 from towpath.schemas.clock import Clock
 from towpath.sinks.apply.batch import COUNTERS, BatchResult
 from towpath.sinks.engine.checkpoint import read_offsets
+from towpath.sinks.engine.lineage import SinkRuns
 from towpath.sinks.engine.metrics import SinkMetrics
+from towpath.sinks.engine.publisher import Activity, ProgressPublisher
 from towpath.sinks.errors import StateNotWrittenError
 from towpath.sinks.state.declare import READY_FILE
 from towpath.sinks.state.progress import (
@@ -21,7 +23,6 @@ from towpath.sinks.state.progress import (
     Progress,
     State,
     progress_path,
-    read_progress,
     sink_folder,
     stored_progress,
     write_progress,
@@ -42,12 +43,17 @@ class Report:
         sink: str,
         clock: Clock,
         metrics: SinkMetrics | None = None,
+        publisher: ProgressPublisher | None = None,
+        runs: SinkRuns | None = None,
     ) -> None:
         self._folder = sink_folder(state_folder, sink)
         self._path = progress_path(state_folder, sink)
         self._clock = clock
         self._metrics = metrics
-        self._progress = read_progress(self._path, sink)
+        self._publisher = publisher
+        self._runs = runs
+        self._is_open = False
+        self._progress = stored_progress(self._path, sink)
         self._log = _log.bind(sink=sink)
         # The driver's thread reports the block, the sink's own thread everything else.
         self._writing = threading.Lock()
@@ -86,10 +92,29 @@ class Report:
         with self._writing:
             self._progress = stored_progress(self._path, self._progress.sink)
 
+    def begin_run(self) -> bool:
+        """Take the number of the run; return whether the broker answered."""
+        return self._publisher is None or self._publisher.begin()
+
     def store(self) -> None:
-        """Retry a write of the file that failed."""
+        """Publish the progress, and retry a write of the file that failed."""
         if self._unwritten is not None:
             self._write()
+            return
+        with self._writing:
+            self._publish()
+
+    def publish_lacks(self) -> None:
+        """Publish what the sink lacks, such as lost rows, if that has changed."""
+        with self._writing:
+            self._publish(only_if_lacking=True)
+
+    def end(self) -> None:
+        """Publish that the driver runs the sink no longer."""
+        if self._runs is not None:
+            self._runs.end()
+        if self._publisher is not None:
+            self._publisher.end(self._progress)
 
     def starting(self) -> None:
         """
@@ -98,16 +123,33 @@ class Report:
         A lost progress file is recreated from the checkpoint, so that no command waits
         for records that were applied long ago.
         """
+        self._is_open = False
         applied = self._progress.applied or self._committed()
         self._write(state=State.STARTING, applied=applied)
 
     def running(self) -> None:
-        """Report that the query runs."""
+        """Report that the query runs: the target is open, the offsets are compared."""
+        self._is_open = True
         self._log.info("sink running")
         self._write(state=self._healthy_state(), error=None)
+        self._begin_lineage()
 
-    def done(self, result: BatchResult, applied: Offsets, batch_ms: int) -> None:
-        """Report a durable batch."""
+    def done(
+        self,
+        result: BatchResult,
+        applied: Offsets,
+        batch_ms: int,
+        oldest_ms: int | None = None,
+    ) -> None:
+        """
+        Report a durable batch.
+
+        Args:
+            result: Its counts.
+            applied: The next offset of each topic and partition.
+            batch_ms: Its duration.
+            oldest_ms: The lowest timestamp of its records, if it is known.
+        """
         before = self._progress
         stages_ms = _stages_ms(result)
         counts = {name: getattr(result, name) for name in COUNTERS}
@@ -120,7 +162,7 @@ class Report:
             applied=applied,
             batches=before.batches + 1,
             parked=result.parked,
-            owed=before.owed if pending is None else pending,
+            pending_refetches=before.pending_refetches if pending is None else pending,
             position=max(before.position, result.position),
             last_batch_ms=batch_ms,
             last_stages_ms=stages_ms,
@@ -129,6 +171,10 @@ class Report:
         if self._metrics is not None:
             times_ms = {**stages_ms, WHOLE: batch_ms}
             self._metrics.batch(before.sink, times_ms)
+            if oldest_ms is not None:
+                age_s = self._clock.now().timestamp() - oldest_ms / 1000
+                self._metrics.applied(before.sink, age_s)
+        self._begin_lineage()
         fields = dataclasses.asdict(result)
         self._log.debug("batch written", **fields, batch_ms=batch_ms)
 
@@ -145,6 +191,8 @@ class Report:
             error=f"{message} {remedy}",
             retries=self._progress.retries + 1,
         )
+        if self._runs is not None:
+            self._runs.end(message)
 
     def parked(self, keys: int) -> None:
         """Report the number of parked keys, also between batches."""
@@ -155,6 +203,10 @@ class Report:
         """Report why the changed block is refused; ``None``: the block fits."""
         if why != self._progress.refused:
             self._write(refused=why)
+
+    def _begin_lineage(self) -> None:
+        if self._runs is not None:
+            self._runs.begin()
 
     def _healthy_state(self) -> State:
         return State.READY if (self._folder / READY_FILE).exists() else State.RUNNING
@@ -172,9 +224,10 @@ class Report:
 
     def _write(self, **changes: object) -> None:
         with self._writing:
+            changes["updated_at"] = self._clock.now().isoformat()
             self._progress = dataclasses.replace(self._progress, **changes)  # type: ignore[arg-type]  # names above are fields
             try:
-                write_progress(self._path, self._progress, self._clock.now())
+                write_progress(self._path, self._progress)
             except StateNotWrittenError as error:
                 if self._unwritten is None:
                     why = str(error)
@@ -188,6 +241,14 @@ class Report:
                 if self._unwritten is not None:
                     self._log.info("sink progress written again")
                 self._unwritten = None
+            self._publish()
+
+    def _publish(self, *, only_if_lacking: bool = False) -> None:
+        if self._publisher is not None:
+            activity = Activity(is_open=self._is_open, is_writing=self.is_writing)
+            self._publisher.publish(
+                self.progress, activity, only_if_lacking=only_if_lacking
+            )
 
 
 def _stages_ms(result: BatchResult) -> Mapping[str, int]:

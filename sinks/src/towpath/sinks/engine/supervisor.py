@@ -36,6 +36,7 @@ from towpath.schemas.failure import (
     TowpathError,
     UnavailableError,
 )
+from towpath.schemas.tracing import NO_TRACER, Tracer
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.apply.batch import BatchResult, RecordWriter, SinkContext
 from towpath.sinks.apply.bisect import ConsecutiveRefusals
@@ -56,16 +57,18 @@ from towpath.sinks.engine.column_changes import (
     ShapeCheckedWriter,
 )
 from towpath.sinks.engine.executors import EncodingExecutors, Executors
-from towpath.sinks.engine.idle import IdleUpkeep, wait_for_batch
 from towpath.sinks.engine.monitor import Monitor
 from towpath.sinks.engine.query import (
     BatchRows,
+    IdleUpkeep,
     PartitionTasks,
     QueryPlan,
     start_query,
+    wait_for_batch,
 )
 from towpath.sinks.engine.recovery import Recovery
 from towpath.sinks.engine.report import Report
+from towpath.sinks.engine.spans import WriteSpans
 from towpath.sinks.engine.writer import AnyExecutors, SinkWriter
 from towpath.sinks.errors import PartitionsAddedError, TopicRemadeError
 from towpath.sinks.kafka.fetch import Batches
@@ -126,6 +129,7 @@ class SupervisorParts:
         make_announced: Makes the reader of announced shapes; without it altered columns
             are not noticed.
         make_copies: Makes the copies of a sink's state.
+        tracer: Records the spans of sampled records.
         backoff: The pauses between attempts.
     """
 
@@ -141,6 +145,7 @@ class SupervisorParts:
     on_executor: Callable[[SinkSettings], Callable[[], Sink] | None] | None = None
     make_announced: Callable[[], AnnouncedShapes] = NoAnnouncedShapes
     make_copies: Callable[[SinkSettings], StateCopies | NoCopies] = _no_copies
+    tracer: Tracer = NO_TRACER
     backoff: Backoff = Backoff()  # noqa: RUF009 - a frozen value
 
 
@@ -370,6 +375,8 @@ class Supervisor:
             _log.info(
                 "sink idle work not done: retrying", sink=self._name, why=str(error)
             )
+        finally:
+            self._report.publish_lacks()
 
     @property
     def _name(self) -> str:
@@ -386,10 +393,11 @@ class Supervisor:
         """Write a batch, with retries; called by the engine."""
         try:
             began_s = self._parts.clock.monotonic_s()
+            spans = WriteSpans(self._parts.tracer, self._parts.clock, self._plan.sink)
             wanted = span(self._plan.checkpoint, batch_id)
             tasks = PartitionTasks(frame, self._plan.kafka, self._name, wanted)
             rows = BatchRows(
-                read=partial(batches.slices, wanted),
+                read=spans.watch(partial(batches.slices, wanted)),
                 most=records_in(wanted),
                 tasks=tasks,
                 check=partial(batches.check, wanted),
@@ -397,7 +405,9 @@ class Supervisor:
             result = self._until_written(writing, rows, batch_id, over)
             applied = read_offsets(self._plan.checkpoint, batch_id)
             batch_s = self._parts.clock.monotonic_s() - began_s
-            self._report.done(result, applied, round(batch_s * 1000))
+            oldest_ms = batches.take_oldest_ms()
+            self._report.done(result, applied, round(batch_s * 1000), oldest_ms)
+            spans.written()
             self._copies.save()
             self._attempt = 0
         except Exception as error:

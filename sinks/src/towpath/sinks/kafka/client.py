@@ -39,15 +39,25 @@ from towpath.sinks.errors import BrokerUnavailableError, ShapeUnknownError
 REQUEST_TIMEOUT_S: Final = 10.0
 
 _MS_PER_HOUR: Final = 3_600_000
+# Kafka compacts no segment that is still written; 1 MiB is the least it takes.
+_COMPACTED_OFTEN: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "segment.bytes": str(1 << 20),
+        "segment.ms": "600000",
+        "min.cleanable.dirty.ratio": "0.1",
+    }
+)
 _FOREVER: Final = -1
 
-# Errors of partitions that were just created, or have just changed their leader.
+# Errors of partitions that were just created, or have just changed their leader; and of
+# a request that was on its way when the client dropped its handle of a broker.
 _SETTLING: Final = frozenset(
     {
+        KafkaError._DESTROY_BROKER,  # noqa: SLF001 - librdkafka's own name
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - librdkafka's own name
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
     }
 )
 _SETTLED_WITHIN_S: Final = 5.0
@@ -109,18 +119,24 @@ def consumer(kafka: Kafka, group: str, own: Mapping[str, Any] = _NOTHING) -> Con
     return _made(Consumer, kafka, {**usual, **own})
 
 
-def producer(kafka: Kafka, *, transactional_id: str | None = None) -> Producer:
+def producer(
+    kafka: Kafka,
+    *,
+    transactional_id: str | None = None,
+    more: Mapping[str, Any] = _NOTHING,
+) -> Producer:
     """
     Make a producer whose records are neither lost nor duplicated.
 
     Args:
         kafka: The connection.
         transactional_id: If given, it writes in transactions, and fences others.
+        more: Further settings.
 
     Raises:
         ConfigurationError: ``[kafka.client]`` cannot be used.
     """
-    own = {"enable.idempotence": True, "acks": "all"}
+    own = {"enable.idempotence": True, "acks": "all", **more}
     if transactional_id is not None:
         own["transactional.id"] = transactional_id
     return _made(Producer, kafka, own)
@@ -207,6 +223,7 @@ class Topics:
         *,
         is_kept_whole: bool = False,
         is_compacted: bool = False,
+        is_compacted_often: bool = False,
     ) -> bool:
         """
         Create a topic unless it exists.
@@ -217,6 +234,8 @@ class Topics:
             is_kept_whole: Whether to keep all records forever, in one partition.
             is_compacted: Whether to keep the newest record of each key, in one
                 partition.
+            is_compacted_often: Whether to do so within minutes, because readers begin
+                with the first record.
 
         Returns:
             Whether it was created.
@@ -224,11 +243,13 @@ class Topics:
         Raises:
             BrokerUnavailableError: The broker does not answer.
         """
-        is_single = is_kept_whole or is_compacted
+        is_single = is_kept_whole or is_compacted or is_compacted_often
         retention_ms = settings.topics.retention_hours * _MS_PER_HOUR
         config = {"retention.ms": str(_FOREVER if is_single else retention_ms)}
-        if is_compacted:
+        if is_compacted or is_compacted_often:
             config["cleanup.policy"] = "compact"
+        if is_compacted_often:
+            config |= _COMPACTED_OFTEN
         topic = NewTopic(
             name,
             num_partitions=1 if is_single else settings.topics.partitions,
@@ -358,12 +379,8 @@ class KafkaRelations:
         if not self._next_offsets:
             ends = self._cluster.end_offsets([self._topic]).get(self._topic, {})
             return {int(partition): end for partition, end in ends.items()}
-        ask = self._consumer.get_watermark_offsets
         places = [TopicPartition(self._topic, p) for p in self._next_offsets]
-        try:
-            return {one.partition: ask(one, REQUEST_TIMEOUT_S)[1] for one in places}
-        except KafkaException as error:
-            raise unavailable(error) from error
+        return {one.partition: end_offset(self._consumer, one) for one in places}
 
     def _take(self, value: bytes) -> None:
         shape = parse_relation(value)
@@ -372,6 +389,28 @@ class KafkaRelations:
         # A restarted relay repeats older announcements.
         if before is None or shape.position >= before.position:
             self._shapes[name] = shape
+
+
+def end_offset(
+    consumer: Consumer, place: TopicPartition, clock: Clock | None = None
+) -> int:
+    """
+    Return the offset of a partition's next record, retried while its leader changes.
+
+    Raises:
+        BrokerUnavailableError: The broker does not answer.
+    """
+    clock = clock or SystemClock()
+    deadline = Deadline(clock, REQUEST_TIMEOUT_S)
+    while True:
+        try:
+            _, end = consumer.get_watermark_offsets(place, REQUEST_TIMEOUT_S)
+        except KafkaException as error:
+            if error.args[0].code() not in _SETTLING or deadline.passed():
+                raise unavailable(error) from error
+            clock.wait(_LOOK_EVERY_S)
+        else:
+            return end
 
 
 def records_to(

@@ -16,9 +16,11 @@ from confluent_kafka import (
     Message,
 )
 
+from towpath.schemas import headers as names
 from towpath.schemas import topics
+from towpath.schemas.tracing import trace_id_in
 from towpath.settings import Settings
-from towpath.sinks.change import Origin
+from towpath.sinks.change import Record
 from towpath.sinks.dead_letters.entries import (
     DeadLetter,
     DeadLetterRequest,
@@ -231,19 +233,21 @@ class DeadLetterTopic:
 
     def _log_written(self, dead_letters: Iterable[DeadLetter]) -> None:
         """Log the dead letters, once per reason and topic."""
-        by_cause: dict[tuple[str, str], list[Origin]] = defaultdict(list)
+        by_cause: dict[tuple[str, str], list[Record]] = defaultdict(list)
         for dead_letter in dead_letters:
-            by_cause[dead_letter.reason, dead_letter.record.origin.topic].append(
-                dead_letter.record.origin
-            )
-        for (reason, topic), origins in by_cause.items():
+            record = dead_letter.record
+            by_cause[dead_letter.reason, record.origin.topic].append(record)
+        for (reason, topic), records in by_cause.items():
+            first = records[0]
+            traceparent = first.headers.get(names.TRACEPARENT)
             _log.warning(
                 "dead letters written",
                 reason=reason,
                 topic=topic,
-                count=len(origins),
-                first_partition=origins[0].partition,
-                first_offset=origins[0].offset,
+                count=len(records),
+                first_partition=first.origin.partition,
+                first_offset=first.origin.offset,
+                first_trace_id=trace_id_in(traceparent),
                 dead_letters=self.name,
             )
 

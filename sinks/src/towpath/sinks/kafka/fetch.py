@@ -6,9 +6,10 @@ with Kafka's client, straight into Arrow columns: the engine's own source would 
 several times the processor time per record, and in the driver each batch would wait for
 a job.
 
-While a batch is written, the client prefetches records of the next one. It seeks only
-for a batch that does not continue the last one: the first batch, one that is delivered
-again, and that of another partition.
+While a batch of a backlog is written, the client prefetches records of the next one.
+Between other batches it fetches nothing: it would send a request for every few records
+that arrive. It seeks for the first batch after that, and for one that does not continue
+the last one: one that is delivered again, and that of another partition.
 
 Hot path, once per record: no value is decoded here.
 """
@@ -56,6 +57,14 @@ class Batches(Protocol):
             RecordsGoneError: Records of the batch no longer exist.
         """
 
+    def take_oldest_ms(self) -> int | None:
+        """
+        Return the lowest timestamp of the records read since the last call.
+
+        Returns:
+            Milliseconds since 1970; ``None`` if no records were read here.
+        """
+
     def check(self, span: Span) -> None:
         """
         Check that the records of a batch still exist.
@@ -73,9 +82,17 @@ class Batches(Protocol):
 # larger one would delay it.
 FETCH_SLICE_RECORDS: Final = 5_000
 
+# A timestamp costs 190 ns, of 10 us that a record takes in all. Those of a partition
+# ascend, so every eleventh of a full slice will do: the oldest is at most ten earlier.
+_TIMESTAMPS_OF_SLICE: Final = 500
+
 # Bounds the buffered messages beyond the end of a batch, over all partitions. Above it,
 # the partitions with buffered messages are paused.
 _AHEAD_BYTES: Final = 64 * 1024 * 1024
+
+# Fewer records than these behind a batch are no backlog. To fetch them with the next
+# batch takes a few milliseconds.
+_BACKLOG_RECORDS: Final = 1_000
 
 # The offsets of a binary array have 32 bits.
 _MAX_ARRAY_BYTES: Final = 2**31 - 1
@@ -92,6 +109,8 @@ _CLIENT: Final[dict[str, Any]] = {
     # Deleted records are an error; they are never skipped.
     "auto.offset.reset": "error",
     "isolation.level": "read_committed",
+    # A fetch left open at the end of one partition would delay the next.
+    "fetch.wait.max.ms": 10,
     "queued.max.messages.kbytes": 32 * 1024,
     # By default, fetching pauses for a second after the queue was full.
     "fetch.queue.backoff.ms": 5,
@@ -113,6 +132,8 @@ _GONE: Final = frozenset(
 
 _Headers: TypeAlias = Iterable[tuple[str, bytes | None]]
 _headers: Callable[[Message], _Headers | None] = methodcaller("headers")
+# The kind of a timestamp, which all records of a topic share, and its milliseconds.
+_timestamp: Callable[[Message], tuple[int, int]] = methodcaller("timestamp")
 
 
 class KafkaBatches:
@@ -144,15 +165,12 @@ class KafkaBatches:
         self._kafka, self._group = kafka, f"towpath-{sink}"
         self._settings = _CLIENT
         if ahead_records is not None:
-            self._settings = _CLIENT | {
-                "queued.min.messages": ahead_records,
-                # A fetch left open at the end of one partition would delay the next.
-                "fetch.wait.max.ms": 10,
-            }
+            self._settings = _CLIENT | {"queued.min.messages": ahead_records}
         self._consumer: Consumer | None = None
         # Held during calls of the client, so that ``close`` waits for them.
         self._client_lock = threading.Lock()
-        # The end of the last batch; empty while a batch is incomplete.
+        # The end of the last batch, where the client fetches on; empty while a batch is
+        # incomplete, and while the client fetches nothing.
         self._batch_ends: dict[Place, int] = {}
         self._next_offsets: dict[Place, int] = {}
         self._ahead: dict[Place, list[Message]] = {}
@@ -160,6 +178,7 @@ class KafkaBatches:
         # The offset at which each partition ended; the client reports an end only once.
         self._eof_offsets: dict[Place, int] = {}
         self._paused: set[Place] = set()
+        self._oldest_ms: int | None = None
 
     def slices(self, span: Span) -> Iterator[pa.Table]:
         with self._client_lock:
@@ -175,7 +194,7 @@ class KafkaBatches:
         missing = requested = records_in(span) - len(taken)
         while left:
             while len(taken) >= FETCH_SLICE_RECORDS:
-                yield table_of(taken[:FETCH_SLICE_RECORDS])
+                yield self._table(taken[:FETCH_SLICE_RECORDS])
                 del taken[:FETCH_SLICE_RECORDS]
             requested = min(max(requested, 1), FETCH_SLICE_RECORDS)
             with self._client_lock:
@@ -189,8 +208,12 @@ class KafkaBatches:
             is_full = len(messages) == requested
             requested = 2 * requested if is_full else missing
         for begin in range(0, len(taken), FETCH_SLICE_RECORDS):
-            yield table_of(taken[begin : begin + FETCH_SLICE_RECORDS])
-        self._batch_ends = {place: end for place, (_, end) in span.items()}
+            yield self._table(taken[begin : begin + FETCH_SLICE_RECORDS])
+        self._end_batch(consumer, {place: end for place, (_, end) in span.items()})
+
+    def take_oldest_ms(self) -> int | None:
+        found, self._oldest_ms = self._oldest_ms, None
+        return found
 
     def check(self, span: Span) -> None:
         # With a client of its own: that of the slices may be in use.
@@ -209,6 +232,24 @@ class KafkaBatches:
             if self._consumer is not None:
                 self._consumer.close()
                 self._consumer = None
+
+    def _end_batch(self, consumer: Consumer, ends: dict[Place, int]) -> None:
+        """Fetch on behind a batch of a backlog; behind another one, fetch nothing."""
+        with self._client_lock:
+            is_free = not self._closed and not self._paused
+            if is_free and not _has_backlog(consumer, ends):
+                # Paused partitions would be fetched from a second after they resume.
+                consumer.unassign()
+                ends = {}
+        self._batch_ends = ends
+
+    def _table(self, messages: Sequence[Message]) -> pa.Table:
+        """Return messages as a table, and note the oldest of them."""
+        step = 1 + len(messages) // _TIMESTAMPS_OF_SLICE
+        _, oldest_ms = min(map(_timestamp, messages[::step]))
+        if self._oldest_ms is None or oldest_ms < self._oldest_ms:
+            self._oldest_ms = oldest_ms
+        return table_of(messages)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -321,6 +362,21 @@ class _FetchTimeout:
         # The broker answers, but a large response may take long over a slow network.
         if self._checks >= _MAX_CHECKS:
             raise _stalled(place)
+
+
+def _has_backlog(consumer: Consumer, ends: Mapping[Place, int]) -> bool:
+    """Return whether many records follow a batch, as far as the client has heard."""
+    behind = 0
+    for place, end in ends.items():
+        try:
+            _, last = consumer.get_watermark_offsets(
+                TopicPartition(*place), cached=True
+            )
+        except KafkaException as error:
+            raise unavailable(error) from error
+        # Of a partition that it has not fetched from, it knows no end: below zero.
+        behind += max(0, last - end)
+    return behind >= _BACKLOG_RECORDS
 
 
 def _check_bounds(

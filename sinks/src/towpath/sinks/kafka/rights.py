@@ -45,6 +45,10 @@ _NO_REFUSAL: Final = frozenset(
         KafkaError.POLICY_VIOLATION,
     }
 )
+# The client looks for the coordinator of a group until its time is up: the broker that
+# holds it may be lost, which other findings report.
+_NO_COORDINATOR: Final = frozenset({KafkaError._TIMED_OUT})  # noqa: SLF001 - public name
+_NONE: Final[AbstractSet[int]] = frozenset()
 
 
 class Rights(NamedTuple):
@@ -71,7 +75,9 @@ def rights_of(settings: Settings, sink: Sink) -> Rights:
     wanted[dead] = {AclOperation.READ, AclOperation.WRITE}
     if settings.signal_topic:
         wanted[settings.signal_topic] = {AclOperation.WRITE}
-    made = [dead]
+    progress = topics.progress_topic(prefix)
+    wanted[progress] = {AclOperation.READ, AclOperation.WRITE}
+    made = [dead, progress]
     if settings.sinks.state_copies:
         copies = topics.sink_state_topic(prefix, sink.name)
         wanted[copies] = {AclOperation.READ, AclOperation.WRITE}
@@ -94,7 +100,9 @@ def missing_rights(kafka: Kafka, wanted: Rights) -> Iterator[str]:
         asked = admin.describe_consumer_groups(
             list(wanted.groups), request_timeout=REQUEST_TIMEOUT_S
         )
-        unseen = [name for name, answer in asked.items() if _refused(answer)]
+        unseen = [
+            name for name, answer in asked.items() if _refused(answer, _NO_COORDINATOR)
+        ]
     except KafkaException as error:
         raise unavailable(error) from error
     for operation, names in sorted(lacking.items()):
@@ -141,9 +149,13 @@ def _not_creatable(admin: AdminClient, names: Sequence[str]) -> list[str]:
     return [name for name, answer in asked.items() if _refused(answer)]
 
 
-def _refused(answer: Future[Any]) -> bool:
+def _refused(answer: Future[Any], no_refusal: AbstractSet[int] = _NONE) -> bool:
     """
     Return whether the broker refuses a right.
+
+    Args:
+        answer: The broker's answer.
+        no_refusal: Further errors that refuse nothing.
 
     Raises:
         KafkaException: The broker does not answer.
@@ -152,7 +164,7 @@ def _refused(answer: Future[Any]) -> bool:
         answer.result()
     except KafkaException as error:
         code = error.args[0].code()
-        if code not in _REFUSED | _NO_REFUSAL:
+        if code not in _REFUSED | _NO_REFUSAL | no_refusal:
             raise
         return code in _REFUSED
     return False

@@ -61,8 +61,8 @@ _PROGRESS_FILE: Final = "progress.json"
 _COPIES_FILE: Final = ".copies"
 # Also of one that is being dropped.
 _CHECKPOINT: Final = "checkpoint"
-# The lock belongs to the process, and the heartbeat to its machine.
-_NOT_COPIED: Final = frozenset({LOCK_FILE, "driver.json"})
+# The lock belongs to the process.
+_NOT_COPIED: Final = frozenset({LOCK_FILE})
 
 _OWNER: Final = "owner"
 _FILES: Final = "files"
@@ -229,7 +229,7 @@ class StateCopies:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Beat whatever the driver does, once it has claimed; release in the end."""
+        """Store beats during the block, in a thread; release the sink at its end."""
         stop = threading.Event()
         thread = threading.Thread(
             target=self._beat_until, args=(stop,), name="copies", daemon=True
@@ -358,7 +358,7 @@ class NoCopies:
         """Let every call of the target begin."""
 
     def kept(self) -> AbstractContextManager[None]:
-        """Beat for nobody."""
+        """Store no beats."""
         return nullcontext()
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 import orjson
 
 from towpath.schemas.clock import Clock, Deadline, StallTimeout
-from towpath.schemas.failure import ConfigurationError
+from towpath.schemas.failure import ConfigurationError, UnavailableError
 from towpath.schemas.topics import backfill_topic
 from towpath.settings import Route, RouteKind, Settings, Sink, load, read
 from towpath.sinks.changes.routing import Routes
@@ -27,14 +27,12 @@ from towpath.sinks.state.progress import (
     Offsets,
     Progress,
     State,
-    is_alive,
-    is_writing,
     progress_path,
-    read_progress,
     replace_file,
     sink_folder,
     write_progress,
 )
+from towpath.sinks.state.published import HeardProgress, ProgressSource, not_alive
 
 STARTING_OFFSETS_FILE: Final = "starting_offsets.json"
 READY_FILE: Final = "ready"
@@ -85,9 +83,9 @@ def store_starting_offsets(
         if topic not in existing:
             broker.create(topic, settings)
     replace_file(folder / STARTING_OFFSETS_FILE, orjson.dumps(offsets))
-    progress = Progress(sink=sink.name, applied=offsets)
-    path = progress_path(settings.state_folder, sink.name)
-    write_progress(path, progress, clock.now())
+    now = clock.now().isoformat()
+    progress = Progress(sink=sink.name, applied=offsets, updated_at=now)
+    write_progress(progress_path(settings.state_folder, sink.name), progress)
     return offsets
 
 
@@ -187,57 +185,86 @@ def _blocks(block: str) -> list[dict[str, Any]]:
     return found if is_list else []
 
 
-def wait_running(settings: Settings, name: str, clock: Clock, timeout_s: float) -> None:
+def wait_running(
+    settings: Settings,
+    name: str,
+    source: ProgressSource,
+    clock: Clock,
+    timeout_s: float,
+) -> None:
     """
     Wait until a sink's query runs, that is, until a snapshot may be requested.
 
     Raises:
         SinkNotRunningError: It does not run in time; the message has the sink's error.
+        UnavailableError: The broker does not answer.
     """
-    path = progress_path(settings.state_folder, name)
     deadline = Deadline(clock, timeout_s)
     while True:
-        progress = read_progress(path, name)
-        if progress.state in {State.RUNNING, State.READY}:
+        heard = source.read(name)
+        if _state_of(heard) in {State.RUNNING, State.READY}:
             return
         if deadline.passed():
-            why = progress.error or _why_not(settings, name, clock)
+            why = _why_not(settings, name, heard)
             message = f"the sink {name} does not run after {timeout_s:g} s: {why}"
             raise SinkNotRunningError(message)
         clock.wait(_LOOK_EVERY_S)
 
 
-def _why_not(settings: Settings, name: str, clock: Clock) -> str:
-    """Return why a sink without an error is not running."""
-    if is_alive(settings.state_folder, name, clock.now()):
-        return "it is starting"
+def _state_of(heard: HeardProgress | None) -> State | None:
+    """Return the state of a sink that a driver runs now."""
+    if heard is None or not heard.is_alive:
+        return None
+    return heard.record.progress.state
+
+
+def _why_not(settings: Settings, name: str, heard: HeardProgress | None) -> str:
+    """Return why a sink is not running."""
+    if heard is not None and heard.is_alive:
+        return heard.record.progress.error or "it is starting"
     driver = sink_named(settings, name).driver
     return f"no driver runs it: towpath sink run --driver {driver}"
 
 
 def wait_applied(
-    settings: Settings, name: str, offsets: Offsets, clock: Clock, stuck_after_s: float
+    name: str,
+    offsets: Offsets,
+    source: ProgressSource,
+    clock: Clock,
+    stuck_after_s: float,
 ) -> None:
     """
     Wait until a sink has applied everything below the given offsets.
 
     The timeout applies to the time between two batches; it does not run while a batch
-    is being written.
+    is being written. A broker that does not answer for a while is no failure.
 
     Raises:
         SinkNotRunningError: It makes no progress; the message has the sink's error.
     """
-    path = progress_path(settings.state_folder, name)
     stall = StallTimeout(clock, stuck_after_s)
-    while left := records_between(read_progress(path, name).applied, offsets):
-        if is_writing(settings.state_folder, name, clock.now()):
+    while True:
+        heard, why_not = _read(source, name)
+        left = records_between({} if heard is None else heard.certain, offsets)
+        if not left:
+            return
+        if heard is not None and heard.is_alive and heard.record.is_writing:
             stall = StallTimeout(clock, stuck_after_s)
         if stall.is_over(left):
-            own = read_progress(path, name).error
-            why = own or f"it has applied no record for {stuck_after_s:g} s"
+            why = why_not or f"it has applied no record for {stuck_after_s:g} s"
             message = f"the sink {name} is {left} records behind: {why}"
             raise SinkNotRunningError(message)
         clock.wait(_LOOK_EVERY_S)
+
+
+def _read(source: ProgressSource, name: str) -> tuple[HeardProgress | None, str | None]:
+    """Return what is heard of a sink, and why it makes no progress, if known."""
+    try:
+        heard = source.read(name)
+    except UnavailableError as error:
+        return None, str(error)
+    own = None if heard is None else heard.record.progress.error
+    return heard, not_alive(heard, name) or own
 
 
 def mark_ready(settings: Settings, name: str) -> None:

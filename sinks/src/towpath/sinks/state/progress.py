@@ -1,31 +1,28 @@
 """
-The progress of a sink, as a small file that anyone may read.
+The progress of a sink, and the file from which its driver continues.
 
 ``<state>/sinks/<sink>/progress.json`` is replaced as a whole after each batch, so a
-reader never sees half of it. ``applied`` is the next offset to apply, per topic and
-partition. Counters continue across restarts.
+crash never leaves half of it. ``applied`` is the next offset to apply, per topic and
+partition. Counters continue across restarts. Everybody else reads what the driver
+publishes (``published.py``), also while a full disk keeps it from writing the file.
 
-A driver with a full disk cannot replace the file. Its heartbeat, ``driver.json``, then
-grows old, and readers ask the driver itself at its metrics port. A full disk is
-recognized in Python's errors by their number, and in the engine's by the system's text.
+A full disk is recognized in Python's errors by their number, and in the engine's by the
+system's text.
 """
 
 import dataclasses
 import enum
 import errno
-import http.client
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
-from urllib.parse import quote
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
 
 import orjson
 
-from towpath.schemas.clock import SystemClock
 from towpath.sinks.errors import StateNotWrittenError
 
 _FULL_DISK_ERRNOS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -73,18 +70,6 @@ Place: TypeAlias = tuple[str, int]
 Span: TypeAlias = dict[Place, tuple[int, int]]
 
 
-_ALIVE_FILE: Final = "driver.json"
-
-# A heartbeat is written every two seconds; a broker that does not answer delays it by
-# ten seconds.
-ALIVE_WITHIN_S: Final = 30.0
-# After three missed heartbeats a reader asks the driver itself.
-_ASKED_AFTER_S: Final = 6.0
-_ANSWER_WITHIN_S: Final = 2.0
-# The path at which a driver serves the progress of a sink.
-PROGRESS_PAGE: Final = "/sinks/"
-
-
 class State(enum.StrEnum):
     """The state of a sink's query."""
 
@@ -112,7 +97,7 @@ class Progress:
         asked: Keys whose rows were requested because the target lacks them.
         nulled: Values that were made null because the target has no room for them.
         parked: Keys that are parked behind a dead letter.
-        owed: Rows whose refetch is pending.
+        pending_refetches: Rows whose refetch is pending.
         retries: Failures after which a batch or the query was retried.
         position: The highest position that was applied; empty before the first.
         last_stages_ms: The duration of each stage of the last batch.
@@ -135,7 +120,7 @@ class Progress:
     asked: int = 0
     nulled: int = 0
     parked: int = 0
-    owed: int = 0
+    pending_refetches: int = 0
     retries: int = 0
     position: str = ""
     last_batch_ms: int = 0
@@ -146,6 +131,8 @@ class Progress:
 
 
 _FIELDS: Final = frozenset(each.name for each in dataclasses.fields(Progress))
+# Names of fields in files and published records of drivers up to version 0.1.0.
+_FORMER_NAMES: Final = MappingProxyType({"owed": "pending_refetches"})
 
 
 def sink_folder(state_folder: Path, sink: str) -> Path:
@@ -158,136 +145,43 @@ def progress_path(state_folder: Path, sink: str) -> Path:
     return sink_folder(state_folder, sink) / "progress.json"
 
 
-def read_progress(path: Path, sink: str) -> Progress:
+def stored_progress(path: Path, sink: str) -> Progress:
     """
-    Return a sink's progress; a sink that never ran has an empty one.
+    Return a sink's progress as its file has it; empty without one.
 
     Unknown fields of a different version are ignored, missing ones have their defaults.
     """
-    served = _ask_driver(path.parent, sink)
-    return stored_progress(path, sink) if served is None else served
-
-
-def stored_progress(path: Path, sink: str) -> Progress:
-    """Return a sink's progress as its file has it; empty without one."""
     try:
         document = orjson.loads(path.read_bytes())
     except (FileNotFoundError, orjson.JSONDecodeError):
         return Progress(sink=sink)
-    return _progress_of(document)
+    return progress_of(document)
 
 
-def _progress_of(document: Mapping[str, Any]) -> Progress:
-    known = {name: document[name] for name in _FIELDS & document.keys()}
+def progress_of(document: Mapping[str, Any]) -> Progress:
+    """
+    Return the progress of a JSON object; unknown fields are ignored.
+
+    A field is also read by its former name, in the records of earlier versions.
+    """
+    former = {
+        name: document[before]
+        for before, name in _FORMER_NAMES.items()
+        if before in document
+    }
+    known = former | {name: document[name] for name in _FIELDS & document.keys()}
     known["state"] = State(known["state"])
     return Progress(**known)
 
 
-class DriverHeartbeat(NamedTuple):
-    """
-    A driver's note about a sink that it runs.
-
-    Attributes:
-        metrics_host: The host of its metrics.
-        metrics_port: The port of its metrics; ``None``: not yet open.
-        is_writing: Whether a batch is being written that has not failed.
-    """
-
-    metrics_host: str
-    metrics_port: int | None
-    is_writing: bool = False
-
-
-def write_heartbeat(
-    state_folder: Path, sink: str, heartbeat: DriverHeartbeat, now: datetime
-) -> None:
-    """
-    Write the heartbeat of a sink's driver; repeated while the driver lives.
-
-    Raises:
-        StateNotWrittenError: The file cannot be written.
-    """
-    if not sink_folder(state_folder, sink).exists():
-        return
-    document = {"at": now.isoformat(), "pid": os.getpid(), **heartbeat._asdict()}
-    replace_file(sink_folder(state_folder, sink) / _ALIVE_FILE, orjson.dumps(document))
-
-
-def progress_page(progress: Progress) -> bytes:
-    """Return a progress as the driver's metrics port serves it."""
-    document = {"pid": os.getpid(), "progress": dataclasses.asdict(progress)}
-    return orjson.dumps(document)
-
-
-def _ask_driver(folder: Path, sink: str) -> Progress | None:
-    """
-    Read the progress from a driver without a recent heartbeat.
-
-    Its disk may be full.
-    """
-    try:
-        heartbeat = orjson.loads((folder / _ALIVE_FILE).read_bytes())
-    except (OSError, orjson.JSONDecodeError):
-        return None
-    port, host = heartbeat.get("metrics_port"), heartbeat.get("metrics_host")
-    silent_s = SystemClock().now() - datetime.fromisoformat(heartbeat["at"])
-    if not (port and host) or silent_s.total_seconds() < _ASKED_AFTER_S:
-        return None
-    connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_WITHIN_S)
-    try:
-        connection.request("GET", PROGRESS_PAGE + quote(sink, safe=""))
-        page = orjson.loads(connection.getresponse().read())
-        # Another process may use the port by now.
-        return (
-            _progress_of(page["progress"]) if page["pid"] == heartbeat["pid"] else None
-        )
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
-        return None
-    finally:
-        connection.close()
-
-
-def remove_heartbeat(state_folder: Path, sink: str) -> None:
-    """Remove the heartbeat of a driver that ends; one that remains grows old."""
-    with suppress(OSError):
-        (sink_folder(state_folder, sink) / _ALIVE_FILE).unlink(missing_ok=True)
-
-
-def is_alive(state_folder: Path, sink: str, now: datetime) -> bool:
-    """Return whether the driver of a sink has a recent heartbeat, or answers."""
-    folder = sink_folder(state_folder, sink)
-    return bool(_recent_heartbeat(folder, now)) or _ask_driver(folder, sink) is not None
-
-
-def is_writing(state_folder: Path, sink: str, now: datetime) -> bool:
-    """
-    Return whether a batch is being written; it counts only once it is durable.
-
-    A batch that failed and is retried does not count.
-    """
-    heartbeat = _recent_heartbeat(sink_folder(state_folder, sink), now)
-    return bool(heartbeat.get("is_writing"))
-
-
-def _recent_heartbeat(folder: Path, now: datetime) -> Mapping[str, Any]:
-    """Return the heartbeat of a driver; empty if it is not recent."""
-    try:
-        heartbeat: dict[str, Any] = orjson.loads((folder / _ALIVE_FILE).read_bytes())
-    except (FileNotFoundError, orjson.JSONDecodeError):
-        return {}
-    silent_s = (now - datetime.fromisoformat(heartbeat["at"])).total_seconds()
-    return heartbeat if silent_s < ALIVE_WITHIN_S else {}
-
-
-def write_progress(path: Path, progress: Progress, now: datetime) -> None:
+def write_progress(path: Path, progress: Progress) -> None:
     """
     Replace the file in one step.
 
     Raises:
         StateNotWrittenError: It cannot be written.
     """
-    stamped = dataclasses.replace(progress, updated_at=now.isoformat())
-    replace_file(path, orjson.dumps(stamped, option=orjson.OPT_INDENT_2))
+    replace_file(path, orjson.dumps(progress, option=orjson.OPT_INDENT_2))
 
 
 def replace_file(path: Path, content: bytes, *, is_durable: bool = False) -> None:

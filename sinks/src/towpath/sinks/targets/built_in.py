@@ -8,7 +8,9 @@ a configuration, or verifies one sink, imports no other drivers.
 from collections.abc import Iterable, Mapping
 from typing import cast
 
+from towpath.schemas.clock import Clock
 from towpath.schemas.events import EventSchema
+from towpath.schemas.findings import CheckFinding
 from towpath.settings import RouteKind
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.kinds import ExecutorParts, Kind, SinkParts
@@ -38,9 +40,15 @@ def _erase_cache(sink: SinkSettings, prefix: str) -> None:
 
 
 def _rights_in_cache(sink: SinkSettings, prefix: str) -> Iterable[str]:
-    from towpath.sinks.targets.cache.rights import missing_rights  # noqa: PLC0415 - see above
+    from towpath.sinks.targets.cache.upkeep import missing_rights  # noqa: PLC0415 - see above
 
     return missing_rights(sink, prefix)
+
+
+def _cache_health(sink: SinkSettings, clock: Clock) -> Iterable[CheckFinding]:
+    from towpath.sinks.targets.cache.upkeep import health  # noqa: PLC0415 - see above
+
+    return health(sink, clock)
 
 
 def _cache_reader(sink: SinkSettings, prefix: str) -> SinkReader:
@@ -90,6 +98,12 @@ def _rights_in_search(sink: SinkSettings, prefix: str) -> Iterable[str]:
     return missing_rights(sink, prefix)
 
 
+def _search_health(sink: SinkSettings, clock: Clock) -> Iterable[CheckFinding]:
+    from towpath.sinks.targets.search.upkeep import health  # noqa: PLC0415 - see above
+
+    return health(sink, clock)
+
+
 def _search_reader(sink: SinkSettings, _: str) -> SinkReader:
     from towpath.sinks.targets.search.read import SearchReader  # noqa: PLC0415 - see above
 
@@ -113,6 +127,12 @@ def _erase_warehouse(sink: SinkSettings, prefix: str) -> None:
     from towpath.sinks.targets.warehouse.upkeep import erase  # noqa: PLC0415 - see above
 
     erase(sink, prefix)
+
+
+def _warehouse_health(sink: SinkSettings, clock: Clock) -> Iterable[CheckFinding]:
+    from towpath.sinks.targets.warehouse.upkeep import health  # noqa: PLC0415 - see above
+
+    return health(sink, clock)
 
 
 def _warehouse_reader(sink: SinkSettings, _: str) -> SinkReader:
@@ -159,6 +179,12 @@ def _rights_in_postgres(sink: SinkSettings, prefix: str) -> Iterable[str]:
     return missing_rights(sink, prefix)
 
 
+def _postgres_health(sink: SinkSettings, clock: Clock) -> Iterable[CheckFinding]:
+    from towpath.sinks.targets.postgres.upkeep import health  # noqa: PLC0415 - see above
+
+    return health(sink, clock)
+
+
 def _postgres_reader(sink: SinkSettings, _: str) -> SinkReader:
     from towpath.sinks.targets.postgres.read import PostgresReader  # noqa: PLC0415 - see above
 
@@ -181,6 +207,7 @@ CACHE = Kind(
     make=_cache,
     read=_cache_reader,
     erase=_erase_cache,
+    health=_cache_health,
     rights=_rights_in_cache,
     spread=_cache_on_executor,
     # They are encoded in about 30 ms. The server waits for the first ones, so more of
@@ -191,6 +218,7 @@ SEARCH = Kind(
     make=_search,
     read=_search_reader,
     erase=_erase_search,
+    health=_search_health,
     rights=_rights_in_search,
     spread=_search_on_executor,
     shared=_schemas_of_events,
@@ -203,6 +231,7 @@ WAREHOUSE = Kind(
     make=_warehouse,
     read=_warehouse_reader,
     erase=_erase_warehouse,
+    health=_warehouse_health,
     engine=_warehouse_engine,
     is_engine_written=True,
     memory="2g",
@@ -214,6 +243,7 @@ POSTGRES = Kind(
     make=_postgres,
     read=_postgres_reader,
     erase=_erase_postgres,
+    health=_postgres_health,
     rights=_rights_in_postgres,
     spread=_postgres_on_executor,
     has_types=True,

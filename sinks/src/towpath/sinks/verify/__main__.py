@@ -8,22 +8,25 @@ repeated verification continues after a failure.
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import structlog
 from rich.console import Console
 
 from towpath.schemas.clock import Clock, SystemClock
-from towpath.schemas.failure import UnavailableError
+from towpath.schemas.failure import TowpathError, UnavailableError, UsageError
 from towpath.settings import Route, Settings, Sink, load
 from towpath.sinks.errors import UnknownSinkError
 from towpath.sinks.kafka.client import KafkaRelations, Topics
+from towpath.sinks.kafka.progress_topic import ProgressReader, ProgressTopic
 from towpath.sinks.kafka.repairs import KafkaRepairs
-from towpath.sinks.kinds import reader_of
+from towpath.sinks.kinds import kind_of, reader_of
 from towpath.sinks.ports import SinkReader
+from towpath.sinks.state.published import PublishedVerification
 from towpath.sinks.verify import report
 from towpath.sinks.verify.errors import UnroutedTableError
 from towpath.sinks.verify.forms import form_of
@@ -36,7 +39,7 @@ from towpath.sinks.verify.report import (
     Verification,
     sample_size,
 )
-from towpath.sinks.verify.route import verify_route
+from towpath.sinks.verify.route import ProgressCallback, verify_route
 from towpath.sinks.verify.routes import Tables, chosen_routes
 from towpath.sinks.verify.settle import RouteComparison
 from towpath.sinks.verify.source import Source
@@ -46,6 +49,8 @@ _EXIT_CODES: Final = {
     Verdict.DIFFERENT: 1,
     Verdict.UNVERIFIED: 3,
 }
+
+_log = structlog.get_logger("towpath.sinks.verify")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +92,7 @@ def verify(config: Path, sink: str, options: VerifyOptions) -> int:
         UnavailableError: The source or the broker does not answer. With JSON output or
             repeated verification the result is "unverified" instead.
     """
-    settings = load(config, os.environ)  # noqa: TID251 - a root
-    declared = settings.sink_named(sink)
-    if declared is None:
-        message = f"no sink is named {sink}"
-        raise UnknownSinkError(message)
-    verifier = SinkVerifier(settings, declared, options)
+    verifier = verifier_of(load(config, os.environ), sink, options)  # noqa: TID251 - a root
     if options.every_s is not None:
         worst = verify_repeatedly(
             verifier.once, verifier.report_failure, options.every_s, SystemClock()
@@ -105,6 +105,46 @@ def verify(config: Path, sink: str, options: VerifyOptions) -> int:
         if not options.as_json:
             raise
         return _EXIT_CODES[verifier.report_failure(failure)]
+
+
+def chosen_sinks(
+    settings: Settings, sinks: Sequence[str], options: VerifyOptions
+) -> tuple[str, ...]:
+    """
+    Return the names of the sinks to verify: the named ones, else all readable ones.
+
+    Raises:
+        UsageError: The options do not go together, or no sink can be read back.
+    """
+    if options.erases and not options.repairs:
+        message = "--erase needs --repair"
+        raise UsageError(message)
+    readable = (one.name for one in settings.sink if kind_of(one).read is not None)
+    names = tuple(sinks or readable)
+    if not names:
+        message = "the configuration has no sink that can be read back"
+        raise UsageError(message)
+    if len(names) != 1 and (options.names or options.every_s is not None):
+        message = "--route and --continuous are for one sink: name it"
+        raise UsageError(message)
+    return names
+
+
+def verifier_of(
+    settings: Settings, sink: str, options: VerifyOptions
+) -> "SinkVerifier":
+    """
+    Return the verifier of a sink.
+
+    Raises:
+        UnknownSinkError: No sink of that name is declared.
+        UsageError: The options name an unknown route or an invalid sample.
+    """
+    declared = settings.sink_named(sink)
+    if declared is None:
+        message = f"no sink is named {sink}"
+        raise UnknownSinkError(message)
+    return SinkVerifier(settings, declared, options)
 
 
 def verify_repeatedly(
@@ -154,9 +194,33 @@ class SinkVerifier:
 
     def once(self) -> Verdict:
         """Verify, print, and return the verdict."""
-        return self._report(
-            Verification(self._sink.name, self._compare(), self._sample_text)
-        )
+        with ProgressBars(Console(stderr=True)) as bars:
+            found = self.compare(bars.advance)
+        return self._report(found)
+
+    def compare(self, show_progress: ProgressCallback) -> Verification:
+        """
+        Compare the sink with the source, and publish the result for the metrics.
+
+        Raises:
+            NotAtRestError: Earlier commits do not reach the sink.
+            UnavailableError: The source or the broker does not answer.
+        """
+        with self._catch_up() as catch_up, self._tables() as tables:
+            catch_up.wait()
+            reader = reader_of(self._sink, self._settings)
+            try:
+                routes = [
+                    self._route_report(route, tables, reader, catch_up, show_progress)
+                    for route in self._routes
+                ]
+            finally:
+                reader.close()
+        found = Verification(self._sink.name, routes, self._sample_text)
+        is_partial = bool(self._options.names or self._sample_text)
+        if found.counts(is_partial=is_partial):
+            self._publish(found)
+        return found
 
     def report_failure(self, failure: UnavailableError) -> Verdict:
         """Print why a verification failed."""
@@ -164,6 +228,27 @@ class SinkVerifier:
             self._sink.name, sample=self._sample_text, error=str(failure)
         )
         return self._report(found)
+
+    def _publish(self, found: Verification) -> None:
+        """Publish a result; a failure does not change it, and is logged."""
+        result = PublishedVerification(
+            sink=found.sink,
+            at=self._clock.now().isoformat(),
+            differences=found.differences,
+            rows=found.rows,
+        )
+        topic = ProgressTopic(self._settings, self._clock)
+        try:
+            topic.publish_verification(result)
+        except TowpathError as error:
+            _log.warning(
+                "sink verification not published: metrics keep the previous result",
+                sink=found.sink,
+                error=str(error),
+                remedy=error.remedy,
+            )
+        finally:
+            topic.close()
 
     def _report(self, found: Verification) -> Verdict:
         if self._options.as_json:
@@ -173,19 +258,6 @@ class SinkVerifier:
         else:
             report.show(Console(), found)
         return found.verdict
-
-    def _compare(self) -> list[RouteReport]:
-        with self._catch_up() as catch_up, self._tables() as tables:
-            catch_up.wait()
-            reader = reader_of(self._sink, self._settings)
-            try:
-                with ProgressBars(Console(stderr=True)) as bars:
-                    return [
-                        self._route_report(route, tables, reader, catch_up, bars)
-                        for route in self._routes
-                    ]
-            finally:
-                reader.close()
 
     def _comparison(
         self, route: Route, tables: Tables, reader: SinkReader, catch_up: CatchUpWaiter
@@ -207,7 +279,7 @@ class SinkVerifier:
         tables: Tables,
         reader: SinkReader,
         catch_up: CatchUpWaiter,
-        bars: ProgressBars,
+        show_progress: ProgressCallback,
     ) -> RouteReport:
         """Compare a route; report a failure instead of raising it."""
         try:
@@ -215,11 +287,11 @@ class SinkVerifier:
         except (UnavailableError, UnroutedTableError) as failure:
             return RouteReport(route.name, route.topic, error=str(failure))
 
-        def show_progress(step: str, rows: int, estimate: int) -> None:
-            bars.advance(f"{comparison.route}: {step}", rows, estimate)
+        def show_step(step: str, rows: int, estimate: int) -> None:
+            show_progress(f"{comparison.route}: {step}", rows, estimate)
 
         return verify_route(
-            comparison, self._sample, self._repairs, show_progress, self._eraser
+            comparison, self._sample, self._repairs, show_step, self._eraser
         )
 
     @contextmanager
@@ -236,10 +308,17 @@ class SinkVerifier:
     def _catch_up(self) -> Iterator[CatchUpWaiter]:
         settings = self._settings
         log = SourceLog(settings.database.dsn, settings.database.slot)
+        progress = ProgressReader(settings, self._clock)
         try:
             cluster = Topics(settings.kafka)
-            yield CatchUpWaiter(settings, self._sink, log, cluster, self._clock)
+            yield CatchUpWaiter(
+                *(settings, self._sink, progress),
+                log=log,
+                cluster=cluster,
+                clock=self._clock,
+            )
         finally:
+            progress.close()
             log.close()
 
 

@@ -19,13 +19,8 @@ from towpath.settings import Settings, Sink
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.ports import Cluster
 from towpath.sinks.postgres import connected
-from towpath.sinks.state.progress import (
-    Offsets,
-    Progress,
-    is_writing,
-    progress_path,
-    read_progress,
-)
+from towpath.sinks.state.progress import Offsets, Progress
+from towpath.sinks.state.published import HeardProgress, ProgressSource, not_alive
 from towpath.sinks.verify.errors import NotAtRestError
 from towpath.sinks.verify.source import translated
 
@@ -99,13 +94,26 @@ class Log(Protocol):
 
 
 class CatchUpWaiter:
-    """Waits for one sink; each wait covers only commits made before it."""
+    """
+    Waits for one sink; each wait covers only commits made before it.
+
+    A driver need not run: the comparison reads the target itself, so that offsets that
+    promise too much lead to differences that are reported, never to hidden ones.
+    """
 
     def __init__(
-        self, settings: Settings, sink: Sink, log: Log, cluster: Cluster, clock: Clock
+        self,
+        settings: Settings,
+        sink: Sink,
+        source: ProgressSource,
+        *,
+        log: Log,
+        cluster: Cluster,
+        clock: Clock,
     ) -> None:
         self._settings = settings
         self._sink = sink
+        self._source = source
         self._log = log
         self._cluster = cluster
         self._clock = clock
@@ -166,7 +174,8 @@ class CatchUpWaiter:
 
     def highest(self) -> str:
         """Return the highest position that the sink applied; empty if unknown."""
-        return self._progress().position
+        heard = self._source.read(self._sink.name)
+        return _progress_of(heard, self._sink.name).position
 
     def _wait(
         self,
@@ -219,18 +228,19 @@ class CatchUpWaiter:
         )
 
     def _sink_distance(self, ends: Mapping[str, Mapping[str, int]]) -> Distance:
-        progress = self._progress()
+        heard = self._source.read(self._sink.name)
+        progress = _progress_of(heard, self._sink.name)
         count = records_to_go(ends, progress.applied)
-        why = f" ({progress.error})" if progress.error else ""
-        missing = f"the sink {self._sink.name} has {count:,} records to go{why}"
+        why = not_alive(heard, self._sink.name) or progress.error
+        missing = f"the sink {self._sink.name} has {count:,} records to go"
         # A batch counts only once all of it is durable.
-        folder, now = self._settings.state_folder, self._clock.now()
-        working = is_writing(folder, self._sink.name, now)
-        return Distance(count, missing, is_working=working)
+        is_working = heard is not None and heard.is_alive and heard.record.is_writing
+        words = f"{missing} ({why})" if why else missing
+        return Distance(count, words, is_working=is_working)
 
-    def _progress(self) -> Progress:
-        name = self._sink.name
-        return read_progress(progress_path(self._settings.state_folder, name), name)
+
+def _progress_of(heard: HeardProgress | None, sink: str) -> Progress:
+    return Progress(sink) if heard is None else heard.record.progress
 
 
 def records_to_go(ends: Mapping[str, Mapping[str, int]], applied: Offsets) -> int:

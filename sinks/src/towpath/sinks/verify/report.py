@@ -112,6 +112,17 @@ class Verification:
             return Verdict.UNVERIFIED
         return Verdict.EQUAL
 
+    def counts(self, *, is_partial: bool) -> bool:
+        """
+        Return whether the result replaces the previous one.
+
+        A difference always does. Equality of a part, or of a sample, says nothing about
+        a difference elsewhere, and an unknown result says nothing.
+        """
+        if self.verdict is Verdict.EQUAL:
+            return not is_partial
+        return self.verdict is Verdict.DIFFERENT
+
     @property
     def reason(self) -> str | None:
         """The reason why the result proves nothing, if there is one."""

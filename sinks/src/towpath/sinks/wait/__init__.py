@@ -13,13 +13,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+import orjson
+from confluent_kafka import KafkaException, Message, TopicPartition
+
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import TowpathError, UsageError
 from towpath.schemas.position import parse_lsn
-from towpath.settings import Settings, load
+from towpath.schemas.topics import state_topic
+from towpath.settings import Kafka, Settings, load
+from towpath.sinks.errors import BrokerUnavailableError
+from towpath.sinks.kafka import client
 from towpath.sinks.kafka.client import Topics
+from towpath.sinks.kafka.progress_topic import ProgressReader
 from towpath.sinks.state.declare import sink_named
-from towpath.sinks.wait.history import KafkaHistory
 from towpath.sinks.wait.rule import Applied, Wait
 from towpath.sinks.wait.source import PostgresSlot
 
@@ -27,6 +33,72 @@ __all__ = ["Applied", "Waiter", "wait_for"]
 
 # The largest lag budget except a warehouse's, for which callers pass their own timeout.
 DEFAULT_TIMEOUT_S: Final = 60.0
+# Of a request to the brokers.
+_TIMEOUT_S: Final = 10.0
+_LINEAGE_KEY: Final = b"lineage"
+
+
+class KafkaHistory:
+    """
+    The start of the history that the relay follows, as it stored it in Kafka.
+
+    Earlier commits may be unpublished, since the slot may have been recreated after
+    them. Only the newest record of one key counts; each record is read once. Calls must
+    not overlap.
+    """
+
+    def __init__(self, kafka: Kafka, prefix: str) -> None:
+        self._topic = state_topic(prefix)
+        self._consumer = client.consumer(
+            kafka,
+            f"{self._topic}.wait",
+            {
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_uncommitted",
+            },
+        )
+        self._next_offsets: dict[int, int] = {}
+        self._start_lsn: int | None = None
+
+    def start_lsn(self) -> int | None:
+        """
+        Return the LSN from which every commit is published.
+
+        Returns:
+            The LSN; ``None`` if the relay has not begun, or is about to begin a new
+            history.
+
+        Raises:
+            BrokerUnavailableError: The broker does not answer.
+        """
+        try:
+            self._read_on()
+        except KafkaException as error:
+            message = f"Kafka: {error.args[0].str()}"
+            raise BrokerUnavailableError(message) from error
+        return self._start_lsn
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._consumer.close()
+
+    def _read_on(self) -> None:
+        if not self._next_offsets:
+            topics = self._consumer.list_topics(timeout=_TIMEOUT_S).topics
+            if self._topic not in topics:
+                return
+        place = TopicPartition(self._topic, 0)
+        end = client.end_offset(self._consumer, place)
+        reading = client.records_to(
+            {0: end}, self._consumer, self._topic, self._next_offsets
+        )
+        for message in reading:
+            self._take(message)
+
+    def _take(self, message: Message) -> None:
+        if message.key() == _LINEAGE_KEY and message.value() is not None:
+            lineages = orjson.loads(message.value() or b"{}")["lineages"]
+            self._start_lsn = lineages[-1]["start_lsn"] if lineages else None
 
 
 class Waiter:
@@ -42,6 +114,7 @@ class Waiter:
         self._cluster = Topics(settings.kafka)
         self._slot: PostgresSlot | None = None
         self._history: KafkaHistory | None = None
+        self._progress = ProgressReader(settings, self._clock)
 
     def __enter__(self) -> Self:
         return self
@@ -68,7 +141,7 @@ class Waiter:
         wanted = _parsed(lsn)
         settings = self._settings
         chosen = sink_named(settings, sink)
-        wait = Wait(settings, chosen, self._clock, timeout_s)
+        wait = Wait(settings, chosen, self._progress, self._clock, timeout_s)
         try:
             slot, history = self._connected()
             return wait.until_applied(wanted, slot, history, self._cluster)
@@ -85,6 +158,7 @@ class Waiter:
                 slot.close()
         if history is not None:
             history.close()
+        self._progress.close()
 
     def _connected(self) -> tuple[PostgresSlot, KafkaHistory]:
         source, kafka = self._settings.database, self._settings.kafka

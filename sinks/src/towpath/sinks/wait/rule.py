@@ -10,18 +10,19 @@ Decides whether a sink has applied a commit, in five steps.
                                               confirms it without having published it
     3  the ends of the sink's topics are      all records of the commit lie below them,
        read                                   also in new topics and partitions
-    4  the sink has applied all below them,   an offset above the end belongs to a topic
-       never more than exists, and lacks no   that was deleted; a late sink, or one that
-       rows                                   lost rows, is filled first
+    4  a driver that runs now has applied     an offset above the end belongs to a topic
+       all below them, never more than        that was deleted; a late sink, or one that
+       exists, and lacks no rows              lost rows, is filled first
     5  the refetches pending then have ended  until then, a partial change without a row
                                               or with an old one is not applied
 
 The order matters: each step covers at least what the steps before it covered. Without
-a progress file the answer is "not yet".
+a driver that runs the sink now, the answer is "not yet": the records of an earlier one
+may promise more than a restored target has (``sinks/state/published.py``). If another
+run of the sink begins during a wait, steps 3 to 5 begin again.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from towpath.schemas.clock import Clock, Deadline
@@ -29,24 +30,18 @@ from towpath.schemas.position import format_lsn
 from towpath.settings import Settings, Sink
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.ports import Cluster
-from towpath.sinks.state import incomplete
-from towpath.sinks.state.declare import (
-    READY_FILE,
-    STARTING_OFFSETS_FILE,
-    records_between,
+from towpath.sinks.state.declare import records_between
+from towpath.sinks.state.progress import Offsets, Progress
+from towpath.sinks.state.published import (
+    HeardProgress,
+    ProgressSource,
+    PublishedProgress,
+    not_alive,
 )
-from towpath.sinks.state.progress import (
-    Offsets,
-    Progress,
-    progress_path,
-    read_progress,
-    sink_folder,
-)
-from towpath.sinks.state.refetches import refetch_ids
 from towpath.sinks.wait.errors import NotAppliedError, UnknownLsnError
 from towpath.sinks.wait.source import SlotStatus
 
-# A check is a round trip to the database, or a small file: a fraction of a millisecond.
+# A check is a round trip to the database or to the broker: about a millisecond.
 LOOK_EVERY_S: Final = 0.01
 
 # The relay stores its marks, and checks which commits are visible, ten times a second.
@@ -101,12 +96,13 @@ class Wait:
         self,
         settings: Settings,
         sink: Sink,
+        source: ProgressSource,
         clock: Clock,
         timeout_s: float,
     ) -> None:
         self._slot_name = settings.database.slot
-        self._folder: Path = settings.state_folder
         self._sink = sink
+        self._source = source
         self._clock = clock
         self._timeout_s = timeout_s
         self._deadline = Deadline(clock, timeout_s)
@@ -128,8 +124,7 @@ class Wait:
         self._until_confirmed(lsn, slot)
         self._until(lambda: _outside(lsn, history.start_lsn()))
         confirmed_s = self._clock.monotonic_s() - began_s
-        ends = self._ends(cluster)
-        progress = self._until_passed(ends)
+        progress = self._until_passed(cluster)
         waited_s = self._clock.monotonic_s() - began_s
         return Applied(
             sink=self._sink.name,
@@ -164,19 +159,19 @@ class Wait:
 
         self._until(missing)
 
-    def _ends(self, cluster: Cluster) -> Offsets:
+    def _ends(self, before: HeardProgress | None, cluster: Cluster) -> Offsets:
         """
         Return the ends of the sink's topics.
 
         Raises:
             NotAppliedError: The sink has applied more than exists.
         """
-        before = self._progress()
+        applied = {} if before is None else before.record.applied
         topics = Routes(self._sink).matching(cluster.names())
         ends = cluster.end_offsets(topics)
         for topic, partitions in ends.items():
             for partition, end in partitions.items():
-                if before.applied.get(topic, {}).get(partition, 0) > end:
+                if applied.get(topic, {}).get(partition, 0) > end:
                     message = (
                         f"the topic {topic} was recreated since the sink "
                         f"{self._sink.name} read it"
@@ -184,37 +179,35 @@ class Wait:
                     raise NotAppliedError(message)
         return ends
 
-    def _until_passed(self, ends: Offsets) -> Progress:
-        progress = self._progress()
-        pending: frozenset[bytes] | None = None
+    def _until_passed(self, cluster: Cluster) -> Progress:
+        name = self._sink.name
+        heard = self._source.read(name)
+        ends, run = self._ends(heard, cluster), _run_of(heard)
+        pending_below: int | None = None
 
         def missing() -> str | None:
-            nonlocal progress, pending
-            progress = self._progress()
-            left = records_between(progress.applied, ends)
-            why = f": {progress.error}" if progress.error else ""
-            if left:
-                return f"the sink {self._sink.name} has {left:,} records to go{why}"
-            if self._is_being_filled():
-                return f"the sink {self._sink.name} is still being filled{why}"
+            nonlocal heard, ends, run, pending_below
+            heard = self._source.read(name)
+            if _run_of(heard) != run:
+                ends, run, pending_below = (
+                    self._ends(heard, cluster),
+                    _run_of(heard),
+                    None,
+                )
+            why_not = not_alive(heard, name)
+            if heard is None or why_not is not None:
+                return why_not
+            record = heard.record
+            missing_rows = _missing_rows(heard, ends)
+            if missing_rows is not None:
+                return missing_rows
             # Refetches of later changes do not count: the wait might never end.
-            now = refetch_ids(self._folder, self._sink.name)
-            pending = now if pending is None else pending & now
-            if pending:
-                return (
-                    f"the sink {self._sink.name} has requested {len(pending):,} rows "
-                    f"that have not arrived yet{why}"
-                )
-            # Last: a deferred route is noted before its refetches end.
-            if routes := incomplete.routes(self._folder, self._sink.name):
-                return (
-                    f"the sink {self._sink.name} lost rows of {', '.join(routes)}, "
-                    "which are being read again: towpath snapshot list"
-                )
-            return None
+            if pending_below is None:
+                pending_below = record.refetches.next
+            return _missing_refetches(record, pending_below)
 
         self._until(missing)
-        return progress
+        return Progress(name) if heard is None else heard.record.progress
 
     def _until(self, missing: Callable[[], str | None]) -> None:
         """Wait until ``missing`` returns nothing."""
@@ -224,15 +217,38 @@ class Wait:
                 raise NotAppliedError(message)
             self._clock.wait(LOOK_EVERY_S)
 
-    def _progress(self) -> Progress:
-        name = self._sink.name
-        return read_progress(progress_path(self._folder, name), name)
 
-    def _is_being_filled(self) -> bool:
-        """Return whether the sink began late and is not filled yet."""
-        folder = sink_folder(self._folder, self._sink.name)
-        began_late = (folder / STARTING_OFFSETS_FILE).exists()
-        return began_late and not (folder / READY_FILE).exists()
+def _run_of(heard: HeardProgress | None) -> int | None:
+    return None if heard is None else heard.record.run
+
+
+def _missing_rows(heard: HeardProgress, ends: Offsets) -> str | None:
+    """Return which records below the ends a sink that runs has not applied."""
+    record = heard.record
+    why = f": {record.progress.error}" if record.progress.error else ""
+    if left := records_between(heard.certain, ends):
+        if not record.is_open:
+            return f"the sink {record.sink} is starting{why}"
+        return f"the sink {record.sink} has {left:,} records to go{why}"
+    if record.is_filling:
+        return f"the sink {record.sink} is still being filled{why}"
+    return None
+
+
+def _missing_refetches(record: PublishedProgress, below: int) -> str | None:
+    """Return which rows a sink still reads again."""
+    why = f": {record.progress.error}" if record.progress.error else ""
+    if record.refetches.has_any_below(below):
+        return (
+            f"the sink {record.sink} has requested {record.refetches.pending:,} rows "
+            f"that have not arrived yet{why}"
+        )
+    if record.unfilled:
+        return (
+            f"the sink {record.sink} lost rows of {', '.join(record.unfilled)}, "
+            "which are being read again: towpath snapshot list"
+        )
+    return None
 
 
 def _check_end(lsn: int, status: SlotStatus) -> None:

@@ -239,8 +239,15 @@ class SinkCatchUp:
     def _steady(
         self, half: SinkProgress, applied: SinkProgress, found: Figures
     ) -> Figures:
-        """Return the figures of the second half of the backlog."""
+        """
+        Return the figures of the second half of the backlog.
+
+        Raises:
+            BenchError: The half was applied between two looks at the progress.
+        """
         rows = applied.records - half.records
+        if not rows:
+            self._end("half of the backlog is too short to be measured: more --rows")
         executors_s = sum(
             value
             for name, value in found.items()

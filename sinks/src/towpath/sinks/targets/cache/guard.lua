@@ -13,7 +13,7 @@
 -- rows, and answers how many were applied, how many stale.
 --
 -- towpath_sweep KEYS: some rows. ARGV[1]: a position. Takes the rows below it away,
--- tombstones too, and answers how many.
+-- tombstones too, and answers how many. What has no position is no row: it stays.
 --
 -- towpath_witness KEYS[1]: a witness. ARGV[1]: its id, ARGV[2]: the count that it must
 -- have reached. Counts on and answers the new count; or 0 if its count is too low, or
@@ -68,7 +68,7 @@ end
 local function position_of(key)
   local stored = redis.pcall('HGET', key, '_position')
   if type(stored) ~= 'table' then return stored end
-  -- An error: no hash, but someone else's, under a name of ours.
+  -- An error: no hash, but a foreign value under the name of a row, which replaces it.
   redis.call('DEL', key)
   return false
 end
@@ -138,8 +138,8 @@ end
 local function sweep(keys, arguments)
   local swept = 0
   for _, key in ipairs(keys) do
-    local stored = redis.call('HGET', key, '_position')
-    if stored and is_above(arguments[1], stored) then
+    local stored = redis.pcall('HGET', key, '_position')
+    if type(stored) == 'string' and is_above(arguments[1], stored) then
       swept = swept + redis.call('DEL', key)
     end
   end

@@ -17,6 +17,9 @@ from towpath.sinks.targets.cache.schema import (
 # Hashes per round trip; the server returns them in about 5 ms.
 ROWS_PER_TRIP: Final = 1000
 
+# The error code of a value of another type.
+_NO_HASH: Final = "WRONGTYPE"
+
 # A server uses only as many bits of a cursor as its hash table has.
 _CURSOR_BITS: Final = 32
 
@@ -29,7 +32,12 @@ class CacheReader:
         self._prefix = prefix
 
     def rows(self, route: str) -> Iterator[StoredRow]:
-        """Yield the rows of all keys of a route; fields are text, null is absent."""
+        """
+        Yield the rows of all keys of a route; fields are text, null is absent.
+
+        A value of another type, which a foreign program wrote under the name of a row,
+        is a row without fields and position.
+        """
         with translated():
             self._servers.discover()
         places = self._places(route)
@@ -107,9 +115,19 @@ class CacheReader:
             indexes.append(index)
         found: list[dict[str, str]] = [{}] * len(places)
         for pipeline, indexes in pipelines.values():
-            for index, fields in zip(indexes, pipeline.execute(), strict=True):
-                found[index] = fields
+            answers = pipeline.execute(raise_on_error=False)
+            for index, fields in zip(indexes, answers, strict=True):
+                found[index] = _row_or_foreign(fields)
         return found
+
+
+def _row_or_foreign(answer: dict[str, str] | Exception) -> dict[str, str]:
+    """Return a hash; of a foreign value that is none, a row below every position."""
+    if not isinstance(answer, Exception):
+        return answer
+    if str(answer).startswith(_NO_HASH):
+        return {POSITION_FIELD: ""}
+    raise answer
 
 
 def _stored(key: str, fields: dict[str, str]) -> StoredRow:

@@ -1,16 +1,56 @@
-"""Removing a sink's data from Redis: rows, tombstones, floors, witnesses."""
+"""
+Removing a sink's data, and checking rights and health of the cache.
 
-from collections.abc import Iterable
+The data are rows, tombstones, floors and witnesses. The server shows a user's rights to
+administrators only. So each command is sent in a form that changes nothing: for a key
+that no row has, or with arguments that the command refuses, which the server checks
+after the user's rights.
+"""
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
+import redis
+
+from towpath.schemas.clock import Clock
+from towpath.schemas.findings import CheckFinding, clock_findings
 from towpath.settings import Sink
+from towpath.sinks.key_text import key_text
 from towpath.sinks.targets.cache.client import SCANNED_AT_ONCE, Servers, translated
 from towpath.sinks.targets.cache.schema import (
     floors_key,
+    route_key_prefix,
     scan_pattern,
     witness_keys,
 )
+from towpath.sinks.targets.health import CacheHealth, cache_findings
+
+# Commands without a key, then commands on the sink's keys.
+_KEYLESS: Final = (
+    ("INFO", "server"),
+    ("SCAN", "0"),
+    ("FUNCTION", "LOAD", ""),
+    ("FCALL", "towpath_no_such_function", "0"),
+)
+_KEYED: Final = (
+    ("HGETALL", "{key}"),
+    ("HGET", "{key}", "f"),
+    ("HMGET", "{key}", "f"),
+    ("HEXISTS", "{key}", "f"),
+    ("HLEN", "{key}"),
+    ("EXISTS", "{key}"),
+    ("HSET", "{key}", "f", "v", "without a value"),
+    ("HINCRBY", "{key}", "f", "no number"),
+    ("HDEL", "{key}", "f"),
+    ("EXPIRE", "{key}", "1"),
+    ("DEL", "{key}"),
+    ("UNLINK", "{key}"),
+)
+_CLUSTER: Final = ("CLUSTER", "SLOTS")
+# The refusal of a key contains this word; other refusals concern a command.
+_KEY_REFUSAL: Final = "access"
 
 
 def erase(sink: Sink, prefix: str) -> None:
@@ -47,3 +87,147 @@ def _unlink(client: Any, places: Iterable[str]) -> None:  # noqa: ANN401 - redis
         for place in batch:
             pipeline.unlink(place)
         pipeline.execute()
+
+
+def health(sink: Sink, clock: Clock) -> Iterator[CheckFinding]:
+    """
+    Check the servers of a cache, and their clocks.
+
+    Raises:
+        UnavailableError: The cache does not answer.
+        CacheRefusedError: It refuses the credentials or INFO.
+    """
+    servers = Servers(sink.url)
+    try:
+        with translated():
+            servers.discover()
+            found = []
+            for client in servers.all:
+                before = clock.now()
+                state = _health(client)
+                found.append(state)
+                if state.now is not None:
+                    name = f"{state.address}"
+                    yield from clock_findings(name, state.now, before, clock.now())
+    finally:
+        servers.close()
+    yield from cache_findings(sink, found)
+
+
+def _health(client: Any) -> CacheHealth:  # noqa: ANN401 - redis-py's
+    values: dict[str, Any] = {}
+    # One section at a time: a server that is too old refuses several at once.
+    for section in ("server", "memory", "persistence"):
+        values |= client.info(section)
+    place = client.connection_pool.connection_kwargs
+    statuses = ("rdb_last_bgsave_status", "aof_last_write_status")
+    saves = _permitted(client.config_get, "save")
+    now = _permitted(client.time)
+    return CacheHealth(
+        address=f"{place.get('host', 'the cache')}:{place.get('port', '')}",
+        version=str(values.get("redis_version", "")),
+        policy=str(values.get("maxmemory_policy", "noeviction")),
+        used_bytes=int(values.get("used_memory", 0)),
+        bound_bytes=int(values.get("maxmemory", 0)),
+        keeps_file=bool(values.get("aof_enabled", 0)),
+        saves=None if saves is None else bool(saves.get("save")),
+        file_failed=any(values.get(name, "ok") != "ok" for name in statuses),
+        now=None if now is None else datetime.fromtimestamp(now[0] + now[1] / 1e6, UTC),
+    )
+
+
+def _permitted(call: Any, *words: str) -> Any:  # noqa: ANN401 - redis-py's
+    """Return the answer of a call; None if the user may not make it."""
+    try:
+        return call(*words)
+    except redis.exceptions.NoPermissionError:
+        return None
+
+
+def missing_rights(sink: Sink, prefix: str) -> Iterator[str]:
+    """
+    List the rights that the user of a sink's address lacks.
+
+    Args:
+        sink: The sink.
+        prefix: The prefix of every key.
+
+    Raises:
+        UnavailableError: The cache does not answer.
+        CacheRefusedError: It refuses the credentials.
+    """
+    servers = Servers(sink.url)
+    try:
+        with translated():
+            calls = list(dict.fromkeys(_refused_calls(servers, prefix)))
+            names = list(_refused_names(servers, sink, prefix))
+    finally:
+        servers.close()
+    if calls:
+        yield (
+            f"the cache's user may not run {', '.join(calls)}: "
+            f"ACL SETUSER <user> {' '.join(map(_grant, calls))}"
+        )
+    if names:
+        yield (
+            f"the cache's user may not read and write {', '.join(names)}: "
+            f"ACL SETUSER <user> ~{key_text((prefix,))}:*"
+        )
+
+
+def _refused_calls(servers: Servers, prefix: str) -> Iterator[str]:
+    # No row has such a key, and nothing is ever written to it.
+    key = f"{key_text((prefix,))}:_rights"
+    first = servers.first
+    is_known = _refusal(first, ("INFO", "cluster")) is None
+    if is_known:
+        is_cluster = bool(first.info("cluster").get("cluster_enabled"))
+        if is_cluster and _refusal(first, _CLUSTER) is not None:
+            yield "CLUSTER SLOTS"
+            return
+        servers.discover()
+    for call in (*_KEYLESS, *_KEYED):
+        words = tuple(word.replace("{key}", key) for word in call)
+        client = servers.client_of(key) if is_known else first
+        refusal = _refusal(client, words)
+        if refusal is not None and _KEY_REFUSAL not in refusal:
+            yield " ".join(words[:2]) if words[0] == "FUNCTION" else words[0]
+
+
+def _refused_names(servers: Servers, sink: Sink, prefix: str) -> Iterator[str]:
+    """Yield one key of each kind that the user may not read and write."""
+    if not servers.all:
+        return
+    yield from (
+        place
+        for place in _names(servers, sink, prefix)
+        if _KEY_REFUSAL
+        in (_refusal(servers.client_of(place), ("HSET", place, "f", "v", "none")) or "")
+        or _KEY_REFUSAL
+        in (_refusal(servers.client_of(place), ("HGETALL", place)) or "")
+    )
+
+
+def _names(servers: Servers, sink: Sink, prefix: str) -> Iterable[str]:
+    yield floors_key(prefix)
+    yield witness_keys(prefix, sink.name, is_cluster=servers.is_cluster)[0]
+    for route in sink.route:
+        yield f"{route_key_prefix(prefix, route.name)}1"
+
+
+def _refusal(client: Any, words: tuple[str, ...]) -> str | None:  # noqa: ANN401 - redis-py's
+    """Return the server's refusal of a command; ``None`` if the user may run it."""
+    try:
+        client.execute_command(*words)
+    except redis.exceptions.NoPermissionError as error:
+        return str(error)
+    except redis.AuthenticationError:
+        raise
+    except redis.ResponseError:
+        # The command itself refuses the arguments: the user may run it.
+        return None
+    return None
+
+
+def _grant(call: str) -> str:
+    return "+" + call.lower().replace(" ", "|")

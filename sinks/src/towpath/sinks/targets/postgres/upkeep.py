@@ -1,11 +1,15 @@
-"""Dropping a sink's tables, and listing the rights that its user lacks."""
+"""Dropping a sink's tables, and checking rights and health of the target."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from psycopg import sql
 
+from towpath.schemas.clock import Clock
+from towpath.schemas.findings import CheckFinding, clock_findings
 from towpath.settings import Sink
 from towpath.sinks.postgres import Connection
+from towpath.sinks.targets.health import TargetHealth, target_findings
 from towpath.sinks.targets.postgres import schema
 from towpath.sinks.targets.postgres.client import TargetSession
 from towpath.sinks.targets.postgres.schema import TargetTable
@@ -91,3 +95,33 @@ def _drop(connection: Connection, table: TargetTable) -> None:
         drop = sql.SQL("drop {} if exists {}").format(sql.SQL(kind), name)
         connection.execute(drop)
     connection.execute(schema.unregistration(table))
+
+
+def health(sink: Sink, clock: Clock) -> Iterator[CheckFinding]:
+    """
+    Check the server of a target, and its clock.
+
+    Raises:
+        UnavailableError: The target cannot be reached.
+    """
+    session = TargetSession(sink.url)
+    try:
+        with session.transaction() as connection:
+            before = clock.now()
+            row = connection.execute(_HEALTH).fetchone()
+            after = clock.now()
+    finally:
+        session.close()
+    if row is not None:
+        found = TargetHealth(*row)
+        if found.now is not None:
+            yield from clock_findings("the target", found.now, before, after)
+        yield from target_findings(sink, found)
+
+
+_HEALTH: Final = (
+    "select current_setting('server_version_num')::int, pg_is_in_recovery(),"
+    " current_setting('fsync') = 'on',"
+    " (select count(*) from pg_stat_activity where backend_type = 'client backend'),"
+    " current_setting('max_connections')::int, clock_timestamp()"
+)

@@ -21,17 +21,28 @@ takes over.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any, Final
 
 import structlog
 from opensearchpy import OpenSearch
+from opensearchpy.exceptions import AuthorizationException
 
 from towpath.schemas.clock import Clock, Deadline
+from towpath.schemas.findings import CheckFinding, clock_findings
 from towpath.settings import SearchOptions, Sink
 from towpath.sinks.change import Change
 from towpath.sinks.errors import TargetUnavailableError
+from towpath.sinks.targets.health import (
+    FLOOD_STAGE,
+    LOW_WATERMARK,
+    Disk,
+    IndexHealth,
+    SearchHealth,
+    search_findings,
+)
 from towpath.sinks.targets.search.client import connect, translated
 from towpath.sinks.targets.search.indexes import Indexes
 from towpath.sinks.targets.search.schema import (
@@ -43,6 +54,7 @@ from towpath.sinks.targets.search.schema import (
 
 # About ten thousand documents are deleted per second; a longer sweep is retried.
 SWEPT_WITHIN_S: Final = 600.0
+_WATERMARK: Final = "cluster.routing.allocation.disk.watermark."
 
 _log = structlog.get_logger("towpath.sinks.search")
 
@@ -290,3 +302,79 @@ class RefreshControl:
             body = {"index": {"refresh_interval": wanted}}
             with translated():
                 self.client.indices.put_settings(index=index, body=body)
+
+
+def health(sink: Sink, clock: Clock) -> Iterator[CheckFinding]:
+    """
+    Check the servers of a search index, their clock, and the sink's indexes.
+
+    Raises:
+        UnavailableError: OpenSearch does not answer.
+        SearchRefusedError: It refuses the credentials.
+    """
+    client = connect(sink.url)
+    try:
+        with translated():
+            before = clock.now()
+            found = _health(client, sink)
+    finally:
+        client.close()
+    if found.now is not None:
+        yield from clock_findings("OpenSearch", found.now, before, clock.now())
+    yield from search_findings(sink, found)
+
+
+def _health(client: OpenSearch, sink: Sink) -> SearchHealth:
+    version = client.info()["version"]["number"]
+    cluster = _permitted(client, "/_cluster/health")
+    nodes = _permitted(client, "/_nodes/stats/fs").get("nodes", {}).values()
+    bounds = _watermarks(client)
+    names = ",".join(route.name for route in sink.route)
+    params = {"ignore_unavailable": "true", "expand_wildcards": "none"}
+    indexes = client.indices.get(index=names, params=params)
+    stamps = [node["timestamp"] for node in nodes if "timestamp" in node]
+    return SearchHealth(
+        version=version,
+        status=cluster.get("status"),
+        node_count=cluster.get("number_of_data_nodes"),
+        disks={
+            node["name"]: Disk(disk["total_in_bytes"], disk["available_in_bytes"])
+            for node in nodes
+            if (disk := node.get("fs", {}).get("total", {})).get("total_in_bytes")
+        },
+        low_watermark=bounds.get("low", LOW_WATERMARK),
+        flood_stage=bounds.get("flood_stage", FLOOD_STAGE),
+        indexes=[_index_health(*each) for each in sorted(indexes.items())],
+        now=datetime.fromtimestamp(max(stamps) / 1000, UTC) if stamps else None,
+    )
+
+
+def _watermarks(client: OpenSearch) -> dict[str, str]:
+    """Return the bounds of the disks by name; none if they are hidden from the user."""
+    answer = _permitted(client, "/_cluster/settings?include_defaults&flat_settings")
+    return {
+        name.removeprefix(_WATERMARK): value
+        for level in ("defaults", "persistent", "transient")
+        for name, value in answer.get(level, {}).items()
+        if name.startswith(_WATERMARK)
+    }
+
+
+def _index_health(name: str, description: Mapping[str, Any]) -> IndexHealth:
+    settings = description["settings"]["index"]
+    blocks = settings.get("blocks", {})
+    return IndexHealth(
+        name=name,
+        replicas=int(settings.get("number_of_replicas", 1)),
+        blocks=sorted(block for block, value in blocks.items() if value == "true"),
+        refresh=settings.get("refresh_interval", ""),
+        dynamic=str(description.get("mappings", {}).get("dynamic", "true")),
+    )
+
+
+def _permitted(client: OpenSearch, path: str) -> Any:  # noqa: ANN401 - any JSON
+    """Return the answer of a call; an empty one if the user may not make it."""
+    try:
+        return client.transport.perform_request("GET", path)
+    except AuthorizationException:
+        return {}

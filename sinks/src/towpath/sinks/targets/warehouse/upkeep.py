@@ -19,7 +19,9 @@ from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
 
 from towpath.schemas.clock import Clock
-from towpath.settings import Sink, WarehouseOptions
+from towpath.schemas.findings import CheckFinding
+from towpath.settings import RouteKind, Sink, WarehouseOptions
+from towpath.sinks.targets.health import LakeHealth, lake_findings
 from towpath.sinks.targets.warehouse.client import (
     CATALOG,
     UNDEFINED_TABLE,
@@ -194,6 +196,42 @@ def _drop_view(catalog: Catalog, name: LakeName) -> None:
     names = {"catalog": CATALOG, "namespace": name.namespace, "view": name.table}
     with _unless_absent(), catalog.engine.begin() as connection:
         connection.execute(_DROP_VIEW, names)
+
+
+def health(sink: Sink, _clock: Clock) -> Iterator[CheckFinding]:
+    """
+    Check the tables of a warehouse by their metadata; no row is read.
+
+    Raises:
+        UnavailableError: The catalog or the files cannot be read.
+    """
+    tables: list[LakeHealth] = []
+    with translated():
+        catalog = open_catalog(sink)
+        try:
+            for route in sink.route:
+                with _unless_absent():
+                    is_table = route.kind is RouteKind.TABLE
+                    name = lake_name(route.name)
+                    tables.append(_health(catalog, name, is_table=is_table))
+        finally:
+            catalog.close()
+    yield from lake_findings(sink, tables)
+
+
+def _health(catalog: Catalog, name: LakeName, *, is_table: bool) -> LakeHealth:
+    metadata = catalog.load_table(tuple(name)).metadata
+    current = metadata.current_snapshot()
+    summary = None if current is None else current.summary
+    counts = [] if summary is None else [summary.get(key) for key in _FILE_COUNTS]
+    identifiers = metadata.schema().identifier_field_ids
+    return LakeHealth(
+        name=name.in_catalog,
+        format_version=metadata.format_version,
+        files=sum(int(count or 0) for count in counts),
+        versions=len(metadata.snapshots),
+        has_identifiers=bool(identifiers) or not is_table,
+    )
 
 
 @contextmanager

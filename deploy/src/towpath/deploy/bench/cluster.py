@@ -1,0 +1,159 @@
+"""
+A standalone Spark cluster on this machine, and a sink that shows its path alone.
+
+The cluster has a master, and workers of one core each. The programs are those of the
+installed package; it starts them with the Java of the local stack.
+
+The sink of the kind ``null`` has no target: it decodes and folds, and writes nothing.
+It keeps no guard and no floors, so it equals nothing: only the number of changes is
+counted. Its kind is no choice for users: it exists for processes that have the folder
+of ``install_null_sink`` on their path.
+"""
+
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from towpath.deploy.errors import NotReadyError
+from towpath.deploy.local.part import Part, StateFolder
+from towpath.deploy.local.ports import LOOPBACK, check_listens
+from towpath.settings import RouteKind
+from towpath.settings import Sink as SinkSettings
+from towpath.settings.sink import KINDS_GROUP
+from towpath.sinks.errors import PrerequisiteError
+from towpath.sinks.jars import java
+from towpath.sinks.kinds import ExecutorParts, Kind, SinkParts
+from towpath.sinks.ports import Batch, Checkpoint
+from towpath.sinks.tally import Tally
+
+_DAEMON: Final = "org.apache.spark.deploy"
+_DAEMON_MEMORY: Final = "256m"
+_QUICK: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
+_REGISTERED: Final = "Successfully registered with master"
+# An executor of one core, with the engine's overhead.
+_WORKER_MEMORY: Final = "2g"
+
+KIND_NAME: Final = "null"
+
+_ENTRY_POINTS: Final = f"""\
+[{KINDS_GROUP}]
+{KIND_NAME} = {__name__}:KIND
+"""
+
+
+def master_url(port: int) -> str:
+    """Return the address of a master, as ``[spark] master`` takes it."""
+    return f"spark://{LOOPBACK}:{port}"
+
+
+def master_part(state: StateFolder, port: int) -> Part:
+    """Describe the master."""
+    words = ("--host", LOOPBACK, "--port", str(port), "--webui-port", "0")
+    return Part(
+        name="spark-master",
+        command=(str(_programs() / "spark-class"), f"{_DAEMON}.master.Master", *words),
+        folder=state.root,
+        env=environment(state),
+        port=port,
+        probe=lambda: check_listens(port),
+    )
+
+
+def worker_part(
+    state: StateFolder, name: str, master_port: int, python_path: Path
+) -> Part:
+    """
+    Describe a worker of one core; its executors keep their files below its name.
+
+    Args:
+        state: The state folder.
+        name: The worker's name.
+        master_port: The port of its master.
+        python_path: A folder with further packages for the tasks.
+    """
+    folder = state.data(name)
+    words = (
+        *("--host", LOOPBACK, "--webui-port", "0", "--cores", "1"),
+        *("--memory", _WORKER_MEMORY, "--work-dir", str(folder)),
+        master_url(master_port),
+    )
+
+    def probe() -> None:
+        if _REGISTERED not in state.log(name).read_text(encoding="utf-8"):
+            message = "the worker has not registered with its master yet"
+            raise NotReadyError(message)
+
+    return Part(
+        name=name,
+        command=(str(_programs() / "spark-class"), f"{_DAEMON}.worker.Worker", *words),
+        folder=state.root,
+        env={**environment(state), "PYTHONPATH": str(python_path)},
+        prepare=lambda: folder.mkdir(parents=True, exist_ok=True),
+        probe=probe,
+    )
+
+
+def environment(state: StateFolder) -> Mapping[str, str]:
+    """Return the whole environment of the cluster's processes."""
+    return {
+        "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
+        "LC_ALL": "C.UTF-8",
+        "JAVA_HOME": str(java.spark_home(state.root / "java")),
+        "SPARK_HOME": str(_programs().parent),
+        "SPARK_LOCAL_IP": LOOPBACK,
+        "SPARK_DAEMON_MEMORY": _DAEMON_MEMORY,
+        "SPARK_DAEMON_JAVA_OPTS": _QUICK,
+        "PYSPARK_PYTHON": sys.executable,
+    }
+
+
+def _programs() -> Path:
+    """
+    Return the folder of Spark's programs.
+
+    Raises:
+        PrerequisiteError: The Python package is not installed.
+    """
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        message = "the Python package pyspark is not installed"
+        raise PrerequisiteError(message)
+    return Path(spec.origin).parent / "bin"
+
+
+def install_null_sink(folder: Path) -> None:
+    """Write what an installer makes of the kind's entry point into a folder."""
+    metadata = folder / "towpath_null-0.dist-info"
+    metadata.mkdir(parents=True, exist_ok=True)
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: towpath-null\nVersion: 0\n", encoding="utf-8"
+    )
+    (metadata / "entry_points.txt").write_text(_ENTRY_POINTS, encoding="utf-8")
+
+
+class NullSink:
+    """Counts changes and events."""
+
+    def __init__(self) -> None:
+        self._tally = Tally()
+
+    def open(self) -> None:
+        """Do nothing: there is no target."""
+
+    def apply(self, batch: Batch) -> None:
+        self._tally.applied += len(batch.changes) + len(batch.events)
+
+    def flush(self) -> Checkpoint:
+        return self._tally.take()
+
+    def close(self) -> None:
+        """Do nothing: there is no connection."""
+
+
+def _make(_sink: SinkSettings, _parts: SinkParts | ExecutorParts) -> NullSink:
+    return NullSink()
+
+
+KIND = Kind(make=_make, spread=_make, routes=frozenset(RouteKind))

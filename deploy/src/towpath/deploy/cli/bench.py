@@ -1,0 +1,342 @@
+"""``towpath bench`` with its sub-commands; each has its own stack, and removes it."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
+
+bench_app = App(name="bench", help="Measure, side by side with others, and verify.")
+
+CaseName = Literal["drain_1", "drain_100", "steady_500", "steady_2000", "steady_5000"]
+FillCaseName = Literal["million_rows"]
+LoadName = Literal["updates", "quiet"]
+SinkCaseName = Literal["checkout", "catch_up"]
+SustainedCaseName = Literal["checkout", "rows"]
+SinkName = Literal["cache", "search", "warehouse"]
+
+
+@bench_app.command(name="relay")
+def bench_relay(  # noqa: PLR0913 - each is an option of the command
+    *,
+    case: Annotated[
+        tuple[CaseName, ...], Parameter(negative="", help="Only these cases.")
+    ] = (),
+    rows: Annotated[int | None, Parameter(validator=Number(gte=1000))] = None,
+    rounds: Annotated[int, Parameter(validator=Number(gte=1, lte=100))] = 3,
+    duration: Annotated[float, Parameter(validator=Number(gte=1))] = 20.0,
+    warm_up: Annotated[float, Parameter(validator=Number(gte=0))] = 10.0,
+    with_debezium: Annotated[bool, Parameter(negative="")] = False,
+    kill: Annotated[bool, Parameter(negative="")] = False,
+    json: Annotated[bool, Parameter(negative="")] = False,
+    keep: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """
+    Measure the relay beside the server's own decoding, and verify every event.
+
+    Five cases: a committed backlog of 250-byte events, with 1 and with 100 rows a
+    transaction, is drained into Kafka (drain_1, drain_100), and a steady load of 500,
+    2,000 and 5,000 transactions a second is followed (steady_500 to steady_5000). A
+    stack of its own is started in a temporary folder and removed again. Everything is
+    fetched before the first measurement; each case is printed when it ends.
+
+    Exit 0 if every run's topic held every event once, unchanged and in order per key;
+    1 if not: the case and what follows it have no figures; 3 if a part was unavailable.
+
+    Args:
+        case: Only these cases; may be given several times.
+        rows: Rows of a backlog [300,000; with --kill 100,000].
+        rounds: How often each system runs each case; the order alternates.
+        duration: Seconds for which a steady load is measured.
+        warm_up: Seconds for which a steady load goes on before that.
+        with_debezium: Measure Debezium too, stock and tuned; fetches its archives.
+        kill: Kill the relay in the middle of a drain instead, and count what is lost
+            and repeated, and how long the first new event takes.
+        json: Print one JSON document.
+        keep: Leave logs and configuration files in place.
+    """
+    from towpath.deploy.bench.runner import (  # noqa: PLC0415 - keeps --help fast
+        Benchmark,
+        run_benchmark,
+    )
+    from towpath.loadtests.bench.context import CASES, BenchOptions  # noqa: PLC0415 - as above
+    from towpath.loadtests.bench.measurements import KILL_ROWS  # noqa: PLC0415 - as above
+    from towpath.loadtests.bench.relay import (  # noqa: PLC0415 - as above
+        measure_kill,
+        measure_relay,
+    )
+    from towpath.loadtests.bench.result import draw  # noqa: PLC0415 - as above
+
+    options = BenchOptions(
+        rows=rows or (KILL_ROWS if kill else BenchOptions().rows),
+        rounds=rounds,
+        duration_s=duration,
+        warm_up_s=warm_up,
+        cases=tuple(name for name in CASES if not case or name in case),
+        with_debezium=with_debezium,
+    )
+    benchmark = Benchmark(measure_kill if kill else measure_relay, draw)
+    return run_benchmark(options, benchmark, keep=keep, as_json=json)
+
+
+@bench_app.command(name="snapshot")
+def bench_snapshot(  # noqa: PLR0913 - each is an option of the command
+    *,
+    case: Annotated[
+        tuple[FillCaseName, ...], Parameter(negative="", help="Only these cases.")
+    ] = (),
+    load: Annotated[
+        tuple[LoadName, ...], Parameter(negative="", help="Only these loads.")
+    ] = ("updates", "quiet"),
+    rows: Annotated[int, Parameter(validator=Number(gte=1000))] = 1_000_000,
+    rounds: Annotated[int, Parameter(validator=Number(gte=1, lte=100))] = 1,
+    duration: Annotated[float, Parameter(validator=Number(gte=1))] = 20.0,
+    warm_up: Annotated[float, Parameter(validator=Number(gte=0))] = 10.0,
+    with_debezium: Annotated[bool, Parameter(negative="")] = False,
+    json: Annotated[bool, Parameter(negative="")] = False,
+    keep: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """
+    Measure how fast a snapshot is in Kafka, and verify every row of it.
+
+    A table of 200-byte rows is read into a real broker (acks=all, whole envelopes),
+    while 200 transactions a second update it and once more on a quiet server, beside a
+    bare COPY of it. Latency of the updates is measured before the snapshot and while it
+    runs. A stack of its own is started in a temporary folder and removed again.
+
+    Exit 0 if every run's topic held every key, each one's last value, every update, and
+    (of the relay) no row older than a change before it; 1 if not: the case and what
+    follows it have no figures; 3 if a part was unavailable.
+
+    Args:
+        case: There is one, million_rows.
+        load: Only one of the two loads.
+        rows: Rows of the table.
+        rounds: How often each system runs; the order alternates.
+        duration: Seconds for which the updates alone are measured.
+        warm_up: Seconds for which they go on before that.
+        with_debezium: Measure Debezium too: its incremental snapshot stock, tuned, and
+            tuned and read-only, and its initial one in chunks with four threads;
+            fetches its archives.
+        json: Print one JSON document.
+        keep: Leave logs and configuration files in place.
+    """
+    from towpath.deploy.bench.runner import (  # noqa: PLC0415 - keeps --help fast
+        Benchmark,
+        run_benchmark,
+    )
+    from towpath.loadtests.bench.context import BenchOptions  # noqa: PLC0415 - as above
+    from towpath.loadtests.bench.snapshot.fill import measure_snapshots  # noqa: PLC0415 - as above
+    from towpath.loadtests.bench.snapshot.result import draw  # noqa: PLC0415 - as above
+
+    options = BenchOptions(
+        rows=rows,
+        rounds=rounds,
+        duration_s=duration,
+        warm_up_s=warm_up,
+        cases=case,
+        with_debezium=with_debezium,
+    )
+    benchmark = Benchmark(partial(measure_snapshots, loads=load), draw)
+    return run_benchmark(options, benchmark, keep=keep, as_json=json)
+
+
+@bench_app.command(name="sinks")
+def bench_sinks(  # noqa: PLR0913 - each is an option of the command
+    *,
+    case: Annotated[
+        tuple[SinkCaseName, ...], Parameter(negative="", help="Only these cases.")
+    ] = ("checkout", "catch_up"),
+    sink: Annotated[
+        tuple[SinkName, ...], Parameter(negative="", help="Only these sinks.")
+    ] = ("cache", "search", "warehouse"),
+    cluster: Annotated[bool, Parameter(negative="")] = False,
+    rows: Annotated[int, Parameter(validator=Number(gte=1000))] = 2_000_000,
+    rate: Annotated[float, Parameter(validator=Number(gt=0))] = 20.0,
+    rates: str = "",
+    duration: Annotated[float, Parameter(validator=Number(gte=1))] = 60.0,
+    warm_up: Annotated[float, Parameter(validator=Number(gte=0))] = 20.0,
+    json: Annotated[bool, Parameter(negative="")] = False,
+    keep: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """
+    Measure the three sinks: how long readers wait, and how fast a backlog is applied.
+
+    checkout: the demo's shop sells at a stated rate, with all three sinks and their
+    drivers; measured is the time from a commit to the first read that finds it, through
+    each target's own API. catch_up: a table is put into Kafka while no sink runs; then
+    each sink alone reads it into an empty target, and beside it, in the same run, stand
+    plain pipelined writes, the search client's bulk load of the same ids, and one MERGE
+    of the same rows from Parquet. With --cluster instead: the backlog is applied by the
+    driver alone, and by the executors of one and of two workers of a standalone cluster
+    with one core each, into the cache, the search index, the warehouse, and a sink
+    without a target, which shows the path alone. Each case has a stack of its own in a
+    temporary folder, removed again.
+
+    Exit 0 if every sink equalled the source afterwards, key by key; 1, without any
+    figures, if not; 3 if a part was unavailable.
+
+    Args:
+        case: Only these cases; may be given several times.
+        sink: Only these sinks catch up; may be given several times.
+        cluster: Measure executors against the driver, instead of the cases.
+        rows: Rows of the backlog.
+        rate: Checkouts a second.
+        rates: Several rates instead, as 20,40,60: one after the other; the highest
+            that met all budgets is reported.
+        duration: Seconds for which each rate is measured.
+        warm_up: Seconds for which it goes on before that.
+        json: Print one JSON document.
+        keep: Leave logs and configuration files in place.
+    """
+    from towpath.deploy.bench.sinks import (  # noqa: PLC0415 - keeps --help fast
+        SinkBenchOptions,
+        rates_of,
+        run_sink_benchmark,
+    )
+    from towpath.loadtests.bench.sinks.result import CLUSTER  # noqa: PLC0415 - as above
+
+    options = SinkBenchOptions(
+        cases=(CLUSTER,) if cluster else case,
+        sinks=sink,
+        rows=rows,
+        rates=rates_of(rates) if rates else (rate,),
+        duration_s=duration,
+        warm_up_s=warm_up,
+    )
+    return run_sink_benchmark(options, keep=keep, as_json=json)
+
+
+@bench_app.command(name="outbox")
+def bench_outbox(
+    *,
+    writers: Annotated[int, Parameter(validator=Number(gte=1, lte=64))] = 2,
+    rounds: Annotated[int, Parameter(validator=Number(gte=1, lte=100))] = 3,
+    duration: Annotated[float, Parameter(validator=Number(gte=1))] = 10.0,
+    warm_up: Annotated[float, Parameter(validator=Number(gte=0))] = 2.0,
+    json: Annotated[bool, Parameter(negative="")] = False,
+    keep: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """
+    Measure commits a second with and without an event, in the library's three ways.
+
+    Each writer is a process with one connection, which inserts a row and records its
+    event, by psycopg 3 and with a schema. Beside the three ways stand the same
+    transaction without an event, and one with an insert that was written by hand. A
+    stack of its own is started in a temporary folder and removed again.
+
+    Exit 0 if every row had its event in the log once; 1, without any figures, if not; 3
+    if a part was unavailable.
+
+    Args:
+        writers: Writers side by side.
+        rounds: How often each way runs; the order alternates.
+        duration: Seconds for which each is measured.
+        warm_up: Seconds for which it goes on before that.
+        json: Print one JSON document.
+        keep: Leave logs and configuration files in place.
+    """
+    from towpath.deploy.bench.outbox import (  # noqa: PLC0415 - keeps --help fast
+        draw,
+        measure_outbox,
+    )
+    from towpath.deploy.bench.runner import (  # noqa: PLC0415 - as above
+        Benchmark,
+        run_benchmark,
+    )
+    from towpath.loadtests.bench.context import BenchOptions  # noqa: PLC0415 - as above
+
+    options = BenchOptions(
+        rows=0, rounds=rounds, duration_s=duration, warm_up_s=warm_up
+    )
+    benchmark = Benchmark(partial(measure_outbox, writers=writers), draw)
+    return run_benchmark(options, benchmark, keep=keep, as_json=json)
+
+
+@bench_app.command(name="checkout")
+def bench_checkout(  # noqa: PLR0913 - each is an option of the command
+    *,
+    case: SustainedCaseName = "checkout",
+    rates: str = "",
+    refine: Annotated[int, Parameter(validator=Number(gte=0, lte=10))] = 1,
+    orders: Annotated[int, Parameter(validator=Number(gte=0))] = 50_000,
+    duration: Annotated[float, Parameter(validator=Number(gte=1))] = 300.0,
+    warm_up: Annotated[float, Parameter(validator=Number(gte=0))] = 60.0,
+    json: Annotated[bool, Parameter(negative="")] = False,
+    keep: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """
+    Find the highest rate that the whole shop sustains on this machine, and its bound.
+
+    checkout: four services, relay, drivers and the three sinks, and customers who check
+    out, pay, cancel and return at an open-loop rate. rows: relay and sinks alone, fed
+    by SQL. Rates step up until one is not sustained: a request failed, a part
+    restarted, or a backlog rose over the measured time, be it unsettled orders, bytes
+    of the log or records of a sink. Each rate is printed when it ends, with the lag
+    that readers of each sink saw, the time of a saga, and the processor time of each
+    part. A stack of its own is started in a temporary folder and removed again.
+
+    Exit 0 if every sink equalled the source afterwards, and money, stock and parcels
+    agreed in the source and in every sink; 1, without any figures, if not; 3 if a part
+    was unavailable.
+
+    Args:
+        case: checkout, or rows.
+        rates: Steps in ascending order, as 10,20,40: checkouts a second, or rows
+            [5,10,20,40,80; of rows 1000,2500,5000].
+        refine: How many rates to try between the highest sustained and the next step.
+        orders: How many orders exist before the relay starts.
+        duration: Seconds for which each rate is measured.
+        warm_up: Seconds of each rate before that; unpaid orders are cancelled after 30.
+        json: Print one JSON document.
+        keep: Leave logs and configuration files in place.
+    """
+    from towpath.deploy.bench.checkout import (  # noqa: PLC0415 - keeps --help fast
+        RATES,
+        CheckoutBenchOptions,
+        run_checkout_benchmark,
+    )
+    from towpath.deploy.bench.sinks import rates_of  # noqa: PLC0415 - as above
+
+    options = CheckoutBenchOptions(
+        case=case,
+        rates=sorted(rates_of(rates)) if rates else RATES[case],
+        refine=refine,
+        orders=orders,
+        duration_s=duration,
+        warm_up_s=warm_up,
+    )
+    return run_checkout_benchmark(options, keep=keep, as_json=json)
+
+
+@bench_app.command(name="all")
+def bench_all(
+    *,
+    quick: Annotated[bool, Parameter(negative="")] = False,
+    with_debezium: Annotated[bool, Parameter(negative="")] = False,
+    plot: Path | None = None,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """
+    Run every benchmark, one after the other, and compare each figure in one table.
+
+    Each is a command of its own with its own stack, and verifies its contents. Its
+    cases are printed as they end, and the table in Markdown at the end: the platform's
+    figure, the limit, goal or other system that was measured beside it, and how many
+    times as good it is.
+
+    Exit 0 if every benchmark was verified, otherwise the first code that is not 0.
+
+    Args:
+        quick: Small loads for a short time: under ten minutes on two cores.
+        with_debezium: Measure Debezium too, beside relay and snapshot.
+        plot: Write a plot as SVG to this file too.
+        json: Print one JSON document with the documents of all benchmarks.
+    """
+    from towpath.deploy.bench.runner import (  # noqa: PLC0415 - keeps --help fast
+        AllOptions,
+        run_all,
+    )
+
+    return run_all(AllOptions(quick, with_debezium, json, plot))

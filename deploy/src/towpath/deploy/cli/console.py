@@ -1,0 +1,158 @@
+"""``towpath console``: a web page and a JSON API over the platform."""
+
+import ipaddress
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+
+from towpath.cli.options import (
+    ConfigOption,
+    StateOption,
+    config_file,
+    read_settings,
+)
+from towpath.deploy.cli.stack import read_document
+from towpath.schemas.clock import SystemClock
+from towpath.schemas.failure import UsageError
+from towpath.settings.logs import configure_logs
+
+if TYPE_CHECKING:
+    from flask import Flask
+
+# Pages wait for servers, not for Python; a few viewers at once are the rule.
+_THREADS: Final = 8
+# A shorter token could be found by trying.
+_LEAST_TOKEN_CHARACTERS: Final = 16
+_TOKEN: Final = "TOWPATH_CONSOLE_TOKEN"  # noqa: S105 - the name of a variable
+
+
+class ConsoleTokenError(UsageError):
+    """The console's token is missing or too short."""
+
+    remedy: ClassVar[str] = (
+        "Write at least 16 random characters into a file, and name it by --token-file."
+    )
+
+
+class ConsoleFiles(NamedTuple):
+    """
+    The files of a console, as they were named.
+
+    Attributes:
+        config: The configuration.
+        state: The state folder.
+        demo: The state folder of the demo whose console it is.
+    """
+
+    config: Path | None
+    state: Path | None
+    demo: Path | None = None
+
+
+def console(
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8070,
+    token_file: Path | None = None,
+    config: ConfigOption = None,
+    state: StateOption = None,
+    demo: Path | None = None,
+) -> int:
+    """
+    Serve a web page that shows the platform and acts on it, until Ctrl-C.
+
+    It shows source, relay, topics and sinks with live rates and lag; the slot's log as
+    a plot; snapshots; dead letters; records of topics; the way of one row or aggregate;
+    and the doctor's findings. With a token it acts too, as the commands do. The same is
+    there as JSON, described by /openapi.json. Actions need the token, and on any
+    address but loopback everything does.
+
+    Args:
+        host: The address to listen at; any but loopback needs a token.
+        port: The port to listen at.
+        token_file: A file with the token of the login [TOWPATH_CONSOLE_TOKEN].
+        config: Configuration file.
+        state: State folder.
+        demo: State folder of a demo, whose parts a page may kill.
+    """
+    from towpath.services.plumbing.server import Listen, serve  # noqa: PLC0415 - keeps --help fast
+
+    configure_logs()
+    token = checked_token(_read_token(token_file), host)
+    read_settings(config)
+    print(f"console: http://{host}:{port} (Ctrl-C stops it)", flush=True)
+    files = ConsoleFiles(config, state, demo)
+    listen = Listen(host, port, _THREADS, drain_s=0)
+    serve(partial(make_app, files, token, host), listen)
+    return 0
+
+
+def make_app(files: ConsoleFiles, token: str, host: str) -> "Flask":
+    """
+    Make the console's application.
+
+    Args:
+        files: Its configuration and state folders.
+        token: The token of the login; empty: nobody logs in.
+        host: The address at which it is served.
+    """
+    from towpath.deploy.console import ConfigurationFile, PlatformState  # noqa: PLC0415 - keeps --help fast
+    from towpath.deploy.console.pages import create_app  # noqa: PLC0415
+    from towpath.deploy.console.security import Access, AuditLog  # noqa: PLC0415
+    from towpath.deploy.local.part import StateFolder  # noqa: PLC0415
+
+    clock = SystemClock()
+    folder = read_settings(files.config).state_folder
+    audit = AuditLog(folder / "console" / "audit.jsonl", clock)
+    access = Access(token, audit, clock, is_local=is_loopback(host))
+    platform = PlatformState(
+        ConfigurationFile(config_file(files.config), os.environ),  # noqa: TID251 - a root
+        partial(read_document, files.config, files.state, clock),
+        clock,
+    )
+    demo = None if files.demo is None else StateFolder(files.demo)
+    return create_app(platform, access, demo)
+
+
+def _read_token(file: Path | None) -> str:
+    """
+    Return the text of the token's file, or of the environment; empty without one.
+
+    Raises:
+        UsageError: The file cannot be read.
+    """
+    if file is None:
+        return os.environ.get(_TOKEN, "")  # noqa: TID251 - a root
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        message = f"{file}: {error.strerror}"
+        raise UsageError(message) from error
+
+
+def checked_token(token: str, host: str) -> str:
+    """
+    Return the token, without the white space around it.
+
+    Raises:
+        ConsoleTokenError: It is too short, or missing although others can connect.
+    """
+    token = token.strip()
+    if token and len(token) < _LEAST_TOKEN_CHARACTERS:
+        message = f"the token has {len(token)} characters"
+        raise ConsoleTokenError(message)
+    if not token and not is_loopback(host):
+        message = f"others can connect to {host}, and there is no token"
+        raise ConsoleTokenError(message)
+    return token
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can connect to an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

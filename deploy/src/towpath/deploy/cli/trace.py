@@ -1,0 +1,205 @@
+"""
+``towpath trace``: the way of one aggregate or row, from the source to each sink.
+
+``towpath replay`` has one sink read it again from the source.
+"""
+
+import json as json_text
+from datetime import timedelta
+from typing import Annotated, ClassVar, Final, NamedTuple
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from towpath.cli.options import ConfigOption, JsonOption, read_settings
+from towpath.deploy.cli import snapshot
+from towpath.deploy.trace import trace_aggregate, trace_row
+from towpath.deploy.trace.journey import (
+    Journey,
+    RouteState,
+    TracedRoute,
+    document_of,
+    state_of,
+    waiting_for,
+)
+from towpath.schemas.clock import SystemClock
+from towpath.schemas.failure import UsageError
+from towpath.settings.logs import configure_logs
+from towpath.sinks.key_text import key_parts
+
+_FINE: Final = {RouteState.CURRENT, RouteState.APPLIED, RouteState.DELETED}
+_MEANINGS: Final = {
+    RouteState.CURRENT: "it stores the newest version",
+    RouteState.APPLIED: "it has applied the newest record",
+    RouteState.DELETED: "it has applied the deletion",
+    RouteState.DIFFERS: "it stores an older version, or none: run towpath verify",
+}
+
+
+class TraceSubjectError(UsageError):
+    """The command names neither one aggregate nor one row, or both."""
+
+    remedy: ClassVar[str] = (
+        "Give the type and the id of an aggregate, as in towpath trace order 7, or "
+        "--table and --key of a row, as in towpath trace --table shop.orders --key 7."
+    )
+
+
+def trace(  # noqa: PLR0913 - the options of a command
+    type_: Annotated[str | None, Parameter(name="TYPE")] = None,
+    id_: Annotated[str | None, Parameter(name="ID")] = None,
+    *,
+    table: str | None = None,
+    key: str | None = None,
+    minutes: float | None = None,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+) -> int:
+    """
+    Show the way of one aggregate or row: its records in Kafka, and each sink's state.
+
+    Each record is shown with partition, offset, position and commit time; each sink
+    with the position that it stores, how far behind it is, and the dead letters of the
+    key. Values are not shown. The whole topic is searched, so a large one takes a
+    while. Exit 1 if a sink has not got, or cannot show, the newest version.
+
+    Args:
+        type_: The aggregate's type, such as order.
+        id_: The aggregate's id.
+        table: The table of a row, schema.table.
+        key: The values of its primary key, joined by colons.
+        minutes: Search only records of this many last minutes.
+        json: Print one JSON document.
+        config: Configuration file.
+    """
+    configure_logs()
+    subject = _subject(type_, id_, table, key)
+    settings = read_settings(config)
+    now = SystemClock().now()
+    since = None if minutes is None else now - timedelta(minutes=minutes)
+    follow = trace_row if subject.is_row else trace_aggregate
+    journey = follow(settings, subject.name, subject.key, since)
+    if json:
+        print(json_text.dumps(document_of(journey), indent=1))
+    else:
+        _print(journey, Console())
+    states = {state_of(route, journey) for route in journey.routes}
+    return int(not states <= _FINE)
+
+
+def replay(  # noqa: PLR0913 - the options of a command
+    type_: Annotated[str | None, Parameter(name="TYPE")] = None,
+    id_: Annotated[str | None, Parameter(name="ID")] = None,
+    *,
+    to: str,
+    table: str | None = None,
+    key: str | None = None,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+) -> int:
+    """
+    Have one sink read one aggregate or row again from the source.
+
+    It is a snapshot of this key for this sink, so it passes the same guard as ever: a
+    newer version in the sink stays. An aggregate needs a view of its documents in the
+    source, as a snapshot of its topic does. Exit 1 if the relay refuses it; 3 if no
+    relay answers.
+
+    Args:
+        type_: The aggregate's type, such as order.
+        id_: The aggregate's id.
+        to: The sink.
+        table: The table of a row, schema.table.
+        key: The values of its primary key, joined by colons.
+        json: Print one JSON document.
+        config: Configuration file.
+    """
+    subject = _subject(type_, id_, table, key)
+    parts = key_parts(subject.key) if subject.is_row else (subject.key,)
+    word = json_text.dumps(parts) if len(parts) > 1 else parts[0]
+    collection = subject.name if subject.is_row else f"outbox.{subject.name}"
+    options = snapshot.SnapshotOptions(target=to, key=(word,))
+    return snapshot.start(
+        collection, options=options, wait=True, json=json, config=config
+    )
+
+
+class _Subject(NamedTuple):
+    """A row with its table and key, or an aggregate with its type and id."""
+
+    is_row: bool
+    name: str
+    key: str
+
+
+def _subject(
+    type_: str | None, id_: str | None, table: str | None, key: str | None
+) -> _Subject:
+    """
+    Return what the command names.
+
+    Raises:
+        TraceSubjectError: It names neither one aggregate nor one row, or parts of both.
+    """
+    if type_ is not None and id_ is not None and table is None and key is None:
+        return _Subject(is_row=False, name=type_, key=id_)
+    if table is not None and key is not None and type_ is None and id_ is None:
+        return _Subject(is_row=True, name=table, key=key)
+    message = "name one aggregate, or one row"
+    raise TraceSubjectError(message)
+
+
+def _print(journey: Journey, console: Console) -> None:
+    console.print(Text(journey.subject, "bold"))
+    if journey.is_in_source is not None:
+        place = "is" if journey.is_in_source else "is not"
+        console.print(f"source: the row {place} in its table")
+    searched = sum(scan.records for scan in journey.scans)
+    topics = ", ".join(scan.topic for scan in journey.scans)
+    console.print(Text(f"searched: {searched:,} records of {topics}"))
+    if journey.records:
+        console.print(_records(journey))
+    else:
+        console.print("no record of this key is left in Kafka")
+    console.print(_routes(journey))
+
+
+def _records(journey: Journey) -> Table:
+    table = Table("committed", "record", "topic / partition / offset", "position")
+    for one in journey.records:
+        place = f"{one.topic} / {one.partition} / {one.offset}"
+        at = f"{one.committed_at:%Y-%m-%d %H:%M:%S.%f}"[:-3]
+        table.add_row(*map(Text, (at, one.kind, place, one.position)))
+    return table
+
+
+def _routes(journey: Journey) -> Table:
+    table = Table("sink", "route", "state", "stored position", "last batch")
+    for route in journey.routes:
+        state = state_of(route, journey)
+        style = "green" if state in _FINE else "red"
+        table.add_row(
+            Text(route.sink),
+            Text(route.route),
+            Text(_sentence(route, journey), style),
+            Text(route.stored_position or ""),
+            Text(route.updated_at[:19]),
+        )
+    return table
+
+
+def _sentence(route: TracedRoute, journey: Journey) -> str:
+    state = state_of(route, journey)
+    match state:
+        case RouteState.BEHIND:
+            count = len(waiting_for(route, journey))
+            return f"behind: {count} of these records are not applied yet"
+        case RouteState.PARKED:
+            reasons = "; ".join(str(one["reason"]) for one in route.dead_letters)
+            return f"parked: {reasons}"
+        case RouteState.UNKNOWN:
+            return f"unknown: {route.error}"
+        case _:
+            return f"{state}: {_MEANINGS[state]}"

@@ -1,0 +1,293 @@
+"""
+The routes of actions: forms of the pages, and the same as operations of the API.
+
+===================================  =================================================
+route                                does
+===================================  =================================================
+POST /api/snapshots                  starts a snapshot
+POST /api/snapshots/pause            pauses snapshots; likewise resume and stop
+POST /api/dead-letters/replay        has a sink apply dead letters again
+POST /api/dead-letters/discard       has a sink give dead letters up
+POST /api/relay/dead-letters/replay  publishes the events of parked aggregates
+POST /api/relay/dead-letters/discard gives the events of parked aggregates up
+===================================  =================================================
+
+The forms of pages have the same paths below their page. After a form the browser is led
+back to the page, which shows the outcome.
+"""
+
+from http import HTTPStatus
+from typing import Any, Final
+
+from flask import (
+    Blueprint,
+    Response,
+    make_response,
+    redirect,
+    render_template,
+    request,
+    url_for,
+)
+
+from towpath.deploy.console.actions import (
+    Action,
+    DeadLettersInput,
+    DiscardInput,
+    GiveUpInput,
+    ReleaseInput,
+    SnapshotInput,
+    SnapshotNamesInput,
+    carry_out,
+    change_snapshots,
+    check_confirmed,
+    release_aggregates,
+    resolve_dead_letters,
+    start_snapshot,
+)
+from towpath.deploy.console.api import blueprint as api
+from towpath.deploy.console.api import current_state, operations
+from towpath.deploy.console.security import WORD
+from towpath.deploy.snapshots.requests import RunningChange
+from towpath.services.plumbing.http import json_answer, read_body, read_form
+from towpath.services.plumbing.openapi import Document, Operation
+from towpath.settings import Settings
+from towpath.sinks.dead_letters.entries import Verb
+
+# The parameter by which a page finds the outcome of its form in the audit log.
+DONE: Final = "done"
+
+# Within the blueprint of the pages, whose rules and problem pages it shares.
+forms = Blueprint("actions", __name__)
+
+REFUSALS: Final = (
+    HTTPStatus.UNAUTHORIZED,
+    HTTPStatus.FORBIDDEN,
+    HTTPStatus.CONFLICT,
+)
+
+
+class SignalDocument(Document):
+    """The relay's answer to a signal, and the action's id in the audit log."""
+
+    id: str
+    status: str | None
+    detail: dict[str, Any]
+    action: str
+
+
+@api.post("/snapshots")
+@operations.add(Operation(answer=SignalDocument, body=SnapshotInput, problems=REFUSALS))
+def start() -> Response:
+    """Start a snapshot, as towpath snapshot start does."""
+    return answer(start_snapshot(_settings(), read_body(request, SnapshotInput)))
+
+
+_CHANGE: Final = Operation(
+    answer=SignalDocument,
+    body=SnapshotNamesInput,
+    body_optional=True,
+    problems=REFUSALS,
+)
+
+
+@api.post("/snapshots/pause")
+@operations.add(_CHANGE)
+def pause() -> Response:
+    """Pause snapshots until they are resumed."""
+    return _change("pause")
+
+
+@api.post("/snapshots/resume")
+@operations.add(_CHANGE)
+def resume() -> Response:
+    """Resume paused snapshots; by its id also one that failed or was stopped."""
+    return _change("resume")
+
+
+@api.post("/snapshots/stop")
+@operations.add(_CHANGE)
+def stop() -> Response:
+    """Stop snapshots where they are."""
+    return _change("stop")
+
+
+def _change(change: RunningChange) -> Response:
+    wanted = read_body(request, SnapshotNamesInput, optional=True)
+    return answer(change_snapshots(_settings(), change, wanted))
+
+
+@forms.post("/source/snapshots")
+def start_form() -> Response:
+    """Start a snapshot."""
+    action = start_snapshot(
+        _settings(), read_form(request, SnapshotInput, ignored=WORD)
+    )
+    return lead_back("console.source", action)
+
+
+@forms.post("/source/snapshots/<any(pause, resume, stop):change>")
+def change_form(change: RunningChange) -> Response:
+    """Pause, resume or stop snapshots."""
+    wanted = read_form(request, SnapshotNamesInput, ignored=WORD)
+    return lead_back("console.source", change_snapshots(_settings(), change, wanted))
+
+
+class KeyOutcome(Document):
+    """The outcome of one key: done, refused, or open until the sink answers."""
+
+    topic: str
+    key: str
+    letters: int
+    state: str
+    outcome: str
+
+
+class OutcomesDocument(Document):
+    """The outcome of each key, and the action's id in the audit log."""
+
+    outcomes: list[KeyOutcome]
+    action: str
+
+
+class ReleasedAggregate(Document):
+    """A released aggregate, with the numbers of its events."""
+
+    type: str | None
+    id: str
+    published: int
+    dropped: int
+
+
+class ReleasedDocument(Document):
+    """The released aggregates, and the action's id in the audit log."""
+
+    released: list[ReleasedAggregate]
+    action: str
+
+
+@api.post("/dead-letters/replay")
+@operations.add(
+    Operation(answer=OutcomesDocument, body=DeadLettersInput, problems=REFUSALS)
+)
+def replay() -> Response:
+    """Have a sink apply dead letters again, per key in order."""
+    wanted = read_body(request, DeadLettersInput)
+    return answer(resolve_dead_letters(_settings(), Verb.REPLAY, wanted))
+
+
+@api.post("/dead-letters/discard")
+@operations.add(
+    Operation(answer=OutcomesDocument, body=DiscardInput, problems=REFUSALS)
+)
+def discard() -> Response:
+    """Have a sink give dead letters up, and read the rows of their keys again."""
+    wanted = read_body(request, DiscardInput)
+    check_confirmed(is_confirmed=wanted.confirm)
+    return answer(resolve_dead_letters(_settings(), Verb.DISCARD, wanted))
+
+
+@api.post("/relay/dead-letters/replay")
+@operations.add(
+    Operation(answer=ReleasedDocument, body=ReleaseInput, problems=REFUSALS)
+)
+def publish() -> Response:
+    """Publish the events of parked aggregates; the relay must not run."""
+    wanted = read_body(request, ReleaseInput)
+    return answer(_release(wanted))
+
+
+@api.post("/relay/dead-letters/discard")
+@operations.add(Operation(answer=ReleasedDocument, body=GiveUpInput, problems=REFUSALS))
+def give_up() -> Response:
+    """Give the events of parked aggregates up; the relay must not run."""
+    wanted = read_body(request, GiveUpInput)
+    check_confirmed(is_confirmed=wanted.confirm)
+    return answer(_give_up(wanted))
+
+
+def _release(wanted: ReleaseInput) -> Action:
+    return release_aggregates(
+        _settings(), wanted.aggregates, publishes=True, drops=wanted.drop
+    )
+
+
+def _give_up(wanted: GiveUpInput) -> Action:
+    return release_aggregates(
+        _settings(), wanted.aggregates, publishes=False, drops=True
+    )
+
+
+@forms.post("/dead-letters/replay")
+def replay_form() -> Response:
+    """Have a sink apply dead letters again."""
+    wanted = read_form(request, DeadLettersInput, ignored=WORD)
+    action = resolve_dead_letters(_settings(), Verb.REPLAY, wanted)
+    return lead_back("console.dead_letters", action)
+
+
+@forms.post("/dead-letters/discard")
+def discard_form() -> str | Response:
+    """Have a sink give dead letters up, once that is confirmed."""
+    wanted = read_form(request, DiscardInput, ignored=WORD)
+    if not wanted.confirm:
+        what = "all keys" if wanted.all else ", ".join(wanted.keys)
+        return ask_first(
+            f"Discard the dead letters of {wanted.sink}: {what or 'no key'}?",
+            "The sink gives these changes up, and reads the present rows of their keys "
+            "from the source.",
+        )
+    action = resolve_dead_letters(_settings(), Verb.DISCARD, wanted)
+    return lead_back("console.dead_letters", action)
+
+
+@forms.post("/dead-letters/relay/replay")
+def publish_form() -> Response:
+    """Publish the events of parked aggregates."""
+    wanted = read_form(request, ReleaseInput, ignored=WORD)
+    return lead_back("console.dead_letters", _release(wanted))
+
+
+@forms.post("/dead-letters/relay/discard")
+def give_up_form() -> str | Response:
+    """Give the events of parked aggregates up, once that is confirmed."""
+    wanted = read_form(request, GiveUpInput, ignored=WORD)
+    if not wanted.confirm:
+        names = ", ".join(
+            f"{kind or 'any type'} {id_}" for kind, id_ in wanted.aggregates
+        )
+        return ask_first(
+            f"Give up the events of {names}?",
+            "They are never published; the relay's dead-letter topic keeps them.",
+        )
+    return lead_back("console.dead_letters", _give_up(wanted))
+
+
+def ask_first(question: str, consequence: str) -> str:
+    """Show the form's own fields again, behind a question."""
+    fields = [
+        (name, value)
+        for name, values in request.form.lists()
+        for value in values
+        if name != WORD
+    ]
+    return render_template(
+        "confirm.html", question=question, consequence=consequence, fields=fields
+    )
+
+
+def answer(action: Action, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    """Carry an action out, and answer with its document."""
+    recorded = carry_out(action)
+    document = recorded.result.document | {"action": recorded.id}
+    return json_answer(status, document)
+
+
+def lead_back(page: str, action: Action) -> Response:
+    """Carry an action out, and lead the browser to a page that shows its outcome."""
+    recorded = carry_out(action)
+    place = f"{url_for(page)}?{DONE}={recorded.id}"
+    return make_response(redirect(place, HTTPStatus.SEE_OTHER))
+
+
+def _settings() -> Settings:
+    return current_state().settings

@@ -1,0 +1,282 @@
+"""
+The actions of the console: their inputs, and what carries them out.
+
+Each action calls the function behind the command of the same name, so that it has the
+command's checks and answers. An action is recorded in the audit log before it begins,
+and again with its outcome.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+from pydantic import BeforeValidator, Field
+
+from towpath.deploy.console import Document
+from towpath.deploy.console.security import RecordedAction, actor, current_access
+from towpath.deploy.snapshots.requests import (
+    ANSWERED_WITHIN_S,
+    AnsweredSignal,
+    RunningChange,
+    SnapshotRequest,
+    request_snapshot,
+    signal_running,
+)
+from towpath.deploy.snapshots.signals import wait_answer
+from towpath.relay.commands import dead_letters as relay
+from towpath.schemas.clock import SystemClock
+from towpath.services.plumbing.http import ConflictError, Input, InvalidInputError
+from towpath.settings import Settings
+from towpath.sinks.dead_letters.entries import Verb
+from towpath.sinks.dead_letters.parked import OpenDeadLetters
+from towpath.sinks.dead_letters.requests import chosen_subjects, request_outcomes
+from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
+from towpath.sinks.state.declare import sink_named
+
+# So many outcomes of keys are written into the audit log and onto the page.
+_SHOWN: Final = 20
+
+
+class Done(NamedTuple):
+    """The result of an action: in words, and as a document."""
+
+    text: str
+    document: Document
+
+
+class Action(NamedTuple):
+    """
+    An action that was requested.
+
+    Attributes:
+        event: Its name in the audit log.
+        fields: The things on which it acts, for the audit log.
+        act: Carries it out.
+    """
+
+    event: str
+    fields: Mapping[str, Any]
+    act: Callable[[], Done]
+
+
+def carry_out(action: Action) -> RecordedAction[Done]:
+    """
+    Carry an action out for the current request, with its lines in the audit log.
+
+    Raises:
+        AuditLogError: The log cannot be written.
+        TowpathError: The action was refused or failed.
+    """
+    return current_access().audit.record(
+        action.event, {**actor(), **action.fields}, action.act, lambda done: done.text
+    )
+
+
+class SnapshotInput(Input):
+    """A request for a snapshot, with the options of ``towpath snapshot start``."""
+
+    tables: list[str] = Field(
+        default=[],
+        max_length=1000,
+        description="Tables as schema.table, aggregates as outbox.TYPE; empty for all.",
+    )
+    target: str | None = Field(default=None, description="The one sink to fill.")
+    where: list[str] = Field(
+        default=[], max_length=1000, description="Filters: schema.table=filter."
+    )
+    keys: list[str] = Field(
+        default=[], description="Keys of one table: a text, or a JSON list."
+    )
+    type: Literal["incremental", "blocking"] = "incremental"
+    surrogate_key: list[str] = Field(default=[], max_length=32)
+    max_rows_per_second: int | None = Field(default=None, ge=1)
+    sweep: bool = Field(
+        default=False, description="Delete rows in sinks that the tables do not have."
+    )
+    id: str | None = Field(default=None, min_length=1, max_length=64)
+
+    def request(self) -> SnapshotRequest:
+        """Return the request."""
+        options = self.model_dump(exclude={"tables"})
+        return SnapshotRequest(collections=self.tables, **options)
+
+
+class SnapshotNamesInput(Input):
+    """A snapshot's id, or tables, or an id and then tables; empty for all."""
+
+    names: list[str] = Field(default=[], max_length=1000)
+
+
+def start_snapshot(settings: Settings, wanted: SnapshotInput) -> Action:
+    """Return the action that requests a snapshot and waits for the relay's answer."""
+
+    def act() -> Done:
+        source = settings.database
+        chosen = request_snapshot(settings, wanted.request())
+        answer = wait_answer(source, chosen, SystemClock(), ANSWERED_WITHIN_S)
+        return _signal_done(AnsweredSignal(chosen, answer))
+
+    return Action("snapshot start", wanted.model_dump(exclude_defaults=True), act)
+
+
+def change_snapshots(
+    settings: Settings, change: RunningChange, wanted: SnapshotNamesInput
+) -> Action:
+    """Return the action that pauses, resumes or stops snapshots."""
+
+    def act() -> Done:
+        source = settings.database
+        return _signal_done(signal_running(source, change, wanted.names, SystemClock()))
+
+    return Action(f"snapshot {change}", wanted.model_dump(), act)
+
+
+def _signal_done(signal: AnsweredSignal) -> Done:
+    """
+    Return the relay's answer as a result.
+
+    Raises:
+        ConflictError: The relay rejected the signal.
+    """
+    answer = signal.answer
+    if not answer.is_good:
+        message = f"{signal.id} {answer}"
+        raise ConflictError(message)
+    text = "; ".join([f"{signal.id} {answer.status}", *signal.lines])
+    return Done(text, {"id": signal.id, **answer._asdict()})
+
+
+class DeadLettersInput(Input):
+    """Dead letters of one sink, by keys as ``towpath dead-letters`` takes them."""
+
+    sink: str = Field(min_length=1)
+    keys: list[str] = Field(default=[], max_length=1000)
+    all: bool = Field(default=False, description="All dead letters of the sink.")
+    timeout_s: float = Field(
+        default=30.0, gt=0, le=90, description="How long to wait for the sink."
+    )
+
+
+class DiscardInput(DeadLettersInput):
+    """Dead letters to be discarded, which must be confirmed."""
+
+    confirm: bool = False
+
+
+def _aggregate(value: object) -> object:
+    # A form has an aggregate as the text of the API's list.
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        message = 'must be a JSON list of type and id, such as ["order", "7"]'
+        raise ValueError(message) from error
+    return tuple(found) if isinstance(found, list) else found
+
+
+ParkedAggregateName = Annotated[
+    tuple[str | None, str],
+    BeforeValidator(_aggregate),
+    Field(description="Type and id of an aggregate; null for a row without a type."),
+]
+
+
+class ReleaseInput(Input):
+    """Parked aggregates whose events are to be published."""
+
+    aggregates: list[ParkedAggregateName] = Field(min_length=1, max_length=1000)
+    drop: bool = Field(
+        default=False, description="Give up dead letters that hold no record."
+    )
+
+
+class GiveUpInput(Input):
+    """Parked aggregates whose events are to be given up, which must be confirmed."""
+
+    aggregates: list[ParkedAggregateName] = Field(min_length=1, max_length=1000)
+    confirm: bool = False
+
+
+def check_confirmed(*, is_confirmed: bool) -> None:
+    """
+    Check that an action that loses something was confirmed.
+
+    Raises:
+        InvalidInputError: It was not.
+    """
+    if not is_confirmed:
+        message = 'This loses data: confirm it with "confirm": true.'
+        raise InvalidInputError(message)
+
+
+def resolve_dead_letters(
+    settings: Settings, verb: Verb, wanted: DeadLettersInput
+) -> Action:
+    """Return the action that has a sink replay or discard dead letters."""
+
+    def act() -> Done:
+        if bool(wanted.keys) is wanted.all:
+            message = f"name keys to {verb}, or say all"
+            raise InvalidInputError(message)
+        topic = DeadLetterTopic(settings, sink_named(settings, wanted.sink).name)
+        book = OpenDeadLetters().read(topic.entries())
+        keys = None if wanted.all else wanted.keys
+        subjects = chosen_subjects(book, wanted.sink, keys)
+        lines = request_outcomes(
+            topic, book, subjects, verb, SystemClock(), wanted.timeout_s
+        )
+        texts = [f"{line['key'] or line['topic']}: {line['outcome']}" for line in lines]
+        return Done(_few(texts), {"outcomes": lines})
+
+    fields = wanted.model_dump(exclude={"confirm", "timeout_s"}, exclude_defaults=True)
+    return Action(f"dead letters {verb}", fields, act)
+
+
+def release_aggregates(
+    settings: Settings,
+    names: Sequence[tuple[str | None, str]],
+    *,
+    publishes: bool,
+    drops: bool,
+) -> Action:
+    """
+    Return the action that releases parked aggregates of the relay, which must not run.
+
+    Args:
+        settings: The configuration.
+        names: Type and id of each.
+        publishes: Whether their events are published, or given up.
+        drops: Whether dead letters without a record are given up.
+    """
+
+    def act() -> Done:
+        parked = relay.read_parked_events(settings)
+        for name in names:
+            # A mistake in one of them is found before any is released.
+            letters = parked[relay.chosen(parked, *name)]
+            if publishes:
+                relay.publishable(letters, drops=drops)
+        lines = []
+        for kind, id_ in names:
+            published, dropped = relay.release_aggregate(
+                settings, kind, id_, publishes=publishes, drops=drops
+            )
+            counts = {"published": published, "dropped": dropped}
+            lines.append({"type": kind, "id": id_, **counts})
+        return Done(_few([*map(_released_text, lines)]), {"released": lines})
+
+    verb = "replay" if publishes else "discard"
+    fields = {"aggregates": names, "drop": drops}
+    return Action(f"relay dead letters {verb}", fields, act)
+
+
+def _released_text(line: Document) -> str:
+    return (
+        f"{line['type'] or 'any type'} {line['id']} is released: "
+        f"{line['published']} events published, {line['dropped']} given up"
+    )
+
+
+def _few(texts: Sequence[str]) -> str:
+    """Return texts as one, without those beyond the first few."""
+    more = len(texts) - _SHOWN
+    return "; ".join([*texts[:_SHOWN], *([f"and {more:,} more"] if more > 0 else [])])

@@ -1,0 +1,250 @@
+"""
+The page Kill of a demo: its parts, a kill of one of them, and what happened then.
+
+Only a demo names the folder of its parts to its console: their processes are its own,
+and its supervisor starts them again. The console of any other platform kills nothing.
+
+============================  ========================================================
+route                         does
+============================  ========================================================
+GET /kill                     the parts, and the kills with what followed
+GET /api/kills                the same as a document
+POST /kill, POST /api/kills   kills a part, as kill -9 does
+============================  ========================================================
+"""
+
+import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple
+
+from flask import Blueprint, Response, abort, current_app, request
+from pydantic import Field
+
+from towpath.deploy.console import PlatformState
+from towpath.deploy.console.action_routes import REFUSALS, answer, lead_back
+from towpath.deploy.console.actions import Action, Done
+from towpath.deploy.console.api import blueprint as api
+from towpath.deploy.console.api import operations
+from towpath.deploy.console.security import WORD
+from towpath.deploy.console.topology import topology_of
+from towpath.deploy.local.part import StateFolder
+from towpath.deploy.local.process import find
+from towpath.schemas.clock import Clock
+from towpath.services.plumbing.http import (
+    ConflictError,
+    Input,
+    InvalidInputError,
+    json_answer,
+    read_body,
+    read_form,
+)
+from towpath.services.plumbing.openapi import Document, Operation
+
+EXTENSION: Final = "towpath.console.kills"
+# The console would end with its page, and the load is stopped by the demo itself.
+_SPARED: Final = frozenset({"console", "load"})
+# The number of kills that are kept, newest first.
+_KEPT: Final = 20
+
+forms = Blueprint("kills", __name__)
+
+
+class PartProcess(NamedTuple):
+    """A part of the demo; ``pid`` is None while it does not run."""
+
+    name: str
+    pid: int | None
+
+
+class Kill(NamedTuple):
+    """
+    A kill, and what happened then.
+
+    Attributes:
+        part: The killed part.
+        pid: Its process.
+        killed_at: The time of the kill.
+        started_at: When its next process began; None before that.
+        normal_at: The first reading of the platform after that in which no part is
+            stopped, failed, or behind its budget; None before that.
+    """
+
+    part: str
+    pid: int
+    killed_at: datetime
+    started_at: datetime | None = None
+    normal_at: datetime | None = None
+
+    def seconds_to(self, then: datetime | None) -> float | None:
+        """Return the seconds from the kill to a time."""
+        if then is None:
+            return None
+        return round(max(0.0, (then - self.killed_at).total_seconds()), 1)
+
+    def document(self) -> dict[str, Any]:
+        """Return the kill as a document."""
+        return {
+            "part": self.part,
+            "pid": self.pid,
+            "killed_at": self.killed_at.isoformat(),
+            "started_after_s": self.seconds_to(self.started_at),
+            "normal_after_s": self.seconds_to(self.normal_at),
+        }
+
+
+class Kills:
+    """The parts of a demo, and the newest kills; several threads may use it."""
+
+    def __init__(self, folder: StateFolder, state: PlatformState, clock: Clock) -> None:
+        """
+        Keep what is needed to find the parts.
+
+        Args:
+            folder: The demo's state folder, with a process file of each part.
+            state: The newest reading of the platform.
+            clock: The time.
+        """
+        self._folder = folder
+        self._state = state
+        self._clock = clock
+        self._newest: list[Kill] = []
+        self._lock = threading.Lock()
+
+    def parts(self) -> Sequence[PartProcess]:
+        """Return the parts that may be killed, by name."""
+        names = (name for name in self._folder.parts() if name not in _SPARED)
+        return [PartProcess(name, self._pid(name)) for name in names]
+
+    def kill(self, name: str) -> Done:
+        """
+        Kill a part's process, as ``kill -9`` does.
+
+        Raises:
+            InvalidInputError: There is no such part.
+            ConflictError: It does not run at present.
+        """
+        if name not in [part.name for part in self.parts()]:
+            message = f"The demo has no part {name!r} that may be killed."
+            raise InvalidInputError(message)
+        process = find(self._folder.process_file(name))
+        if process is None:
+            message = f"{name} does not run at present: wait until it is started again."
+            raise ConflictError(message)
+        process.kill()
+        kill = Kill(name, process.pid, self._clock.now())
+        with self._lock:
+            self._newest = [kill, *self._newest][:_KEPT]
+        return Done(f"killed {name}, process {process.pid}", {"kill": kill.document()})
+
+    def observe(self) -> None:
+        """Complete the kills with the newest reading of the platform."""
+        reading = self._state.reading
+        found = topology_of(reading.document, self._state.samples)
+        is_normal = not any(part.state == "bad" for part in found.parts)
+        with self._lock:
+            self._newest = [
+                self._followed(kill, reading.at if is_normal else None)
+                for kill in self._newest
+            ]
+
+    def newest(self) -> Sequence[Kill]:
+        """Return the kills, newest first."""
+        with self._lock:
+            return list(self._newest)
+
+    def _followed(self, kill: Kill, normal_at: datetime | None) -> Kill:
+        if kill.started_at is None:
+            process = find(self._folder.process_file(kill.part))
+            if process is not None and process.pid != kill.pid:
+                began = datetime.fromtimestamp(process.create_time(), UTC)
+                kill = kill._replace(started_at=began)
+        if (
+            kill.normal_at is None
+            and normal_at is not None
+            and kill.started_at is not None
+            and normal_at > max(kill.started_at, kill.killed_at)
+        ):
+            kill = kill._replace(normal_at=normal_at)
+        return kill
+
+    def _pid(self, name: str) -> int | None:
+        process = find(self._folder.process_file(name))
+        return None if process is None else process.pid
+
+
+class KillInput(Input):
+    """The part to kill."""
+
+    part: str = Field(min_length=1, max_length=64)
+
+
+class KillablePartDocument(Document):
+    """A part of the demo; ``pid`` is null while it does not run."""
+
+    name: str
+    pid: int | None
+
+
+class KillDocument(Document):
+    """A kill; the seconds until its part began again, and until all was normal."""
+
+    part: str
+    pid: int
+    killed_at: str
+    started_after_s: float | None
+    normal_after_s: float | None
+
+
+class KillsDocument(Document):
+    """The parts of the demo, and the kills, newest first."""
+
+    parts: list[KillablePartDocument]
+    kills: list[KillDocument]
+
+
+class KilledDocument(Document):
+    """The kill, and the action's id in the audit log."""
+
+    kill: KillDocument
+    action: str
+
+
+def current_kills() -> Kills:
+    """Return the kills of the current application; only a demo has them."""
+    found: Kills | None = current_app.extensions[EXTENSION]
+    if found is None:
+        abort(HTTPStatus.NOT_FOUND)
+    return found
+
+
+@api.get("/kills")
+@operations.add(Operation(answer=KillsDocument, needs_database=False))
+def read_kills() -> Response:
+    """Show a demo's parts, and what happened after each kill."""
+    kills = current_kills()
+    document = {
+        "parts": [part._asdict() for part in kills.parts()],
+        "kills": [kill.document() for kill in kills.newest()],
+    }
+    return json_answer(HTTPStatus.OK, document)
+
+
+@api.post("/kills")
+@operations.add(Operation(answer=KilledDocument, body=KillInput, problems=REFUSALS))
+def kill() -> Response:
+    """Kill a part of a demo."""
+    return answer(_killing(current_kills(), read_body(request, KillInput)))
+
+
+@forms.post("/kill")
+def kill_form() -> Response:
+    """Kill a part of a demo, and return to the page."""
+    wanted = read_form(request, KillInput, ignored=WORD)
+    return lead_back("console.kill", _killing(current_kills(), wanted))
+
+
+def _killing(kills: Kills, wanted: KillInput) -> Action:
+    part = wanted.part
+    return Action("kill", {"part": part}, lambda: kills.kill(part))

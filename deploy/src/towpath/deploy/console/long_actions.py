@@ -1,0 +1,354 @@
+"""
+Long actions of the console: verifications, and changes of sinks, each as a run.
+
+One verification (``towpath verify``) runs at a time. Its result has each sink's routes
+with their first differences by key and column. Values of columns that a route masks or
+hashes are not shown.
+
+Changes of sinks (``towpath sink add | refill | rebuild | drop``) change the state
+folder of the sink's driver, so the console must have it: it is the ``state_folder`` of
+the configuration that the console reads. One change runs at a time.
+"""
+
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+from pydantic import Field
+
+from towpath.deploy.console import ConfigurationFile, Document
+from towpath.deploy.console.actions import Action, Done
+from towpath.deploy.console.messages import HIDDEN, hidden_fields
+from towpath.deploy.console.runs import Run, RunEnd, Runs
+from towpath.deploy.console.security import actor
+from towpath.deploy.sinks import dropping, lifecycle
+from towpath.deploy.snapshots.signals import TableProgress
+from towpath.schemas.failure import UnavailableError, UsageError
+from towpath.services.plumbing.http import ConflictError, Input
+from towpath.settings import Settings, Sink
+from towpath.sinks.state.declare import sink_named
+from towpath.sinks.state.progress import sink_folder
+from towpath.sinks.verify import report
+from towpath.sinks.verify.__main__ import (
+    SinkVerifier,
+    VerifyOptions,
+    chosen_sinks,
+    verifier_of,
+)
+from towpath.sinks.verify.report import Verdict, Verification
+
+# The kinds of the runs.
+VERIFICATION: Final = "verify"
+SINK_CHANGE: Final = "sinks"
+
+_MOST_CHARACTERS: Final = 100_000
+
+
+class VerificationInput(Input):
+    """The sinks to verify, with the options of ``towpath verify``."""
+
+    sinks: list[str] = Field(
+        default=[], max_length=1000, description="Empty for all that can be read back."
+    )
+    routes: list[str] = Field(
+        default=[], max_length=1000, description="Routes of one sink, or their tables."
+    )
+    sample: str = Field(default="", description="A number of rows, or 5%.")
+    repair: bool = Field(default=False, description="Read differing keys again.")
+    erase: bool = Field(
+        default=False, description="With repair, erase keys that no row replaces."
+    )
+
+    def options(self) -> VerifyOptions:
+        """Return the options of the command."""
+        return VerifyOptions(
+            names=tuple(self.routes),
+            sample=self.sample,
+            repairs=self.repair,
+            erases=self.erase,
+        )
+
+
+def begin_verification(
+    settings: Settings, runs: Runs, wanted: VerificationInput
+) -> Action:
+    """Return the action that begins a verification."""
+    fields = wanted.model_dump(exclude_defaults=True)
+
+    def act() -> Done:
+        options = wanted.options()
+        names = chosen_sinks(settings, wanted.sinks, options)
+        # A mistake in one of them is found before any is compared.
+        verifiers = {name: verifier_of(settings, name, options) for name in names}
+
+        def work(run: Run) -> RunEnd:
+            return _verify(settings, verifiers, run)
+
+        run = runs.begin(VERIFICATION, "verify", {**actor(), **fields}, work)
+        text = f"the verification of {', '.join(names)} has begun"
+        return Done(text, {"run": run.document()})
+
+    return Action("verify", fields, act)
+
+
+def _verify(
+    settings: Settings, verifiers: Mapping[str, SinkVerifier], run: Run
+) -> RunEnd:
+    """Verify the sinks one after the other."""
+    outcomes = []
+    for name, verifier in verifiers.items():
+        try:
+            found = verifier.compare(run.advance)
+        except UnavailableError as failure:
+            found = Verification(name, error=f"{failure} {failure.remedy}")
+        sink = settings.sink_named(name)
+        if sink is not None:
+            run.add_result(shown_result(settings, sink, found))
+        outcomes.append(_outcome(found))
+    return RunEnd("; ".join(outcomes))
+
+
+def _outcome(found: Verification) -> str:
+    if found.verdict is Verdict.DIFFERENT:
+        count = found.differences
+        return f"{found.sink} has {count:,} difference{'s' if count > 1 else ''}"
+    if found.verdict is Verdict.UNVERIFIED:
+        return f"{found.sink} could not be verified"
+    return f"{found.sink} is equal"
+
+
+def shown_result(settings: Settings, sink: Sink, found: Verification) -> Document:
+    """Return a result as ``towpath verify --json`` has it, without hidden values."""
+    document: Document = json.loads(report.as_json(found))
+    hidden = {route.name: hidden_fields(settings, route) for route in sink.route}
+    for route in document["routes"]:
+        names = hidden.get(route["route"], frozenset())
+        route["first"] = list(_without(route["first"], names))
+    return document
+
+
+def _without(
+    differences: Sequence[Document], hidden: frozenset[str]
+) -> Iterable[Document]:
+    for one in differences:
+        is_hidden = one["column"] in hidden
+        yield one | {
+            side: HIDDEN if is_hidden and one[side] is not None else one[side]
+            for side in ("source", "sink")
+        }
+
+
+class AddSinkInput(Input):
+    """A sink to add: one ``[[sink]]`` block with its routes, as TOML."""
+
+    block: str = Field(min_length=1, max_length=_MOST_CHARACTERS)
+    max_rows_per_second: int | None = Field(default=None, ge=1)
+
+    @property
+    def name(self) -> str:
+        """
+        The name of the sink.
+
+        Raises:
+            UsageError: The block is not TOML, or does not have one sink with a name.
+        """
+        try:
+            [sink] = tomllib.loads(self.block)["sink"]
+            return str(sink["name"])
+        except tomllib.TOMLDecodeError as error:
+            message = f"the block is not TOML: {error}"
+            raise UsageError(message) from error
+        except (KeyError, TypeError, ValueError) as error:
+            message = "the block must declare one [[sink]] with a name"
+            raise UsageError(message) from error
+
+
+class RefillInput(Input):
+    """A sink to read again from its source, or one of its routes."""
+
+    sink: str = Field(min_length=1)
+    route: str | None = None
+    max_rows_per_second: int | None = Field(default=None, ge=1)
+
+
+class RebuildInput(Input):
+    """A search sink whose indexes are to be rebuilt, or that of one route."""
+
+    sink: str = Field(min_length=1)
+    route: str | None = None
+
+
+class DropInput(Input):
+    """A sink to drop, with or without its data, which must be confirmed."""
+
+    sink: str = Field(min_length=1)
+    data: bool = False
+    confirm: bool = False
+
+
+class RunReport:
+    """Shows the steps of a sink's change in a run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def say(self, line: str) -> None:
+        """Show a step that was done."""
+        self._run.say(line)
+
+    def warn(self, line: str) -> None:
+        """Show a sentence about what is left to do."""
+        self._run.say(line)
+
+    @contextmanager
+    def watching(self) -> Iterator[Callable[[Sequence[TableProgress]], None]]:
+        """Show the progress of a snapshot during a block."""
+        yield self._show
+
+    def _show(self, tables: Sequence[TableProgress]) -> None:
+        for table in tables:
+            rows = table.rows + table.dropped
+            self._run.show(table.collection, rows, table.estimated_rows or 0)
+
+
+def missing_folder(settings: Settings, name: str | None = None) -> str:
+    """
+    Return why the sinks cannot be changed here; empty if they can.
+
+    Args:
+        settings: The configuration.
+        name: The sink; None for one that is to be added.
+    """
+    names = [name] if name else [sink.name for sink in settings.sink]
+    folders = [sink_folder(settings.state_folder, one) for one in names]
+    if not folders or any(folder.is_dir() for folder in folders):
+        return ""
+    return (
+        f"{settings.state_folder} has no state of {name or 'any sink'}: run the console"
+        " where the sink's driver runs, with the driver's state_folder"
+    )
+
+
+def add_sink(file: ConfigurationFile, runs: Runs, wanted: AddSinkInput) -> Action:
+    """Return the action that adds a sink and fills it."""
+    # Not the block: its address may hold a password.
+    fields = {"sink": wanted.name}
+    add = partial(
+        lifecycle.add_sink,
+        *(file.path, file.environ, wanted.block),
+        max_rows_per_second=wanted.max_rows_per_second,
+    )
+
+    def check() -> None:
+        _check_folder(file.load(), None)
+
+    return _change("sink add", fields, runs, check, add)
+
+
+def refill_sink(file: ConfigurationFile, runs: Runs, wanted: RefillInput) -> Action:
+    """Return the action that reads a sink's rows again."""
+
+    def check() -> None:
+        lifecycle.fillable_sink(file.load(), wanted.sink, wanted.route)
+        _check_folder(file.load(), wanted.sink)
+
+    def refill(report: RunReport) -> bool:
+        return lifecycle.refill_sink(
+            *(file.load(), wanted.sink, report),
+            route=wanted.route,
+            max_rows_per_second=wanted.max_rows_per_second,
+        )
+
+    fields = wanted.model_dump(exclude_defaults=True)
+    return _change("sink refill", fields, runs, check, refill)
+
+
+def rebuild_sink(file: ConfigurationFile, runs: Runs, wanted: RebuildInput) -> Action:
+    """Return the action that rebuilds a search sink's indexes."""
+
+    def check() -> None:
+        lifecycle.searched_routes(file.load(), wanted.sink, wanted.route)
+        _check_folder(file.load(), wanted.sink)
+
+    def rebuild(report: RunReport) -> bool:
+        settings = file.load()
+        return lifecycle.rebuild_sink(settings, wanted.sink, report, route=wanted.route)
+
+    fields = wanted.model_dump(exclude_defaults=True)
+    return _change("sink rebuild", fields, runs, check, rebuild)
+
+
+def drop_sink(file: ConfigurationFile, runs: Runs, wanted: DropInput) -> Action:
+    """Return the action that drops a sink."""
+
+    def check() -> None:
+        _check_folder(file.load(), wanted.sink)
+        planned_drop(file, wanted)
+
+    def drop(report: RunReport) -> bool:
+        lifecycle.drop_sink(*file, planned_drop(file, wanted), report)
+        return True
+
+    fields = wanted.model_dump(exclude={"confirm"}, exclude_defaults=True)
+    return _change("sink drop", fields, runs, check, drop)
+
+
+def planned_drop(file: ConfigurationFile, wanted: DropInput) -> dropping.DropPlan:
+    """
+    Return the plan of a drop.
+
+    Raises:
+        UsageError: There is no such sink, or another one writes to the same places.
+    """
+    return dropping.plan_drop(file.load(), wanted.sink, has_data=wanted.data)
+
+
+def _change(
+    event: str,
+    fields: Mapping[str, Any],
+    runs: Runs,
+    check: Callable[[], None],
+    work: Callable[[RunReport], bool],
+) -> Action:
+    """
+    Return the action that begins a change.
+
+    Args:
+        event: Its name.
+        fields: The things on which it acts.
+        runs: The runs of the console.
+        check: Finds mistakes before the change begins.
+        work: Makes the change, and returns whether the sink is as it was wanted.
+    """
+
+    def run_change(run: Run) -> RunEnd:
+        is_good = work(RunReport(run))
+        lines = run.document()["lines"]
+        return RunEnd(lines[-1] if lines else "done", is_good=is_good)
+
+    def act() -> Done:
+        check()
+        run = runs.begin(SINK_CHANGE, event, {**actor(), **fields}, run_change)
+        text = f"{event} of {fields['sink']} has begun"
+        return Done(text, {"run": run.document()})
+
+    return Action(event, fields, act)
+
+
+def _check_folder(settings: Settings, name: str | None) -> None:
+    """
+    Check that the console has the state folder of the sink's driver.
+
+    Raises:
+        UnknownSinkError: There is no such sink, nor anything left of one.
+        ConflictError: The folder has nothing of the sink.
+    """
+    missing = missing_folder(settings, name)
+    if not missing:
+        return
+    if name is not None:
+        sink_named(settings, name)
+    raise ConflictError(missing)

@@ -1,0 +1,245 @@
+"""
+Records of topics and dead letters of sinks, as the console shows them.
+
+A look into a topic reads a bounded number of records. Values of columns that a route
+masks or hashes are never shown: the topic has them in the clear, a viewer of the
+console does not. A value that cannot be parsed, such as Avro, is shown by its size.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+from confluent_kafka import KafkaException, Message
+
+from towpath.deploy.console import Document
+from towpath.deploy.trace import (
+    UnknownTopicError,
+    by_number,
+    names_of_key,
+    offsets_at,
+    operation_of,
+)
+from towpath.schemas import headers as names
+from towpath.schemas.topics import is_backfill
+from towpath.settings import Route, Settings
+from towpath.sinks.dead_letters.parked import OpenDeadLetters
+from towpath.sinks.dead_letters.requests import (
+    dead_letter_documents,
+    named_subjects,
+    subject_summary,
+)
+from towpath.sinks.kafka import client
+from towpath.sinks.kafka.client import SINKS_GROUP, Topics, headers_of, records_to
+from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
+from towpath.sinks.kafka.offsets import position_of_headers
+from towpath.sinks.state.declare import sink_named
+
+HIDDEN: Final = "••••••"
+MOST_RECORDS: Final = 200
+# A search by key reads at most this many of the newest records.
+SEARCHED: Final = 50_000
+_READING: Final = {"isolation.level": "read_committed", "fetch.wait.max.ms": 10}
+
+
+class Look(NamedTuple):
+    """
+    The part of a topic to look at.
+
+    Attributes:
+        topic: The topic.
+        key: Only records of this key, as text or as its values joined by colons.
+        partition: Only this partition.
+        offset: From this offset on; needs a partition.
+        since: Only records of this time and later.
+        limit: The most records.
+    """
+
+    topic: str
+    key: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+    since: datetime | None = None
+    limit: int = 50
+
+
+class TopicView(NamedTuple):
+    """The records that were found, newest first, and how many were read for them."""
+
+    records: Sequence[Document]
+    read: int
+    hidden: Sequence[str]
+
+
+def topic_names(settings: Settings) -> list[str]:
+    """
+    Return the topics of the platform's tables, events and state.
+
+    Raises:
+        BrokerUnavailableError: The broker does not answer.
+    """
+    prefix = settings.database.prefix
+    events = settings.relay.outbox.topic.partition("{")[0]
+    return [
+        name
+        for name in Topics(settings.kafka).names()
+        if name.startswith(f"{prefix}.") or (events and name.startswith(events))
+    ]
+
+
+def look_into(settings: Settings, look: Look) -> TopicView:
+    """
+    Read records of a topic.
+
+    Raises:
+        UnknownTopicError: Kafka has no such topic, or it is none of the platform's.
+        BrokerUnavailableError: The broker does not answer.
+    """
+    if look.topic not in topic_names(settings):
+        message = f"the platform has no topic {look.topic}"
+        raise UnknownTopicError(message)
+    hidden = hidden_columns(settings, look.topic)
+    found: list[Document] = []
+    read = 0
+    for one in _read(settings, look):
+        read += 1
+        if look.key is None or look.key in names_of_key(one.key()):
+            found.append(_record(one, hidden))
+    found.sort(key=lambda record: (record["at"], record["offset"]), reverse=True)
+    return TopicView(found[: look.limit], read, sorted(hidden))
+
+
+def _read(settings: Settings, look: Look) -> Iterator[Message]:
+    cluster = Topics(settings.kafka)
+    ends = by_number(cluster.end_offsets([look.topic]).get(look.topic, {}))
+    begins = by_number(cluster.first_offsets([look.topic]).get(look.topic, {}))
+    if look.partition is not None:
+        ends = {p: end for p, end in ends.items() if p == look.partition}
+    consumer = client.consumer(settings.kafka, SINKS_GROUP, _READING)
+    try:
+        if look.since is not None:
+            begins |= offsets_at(consumer, look.topic, ends, look.since)
+        if look.offset is not None:
+            begins = {p: max(look.offset, begins.get(p, 0)) for p in ends}
+            ends = {p: min(end, begins[p] + look.limit) for p, end in ends.items()}
+        most = look.limit if look.key is None else SEARCHED // max(1, len(ends))
+        begins = {p: max(begins.get(p, 0), ends[p] - most) for p in ends}
+        yield from records_to(ends, consumer, look.topic, begins)
+    except KafkaException as error:
+        raise client.unavailable(error) from error
+    finally:
+        consumer.close()
+
+
+def _record(message: Message, hidden: frozenset[str]) -> Document:
+    pairs = headers_of(message)
+    found = {name: value.decode("utf-8", "backslashreplace") for name, value in pairs}
+    _, time_ms = message.timestamp()
+    key, value = message.key(), message.value()
+    return {
+        "partition": message.partition(),
+        "offset": message.offset(),
+        "at": datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(
+            timespec="milliseconds"
+        ),
+        "kind": found.get(names.EVENT_TYPE) or operation_of(value),
+        "position": position_of_headers(pairs) or "",
+        "key": None if key is None else _text(key),
+        "headers": found,
+        "value": None if value is None else shown_value(value, hidden),
+    }
+
+
+def _text(value: bytes | str) -> str:
+    return value if isinstance(value, str) else value.decode("utf-8", "replace")
+
+
+def shown_value(value: bytes | str, hidden: frozenset[str]) -> str:
+    """Return a value as text, with hidden columns replaced; opaque bytes by size."""
+    try:
+        document = json.loads(value)
+    except ValueError:
+        return f"({len(value):,} bytes that are no JSON)"
+    return json.dumps(_without(document, hidden), indent=1, ensure_ascii=False)
+
+
+def _without(value: Any, hidden: frozenset[str]) -> Any:  # noqa: ANN401 - JSON
+    if isinstance(value, list):
+        return [_without(each, hidden) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: HIDDEN if name in hidden else _without(each, hidden)
+        for name, each in value.items()
+    }
+
+
+def hidden_columns(settings: Settings, topic: str) -> frozenset[str]:
+    """Return the columns of a topic that any route masks or hashes."""
+    return frozenset(
+        column
+        for sink in settings.sink
+        for route in sink.route
+        if _reads(route, topic)
+        for transform in route.transforms
+        if (column := transform.mask or transform.hash) is not None
+    )
+
+
+def hidden_fields(settings: Settings, route: Route) -> frozenset[str]:
+    """Return the fields of a route's rows whose values come from hidden columns."""
+    hidden = set(hidden_columns(settings, route.topic))
+    for transform in route.transforms:
+        # A function that names no columns reads all of them.
+        reads_all = transform.python is not None and not transform.inputs
+        if reads_all or hidden.intersection(transform.inputs):
+            hidden.update(transform.outputs)
+    return frozenset(hidden)
+
+
+def _reads(route: Route, topic: str) -> bool:
+    name = topic.partition(".backfill.")[0] if is_backfill(topic) else topic
+    if route.topic.endswith("*"):
+        return name.startswith(route.topic[:-1])
+    return route.topic == name
+
+
+def dead_letters_of(
+    settings: Settings, sink: str | None, key: str | None
+) -> list[Document]:
+    """
+    Return the open dead letters, a summary for each key, with their records.
+
+    Raises:
+        UsageError: There is no such sink.
+        BrokerUnavailableError: The broker does not answer.
+    """
+    sinks = settings.sink if sink is None else [sink_named(settings, sink)]
+    found: list[Document] = []
+    for each in sinks:
+        topic = DeadLetterTopic(settings, each.name)
+        book = OpenDeadLetters().read(topic.entries())
+        found += _letters(settings, each.name, book, key)
+    return found
+
+
+def _letters(
+    settings: Settings, sink: str, book: OpenDeadLetters, key: str | None
+) -> Iterator[Document]:
+    for subject in named_subjects(book, key):
+        dead_letters = book.of(subject)
+        hidden = hidden_columns(settings, subject.topic)
+        records: list[Mapping[str, Any]] = [
+            one
+            | {
+                "value": None
+                if letter.record.value is None
+                else shown_value(letter.record.value, hidden)
+            }
+            for one, letter in zip(
+                dead_letter_documents(dead_letters), dead_letters, strict=True
+            )
+        ]
+        summary = subject_summary(subject, dead_letters)
+        yield {"sink": sink, **summary, "records": records}

@@ -1,0 +1,218 @@
+"""
+The routes of long actions, and of their progress.
+
+============================  ========================================================
+route                         does
+============================  ========================================================
+GET /api/verification         the newest verification, with its progress or result
+POST /api/verification        begins a verification
+GET /api/sinks/change         the newest change of a sink, with its progress
+POST /api/sinks               begins to add a sink
+POST /api/sinks/refill        begins to read a sink's rows again
+POST /api/sinks/rebuild       begins to rebuild a search sink's indexes
+POST /api/sinks/drop          begins to drop a sink
+============================  ========================================================
+
+The forms of pages have the same paths below their page.
+"""
+
+from http import HTTPStatus
+from typing import Any, Final
+
+from flask import Blueprint, Response, current_app, request
+from pydantic import BaseModel
+
+from towpath.deploy.console import ConfigurationFile
+from towpath.deploy.console.action_routes import (
+    REFUSALS,
+    answer,
+    ask_first,
+    lead_back,
+)
+from towpath.deploy.console.actions import check_confirmed
+from towpath.deploy.console.api import blueprint as api
+from towpath.deploy.console.api import current_state, operations
+from towpath.deploy.console.long_actions import (
+    SINK_CHANGE,
+    VERIFICATION,
+    AddSinkInput,
+    DropInput,
+    RebuildInput,
+    RefillInput,
+    VerificationInput,
+    add_sink,
+    begin_verification,
+    drop_sink,
+    planned_drop,
+    rebuild_sink,
+    refill_sink,
+)
+from towpath.deploy.console.runs import EXTENSION, Runs
+from towpath.deploy.console.security import WORD
+from towpath.deploy.sinks.lifecycle import drop_question
+from towpath.services.plumbing.http import json_answer, read_body, read_form
+from towpath.services.plumbing.openapi import Document, Operation
+
+# Within the blueprint of the pages, whose rules and problem pages it shares.
+forms = Blueprint("runs", __name__)
+
+
+class StepDocument(Document):
+    """A step of a run, with its rate and the time that is left where known."""
+
+    name: str
+    rows: int
+    estimate: int | None
+    percent: float | None
+    rows_per_second: float | None
+    left_s: float | None
+
+
+class RunDocument(Document):
+    """A long action; ``state`` is running, ended or failed."""
+
+    event: str
+    fields: dict[str, Any]
+    state: str
+    outcome: str
+    began_at: str
+    ended_at: str | None
+    steps: list[StepDocument]
+    lines: list[str]
+    results: list[dict[str, Any]]
+
+
+class NewestRunDocument(Document):
+    """The newest run of its kind; null if there was none yet."""
+
+    run: RunDocument | None
+
+
+class BegunDocument(Document):
+    """A run that has begun, and the action's id in the audit log."""
+
+    run: RunDocument
+    action: str
+
+
+def _begins(body: type[BaseModel], *, body_optional: bool = False) -> Operation:
+    return Operation(
+        answer=BegunDocument,
+        status=HTTPStatus.ACCEPTED,
+        body=body,
+        body_optional=body_optional,
+        problems=REFUSALS,
+    )
+
+
+_NEWEST: Final = Operation(answer=NewestRunDocument, needs_database=False)
+
+
+def current_runs() -> Runs:
+    """Return the long actions of the current application."""
+    found: Any = current_app.extensions[EXTENSION]
+    runs: Runs = found
+    return runs
+
+
+def _file() -> ConfigurationFile:
+    return current_state().file
+
+
+@api.get("/verification")
+@operations.add(_NEWEST)
+def newest_verification() -> Response:
+    """Return the newest verification, with its progress or its result."""
+    run = current_runs().newest(VERIFICATION)
+    return json_answer(HTTPStatus.OK, {"run": run})
+
+
+@api.post("/verification")
+@operations.add(_begins(VerificationInput, body_optional=True))
+def verify() -> Response:
+    """Begin a verification, as towpath verify does; one at a time."""
+    wanted = read_body(request, VerificationInput, optional=True)
+    action = begin_verification(current_state().settings, current_runs(), wanted)
+    return answer(action, HTTPStatus.ACCEPTED)
+
+
+@forms.post("/verify")
+def verify_form() -> Response:
+    """Begin a verification."""
+    wanted = read_form(request, VerificationInput, ignored=WORD)
+    action = begin_verification(current_state().settings, current_runs(), wanted)
+    return lead_back("console.verify", action)
+
+
+@api.get("/sinks/change")
+@operations.add(_NEWEST)
+def newest_change() -> Response:
+    """Return the newest change of a sink, with its progress."""
+    run = current_runs().newest(SINK_CHANGE)
+    return json_answer(HTTPStatus.OK, {"run": run})
+
+
+@api.post("/sinks")
+@operations.add(_begins(AddSinkInput))
+def add() -> Response:
+    """Begin to add a sink, as towpath sink add does; one change at a time."""
+    wanted = read_body(request, AddSinkInput)
+    return answer(add_sink(_file(), current_runs(), wanted), HTTPStatus.ACCEPTED)
+
+
+@api.post("/sinks/refill")
+@operations.add(_begins(RefillInput))
+def refill() -> Response:
+    """Begin to read a sink's rows again, as towpath sink refill does."""
+    wanted = read_body(request, RefillInput)
+    return answer(refill_sink(_file(), current_runs(), wanted), HTTPStatus.ACCEPTED)
+
+
+@api.post("/sinks/rebuild")
+@operations.add(_begins(RebuildInput))
+def rebuild() -> Response:
+    """Begin to rebuild a search sink's indexes, as towpath sink rebuild does."""
+    wanted = read_body(request, RebuildInput)
+    return answer(rebuild_sink(_file(), current_runs(), wanted), HTTPStatus.ACCEPTED)
+
+
+@api.post("/sinks/drop")
+@operations.add(_begins(DropInput))
+def drop() -> Response:
+    """Begin to drop a sink, as towpath sink drop does."""
+    wanted = read_body(request, DropInput)
+    check_confirmed(is_confirmed=wanted.confirm)
+    return answer(drop_sink(_file(), current_runs(), wanted), HTTPStatus.ACCEPTED)
+
+
+@forms.post("/sinks")
+def add_form() -> Response:
+    """Begin to add a sink."""
+    wanted = read_form(request, AddSinkInput, ignored=WORD)
+    return lead_back("console.sinks", add_sink(_file(), current_runs(), wanted))
+
+
+@forms.post("/sinks/refill")
+def refill_form() -> Response:
+    """Begin to read a sink's rows again."""
+    wanted = read_form(request, RefillInput, ignored=WORD)
+    return lead_back("console.sinks", refill_sink(_file(), current_runs(), wanted))
+
+
+@forms.post("/sinks/rebuild")
+def rebuild_form() -> Response:
+    """Begin to rebuild a search sink's indexes."""
+    wanted = read_form(request, RebuildInput, ignored=WORD)
+    return lead_back("console.sinks", rebuild_sink(_file(), current_runs(), wanted))
+
+
+@forms.post("/sinks/drop")
+def drop_form() -> str | Response:
+    """Begin to drop a sink, once that is confirmed."""
+    wanted = read_form(request, DropInput, ignored=WORD)
+    if not wanted.confirm:
+        question = drop_question(planned_drop(_file(), wanted)).capitalize()
+        return ask_first(
+            question, "Its state and its topics are deleted; its driver goes on."
+        )
+    return lead_back("console.sinks", drop_sink(_file(), current_runs(), wanted))

@@ -1,0 +1,208 @@
+"""
+Long actions of the console, which go on when the browser leaves.
+
+A run has a thread of its own and lives as long as the console. At most one run of each
+kind goes on at a time; the newest of each kind is kept with its outcome. A run is in
+the audit log when it begins, and again when it has ended.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+import structlog
+
+from towpath.deploy.console import Document
+from towpath.deploy.console.security import AuditLog
+from towpath.schemas.clock import Clock
+from towpath.schemas.failure import TowpathError
+from towpath.services.plumbing.http import ConflictError
+
+EXTENSION: Final = "towpath.console.runs"
+# The newest lines of a run that its page shows.
+_MOST_LINES: Final = 200
+
+log = structlog.get_logger(__name__)
+
+
+class RunStep(NamedTuple):
+    """
+    A step of a run.
+
+    Attributes:
+        name: Its name.
+        rows: Its rows so far.
+        estimate: The expected rows; zero if they are unknown.
+        first_rows: Its rows when it was first heard of.
+        first_s: The time of that.
+        updated_s: The time of its last rows.
+    """
+
+    name: str
+    rows: int
+    estimate: int
+    first_rows: int
+    first_s: float
+    updated_s: float
+
+    def document(self) -> Document:
+        """Return the step with its share, its rate and the time that is left."""
+        taken_s = self.updated_s - self.first_s
+        # Rows before the first report took an unknown time, so they do not count.
+        rate = (self.rows - self.first_rows) / taken_s if taken_s > 0 else None
+        is_open = bool(rate) and self.rows < self.estimate
+        left_s = (self.estimate - self.rows) / rate if rate and is_open else None
+        percent = min(100.0, 100 * self.rows / self.estimate) if self.estimate else None
+        return {
+            "name": self.name,
+            "rows": self.rows,
+            "estimate": self.estimate or None,
+            "percent": percent,
+            "rows_per_second": rate,
+            "left_s": left_s,
+        }
+
+
+class RunEnd(NamedTuple):
+    """The outcome of a run in words, and whether it did all that was wanted."""
+
+    outcome: str
+    is_good: bool = True
+
+
+class Run:
+    """One long action: its progress, and in the end its outcome."""
+
+    def __init__(self, event: str, fields: Mapping[str, Any], clock: Clock) -> None:
+        self.event = event
+        self._fields = fields
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._steps: dict[str, RunStep] = {}
+        self._lines: list[str] = []
+        self._results: list[Document] = []
+        self._began_at = clock.now()
+        self._ended_at: datetime | None = None
+        self._state = "running"
+        self._outcome = ""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it goes on."""
+        return self._state == "running"
+
+    def advance(self, step: str, rows: int, estimate: int) -> None:
+        """Add rows to a step."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            old = self._steps.get(step)
+            if old is None:
+                new = RunStep(step, rows, estimate, rows, now_s, now_s)
+            else:
+                new = old._replace(rows=old.rows + rows, updated_s=now_s)
+            self._steps[step] = new
+
+    def show(self, step: str, rows: int, estimate: int) -> None:
+        """Set the rows of a step."""
+        known = self._steps.get(step)
+        self.advance(step, rows - (known.rows if known else 0), estimate)
+
+    def say(self, line: str) -> None:
+        """Add a line to the report."""
+        with self._lock:
+            self._lines = [*self._lines[-_MOST_LINES + 1 :], line]
+
+    def add_result(self, document: Document) -> None:
+        """Add a result."""
+        with self._lock:
+            self._results.append(document)
+
+    def end(self, end: RunEnd) -> None:
+        """Note the outcome."""
+        with self._lock:
+            self._ended_at = self._clock.now()
+            self._outcome = end.outcome
+            self._state = "ended" if end.is_good else "failed"
+
+    def document(self) -> Document:
+        """Return the run as JSON."""
+        with self._lock:
+            ended_at = self._ended_at
+            return {
+                "event": self.event,
+                "fields": dict(self._fields),
+                "state": self._state,
+                "outcome": self._outcome,
+                "began_at": self._began_at.isoformat(timespec="seconds"),
+                "ended_at": ended_at and ended_at.isoformat(timespec="seconds"),
+                "steps": [step.document() for step in self._steps.values()],
+                "lines": list(self._lines),
+                "results": list(self._results),
+            }
+
+
+class Runs:
+    """The newest run of each kind."""
+
+    def __init__(self, audit: AuditLog, clock: Clock) -> None:
+        self._audit = audit
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._newest: dict[str, Run] = {}
+
+    def newest(self, kind: str) -> Document | None:
+        """Return the newest run of a kind as JSON, or None."""
+        run = self._newest.get(kind)
+        return run.document() if run else None
+
+    def begin(
+        self,
+        kind: str,
+        event: str,
+        fields: Mapping[str, Any],
+        work: Callable[[Run], RunEnd],
+    ) -> Run:
+        """
+        Begin a run in a thread of its own.
+
+        Args:
+            kind: Its kind.
+            event: Its name in the audit log.
+            fields: The actor, and the things on which it acts.
+            work: Does the work, reports to the run, and returns the outcome.
+
+        Raises:
+            ConflictError: Another run of the kind goes on.
+        """
+        with self._lock:
+            known = self._newest.get(kind)
+            if known is not None and known.is_running:
+                message = f"{known.event} still runs: one at a time"
+                raise ConflictError(message)
+            run = self._newest[kind] = Run(event, fields, self._clock)
+        args = (run, f"{event} ended", fields, work)
+        threading.Thread(target=self._work, args=args, name=kind, daemon=True).start()
+        return run
+
+    def _work(
+        self,
+        run: Run,
+        event: str,
+        fields: Mapping[str, Any],
+        work: Callable[[Run], RunEnd],
+    ) -> None:
+        try:
+            end = work(run)
+        except TowpathError as error:
+            end = RunEnd(f"{error}. {error.remedy}", is_good=False)
+        except Exception as error:
+            # The page must show an end, whatever it was; the log has the rest.
+            log.exception("console run failed", run=run.event)
+            kind = type(error).__name__
+            end = RunEnd(f"failed: {kind}; the console's log says why", is_good=False)
+        try:
+            self._audit.write(event, {**fields, "outcome": end.outcome})
+        except TowpathError as error:
+            end = RunEnd(f"{end.outcome}; {error}", is_good=False)
+        run.end(end)

@@ -1,0 +1,328 @@
+"""
+The rules of access to the console, its sessions, and the log of logins and actions.
+
+Without a token the console is read-only. Bound to loopback, reading needs no login, and
+the request must name a loopback host, so that a page of another site cannot read the
+console by a name that it points here. Bound to any other address, everything needs the
+token: as ``Authorization: Bearer`` in the API, by a login in the browser.
+
+A browser's session is a cookie that other sites' requests do not carry
+(``SameSite=Strict``). Each request that changes something must also come from the
+console's own pages, by its ``Origin`` and ``Sec-Fetch-Site``, and repeat the session's
+own word.
+
+An action is in the audit log twice: before it begins, and with its outcome before the
+answer. So an action that a crash interrupted is in the log too, without an outcome.
+"""
+
+import hmac
+import json
+import os
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
+
+from flask import (
+    Flask,
+    Request,
+    Response,
+    current_app,
+    g,
+    make_response,
+    redirect,
+    request,
+    url_for,
+)
+from werkzeug.exceptions import Forbidden
+
+from towpath.schemas.clock import Clock
+from towpath.schemas.failure import TowpathError, UnavailableError
+from towpath.services.plumbing.http import ProblemError, protect_page
+
+COOKIE: Final = "towpath_console"
+# The field of a form that repeats the session's own word.
+WORD: Final = "word"
+_EXTENSION: Final = "towpath.console.access"
+SESSION_S: Final = 12 * 3600.0
+_MOST_SESSIONS: Final = 100
+_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_OPEN: Final = frozenset({"console.static", "console.login", "console.enter"})
+
+
+class AuditLogError(UnavailableError):
+    """The audit log cannot be written, so nothing is done."""
+
+    remedy: ClassVar[str] = "Free the disk, or correct the rights of the state folder."
+
+
+class LoginNeededError(ProblemError):
+    """The request needs the token."""
+
+    status = HTTPStatus.UNAUTHORIZED
+    slug = "login-needed"
+
+
+class ReadOnlyError(ProblemError):
+    """The console was started without a token, and changes nothing."""
+
+    status = HTTPStatus.FORBIDDEN
+    slug = "read-only"
+
+
+class ForeignRequestError(ProblemError):
+    """The request was not made by a page of the console."""
+
+    status = HTTPStatus.FORBIDDEN
+    slug = "foreign-request"
+
+
+class LoginSession(NamedTuple):
+    """
+    A browser's login.
+
+    Attributes:
+        name: Its name in the audit log.
+        word: The word that its forms repeat.
+        ends_at_s: The time of its end.
+    """
+
+    name: str
+    word: str
+    ends_at_s: float
+
+
+class OpenedSession(NamedTuple):
+    """A new session, and the cookie of its browser."""
+
+    cookie: str
+    session: LoginSession
+
+
+AnyResult = TypeVar("AnyResult")
+
+
+class RecordedAction(NamedTuple, Generic[AnyResult]):
+    """The id of an action in the audit log, and its result."""
+
+    id: str
+    result: AnyResult
+
+
+class AuditLog:
+    """The log of logins and actions: JSON lines, each on the disk before the answer."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self.path = path
+        self._clock = clock
+        self._lock = threading.Lock()
+
+    def write(self, event: str, fields: Mapping[str, Any]) -> None:
+        """
+        Append one line, durably.
+
+        Raises:
+            AuditLogError: It cannot be written.
+        """
+        line = json.dumps(
+            {"at": self._clock.now().isoformat(), "event": event, **fields},
+            ensure_ascii=False,
+        )
+        try:
+            with self._lock:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(line + "\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+        except OSError as error:
+            message = f"{self.path}: {error.strerror}"
+            raise AuditLogError(message) from error
+
+    def record(
+        self,
+        event: str,
+        fields: Mapping[str, Any],
+        act: Callable[[], AnyResult],
+        outcome_of: Callable[[AnyResult], str],
+    ) -> RecordedAction[AnyResult]:
+        """
+        Carry an action out between its two lines of the log.
+
+        Args:
+            event: The action.
+            fields: The actor, and the things on which it acts.
+            act: Carries it out.
+            outcome_of: Returns its outcome in words.
+
+        Raises:
+            AuditLogError: The log cannot be written. If the first line cannot, nothing
+                was done.
+            TowpathError: The action was refused or failed; the log has the reason.
+        """
+        action = secrets.token_hex(4)
+        named = {"action": action, **fields}
+        self.write(event, named | {"outcome": "begun"})
+        try:
+            done = act()
+        except TowpathError as error:
+            self.write(event, named | {"outcome": f"refused: {error}"})
+            raise
+        except Exception as error:
+            self.write(event, named | {"outcome": f"failed: {type(error).__name__}"})
+            raise
+        self.write(event, named | {"outcome": outcome_of(done)})
+        return RecordedAction(action, done)
+
+    def newest(self, count: int) -> list[dict[str, Any]]:
+        """Return the newest entries, newest first."""
+        try:
+            lines = self.path.read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in reversed(lines[-count:])]
+
+
+class Access:
+    """The rules of access to one console, and its sessions."""
+
+    def __init__(
+        self, token: str, audit: AuditLog, clock: Clock, *, is_local: bool
+    ) -> None:
+        self._token = token
+        self._clock = clock
+        self._sessions: dict[str, LoginSession] = {}
+        self._lock = threading.Lock()
+        self.audit = audit
+        self.is_local = is_local
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the console has no actions."""
+        return not self._token
+
+    def enter(self, token: str) -> OpenedSession | None:
+        """Open a session, or return None if the token is wrong."""
+        if not self._is_token(token):
+            return None
+        cookie = secrets.token_urlsafe(32)
+        now_s = self._clock.now().timestamp()
+        with self._lock:
+            live = [(c, s) for c, s in self._sessions.items() if s.ends_at_s > now_s]
+            self._sessions = dict(live[-_MOST_SESSIONS + 1 :])
+            session = LoginSession(
+                secrets.token_hex(4), secrets.token_urlsafe(32), now_s + SESSION_S
+            )
+            self._sessions[cookie] = session
+        return OpenedSession(cookie, session)
+
+    def leave(self, cookie: str) -> None:
+        """End a session."""
+        with self._lock:
+            self._sessions.pop(cookie, None)
+
+    def session_of(self, asked: Request) -> LoginSession | None:
+        """Return the session of a request, if it has one that has not ended."""
+        session = self._sessions.get(asked.cookies.get(COOKIE, ""))
+        is_live = session and session.ends_at_s > self._clock.now().timestamp()
+        return session if is_live else None
+
+    def check(self, asked: Request) -> None:
+        """
+        Check a request, and remember its session for the page.
+
+        Raises:
+            ProblemError: It needs a login, or must not be made.
+        """
+        if self.is_local and _host_name(asked) not in _LOCAL_NAMES:
+            message = "The console answers only to this machine's own names."
+            raise ForeignRequestError(message)
+        g.session = session = self.session_of(asked)
+        scheme, _, given = asked.headers.get("Authorization", "").partition(" ")
+        has_token = scheme.lower() == "bearer" and self._is_token(given.strip())
+        g.who = "token" if has_token else f"session {session.name}" if session else ""
+        if asked.method not in _SAFE:
+            self._check_change(asked, session, has_token=has_token)
+        elif not self.is_local and not g.who and asked.endpoint not in _OPEN:
+            message = "Log in, or send the token as Authorization: Bearer."
+            raise LoginNeededError(message)
+
+    def _check_change(
+        self, asked: Request, session: LoginSession | None, *, has_token: bool
+    ) -> None:
+        if self.is_read_only:
+            message = "This console is read-only: start it with --token-file."
+            raise ReadOnlyError(message)
+        if has_token:
+            return
+        if _is_foreign(asked):
+            message = "This form belongs to another site."
+            raise ForeignRequestError(message)
+        if asked.endpoint == "console.enter":
+            return
+        if session is None:
+            message = "Log in, or send the token as Authorization: Bearer."
+            raise LoginNeededError(message)
+        word = asked.headers.get("X-Towpath-Word") or asked.form.get(WORD, "")
+        if not hmac.compare_digest(word.encode(), session.word.encode()):
+            message = "The form is not one of this session: load the page again."
+            raise ForeignRequestError(message)
+
+    def _is_token(self, given: str) -> bool:
+        is_equal = hmac.compare_digest(given.encode(), self._token.encode())
+        return bool(self._token) and is_equal
+
+
+def _is_foreign(asked: Request) -> bool:
+    """Return whether a browser names another site as the origin of a request."""
+    origin = asked.headers.get("Origin")
+    if origin is not None and origin.partition("://")[2] != asked.host:
+        return True
+    return asked.headers.get("Sec-Fetch-Site", "none") not in {"same-origin", "none"}
+
+
+def _host_name(asked: Request) -> str:
+    host = asked.host
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdigit() else host
+
+
+def install_access(app: Flask, access: Access) -> None:
+    """Check every request but health checks, and let pages load only own files."""
+    app.extensions[_EXTENSION] = access
+    app.before_request(_check)
+    app.after_request(_with_policy)
+
+
+def current_access() -> Access:
+    """Return the rules of access of the current application."""
+    access: Access = current_app.extensions[_EXTENSION]
+    return access
+
+
+def actor() -> dict[str, Any]:
+    """Return who makes the current request, for the audit log."""
+    return {"who": g.who, "from": request.remote_addr}
+
+
+def _check() -> Response | None:
+    """Check a request; a page that needs a login leads there."""
+    access = current_access()
+    if request.blueprint == "health":
+        return None
+    try:
+        access.check(request)
+    except ProblemError as error:
+        if "console" not in request.blueprints:
+            raise
+        if isinstance(error, LoginNeededError) and request.method in _SAFE:
+            return make_response(redirect(url_for("console.login")))
+        raise Forbidden(description=error.detail) from error
+    return None
+
+
+def _with_policy(response: Response) -> Response:
+    return protect_page(response, is_static=request.endpoint == "console.static")

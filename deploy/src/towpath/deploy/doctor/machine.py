@@ -1,0 +1,211 @@
+"""The checks of this machine and of the configuration, from facts alone."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from towpath.loadtests.bench.machine import python
+from towpath.relay.commands import compiled
+from towpath.schemas.findings import (
+    CheckFinding,
+    error_finding,
+    info_finding,
+    warning_finding,
+)
+from towpath.settings import Settings
+from towpath.settings.brokers import PROTOCOLS
+
+_PYTHONS: Final = ((3, 11), (3, 14))
+_PACKAGES: Final = ("towpath-relay", "towpath-sinks")
+_GIBIBYTE: Final = 1024**3
+# Progress and checkpoints take megabytes; the engine's temporary files more.
+_LEAST_FREE_BYTES: Final = _GIBIBYTE
+_LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1", "")
+
+
+class FolderFacts(NamedTuple):
+    """The state folder, or the nearest folder above it that exists."""
+
+    path: Path
+    is_writable: bool
+    free_bytes: int
+
+
+class MachineFacts(NamedTuple):
+    """
+    Facts about this machine.
+
+    Attributes:
+        python: The running Python's version.
+        folder: The state folder.
+        pinned: The exact versions that our packages need, by package.
+        installed: The installed versions.
+        java: The path of the Java runtime; None if none was found.
+        missing_jars: The number of the engine's archives that are missing.
+    """
+
+    python: tuple[int, int]
+    folder: FolderFacts
+    pinned: Mapping[str, str]
+    installed: Mapping[str, str]
+    java: Path | None
+    missing_jars: int
+
+
+def describe_code(environ: Mapping[str, str]) -> str:
+    """
+    Return a line with this Python and the form of the relay's code, as the relay runs.
+
+    Raises:
+        ConfigurationError: A variable has neither of its values.
+    """
+    return f"Python {python()}; the relay's hot modules: {compiled.available(environ)}"
+
+
+def machine_findings(settings: Settings) -> list[CheckFinding]:
+    """Check this machine."""
+    return list(findings_of(read_machine(settings), has_sinks=bool(settings.sink)))
+
+
+def read_machine(settings: Settings) -> MachineFacts:
+    """Read the facts; nothing is created."""
+    from towpath.sinks.errors import PrerequisiteError  # noqa: PLC0415 - keeps --help fast
+    from towpath.sinks.jars import java, store  # noqa: PLC0415
+
+    try:
+        home: Path | None = java.home()
+    except PrerequisiteError:
+        home = None
+    wanted = [jar for jar in store.read_lock() if jar.use == "spark"]
+    pinned = _pinned_versions()
+    return MachineFacts(
+        python=sys.version_info[:2],
+        folder=_folder(settings.state_folder),
+        pinned=pinned,
+        installed=_installed(pinned),
+        java=home,
+        missing_jars=len(store.missing(wanted, store.folder())),
+    )
+
+
+def _folder(path: Path) -> FolderFacts:
+    existing = path.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    return FolderFacts(
+        path,
+        os.access(existing, os.W_OK | os.X_OK),
+        shutil.disk_usage(existing).free,
+    )
+
+
+def _pinned_versions() -> dict[str, str]:
+    """Return the packages of which our packages need one exact version."""
+    found = {}
+    for package in _PACKAGES:
+        for requirement in metadata.requires(package) or ():
+            needed = requirement.partition(";")
+            name, _, version = needed[0].partition("==")
+            if version and not needed[1]:
+                found[name.strip()] = version.strip()
+    return found
+
+
+def _installed(names: Iterable[str]) -> dict[str, str]:
+    """Return the versions of installed packages; a missing one is left out."""
+    found = {}
+    for name in names:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def findings_of(facts: MachineFacts, *, has_sinks: bool) -> Iterator[CheckFinding]:
+    """Yield the findings about a machine. Pure."""
+    oldest, beyond = _PYTHONS
+    if not oldest <= facts.python < beyond:
+        yield error_finding(
+            "machine-python",
+            f"this Python is {facts.python[0]}.{facts.python[1]}",
+            "the drivers of the servers were not tried with it",
+            "it must be 3.11, 3.12 or 3.13: install Towpath with one of them",
+        )
+    for name, version in facts.pinned.items():
+        if facts.installed.get(name) != version:
+            yield error_finding(
+                "machine-package",
+                f"the package {name} has version {facts.installed.get(name, 'none')}",
+                "the clients and the engine were tried with one version only",
+                f"it must be {version}: pip install {name}=={version}",
+            )
+    yield from _folder_findings(facts.folder)
+    if has_sinks and facts.java is None:
+        yield error_finding(
+            "machine-java",
+            "no Java 21 was found",
+            "no driver of sinks starts on this machine",
+            "pip install 'towpath-sinks[java]', or set JAVA_HOME to a Java 21 runtime",
+        )
+    if has_sinks and facts.missing_jars:
+        yield warning_finding(
+            "machine-jars",
+            f"{facts.missing_jars} archives of the engine are missing or truncated",
+            "no driver of sinks starts on this machine",
+            "towpath sink fetch-jars",
+        )
+
+
+def _folder_findings(folder: FolderFacts) -> Iterator[CheckFinding]:
+    if not folder.is_writable:
+        yield error_finding(
+            "machine-state-folder",
+            f"the state folder {folder.path} cannot be written by this user",
+            "sinks cannot store their progress, and halt",
+            f"sudo install -d -o $USER {folder.path}, or name another state_folder",
+        )
+    if folder.free_bytes < _LEAST_FREE_BYTES:
+        yield warning_finding(
+            "machine-disk",
+            f"the disk of the state folder has {folder.free_bytes // 1024**2} MB left",
+            "once it is full, sinks cannot store their progress, and stop",
+            f"free disk space for {folder.path}, or name another state_folder",
+        )
+
+
+def settings_findings(settings: Settings) -> list[CheckFinding]:
+    """Return the findings about a valid configuration that may still harm. Pure."""
+    return [*_signal_findings(settings), *_connection_findings(settings)]
+
+
+def _signal_findings(settings: Settings) -> Iterator[CheckFinding]:
+    if settings.sink and not settings.signal_topic:
+        names = ", ".join(sink.name for sink in settings.sink)
+        yield warning_finding(
+            "settings-no-signal-topic",
+            f"relay.snapshot.signal_topic is empty, and there are sinks: {names}",
+            "a sink that lost rows cannot request them",
+            'set relay.snapshot.signal_topic = "{prefix}-signal"',
+        )
+
+
+def _connection_findings(settings: Settings) -> Iterator[CheckFinding]:
+    hosts = _hosts(settings.kafka.bootstrap_servers.split(","))
+    is_plain = settings.kafka.protocol == PROTOCOLS[0]
+    if hosts and is_plain:
+        yield info_finding(
+            "settings-kafka-plaintext",
+            f"records go to {', '.join(hosts)} without encryption",
+            "anybody on the way can read and change them",
+            'set "security.protocol" = "SASL_SSL" or "SSL" in [kafka.client]',
+        )
+
+
+def _hosts(servers: Sequence[str]) -> list[str]:
+    """Return the hosts that are not this machine."""
+    hosts = (server.strip().rpartition(":")[0].strip("[]") for server in servers)
+    return [host for host in hosts if host not in _LOCAL_HOSTS]

@@ -1,0 +1,383 @@
+"""
+Adds, refills, rebuilds and drops sinks, as ``towpath sink`` and the console do.
+
+Each function reports its steps, and returns whether the sink is as it was wanted. An
+interrupted one is called again with the same arguments: it resumes.
+"""
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from towpath.deploy.sinks import dropping, filling
+from towpath.deploy.snapshots import signals
+from towpath.deploy.snapshots.signals import INCOMPLETE, TableProgress
+from towpath.deploy.status import progress_of
+from towpath.schemas.clock import Clock, SystemClock
+from towpath.schemas.failure import UsageError
+from towpath.settings import Route, Settings, Sink, SinkKind, load
+from towpath.sinks.cli.sink import TableShapes
+from towpath.sinks.errors import NothingToRebuildError, SinkNotRunningError
+from towpath.sinks.kafka.client import KafkaRelations, Topics
+from towpath.sinks.kafka.progress_topic import ProgressReader, ProgressTopic
+from towpath.sinks.kinds import RoutedRelations, eraser_of
+from towpath.sinks.state import declare
+from towpath.sinks.state.published import ProgressSource
+from towpath.sinks.targets.checks import check_block
+
+if TYPE_CHECKING:
+    from towpath.sinks.targets.search.rebuild import Rebuild
+
+_RUNNING_WITHIN_S: Final = 60.0
+_STUCK_AFTER_S: Final = 300.0
+
+
+class LifecycleReport(Protocol):
+    """Shows the steps of a sink's change to the one who requested it."""
+
+    def say(self, line: str) -> None:
+        """Show a step that was done."""
+
+    def warn(self, line: str) -> None:
+        """Show a sentence about what is left to do."""
+
+    def watching(
+        self,
+    ) -> AbstractContextManager[Callable[[Sequence[TableProgress]], None]]:
+        """Show the progress of a snapshot during a block."""
+
+
+def add_sink(
+    path: Path,
+    environ: Mapping[str, str],
+    block: str,
+    report: LifecycleReport,
+    *,
+    max_rows_per_second: int | None = None,
+    signal_id: str | None = None,
+) -> bool:
+    """
+    Add a sink while everything runs, and fill it from the existing rows.
+
+    Args:
+        path: The configuration file.
+        environ: Environment variables that override it.
+        block: One ``[[sink]]`` block with its routes, as TOML.
+        report: Shows the steps.
+        max_rows_per_second: Bound of the reading speed.
+        signal_id: Show the SQL row that requests the snapshot with this id, and wait
+            until it has been inserted, instead of sending the signal.
+
+    Raises:
+        TowpathError: The block was refused, or a part does not answer.
+    """
+    settings = load(path, environ)
+    cluster, clock = Topics(settings.kafka), SystemClock()
+    sink = declare.declare_sink(path, block, environ, cluster, clock, _check)
+    report.say(f"{sink.name} is declared")
+    settings = load(path, environ)
+    collections = filling.collections_of(settings, sink)
+    try:
+        _wait_running(settings, sink)
+    except SinkNotRunningError:
+        report.warn(
+            f"{sink.name} stays declared. Correct its block in {path}, then run the "
+            f"same towpath sink add again; or run towpath sink drop {sink.name}"
+        )
+        raise
+    wanted = _WantedFill(collections, max_rows_per_second, signal_id=signal_id)
+    if collections and not _fill(settings, sink, wanted, report):
+        report.warn(
+            f"{sink.name} stays declared, without its earlier rows: run the same "
+            f"towpath sink add again, or towpath sink drop {sink.name}"
+        )
+        return False
+    declare.mark_ready(settings, sink.name)
+    report.say(f"{sink.name} is ready")
+    return _has_no_parked(settings, sink, report)
+
+
+def fillable_sink(
+    settings: Settings, name: str, route: str | None = None
+) -> tuple[Sink, list[str]]:
+    """
+    Return a declared sink, and the collections that fill it or one of its routes.
+
+    Raises:
+        UsageError: There is no such sink or route, or it keeps events only.
+    """
+    sink = declare.sink_named(settings, name)
+    collections = filling.collections_of(settings, sink, route)
+    if not collections:
+        message = f"{name} keeps events only, which cannot be read again"
+        raise UsageError(message)
+    return sink, collections
+
+
+def refill_sink(
+    settings: Settings,
+    name: str,
+    report: LifecycleReport,
+    *,
+    route: str | None = None,
+    max_rows_per_second: int | None = None,
+) -> bool:
+    """
+    Read all existing rows into a sink again; rows that the source lacks are deleted.
+
+    Args:
+        settings: The configuration.
+        name: The sink.
+        report: Shows the steps.
+        route: Only this route.
+        max_rows_per_second: Bound of the reading speed.
+
+    Raises:
+        TowpathError: There is no such sink or route, or a part does not answer.
+    """
+    sink, collections = fillable_sink(settings, name, route)
+    wanted = _WantedFill(collections, max_rows_per_second, has_sweep=True)
+    if not _fill(settings, sink, wanted, report):
+        return False
+    report.say(f"{name} is filled again")
+    return _has_no_parked(settings, sink, report)
+
+
+def drop_sink(
+    path: Path,
+    environ: Mapping[str, str],
+    planned: dropping.DropPlan,
+    report: LifecycleReport,
+) -> None:
+    """
+    Drop a sink as planned.
+
+    Args:
+        path: The configuration file.
+        environ: Environment variables that override it.
+        planned: The result of ``dropping.plan_drop``.
+        report: Shows the steps.
+
+    Raises:
+        TowpathError: The driver does not release it, or a part does not answer.
+    """
+    settings, sink = load(path, environ), planned.sink
+    erase = eraser_of(sink) if sink is not None and planned.has_data else None
+    clock, broker = SystemClock(), Topics(settings.kafka)
+    forget = ProgressTopic(settings, clock).drop
+    services = dropping.DropServices(erase, forget, broker, clock, report.say)
+    dropping.carry_out_drop(path, environ, planned, services)
+    report.say(f"{planned.name} is dropped")
+
+
+def drop_question(planned: dropping.DropPlan) -> str:
+    """Return the question that confirms a drop."""
+    sink = planned.sink
+    erase = eraser_of(sink) if sink is not None and planned.has_data else None
+    routes = ", ".join(route.name for route in sink.route) if sink is not None else ""
+    what = f"and all that it wrote ({routes})" if erase else "not its data"
+    return f"drop the sink {planned.name}, {what}?"
+
+
+def _wait_running(settings: Settings, sink: Sink) -> None:
+    clock = SystemClock()
+    with closing(ProgressReader(settings, clock)) as published:
+        declare.wait_running(settings, sink.name, published, clock, _RUNNING_WITHIN_S)
+
+
+def _check(settings: Settings, sink: Sink) -> None:
+    # A route that nothing can fill is a mistake of the file: no server is needed.
+    collections = filling.collections_of(settings, sink)
+    with closing(TableShapes(settings)) as shapes:
+        check_block(settings, sink, shapes)
+    filling.check_fillable(settings, sink.name, collections)
+
+
+class _WantedFill(NamedTuple):
+    """A fill of a sink: its collections, and how they are read."""
+
+    collections: list[str]
+    max_rows_per_second: int | None = None
+    has_sweep: bool = False
+    signal_id: str | None = None
+
+
+def _fill(
+    settings: Settings, sink: Sink, wanted: _WantedFill, report: LifecycleReport
+) -> bool:
+    """Fill a sink, or resume its fill, and wait until it has applied the snapshot."""
+    source, clock = settings.database, SystemClock()
+    begun, is_old = filling.begin_fill(
+        *(settings, sink, wanted.collections),
+        has_sweep=wanted.has_sweep,
+        signal_id=wanted.signal_id,
+    )
+    verb = "continues to fill" if is_old else "fills"
+    report.say(f"snapshot {begun.signal_id} {verb} {sink.name}")
+    speed = wanted.max_rows_per_second
+    if wanted.signal_id:
+        asked = (begun.collections, sink.name, begun.signal_id)
+        report.say(signals.statement(source, *asked, speed))
+        filling.await_signal(source, begun, clock)
+    with report.watching() as show:
+        answer = filling.carry_out_fill(source, sink, begun, clock, show, speed)
+    if answer.status != "completed":
+        if answer.status != INCOMPLETE:
+            filling.end_fill(settings, sink, begun, is_applied=False)
+        report.warn(f"the snapshot was {answer}; run this again")
+        return False
+    ends = declare.sink_ends(settings, sink.name, Topics(settings.kafka))
+    with closing(ProgressReader(settings, clock)) as published:
+        declare.wait_applied(sink.name, ends, published, clock, _STUCK_AFTER_S)
+    filling.end_fill(settings, sink, begun, is_applied=True)
+    return True
+
+
+def _has_no_parked(settings: Settings, sink: Sink, report: LifecycleReport) -> bool:
+    """Report parked keys, which the filled sink may lack; return whether none is."""
+    with closing(ProgressReader(settings, SystemClock())) as published:
+        progress = progress_of(published, sink)
+    if progress.parked:
+        report.warn(
+            f"{progress.parked:,} keys of {sink.name} are parked, each with its "
+            f"reason: towpath dead-letters list --sink {sink.name}"
+        )
+    return not progress.parked
+
+
+class _RebuildContext(NamedTuple):
+    """The sink that is rebuilt, and the parts that the steps need."""
+
+    settings: Settings
+    sink: Sink
+    rebuild: "Rebuild"
+    published: ProgressSource
+    clock: Clock
+    report: LifecycleReport
+
+
+def rebuild_sink(
+    settings: Settings, name: str, report: LifecycleReport, *, route: str | None = None
+) -> bool:
+    """
+    Rebuild a search sink's indexes from the source, while searches go on.
+
+    Args:
+        settings: The configuration.
+        name: The sink, which must be running.
+        report: Shows the steps.
+        route: Only this route's index; None for all, one after the other.
+
+    Raises:
+        NothingToRebuildError: It is no search sink, or has no such route.
+        TowpathError: The sink does not run, or a part does not answer.
+    """
+    declared, routes = searched_routes(settings, name, route)
+    clock = SystemClock()
+    with (
+        closing(ProgressReader(settings, clock)) as published,
+        _open_rebuild(settings, declared) as opened,
+    ):
+        declare.wait_running(settings, name, published, clock, _RUNNING_WITHIN_S)
+        context = _RebuildContext(settings, declared, opened, published, clock, report)
+        # One at a time, so that there is never more than one spare index.
+        replaced = [_rebuild_route(context, chosen) for chosen in routes]
+    return all(replaced)
+
+
+def searched_routes(
+    settings: Settings, name: str, route: str | None = None
+) -> tuple[Sink, list[Route]]:
+    """
+    Return a declared search sink, and the routes whose indexes are to be rebuilt.
+
+    Raises:
+        UsageError: There is no such sink, or a route cannot be filled.
+        NothingToRebuildError: It is no search sink, or has no such route.
+    """
+    sink = declare.sink_named(settings, name)
+    routes = _searched_routes(sink, route)
+    for chosen in routes:
+        # A route that cannot be filled is refused before an index is created.
+        filling.collections_of(settings, sink, chosen.name)
+    return sink, routes
+
+
+def _searched_routes(sink: Sink, route: str | None) -> list[Route]:
+    if sink.kind != SinkKind.SEARCH:
+        message = f"{sink.name} is a {sink.kind}: only a search index is rebuilt"
+        raise NothingToRebuildError(message)
+    chosen = [r for r in sink.route if route in {None, r.name}]
+    if not chosen:
+        known = ", ".join(r.name for r in sink.route)
+        message = f"{sink.name} has no route {route}, only {known}"
+        raise NothingToRebuildError(message)
+    return chosen
+
+
+@contextmanager
+def _open_rebuild(settings: Settings, sink: Sink) -> Iterator["Rebuild"]:
+    from towpath.sinks.targets.search.rebuild import Rebuild  # noqa: PLC0415 - keeps --help fast
+    from towpath.sinks.targets.search.schema import RouteFields, event_schemas  # noqa: PLC0415 - keeps --help fast
+
+    kafka, prefix = settings.kafka, settings.database.prefix
+    announced = KafkaRelations(kafka, prefix)
+    relations = RoutedRelations(announced, sink.route)
+    fields = RouteFields(relations, event_schemas(sink.search, sink.route))
+    opened = Rebuild(sink.url, sink.search, fields)
+    try:
+        yield opened
+    finally:
+        opened.close()
+        announced.close()
+
+
+def _rebuild_route(context: _RebuildContext, route: Route) -> bool:
+    """Rebuild one route; return whether its index was replaced."""
+    report = context.report
+    letters_before = _dead_letters(context)
+    # An interrupted rebuild may have left the old index after its swap.
+    context.rebuild.retire(route, context.clock)
+    begun = context.rebuild.begin(route, f"rebuild-{uuid.uuid4().hex[:12]}")
+    word = "continues to fill" if begun.is_resumed else "fills"
+    report.say(f"{route.name}: snapshot {begun.snapshot} {word} {begun.new}")
+    if not _fill_route(context, route, begun.snapshot):
+        context.rebuild.abort(route)
+        return False
+    cluster = Topics(context.settings.kafka)
+    ends = declare.sink_ends(context.settings, context.sink.name, cluster)
+    published, clock = context.published, context.clock
+    declare.wait_applied(context.sink.name, ends, published, clock, _STUCK_AFTER_S)
+    if more := _dead_letters(context) - letters_before:
+        report.say(
+            f"{more} records became dead letters meanwhile: {begun.new} may lack them "
+            "and replaces nothing yet. Look at them, then run this command again: it "
+            "resumes."
+        )
+        return False
+    done = context.rebuild.swap(route)
+    report.say(
+        f"{route.name}: {done.new} with {done.after:,} documents replaces {done.old} "
+        f"with {done.before:,}"
+    )
+    context.rebuild.retire(route, context.clock)
+    return True
+
+
+def _fill_route(context: _RebuildContext, route: Route, snapshot: str) -> bool:
+    """Request the snapshot, unless that was done before, and watch it to its end."""
+    collections = filling.collections_of(context.settings, context.sink, route.name)
+    fill = filling.SinkFill(snapshot, tuple(collections))
+    source = context.settings.database
+    with context.report.watching() as show:
+        answer = filling.carry_out_fill(source, context.sink, fill, context.clock, show)
+    if answer.status == "completed":
+        return True
+    context.report.warn(f"{route.name} stays as it is: the snapshot was {answer}")
+    return False
+
+
+def _dead_letters(context: _RebuildContext) -> int:
+    return progress_of(context.published, context.sink).dead_letters

@@ -1,0 +1,203 @@
+"""
+Requests about snapshots, as ``towpath snapshot`` and the console make them.
+
+A key is written as its text, or as a JSON list when it has several columns: ``7``,
+``[7, "a"]``. A filter is written as ``schema.table=filter``.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
+
+from towpath.deploy.snapshots import signals
+from towpath.deploy.snapshots.signals import SignalAnswer, wait_answer
+from towpath.schemas.clock import Clock
+from towpath.schemas.failure import UsageError
+from towpath.settings import Settings, Source
+
+# The most keys that one signal may list.
+MAX_KEYS: Final = 10_000
+# A running relay answers within a second; one that is starting takes a few.
+ANSWERED_WITHIN_S: Final = 10.0
+# The changes of running snapshots, with the words in which the relay answers.
+_RESULTS: Final = ("paused", "resumed", "stopped")
+_COLLECTION: Final = re.compile(r'(?:"(?:[^"]|"")*"|[^"=])*')
+
+RunningChange = Literal["pause", "resume", "stop"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotRequest:
+    """
+    A request for a snapshot, in the words of its user.
+
+    Attributes:
+        collections: Tables, aggregates or expressions; empty for all.
+        target: The one sink that gets the rows; ``None`` for all sinks.
+        where: Filters.
+        keys: The keys to read; empty for all rows.
+        type: Incremental or blocking.
+        surrogate_key: Read in the order of this unique column.
+        max_rows_per_second: Bound of the reading speed.
+        sweep: Whether sinks delete the rows that the tables do not have.
+        id: The signal's id; made if omitted.
+    """
+
+    collections: Sequence[str] = ()
+    target: str | None = None
+    where: Sequence[str] = ()
+    keys: Sequence[str] = ()
+    type: str = "incremental"
+    surrogate_key: Sequence[str] = ()
+    max_rows_per_second: int | None = None
+    sweep: bool = False
+    id: str | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """
+        Return the signal's fields besides collections, target and speed.
+
+        Raises:
+            UsageError: Keys or filters are malformed.
+        """
+        listed = parsed_keys(self.keys)
+        if listed is not None and len(self.collections) != 1:
+            message = "keys belong to one table: name that table only"
+            raise UsageError(message)
+        return {
+            "type": self.type,
+            "keys": listed,
+            "additional-conditions": conditions(self.where),
+            "surrogate-key": list(self.surrogate_key) or None,
+            "sweep": self.sweep or None,
+        }
+
+
+class AnsweredSignal(NamedTuple):
+    """A signal about running snapshots, and the relay's answer."""
+
+    id: str
+    answer: SignalAnswer
+
+    @property
+    def lines(self) -> list[str]:
+        """The tables that were paused, resumed or stopped, in words."""
+        return [
+            f"{word}: {', '.join(self.answer.detail[word]) or 'nothing'}"
+            for word in _RESULTS
+            if word in self.answer.detail
+        ]
+
+
+def request_snapshot(settings: Settings, request: SnapshotRequest) -> str:
+    """
+    Check a request, and send its signal; return the snapshot's id.
+
+    Raises:
+        UsageError: Keys or filters are malformed, or there is no such sink.
+        SourceUnreachableError: The source does not answer.
+        SignalRefusedError: The signal table does not exist, or has the id already.
+    """
+    _check_target(settings, request.target)
+    return signals.request_snapshot(
+        settings.database,
+        request.collections or settings.collections,
+        target=request.target,
+        max_rows_per_second=request.max_rows_per_second,
+        signal_id=request.id,
+        more_fields=request.fields(),
+    )
+
+
+def signal_running(
+    source: Source, change: RunningChange, names: Sequence[str], clock: Clock
+) -> AnsweredSignal:
+    """
+    Send a signal about running snapshots, and wait for its answer.
+
+    Args:
+        source: The database, and the slot of its relay.
+        change: The change of the snapshots.
+        names: A snapshot's id, or tables, or an id and then tables; empty for all.
+        clock: The time.
+
+    Raises:
+        UsageError: There is no such snapshot.
+        SourceUnreachableError: The source does not answer.
+        RelaySilentError: No relay answers; the signal waits for one.
+    """
+    snapshot_id, collections = None, list(names)
+    if names and signals.progress(source, names[0]):
+        snapshot_id, *collections = names
+    elif names and "." not in names[0]:
+        message = f"there is no snapshot {names[0]}; a table is named schema.table"
+        raise UsageError(message)
+    fields = {"data-collections": collections or None, "snapshot-id": snapshot_id}
+    signal_id = signals.send(source, f"{change}-snapshot", fields)
+    answer = wait_answer(source, signal_id, clock, ANSWERED_WITHIN_S)
+    return AnsweredSignal(signal_id, answer)
+
+
+def conditions(words: Iterable[str]) -> list[dict[str, str]] | None:
+    """
+    Read ``COLLECTION=FILTER`` arguments; None if there are none.
+
+    Raises:
+        UsageError: An argument has no equals sign, or nothing on one side of it.
+    """
+    found = []
+    for word in words:
+        collection, sign, condition = _cut(word)
+        if not (sign and collection.strip() and condition.strip()):
+            message = f'--where {word!r}: write "schema.table=filter"'
+            raise UsageError(message)
+        entry = {"data-collection": collection.strip(), "filter": condition.strip()}
+        found.append(entry)
+    return found or None
+
+
+def _cut(word: str) -> tuple[str, str, str]:
+    """Cut at the first equals sign that is not between quotes."""
+    end = len(word)
+    if found := _COLLECTION.match(word):
+        end = found.end()
+    return word[:end], word[end : end + 1], word[end + 1 :]
+
+
+def parsed_keys(texts: Iterable[str]) -> list[list[Any]] | None:
+    """
+    Read keys from their texts, without empty ones; None if there are none.
+
+    Raises:
+        UsageError: A text is not a key, or there are too many.
+    """
+    found = [_key(text) for text in texts if text.strip()]
+    if len(found) > MAX_KEYS:
+        message = f"{len(found):,} keys: one signal takes {MAX_KEYS:,}; send several"
+        raise UsageError(message)
+    return found or None
+
+
+def _key(line: str) -> list[Any]:
+    text = line.strip()
+    if not text.startswith("["):
+        return [text]
+    try:
+        # Numbers are read as text, so that no digit is lost.
+        key = json.loads(text, parse_float=str, parse_int=str)
+    except ValueError as error:
+        message = f"the key {text[:80]} is not a JSON list: {error}"
+        raise UsageError(message) from error
+    if not isinstance(key, list) or not key:
+        message = f"the key {text[:80]} is not a list of values"
+        raise UsageError(message)
+    return key
+
+
+def _check_target(settings: Settings, target: str | None) -> None:
+    if target is not None and settings.sink_named(target) is None:
+        known = ", ".join(sink.name for sink in settings.sink)
+        message = f"no sink is named {target!r}; there are: {known}"
+        raise UsageError(message)

@@ -1,0 +1,326 @@
+"""
+The way of one row or aggregate: the source's row, its records in Kafka, the sinks.
+
+A topic is searched from its first record, or from a time on, to its present end, for
+the records of one key. A sink that cannot be read is reported as such, and does not
+hide the others.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import ClassVar, Final
+
+import psycopg
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from psycopg import sql
+
+from towpath.deploy.status import progress_of
+from towpath.deploy.trace.journey import Journey, Scan, TracedRecord, TracedRoute
+from towpath.schemas import headers as names
+from towpath.schemas.clock import SystemClock
+from towpath.schemas.failure import TowpathError, UsageError
+from towpath.schemas.table_name import TableName
+from towpath.schemas.topics import (
+    BACKFILL,
+    backfill_topic,
+    is_backfill,
+    outbox_topic,
+    table_topic,
+)
+from towpath.settings import Route, RouteKind, Settings, Sink
+from towpath.sinks.dead_letters.parked import OpenDeadLetters
+from towpath.sinks.dead_letters.requests import named_subjects, subject_summary
+from towpath.sinks.errors import SourceUnavailableError
+from towpath.sinks.kafka import client
+from towpath.sinks.kafka.client import SINKS_GROUP, Topics, headers_of, records_to
+from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
+from towpath.sinks.kafka.offsets import position_of_headers
+from towpath.sinks.kafka.progress_topic import ProgressReader
+from towpath.sinks.key_text import key_parts
+from towpath.sinks.kinds import reader_of
+from towpath.sinks.ports import StoredRow
+from towpath.sinks.postgres import connected
+from towpath.sinks.verify.settle import KeyReader
+from towpath.sinks.verify.source import primary_key_of
+
+_OPERATIONS: Final[Mapping[str, str]] = {
+    "c": "create",
+    "u": "update",
+    "d": "delete",
+    "r": "read",
+}
+_TIMEOUT_S: Final = 10.0
+_READING: Final = {"isolation.level": "read_committed", "fetch.wait.max.ms": 10}
+
+
+class UnknownTopicError(UsageError):
+    """Kafka has no topic for what is traced."""
+
+    remedy: ClassVar[str] = (
+        "Check the spelling. A topic is there after the first event of the type, or "
+        "the first change of the table."
+    )
+
+
+def trace_aggregate(
+    settings: Settings, type_: str, id_: str, since: datetime | None
+) -> Journey:
+    """
+    Trace the events of an aggregate.
+
+    Args:
+        settings: The configuration.
+        type_: The aggregate's type.
+        id_: Its id.
+        since: Only records of this time and later; None: all that are left.
+
+    Raises:
+        UnknownTopicError: No event of the type was published.
+        UnavailableError: The broker does not answer.
+    """
+    topic = outbox_topic(settings.relay.outbox.topic, type_)
+    return _trace(settings, f"{type_} {id_}", topic, id_, since, is_in_source=None)
+
+
+def trace_row(
+    settings: Settings, table: str, key: str, since: datetime | None
+) -> Journey:
+    """
+    Trace a row of a table.
+
+    Args:
+        settings: The configuration.
+        table: The table, ``schema.table``.
+        key: The values of its primary key, in key order, joined by colons.
+        since: Only records of this time and later; None: all that are left.
+
+    Raises:
+        UnknownTopicError: No change of the table was published.
+        UnavailableError: Source or broker do not answer.
+    """
+    name = TableName.parse(table)
+    topic = table_topic(settings.database.prefix, name)
+    is_there = _is_in_source(settings, name, key)
+    subject = f"{table} {key}"
+    return _trace(settings, subject, topic, key, since, is_in_source=is_there)
+
+
+def _trace(
+    settings: Settings,
+    subject: str,
+    topic: str,
+    key: str,
+    since: datetime | None,
+    *,
+    is_in_source: bool | None,
+) -> Journey:
+    found = Topics(settings.kafka).names()
+    if topic not in found:
+        message = f"Kafka has no topic {topic}"
+        raise UnknownTopicError(message)
+    topics = [topic, *sorted(n for n in found if n.startswith(topic + BACKFILL))]
+    scans, records = [], []
+    for one in topics:
+        scan, of_key = _search(settings, one, key, since)
+        scans.append(scan)
+        records += of_key
+    with closing(ProgressReader(settings, SystemClock())) as published:
+        routes = [
+            _route(settings, published, (sink, route), topic, key)
+            for sink in settings.sink
+            for route in sink.route
+            if _reads(route, topic)
+        ]
+    return Journey(
+        subject=subject,
+        is_in_source=is_in_source,
+        scans=scans,
+        records=sorted(records, key=lambda record: record.position),
+        routes=routes,
+    )
+
+
+def _reads(route: Route, topic: str) -> bool:
+    if route.topic.endswith("*"):
+        return topic.startswith(route.topic[:-1]) and not is_backfill(topic)
+    return route.topic == topic
+
+
+def _is_in_source(settings: Settings, table: TableName, key: str) -> bool | None:
+    """Return whether the row is there now; None if the table has no primary key."""
+    try:
+        with closing(connected(settings.database.dsn)) as connection:
+            columns = primary_key_of(connection, table.sql)
+            parts = key_parts(key)
+            if len(columns) != len(parts):
+                message = (
+                    f"the key of {table.text} has {len(columns)} values: "
+                    f"{', '.join(columns)}; separate them by colons"
+                )
+                raise UsageError(message)
+            is_row = sql.SQL(" and ").join(
+                sql.SQL("{} = %s").format(sql.Identifier(column)) for column in columns
+            )
+            query = sql.SQL("select exists (select from {} where {})").format(
+                sql.Identifier(table.schema, table.table), is_row
+            )
+            row = connection.execute(query, parts).fetchone()
+    except psycopg.errors.UndefinedTable as error:
+        message = f"the source has no table {table.text}"
+        raise UsageError(message) from error
+    except psycopg.DataError as error:
+        message = f"{key!r} is no key of {table.text}: {str(error).splitlines()[0]}"
+        raise UsageError(message) from error
+    except psycopg.Error as error:
+        raise SourceUnavailableError(str(error).strip()) from error
+    return bool(row and row[0])
+
+
+def _search(
+    settings: Settings, topic: str, key: str, since: datetime | None
+) -> tuple[Scan, list[TracedRecord]]:
+    """Return how many records of a topic were searched, and those of the key."""
+    cluster = Topics(settings.kafka)
+    ends = by_number(cluster.end_offsets([topic]).get(topic, {}))
+    begins = by_number(cluster.first_offsets([topic]).get(topic, {}))
+    consumer = client.consumer(settings.kafka, SINKS_GROUP, _READING)
+    try:
+        if since is not None:
+            begins |= offsets_at(consumer, topic, ends, since)
+        count = sum(max(0, ends[p] - begins.get(p, 0)) for p in ends)
+        records = [
+            _record(message)
+            for message in records_to(ends, consumer, topic, begins)
+            if key in names_of_key(message.key())
+        ]
+    except KafkaException as error:
+        raise client.unavailable(error) from error
+    finally:
+        consumer.close()
+    return Scan(topic, count), records
+
+
+def by_number(offsets: Mapping[str, int]) -> dict[int, int]:
+    """Return offsets by the number of their partition."""
+    return {int(partition): offset for partition, offset in offsets.items()}
+
+
+def offsets_at(
+    consumer: Consumer, topic: str, ends: Mapping[int, int], since: datetime
+) -> dict[int, int]:
+    """Return the offset of each partition's first record of a time or later."""
+    at_ms = int(since.timestamp() * 1000)
+    wanted = [TopicPartition(topic, partition, at_ms) for partition in ends]
+    found = consumer.offsets_for_times(wanted, timeout=_TIMEOUT_S)
+    # Without a record of that time or later, the end.
+    return {
+        one.partition: one.offset if one.offset >= 0 else ends[one.partition]
+        for one in found
+    }
+
+
+def names_of_key(key: bytes | str | None) -> Iterator[str]:
+    """Yield the texts that mean a record's key: it as a whole, and its values."""
+    if key is None:
+        return
+    text = key if isinstance(key, str) else key.decode("utf-8", "backslashreplace")
+    yield text
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return
+    if isinstance(values, dict):
+        inner = values.get("payload", values) if "schema" in values else values
+        parts = inner.values() if isinstance(inner, dict) else [inner]
+        yield ":".join(map(str, parts))
+    elif isinstance(values, str):
+        yield values
+
+
+def _record(message: Message) -> TracedRecord:
+    pairs = headers_of(message)
+    found = {name: value.decode("utf-8", "backslashreplace") for name, value in pairs}
+    _, time_ms = message.timestamp()
+    return TracedRecord(
+        topic=message.topic() or "",
+        partition=message.partition() or 0,
+        offset=message.offset() or 0,
+        kind=found.get(names.EVENT_TYPE) or operation_of(message.value()),
+        position=position_of_headers(pairs) or "",
+        committed_at=datetime.fromtimestamp(time_ms / 1000, UTC),
+        event_id=found.get(names.EVENT_ID),
+        traceparent=found.get(names.TRACEPARENT),
+    )
+
+
+def operation_of(value: bytes | str | None) -> str:
+    """Return the operation of a row's record; empty if its format does not show it."""
+    if value is None:
+        return "tombstone"
+    try:
+        document = json.loads(value)
+    except ValueError:
+        return ""
+    inner = document.get("payload", document) if isinstance(document, dict) else {}
+    operation = inner.get("op") if isinstance(inner, dict) else None
+    return _OPERATIONS.get(str(operation), "")
+
+
+def _route(
+    settings: Settings,
+    published: ProgressReader,
+    place: tuple[Sink, Route],
+    topic: str,
+    key: str,
+) -> TracedRoute:
+    sink, route = place
+    progress = progress_of(published, sink)
+    # A route with a key of its own has other keys, and an event log none.
+    keeps = route.kind is not RouteKind.EVENT_LOG and not route.key
+    traced = TracedRoute(
+        sink=sink.name,
+        route=route.name,
+        keeps_position=keeps,
+        applied=progress.applied,
+        updated_at=progress.updated_at,
+    )
+    try:
+        letters = _dead_letters(settings, sink, topic, key, progress.dead_letters)
+        stored = _stored(settings, sink, route, key) if keeps else None
+    except TowpathError as error:
+        return replace(traced, error=str(error))
+    return replace(
+        traced,
+        dead_letters=letters,
+        stored_position=None if stored is None else stored.position,
+        is_deleted=stored is not None and stored.is_deleted,
+    )
+
+
+def _dead_letters(
+    settings: Settings, sink: Sink, topic: str, key: str, written: int
+) -> Sequence[dict[str, object]]:
+    """Summarise the open dead letters of the key; the topic is read if there is one."""
+    if not written:
+        return ()
+    book = OpenDeadLetters().read(DeadLetterTopic(settings, sink.name).entries())
+    topics = {topic, backfill_topic(topic, sink.name)}
+    return [
+        subject_summary(subject, book.of(subject))
+        for subject in named_subjects(book, key)
+        if subject.topic in topics
+    ]
+
+
+def _stored(settings: Settings, sink: Sink, route: Route, key: str) -> StoredRow | None:
+    """Return the row of the key as the sink has it, if it can be read by key."""
+    with closing(reader_of(sink, settings)) as reader:
+        rows: Iterable[StoredRow] = (
+            reader.at(route.name, [key])
+            if isinstance(reader, KeyReader)
+            else (row for row in reader.rows(route.name) if row.key == key)
+        )
+        return max(rows, key=lambda row: row.position, default=None)

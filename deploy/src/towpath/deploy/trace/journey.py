@@ -1,0 +1,194 @@
+"""
+The way of one row or aggregate, as facts about each hop and what follows from them.
+
+A journey has the records of one key, oldest first, and for each route of each sink that
+reads them: how far the sink has applied the partitions, which position it stores, and
+the dead letters of the key. From these follows a state for each route. Values of rows
+and payloads of events are not part of it. Pure.
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from towpath.schemas.topics import is_backfill
+
+Document = dict[str, Any]
+
+
+class RouteState(enum.StrEnum):
+    """
+    The state of one key in one route of a sink.
+
+    ``current``: the newest record is applied, and the sink stores its position.
+    ``applied``: it is applied, and the sink keeps no position of its own for the key.
+    ``deleted``: it is applied, and the row is a tombstone or gone.
+    ``behind``: the sink has not reached it yet.
+    ``parked``: a dead letter holds the key back.
+    ``differs``: it is applied, but the sink stores an older position, or none.
+    ``unknown``: the sink cannot be read.
+    """
+
+    CURRENT = "current"
+    APPLIED = "applied"
+    DELETED = "deleted"
+    BEHIND = "behind"
+    PARKED = "parked"
+    DIFFERS = "differs"
+    UNKNOWN = "unknown"
+
+
+class TracedRecord(NamedTuple):
+    """
+    A record of the key.
+
+    Attributes:
+        topic: Its topic.
+        partition: Its partition.
+        offset: Its offset.
+        kind: The event's type, or the operation on the row: create, update, delete,
+            read, tombstone.
+        position: Its position; empty if it has none.
+        committed_at: The commit time of its transaction.
+        event_id: The event's id; None for a row.
+        traceparent: The trace context of the request that caused it, if it has one.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    kind: str
+    position: str
+    committed_at: datetime
+    event_id: str | None
+    traceparent: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedRoute:
+    """
+    The key in one route of a sink.
+
+    Attributes:
+        sink: The sink.
+        route: The route's name in the sink.
+        keeps_position: Whether the sink stores the position of each key.
+        applied: The next offset by topic and partition, as text, of the whole sink.
+        stored_position: The position that the sink stores; None if it has no row.
+        is_deleted: Whether that row is a tombstone.
+        dead_letters: A summary for each open dead letter's key.
+        updated_at: The end of the sink's last batch, RFC 3339; empty before the first.
+        error: Why the sink could not be read; None if it was.
+    """
+
+    sink: str
+    route: str
+    keeps_position: bool
+    applied: Mapping[str, Mapping[str, int]]
+    stored_position: str | None = None
+    is_deleted: bool = False
+    dead_letters: Sequence[Document] = ()
+    updated_at: str = ""
+    error: str | None = None
+
+
+class Scan(NamedTuple):
+    """A topic that was searched: its records from an offset on, in each partition."""
+
+    topic: str
+    records: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journey:
+    """
+    The way of one key.
+
+    Attributes:
+        subject: The aggregate's type and id, or the table and the key, as text.
+        is_in_source: Whether the row is in its table now; None if it is no row.
+        scans: The topics that were searched.
+        records: The records of the key, oldest first.
+        routes: The key in each route that reads them.
+    """
+
+    subject: str
+    is_in_source: bool | None
+    scans: Sequence[Scan]
+    records: Sequence[TracedRecord]
+    routes: Sequence[TracedRoute]
+
+
+# A backfill of another sink does not concern this one.
+_BACKFILL_OF: Final = ".backfill.{}"
+
+
+def records_for(route: TracedRoute, journey: Journey) -> list[TracedRecord]:
+    """Return the records that the sink of a route reads, in the order of positions."""
+    own = _BACKFILL_OF.format(route.sink)
+    found = [
+        record
+        for record in journey.records
+        if record.topic in route.applied or record.topic.endswith(own)
+        if not is_backfill(record.topic) or record.topic.endswith(own)
+    ]
+    return sorted(found, key=lambda record: record.position)
+
+
+def waiting_for(route: TracedRoute, journey: Journey) -> list[TracedRecord]:
+    """Return the records that the sink of a route has not applied yet."""
+    return [
+        record
+        for record in records_for(route, journey)
+        if record.offset
+        >= route.applied.get(record.topic, {}).get(str(record.partition), 0)
+    ]
+
+
+def state_of(route: TracedRoute, journey: Journey) -> RouteState:
+    """Return the state of the key in a route."""
+    records = records_for(route, journey)
+    newest = records[-1].position if records else ""
+    if route.error is not None:
+        return RouteState.UNKNOWN
+    if route.dead_letters:
+        return RouteState.PARKED
+    if waiting_for(route, journey):
+        return RouteState.BEHIND
+    if not route.keeps_position:
+        return RouteState.APPLIED
+    is_delete = bool(records) and records[-1].kind in {"delete", "tombstone"}
+    stored = route.stored_position
+    if route.is_deleted or (is_delete and stored is None):
+        return RouteState.DELETED
+    # A snapshot may have delivered a newer row than the records that are left.
+    is_current = stored is not None and stored >= newest
+    return RouteState.CURRENT if is_current else RouteState.DIFFERS
+
+
+def document_of(journey: Journey) -> Document:
+    """Return a journey as JSON: ``subject``, ``in_source``, ``records``, ``sinks``."""
+    return {
+        "subject": journey.subject,
+        "in_source": journey.is_in_source,
+        "scanned": [scan._asdict() for scan in journey.scans],
+        "records": [
+            record._asdict() | {"committed_at": record.committed_at.isoformat()}
+            for record in journey.records
+        ],
+        "sinks": [
+            {
+                "sink": route.sink,
+                "route": route.route,
+                "state": str(state_of(route, journey)),
+                "records_behind": len(waiting_for(route, journey)),
+                "stored_position": route.stored_position,
+                "dead_letters": list(route.dead_letters),
+                "last_batch_at": route.updated_at or None,
+                "error": route.error,
+            }
+            for route in journey.routes
+        ],
+    }

@@ -1,0 +1,146 @@
+"""
+The check at the end of a run: whether the shop agrees with itself in every store.
+
+It runs as a process beside locust's: ``python -m towpath.loadtests.load.check``. The
+first line of its input names the stores, and it answers that it is ready. After the
+next line it waits for the last orders to be settled, and then for each sink to show the
+orders of the database, and writes the findings of each store.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final
+
+import psycopg
+from pyiceberg.catalog import load_catalog
+
+from towpath.loadtests.errors import ShopDatabaseError
+from towpath.loadtests.load import invariants
+from towpath.loadtests.load.invariants import Books
+from towpath.schemas.clock import Clock, Deadline, SystemClock
+
+SOURCE: Final = "database"
+_SECONDS_BETWEEN_LOOKS: Final = 1.0
+# Keys and indexes of the tables are named as those of the orders are.
+_ORDERS_KEY: Final = ":orders:{}"
+
+_FIRST_ORDER: Final = "select coalesce(max(id), 0) + 1 from shop.orders"
+_UNSETTLED: Final = "select count(*) from shop.unsettled_orders"
+
+Read = Callable[[], Books]
+
+
+def first_order(dsn: str) -> int:
+    """
+    Return the number of the first order of the run.
+
+    Raises:
+        ShopDatabaseError: The database cannot be read, or is no shop.
+    """
+    return _number(dsn, _FIRST_ORDER)
+
+
+def _number(dsn: str, query: str) -> int:
+    try:
+        with psycopg.connect(dsn) as connection:
+            row = connection.execute(query.encode()).fetchone()
+    except psycopg.Error as error:
+        reason = str(error).strip()
+        message = f"--load-dsn: the shop's database cannot be read: {reason}"
+        raise ShopDatabaseError(message) from error
+    return int(row[0]) if row else 0
+
+
+def readers(dsn: str, targets: Mapping[str, Mapping[str, Any]]) -> dict[str, Read]:
+    """Return a reader of each store: of the database, and of the sampler's targets."""
+    found: dict[str, Read] = {SOURCE: partial(invariants.read_source, dsn)}
+    if cache := targets.get("cache"):
+        prefix = cache["key"].removesuffix(_ORDERS_KEY)
+        found["cache"] = partial(invariants.read_cache, cache["url"], prefix)
+    if search := targets.get("search"):
+        found["search"] = partial(invariants.read_search, search["url"])
+    if warehouse := targets.get("warehouse"):
+        found["warehouse"] = partial(_read_warehouse, warehouse["catalog"])
+    return found
+
+
+def _read_warehouse(facts: Mapping[str, str]) -> Books:
+    more = {name: fact for name, fact in facts.items() if name != "name"}
+    return invariants.read_warehouse(load_catalog(facts["name"], **more))
+
+
+def check_stores(
+    stores: Mapping[str, Read], first: int, clock: Clock, within_s: float
+) -> Iterator[tuple[str, list[str]]]:
+    """
+    Yield each store with a sentence for each rule that it breaks.
+
+    Args:
+        stores: The reader of each store, the database first.
+        first: The first order of the run.
+        clock: The time.
+        within_s: How long each sink may take to show the orders of the database.
+    """
+    source = Books()
+    for name, read in stores.items():
+        deadline = Deadline(clock, within_s)
+        while True:
+            try:
+                books = read()
+                found = invariants.findings(books, first)
+            except Exception as error:  # noqa: BLE001 - of any of the drivers
+                books, found = Books(), [f"could not be read: {error}"]
+            if name == SOURCE:
+                source = books
+            found += _behind(source, books)
+            if not found or name == SOURCE or deadline.passed():
+                break
+            clock.wait(_SECONDS_BETWEEN_LOOKS)
+        yield name, found
+
+
+def _behind(source: Books, sink: Books) -> Iterator[str]:
+    wrong = sorted(n for n, _ in source.orders.items() ^ sink.orders.items())
+    if wrong:
+        count = len(set(wrong))
+        yield f"{count:,} orders differ from the database: the first is {wrong[0]}"
+
+
+def wait_until_settled(dsn: str, clock: Clock, within_s: float) -> None:
+    """
+    Wait until every order is settled, or the time is up.
+
+    Raises:
+        ShopDatabaseError: The database cannot be read.
+    """
+    deadline = Deadline(clock, within_s)
+    while _number(dsn, _UNSETTLED) and not deadline.passed():
+        clock.wait(_SECONDS_BETWEEN_LOOKS)
+
+
+def main() -> None:
+    """Check the stores that the first line names, after the second line."""
+    clock = SystemClock()
+    config = json.loads(sys.stdin.readline())
+    dsn, within_s = config["dsn"], config["within_s"]
+    stores = readers(dsn, config["targets"])
+    try:
+        first = first_order(dsn)
+        _write({"ready": True})
+        if not sys.stdin.readline():
+            return
+        wait_until_settled(dsn, clock, within_s)
+        _write(dict(check_stores(stores, first, clock, within_s)))
+    except ShopDatabaseError as error:
+        _write({"error": str(error)})
+
+
+def _write(document: Mapping[str, object]) -> None:
+    sys.stdout.write(json.dumps(document) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""``towpath relay dead-letters list | show | replay | discard``."""
+
+import json as json_text
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from towpath.cli.options import ConfigOption, Flag, JsonOption, read_settings
+
+if TYPE_CHECKING:
+    from towpath.settings import Settings
+
+app = App(
+    name="dead-letters",
+    help="List parked aggregates; publish or give up their events.",
+)
+
+TypeOption = Annotated[
+    str | None,
+    Parameter(name="--type", help="The aggregate's type; left out, if it has none."),
+]
+IdOption = Annotated[str, Parameter(name="--id", help="The aggregate's id.")]
+
+_COLUMNS = (
+    *("aggregate_type", "aggregate_id", "letters", "publishable"),
+    *("first_position", "reason"),
+)
+
+
+@app.command(name="list")
+def list_parked(*, json: JsonOption = False, config: ConfigOption = None) -> int:
+    """
+    List the parked aggregates, the longest parked one first; exit 1 if there are any.
+
+    An aggregate is parked from its first dead letter on: its later events wait behind
+    it, until they are replayed or discarded.
+
+    Args:
+        json: Print one JSON document.
+        config: Configuration file.
+    """
+    from towpath.relay.commands import dead_letters  # noqa: PLC0415 - fast --help
+
+    lines = dead_letters.listed(dead_letters.read_parked_events(_settings(config)))
+    if json:
+        print(json_text.dumps(lines, indent=1, ensure_ascii=False))
+    elif lines:
+        table = Table(*(name.replace("_", " ") for name in _COLUMNS), box=None)
+        for line in lines:
+            table.add_row(*(Text(str(line[name] or "")) for name in _COLUMNS))
+        Console().print(table)
+    else:
+        print("no aggregate is parked")
+    return int(bool(lines))
+
+
+@app.command
+def show(
+    *,
+    id: IdOption,  # noqa: A002 - the option's name
+    type: TypeOption = None,  # noqa: A002 - likewise
+    json: JsonOption = False,
+    config: ConfigOption = None,
+) -> int:
+    """
+    Show the dead letters of one aggregate: position, reason, form and topic.
+
+    Args:
+        id: The aggregate's id.
+        type: The aggregate's type.
+        json: Print one JSON document.
+        config: Configuration file.
+    """
+    from towpath.relay.commands import dead_letters  # noqa: PLC0415 - fast --help
+
+    parked = dead_letters.read_parked_events(_settings(config))
+    letters = parked[dead_letters.chosen(parked, type, id)]
+    documents: list[dict[str, Any]] = [
+        {
+            "position": letter.position.decode(),
+            "reason": letter.reason,
+            "form": letter.form,
+            "topic": letter.record and letter.record.topic,
+        }
+        for letter in letters
+    ]
+    if json:
+        print(json_text.dumps(documents, indent=1, ensure_ascii=False))
+        return 0
+    for document in documents:
+        print("\n".join(f"{name}: {value or ''}" for name, value in document.items()))
+        print()
+    return 0
+
+
+@app.command
+def replay(
+    *,
+    id: IdOption,  # noqa: A002 - the option's name
+    type: TypeOption = None,  # noqa: A002 - likewise
+    drop: Annotated[bool, Flag] = False,
+    config: ConfigOption = None,
+) -> int:
+    """
+    Publish the events of a parked aggregate in order, and release it.
+
+    The relay must not run. Published events have positions below later records of other
+    aggregates in their partition. If the command dies between its two steps, a second
+    run publishes the same events again, with the same ids.
+
+    Args:
+        id: The aggregate's id.
+        type: The aggregate's type.
+        drop: Give up dead letters that hold no record, and publish the others.
+        config: Configuration file.
+    """
+    return _release(config, (type, id), publishes=True, drops=drop)
+
+
+@app.command
+def discard(
+    *,
+    id: IdOption,  # noqa: A002 - the option's name
+    type: TypeOption = None,  # noqa: A002 - likewise
+    config: ConfigOption = None,
+) -> int:
+    """
+    Give up the events of a parked aggregate, and release it; the relay must not run.
+
+    They stay in the dead-letter topic. Later events of the aggregate are published
+    without them.
+
+    Args:
+        id: The aggregate's id.
+        type: The aggregate's type.
+        config: Configuration file.
+    """
+    return _release(config, (type, id), publishes=False, drops=True)
+
+
+def _release(
+    config: ConfigOption,
+    aggregate: tuple[str | None, str],
+    *,
+    publishes: bool,
+    drops: bool,
+) -> int:
+    from towpath.relay.commands import dead_letters  # noqa: PLC0415 - fast --help
+
+    published, dropped = dead_letters.release_aggregate(
+        _settings(config), *aggregate, publishes=publishes, drops=drops
+    )
+    print(
+        f"{aggregate[0] or 'any type'} {aggregate[1]} is released: "
+        f"{published} events published, {dropped} given up; start the relay"
+    )
+    return 0
+
+
+def _settings(config: ConfigOption) -> "Settings":
+    from towpath.settings.logs import configure_logs  # noqa: PLC0415 - fast --help
+
+    # Standard output is for the answer: log records of the client library go elsewhere.
+    configure_logs()
+    return read_settings(config)

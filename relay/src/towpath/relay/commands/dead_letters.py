@@ -1,0 +1,226 @@
+"""
+``towpath relay dead-letters``: list parked aggregates, publish or discard their events.
+
+An aggregate is parked from its first dead letter on, so its dead letters are its
+unpublished events, in order. ``replay`` publishes them where they belong and then
+writes a *release* to the dead-letter topic: a record with the aggregate's id, without a
+value, whose header names the position up to which events are free. ``discard`` only
+writes the release. The relay reads releases when it starts, so both commands hold the
+slot's claim: while they work, no event can become one more dead letter.
+
+Only dead letters that hold their record can be published. A row that cannot be an
+event, or the stub of a record that was too large, has none.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from typing import Any, Final, NamedTuple
+
+from confluent_kafka import Message
+
+from towpath.relay.encode.parked_aggregates import ParkedAggregates, parking_id
+from towpath.relay.encode.record import ANY_PARTITION, Header, Record
+from towpath.relay.errors import StateRefusedError
+from towpath.relay.kafka.reading import partition_counts, read_to_ends
+from towpath.relay.kafka.state import publish_now
+from towpath.relay.postgres.replication import Wakeup
+from towpath.relay.postgres.slot import SlotOwnership
+from towpath.schemas import headers
+from towpath.schemas import topics as names
+from towpath.schemas.clock import SystemClock
+from towpath.settings import Settings
+
+_NO_LIMIT: Final = 1 << 62
+_RECORD: Final = b"record"
+
+
+class Aggregate(NamedTuple):
+    """A parked aggregate; without a type its id is parked for every type."""
+
+    type: str | None
+    id: bytes
+
+
+class RelayDeadLetter(NamedTuple):
+    """
+    An event that was not published.
+
+    Attributes:
+        position: Its position's text.
+        reason: Why it is a dead letter.
+        form: The form of its value: a record, a row, a message or a stub.
+        record: The event as it would have been published; None if only parts are left.
+    """
+
+    position: bytes
+    reason: str
+    form: str
+    record: Record | None
+
+
+Parked = Mapping[Aggregate, Sequence[RelayDeadLetter]]
+
+
+def read_parked_events(settings: Settings) -> Parked:
+    """
+    Return the dead letters of each parked aggregate, in the order of their positions.
+
+    Raises:
+        BrokerUnavailableError: Kafka cannot be reached.
+    """
+    topic = names.dead_letter_topic(settings.database.prefix, "relay")
+    count = partition_counts(settings.kafka).get(topic, 0)
+    if not count:
+        return {}
+    starts = {(topic, partition): 0 for partition in range(count)}
+    return parked_events(read_to_ends(settings.kafka, starts, topic))
+
+
+def parked_events(messages: Iterable[Message]) -> Parked:
+    """Return the dead letters of each parked aggregate, from those of the topic."""
+    spans = ParkedAggregates(_NO_LIMIT)
+    found: dict[Aggregate, dict[bytes, RelayDeadLetter]] = defaultdict(dict)
+    for message in messages:
+        given: list[Header] = list(_pairs(message))
+        spans.recall(message.key(), message.value(), given)
+        marks = {name: _bytes(value) for name, value in given}
+        aggregate_id = marks.get(headers.PARKED)
+        position = marks.get(headers.POSITION)
+        if aggregate_id is None or position is None:
+            continue
+        kind = marks.get(headers.AGGREGATE_TYPE)
+        aggregate = Aggregate(None if kind is None else kind.decode(), aggregate_id)
+        # A replay after a crash may have written a dead letter twice.
+        found[aggregate][position] = _dead_letter(message, given, marks)
+    parked = {}
+    for aggregate, letters in found.items():
+        of_type = spans.spans[aggregate.id][aggregate.type]
+        if of_type.is_open:
+            start = of_type.bounds[-1]
+            parked[aggregate] = [letters[at] for at in sorted(letters) if at >= start]
+    return parked
+
+
+def _dead_letter(
+    message: Message, given: list[Header], marks: Mapping[str, bytes]
+) -> RelayDeadLetter:
+    form, position = marks.get(headers.FORM, b""), marks[headers.POSITION]
+    reason = marks.get(headers.REASON, b"").decode(errors="replace")
+    record = None
+    if form == _RECORD:
+        # The dead letter's own headers follow those of its record.
+        own = max(at for at, (name, _) in enumerate(given) if name == headers.FORM)
+        _, timestamp_ms = message.timestamp()
+        record = Record(
+            marks[headers.SOURCE_TOPIC].decode(),
+            message.key(),
+            message.value(),
+            given[:own],
+            position,
+            timestamp_ms,
+            len(message.value() or b""),
+            ANY_PARTITION,
+        )
+    return RelayDeadLetter(position, reason, form.decode(), record)
+
+
+def _pairs(message: Message) -> Iterable[Header]:
+    found = message.headers() or []
+    return found.items() if isinstance(found, dict) else found
+
+
+def _bytes(value: str | bytes | None) -> bytes:
+    return value.encode() if isinstance(value, str) else value or b""
+
+
+def chosen(parked: Parked, kind: str | None, id_: str) -> Aggregate:
+    """
+    Return the parked aggregate of a type and an id.
+
+    Raises:
+        StateRefusedError: It is not parked.
+    """
+    aggregate = Aggregate(kind, parking_id(id_.encode()))
+    if aggregate not in parked:
+        what = f"{kind or 'any type'} {id_}"
+        reason = f"{what} is not parked: towpath relay dead-letters list"
+        raise StateRefusedError(reason)
+    return aggregate
+
+
+def listed(parked: Parked) -> list[dict[str, Any]]:
+    """Return a line for each parked aggregate, the longest parked one first."""
+    lines = [
+        {
+            "aggregate_type": aggregate.type,
+            "aggregate_id": aggregate.id.decode(errors="replace"),
+            "letters": len(letters),
+            "first_position": letters[0].position.decode(),
+            "reason": letters[0].reason,
+            "publishable": sum(letter.record is not None for letter in letters),
+        }
+        for aggregate, letters in parked.items()
+    ]
+    return sorted(lines, key=lambda line: str(line["first_position"]))
+
+
+def release_aggregate(
+    settings: Settings, kind: str | None, id_: str, *, publishes: bool, drops: bool
+) -> tuple[int, int]:
+    """
+    Release a parked aggregate; return how many events were published, and dropped.
+
+    Args:
+        settings: The configuration.
+        kind: The aggregate's type; None if its dead letters have none.
+        id_: Its id.
+        publishes: Whether to publish the events before.
+        drops: Whether to drop dead letters that hold no record.
+
+    Raises:
+        StateRefusedError: It is not parked, or a dead letter holds no record.
+        SlotHeldError: The relay runs.
+        BrokerUnavailableError: Kafka did not acknowledge an event; all stay parked.
+    """
+    source = settings.database
+    with closing(SlotOwnership(source.dsn, source.slot)) as ownership:
+        ownership.acquire(SystemClock(), Wakeup(), 0.0, lambda: False)
+        parked = read_parked_events(settings)
+        aggregate = chosen(parked, kind, id_)
+        letters = parked[aggregate]
+        records = publishable(letters, drops=drops) if publishes else []
+        publish_now(settings.kafka, *records)
+        publish_now(
+            settings.kafka, _release(source.prefix, aggregate, letters[-1].position)
+        )
+        return len(records), len(letters) - len(records)
+
+
+def publishable(letters: Sequence[RelayDeadLetter], *, drops: bool) -> list[Record]:
+    """
+    Return the events of dead letters.
+
+    Raises:
+        StateRefusedError: A dead letter holds no record, and is not to be dropped.
+    """
+    for letter in letters:
+        if letter.record is None and not drops:
+            reason = (
+                f"the dead letter at {letter.position.decode()} holds a {letter.form}"
+                f" and no record, so it cannot be published: {letter.reason}; give it"
+                " up with --drop"
+            )
+            raise StateRefusedError(reason)
+    return [letter.record for letter in letters if letter.record is not None]
+
+
+def _release(prefix: str, aggregate: Aggregate, position: bytes) -> Record:
+    """Return the record that releases an aggregate's events up to a position."""
+    topic = names.dead_letter_topic(prefix, "relay")
+    marks: list[Header] = [(headers.RELEASED, position)]
+    if aggregate.type is not None:
+        marks.append((headers.AGGREGATE_TYPE, aggregate.type.encode()))
+    return Record(
+        topic, aggregate.id, None, marks, position, 0, len(aggregate.id), ANY_PARTITION
+    )

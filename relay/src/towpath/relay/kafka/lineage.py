@@ -1,0 +1,171 @@
+"""
+The runs of the relay and of its snapshots, and their datasets, for catalogs of lineage.
+
+A run of the relay is one session of its stream. A run of a snapshot is one table of it,
+from its first chunk to its end, over several sessions if need be; one that the process
+leaves unfinished is aborted, and goes on as another run. The columns of a table are
+those that the relay announced, read from Kafka: so the source is not asked.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+
+from towpath.relay.kafka.reading import partition_counts
+from towpath.relay.kafka.recovery import AnnouncedTable, read_announced_tables
+from towpath.relay.snapshot.stored import StoredTable
+from towpath.schemas.lineage import (
+    Dataset,
+    DatasetName,
+    Field,
+    Job,
+    JobDatasets,
+    LineageReporter,
+    LineageRun,
+    kafka_dataset,
+    postgres_dataset,
+)
+from towpath.schemas.table_name import TableName
+from towpath.schemas.topics import backfill_topic, outbox_topic, table_topic
+from towpath.settings import Settings
+
+
+class SnapshotRuns:
+    """The runs of a process's snapshots; called by the loop alone."""
+
+    def __init__(self, reporter: LineageReporter, datasets: "RelayDatasets") -> None:
+        self._reporter = reporter
+        self._datasets = datasets
+        self._runs: dict[tuple[str, str], LineageRun] = {}
+
+    def take(self, table: StoredTable) -> None:
+        """Begin or end the run of a table whose progress has changed."""
+        name = table.snapshot_id, table.collection
+        if name not in self._runs:
+            if table.state != "running" and not table.has_ended:
+                return
+            self._runs[name] = self._reporter.start(self._datasets.snapshot_job(table))
+        if table.has_ended:
+            is_failed = table.state in {"failed", "incomplete"}
+            failure = (table.error or table.state) if is_failed else None
+            is_aborted = table.state == "stopped"
+            self._runs.pop(name).end(failure, is_aborted=is_aborted)
+
+    def close(self) -> None:
+        """Abort the runs that have not ended."""
+        for run in self._runs.values():
+            run.end(is_aborted=True)
+        self._runs.clear()
+
+
+class RelayLineage:
+    """Reports the runs of one relay process."""
+
+    def __init__(self, reporter: LineageReporter, datasets: "RelayDatasets") -> None:
+        self._reporter = reporter
+        self._datasets = datasets
+        self.snapshots = SnapshotRuns(reporter, datasets)
+
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """Report a block as a run of the relay; an error of it is the run's failure."""
+        run = self._reporter.start(self._datasets.relay_job())
+        try:
+            yield
+        except Exception as error:
+            run.end(f"{type(error).__name__}: {error}")
+            raise
+        run.end()
+
+    def close(self) -> None:
+        """Send what is left, for a short time at most."""
+        self.snapshots.close()
+        self._reporter.close()
+
+
+class RelayDatasets:
+    """The tables and topics of the relay."""
+
+    def __init__(
+        self, settings: Settings, place: Mapping[str, object], captured: Collection[str]
+    ) -> None:
+        """
+        Store the parameters; nothing is read.
+
+        Args:
+            settings: The configuration.
+            place: The address of the source, by the parameters of libpq.
+            captured: The captured tables, which may be replaced while the relay runs.
+        """
+        self._settings = settings
+        self._place = place
+        self._captured = captured
+
+    def relay_job(self) -> Job:
+        """Describe the job of the relay."""
+        return Job(f"{self._prefix}.relay", "RELAY", self.read)
+
+    def snapshot_job(self, table: StoredTable) -> Job:
+        """Describe the job of a table's snapshots."""
+        name = f"{self._prefix}.snapshot.{table.collection}"
+        datasets = partial(self._of_snapshot, table.collection, table.target)
+        return Job(name, "SNAPSHOT", datasets, is_streaming=False)
+
+    def read(self) -> JobDatasets:
+        """
+        Return the captured tables and the outbox, and the topics that they have.
+
+        Raises:
+            TowpathError: Kafka cannot be read.
+        """
+        kafka, outbox = self._settings.kafka, self._settings.relay.outbox
+        announced = read_announced_tables(kafka, self._prefix)
+        topics = partition_counts(kafka)
+        before, _, after = outbox_topic(outbox.topic, "\0").partition("\0")
+        events = [t for t in topics if t.startswith(before) and t.endswith(after)]
+        names = [TableName.parse(text) for text in sorted(self._captured)]
+        inputs = [self._input(name, announced.get(name)) for name in names]
+        outputs = [
+            self._output(name, announced[name], table_topic(self._prefix, name))
+            for name in names
+            if name in announced
+        ]
+        if events:
+            inputs.append(Dataset(self._table(TableName.parse(outbox.table))))
+        outputs += [Dataset(self._topic(topic)) for topic in sorted(events)]
+        return JobDatasets(inputs, outputs)
+
+    def _of_snapshot(self, table: str, target: str | None) -> JobDatasets:
+        name = TableName.parse(table)
+        announced = read_announced_tables(self._settings.kafka, self._prefix).get(name)
+        topic = table_topic(self._prefix, name)
+        topic = topic if target is None else backfill_topic(topic, target)
+        inputs = [self._input(name, announced)]
+        return JobDatasets(inputs, [self._output(name, announced, topic)])
+
+    def _input(self, name: TableName, announced: AnnouncedTable | None) -> Dataset:
+        columns = () if announced is None else announced.columns
+        fields = [Field(each.source_name, each.type) for each in columns]
+        return Dataset(self._table(name), fields)
+
+    def _output(
+        self, name: TableName, announced: AnnouncedTable | None, topic: str
+    ) -> Dataset:
+        """Return a topic; a published column comes from the one of the table."""
+        columns = () if announced is None else announced.columns
+        table = self._table(name)
+        return Dataset(
+            self._topic(topic),
+            [Field(each.name, each.type) for each in columns],
+            {each.name: [(table, each.source_name)] for each in columns},
+        )
+
+    @property
+    def _prefix(self) -> str:
+        return self._settings.database.prefix
+
+    def _table(self, name: TableName) -> DatasetName:
+        return postgres_dataset(self._place, name.joined)
+
+    def _topic(self, name: str) -> DatasetName:
+        return kafka_dataset(self._settings.kafka.bootstrap_servers, name)

@@ -1,0 +1,134 @@
+"""
+Findings of checks: a problem, its consequence, and its exact cure.
+
+A finding has an id, which is a heading of docs/doctor.md. A finding whose cure loses
+nothing also has it as a value, a ``Fix``, which ``towpath doctor --fix`` makes.
+"""
+
+import enum
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple, TypeAlias
+
+# More than this between two clocks shows in latencies and time stamps.
+_CLOCK_BOUND_S: Final = 1.0
+
+
+class Severity(enum.StrEnum):
+    """
+    The severity of a finding.
+
+    An error prevents the start, or loses data; a warning is a risk; information costs
+    nothing now.
+    """
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+class SqlFix(NamedTuple):
+    """A statement on the source that changes no row and can be undone."""
+
+    statement: str
+
+    def __str__(self) -> str:
+        return self.statement
+
+
+class TopicFix(NamedTuple):
+    """A setting of a topic that deletes no record."""
+
+    topic: str
+    name: str
+    value: str
+
+    def __str__(self) -> str:
+        return (
+            f"kafka-configs.sh --alter --entity-type topics --entity-name {self.topic} "
+            f"--add-config {self.name}={self.value}"
+        )
+
+
+Fix: TypeAlias = SqlFix | TopicFix
+
+
+class CheckFinding(NamedTuple):
+    """
+    A problem that a check has found.
+
+    Attributes:
+        level: Its severity.
+        what: The object and its state.
+        why: The consequence, in half a sentence.
+        cure: The exact command or change.
+        id: Its id, a heading of docs/doctor.md.
+        fix: The cure as a value, if it loses nothing.
+    """
+
+    level: Severity
+    what: str
+    why: str
+    cure: str
+    id: str
+    fix: Fix | None = None
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}: {self.cure}"
+
+
+def error_finding(
+    finding_id: str, what: str, why: str, cure: str | Fix
+) -> CheckFinding:
+    """Return a finding that prevents the start."""
+    return _finding(Severity.ERROR, finding_id, what, why, cure)
+
+
+def warning_finding(
+    finding_id: str, what: str, why: str, cure: str | Fix
+) -> CheckFinding:
+    """Return a finding that does not prevent the start."""
+    return _finding(Severity.WARNING, finding_id, what, why, cure)
+
+
+def info_finding(finding_id: str, what: str, why: str, cure: str | Fix) -> CheckFinding:
+    """Return a finding that needs no action soon."""
+    return _finding(Severity.INFO, finding_id, what, why, cure)
+
+
+def blocking_findings(findings: Sequence[CheckFinding]) -> list[CheckFinding]:
+    """Return the findings that prevent the start."""
+    return [finding for finding in findings if finding.level is Severity.ERROR]
+
+
+def clock_findings(
+    server: str, theirs: datetime, before: datetime, after: datetime
+) -> Iterator[CheckFinding]:
+    """
+    Yield whether a server's clock differs from this machine's.
+
+    Args:
+        server: The server, as the beginning of a sentence.
+        theirs: Its time.
+        before: Our time before it was asked.
+        after: Our time when it had answered.
+    """
+    bound = timedelta(seconds=_CLOCK_BOUND_S)
+    difference, word = theirs - after, "ahead of"
+    if theirs < before:
+        difference, word = before - theirs, "behind"
+    if difference > bound:
+        yield warning_finding(
+            "clock-skew",
+            f"{server}'s clock is {difference.total_seconds():.1f} s {word} this "
+            "machine's",
+            "latencies and the times of records are wrong by that much",
+            "run a time service on both: timedatectl set-ntp true",
+        )
+
+
+def _finding(
+    level: Severity, finding_id: str, what: str, why: str, cure: str | Fix
+) -> CheckFinding:
+    fix = None if isinstance(cure, str) else cure
+    return CheckFinding(level, what, why, str(cure), finding_id, fix)

@@ -1,0 +1,228 @@
+"""
+Trace contexts, and the port through which every part records spans.
+
+A trace context is the text of W3C's header ``traceparent``. It passes from a request to
+the row of an outbox, to the header of a record, and to the consumers of the record.
+Spans are recorded of sampled contexts only: the first part of a trace decides.
+
+Tracing is off unless OpenTelemetry's own variables name a receiver, and needs the extra
+``tracing``. A part that is not traced passes contexts on unchanged.
+"""
+
+import enum
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from types import MappingProxyType
+from typing import Final, Protocol, TypeAlias
+
+_TRACEPARENT: Final = re.compile(
+    r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<parent>[0-9a-f]{16})"
+    r"-[0-9a-f]{2}(?P<rest>-.*)?\Z"
+)
+_SAMPLED: Final = 1
+
+ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS: Final = (
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+    "OTEL_EXPORTER_OTLP_PROTOCOL",
+)
+PROTOCOL: Final = "http/protobuf"
+
+
+def valid_traceparent(header: str | None) -> str | None:
+    """Return the header's trace context, or None if there is no valid one."""
+    match = _TRACEPARENT.match(header.strip()) if header else None
+    if match is None or match["version"] == "ff":
+        return None
+    if match["rest"] is not None and match["version"] == "00":
+        return None
+    if set(match["trace"]) == {"0"} or set(match["parent"]) == {"0"}:
+        return None
+    return match[0].removesuffix(match["rest"] or "")
+
+
+def trace_id_of(traceparent: str) -> str:
+    """Return the trace id of a valid trace context."""
+    return traceparent.split("-")[1]
+
+
+def is_sampled(traceparent: str) -> bool:
+    """Return whether spans of a valid trace context are recorded."""
+    return bool(int(traceparent.split("-")[3], 16) & _SAMPLED)
+
+
+def trace_id_in(header: bytes | None) -> str | None:
+    """Return the trace id in a record's header, if its context is valid."""
+    found = valid_traceparent(header.decode("latin-1") if header else None)
+    return None if found is None else trace_id_of(found)
+
+
+def sampled_traceparent(header: bytes | None) -> str | None:
+    """Return the trace context of a record's header, if it is valid and sampled."""
+    found = valid_traceparent(header.decode("latin-1") if header else None)
+    return found if found is not None and is_sampled(found) else None
+
+
+class Kind(enum.Enum):
+    """The kinds of spans, by OpenTelemetry's names."""
+
+    SERVER = enum.auto()
+    INTERNAL = enum.auto()
+    PRODUCER = enum.auto()
+    CONSUMER = enum.auto()
+
+
+Attribute: TypeAlias = str | int
+NO_ATTRIBUTES: Final[Mapping[str, Attribute]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastSpan:
+    """
+    A span that has ended.
+
+    Attributes:
+        parent: The trace context of its parent; None: it begins a trace.
+        begin_us: When it began, in microseconds since 1970.
+        end_us: When it ended.
+        links: The trace contexts of other spans that it belongs to.
+        span_id: Its id, in hex; by default a random one.
+    """
+
+    name: str
+    kind: Kind
+    parent: str | None
+    begin_us: int
+    end_us: int
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    links: Sequence[str] = ()
+    span_id: str | None = None
+
+
+class Span(Protocol):
+    """A span that has begun."""
+
+    @property
+    def traceparent(self) -> str | None:
+        """The trace context of what happens within the span."""
+
+    def note(self, name: str, value: Attribute) -> None:
+        """Set an attribute."""
+
+    def end(self, failure: str | None = None) -> None:
+        """End the span; ``failure`` says why what it describes has failed."""
+
+
+@dataclass(slots=True)
+class SpanCounts:
+    """
+    The numbers of spans of this process.
+
+    Attributes:
+        exported: Spans that the receiver has taken.
+        lost: Spans that it did not take in time, or for which there was no room.
+        left_out: Spans beyond the limit of a batch.
+    """
+
+    exported: int = 0
+    lost: int = 0
+    left_out: int = 0
+
+
+class Tracer(Protocol):
+    """Records spans; no call waits for the receiver or raises."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether spans are recorded at all."""
+
+    @property
+    def counts(self) -> SpanCounts:
+        """The numbers of spans."""
+
+    def start(
+        self,
+        name: str,
+        kind: Kind,
+        parent: str | None,
+        attributes: Mapping[str, Attribute] = NO_ATTRIBUTES,
+    ) -> Span:
+        """Begin a span now; without a parent it begins a trace."""
+
+    def record(self, span: PastSpan) -> str | None:
+        """Record a span that has ended; return its trace context if it is sampled."""
+
+    def close(self) -> None:
+        """Export what is left, for a short time at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PassedOn:
+    """No span: the trace context of the parent holds within it."""
+
+    traceparent: str | None
+
+    def note(self, _name: str, _value: Attribute) -> None:
+        """Do nothing."""
+
+    def end(self, _failure: str | None = None) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoTracer:
+    """Implements ``Tracer`` where tracing is off."""
+
+    is_on: bool = False
+    counts: SpanCounts = field(default_factory=SpanCounts)
+
+    def start(
+        self,
+        _name: str,
+        _kind: Kind,
+        parent: str | None,
+        _attributes: Mapping[str, Attribute] = NO_ATTRIBUTES,
+    ) -> Span:
+        """Return no span; the trace context is passed on."""
+        return _PassedOn(parent)
+
+    def record(self, _span: PastSpan) -> str | None:
+        """Record nothing."""
+        return None
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+NO_TRACER: Final = NoTracer()
+
+
+def start_tracing(
+    service: str, environ: Mapping[str, str], on_problem: Callable[[str], None]
+) -> Tracer:
+    """
+    Return the tracer of this process: off, unless the variables name a receiver.
+
+    Args:
+        service: The name of the part, unless ``OTEL_SERVICE_NAME`` has another.
+        environ: The variables; OpenTelemetry reads the others of its own from the
+            process.
+        on_problem: Called with the reason why spans are not exported; from any thread.
+    """
+    is_disabled = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    if is_disabled or not any(environ.get(name) for name in ENDPOINTS):
+        return NO_TRACER
+    protocols = (environ.get(name) for name in _PROTOCOLS)
+    protocol = next(filter(None, protocols), PROTOCOL)
+    if protocol != PROTOCOL:
+        on_problem(f"the protocol is {protocol}, and must be {PROTOCOL}")
+        return NO_TRACER
+    if find_spec("opentelemetry.exporter") is None:
+        on_problem("the extra tracing of this package is not installed")
+        return NO_TRACER
+    # Not imported where tracing is off: it takes a third of a second.
+    from towpath.schemas.spans import OtlpTracer  # noqa: PLC0415
+
+    return OtlpTracer(service, on_problem)

@@ -1,0 +1,22 @@
+"""
+An index of orders by their status, in the order of a listing.
+
+A page of one status reads its own rows only. The price: a change of status is no longer
+an update within its page of the table. Measured with an insert and four changes of each
+of 3,000 orders: 3.4 kB of log an order instead of 2.4 kB, and as much processor time.
+"""
+
+from alembic import op
+
+revision = "0005"
+down_revision = "0004"
+
+
+def upgrade() -> None:
+    """Create the index."""
+    op.execute("create index ix_shop_orders_status_id on shop.orders (status, id)")
+
+
+def downgrade() -> None:
+    """Drop the index."""
+    op.execute("drop index shop.ix_shop_orders_status_id")

@@ -1,0 +1,155 @@
+"""
+The metrics of a service: the page ``/metrics`` on the service's port.
+
+A service is one process, so one registry holds everything: gunicorn runs a single
+worker, and a worker that is replaced begins its counters again, as Prometheus expects.
+The application keeps its ``ServiceMetrics`` as ``METRICS``; the process that serves
+adds the page, and one that only consumes opens a port of its own.
+
+Labels are bounded: a route is a template, never a path, and a method that HTTP does not
+define is ``other``. Health checks are not counted, because they would be most requests
+of a quiet service. A transaction that is rolled back has written no row of the outbox.
+"""
+
+from collections import Counter as Counts
+from collections.abc import Callable, Mapping
+from http import HTTPMethod
+from typing import Any, Final
+
+from flask import Blueprint, Flask, Response, g, request
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+    start_http_server,
+)
+from sqlalchemy import event
+from sqlalchemy.orm import Session, sessionmaker
+
+from towpath.inbox.metrics import InboxMetrics
+from towpath.outbox import OutboxEvent
+from towpath.schemas import telemetry
+from towpath.schemas.clock import Clock
+
+METRICS: Final = "towpath.metrics"
+PATH: Final = "/metrics"
+_UNMATCHED: Final = "unmatched"
+_OTHER: Final = "other"
+_METHODS: Final = frozenset(HTTPMethod)
+# Blueprints whose requests are not counted.
+_UNCOUNTED: Final = frozenset({"health", "metrics"})
+# The event types that a transaction has written to the outbox, in its session.
+_WRITTEN: Final = "towpath.outbox.written"
+# From a read by key to a request that waits for a sink.
+_BUCKETS_S: Final = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+Translate = Callable[[Any, Session], OutboxEvent]
+
+
+class ServiceMetrics:
+    """The metrics of a service's process, the consumers' ones included."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self.inbox = InboxMetrics(self._registry)
+        request_seconds = telemetry.SERVICE_REQUEST_SECONDS
+        self._requests = Histogram(
+            request_seconds,
+            request_seconds.help,
+            request_seconds.labels,
+            buckets=_BUCKETS_S,
+            registry=self._registry,
+        )
+        rows, sagas = telemetry.SERVICE_OUTBOX_ROWS, telemetry.SERVICE_SAGAS
+        self._rows = Counter(rows, rows.help, rows.labels, registry=self._registry)
+        self._sagas = Gauge(sagas, sagas.help, sagas.labels, registry=self._registry)
+
+    def count_rows(self, sessions: sessionmaker[Session]) -> None:
+        """Count the outbox rows of the sessions' transactions from now on."""
+        event.listen(sessions, "after_commit", self._committed)
+        event.listen(sessions, "after_rollback", _forget_written)
+
+    def show_sagas(self, read: Callable[[], Mapping[str, int]]) -> None:
+        """
+        Show the unfinished sagas by status.
+
+        A status without any is zero; after a failure nothing is shown, because the
+        numbers are not known any more.
+        """
+        self._sagas.clear()
+        for status, count in read().items():
+            self._sagas.labels(status).set(count)
+
+    def observe(self, method: str, route: str, status: int, took_s: float) -> None:
+        """Record the duration of a request."""
+        known = method if method in _METHODS else _OTHER
+        self._requests.labels(known, route, str(status)).observe(took_s)
+
+    def page(self) -> bytes:
+        """Return all metrics in Prometheus's text format."""
+        return generate_latest(self._registry)
+
+    def listen(self, host: str, port: int) -> None:
+        """
+        Serve the page on a port of its own, until the process ends.
+
+        Raises:
+            OSError: The port is in use, or the address is not this host's.
+        """
+        start_http_server(port, host, self._registry)
+
+    def _committed(self, session: Session) -> None:
+        # A savepoint may still be rolled back with its transaction.
+        if session.in_nested_transaction():
+            return
+        for event_type, count in session.info.pop(_WRITTEN, Counts()).items():
+            self._rows.labels(event_type).inc(count)
+
+
+def _forget_written(session: Session) -> None:
+    session.info.pop(_WRITTEN, None)
+
+
+def noted(translate: Translate) -> Translate:
+    """Return a translation of events that notes each one in its session."""
+
+    def note(domain_event: Any, session: Session) -> OutboxEvent:  # noqa: ANN401 - the service's own
+        found = translate(domain_event, session)
+        session.info.setdefault(_WRITTEN, Counts())[found.type] += 1
+        return found
+
+    return note
+
+
+def metrics_of(app: Flask) -> ServiceMetrics:
+    """Return the metrics of an application."""
+    metrics: ServiceMetrics = app.extensions[METRICS]
+    return metrics
+
+
+def install_metrics(app: Flask, clock: Clock) -> None:
+    """Count the requests of an application, and add the page to its routes."""
+    metrics = metrics_of(app)
+    blueprint = Blueprint("metrics", __name__)
+
+    @blueprint.get(PATH)
+    def page() -> Response:
+        """Answer with the metrics of the process."""
+        return Response(metrics.page(), content_type=CONTENT_TYPE_LATEST)
+
+    def begin() -> None:
+        g.request_began_s = clock.monotonic_s()
+
+    def end(response: Response) -> Response:
+        if request.blueprint not in _UNCOUNTED:
+            route = _UNMATCHED if request.url_rule is None else request.url_rule.rule
+            took_s = clock.monotonic_s() - g.request_began_s
+            metrics.observe(request.method, route, response.status_code, took_s)
+        return response
+
+    app.before_request(begin)
+    app.after_request(end)
+    app.register_blueprint(blueprint)

@@ -1,0 +1,171 @@
+"""
+Request ids and spans: requests, the transactions of commands, and consumed events.
+
+Every request has an id: the client's ``X-Request-Id`` if it is 1 to 128 visible ASCII
+characters, a new one otherwise. The answer returns it, and every log record of the
+request has it as ``request_id``, beside the ``trace_id`` of its trace context.
+
+The W3C trace context of a request is kept if it is valid and dropped if it is not:
+``version-traceid-parentid-flags`` in lower-case hex; ids of zeros and version ``ff``
+are invalid. A later version may append fields, which are cut off.
+
+::
+
+    POST /orders            a request; its parent is the client's span, if there is one
+    └── outbox insert       the transaction that writes state and events together
+        └── consume Event   another service's transaction, by the event's trace context
+
+The events of a transaction carry the context of its span. Log records within a request
+or an event have its ``trace_id``, whether it is sampled or not. Health checks have no
+span, nor has an event without a trace context. Where tracing is off there is no span,
+and the client's context is passed on.
+"""
+
+import re
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from http import HTTPStatus
+from typing import Final
+
+import structlog
+from flask import Flask, Response, current_app, g, has_request_context, request
+
+from towpath.inbox import Event
+from towpath.schemas.headers import TRACEPARENT
+from towpath.schemas.tracing import (
+    NO_TRACER,
+    Kind,
+    Span,
+    Tracer,
+    trace_id_of,
+    valid_traceparent,
+)
+
+# The extension of an application that holds its tracer.
+TRACER: Final = "towpath.tracer"
+_HEALTH: Final = "health"
+
+log = structlog.get_logger(__name__)
+
+
+def warn_of_lost_spans(reason: str) -> None:
+    """Log why spans are not exported; the service goes on."""
+    log.warning("traces not exported", reason=reason)
+
+
+REQUEST_ID: Final = "X-Request-Id"
+_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}\Z")
+
+
+def request_id_of(header: str | None) -> str:
+    """Return the header's request id if it is valid, and a new one otherwise."""
+    if header is not None and _REQUEST_ID.match(header):
+        return header
+    return uuid.uuid4().hex
+
+
+def close_tracer(tracer: Tracer) -> None:
+    """Export the last spans, and log how many there were."""
+    tracer.close()
+    if tracer.is_on:
+        log.info("traces closed", **asdict(tracer.counts))
+
+
+def install_request_context(app: Flask) -> None:
+    """Give every request an id and a span, in its answer and its log records."""
+    app.before_request(_begin)
+    app.after_request(_with_request_id)
+    app.teardown_request(_end)
+
+
+def _tracer() -> Tracer:
+    tracer: Tracer = current_app.extensions.get(TRACER, NO_TRACER)
+    return NO_TRACER if request.blueprint == _HEALTH else tracer
+
+
+def _begin() -> None:
+    g.request_id = request_id_of(request.headers.get(REQUEST_ID))
+    route = "" if request.url_rule is None else request.url_rule.rule
+    g.span = _tracer().start(
+        f"{request.method} {route}".strip(),
+        Kind.SERVER,
+        valid_traceparent(request.headers.get(TRACEPARENT)),
+        {"http.request.method": request.method, "http.route": route},
+    )
+    fields = {"request_id": g.request_id}
+    if g.span.traceparent is not None:
+        fields["trace_id"] = trace_id_of(g.span.traceparent)
+    # The thread serves other requests later: what is bound is taken back at the end.
+    g.log_context = structlog.contextvars.bind_contextvars(**fields)
+
+
+def _with_request_id(response: Response) -> Response:
+    response.headers[REQUEST_ID] = g.request_id
+    g.span.note("http.response.status_code", response.status_code)
+    if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        g.failure = response.status
+    return response
+
+
+def _end(error: BaseException | None) -> None:
+    structlog.contextvars.reset_contextvars(**g.pop("log_context", {}))
+    span: Span | None = g.pop("span", None)
+    failure: str | None = g.pop("failure", None)
+    if span is not None:
+        span.end(failure if error is None else type(error).__name__)
+
+
+def request_headers() -> dict[str, str]:
+    """Return the id and the trace context of the present request, for a service."""
+    if not has_request_context():
+        return {}
+    traceparent: str | None = g.span.traceparent
+    passed_on = {} if traceparent is None else {TRACEPARENT: traceparent}
+    return {REQUEST_ID: g.request_id, **passed_on}
+
+
+@contextmanager
+def transaction_span() -> Iterator[str | None]:
+    """Record the transaction of a command; yield the trace context of its events."""
+    span = _tracer().start("outbox insert", Kind.INTERNAL, g.span.traceparent)
+    with _ended(span):
+        yield span.traceparent
+
+
+@contextmanager
+def event_span(tracer: Tracer, consumer: str, event: Event) -> Iterator[str | None]:
+    """
+    Record that an event is applied; yield the trace context of what follows.
+
+    Args:
+        tracer: Records the span.
+        consumer: The name of the consumer, and of its Kafka group.
+        event: The event; without a valid trace context it has no span.
+    """
+    parent = valid_traceparent(event.headers.get(TRACEPARENT))
+    if parent is None:
+        yield None
+        return
+    attributes = {
+        "messaging.system": "kafka",
+        "messaging.destination.name": event.topic,
+        "messaging.consumer.group.name": consumer,
+        "messaging.message.id": event.id,
+    }
+    span = tracer.start(f"consume {event.type}", Kind.CONSUMER, parent, attributes)
+    trace_id = trace_id_of(parent)
+    with _ended(span), structlog.contextvars.bound_contextvars(trace_id=trace_id):
+        yield span.traceparent
+
+
+@contextmanager
+def _ended(span: Span) -> Iterator[None]:
+    """End a span with its block."""
+    try:
+        yield
+    except BaseException as error:
+        span.end(type(error).__name__)
+        raise
+    span.end()

@@ -1,0 +1,244 @@
+"""
+Publishes the progress of one sink, from its report and its folder.
+
+The number of a run is taken before the first record: the time in milliseconds, and
+above that of every earlier run. So a clock that was set back makes no run look older
+than the one before it, nor does a topic that has lost its records.
+"""
+
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import structlog
+
+from towpath.schemas.clock import Clock
+from towpath.schemas.failure import TowpathError
+from towpath.sinks.errors import StateNotWrittenError, UnreadableProgressError
+from towpath.sinks.state import incomplete
+from towpath.sinks.state.declare import READY_FILE, STARTING_OFFSETS_FILE
+from towpath.sinks.state.progress import Progress, sink_folder
+from towpath.sinks.state.published import (
+    HeardProgress,
+    ProgressStore,
+    PublishedProgress,
+    RefetchNumbers,
+    encode_published,
+)
+from towpath.sinks.state.refetches import refetch_ids, refetches_path
+
+# A driver that stops waits no longer for its last records.
+_ENDED_WITHIN_S: Final = 5.0
+
+_log = structlog.get_logger("towpath.sinks")
+
+
+class Activity(NamedTuple):
+    """
+    The part of a record that no file shows.
+
+    Attributes:
+        is_open: Whether the run has opened the target and compared its offsets.
+        is_writing: Whether a batch is being written that has not failed.
+    """
+
+    is_open: bool = False
+    is_writing: bool = False
+
+
+class _Lacks(NamedTuple):
+    """The parts that a sink lacks although its offsets say otherwise."""
+
+    is_filling: bool
+    refetches: RefetchNumbers
+    unfilled: tuple[str, ...]
+
+
+class ProgressPublisher:
+    """Publishes the records of one run; called by any thread."""
+
+    def __init__(
+        self, state_folder: Path, sink: str, store: ProgressStore, clock: Clock
+    ) -> None:
+        self._state_folder = state_folder
+        self._sink = sink
+        self._store = store
+        self._clock = clock
+        self._refetches = _NumberedRefetches(state_folder, sink)
+        self._run: int | None = None
+        # The run of another driver that was logged.
+        self._other: int | None = None
+        self._number = 0
+        self._is_over = False
+        self._lacks: _Lacks | None = None
+        self._is_topic_unread = False
+        self._is_state_unread = False
+        # Held from the reading of the files until the record is on its way, so that
+        # records have the order of what they say.
+        self._lock = threading.Lock()
+
+    @property
+    def failures(self) -> int:
+        """The number of records that could not be published."""
+        return self._store.failures(self._sink)
+
+    def begin(self) -> bool:
+        """
+        Take the number of the run; repeated while the run continues.
+
+        Another driver may run the sink too, by mistake or until it notices that it was
+        replaced. Readers follow the one that began last. Once that one is no longer
+        alive, this run takes a number above it.
+
+        Returns:
+            Whether the broker answered; a failure is logged.
+        """
+        try:
+            heard = self._store.read(self._sink)
+        except UnreadableProgressError as error:
+            # Of a driver of another version; the next record replaces it.
+            self._log_unread(error)
+            heard = None
+        except TowpathError as error:
+            self._log_unread(error)
+            return False
+        else:
+            self._is_topic_unread = False
+        before = -1 if heard is None else heard.record.run
+        if self._run is None or (before > self._run and not _is_alive(heard)):
+            now_ms = round(self._clock.now().timestamp() * 1000)
+            self._run = max(now_ms, before + 1)
+        elif before > self._run and heard is not None and before != self._other:
+            self._other = before
+            _log.warning(
+                "sink published by another driver too: readers follow that one",
+                sink=self._sink,
+                host=heard.record.host,
+                pid=heard.record.pid,
+            )
+        return True
+
+    def publish(
+        self, progress: Progress, activity: Activity, *, only_if_lacking: bool = False
+    ) -> None:
+        """
+        Publish a record of the run, unless it has not begun or has ended.
+
+        Args:
+            progress: The progress.
+            activity: The run's state that no file has.
+            only_if_lacking: Whether to publish only if the sink lacks something else
+                than its last record says.
+        """
+        with self._lock:
+            self._try_to_send(progress, activity, only_if_lacking=only_if_lacking)
+
+    def end(self, progress: Progress) -> None:
+        """Publish the last record of the run; nothing follows it."""
+        with self._lock:
+            self._try_to_send(progress, Activity(), is_running=False)
+            self._is_over = True
+            self._store.flush(_ENDED_WITHIN_S)
+
+    def _try_to_send(
+        self,
+        progress: Progress,
+        activity: Activity,
+        *,
+        is_running: bool = True,
+        only_if_lacking: bool = False,
+    ) -> None:
+        """Send a record; without its files it would say too much, and none is sent."""
+        if self._run is None or self._is_over:
+            return
+        try:
+            lacks = self._read_lacks()
+        except (OSError, ValueError) as error:
+            self._log_unknown(error)
+            return
+        self._is_state_unread = False
+        if not only_if_lacking or lacks != self._lacks:
+            self._lacks = lacks
+            record = PublishedProgress(
+                run=self._run,
+                number=self._number,
+                at=self._clock.now().isoformat(),
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                progress=progress,
+                is_running=is_running,
+                **activity._asdict(),
+                **lacks._asdict(),
+            )
+            self._number += 1
+            self._store.send(self._sink, encode_published(record))
+
+    def _read_lacks(self) -> _Lacks:
+        folder = sink_folder(self._state_folder, self._sink)
+        began_late = (folder / STARTING_OFFSETS_FILE).exists()
+        is_filling = began_late and not (folder / READY_FILE).exists()
+        refetches = self._refetches.read()
+        # Last: a deferred route is noted before its refetches end.
+        unfilled = incomplete.routes(self._state_folder, self._sink)
+        return _Lacks(is_filling, refetches, unfilled)
+
+    def _log_unread(self, error: TowpathError) -> None:
+        """Log once why the topic cannot be read."""
+        if not self._is_topic_unread:
+            _log.warning(
+                "sink progress topic not read: retrying",
+                sink=self._sink,
+                error=str(error),
+                remedy=error.remedy,
+            )
+        self._is_topic_unread = True
+
+    def _log_unknown(self, error: Exception) -> None:
+        """Log once why the state cannot be read."""
+        if not self._is_state_unread:
+            _log.warning(
+                "sink progress not published: its state cannot be read",
+                sink=self._sink,
+                error=str(error),
+                remedy=StateNotWrittenError.remedy,
+            )
+        self._is_state_unread = True
+
+
+def _is_alive(heard: HeardProgress | None) -> bool:
+    return heard is not None and heard.is_alive
+
+
+class _NumberedRefetches:
+    """Numbers a sink's pending refetches in the order in which they began."""
+
+    def __init__(self, state_folder: Path, sink: str) -> None:
+        self._state_folder = state_folder
+        self._sink = sink
+        self._path = refetches_path(state_folder, sink)
+        self._mark: tuple[int, int, int] | None = None
+        self._numbers: dict[bytes, int] = {}
+        self._next = 0
+
+    def read(self) -> RefetchNumbers:
+        """Return the numbers; an unchanged file is not read again."""
+        mark = self._marked()
+        if mark is None or mark != self._mark:
+            pending = refetch_ids(self._state_folder, self._sink)
+            kept = {id_: n for id_, n in self._numbers.items() if id_ in pending}
+            for id_ in pending - kept.keys():
+                kept[id_] = self._next
+                self._next += 1
+            self._numbers, self._mark = kept, mark
+        oldest = min(self._numbers.values(), default=None)
+        return RefetchNumbers(self._next, oldest, len(self._numbers))
+
+    def _marked(self) -> tuple[int, int, int] | None:
+        """Return what changes with the file; ``None`` without one."""
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,347 @@
+"""
+The progress of a sink as its driver publishes it, and what a reader may conclude.
+
+A driver publishes a record for each of its sinks after each batch, and every two
+seconds. A record holds what a reader would otherwise have to look up in the state
+folder of the driver, so no reader needs that folder.
+
+**Runs.** Each start of a sink by a driver is a run with a number of its own, above the
+number of every run before it. ``NewestRuns`` keeps the newest record of the newest run,
+whatever the order in which records arrive. So nothing that an earlier driver publishes
+late counts once a later run has begun: neither a driver that was suspended, nor a
+second driver of the same sink in another state folder, nor the last record of a sink
+that was dropped and added again.
+
+**Applied.** A driver publishes offsets only after their records are
+durable in the target. But a target, or a state folder, can be restored from a backup
+while no driver runs, and an earlier record then promises too much. So a reader calls
+something applied only if
+
+- the run has not ended, and was heard of in the last ``HEARD_WITHIN_S`` seconds, and
+- the run itself has opened the target and compared its offsets with those of the
+  topics, which reveals what the target or the topics have lost (``is_open``).
+
+**The order of reading.** A driver reads the offsets first, then the pending refetches,
+then the routes that lack rows, each of which is stored before what follows from it. So
+a record never shows an offset without the refetches that its records have caused.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, NamedTuple, Protocol
+
+import orjson
+
+from towpath.sinks.errors import UnreadableProgressError
+from towpath.sinks.state.progress import Offsets, Progress, progress_of
+
+VERSION: Final = 1
+
+# A driver publishes every two seconds; a broker that does not answer delays it by ten
+# seconds.
+HEARD_WITHIN_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class RefetchNumbers:
+    """
+    The pending refetches of a run, numbered in the order in which they began.
+
+    Attributes:
+        next: The number of the next refetch.
+        oldest: The number of the oldest one that is pending; ``None``: none is.
+        pending: How many are pending, routes that are to be read as a whole included.
+    """
+
+    next: int = 0
+    oldest: int | None = None
+    pending: int = 0
+
+    def has_any_below(self, number: int) -> bool:
+        """Return whether a refetch is pending that began before a number."""
+        return self.oldest is not None and self.oldest < number
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedProgress:
+    """
+    One published record.
+
+    Attributes:
+        run: The number of the run.
+        number: The number of the record in its run.
+        at: The time of the record by the driver's clock, RFC 3339, UTC.
+        host: The name of the driver's machine.
+        pid: The driver's process.
+        is_running: Whether the run continues; its last record says that it has ended.
+        is_open: Whether the run has opened the target and compared its offsets.
+        is_writing: Whether a batch is being written that has not failed.
+        is_filling: Whether the sink began late and is not filled yet.
+        unfilled: The routes that lost rows, which are being read again.
+        refetches: The pending refetches.
+        progress: The progress and the counters.
+    """
+
+    run: int
+    number: int
+    at: str
+    host: str
+    pid: int
+    progress: Progress
+    is_running: bool = True
+    is_open: bool = False
+    is_writing: bool = False
+    is_filling: bool = False
+    unfilled: tuple[str, ...] = ()
+    refetches: RefetchNumbers = RefetchNumbers()
+
+    @property
+    def sink(self) -> str:
+        """The name of the sink."""
+        return self.progress.sink
+
+    @property
+    def applied(self) -> Offsets:
+        """The next offset of each topic and partition."""
+        return self.progress.applied
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """The order of a sink's records, whenever they arrive."""
+        return self.run, self.number
+
+
+def encode_published(record: PublishedProgress) -> bytes:
+    """Return a record as JSON."""
+    content = {name: getattr(record, name) for name in _FIELDS}
+    return orjson.dumps({"version": VERSION, **content})
+
+
+_FIELDS: Final = tuple(each.name for each in dataclasses.fields(PublishedProgress))
+_PLAIN: Final = frozenset(_FIELDS) - {"progress", "unfilled", "refetches"}
+
+
+def decode_published(value: bytes) -> PublishedProgress:
+    """
+    Return the record of some JSON; unknown fields are ignored.
+
+    Raises:
+        UnreadableProgressError: It is not a record of this version.
+    """
+    try:
+        document: Mapping[str, Any] = orjson.loads(value)
+        version = document["version"]
+        if version != VERSION:
+            message = f"a driver publishes its progress in the version {version}"
+            raise UnreadableProgressError(message)
+        return PublishedProgress(
+            **{name: document[name] for name in _PLAIN},
+            progress=progress_of(document["progress"]),
+            unfilled=tuple(document["unfilled"]),
+            refetches=RefetchNumbers(**document["refetches"]),
+        )
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        message = f"a record of a sink's progress cannot be read: {error!r}"
+        raise UnreadableProgressError(message) from error
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedVerification:
+    """
+    The result of the last verification of a sink that has one.
+
+    Attributes:
+        sink: The name of the sink.
+        at: The time of its end by the verifier's clock, RFC 3339, UTC.
+        differences: The number of keys that differ from the source.
+        rows: The number of compared rows of the source.
+    """
+
+    sink: str
+    at: str
+    differences: int
+    rows: int
+
+    @property
+    def key(self) -> bytes:
+        """The key of its record."""
+        return verification_key(self.sink)
+
+
+def verification_key(sink: str) -> bytes:
+    """Return the key of a sink's verification; no sink's name has a slash."""
+    return f"{sink}{_VERIFICATION}".encode()
+
+
+def verified_sink(key: str) -> str | None:
+    """Return the sink whose verification has a key; ``None``: it is a progress."""
+    is_one = key.endswith(_VERIFICATION)
+    return key.removesuffix(_VERIFICATION) if is_one else None
+
+
+_VERIFICATION: Final = "/verification"
+
+
+def encode_verification(found: PublishedVerification) -> bytes:
+    """Return a verification as JSON."""
+    return orjson.dumps({"version": VERSION, **dataclasses.asdict(found)})
+
+
+def decode_verification(value: bytes) -> PublishedVerification | None:
+    """Return the verification of some JSON; ``None``: another version wrote it."""
+    try:
+        document: Mapping[str, Any] = orjson.loads(value)
+        if document["version"] != VERSION:
+            return None
+        names = (each.name for each in dataclasses.fields(PublishedVerification))
+        return PublishedVerification(**{name: document[name] for name in names})
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return None
+
+
+class HeardProgress(NamedTuple):
+    """
+    The newest record of a sink's newest run, and for how long nothing followed it.
+
+    Attributes:
+        silent_s: The age of the record.
+    """
+
+    record: PublishedProgress
+    silent_s: float = 0.0
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a driver runs the sink, as far as one can hear."""
+        return self.record.is_running and self.silent_s < HEARD_WITHIN_S
+
+    @property
+    def certain(self) -> Offsets:
+        """The offsets that count as applied."""
+        return self.record.applied if self.is_alive and self.record.is_open else {}
+
+
+def not_alive(heard: HeardProgress | None, sink: str) -> str | None:
+    """Return why no driver is known to run a sink; ``None``: one runs it."""
+    if heard is None:
+        return f"no driver has published any progress of the sink {sink}"
+    record = heard.record
+    place = f"process {record.pid} on {record.host}"
+    if not record.is_running:
+        return f"the driver of the sink {sink} ended at {record.at} ({place})"
+    if not heard.is_alive:
+        since = f"since {record.at} ({place})"
+        return f"the driver of the sink {sink} has not been heard of {since}"
+    return None
+
+
+class ProgressSource(Protocol):
+    """Reads what drivers publish."""
+
+    def read(self, sink: str) -> HeardProgress | None:
+        """
+        Return the newest progress of a sink; ``None`` if there is none.
+
+        Raises:
+            UnavailableError: It cannot be read now.
+            UnreadableProgressError: A driver of another version publishes it.
+        """
+
+
+class ProgressStore(ProgressSource, Protocol):
+    """Reads and publishes progress; publishing never waits and never raises."""
+
+    def send(self, sink: str, record: bytes) -> None:
+        """Begin to publish a record; a failure is logged and counted."""
+
+    def flush(self, within_s: float) -> None:
+        """Wait until all records are published, at most for a time."""
+
+    def failures(self, sink: str) -> int:
+        """Return how many records of a sink could not be published."""
+
+    def times(self) -> Mapping[str, datetime]:
+        """Return the time of each sink's newest record, as of the last reading."""
+
+    def verification(self, sink: str) -> PublishedVerification | None:
+        """Return the last verification of a sink, as of the last reading."""
+
+
+class _Arrived(NamedTuple):
+    """
+    A record and the time at which it arrived.
+
+    Attributes:
+        since_s: A time at which it had not been published yet, by the reader's own
+            clock; ``None`` if it may be of any age.
+    """
+
+    record: PublishedProgress
+    since_s: float | None
+
+
+class NewestRuns:
+    """The newest record of each sink's newest run, from records in any order."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, _Arrived] = {}
+        # The newest run of a sink that was dropped.
+        self._dropped: dict[str, int] = {}
+
+    def take(
+        self, sink: str, record: PublishedProgress | None, since_s: float | None
+    ) -> None:
+        """
+        Take a record.
+
+        Args:
+            sink: The sink.
+            record: The record; ``None``: the sink was dropped.
+            since_s: A time at which it had not been published yet, by the reader's own
+                clock; ``None`` if it may be of any age.
+        """
+        before = self._newest.get(sink)
+        if record is None:
+            if before is not None:
+                self._dropped[sink] = before.record.run
+                del self._newest[sink]
+            return
+        is_of_dropped = record.run <= self._dropped.get(sink, -1)
+        is_older = before is not None and record.order <= before.record.order
+        if not (is_of_dropped or is_older):
+            self._newest[sink] = _Arrived(record, since_s)
+
+    def newest(self, sink: str) -> PublishedProgress | None:
+        """Return the newest record of a sink."""
+        arrived = self._newest.get(sink)
+        return None if arrived is None else arrived.record
+
+    def times(self) -> Mapping[str, datetime]:
+        """Return the time of each sink's newest record."""
+        newest = self._newest.copy()
+        return {
+            sink: datetime.fromisoformat(arrived.record.at)
+            for sink, arrived in newest.items()
+        }
+
+    def heard(self, sink: str, now: datetime, now_s: float) -> HeardProgress | None:
+        """
+        Return the newest record of a sink with its age.
+
+        The clocks of two machines may differ, so a record that arrived while the reader
+        was reading is as old as that at most. A record from the future proves nothing.
+
+        Args:
+            sink: The sink.
+            now: The time by the reader's clock.
+            now_s: The time by which ``since_s`` was measured.
+        """
+        arrived = self._newest.get(sink)
+        if arrived is None:
+            return None
+        age_s = abs((now - datetime.fromisoformat(arrived.record.at)).total_seconds())
+        if arrived.since_s is not None:
+            age_s = min(age_s, now_s - arrived.since_s)
+        return HeardProgress(arrived.record, age_s)

@@ -1,0 +1,347 @@
+"""
+Checks of the targets that are set up and reachable: loss, full disks, slow searches.
+
+``towpath sink check`` answers whether a sink may write; these checks, whether its
+target keeps what it wrote. Each target's ``upkeep`` reads the facts; the findings are
+pure. A fact that the target does not show to the sink's user is None, and has no
+finding.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from towpath.schemas.findings import (
+    CheckFinding,
+    error_finding,
+    info_finding,
+    warning_finding,
+)
+from towpath.settings import Sink
+
+# Functions in the server, by which the cache guards positions, began with this version.
+_OLDEST_CACHE: Final = (7, 0)
+_OLDEST_SEARCH: Final = (2, 0)
+_OLDEST_POSTGRES: Final = 150000
+_FORMAT: Final = 2
+_STRICT: Final = "strict"
+_PERCENT: Final = 100.0
+# The cache copies changed pages while it writes its file: a fifth is a usual margin.
+_FULL_SHARE: Final = 0.8
+# Planning a read takes a second and more beyond it.
+_MANY_FILES: Final = 5_000
+_MANY_VERSIONS: Final = 1_000
+# The defaults of OpenSearch.
+LOW_WATERMARK: Final = "85%"
+FLOOD_STAGE: Final = "95%"
+# Either case, and "10g" for "10gb", as OpenSearch reads sizes.
+_SIZE: Final = re.compile(r"([0-9.]+)\s*(?:b|([kmgtp])b?)", re.IGNORECASE)
+_UNITS: Final = ("", "k", "m", "g", "t", "p")
+
+
+class CacheHealth(NamedTuple):
+    """
+    One server of a cache.
+
+    Attributes:
+        address: Its address, without credentials.
+        version: The version of Redis whose commands it has.
+        policy: Its reaction to full memory.
+        used_bytes: Its used memory.
+        bound_bytes: The allowed memory; 0 if it is not limited.
+        keeps_file: Whether each write is appended to a file.
+        saves: Whether it stores snapshots; None if that is hidden.
+        file_failed: Whether the last write of its file failed.
+        now: Its clock.
+    """
+
+    address: str
+    version: str
+    policy: str = "noeviction"
+    used_bytes: int = 0
+    bound_bytes: int = 0
+    keeps_file: bool = True
+    saves: bool | None = None
+    file_failed: bool = False
+    now: datetime | None = None
+
+
+class IndexHealth(NamedTuple):
+    """One index of a sink; ``dynamic`` is its mapping's rule for unknown fields."""
+
+    name: str
+    replicas: int = 0
+    blocks: Sequence[str] = ()
+    refresh: str = "500ms"
+    dynamic: str = _STRICT
+
+
+class Disk(NamedTuple):
+    """The disk of one server."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+class SearchHealth(NamedTuple):
+    """
+    A search index's servers.
+
+    Attributes:
+        version: The version of OpenSearch.
+        status: The cluster's status: green, yellow or red.
+        node_count: The servers with data.
+        disks: The disks, by server.
+        low_watermark: The use of a disk from which on it gets no shards: a share in per
+            cent or as a ratio, or the bytes that must be free.
+        flood_stage: The use from which on its indexes are read-only.
+        indexes: The sink's indexes.
+        now: The clock of a server.
+    """
+
+    version: str
+    status: str | None = None
+    node_count: int | None = None
+    disks: Mapping[str, Disk] = {}
+    low_watermark: str = LOW_WATERMARK
+    flood_stage: str = FLOOD_STAGE
+    indexes: Sequence[IndexHealth] = ()
+    now: datetime | None = None
+
+
+class LakeHealth(NamedTuple):
+    """One table of a warehouse."""
+
+    name: str
+    format_version: int = _FORMAT
+    files: int = 0
+    versions: int = 0
+    has_identifiers: bool = True
+
+
+class TargetHealth(NamedTuple):
+    """A Postgres that a sink writes."""
+
+    version: int
+    is_standby: bool = False
+    has_fsync: bool = True
+    connections: int = 0
+    max_connections: int = 100
+    now: datetime | None = None
+
+
+def cache_findings(
+    sink: Sink, servers: Sequence[CacheHealth]
+) -> Iterator[CheckFinding]:
+    """Yield the findings about a cache's servers."""
+    for server in servers:
+        if _version(server.version) < _OLDEST_CACHE:
+            yield error_finding(
+                "cache-version",
+                f"{server.address} has version {server.version}",
+                "it has no functions, by which the sink guards positions",
+                "it must be Redis 7 or Valkey 7.2 or later: upgrade the server",
+            )
+        if server.policy != "noeviction":
+            yield error_finding(
+                "cache-eviction",
+                f"{server.address} has maxmemory-policy {server.policy}",
+                "evicted keys lose the positions that guard against older rows",
+                "CONFIG SET maxmemory-policy noeviction; CONFIG REWRITE",
+            )
+        if server.bound_bytes and (
+            server.used_bytes >= _FULL_SHARE * server.bound_bytes
+        ):
+            yield warning_finding(
+                "cache-memory",
+                f"{server.address} uses {_mebibytes(server.used_bytes)} of "
+                f"{_mebibytes(server.bound_bytes)}",
+                "once it is full, it refuses the sink's writes",
+                f"CONFIG SET maxmemory {2 * server.bound_bytes}; CONFIG REWRITE",
+            )
+        yield from _persistence_findings(sink, server)
+
+
+def _persistence_findings(sink: Sink, server: CacheHealth) -> Iterator[CheckFinding]:
+    if server.file_failed:
+        yield error_finding(
+            "cache-file-failed",
+            f"the last write of a file by {server.address} failed",
+            "it refuses writes, or loses them when it restarts",
+            "free its disk, then read INFO persistence",
+        )
+    if not server.keeps_file:
+        effect = "a restart loses all rows"
+        if server.saves:
+            effect = "a restart loses the rows since the last snapshot"
+        yield warning_finding(
+            "cache-no-file",
+            f"{server.address} has appendonly no",
+            f"{effect}; the sink then requests them from the source again",
+            "CONFIG SET appendonly yes; CONFIG REWRITE; or keep it, if towpath sink "
+            f"refill {sink.name} is fast enough",
+        )
+
+
+def search_findings(sink: Sink, health: SearchHealth) -> Iterator[CheckFinding]:
+    """Yield the findings about a search index's servers and the sink's indexes."""
+    if _version(health.version) < _OLDEST_SEARCH:
+        yield error_finding(
+            "search-version",
+            f"OpenSearch has version {health.version}",
+            "the sink's calls need 2.0 or later",
+            "upgrade the servers",
+        )
+    if health.status == "red":
+        yield error_finding(
+            "search-red",
+            "the status of the search index is red",
+            "a primary shard is missing: writes to it wait, and searches lack rows",
+            "GET /_cluster/allocation/explain names the shard and the reason",
+        )
+    for name, disk in sorted(health.disks.items()):
+        if _is_beyond(disk, health.low_watermark):
+            used = _PERCENT * (1 - disk.free_bytes / disk.total_bytes)
+            yield warning_finding(
+                "search-disk",
+                f"the disk of {name} is used to {used:.0f} %, beyond its low watermark "
+                f"({health.low_watermark})",
+                "it gets no shards, and at the flood stage "
+                f"({health.flood_stage}) its indexes become read-only",
+                "add disk, or delete indexes that nobody reads",
+            )
+    for index in health.indexes:
+        yield from _index_findings(sink, index, health.node_count)
+
+
+def _index_findings(
+    sink: Sink, index: IndexHealth, node_count: int | None
+) -> Iterator[CheckFinding]:
+    if index.blocks:
+        yield error_finding(
+            "search-blocked",
+            f"index {index.name} is blocked: {', '.join(index.blocks)}",
+            "its rows are not written",
+            f'free disk, then PUT /{index.name}/_settings {{"index.blocks.'
+            f'{index.blocks[0]}": null}}',
+        )
+    if node_count is not None and index.replicas >= node_count:
+        most = node_count - 1
+        yield warning_finding(
+            "search-replicas",
+            f"index {index.name} wants {index.replicas} replicas on {node_count} "
+            "servers",
+            "they cannot be placed: the status stays yellow",
+            f"set replicas = {most} in [sink.search] of {sink.name}, and PUT /"
+            f'{index.name}/_settings {{"number_of_replicas": {most}}}',
+        )
+    if index.refresh == "-1":
+        yield warning_finding(
+            "search-refresh",
+            f"index {index.name} is never refreshed",
+            "searches do not find new rows",
+            f'PUT /{index.name}/_settings {{"refresh_interval": null}}',
+        )
+    if index.dynamic != _STRICT:
+        yield warning_finding(
+            "search-dynamic-mapping",
+            f"index {index.name} has a dynamic mapping ({index.dynamic})",
+            "the first value of a new field decides its type, and later rows may be "
+            "refused",
+            f'PUT /{index.name}/_mapping {{"dynamic": "{_STRICT}"}}; towpath sink '
+            f"rebuild {sink.name} creates the index with the sink's mapping",
+        )
+
+
+def lake_findings(sink: Sink, tables: Sequence[LakeHealth]) -> Iterator[CheckFinding]:
+    """Yield the findings about a warehouse's tables."""
+    limit = max(_MANY_FILES, 2 * sink.warehouse.compact_after_files)
+    kept = max(_MANY_VERSIONS, 2 * sink.warehouse.history_versions)
+    for table in tables:
+        if table.format_version < _FORMAT:
+            yield error_finding(
+                "warehouse-format",
+                f"table {table.name} has format version {table.format_version}",
+                "rows cannot be deleted or replaced without rewriting their files",
+                f"ALTER TABLE {table.name} SET TBLPROPERTIES ('format-version' = '2')",
+            )
+        if not table.has_identifiers:
+            yield info_finding(
+                "warehouse-identifiers",
+                f"table {table.name} has no identifier fields",
+                "engines that merge by them take every row for a new one",
+                f"ALTER TABLE {table.name} SET IDENTIFIER FIELDS (the key's columns)",
+            )
+        if table.files > limit:
+            yield warning_finding(
+                "warehouse-files",
+                f"table {table.name} has {table.files} files",
+                "each read opens all of them",
+                "run the driver, which compacts between batches; lower "
+                f"[sink.warehouse] compact_after_files of {sink.name}",
+            )
+        if table.versions > kept:
+            yield warning_finding(
+                "warehouse-versions",
+                f"table {table.name} keeps {table.versions} versions",
+                "their files are not deleted, and each commit writes the whole list",
+                "run the driver, which expires them; lower [sink.warehouse] history_s "
+                f"of {sink.name}",
+            )
+
+
+def target_findings(_sink: Sink, health: TargetHealth) -> Iterator[CheckFinding]:
+    """Yield the findings about a Postgres that a sink writes."""
+    if health.version < _OLDEST_POSTGRES:
+        yield error_finding(
+            "target-version",
+            f"the target's version is {health.version}",
+            "the sink's statements need version 15",
+            "it must be 15 or later: upgrade the server",
+        )
+    if health.is_standby:
+        yield error_finding(
+            "target-standby",
+            "the target is a standby",
+            "nothing can be written there",
+            "point the sink's url at the primary, or run pg_ctl promote",
+        )
+    if not health.has_fsync:
+        yield warning_finding(
+            "target-fsync",
+            "the target has fsync off",
+            "a crash of the machine loses rows that the sink counts as durable",
+            "ALTER SYSTEM SET fsync = on; SELECT pg_reload_conf()",
+        )
+    if health.connections >= _FULL_SHARE * health.max_connections:
+        yield info_finding(
+            "target-connections",
+            f"the target has {health.connections} of {health.max_connections} "
+            "connections in use",
+            "the sink may not get one",
+            "ALTER SYSTEM SET max_connections = "
+            f"{2 * health.max_connections} and restart the server",
+        )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """Parse a version; an unreadable one counts as new."""
+    parts = text.split(".")[:2]
+    if not all(part.isdigit() for part in parts):
+        return (99,)
+    return tuple(map(int, parts))
+
+
+def _is_beyond(disk: Disk, watermark: str) -> bool:
+    """Return whether a disk is fuller than a watermark; one in bytes is free space."""
+    if size := _SIZE.fullmatch(watermark):
+        unit = (size[2] or "").lower()
+        return disk.free_bytes < float(size[1]) * 1024.0 ** _UNITS.index(unit)
+    text = watermark.removesuffix("%")
+    share = float(text) / (1 if text == watermark else _PERCENT)
+    return 1 - disk.free_bytes / disk.total_bytes >= share
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 1024**2:.0f} MB"

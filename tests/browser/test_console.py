@@ -1,0 +1,225 @@
+"""
+The console in a real browser: make browser-test.
+
+With ``CONSOLE_PICTURES`` naming a folder, the pages are stored there as the pictures of
+the documentation.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+import redis
+from axe_playwright_python.sync_playwright import Axe
+
+from support.browser import ENTER, TAB, browser
+from support.console import TOKEN, console_platform
+from support.disaster import PATIENCE_S
+from support.waiting import until
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+# Each page, and the part of it that must be drawn before it is looked at.
+PAGES = {
+    "/": "text:has-text('rec/s')",
+    "/source": "canvas",
+    "/sinks": "[data-sink='cache']",
+    "/verify": "#start-verification",
+    "/dead-letters": "h1",
+    "/messages": "h1",
+    "/trace?table=shop.orders&key=7": "ol.way",
+    "/doctor?examined=1": "h1",
+}
+# The pages whose pictures the documentation shows, in light and in dark.
+SHOWN = (("/", "/source"), ("/sinks", "/trace?table=shop.orders&key=7"))
+DESKTOP, PHONE = (1280, 900), (390, 844)
+# Rows of the orders are read for half a minute, so that a snapshot can be stopped.
+CHUNKS = "[relay.snapshot]\nchunk_rows = 10\n"
+TOO_WIDE = """
+return document.documentElement.scrollWidth > document.documentElement.clientWidth
+"""
+FOCUS = """
+const one = document.activeElement;
+return [one.tagName, one.textContent.trim(), getComputedStyle(one).outlineStyle];
+"""
+
+
+PICTURES = os.environ.get("CONSOLE_PICTURES")  # noqa: TID251 - of this test alone
+SAMPLES = 8
+
+
+def samples_of(console):
+    """Return the number of samples that the console has."""
+    return len(console.json("/api/samples", names="slot.lag_bytes")["at"])
+
+
+@pytest.fixture(scope="module")
+def console(stack, tmp_path_factory):
+    """Provide a console over a platform with two sinks, while an application writes."""
+    folder = tmp_path_factory.mktemp("seen")
+    stack.up("opensearch")
+    with console_platform(stack, folder, "cache", "search", relay=CHUNKS) as served:
+        if PICTURES:
+            # The plots of a picture are to show more than a moment.
+            until(lambda: samples_of(served) > SAMPLES, "samples", timeout_s=PATIENCE_S)
+        yield served
+
+
+@pytest.fixture
+def window(console):
+    """Provide a window that has logged in; its console stays empty."""
+    with browser() as made:
+        made.emulate(width=DESKTOP[0], height=DESKTOP[1])
+        made.open(f"{console.address}/login")
+        made.fill("token", TOKEN)
+        made.follow("main button")
+        yield made
+        assert [] == made.complaints()
+
+
+def store_picture(window, path, name=""):
+    """Store the page as a picture of the documentation, if a folder is named."""
+    if PICTURES:
+        page = path.partition("?")[0].strip("/") or "topology"
+        Path(PICTURES, f"console-{page}{name}.png").write_bytes(window.picture())
+
+
+@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_every_page_is_accessible_and_fits(window, console, size, is_dark):
+    """
+    The checker finds nothing, no page is wider than the screen, no error is logged.
+    """
+    window.emulate(is_dark=is_dark, width=size[0], height=size[1])
+    findings = []
+    for path, part in PAGES.items():
+        window.open(console.address + path)
+        window.page.wait_for_selector(part, state="attached")
+        found = Axe().run(window.page).response["violations"]
+        findings += [(path, one["id"], one["nodes"][0]["target"]) for one in found]
+        if window.run(TOO_WIDE):
+            findings.append((path, "wider than the screen", ""))
+        findings += [(path, one, "") for one in window.complaints()]
+        if size == DESKTOP and path in SHOWN[is_dark]:
+            store_picture(window, path)
+
+    assert [] == findings
+
+
+def test_the_checker_finds_a_text_without_contrast(window, console):
+    """
+    A defect that is planted in the page is found, so that finding none means something.
+    """
+    window.open(f"{console.address}/verify")
+    window.run("document.querySelector('h1').style.color = '#ddd'")
+    found = Axe().run(window.page).response["violations"]
+
+    assert [one["id"] for one in found] == ["color-contrast"]
+
+
+def test_the_keyboard_reaches_every_page_and_shows_where_it_is(window, console):
+    """
+    The first stop skips the navigation; each stop has an outline; Enter opens a page.
+    """
+    window.open(f"{console.address}/sinks")
+    stops = []
+    for _ in range(11):
+        window.key(TAB)
+        stops.append(window.run(FOCUS))
+    texts = [text for _, text, _ in stops]
+    window.page.focus("nav a[href='/verify']")
+    with window.page.expect_navigation():
+        window.key(ENTER)
+
+    assert "Skip to the content" == texts[0]
+    assert {"Topology", "Source", "Sinks", "Verify", "Dead letters"} <= set(texts)
+    assert {"Messages", "Trace", "Health", "Log out"} <= set(texts)
+    assert {outline for _, _, outline in stops} == {"solid"}
+    assert window.page.url == f"{console.address}/verify"
+
+
+def test_a_snapshot_is_started_paused_and_stopped_by_buttons(window, console):
+    """
+    The page changes by itself, and each outcome is said above it.
+    """
+    window.open(f"{console.address}/source")
+    window.page.fill("input[name='max_rows_per_second']", "10")
+    window.follow("#start-snapshot button")
+    row = window.page.locator("tr[data-snapshot]:has(.state.warning)").first
+    snapshot = row.get_attribute("data-snapshot")
+    for verb, state in (
+        ("pause", "paused"),
+        ("resume", "running"),
+        ("stop", "stopped"),
+    ):
+        window.follow(f"#{verb}-{snapshot}")
+        window.page.wait_for_selector("#outcome")
+        window.page.wait_for_selector(
+            f"[data-snapshot='{snapshot}'] .state:has-text('{state}')"
+        )
+
+    rows = console.platform.execute(
+        "select distinct state from towpath.snapshot where snapshot_id = %s", snapshot
+    )
+    assert rows == [("stopped",)]
+
+
+def test_a_difference_is_found_by_key_and_column_and_repaired(window, console):
+    """
+    A note that somebody changed in the cache is named, and is the source's afterwards.
+    """
+    platform = console.platform
+    place = f"{platform.prefix}:{platform.prefix}-orders:3"
+    client = redis.Redis.from_url(platform.shared.redis_url, decode_responses=True)
+    with platform.writer.paused(), client as cache:
+        before = cache.hget(place, "note")
+        cache.hset(place, "note", "not the source's")
+        window.open(f"{console.address}/verify")
+        window.follow("#start-verification button")
+        window.page.wait_for_selector("[data-sink='cache'] td:has-text('note')")
+        store_picture(window, "/verify", "-difference")
+        window.follow("#repair-cache")
+        window.page.wait_for_selector("[data-sink='cache'] .state:has-text('equal')")
+        until(lambda: cache.hget(place, "note") == before, "the note is the source's")
+
+
+def test_an_index_is_rebuilt_by_its_button(window, console):
+    """
+    The run appears on the page, ends there by itself, and says what was replaced.
+    """
+    window.open(f"{console.address}/sinks")
+    window.follow("#rebuild-search")
+    window.page.wait_for_selector("#run[data-state='ended']", timeout=1000 * PATIENCE_S)
+    report = window.page.inner_text("#run pre")
+
+    assert "documents replaces" in report
+
+
+def test_a_wrong_token_is_refused_by_a_page(console):
+    """
+    The page says so, and the login stays where it is.
+    """
+    with browser() as window:
+        window.open(f"{console.address}/login")
+        window.fill("token", "not the token of this one")
+        window.press("main button")
+        window.page.wait_for_selector(".wrong")
+        buttons = window.page.locator("#start-snapshot").count()
+
+    assert buttons == 0
+
+
+def test_a_lost_relay_turns_red_by_itself_and_green_again(window, console):
+    """
+    The open page follows: no reload, and no error in the browser.
+    """
+    platform = console.platform
+    relay = ".wide [data-part='relay'][data-state='{}']"
+    window.open(console.address)
+    platform.kill()
+    try:
+        window.page.wait_for_selector(relay.format("bad"), timeout=1000 * PATIENCE_S)
+        store_picture(window, "/", "-lost-relay")
+    finally:
+        platform.start()
+    window.page.wait_for_selector(relay.format("good"), timeout=1000 * PATIENCE_S)

@@ -1,0 +1,156 @@
+"""
+The console in a real browser while parts of the platform are away: make browser-test.
+
+The console may kill the parts of the platform's own stack, which is its source, as that
+of a demo may; the tests are the supervisor that starts it again.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from support.browser import ENTER, browser
+from support.console import TOKEN, console_platform
+from support.disaster import PATIENCE_S
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+PATIENCE_MS = 1000 * PATIENCE_S
+# Pages that ask the broker when they are opened.
+OF_THE_BROKER = ("/messages", "/dead-letters", "/trace?table=shop.orders&key=7")
+# A mark that is gone when the live part of the page has been fetched again.
+MARK = "document.querySelector('#live').dataset.isOld = 'yes'"
+RENEWED = "() => !document.querySelector('#live').dataset.isOld"
+
+
+@pytest.fixture(scope="module")
+def console(stack, tmp_path_factory):
+    """Provide a demo's console over a platform with a cache."""
+    folder = tmp_path_factory.mktemp("failing")
+    with console_platform(stack, folder, "cache", is_demo=True) as served:
+        yield served
+
+
+@pytest.fixture
+def window(console):
+    """Provide a window that has logged in."""
+    with browser() as made:
+        made.open(f"{console.address}/login")
+        made.fill("token", TOKEN)
+        made.follow("main button")
+        yield made
+
+
+@contextmanager
+def silent_broker(stack) -> Iterator[None]:
+    """Let the broker answer nothing for a while."""
+    [pid] = [part.pid for part in stack.stack.status() if part.name == "kafka"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def await_part(window, part, state):
+    """Wait until the open topology shows a part in a state."""
+    selector = f"[data-part='{part}'][data-state='{state}']"
+    window.page.wait_for_selector(selector, timeout=PATIENCE_MS)
+
+
+def test_a_broker_that_does_not_answer_is_red_and_said_on_its_pages(
+    window, console, stack
+):
+    """
+    The topology follows by itself; each page of topics has one sentence, no trace.
+    """
+    window.open(console.address)
+    texts = {}
+    with silent_broker(stack):
+        await_part(window, "topics", "bad")
+        for path in OF_THE_BROKER:
+            window.open(console.address + path)
+            texts[path] = window.text()
+    window.open(console.address)
+    await_part(window, "topics", "good")
+
+    assert not [path for path, text in texts.items() if "Traceback" in text]
+    assert not [path for path, text in texts.items() if "Kafka" not in text], texts
+
+
+def test_a_lost_driver_is_red_with_its_sink_and_green_again(window, console):
+    """
+    The pages Topology and Sinks follow without a reload, and no error is logged.
+    """
+    platform = console.platform
+    window.open(console.address)
+    await_part(window, "sink-cache", "good")
+    platform.driver.kill()
+    platform.driver.wait()
+    try:
+        await_part(window, "sink-cache", "bad")
+        window.open(f"{console.address}/sinks")
+        window.page.wait_for_selector("[data-sink='cache'] .state.bad")
+    finally:
+        platform.start_driver()
+    window.open(console.address)
+    await_part(window, "sink-cache", "good")
+
+    assert [] == window.complaints()
+
+
+def test_a_part_is_killed_by_its_button_and_followed_until_all_is_well(window, console):
+    """
+    The keyboard alone does it; the live part says what happened, with the seconds.
+    """
+    killed = "[data-killed='postgres'] td:nth-child({}):has-text(' s')"
+    window.open(f"{console.address}/kill")
+    window.page.focus("#kill-postgres")
+    with window.page.expect_navigation():
+        window.key(ENTER)
+    try:
+        outcome = window.page.inner_text("#outcome")
+        window.page.wait_for_selector("[data-part='postgres'] .state.bad")
+    finally:
+        console.platform.own.up(["postgres"])
+    window.page.wait_for_selector(killed.format(3), timeout=PATIENCE_MS)
+    window.page.wait_for_selector(killed.format(4), timeout=PATIENCE_MS)
+    window.open(console.address)
+    await_part(window, "relay", "good")
+
+    assert "killed postgres, process" in outcome
+    assert [] == window.complaints()
+
+
+def test_the_focus_stays_on_a_button_while_the_page_renews_itself(window, console):
+    """
+    Somebody who uses the keyboard keeps their place when the next reading arrives.
+    """
+    window.open(f"{console.address}/kill")
+    window.page.focus("#kill-postgres")
+    window.run(MARK)
+    window.page.wait_for_function(RENEWED)
+
+    assert window.run("return document.activeElement.id") == "kill-postgres"
+
+
+@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desktop"])
+def test_the_page_of_kills_is_accessible_and_fits(window, console, width, is_dark):
+    """
+    The checker finds nothing, with buttons and their parts named.
+    """
+    window.emulate(is_dark=is_dark, width=width)
+    window.open(f"{console.address}/kill")
+    found = Axe().run(window.page).response["violations"]
+    shown = window.run("return document.documentElement.clientWidth")
+    needed = window.run("return document.documentElement.scrollWidth")
+    label = window.page.get_attribute("#kill-postgres", "aria-label")
+
+    assert [] == [(one["id"], one["nodes"][0]["target"]) for one in found]
+    assert needed <= shown
+    assert label == "Kill postgres"

@@ -1,0 +1,24 @@
+"""A sink loses its checkpoint: docs/disasters/sink-lost.md."""
+
+import shutil
+
+import pytest
+
+from support.disaster import say
+
+pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(900)]
+
+
+def test_a_driver_without_its_checkpoint_ends_equal(disaster):
+    """
+    It reads what the topics retain again; guards refuse what is old.
+    """
+    with disaster.running():
+        folder = disaster.folder / "state" / "sinks" / "cache"
+        disaster.step("the driver dies, and the sink's checkpoint is gone")
+        disaster.stop_driver()
+        say("rm -r state/sinks/cache/checkpoint")
+        shutil.rmtree(folder / "checkpoint")
+        disaster.start_driver()
+        disaster.driver_says("sink query cannot continue at its offsets")
+        disaster.verify()

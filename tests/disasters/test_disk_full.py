@@ -1,0 +1,124 @@
+"""The disk of a driver, of Kafka or of the source is full: docs/disasters/disk-full.md.
+
+A full disk is made without root: the kernel refuses writes beyond a file's size.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+
+import psutil
+import pytest
+
+from support.disaster import PATIENCE_S, say
+from support.waiting import until
+from towpath.deploy.local.lifecycle import PartState
+from towpath.deploy.local.stack import LazyStack, Stack
+
+pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(900)]
+
+
+def limit(root: psutil.Process, size: str) -> None:
+    """Make every write of a process and its children fail beyond a size."""
+    for each in (root, *root.children(recursive=True)):
+        words = ("prlimit", "--pid", str(each.pid), f"--fsize={size}:")
+        # Only the user of a process may limit it. A child may have ended by now.
+        with suppress(psutil.NoSuchProcess):
+            user = {"user": each.uids().real, "group": each.gids().real}
+            is_other = user["user"] != os.getuid()
+            subprocess.run(words, check=False, **user if is_other else {})
+
+
+def await_end(stack: Stack, name: str, size: str) -> None:
+    """Let the files of a part end at a size, and wait until the part has ended."""
+
+    def state() -> PartState:
+        (part,) = (each for each in stack.status() if each.name == name)
+        return part.state
+
+    (running,) = (each for each in stack.status() if each.name == name)
+    limit(psutil.Process(running.pid), size)
+    until(
+        lambda: state() is PartState.STOPPED,
+        f"{name} ends for want of space",
+        timeout_s=PATIENCE_S,
+    )
+
+
+def say_last(stack: Stack, name: str, text: str) -> None:
+    """Print the last line of a part's log that has a text."""
+    lines = stack.state.log(name).read_text(encoding="utf-8").splitlines()
+    say(f"{name} log: {[line for line in lines if text in line][-1]}")
+
+
+@pytest.fixture
+def alone(tmp_path_factory) -> Iterator[LazyStack]:
+    """Provide a stack of the test's own, whose Kafka it may end."""
+    made = LazyStack(tmp_path_factory.mktemp("alone"))
+    yield made
+    made.stack.purge()
+
+
+def test_a_full_disk_stops_a_sink_and_loses_nothing(disaster):
+    """
+    With space again, the sink goes on by itself.
+    """
+    with disaster.running():
+        disaster.step("no process of the driver can write to a file")
+        driver = psutil.Process(disaster.driver.pid)
+        limit(driver, "0")
+        until(
+            lambda: (
+                "disk full" in disaster.towpath("sink", "list", is_shown=False).text
+            ),
+            "the sink fails for want of space",
+            timeout_s=PATIENCE_S,
+        )
+        disaster.towpath("sink", "list")
+        disaster.step("there is space again")
+        limit(driver, "unlimited")
+        disaster.verify()
+
+
+def test_a_full_disk_ends_kafka_and_loses_nothing(make_disaster, alone):
+    """
+    Started again with space, it has every record; relay and sinks go on by themselves.
+    """
+    disaster = make_disaster(shared=alone)
+    with disaster.running():
+        disaster.step("Kafka can write to no file")
+        await_end(alone.stack, "kafka", "0")
+        disaster.towpath("relay", "status")
+        disaster.towpath("doctor")
+        disaster.step("there is space again: start Kafka")
+        written = len(disaster.writer.events)
+        alone.stack.up(["kafka"])
+        until(
+            lambda: len(set(disaster.published_events())) > written,
+            "events that were written meanwhile are published",
+            timeout_s=PATIENCE_S,
+        )
+        disaster.towpath("relay", "status")
+        disaster.verify_events()
+        disaster.verify()
+
+
+def test_a_full_disk_ends_the_source_and_loses_nothing(disaster):
+    """
+    Each commit that it confirmed is there when it starts again, and is published.
+    """
+    with disaster.running():
+        disaster.step("the source can write no log")
+        count = len(disaster.logged("relay streaming"))
+        await_end(disaster.own, "postgres", "1000000")
+        say_last(disaster.own, "postgres", "PANIC")
+        disaster.towpath("relay", "status")
+        disaster.towpath("doctor")
+        disaster.step("there is space again: start the source")
+        disaster.own.up(["postgres"])
+        disaster.reconnect(disaster.dsn)
+        disaster.relay_says("relay streaming", more_than=count)
+        assert [] == disaster.logged("gap in the source's history")
+        disaster.verify_events()
+        disaster.verify()

@@ -1,0 +1,34 @@
+"""Somebody drops a search index, and flushes a cache: docs/disasters."""
+
+import pytest
+import redis
+from opensearchpy import OpenSearch
+
+from support.disaster import say
+
+pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(900)]
+
+
+def test_a_dropped_index_and_an_emptied_cache_are_filled_again(disaster, stack):
+    """
+    The sinks notice it by themselves, and request the rows.
+    """
+    stack.up("opensearch")
+    with disaster.running("cache", "search"):
+        disaster.step("drop the index of the orders")
+        client = OpenSearch(stack.opensearch_url)
+        (index,) = client.indices.get_alias(name=f"{disaster.prefix}-orders")
+        client.indices.delete(index=index)
+        say(f"DELETE /{index}")
+        disaster.driver_says("index lost rows")
+
+        disaster.step("delete every key of the cache")
+        with redis.Redis.from_url(stack.redis_url) as cache:
+            keys = [*cache.scan_iter(f"{disaster.prefix}:*", count=1000)]
+            cache.delete(*keys)
+        say(f"DEL of {len(keys)} keys")
+        disaster.driver_says("cache rows lost: snapshots of all routes are requested")
+        disaster.wait_for_snapshots()
+        disaster.towpath("snapshot", "list")
+        client.close()
+        disaster.verify("cache", "search")

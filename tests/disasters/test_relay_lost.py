@@ -1,0 +1,90 @@
+"""A relay is killed, or hangs, while a second one stands by: docs/disasters."""
+
+import os
+import re
+import signal
+
+import pytest
+
+from support.disaster import PATIENCE_S, say
+from support.waiting import CLOCK, until
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+
+HELD = "slot held by another process: standby"
+# A frozen relay may have handed events to its client, which sends them when it comes
+# back: only Kafka's transactions fence that off.
+OPTIONS = """
+standby = true
+delivery = "transactional"
+"""
+END_CLAIM = "select pg_terminate_backend({})"
+END_STREAM = "select pg_terminate_backend(active_pid) from pg_replication_slots"
+
+
+def counts(disaster):
+    """
+    Return how often the relays have logged each event that is awaited below.
+
+    A relay waits for the claim, and then for the stream of the process that had it: it
+    can log both that it waits and that it took over once more, if the server is slow to
+    end that stream.
+    """
+    events = (HELD, "slot taken over", "relay streaming")
+    return {event: len(disaster.logged(event)) for event in events}
+
+
+def await_takeover(disaster, before):
+    """Wait until another relay has taken the slot over since a count, and streams."""
+    for event in ("slot taken over", "relay streaming"):
+        disaster.relay_says(event, more_than=before[event])
+
+
+def end_sessions(disaster, holder):
+    """End the two sessions of a relay in the source, of which one is described."""
+    (pid,) = re.findall(r"process (\d+) of", holder)
+    for statement in (END_CLAIM.format(pid), END_STREAM):
+        say(statement)
+        disaster.execute(statement)
+
+
+def test_a_standby_takes_over(disaster):
+    """
+    No event is lost or published twice, and the cache ends equal.
+    """
+    with disaster.running(relay=OPTIONS):
+        disaster.step(
+            "start a second relay: it stands by, for longer than 60 s if need"
+        )
+        before = counts(disaster)
+        first, second = disaster.process, disaster.start()
+        disaster.relay_says(HELD, more_than=before[HELD])
+        disaster.step("kill the first relay with kill -9")
+        before, began_s = counts(disaster), CLOCK.monotonic_s()
+        first.kill()
+        written = len(disaster.writer.events)
+        await_takeover(disaster, before)
+        until(
+            lambda: len(set(disaster.published_events())) > written,
+            "the second relay publishes",
+            timeout_s=PATIENCE_S,
+        )
+        took_s = CLOCK.monotonic_s() - began_s
+        say(f"events that were written after the kill are published: {took_s:.1f} s")
+        disaster.towpath("relay", "status")
+
+        disaster.step("the second relay hangs: its claim stays until it is ended")
+        before = counts(disaster)
+        disaster.start()
+        held = disaster.relay_says(HELD, more_than=before[HELD])
+        before = counts(disaster)
+        os.kill(second.pid, signal.SIGSTOP)
+        end_sessions(disaster, held["holder"])
+        await_takeover(disaster, before)
+        before = counts(disaster)
+        os.kill(second.pid, signal.SIGCONT)
+        disaster.step("the relay that hung comes back, and stands by")
+        disaster.relay_says(HELD, more_than=before[HELD])
+
+        disaster.verify_events()
+        disaster.verify()

@@ -1,0 +1,389 @@
+"""Actions of the console over a running platform, and their refusals."""
+
+import json
+
+import pytest
+import requests
+from confluent_kafka import Producer
+
+from support.console import TOKEN, console_platform
+from support.disaster import PATIENCE_S
+from support.waiting import until
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+# A snapshot of the orders takes half a minute, so that it can be paused and stopped.
+CHUNKS = "[relay.snapshot]\nchunk_rows = 10\n"
+SLOW = {"tables": ["shop.orders"], "max_rows_per_second": 10}
+
+ACTIONS = [
+    "/api/snapshots",
+    "/api/snapshots/pause",
+    "/api/snapshots/resume",
+    "/api/snapshots/stop",
+    "/api/dead-letters/replay",
+    "/api/dead-letters/discard",
+    "/api/relay/dead-letters/replay",
+    "/api/relay/dead-letters/discard",
+]
+FORMS = ["/source/snapshots", "/source/snapshots/stop", "/dead-letters/discard"]
+BROKEN = """
+insert into towpath.outbox (id, aggregate_type, aggregate_id, type, payload, headers)
+values (gen_random_uuid(), 'parcel', %s, %s, '{}', %s)
+"""
+
+
+@pytest.fixture(scope="module")
+def console(stack, tmp_path_factory):
+    """Provide a console over a platform whose snapshots read small chunks."""
+    folder = tmp_path_factory.mktemp("actions")
+    with console_platform(stack, folder, "cache", relay=CHUNKS) as served:
+        yield served
+
+
+def states_of(console, snapshot):
+    """Return the states of a snapshot's tables."""
+    rows = console.platform.execute(
+        "select state from towpath.snapshot where snapshot_id = %s", snapshot
+    )
+    return {state for (state,) in rows}
+
+
+def wait_for(console, snapshot, state):
+    """Wait until a snapshot's tables have a state."""
+    until(
+        lambda: states_of(console, snapshot) == {state},
+        f"the snapshot {snapshot} is {state}",
+        timeout_s=PATIENCE_S,
+    )
+
+
+def done(answer):
+    """Return the document of an action that was carried out."""
+    assert answer.ok, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize("path", ACTIONS)
+def test_an_action_without_a_login_is_refused(console, path):
+    """
+    Neither a missing nor a wrong token starts anything.
+    """
+    where = f"{console.address}{path}"
+    wrong = {"Authorization": "Bearer a-guess-of-this-test"}
+    before = console.platform.one("select count(*) from towpath.signal")
+    answers = [
+        requests.post(where, json={}, timeout=60),
+        requests.post(where, json={}, headers=wrong, timeout=60),
+    ]
+
+    assert [401, 401] == [answer.status_code for answer in answers]
+    assert before == console.platform.one("select count(*) from towpath.signal")
+
+
+@pytest.mark.parametrize("path", FORMS)
+@pytest.mark.parametrize(
+    ("word", "origin"),
+    [("wrong", None), ("", None), (None, "http://evil.example"), (None, "null")],
+)
+def test_a_form_of_another_site_is_refused(console, path, word, origin):
+    """
+    The session's cookie alone does nothing: word and origin must be the page's own.
+    """
+    browser = console.browser()
+    before = console.platform.one("select count(*) from towpath.signal")
+    answer = browser.session.post(
+        f"{console.address}{path}",
+        data={"word": browser.word if word is None else word},
+        headers={"Origin": origin} if origin else {},
+        timeout=60,
+    )
+
+    assert (403, True) == (answer.status_code, "<h1>Forbidden" in answer.text)
+    assert before == console.platform.one("select count(*) from towpath.signal")
+
+
+def test_a_snapshot_is_started_paused_resumed_and_stopped(console):
+    """
+    Each answer is the relay's own, and each action is in the audit log, twice.
+    """
+    started = done(console.post("/api/snapshots", SLOW))
+    names = {"names": [started["id"]]}
+    wait_for(console, started["id"], "running")
+    paused = done(console.post("/api/snapshots/pause", names))
+    wait_for(console, started["id"], "paused")
+    resumed = done(console.post("/api/snapshots/resume", names))
+    wait_for(console, started["id"], "running")
+    stopped = done(console.post("/api/snapshots/stop", names))
+    wait_for(console, started["id"], "stopped")
+
+    assert ["paused", "resumed", "stopped"] == [
+        word
+        for word, answer in zip(
+            ("paused", "resumed", "stopped"), (paused, resumed, stopped), strict=True
+        )
+        if answer["detail"][word] == ["shop.orders"]
+    ]
+    for event, answer in (("start", started), ("stop", stopped)):
+        begun, ended = (
+            line for line in console.audited() if line.get("action") == answer["action"]
+        )
+        assert ("token", "begun", f"snapshot {event}") == (
+            *(begun["who"], begun["outcome"]),
+            ended["event"],
+        )
+        assert ended["outcome"].startswith(answer["id"])
+
+
+def test_the_page_acts_by_forms_and_shows_the_outcome(console):
+    """
+    The buttons of a snapshot are those that its state allows.
+    """
+    browser = console.browser()
+    page = browser.send(
+        "/source/snapshots", tables="shop.orders\n", max_rows_per_second="10", id="p1"
+    )
+    wait_for(console, "p1", "running")
+    until(
+        lambda: 'id="pause-p1"' in browser.get("/source"),
+        "the page has the button",
+        timeout_s=PATIENCE_S,
+    )
+    offered = browser.get("/source")
+    stopped = browser.send("/source/snapshots/stop", names="p1")
+    wait_for(console, "p1", "stopped")
+
+    assert ("snapshot start:</strong> p1" in page.text, True) == (True, page.ok)
+    assert (True, False) == ('id="stop-p1"' in offered, 'id="resume-p1"' in offered)
+    assert "stopped: shop.orders" in stopped.text
+    assert 'id="stop-' not in console.get("/source").text
+
+
+@pytest.mark.parametrize(
+    ("path", "document", "status", "text"),
+    [
+        ("", {"target": "nowhere"}, 422, "no sink is named"),
+        ("", {"tables": ["shop.none"]}, 409, "shop.none"),
+        ("", {"where": ["orders"]}, 422, "schema.table=filter"),
+        ("", {"keys": ["7"]}, 422, "keys belong to one table"),
+        ("", {"max_rows_per_second": 0}, 422, "max_rows_per_second"),
+        ("", {"table": "shop.orders"}, 422, "table"),
+        ("/stop", {"names": ["nothing"]}, 422, "there is no snapshot nothing"),
+    ],
+)
+def test_a_wrong_request_has_the_answer_of_the_command(
+    console, path, document, status, text
+):
+    """
+    It is a problem document, and the refusal stands in the audit log.
+    """
+    answer = console.post(f"/api/snapshots{path}", document)
+
+    assert (status, True) == (answer.status_code, text in answer.text)
+    assert "application/problem+json" == answer.headers["Content-Type"]
+
+
+def test_an_id_is_used_once(console):
+    """
+    The second request with an id is refused, and recorded as refused.
+    """
+    asked = {"tables": ["shop.orders"], "keys": ["7"], "id": "once"}
+    answers = [console.post("/api/snapshots", asked) for _ in range(2)]
+    last = console.audited()[-1]
+
+    assert [200, 422] == [answer.status_code for answer in answers]
+    assert ("snapshot start", True) == (
+        last["event"],
+        "refused: signal once exists already" in last["outcome"],
+    )
+    assert TOKEN not in str(console.audited())
+
+
+def test_nothing_is_done_while_the_audit_log_cannot_be_written(console):
+    """
+    The action is refused before it begins.
+    """
+    log = console.audit_log
+    kept = log.rename(log.with_suffix(".kept"))
+    log.mkdir()
+    try:
+        asked = {"tables": ["shop.orders"], "id": "unlogged"}
+        answer = console.post("/api/snapshots", asked)
+    finally:
+        log.rmdir()
+        kept.rename(log)
+
+    assert (503, set()) == (answer.status_code, states_of(console, "unlogged"))
+    assert "audit.jsonl" in answer.json()["detail"]
+
+
+def poison(console, key):
+    """Produce a record of an order that is no change, which parks its key."""
+    topic = console.platform.topic("shop.orders")
+    found = console.json("/api/messages", topic=topic, limit="1")["records"]
+    producer = Producer(
+        {"bootstrap.servers": console.platform.kafka, "partitioner": "murmur2_random"}
+    )
+    position = [("position", found[0]["position"].encode())]
+    producer.produce(topic, b"no change", json.dumps({"id": key}), headers=position)
+    producer.flush()
+    until(lambda: letters(console, key), f"{key} is parked", timeout_s=PATIENCE_S)
+    return letters(console, key)[0]
+
+
+def letters(console, key):
+    """Return the dead letters of one order."""
+    return console.json("/api/dead-letters", sink="cache", key=str(key))["dead_letters"]
+
+
+def test_dead_letters_are_replayed_and_discarded_by_their_keys(console):
+    """
+    The sink refuses one again, as for the command; a discard must be confirmed.
+    """
+    keys = {"sink": "cache", "keys": ["301", "302"]}
+    assert all(poison(console, key)["is_parked"] for key in (301, 302))
+    replayed = done(console.post("/api/dead-letters/replay", keys))
+    unconfirmed = console.post("/api/dead-letters/discard", keys)
+    kept = len(letters(console, 301))
+    discarded = done(
+        console.post("/api/dead-letters/discard", keys | {"confirm": True})
+    )
+    again = console.post("/api/dead-letters/discard", keys | {"confirm": True})
+
+    assert ["refused", "refused"] == [one["state"] for one in replayed["outcomes"]]
+    assert (422, True, 1) == (
+        unconfirmed.status_code,
+        "confirm" in unconfirmed.text,
+        kept,
+    )
+    assert ["done", "done"] == [one["state"] for one in discarded["outcomes"]]
+    assert (422, True) == (again.status_code, "has no dead letters" in again.text)
+
+
+def test_the_page_asks_before_it_discards(console):
+    """
+    The first form shows the question, and only the second one discards.
+    """
+    poison(console, 303)
+    browser = console.browser()
+    shown = browser.get("/dead-letters")
+    chosen = {"sink": "cache", "keys": letters(console, 303)[0]["key"]}
+    question = browser.send("/dead-letters/discard", **chosen)
+    kept = len(letters(console, 303))
+    outcome = browser.send("/dead-letters/discard", **chosen, confirm="true")
+
+    assert ('id="discard-chosen-cache"' in shown, 1) == (True, kept)
+    assert "Discard the dead letters of cache" in question.text
+    assert ("dead letters discard:</strong>" in outcome.text, []) == (
+        True,
+        letters(console, 303),
+    )
+    assert 'id="discard-' not in console.get("/dead-letters").text
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        ({"sink": "cache"}, "name keys to replay, or say all"),
+        ({"sink": "cache", "keys": ["7"], "all": True}, "or say all"),
+        ({"sink": "cache", "keys": ["none"]}, "the key none has no dead letters"),
+        ({"sink": "nowhere", "all": True}, "nowhere"),
+        ({"keys": ["7"]}, "sink"),
+    ],
+)
+def test_a_wrong_replay_is_one_clear_problem(console, document, text):
+    """
+    Nothing is sent to the sink.
+    """
+    answer = console.post("/api/dead-letters/replay", document)
+
+    assert (422, True) == (answer.status_code, text in answer.text)
+
+
+def test_parked_aggregates_are_released_while_the_relay_is_stopped(console):
+    """
+    The checks are those of the command: the slot is free, and each event has a record.
+    """
+    platform = console.platform
+    # The topic exists from its first event on.
+    platform.execute(BROKEN, "fine", "Sent", None)
+    for parcel in ("one", "two"):
+        platform.execute(BROKEN, parcel, "Broken", '["no object"]')
+        platform.execute(BROKEN, parcel, "Sent", None)
+    platform.confirm()
+    path = "/api/relay/dead-letters"
+    parked = console.json(path)["aggregates"]
+    chosen = {"aggregates": [["parcel", "one"], ["parcel", "two"]]}
+    running = console.post(f"{path}/replay", chosen | {"drop": True})
+    platform.stop()
+    try:
+        recordless = console.post(f"{path}/replay", chosen)
+        unknown = console.post(f"{path}/replay", {"aggregates": [["parcel", "three"]]})
+        unconfirmed = console.post(f"{path}/discard", chosen)
+        released = done(console.post(f"{path}/replay", chosen | {"drop": True}))
+        again = console.post(f"{path}/discard", chosen | {"confirm": True})
+    finally:
+        platform.start()
+
+    assert [("parcel", "one", 2, 1), ("parcel", "two", 2, 1)] == sorted(
+        (
+            *(one["aggregate_type"], one["aggregate_id"]),
+            *(one["letters"], one["publishable"]),
+        )
+        for one in parked
+    )
+    refused = {
+        running: (409, "is held by"),
+        recordless: (422, "give it up with --drop"),
+        unknown: (422, "parcel three is not parked"),
+        unconfirmed: (422, "confirm"),
+        again: (422, "parcel one is not parked"),
+    }
+    assert list(refused.values()) == [
+        (answer.status_code, text if text in answer.text else answer.text)
+        for answer, (_, text) in refused.items()
+    ]
+    assert [(1, 1), (1, 1)] == [
+        (one["published"], one["dropped"]) for one in released["released"]
+    ]
+
+
+def test_a_parked_aggregate_is_given_up_by_the_page(console):
+    """
+    The page asks first; then its events are never published.
+    """
+    platform, browser = console.platform, console.browser()
+    platform.execute(BROKEN, "lost", "Broken", '["no object"]')
+    platform.confirm()
+    platform.stop()
+    try:
+        shown = browser.get("/dead-letters")
+        chosen = {"aggregates": '["parcel", "lost"]'}
+        question = browser.send("/dead-letters/relay/discard", **chosen)
+        outcome = browser.send("/dead-letters/relay/discard", **chosen, confirm="true")
+    finally:
+        platform.start()
+
+    assert ("Choose parcel lost" in shown, "parcel lost?" in question.text) == (
+        True,
+        True,
+    )
+    assert "parcel lost is released: 0 events published, 1 given up" in outcome.text
+    assert [] == console.json("/api/relay/dead-letters")["aggregates"]
+
+
+def test_a_signal_waits_while_no_relay_runs(console):
+    """
+    The answer says so after ten seconds; the next relay carries the signal out.
+    """
+    asked = {"tables": ["shop.orders"], "keys": ["7"], "id": "later"}
+    console.platform.stop()
+    try:
+        answer = console.post("/api/snapshots", asked)
+        last = console.audited()[-1]["outcome"]
+    finally:
+        console.platform.start()
+    wait_for(console, "later", "completed")
+
+    assert (503, True) == (answer.status_code, "Retry-After" in answer.headers)
+    assert all("it waits in towpath.signal" in text for text in (answer.text, last))

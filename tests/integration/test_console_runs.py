@@ -1,0 +1,356 @@
+"""Long actions of the console: verification, and changes of sinks."""
+
+import json
+from contextlib import closing, contextmanager
+
+import pytest
+import redis
+import requests
+from opensearchpy import OpenSearch
+
+from support.console import console_platform, mask_notes
+from support.disaster import PATIENCE_S
+from support.waiting import until
+from towpath.deploy.console.messages import HIDDEN
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def console(stack, tmp_path_factory):
+    """Provide a console over a platform with two sinks, while an application writes."""
+    stack.up("opensearch")
+    folder = tmp_path_factory.mktemp("runs")
+    with console_platform(stack, folder, "search", "cache") as served:
+        yield served
+
+
+VERIFICATION = "/api/verification"
+CHANGE = "/api/sinks/change"
+EXTRA = """
+[[sink]]
+name = "extra"
+kind = "cache"
+driver = "serving"
+url = "{url}"
+trigger_ms = 100
+[[sink.route]]
+topic = "{prefix}.shop.orders"
+name = "{prefix}-extra"
+"""
+
+
+def newest(console, path=VERIFICATION):
+    """Return the newest run of a kind."""
+    return console.json(path)["run"]
+
+
+def ended(console, path=VERIFICATION):
+    """Return the newest run of a kind once it has ended."""
+    until(
+        lambda: newest(console, path)["state"] != "running",
+        "the run has ended",
+        timeout_s=PATIENCE_S,
+    )
+    return newest(console, path)
+
+
+def change_in_cache(console, key):
+    """Write another note into the cache, past the sink, as a fault would."""
+    prefix = console.platform.prefix
+    with redis.Redis.from_url(console.platform.shared.redis_url) as client:
+        client.hset(f"{prefix}:{prefix}-orders:{key}", "note", "not the source's")
+
+
+def test_a_verification_goes_on_without_its_browser(console):
+    """
+    It has steps with their rates, and its end is in the audit log.
+    """
+    console.browser().send("/verify", sinks="cache")
+    run = ended(console)
+    [result] = run["results"]
+    begun, accepted, finished = console.audited()[-3:]
+    shown = console.get("/verify").text
+
+    assert ("equal", 0, "cache is equal") == (
+        *(result["result"], result["differences"]),
+        run["outcome"],
+    )
+    assert {True} == {step["rows"] > 0 for step in run["steps"]}
+    assert ["verify", "verify", "verify ended"] == [
+        line["event"] for line in (begun, accepted, finished)
+    ]
+    assert ("cache is equal", True) == (
+        finished["outcome"],
+        'data-state="ended"' in shown,
+    )
+
+
+def test_one_verification_runs_at_a_time(console):
+    """
+    The second one is refused, and the first one goes on.
+    """
+    with console.platform.writer.paused():
+        first, second = (console.post("/api/verification") for _ in range(2))
+    run = ended(console)
+
+    assert (202, 409, True) == (
+        *(first.status_code, second.status_code),
+        "one at a time" in second.text,
+    )
+    assert "ended" == run["state"]
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        ({"sinks": ["nowhere"]}, "no sink is named nowhere"),
+        ({"sinks": ["cache"], "routes": ["none"]}, "none"),
+        ({"sinks": ["cache"], "sample": "many"}, "a sample is a number of rows"),
+        ({"erase": True}, "--erase needs --repair"),
+        ({"sink": "cache"}, "sink"),
+    ],
+)
+def test_a_wrong_verification_does_not_begin(console, document, text):
+    """
+    The answer is the command's, and the newest run is still the one before.
+    """
+    before = newest(console)
+    answer = console.post("/api/verification", document)
+
+    assert (422, True) == (answer.status_code, text in answer.text)
+    assert before == newest(console)
+
+
+def test_a_verification_needs_a_login(console):
+    """
+    It reads whole tables, so nobody else begins one.
+    """
+    where = f"{console.address}/api/verification"
+    browser = console.browser()
+    form = browser.session.post(f"{console.address}/verify", data={}, timeout=60)
+
+    assert 401 == requests.post(where, json={}, timeout=60).status_code
+    assert 403 == form.status_code
+    assert 'id="start-verification"' not in console.get("/verify").text
+
+
+def test_differences_are_shown_by_key_and_column_and_repaired(console):
+    """
+    A hidden column's values stay hidden; the repair is a run of its own.
+    """
+    with console.platform.writer.paused():
+        change_in_cache(console, 5)
+        console.post("/api/verification", {"sinks": ["cache"]})
+        found = ended(console)["results"][0]["routes"][0]["first"]
+        shown = console.browser().get("/verify")
+        console.browser().send("/verify", sinks="cache", repair="true")
+        repaired = ended(console)["results"][0]
+
+    assert [("changed", "note")] == [(one["kind"], one["column"]) for one in found]
+    assert ("not the source&#39;s" in shown, 'id="repair-cache"' in shown) == (
+        True,
+        True,
+    )
+    assert ("equal", 1) == (repaired["result"], repaired["routes"][0]["repaired"])
+
+
+def test_values_of_a_masked_column_stay_hidden_in_differences(console):
+    """
+    The source has the value in the clear, and so may the sink after a fault.
+    """
+    platform = console.platform
+    text = platform.config.read_text(encoding="utf-8")
+    try:
+        mask_notes(platform)
+        with platform.writer.paused():
+            console.post("/api/verification", {"sinks": ["cache"]})
+            first = ended(console)["results"][0]["routes"][0]["first"]
+    finally:
+        platform.config.write_text(text, encoding="utf-8")
+
+    assert ({"note"}, {HIDDEN}) == (
+        {one["column"] for one in first},
+        {one[side] for one in first for side in ("source", "sink")},
+    )
+    assert "note" in json.dumps(first)
+
+
+def extra(console):
+    """Return the block of another sink."""
+    platform = console.platform
+    return EXTRA.format(url=platform.shared.redis_url, prefix=platform.prefix)
+
+
+def names_of(console):
+    """Return the names of the configured sinks."""
+    return [sink["sink"] for sink in console.json("/api/status")["sinks"]]
+
+
+def test_a_sink_is_added_refilled_and_dropped(console):
+    """
+    Each change is a run with the lines of the command; the drop is confirmed.
+    """
+    browser, prefix = console.browser(), console.platform.prefix
+    browser.send("/sinks", block=extra(console).replace("\n", "\r\n"))
+    added = ended(console, CHANGE)
+    refilled = browser.send("/sinks/refill", sink="extra"), ended(console, CHANGE)
+    question = browser.send("/sinks/drop", sink="extra", data="true")
+    is_kept = 'name = "extra"' in console.platform.config.read_text()
+    browser.send("/sinks/drop", sink="extra", data="true", confirm="true")
+    dropped = ended(console, CHANGE)
+    with redis.Redis.from_url(console.platform.shared.redis_url) as client:
+        left = client.keys(f"{prefix}:{prefix}-extra:*")
+
+    assert ("ended", "extra is ready") == (added["state"], added["outcome"])
+    assert [("shop.orders", True)] == [
+        (step["name"], step["rows"] > 0) for step in added["steps"]
+    ]
+    assert "extra is filled again" == refilled[1]["outcome"]
+    assert (f"and all that it wrote ({prefix}-extra)" in question.text, True) == (
+        True,
+        is_kept,
+    )
+    assert ("ended", "extra is dropped", []) == (
+        *(dropped["state"], dropped["outcome"]),
+        left,
+    )
+    assert 'name = "extra"' not in console.platform.config.read_text()
+    lines = [line for line in console.audited() if line["event"].startswith("sink")]
+    assert "sink drop ended" == lines[-1]["event"]
+    assert "redis://" not in str(lines)
+
+
+@pytest.mark.parametrize(
+    ("path", "document", "status", "text"),
+    [
+        ("", {"block": "not TOML"}, 422, "not TOML"),
+        ("", {"block": "a = 1"}, 422, "must declare one [[sink]]"),
+        ("/refill", {"sink": "nowhere"}, 422, "nowhere"),
+        ("/refill", {"sink": "cache", "route": "none"}, 422, "none"),
+        ("/rebuild", {"sink": "cache"}, 422, "only a search index is rebuilt"),
+        ("/drop", {"sink": "cache"}, 422, "confirm"),
+        ("/drop", {"sink": "nowhere", "confirm": True}, 422, "nowhere"),
+    ],
+)
+def test_a_wrong_change_does_not_begin(console, path, document, status, text):
+    """
+    The sinks stay as they are.
+    """
+    before = newest(console, CHANGE)
+    answer = console.post(f"/api/sinks{path}", document)
+
+    assert (status, True) == (answer.status_code, text in answer.text)
+    assert before == newest(console, CHANGE)
+
+
+def test_a_block_that_does_not_fit_ends_its_run_with_the_reason(console):
+    """
+    The file stays as it was.
+    """
+    before = console.platform.config.read_text()
+    block = extra(console).replace("shop.orders", "shop.none")
+    answer = console.post("/api/sinks", {"block": block})
+    run = ended(console, CHANGE)
+
+    assert (202, "failed") == (answer.status_code, run["state"])
+    assert ("shop.none" in run["outcome"], before) == (
+        True,
+        console.platform.config.read_text(),
+    )
+
+
+def test_sinks_are_changed_only_where_their_state_is(console):
+    """
+    A console with another state folder names what is missing, on the page too.
+    """
+    folder = console.platform.folder
+    config = console.platform.config
+    text = config.read_text(encoding="utf-8")
+    try:
+        other = text.replace('state_folder = "state"', 'state_folder = "elsewhere"')
+        config.write_text(other, encoding="utf-8")
+        answer = console.post("/api/sinks/drop", {"sink": "cache", "confirm": True})
+        added = console.post("/api/sinks", {"block": extra(console)})
+        page = console.browser().get("/sinks")
+    finally:
+        config.write_text(text, encoding="utf-8")
+
+    assert (409, 409) == (answer.status_code, added.status_code)
+    assert f"{folder}/elsewhere has no state of cache" in answer.json()["detail"]
+    assert ("To refill or drop it:" in page, 'id="drop-cache"' in page) == (True, False)
+    assert 'id="drop-cache"' in console.browser().get("/sinks")
+
+
+@pytest.mark.parametrize("path", ["", "/refill", "/rebuild", "/drop"])
+def test_a_change_of_sinks_needs_a_login(console, path):
+    """
+    Neither the API nor a form acts for anybody.
+    """
+    api = requests.post(f"{console.address}/api/sinks{path}", json={}, timeout=60)
+    form = requests.post(f"{console.address}/sinks{path}", data={}, timeout=60)
+
+    assert (401, 403) == (api.status_code, form.status_code)
+    assert 'id="add-sink"' not in console.get("/sinks").text
+
+
+@contextmanager
+def index_of(console):
+    """Provide a client of the index, and the name under which it is searched."""
+    platform = console.platform
+    with closing(OpenSearch(hosts=[platform.shared.opensearch_url])) as client:
+        yield client, f"{platform.prefix}-orders"
+
+
+def test_an_index_is_rebuilt_while_it_is_written(console):
+    """
+    The new index takes over with every row, and the run has the command's lines.
+    """
+    with index_of(console) as (client, name):
+        before = {*client.indices.get_alias(name=name)}
+        console.browser().send("/sinks/rebuild", sink="search")
+        run = ended(console, CHANGE)
+        after = {*client.indices.get_alias(name=name)}
+    with console.platform.writer.paused():
+        verified = console.platform.towpath("verify", "search")
+
+    assert ("ended", 0) == (run["state"], verified.code), (run, verified.text)
+    assert (1, set()) == (len(after), before & after)
+    assert any(f"replaces {old}" in line for old in before for line in run["lines"])
+    assert [("shop.orders", True)] == [
+        (step["name"], step["rows"] > 0) for step in run["steps"]
+    ]
+    assert "sink rebuild ended" == console.audited()[-1]["event"]
+
+
+def test_a_dead_letter_is_applied_once_its_index_takes_it(console):
+    """
+    A mapping refuses a long note; corrected, it takes the one that is replayed.
+    """
+    key, note = 900_001, "n" * 40_000
+
+    def letters():
+        wanted = {"sink": "search", "key": str(key)}
+        return console.json("/api/dead-letters", **wanted)["dead_letters"]
+
+    with index_of(console) as (client, name):
+
+        def keep_terms(longest):
+            text = {"type": "keyword", "ignore_above": longest}
+            field = {"type": "text", "fields": {"keyword": text}}
+            client.indices.put_mapping(index=name, body={"properties": {"note": field}})
+
+        keep_terms(100_000)
+        insert = "insert into shop.orders values (%s, 'placed', %s)"
+        console.platform.execute(insert, key, note)
+        until(letters, "the row is a dead letter", timeout_s=PATIENCE_S)
+        (refused,) = letters()
+        keep_terms(256)
+        chosen = {"sink": "search", "keys": refused["key"]}
+        page = console.browser().send("/dead-letters/replay", **chosen)
+        found = client.get(index=name, id=str(key))["_source"]
+
+    assert (True, True) == (refused["is_parked"], "immense term" in refused["reason"])
+    assert "dead letters replay:</strong>" in page.text
+    assert ([], note) == (letters(), found["note"])
+    assert "dead letters replay" == console.audited()[-1]["event"]

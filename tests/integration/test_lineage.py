@@ -1,0 +1,253 @@
+"""OpenLineage's events at a real receiver: valid, complete, and never waited for."""
+
+import threading
+
+import pytest
+
+from support.lineage_receiver import lineage_receiver, mistakes_of
+from support.sink_place import SinkPlace
+from support.waiting import CLOCK, stretched, until
+from towpath.schemas.lineage import (
+    CLOSE_S,
+    NO_REPORTER,
+    BackgroundReporter,
+    Dataset,
+    DatasetName,
+    Field,
+    Job,
+    JobDatasets,
+    start_lineage,
+)
+from towpath.schemas.openlineage_events import NAMESPACE, sender
+from towpath.settings import load
+from towpath.sinks.engine.lineage import SinkDatasets
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+PATIENCE_S = stretched(300.0)
+TABLE = DatasetName("postgres://db:5432", "shop.orders")
+TOPIC = DatasetName("kafka://broker:9092", "towpath.orders")
+FIELDS = (Field("id", "bigint"),)
+DATASETS = JobDatasets(
+    [Dataset(TABLE, FIELDS)], [Dataset(TOPIC, FIELDS, {"id": [(TABLE, "id")]})]
+)
+JOB = Job("towpath.relay", "RELAY", lambda: DATASETS)
+SNAPSHOT = (
+    "insert into towpath.signal (id, type, data)"
+    """ values ('s', 'execute-snapshot', '{"data-collections": ["shop.lines"]}')"""
+)
+
+
+@pytest.fixture
+def receiver(monkeypatch):
+    """Provide a receiver, which this process's variables name."""
+    with lineage_receiver() as made:
+        monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "http")
+        monkeypatch.setenv("OPENLINEAGE__TRANSPORT__URL", made.url)
+        monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", '{"total": 0}')
+        yield made
+
+
+@pytest.fixture
+def problems():
+    """Collect the reasons why events are not sent."""
+    return []
+
+
+@pytest.fixture
+def reporter(receiver, problems):  # noqa: ARG001 - its variables are read
+    """Provide a reporter that repeats running runs five times a second."""
+    made = BackgroundReporter(sender({}), problems.append, running_every_s=0.2)
+    yield made
+    made.close()
+
+
+def test_a_run_is_reported_from_its_start_to_its_failure(receiver, reporter):
+    """
+    Each event obeys OpenLineage's rules, and has the datasets with their columns.
+    """
+    run = reporter.start(JOB)
+    receiver.wait_for(JOB.name, "RUNNING")
+    run.end("the slot is lost")
+    run.end()
+    reporter.close()
+    first, last = receiver.events[0], receiver.events[-1]
+    output = last["outputs"][0]
+    origin = output["facets"]["columnLineage"]["fields"]["id"]["inputFields"][0]
+
+    assert [] == [
+        mistake for event in receiver.events for mistake in mistakes_of(event)
+    ]
+    assert ["START", "RUNNING", "FAIL"] == receiver.states(JOB.name)
+    assert 1 == len({event["run"]["runId"] for event in receiver.events})
+    assert "towpath" == first["job"]["namespace"]
+    assert TABLE == (origin["namespace"], origin["name"])
+    assert "the slot is lost" == last["run"]["facets"]["errorMessage"]["message"]
+    assert {"/api/v1/lineage"} == receiver.paths
+
+
+def test_the_rules_refuse_an_event_without_its_parts(receiver, reporter):
+    """
+    The check of the other tests can fail.
+    """
+    reporter.start(JOB).end()
+    reporter.close()
+    event = receiver.events[0]
+    schema = event["outputs"][0]["facets"]["schema"]
+
+    assert [] == mistakes_of(event)
+    assert mistakes_of(event | {"eventType": "BEGUN"})
+    assert mistakes_of(event | {"run": {"runId": "seven"}})
+    assert mistakes_of({k: v for k, v in event.items() if k != "job"})
+    del schema["_producer"]
+    assert mistakes_of(event)
+
+
+def test_a_receiver_that_refuses_delays_nothing(receiver, reporter, problems):
+    """
+    The reason is reported once; a run that still runs is known to it afterwards.
+    """
+    receiver.status = 500
+    began_s = CLOCK.monotonic_s()
+    run = reporter.start(JOB)
+    for _ in range(1000):
+        reporter.start(JOB).end()
+    took_s = CLOCK.monotonic_s() - began_s
+    until(lambda: reporter.lost > 1, "events are lost")
+    receiver.status = 201
+    receiver.wait_for(JOB.name, "RUNNING")
+    run.end()
+
+    assert took_s < 1.0
+    assert 1 == len(problems)
+
+
+def test_a_stop_waits_for_a_silent_receiver_only_briefly(
+    reporter, receiver, monkeypatch
+):
+    """
+    A process that stops loses its last events rather than its time.
+    """
+    monkeypatch.setattr(receiver, "paths", _Stuck())
+    reporter.start(JOB)
+    began_s = CLOCK.monotonic_s()
+    reporter.close()
+    took_s = CLOCK.monotonic_s() - began_s
+    receiver.paths.goes_on.set()
+
+    assert CLOSE_S - 0.1 < took_s < CLOSE_S + stretched(2.0)
+
+
+def test_datasets_that_cannot_be_looked_up_stop_nothing(receiver, reporter, problems):
+    """
+    The look-up is that of a broker, which may be away.
+    """
+
+    def fail():
+        message = "Kafka does not answer"
+        raise OSError(message)
+
+    reporter.start(Job("away", "SINK", fail))
+    reporter.start(JOB)
+    receiver.wait_for(JOB.name, "START")
+
+    assert "Kafka does not answer" in problems[0]
+    assert [] == receiver.of("away")
+
+
+@pytest.mark.parametrize(
+    ("environ", "file", "is_on"),
+    [
+        ({}, False, False),
+        ({"OPENLINEAGE_URL": ""}, False, False),
+        ({"OPENLINEAGE_URL": "http://127.0.0.1:1"}, False, True),
+        ({"OPENLINEAGE__TRANSPORT__TYPE": "console"}, False, True),
+        ({"OPENLINEAGE_URL": "http://x", "OPENLINEAGE_DISABLED": "True"}, True, False),
+        ({}, True, True),
+    ],
+    ids=str,
+)
+def test_reporting_is_off_unless_a_receiver_is_named(
+    tmp_path, monkeypatch, environ, file, is_on
+):
+    """
+    By OpenLineage's own variables, or by its file in one of its folders.
+    """
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    if file:
+        (tmp_path / "openlineage.yml").write_text("transport: {type: noop}\n")
+    reporter = start_lineage(environ, [tmp_path], pytest.fail)
+    reporter.close()
+
+    assert is_on == (reporter is not NO_REPORTER)
+
+
+@pytest.fixture
+def place(stack, database, unique, tmp_path):
+    """Provide a source with its relay, and a cache sink."""
+    stack.up("kafka", "redis")
+    found = SinkPlace(stack, database, unique, tmp_path)
+    yield found
+    found.close()
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+def test_relay_snapshot_and_sink_report_their_runs(receiver, place, monkeypatch):
+    """
+    From table to topic to cache, column by column; stopped processes complete theirs.
+    """
+    monkeypatch.setenv(NAMESPACE, "shop")
+    prefix = place.prefix
+    names = f"{prefix}.relay", f"{prefix}.snapshot.shop.lines", f"{prefix}.sink.plain"
+    place.prepare()
+    with place.driver():
+        place.execute(SNAPSHOT)
+        receiver.wait_for(names[1], "COMPLETE")
+        receiver.wait_for(names[2], "START", PATIENCE_S)
+        place.catch_up("plain")
+        relay, sink = (datasets_of(receiver.of(name)[-1]) for name in names[::2])
+        now = SinkDatasets(load(place.config, {}), sink_of(place)).read()
+    place.stop()
+    events = [event for name in names for event in receiver.of(name)]
+    topic = f"{prefix}.shop.lines"
+
+    assert [] == [mistake for event in events for mistake in mistakes_of(event)]
+    assert {"shop"} == {event["job"]["namespace"] for event in events}
+    assert [["START", "COMPLETE"]] * 3 == [receiver.states(name) for name in names]
+    assert ({"shop.lines"}, topic) == (tables(receiver.of(names[1])[-1]), topic)
+    assert relay
+    assert sink
+    assert {topic} == {each.name.name for each in now.inputs}
+    (cached,) = now.outputs
+    assert (f"{prefix}:plain", "secret") == (cached.name.name, cached.fields[-1].name)
+    assert [(now.inputs[0].name, "note")] == list(cached.origins["note"])
+
+
+def sink_of(place):
+    """Return the block of the sink."""
+    return load(place.config, {}).sink_named("plain")
+
+
+def datasets_of(event):
+    """Return the names of inputs and outputs."""
+    return [each["name"] for each in (*event["inputs"], *event["outputs"])]
+
+
+def tables(event):
+    """Return the tables that an event reads, without their database."""
+    return {each["name"].partition(".")[2] for each in event["inputs"]}
+
+
+class _Stuck(set):
+    """Paths to which nothing can be added until the test goes on."""
+
+    def __init__(self):
+        super().__init__()
+        self.goes_on = threading.Event()
+
+    def add(self, _path):
+        """Wait, as a receiver that does not answer."""
+        self.goes_on.wait(60)

@@ -1,0 +1,139 @@
+"""
+The relay's loop over frames, as compiled modules in a process of its own, or as Python.
+
+``outcome`` runs the loop of this process over reads of frames, and returns all that it
+published; ``copied`` does so for COPY's lines of a snapshot. ``CompiledRelay`` does the
+same in a process that has imported the compiled modules; ``python -m
+support.compiled_relay HOME`` is that process. Reads, lines and outcomes travel as lines
+of JSON.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from towpath.relay.commands import compiled
+
+CLONE = Path(__file__).parents[2]
+# Built once for each state of the source, and kept between runs of the tests.
+HOME = CLONE / ".towpath" / "compiled-for-tests"
+
+Reads = Sequence[Sequence[bytes]]
+# Of ``support.table_rows``: preset, format, and the number of the options.
+Chosen = tuple[str, str, int]
+
+
+def compile_relay(home: Path = HOME, **variables: str) -> str:
+    """Run the script of the set-up for another folder; return what it printed."""
+    inherited = os.environ  # noqa: TID251 - a root
+    done = subprocess.run(
+        [sys.executable, str(CLONE / "deploy" / "compile_relay.py"), str(home)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**inherited, compiled.VARIABLE: "on", **variables},
+    )
+    return done.stdout
+
+
+def outcome(reads: Reads, chosen: Chosen | None = None) -> list[object]:
+    """
+    Run the loop of a new relay over reads; return what it did.
+
+    That is each record, the confirmed LSN, the counts, and the error's type with its
+    message, if there was one. With chosen settings, the catalog knows the table of
+    ``support.table_rows``.
+    """
+    # The modules must be imported compiled before anybody imports them.
+    from support.relay_bench import Bench  # noqa: PLC0415
+    from support.table_rows import FACTS, sections  # noqa: PLC0415
+
+    if chosen is None:
+        bench = Bench()
+    else:
+        relay = sections(*chosen)
+        bench = Bench(facts=FACTS, preset=relay["preset"], **relay["rows"])
+    error = None
+    try:
+        for frames in reads:
+            bench.stream.reads.append(list(frames))
+            bench.turn()
+        bench.clock.now_s += 1
+        bench.turn()
+    except Exception as raised:  # noqa: BLE001 - its type is compared
+        error = [type(raised).__name__, str(raised)]
+    records = [repr(tuple(record)) for record in bench.producer.records]
+    stats = bench.stats
+    counts = [stats.records, stats.transactions, repr(sorted(stats.skipped.items()))]
+    return [records, bench.confirmed, *counts, error]
+
+
+def copied(lines: Sequence[bytes], chosen: Chosen) -> list[object]:
+    """Decode COPY's lines of a table; return rows, and their records or the error."""
+    from support.table_rows import PLACE, codec_and_route  # noqa: PLC0415
+    from towpath.relay.snapshot.sql import decode_lines  # noqa: PLC0415
+
+    rows = decode_lines(lines)
+    try:
+        records = codec_and_route(*chosen)[1].reads(rows, PLACE)
+    except Exception as raised:  # noqa: BLE001 - its type is compared
+        return [repr(rows), type(raised).__name__, str(raised)]
+    return [repr(rows), *(repr(tuple(record)) for record in records)]
+
+
+class CompiledRelay:
+    """The process with the compiled modules."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def outcome(self, reads: Reads, chosen: Chosen | None = None) -> list[object]:
+        """Return what ``outcome`` returns there."""
+        return self._ask("outcome", reads, chosen)
+
+    def copied(self, lines: Sequence[bytes], chosen: Chosen) -> list[object]:
+        """Return what ``copied`` returns there."""
+        return self._ask("copied", [lines], chosen)
+
+    def _ask(self, name: str, reads: Reads, chosen: Chosen | None) -> list[object]:
+        texts = [[frame.hex() for frame in frames] for frames in reads]
+        question = json.dumps([name, texts, chosen])
+        print(question, file=self._process.stdin, flush=True)
+        answer: list[object] = json.loads(self._process.stdout.readline())
+        return answer
+
+
+@contextmanager
+def compiled_relay(home: Path = HOME) -> Iterator[CompiledRelay]:
+    """Run the process for the block."""
+    words = [sys.executable, "-m", "support.compiled_relay", str(home)]
+    pipe = subprocess.PIPE
+    inherited = os.environ  # noqa: TID251 - a root
+    paths = (str(CLONE / "tests"), *filter(None, [inherited.get("PYTHONPATH")]))
+    env = {**inherited, "PYTHONPATH": os.pathsep.join(paths)}
+    with subprocess.Popen(
+        words, stdin=pipe, stdout=pipe, text=True, env=env
+    ) as process:
+        try:
+            yield CompiledRelay(process)
+        finally:
+            process.kill()
+
+
+def main() -> None:
+    """Answer each line of reads, or of COPY's lines, with a line of their outcome."""
+    compiled.import_modules({}, Path(sys.argv[1]))
+    assert compiled.running() is compiled.Code.COMPILED
+    for line in sys.stdin:
+        name, texts, chosen = json.loads(line)
+        reads = [[bytes.fromhex(text) for text in each] for each in texts]
+        found = copied(reads[0], chosen) if name == "copied" else outcome(reads, chosen)
+        print(json.dumps(found), flush=True)  # noqa: T201 - its output
+
+
+if __name__ == "__main__":
+    main()

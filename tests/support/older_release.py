@@ -1,0 +1,49 @@
+"""
+The code of an earlier release, run by the interpreter and libraries of the tests.
+
+It is taken from the repository's history, which a shallow clone does not have. A member
+that the earlier release did not have yet is not imported by its code.
+"""
+
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+
+# The commit whose stack tests/data/recording holds: version 0.1.0.
+COMMIT = "5bf10c84"
+
+_ROOT = Path(__file__).parents[2]
+_MEMBERS = ("schemas", "settings", "outbox", "relay", "sinks", "deploy")
+_FORMER = {"towpath.cli": "towpath.deploy.cli"}
+# The module finds its own code first, and the file of its arguments as a command would.
+_RUN = """
+import sys
+sys.path[:0] = {paths!r}
+import runpy
+runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
+"""
+
+
+class OlderRelease:
+    """The unpacked code of version 0.1.0."""
+
+    def __init__(self, folder: Path) -> None:
+        """
+        Unpack the code.
+
+        Raises:
+            AssertionError: The history is missing.
+        """
+        self._folder = folder
+        words = ("git", "-C", str(_ROOT), "archive", COMMIT, *_MEMBERS)
+        done = subprocess.run(words, capture_output=True, check=False)
+        cure = "fetch the history: git fetch --unshallow"
+        assert 0 == done.returncode, f"{done.stderr.decode()}; {cure}"
+        with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+            archive.extractall(folder, filter="data")
+
+    def module(self, name: str) -> tuple[str, str]:
+        """Return the arguments of Python that run a module, before its own."""
+        paths = [str(self._folder / member / "src") for member in _MEMBERS]
+        return "-c", _RUN.format(paths=paths, module=_FORMER.get(name, name))

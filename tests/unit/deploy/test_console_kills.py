@@ -1,0 +1,182 @@
+"""The page Kill: only in a demo, only its parts, and what is seen after a kill."""
+
+import sys
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from support.waiting import until
+from towpath.deploy.console import Reading, Samples
+from towpath.deploy.console.kills import EXTENSION
+from towpath.deploy.console.pages import create_app
+from towpath.deploy.console.security import Access, AuditLog
+from towpath.deploy.local import process
+from towpath.deploy.local.part import Part, StateFolder
+from towpath.schemas.clock import SystemClock
+
+TOKEN = "a-token-of-this-test-alone"  # noqa: S105 - opens nothing but this test
+AS_OPERATOR = {"Authorization": f"Bearer {TOKEN}"}
+WAITS = (sys.executable, "-c", "import signal; signal.pause()")
+HALTED = {"slot": "towpath", "error": None, "active": False, "halted": "it is broken"}
+RUNNING = HALTED | {
+    "active": True,
+    "halted": "",
+    "wal_status": "reserved",
+    "retained_bytes": 0,
+    "confirmed_lsn": "0/1000",
+}
+
+
+class ReadState:
+    """A platform whose newest reading a test sets."""
+
+    def __init__(self):
+        self.samples = Samples()
+        self.age_s = 0.0
+        self.read(RUNNING)
+
+    def read(self, relay, *, later_s=0.0):
+        """Set the newest reading."""
+        source = {
+            "address": "shop",
+            "tables": [],
+            "warning_bytes": 1,
+            "critical_bytes": 2,
+        }
+        found = {"relay": relay, "sinks": [], "source": source, "wrong": []}
+        at = SystemClock().now() + timedelta(seconds=later_s)
+        self.reading = Reading(at, found | {"parts": [], "snapshots": []}, ())
+
+    def refresh(self):
+        """Read nothing."""
+
+
+class KilledDemo:
+    """The parts of a demo, and its console."""
+
+    def __init__(self, folder):
+        self.state = StateFolder(folder)
+        self.state.create()
+        self.platform = ReadState()
+        self.access = Access(
+            TOKEN,
+            AuditLog(folder / "audit", SystemClock()),
+            SystemClock(),
+            is_local=True,
+        )
+        self.app = create_app(self.platform, self.access, self.state)
+        self.client = self.app.test_client()
+
+    def start(self, name):
+        """Start a part that waits."""
+        part = Part(name=name, command=WAITS, folder=self.state.root)
+        return process.start(replace(part, env={}), self.state)
+
+    def kill(self, name, **headers):
+        """Ask the console to kill a part."""
+        return self.client.post(
+            "/api/kills", json={"part": name}, headers=headers or AS_OPERATOR
+        )
+
+    def wait_until_gone(self, name):
+        """Wait until the killed process of a part has ended."""
+        file = self.state.process_file(name)
+        until(lambda: process.find(file) is None, f"{name} has ended")
+
+    def kills(self):
+        """Return the document of the kills, after one more look at the parts."""
+        self.app.extensions[EXTENSION].observe()
+        return self.client.get("/api/kills").json["kills"]
+
+
+@pytest.fixture
+def demo(tmp_path):
+    """Provide a demo with three parts; they end with the test."""
+    demo = KilledDemo(tmp_path)
+    for name in ("relay", "console", "load"):
+        demo.start(name)
+    yield demo
+    for name in demo.state.parts():
+        process.stop(demo.state.process_file(name), within_s=5.0)
+
+
+def test_a_killed_part_is_followed_until_nothing_is_red(demo):
+    """
+    Its next process, and the first reading after that without a problem, are noted.
+    """
+    answer = demo.kill("relay")
+    demo.wait_until_gone("relay")
+    first = demo.kills()
+    demo.start("relay")
+    demo.platform.read(HALTED, later_s=1.0)
+    second = demo.kills()
+    demo.platform.read(RUNNING, later_s=2.0)
+    third = demo.kills()
+
+    assert answer.status_code == 200, answer.text
+    assert (first[0]["started_after_s"], first[0]["normal_after_s"]) == (None, None)
+    assert second[0]["started_after_s"] is not None
+    assert second[0]["normal_after_s"] is None
+    assert third[0]["normal_after_s"] >= 1.0
+    assert [line["outcome"] for line in demo.access.audit.newest(2)] == [
+        f"killed relay, process {third[0]['pid']}",
+        "begun",
+    ]
+
+
+def test_a_reading_from_before_the_restart_counts_for_nothing(demo):
+    """
+    Only a reading that is newer than the new process can end the kill.
+    """
+    demo.kill("relay")
+    demo.wait_until_gone("relay")
+    demo.platform.read(RUNNING, later_s=-1.0)
+    demo.start("relay")
+
+    assert demo.kills()[0]["normal_after_s"] is None
+
+
+@pytest.mark.parametrize("name", ["console", "load", "../relay", "postgres"])
+def test_only_parts_of_the_demo_are_killed(demo, name):
+    """
+    Not the console itself, not the load, and nothing that was never started.
+    """
+    assert demo.kill(name).status_code == 422
+    assert demo.kills() == []
+
+
+def test_a_part_that_does_not_run_is_not_killed_twice(demo):
+    """
+    The refusal says that it is about to be started again.
+    """
+    demo.kill("relay")
+    demo.wait_until_gone("relay")
+    answer = demo.kill("relay")
+
+    assert (answer.status_code, len(demo.kills())) == (409, 1)
+
+
+def test_nobody_kills_without_the_token(demo):
+    """
+    The audit log has no line of it, and the part still runs.
+    """
+    answer = demo.kill("relay", Accept="application/json")
+
+    assert answer.status_code == 401
+    assert demo.access.audit.newest(5) == []
+    assert [p["pid"] for p in demo.client.get("/api/kills").json["parts"]] != [None]
+
+
+def test_the_console_of_another_platform_has_no_such_page(demo):
+    """
+    Without the folder of a demo there is neither page nor link.
+    """
+    client = create_app(demo.platform, demo.access).test_client()
+    with_page = demo.client.get("/kill")
+
+    assert [client.get(path).status_code for path in ("/kill", "/api/kills")] == [
+        404
+    ] * 2
+    assert ('href="/kill"' in with_page.text) is True
+    assert ('href="/kill"' in client.get("/verify").text) is False

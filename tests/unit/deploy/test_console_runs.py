@@ -1,0 +1,216 @@
+"""Long actions of the console: progress, outcomes, and one at a time."""
+
+import threading
+from http import HTTPStatus
+
+import pytest
+
+from support.waiting import until
+from towpath.deploy.console.long_actions import (
+    AddSinkInput,
+    missing_folder,
+    shown_result,
+)
+from towpath.deploy.console.messages import HIDDEN, hidden_fields
+from towpath.deploy.console.runs import Run, RunEnd, Runs
+from towpath.deploy.console.security import AuditLog
+from towpath.schemas.clock import SystemClock
+from towpath.schemas.failure import UsageError
+from towpath.services.plumbing.http import ConflictError
+from towpath.settings import Settings
+from towpath.sinks.state.progress import sink_folder
+from towpath.sinks.verify.compare import Difference, DifferenceKind
+from towpath.sinks.verify.report import RouteReport, Verification
+
+
+class SteppedClock(SystemClock):
+    """A clock that a test moves."""
+
+    at_s = 100.0
+
+    def monotonic_s(self):
+        """Return the time."""
+        return self.at_s
+
+
+def settings(folder, *transforms):
+    """Make settings with a cache whose one route has these transforms."""
+    route = {"topic": "towpath.shop.orders", "name": "orders", "transforms": transforms}
+    salts = {"key": "s" * 32}
+    sink = {"name": "cache", "kind": "cache", "url": "x", "hash_salts": salts}
+    return Settings.model_validate(
+        {
+            "version": 1,
+            "state_folder": str(folder),
+            "source": [{"dsn": "x", "tables": ["shop.orders"]}],
+            "kafka": {"bootstrap_servers": "x"},
+            "registry": {"url": "x"},
+            "sink": [sink | {"route": [route]}],
+        }
+    )
+
+
+@pytest.fixture
+def audit(tmp_path):
+    """Provide an audit log."""
+    return AuditLog(tmp_path / "audit.jsonl", SystemClock())
+
+
+@pytest.fixture
+def runs(audit):
+    """Provide the runs of a console."""
+    return Runs(audit, SystemClock())
+
+
+def ended(runs):
+    """Return the newest run once it has ended."""
+    until(lambda: runs.newest("verify")["state"] != "running", "the run has ended")
+    return runs.newest("verify")
+
+
+def test_a_step_has_its_rate_and_the_time_that_is_left():
+    """
+    Rows from before the first report do not make it faster; a step can be set too.
+    """
+    clock = SteppedClock()
+    run = Run("verify", {}, clock)
+    run.advance("read", 1_000, 2_000)
+    [first] = run.document()["steps"]
+    clock.at_s += 5
+    run.advance("read", 500, 2_000)
+    run.show("fill", 7, 0)
+    run.show("fill", 9, 0)
+    read, fill = run.document()["steps"]
+
+    assert (None, None, 50.0) == (
+        *(first["rows_per_second"], first["left_s"]),
+        first["percent"],
+    )
+    assert (100.0, 5.0, 75.0) == (
+        *(read["rows_per_second"], read["left_s"]),
+        read["percent"],
+    )
+    assert (9, None, None) == (fill["rows"], fill["estimate"], fill["percent"])
+
+
+def test_one_run_of_a_kind_goes_on_at_a_time(runs, audit):
+    """
+    The second one is refused until the first one has ended.
+    """
+    may_end = threading.Event()
+
+    def work(_run):
+        may_end.wait(5)
+        return RunEnd("equal")
+
+    runs.begin("verify", "verify", {"who": "token"}, work)
+    with pytest.raises(ConflictError, match="one at a time") as refused:
+        runs.begin("verify", "verify", {}, work)
+    runs.begin("sinks", "sink drop", {}, lambda _: RunEnd("dropped"))
+    may_end.set()
+    first = ended(runs)
+    runs.begin("verify", "verify", {}, lambda _: RunEnd("different"))
+
+    assert HTTPStatus.CONFLICT == refused.value.status
+    assert ("ended", "equal", "different") == (
+        *(first["state"], first["outcome"]),
+        ended(runs)["outcome"],
+    )
+    assert {"verify ended", "sink drop ended"} == {
+        line["event"] for line in audit.newest(10)
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (UsageError("no such route"), "no such route. Correct the command"),
+        (ZeroDivisionError(), "failed: ZeroDivisionError"),
+    ],
+)
+def test_a_failed_run_ends_with_its_reason(runs, audit, error, outcome):
+    """
+    The page and the audit log have it, and another run may begin.
+    """
+
+    def work(_run):
+        raise error
+
+    runs.begin("verify", "verify", {}, work)
+    run = ended(runs)
+
+    assert ("failed", True) == (run["state"], run["outcome"].startswith(outcome))
+    assert run["outcome"] == audit.newest(1)[0]["outcome"]
+
+
+def test_a_run_shows_its_newest_lines():
+    """
+    A long drop does not fill the memory.
+    """
+    run = Run("sink drop", {}, SystemClock())
+    for number in range(500):
+        run.say(str(number))
+    lines = run.document()["lines"]
+
+    assert (200, "499") == (len(lines), lines[-1])
+
+
+def test_fields_that_come_from_a_hidden_column_are_hidden(tmp_path):
+    """
+    Also the column that a mask writes, a template of it, and a later name of that.
+    """
+    chosen = settings(
+        tmp_path,
+        {"mask": "card", "to": "masked"},
+        {"template": "{masked} of {city}", "to": "label"},
+        {"rename": "label", "to": "caption"},
+        {"template": "{city}", "to": "place"},
+    )
+    hidden = hidden_fields(chosen, chosen.sink[0].route[0])
+
+    assert {"card", "masked", "label", "caption"} == hidden
+
+
+def test_hidden_values_are_not_in_the_differences(tmp_path):
+    """
+    A fault may have left the clear value in the sink; other columns are shown.
+    """
+    chosen = settings(tmp_path, {"mask": "card"})
+    found = [
+        Difference(DifferenceKind.CHANGED, "7", "card", "****", "4711"),
+        Difference(DifferenceKind.CHANGED, "7", "city", "Bonn", None),
+    ]
+    route = RouteReport("orders", "shop.orders", differences=2, first=tuple(found))
+    result = shown_result(chosen, chosen.sink[0], Verification("cache", [route]))
+
+    assert ("different", [(HIDDEN, HIDDEN), ("Bonn", None)]) == (
+        result["result"],
+        [(one["source"], one["sink"]) for one in result["routes"][0]["first"]],
+    )
+
+
+def test_a_sink_is_changed_only_where_its_folder_is(tmp_path):
+    """
+    Without any sink a first one may be added anywhere.
+    """
+    chosen = settings(tmp_path)
+    empty = chosen.model_copy(update={"sink": ()})
+    before = missing_folder(chosen, "cache"), missing_folder(chosen)
+    sink_folder(tmp_path, "cache").mkdir(parents=True)
+
+    assert all("has no state of" in sentence for sentence in before)
+    assert ("", "", "") == (
+        *(missing_folder(chosen, "cache"), missing_folder(chosen)),
+        missing_folder(empty),
+    )
+
+
+@pytest.mark.parametrize(
+    "block", ["[[sink", "a = 1", "sink = 7", "[[sink]]\nkind = 'cache'"]
+)
+def test_a_block_without_one_named_sink_is_refused(block):
+    """
+    The refusal comes before the run begins.
+    """
+    with pytest.raises(UsageError):
+        _ = AddSinkInput(block=block).name

@@ -1,0 +1,141 @@
+"""The state of a key in each route of a sink, from its records and offsets."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from towpath.deploy.trace.journey import (
+    Journey,
+    RouteState,
+    Scan,
+    TracedRecord,
+    TracedRoute,
+    document_of,
+    state_of,
+    waiting_for,
+)
+
+TOPIC = "outbox.event.order"
+BACKFILL = f"{TOPIC}.backfill.cache"
+AT = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def record(offset, kind="OrderPaid", *, topic=TOPIC, partition=0):
+    """Describe a record whose position follows from its offset."""
+    position = f"{offset:016x}.0000000000"
+    trace = f"00-{offset:032x}-{offset:016x}-01"
+    return TracedRecord(
+        topic, partition, offset, kind, position, AT, f"id-{offset}", trace
+    )
+
+
+def journey(*records, **facts):
+    """Describe a key in the cache, which has applied the topic up to offset 10."""
+    route = TracedRoute(
+        sink="cache",
+        route="orders",
+        keeps_position=True,
+        applied={TOPIC: {"0": 10, "1": 3}},
+    )
+    return Journey(
+        subject="order 7",
+        is_in_source=None,
+        scans=[Scan(TOPIC, 20)],
+        records=records,
+        routes=[replace(route, **facts)],
+    )
+
+
+def state(traced):
+    """Return the state in the only route."""
+    (route,) = traced.routes
+    return state_of(route, traced)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "stored", "expected"),
+    [
+        ([4, 9], 9, RouteState.CURRENT),
+        ([4, 9], 11, RouteState.CURRENT),
+        ([4, 9], 4, RouteState.DIFFERS),
+        ([4, 9], None, RouteState.DIFFERS),
+        ([4, 10], 4, RouteState.BEHIND),
+        ([], 4, RouteState.CURRENT),
+        ([], None, RouteState.DIFFERS),
+    ],
+)
+def test_a_stored_position_is_compared_with_the_newest_record(
+    offsets, stored, expected
+):
+    """
+    A row that is newer than the records that are left came with a snapshot.
+    """
+    records = [record(offset) for offset in offsets]
+    position = None if stored is None else record(stored).position
+
+    assert expected == state(journey(*records, stored_position=position))
+
+
+def test_a_deleted_row_need_not_be_stored():
+    """
+    A tombstone may have been purged; a row that is there again is not deleted.
+    """
+    gone = [record(4), record(9, "delete")]
+    back = [*gone, record(9, "create", partition=1)]
+
+    assert RouteState.DELETED == state(journey(*gone))
+    assert RouteState.DELETED == state(
+        journey(*gone, is_deleted=True, stored_position=gone[1].position)
+    )
+    assert RouteState.BEHIND == state(journey(*back))
+
+
+def test_a_dead_letter_and_an_unreadable_sink_come_first():
+    """
+    Both hide what the sink stores.
+    """
+    parked = journey(record(9), dead_letters=[{"reason": "too long"}])
+
+    assert RouteState.PARKED == state(parked)
+    assert RouteState.UNKNOWN == state(journey(record(9), error="it is down"))
+
+
+def test_a_log_of_events_has_only_offsets():
+    """
+    It is applied once the newest record is.
+    """
+    log = {"keeps_position": False}
+
+    assert RouteState.APPLIED == state(journey(record(9), **log))
+    assert RouteState.BEHIND == state(journey(record(10), **log))
+
+
+def test_a_backfill_concerns_its_own_sink_only():
+    """
+    Another sink waits for none of its records.
+    """
+    other = record(1, "read", topic=f"{TOPIC}.backfill.search")
+    own = record(1, "read", topic=BACKFILL)
+    late = journey(record(9), other, own)
+    (route,) = late.routes
+    there = replace(route, applied={**route.applied, BACKFILL: {"0": 2}})
+
+    assert [own] == waiting_for(route, late)
+    assert [] == waiting_for(there, late)
+
+
+def test_the_document_names_each_hop():
+    """
+    It has no values, and can be written as JSON.
+    """
+    found = document_of(journey(record(9), stored_position=record(9).position))
+
+    assert "order 7" == found["subject"]
+    assert [{"topic": TOPIC, "records": 20}] == found["scanned"]
+    assert ["OrderPaid", 9, AT.isoformat()] == [
+        found["records"][0][name] for name in ("kind", "offset", "committed_at")
+    ]
+    assert ["cache", "current", 0] == [
+        found["sinks"][0][name] for name in ("sink", "state", "records_behind")
+    ]

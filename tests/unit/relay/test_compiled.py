@@ -1,0 +1,154 @@
+"""The choice between compiled modules and Python, all or none."""
+
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import pytest
+
+from towpath.deploy.doctor.machine import describe_code
+from towpath.deploy.local.own_stack import environment
+from towpath.relay import loop
+from towpath.relay.cli import relay as command
+from towpath.relay.commands import compiled
+from towpath.relay.commands.compiled import Code
+from towpath.schemas.failure import ConfigurationError
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Provide a file of the source, in a package of its own."""
+    package = tmp_path / "made_up"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    file = package / "rows.py"
+    file.write_text("LIMIT = 1\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(compiled, "_SOURCES", ("made_up",))
+    return file
+
+
+def test_an_edited_source_is_not_taken_for_what_was_compiled(source, tmp_path):
+    """
+    One other letter, or a file more, and the compiled modules are not found.
+    """
+    before = compiled.folder(tmp_path)
+    before.mkdir()
+    found = [compiled.available({}, tmp_path)]
+    source.write_text("LIMIT = 2\n", encoding="utf-8")
+    found.append(compiled.available({}, tmp_path))
+    source.write_text("LIMIT = 1\n", encoding="utf-8")
+    found.append(compiled.available({}, tmp_path))
+    source.with_name("more.py").touch()
+    found.append(compiled.available({}, tmp_path))
+
+    assert found == [Code.COMPILED, Code.PYTHON, Code.COMPILED, Code.PYTHON]
+
+
+def test_another_interpreter_has_other_compiled_modules(source, tmp_path, monkeypatch):
+    """
+    Another version or build of Python does not find what was compiled for this one.
+    """
+    before = compiled.folder(tmp_path)
+    monkeypatch.setattr(sys, "version", f"{sys.version} of another build")
+
+    assert source.exists()
+    assert before != compiled.folder(tmp_path)
+
+
+def test_the_variable_turns_compiled_modules_off(source, tmp_path):
+    """
+    With off, Python runs although the modules are compiled; on is the default.
+    """
+    compiled.folder(tmp_path).mkdir()
+    variables = ({}, {compiled.VARIABLE: "on"}, {compiled.VARIABLE: "off"})
+    found = [compiled.available(each, tmp_path) for each in variables]
+
+    assert source.exists()
+    assert found == [Code.COMPILED, Code.COMPILED, Code.PYTHON]
+
+
+def test_another_value_of_the_variable_is_refused(tmp_path):
+    """
+    The message names the variable, its values, and what was given.
+    """
+    given = {compiled.VARIABLE: "yes"}
+
+    with pytest.raises(ConfigurationError, match="must be on or off, not 'yes'"):
+        compiled.import_modules(given, tmp_path)
+
+
+def test_no_module_is_imported_compiled_beside_python(source, tmp_path, monkeypatch):
+    """
+    A process that has imported one of the modules as Python imports the rest so too.
+    """
+    file = compiled.folder(tmp_path) / f"towpath/relay/loop{EXTENSION_SUFFIXES[0]}"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"no library")
+    # The parent's attribute is restored too.
+    monkeypatch.setattr(sys.modules["towpath.relay"], "loop", loop)
+    monkeypatch.delitem(sys.modules, "towpath.relay.loop")
+    compiled.import_modules({}, tmp_path)
+
+    assert source.exists()
+    assert "towpath.relay.loop" not in sys.modules
+    assert compiled.running() is Code.PYTHON
+
+
+def test_a_module_that_is_not_among_the_compiled_is_found_as_before(tmp_path):
+    """
+    The finder answers for files of its folder only.
+    """
+    suffix = EXTENSION_SUFFIXES[0]
+    (tmp_path / f"there{suffix}").touch()
+    finder = compiled._Finder(tmp_path)
+    there = finder.find_spec("there", None)
+
+    assert there is not None
+    assert there.origin == str(tmp_path / f"there{suffix}")
+    assert finder.find_spec("absent", None) is None
+
+
+def test_the_relay_chooses_before_it_imports_the_modules(monkeypatch):
+    """
+    ``towpath relay run`` asks for compiled modules before anything imports them.
+    """
+
+    class ChosenError(Exception):
+        pass
+
+    def choose(environ):
+        assert environ[compiled.VARIABLE] == "off"
+        raise ChosenError
+
+    monkeypatch.setenv(compiled.VARIABLE, "off")
+    monkeypatch.setattr(compiled, "import_modules", choose)
+    monkeypatch.delitem(sys.modules, "towpath.relay.__main__", raising=False)
+
+    with pytest.raises(ChosenError):
+        command.run()
+
+    assert "towpath.relay.__main__" not in sys.modules
+
+
+def test_the_doctor_names_the_interpreter_and_the_code():
+    """
+    One line says whether the build used a profile, and which form the relay runs.
+    """
+    line = describe_code({compiled.VARIABLE: "off"})
+    version = ".".join(map(str, sys.version_info[:3]))
+
+    assert line.startswith(f"Python {version} with")
+    assert line.endswith(" PGO; the relay's hot modules: Python")
+
+
+def test_processes_of_a_stack_inherit_the_choice(monkeypatch):
+    """
+    Of our own variables a stack's processes get this one, which no file overrides.
+    """
+    monkeypatch.setenv("TOWPATH_CONFIG", "elsewhere.toml")
+    monkeypatch.setenv(compiled.VARIABLE, "off")
+    variables = environment()
+
+    assert variables[compiled.VARIABLE] == "off"
+    assert "TOWPATH_CONFIG" not in variables

@@ -1,0 +1,133 @@
+"""The dead letters of parked aggregates, as the operator's commands read them."""
+
+from typing import NamedTuple
+
+import pytest
+
+from towpath.relay.commands.dead_letters import (
+    Aggregate,
+    chosen,
+    listed,
+    parked_events,
+    publishable,
+)
+from towpath.relay.errors import StateRefusedError
+
+ORDER = Aggregate("order", b"7")
+
+
+class Written(NamedTuple):
+    """A record of the dead-letter topic."""
+
+    own_key: bytes
+    own_value: bytes | None
+    own_headers: list[tuple[str, bytes | None]]
+
+    def key(self):
+        return self.own_key
+
+    def value(self):
+        return self.own_value
+
+    def headers(self):
+        return self.own_headers
+
+    def timestamp(self):
+        return (1, 1_000)
+
+
+def at(number: int) -> bytes:
+    """Write a position."""
+    return b"%016x.%010d" % (160, number)
+
+
+def event(number: int) -> Written:
+    """Write the dead letter of an event, which has a header named as one of ours."""
+    own = [("position", at(number)), ("aggregate_type", b"order"), ("reason", b"mine")]
+    marks = [("form", b"record"), ("topic", b"event.order"), ("reason", b"behind")]
+    return Written(b"7", b"{%d}" % number, [*own, *marks, ("parked", b"7")])
+
+
+def row(number: int) -> Written:
+    """Write the dead letter of a row that cannot be an event."""
+    marks = [("position", at(number)), ("form", b"row"), ("aggregate_type", b"order")]
+    return Written(b"7", b"{}", [*marks, ("parked", b"7"), ("reason", b"no object")])
+
+
+def release(number: int) -> Written:
+    """Write a release."""
+    marks = [("released", at(number)), ("aggregate_type", b"order")]
+    return Written(b"7", None, marks)
+
+
+def numbers(*written: Written) -> list[int]:
+    """Return the numbers of the order's open dead letters, as they are read."""
+    letters = parked_events(written).get(ORDER, [])
+    return [int(letter.position[-10:]) for letter in letters]
+
+
+def test_the_letters_of_a_parked_aggregate_are_in_the_order_of_their_positions():
+    """
+    Partitions are read in any order, and a crash may have written one twice.
+    """
+    assert [1, 2, 3] == numbers(event(3), event(2), row(1), event(2))
+
+
+def test_a_released_aggregate_has_no_letters():
+    """
+    Its old ones stay in the topic, and do not count when it is parked again.
+    """
+    assert [] == numbers(row(1), event(2), release(2))
+    assert [4, 5] == numbers(row(1), event(2), release(2), row(4), event(5))
+
+
+def test_a_release_below_a_later_letter_releases_nothing():
+    """
+    That letter was not read when the release was decided.
+    """
+    assert [1, 2] == numbers(row(1), event(2), release(1))
+
+
+def test_an_event_is_published_as_it_would_have_been():
+    """
+    With its own headers and topic, without those of the dead letter.
+    """
+    (_, letter) = parked_events([row(1), event(2)])[ORDER]
+    record = letter.record
+    assert record is not None
+
+    assert ("event.order", b"7", b"{2}", ["position", "aggregate_type", "reason"]) == (
+        record.topic,
+        record.key,
+        record.value,
+        [name for name, _ in record.headers],
+    )
+    assert b"mine" == dict(record.headers)["reason"]
+
+
+def test_the_list_counts_letters_that_can_be_published():
+    """
+    A row that cannot be an event is none of them.
+    """
+    (line,) = listed(parked_events([row(1), event(2), event(3)]))
+
+    assert (3, 2, "no object") == (line["letters"], line["publishable"], line["reason"])
+
+
+def test_an_aggregate_that_is_not_parked_is_refused():
+    """
+    The message names the command that lists the parked ones.
+    """
+    with pytest.raises(StateRefusedError, match="dead-letters list"):
+        chosen(parked_events([row(1)]), "order", "8")
+
+
+def test_a_row_without_a_record_is_dropped_only_if_asked():
+    """
+    Nothing is published before an operator has decided to give it up.
+    """
+    letters = parked_events([row(1), event(2)])[ORDER]
+
+    with pytest.raises(StateRefusedError, match="holds a row and no record"):
+        publishable(letters, drops=False)
+    assert [b"{2}"] == [record.value for record in publishable(letters, drops=True)]

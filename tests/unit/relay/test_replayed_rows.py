@@ -1,0 +1,62 @@
+"""Replayed rows of the outbox, through the relay's loop and its fast path."""
+
+import pytest
+
+from support.relay_bench import START, Bench, transaction
+from support.relay_cost import cost_us, row, shape
+from towpath.relay.errors import MalformedMessageError
+from towpath.schemas.position import format_position
+
+ROWS = 300
+
+
+def test_each_row_of_a_long_transaction_has_the_position_of_its_ordinal():
+    """
+    Positions beyond the prepared ordinals have the same form.
+    """
+    bench = Bench()
+    rows = (row(number) for number in range(ROWS))
+    bench.stream.reads.append(transaction(START + 8, shape(), *rows))
+    bench.turn()
+    events = bench.producer.records[-ROWS:]
+
+    expected = [format_position(START + 8, ordinal) for ordinal in range(ROWS)]
+    assert expected == [record.position.decode() for record in events]
+
+
+@pytest.mark.parametrize(
+    "malformed",
+    [
+        row(2) + b"n",
+        row(2)[:-1],
+        row(2)[:8],
+        # One column fewer than the table has, and exactly its bytes.
+        row(2).replace(b"N\0\x08", b"N\0\x07")[:-34],
+        # One column fewer declared than the row has.
+        row(2).replace(b"N\0\x08", b"N\0\x07"),
+        row(2).replace(b"N\0\x08", b"O\0\x08"),
+    ],
+    ids=["longer", "cut", "without values", "narrower", "miscounted", "not a new row"],
+)
+def test_a_malformed_row_behind_plain_ones_is_an_error(malformed: bytes):
+    """
+    The fast path publishes nothing of it, and the parser's error is raised.
+    """
+    bench = Bench()
+    bench.stream.reads.append(transaction(START + 8, shape(), row(1)))
+    bench.turn()
+    before = len(bench.producer.records)
+    bench.stream.reads.append(transaction(START + 808, malformed))
+
+    with pytest.raises(MalformedMessageError):
+        bench.turn()
+
+    assert before == len(bench.producer.records)
+
+
+@pytest.mark.parametrize("rows", [1, 100])
+def test_the_cost_of_replayed_rows_is_that_of_acknowledged_ones(rows: int):
+    """
+    The real client delivers every event to the broker that it simulates.
+    """
+    assert cost_us(rows, events=200) > 0

@@ -1,0 +1,90 @@
+"""Which trace contexts are kept and recorded, and when tracing is on."""
+
+import pytest
+
+from towpath.schemas.tracing import (
+    ENDPOINTS,
+    Kind,
+    sampled_traceparent,
+    start_tracing,
+    trace_id_in,
+    valid_traceparent,
+)
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = "b7ad6b7169203331"
+GOOD = f"00-{TRACE}-{PARENT}-01"
+
+
+@pytest.mark.parametrize(
+    ("header", "kept"),
+    [
+        (GOOD, GOOD),
+        (f"  {GOOD} ", GOOD),
+        (f"01-{TRACE}-{PARENT}-01-more", f"01-{TRACE}-{PARENT}-01"),
+        (None, None),
+        ("", None),
+        (f"00-{TRACE}-{PARENT}-01-more", None),
+        (f"ff-{TRACE}-{PARENT}-01", None),
+        (f"00-{'0' * 32}-{PARENT}-01", None),
+        (f"00-{TRACE}-{'0' * 16}-01", None),
+        (GOOD.upper(), None),
+        (f"00-{TRACE}-{PARENT}", None),
+        (f"{GOOD}\n", GOOD),
+    ],
+)
+def test_a_valid_trace_context_is_kept_and_any_other_dropped(header, kept):
+    """
+    By the rules of W3C; what a later version appends is cut off.
+    """
+    assert kept == valid_traceparent(header)
+
+
+@pytest.mark.parametrize(
+    ("header", "kept"),
+    [
+        (GOOD.encode(), GOOD),
+        (GOOD[:-1].encode() + b"3", GOOD[:-1] + "3"),
+        (GOOD[:-1].encode() + b"2", None),
+        (GOOD[:-2].encode() + b"10", None),
+        (b"\xff" + GOOD.encode(), None),
+        (None, None),
+    ],
+)
+def test_only_a_sampled_trace_context_has_spans(header, kept):
+    """
+    The lowest bit of the flags decides, whatever the others are.
+    """
+    assert kept == sampled_traceparent(header)
+
+
+@pytest.mark.parametrize(
+    ("header", "found"),
+    [(GOOD.encode(), TRACE), (GOOD[:-1].encode() + b"0", TRACE), (b"x", None)],
+)
+def test_the_trace_id_of_a_record_is_known_whether_it_is_sampled_or_not(header, found):
+    """
+    Log records name it; an invalid context has none.
+    """
+    assert found == trace_id_in(header)
+
+
+@pytest.mark.parametrize(
+    ("environ", "problems"),
+    [
+        ({}, 0),
+        ({"OTEL_SERVICE_NAME": "shop"}, 0),
+        ({ENDPOINTS[0]: "http://x", "OTEL_SDK_DISABLED": "True"}, 0),
+        ({ENDPOINTS[1]: "http://x", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, 1),
+    ],
+)
+def test_tracing_is_off_unless_variables_name_a_receiver(environ, problems):
+    """
+    A protocol that is not spoken is told; a context is passed on without a span.
+    """
+    told = []
+    tracer = start_tracing("part", environ, told.append)
+    span = tracer.start("request", Kind.SERVER, GOOD)
+    span.end()
+
+    assert (False, GOOD, problems) == (tracer.is_on, span.traceparent, len(told))

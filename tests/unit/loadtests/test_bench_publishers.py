@@ -4,17 +4,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from towpath.loadtests.bench.context import DEBEZIUM_STOCK, DEBEZIUM_TUNED, BenchRun
+from towpath.loadtests.bench.context import (
+    DEBEZIUM_STOCK,
+    DEBEZIUM_TUNED,
+    BenchRun,
+    Tuning,
+)
 from towpath.loadtests.bench.publishers import connector
 
 SOURCE = SimpleNamespace(dsn="postgresql://postgres@127.0.0.1:20001/bench_drain_1")
 TUNED = {"max.batch.size", "poll.interval.ms", "producer.override.linger.ms"}
 
 
-def told(system: str, *, is_steady: bool = False) -> dict[str, str]:
+def settings_of(system: str, **run: bool) -> dict[str, str]:
     """Return the settings of a run."""
     return connector(
-        BenchRun(system=system, name="bench_x_0", source=SOURCE, is_steady=is_steady)
+        BenchRun(system=system, name="bench_x_0", source=SOURCE, **run), Tuning()
     )
 
 
@@ -22,7 +27,7 @@ def test_the_connector_reads_the_runs_slot_and_writes_its_topic():
     """
     Address, slot and topic are the run's own.
     """
-    settings = told(DEBEZIUM_STOCK)
+    settings = settings_of(DEBEZIUM_STOCK)
 
     assert (
         ("127.0.0.1", "20001", "postgres", "bench_drain_1"),
@@ -52,4 +57,29 @@ def test_stock_settings_are_defaults_and_tuned_ones_fit_the_case(
     """
     A drain uses large batches; a steady load uses no linger.
     """
-    assert tuned == TUNED & set(told(system, is_steady=is_steady))
+    assert tuned == TUNED & set(settings_of(system, is_steady=is_steady))
+
+
+def test_debezium_sends_as_many_headers_as_the_relay_in_one_case():
+    """
+    Five: its event id is always one, and the others are placed.
+    """
+    placement = "transforms.outbox.table.fields.additional.placement"
+    few, all_of_them = (
+        settings_of(DEBEZIUM_TUNED, has_all_headers=has_all)[placement].split(",")
+        for has_all in (False, True)
+    )
+
+    assert (1, 4) == (len(few), len(all_of_them))
+
+
+def test_found_settings_replace_the_given_ones():
+    """
+    A search's result is what tuned Debezium runs with.
+    """
+    found = Tuning(throughput={"max.batch.size": "16384"}, latency={})
+    run = BenchRun(system=DEBEZIUM_TUNED, name="bench_x_0", source=SOURCE)
+    settings = connector(run, found)
+
+    assert settings["max.batch.size"] == "16384"
+    assert not TUNED - {"max.batch.size"} & set(settings)

@@ -2,9 +2,10 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
-from towpath.loadtests.bench.context import CASES, in_turn
+from towpath.loadtests.bench.context import CASES, chosen_cases, in_turn
 from towpath.loadtests.bench.result import BenchResult, RelayCase, draw, draw_case
 
 MACHINE = {"processor": "p", "cores": 2}
@@ -114,6 +115,7 @@ def test_the_cases_have_their_names():
     """
     assert (
         "drain_1",
+        "drain_1_headers",
         "drain_100",
         "steady_500",
         "steady_2000",
@@ -128,3 +130,22 @@ def test_the_order_of_systems_alternates():
     assert [("a", "b"), ("b", "a"), ("a", "b")] == [
         in_turn(("a", "b"), number) for number in range(3)
     ]
+
+
+@pytest.mark.parametrize(
+    ("named", "with_debezium", "runs"),
+    [
+        ((), False, set(CASES) - {"drain_1_headers"}),
+        ((), True, set(CASES)),
+        (("drain_1_headers", "drain_1"), False, {"drain_1", "drain_1_headers"}),
+    ],
+)
+def test_a_case_about_debezium_alone_runs_with_it_or_by_name(
+    named, with_debezium, runs
+):
+    """
+    Without Debezium the relay's own headers are what drain_1 measures.
+    """
+    assert chosen_cases(named, with_debezium=with_debezium) == tuple(
+        case for case in CASES if case in runs
+    )

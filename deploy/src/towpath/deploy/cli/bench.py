@@ -9,7 +9,14 @@ from cyclopts.validators import Number
 
 bench_app = App(name="bench", help="Measure, side by side with others, and verify.")
 
-CaseName = Literal["drain_1", "drain_100", "steady_500", "steady_2000", "steady_5000"]
+CaseName = Literal[
+    "drain_1",
+    "drain_1_headers",
+    "drain_100",
+    "steady_500",
+    "steady_2000",
+    "steady_5000",
+]
 FillCaseName = Literal["million_rows"]
 LoadName = Literal["updates", "quiet"]
 SinkCaseName = Literal["checkout", "catch_up"]
@@ -28,6 +35,7 @@ def bench_relay(  # noqa: PLR0913 - each is an option of the command
     duration: Annotated[float, Parameter(validator=Number(gte=1))] = 20.0,
     warm_up: Annotated[float, Parameter(validator=Number(gte=0))] = 10.0,
     with_debezium: Annotated[bool, Parameter(negative="")] = False,
+    search: Annotated[bool, Parameter(negative="")] = False,
     kill: Annotated[bool, Parameter(negative="")] = False,
     json: Annotated[bool, Parameter(negative="")] = False,
     keep: Annotated[bool, Parameter(negative="")] = False,
@@ -37,9 +45,11 @@ def bench_relay(  # noqa: PLR0913 - each is an option of the command
 
     Five cases: a committed backlog of 250-byte events, with 1 and with 100 rows a
     transaction, is drained into Kafka (drain_1, drain_100), and a steady load of 500,
-    2,000 and 5,000 transactions a second is followed (steady_500 to steady_5000). A
-    stack of its own is started in a temporary folder and removed again. Everything is
-    fetched before the first measurement; each case is printed when it ends.
+    2,000 and 5,000 transactions a second is followed (steady_500 to steady_5000). With
+    Debezium there is a sixth, drain_1_headers, in which its events have as many headers
+    as the relay's. A stack of its own is started in a temporary folder and removed
+    again. Everything is fetched before the first measurement; each case is printed when
+    it ends.
 
     Exit 0 if every run's topic held every event once, unchanged and in order per key;
     1 if not: the case and what follows it have no figures; 3 if a part was unavailable.
@@ -51,6 +61,8 @@ def bench_relay(  # noqa: PLR0913 - each is an option of the command
         duration: Seconds for which a steady load is measured.
         warm_up: Seconds for which a steady load goes on before that.
         with_debezium: Measure Debezium too, stock and tuned; fetches its archives.
+        search: Measure Debezium too, after a search of its best settings on this
+            machine: about 12 drains and 8 loads.
         kill: Kill the relay in the middle of a drain instead, and count what is lost
             and repeated, and how long the first new event takes.
         json: Print one JSON document.
@@ -60,24 +72,27 @@ def bench_relay(  # noqa: PLR0913 - each is an option of the command
         Benchmark,
         run_benchmark,
     )
-    from towpath.loadtests.bench.context import CASES, BenchOptions  # noqa: PLC0415 - as above
-    from towpath.loadtests.bench.measurements import KILL_ROWS  # noqa: PLC0415 - as above
-    from towpath.loadtests.bench.relay import (  # noqa: PLC0415 - as above
-        measure_kill,
-        measure_relay,
+    from towpath.loadtests.bench import (  # noqa: PLC0415 - as above
+        context,
+        measurements,
+        relay,
+        result,
     )
-    from towpath.loadtests.bench.result import draw  # noqa: PLC0415 - as above
 
-    options = BenchOptions(
-        rows=rows or (KILL_ROWS if kill else BenchOptions().rows),
+    kill_rows, backlog_rows = measurements.KILL_ROWS, context.BenchOptions().rows
+    options = context.BenchOptions(
+        rows=rows or (kill_rows if kill else backlog_rows),
         rounds=rounds,
         duration_s=duration,
         warm_up_s=warm_up,
-        cases=tuple(name for name in CASES if not case or name in case),
-        with_debezium=with_debezium,
+        cases=context.chosen_cases(case, with_debezium=with_debezium or search),
+        with_debezium=with_debezium or search,
+        has_search=search,
     )
-    benchmark = Benchmark(measure_kill if kill else measure_relay, draw)
-    return run_benchmark(options, benchmark, keep=keep, as_json=json)
+    measure = relay.measure_kill if kill else relay.measure_relay
+    return run_benchmark(
+        options, Benchmark(measure, result.draw), keep=keep, as_json=json
+    )
 
 
 @bench_app.command(name="snapshot")

@@ -167,6 +167,7 @@ def _arrival(record: Any) -> ArrivedEvent:  # noqa: ANN401 - a driver's object
         record.key() or b"",
         digest(record.value()),
         record.timestamp()[1],
+        len(headers),
     )
 
 

@@ -1,11 +1,11 @@
 """The context of a benchmark: cases, systems, options, screen, records of runs."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import psycopg
 from confluent_kafka import KafkaException
@@ -35,12 +35,62 @@ RECVLOGICAL: Final = "pg_recvlogical"
 DEBEZIUM_STOCK: Final = "debezium_stock"
 DEBEZIUM_TUNED: Final = "debezium_tuned"
 
+# The drain in which Debezium sends as many headers as the relay.
+ALL_HEADERS: Final = "drain_1_headers"
 # Rows per transaction, and transactions per second.
-DRAINS: Final = MappingProxyType({"drain_1": 1, "drain_100": 100})
+DRAINS: Final = MappingProxyType({"drain_1": 1, ALL_HEADERS: 1, "drain_100": 100})
 STEADIES: Final = MappingProxyType(
     {"steady_500": 500, "steady_2000": 2000, "steady_5000": 5000}
 )
 CASES: Final = (*DRAINS, *STEADIES)
+
+
+def chosen_cases(named: Sequence[str], *, with_debezium: bool) -> tuple[str, ...]:
+    """Return the named cases in their order; if none is named, those of the systems."""
+    if named:
+        return tuple(name for name in CASES if name in named)
+    return tuple(name for name in CASES if with_debezium or name != ALL_HEADERS)
+
+
+# Settings of Debezium's connector, and of its producer.
+ConnectorSettings = Mapping[str, str]
+
+LINGER: Final = "producer.override.linger.ms"
+BATCH: Final = "producer.override.batch.size"
+COMPRESSION: Final = "producer.override.compression.type"
+IN_FLIGHT: Final = "producer.override.max.in.flight.requests.per.connection"
+POLL: Final = "poll.interval.ms"
+
+# Four times the batches and queues of the defaults, and a producer that fills batches.
+THROUGHPUT: Final[ConnectorSettings] = MappingProxyType(
+    {
+        "max.batch.size": "8192",
+        "max.queue.size": "32768",
+        POLL: "10",
+        LINGER: "5",
+        BATCH: "524288",
+        COMPRESSION: "lz4",
+        "producer.override.buffer.memory": "134217728",
+    }
+)
+# Waits of half a second by default are cut to a millisecond; any less would make each
+# event a separate request, and the connector would fall behind at 2,000 a second.
+LATENCY: Final[ConnectorSettings] = MappingProxyType(
+    {
+        POLL: "1",
+        LINGER: "1",
+        IN_FLIGHT: "5",
+        COMPRESSION: "lz4",
+    }
+)
+
+
+class Tuning(NamedTuple):
+    """The settings of tuned Debezium: in a drain, and under a steady load."""
+
+    throughput: ConnectorSettings = THROUGHPUT
+    latency: ConnectorSettings = LATENCY
+
 
 ReportCount = Callable[[int], None]
 
@@ -70,6 +120,7 @@ class BenchOptions:
         warm_up_s: Time of a steady load before that.
         cases: The cases to run.
         with_debezium: Whether Debezium is measured too.
+        has_search: Whether its best settings are searched first.
     """
 
     rows: int = 300_000
@@ -78,6 +129,7 @@ class BenchOptions:
     warm_up_s: float = 10.0
     cases: tuple[str, ...] = CASES
     with_debezium: bool = False
+    has_search: bool = False
 
     @property
     def publishers(self) -> tuple[str, ...]:
@@ -95,6 +147,7 @@ class Bench:
     broker: Broker
     screen: BenchScreen
     clock: Clock
+    tuning: Tuning = field(default_factory=Tuning)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +158,7 @@ class BenchRun:
     name: str
     source: BenchSource
     is_steady: bool = False
+    has_all_headers: bool = False
 
     @property
     def topic(self) -> str:

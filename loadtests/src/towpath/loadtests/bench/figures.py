@@ -28,7 +28,13 @@ class CommittedEvent(NamedTuple):
 
 
 class ArrivedEvent(NamedTuple):
-    """One record of the topic, with the time at which the broker appended it."""
+    """
+    One record of the topic.
+
+    Attributes:
+        appended_ms: The time at which the broker appended it.
+        headers: The number of its headers.
+    """
 
     partition: int
     offset: int
@@ -36,6 +42,7 @@ class ArrivedEvent(NamedTuple):
     key: bytes
     digest: bytes
     appended_ms: int
+    headers: int = 0
 
 
 class EventCheck(NamedTuple):
@@ -79,7 +86,7 @@ def check_events(
     seen: set[bytes] = set()
     last: dict[bytes, tuple[int, int]] = {}
     duplicates = unknown = changed = disordered = 0
-    for partition, _, event_id, key, body, _ in arrivals:
+    for partition, _, event_id, key, body, *_ in arrivals:
         fact = facts.get(event_id)
         if fact is None:
             unknown += 1

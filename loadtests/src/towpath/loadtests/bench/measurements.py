@@ -97,6 +97,7 @@ def drain(
     verdict = check_events(facts, arrivals)
     found = watch.figures()
     found["cpu_us_per_event"] = per_event_us(found["process_cpu_s"], len(facts))
+    found["headers"] = float(max(arrival.headers for arrival in arrivals))
     times_ms = [arrival.appended_ms for arrival in arrivals]
     return {**drain_figures(times_ms, started_ms), **found}, verdict
 

@@ -2,8 +2,9 @@
 The systems that write to Kafka: the relay, and Debezium on Kafka Connect.
 
 Each reads an existing slot and publishes to ``<name>.event.bench``, keyed by aggregate
-id, with the event's id and type as headers. Debezium runs with its default settings,
-and tuned: for throughput in a drain, for latency under a steady load.
+id, with the event's id and type as headers, or in one case with as many headers as the
+relay's. Debezium runs with its default settings, and tuned: for throughput in a drain,
+for latency under a steady load.
 
 A client program runs beside a system, and is killed at the end of its block.
 """
@@ -21,27 +22,21 @@ from psycopg.conninfo import conninfo_to_dict
 
 from towpath.loadtests.bench.broker import PARTITIONS
 from towpath.loadtests.bench.context import (
-    DEBEZIUM_STOCK,
     DEBEZIUM_TUNED,
     RELAY,
     Bench,
     BenchRun,
+    Tuning,
 )
 from towpath.loadtests.bench.environment import BenchEnvironment
 from towpath.loadtests.bench.source import PUBLICATION
 from towpath.loadtests.errors import BenchError
 
-# Four times the batches and queues of the defaults, and a producer that fills batches.
-THROUGHPUT: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "max.batch.size": "8192",
-        "max.queue.size": "32768",
-        "poll.interval.ms": "10",
-        "producer.override.linger.ms": "5",
-        "producer.override.batch.size": "524288",
-        "producer.override.compression.type": "lz4",
-        "producer.override.buffer.memory": "134217728",
-    }
+_PLACEMENT: Final = "transforms.outbox.table.fields.additional.placement"
+# As many headers as the relay's, of about their size: an event's id, type, aggregate
+# type and time are the same; its aggregate id stands for its position.
+_ALL_HEADERS: Final = (
+    "type:header,aggregate_type:header,occurred_at:header,aggregate_id:header:position"
 )
 
 
@@ -219,17 +214,7 @@ _CONNECTOR: Final[Mapping[str, str]] = MappingProxyType(
         "transforms.outbox.type": "io.debezium.transforms.outbox.EventRouter",
         "transforms.outbox.table.field.event.key": "aggregate_id",
         "transforms.outbox.route.by.field": "aggregate_type",
-        "transforms.outbox.table.fields.additional.placement": "type:header",
-    }
-)
-# Waits of half a second by default are cut to a millisecond; any less would make each
-# event a separate request, and the connector would fall behind at 2,000 a second.
-_LATENCY: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "poll.interval.ms": "1",
-        "producer.override.linger.ms": "1",
-        "producer.override.max.in.flight.requests.per.connection": "5",
-        "producer.override.compression.type": "lz4",
+        _PLACEMENT: "type:header",
     }
 )
 
@@ -247,7 +232,8 @@ def start(bench: Bench, run: BenchRun) -> int:
     if run.system == RELAY:
         return start_relay(bench, run)
     bench.broker.make_topic(run.topic)
-    return start_connect(bench, run.name, _CONVERTERS, connector(run))
+    settings = connector(run, bench.tuning)
+    return start_connect(bench, run.name, _CONVERTERS, settings)
 
 
 def start_relay(bench: Bench, run: BenchRun, tables: tuple[str, ...] = ()) -> int:
@@ -272,10 +258,9 @@ def check(bench: Bench, run: BenchRun, pid: int) -> None:
     raise failure(bench.environment, run.name, "it ended")
 
 
-def connector(run: BenchRun) -> dict[str, str]:
+def connector(run: BenchRun, tuning: Tuning) -> dict[str, str]:
     """Return the connector's settings for a run."""
-    tuned = _LATENCY if run.is_steady else THROUGHPUT
-    return {
+    settings = {
         **_CONNECTOR,
         "topic.prefix": run.name,
         "slot.name": run.name,
@@ -283,8 +268,12 @@ def connector(run: BenchRun) -> dict[str, str]:
         "transforms.outbox.route.topic.replacement": (
             f"{run.name}.event.${{routedByValue}}"
         ),
-        **({DEBEZIUM_STOCK: {}, DEBEZIUM_TUNED: tuned}[run.system]),
     }
+    if run.has_all_headers:
+        settings[_PLACEMENT] = _ALL_HEADERS
+    if run.system == DEBEZIUM_TUNED:
+        settings |= tuning.latency if run.is_steady else tuning.throughput
+    return settings
 
 
 def configuration(bench: Bench, run: BenchRun, tables: tuple[str, ...] = ()) -> str:

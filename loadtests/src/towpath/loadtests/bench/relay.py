@@ -2,24 +2,35 @@
 The benchmark of the relay: all cases, all rounds, all systems.
 
 ``measure_relay`` runs drains and steady loads, ``measure_kill`` the kills. A difference
-in any run voids all figures. The caller stops the stack.
+in any run voids all figures. The caller stops the stack. The search for Debezium's best
+settings runs the same measurements, before the first case.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Final
 
 from towpath.loadtests.bench import measurements, publishers, result
 from towpath.loadtests.bench.context import (
+    ALL_HEADERS,
+    BATCH,
+    COMPRESSION,
+    DEBEZIUM_TUNED,
     DRAINS,
+    IN_FLIGHT,
     LIMIT,
+    LINGER,
+    POLL,
     RECVLOGICAL,
     RELAY,
     STEADIES,
     Bench,
     BenchRun,
+    ConnectorSettings,
     RunRecords,
+    Tuning,
     in_turn,
     translated,
 )
@@ -42,6 +53,8 @@ def measure_relay(bench: Bench) -> BenchResult[RelayCase]:
     records = RunRecords(bench)
     with translated():
         bench.broker.date_by_append()
+        if bench.options.has_search:
+            bench = _tuned(bench, records)
         for case in bench.options.cases:
             if case in DRAINS:
                 _drain_case(bench, records, case)
@@ -127,25 +140,165 @@ def _drain(
 
 def _steady_case(bench: Bench, records: RunRecords, case: str) -> None:
     options = bench.options
+    with _loaded(bench, case) as source:
+        for number in range(options.rounds):
+            for system in in_turn(options.publishers, number):
+                run = replace(_run(case, system, number, source), is_steady=True)
+                records.add(case, system, _follow(bench, records, run, STEADIES[case]))
+
+
+def _follow(bench: Bench, records: RunRecords, run: BenchRun, rate: int) -> Figures:
+    source, truth = run.source, f"{run.name}_{_TRUTH}"
+    source.settle()
+    source.make_slot(run.name)
+    source.make_slot(truth)
+    _register(bench, run)
+    with _cleared(bench, run):
+        figures, verdict = measurements.follow_load(bench, run, rate, truth)
+    source.drop_slot(truth)
+    _record_check(records, run, verdict)
+    return figures
+
+
+# Returns a figure of which more is better.
+Measure = Callable[[ConnectorSettings], float]
+# Reports settings as they differ from those at the start, and their figure.
+Report = Callable[[ConnectorSettings, float], None]
+
+_THROUGHPUT_CHANGES: Final[Sequence[ConnectorSettings]] = (
+    {"max.batch.size": "2048", "max.queue.size": "8192"},
+    {"max.batch.size": "16384", "max.queue.size": "65536"},
+    {POLL: "1"},
+    {POLL: "100"},
+    {LINGER: "0"},
+    {LINGER: "20"},
+    {BATCH: "131072"},
+    {BATCH: "1000000"},
+    {COMPRESSION: "none"},
+    {COMPRESSION: "zstd"},
+)
+_LATENCY_CHANGES: Final[Sequence[ConnectorSettings]] = (
+    {POLL: "5"},
+    {LINGER: "0"},
+    {LINGER: "3"},
+    {IN_FLIGHT: "1"},
+    {COMPRESSION: "none"},
+    {"max.batch.size": "512"},
+)
+
+# Less would be noise.
+_WORTH: Final = 1.03
+
+
+def search(
+    start: ConnectorSettings,
+    changes: Sequence[ConnectorSettings],
+    measure: Measure,
+    report: Report,
+) -> ConnectorSettings:
+    """
+    Return the best settings found: one change at a time, kept if it is clearly better.
+
+    At the end the settings found and those at the start are measured once more, so that
+    one lucky run decides nothing.
+
+    Args:
+        start: The settings to begin with.
+        changes: The changes to try, in this order.
+        measure: Measures settings; more is better.
+        report: Receives each measurement.
+    """
+
+    def measured(settings: ConnectorSettings) -> float:
+        figure = measure(settings)
+        report(dict(settings.items() - start.items()), figure)
+        return figure
+
+    best, figure = start, measured(start)
+    for change in changes:
+        changed = {**best, **change}
+        found = measured(changed)
+        if found >= figure * _WORTH:
+            best, figure = changed, found
+    if best is start:
+        return start
+    return best if measured(best) >= measured(start) else start
+
+
+_SEARCHED_DRAIN: Final = "search_drain"
+_SEARCHED_STEADY: Final = "search_steady"
+_SEARCHED_RATE: Final = STEADIES["steady_2000"]
+_MS: Final = 1000.0
+
+
+def _tuned(bench: Bench, records: RunRecords) -> Bench:
+    """Return the context with the best settings found for the kinds of cases it has."""
+    throughput, latency = bench.tuning
+    if any(case in DRAINS for case in bench.options.cases):
+        throughput = _search_drain(bench, records)
+    if any(case in STEADIES for case in bench.options.cases):
+        latency = _search_steady(bench, records)
+    return replace(bench, tuning=Tuning(throughput, latency))
+
+
+def _search_drain(bench: Bench, records: RunRecords) -> ConnectorSettings:
+    numbers = count()
+    with _backlog(bench, _SEARCHED_DRAIN, 1) as (base, facts):
+
+        def measure(settings: ConnectorSettings) -> float:
+            run = _run(_SEARCHED_DRAIN, DEBEZIUM_TUNED, next(numbers), base.source)
+            tried = replace(bench, tuning=Tuning(throughput=settings))
+            with _copied(tried, run, base):
+                return _drain(tried, records, run, facts)["events_per_s"]
+
+        def report(changed: ConnectorSettings, rate: float) -> None:
+            bench.screen.log(f"{_words(changed)}: {rate:,.0f} events/s")
+
+        start, changes = bench.tuning.throughput, _THROUGHPUT_CHANGES
+        return _found(bench, search(start, changes, measure, report))
+
+
+def _search_steady(bench: Bench, records: RunRecords) -> ConnectorSettings:
+    numbers = count()
+    with _loaded(bench, _SEARCHED_STEADY) as source:
+
+        def measure(settings: ConnectorSettings) -> float:
+            run = _run(_SEARCHED_STEADY, DEBEZIUM_TUNED, next(numbers), source)
+            tried = replace(bench, tuning=Tuning(latency=settings))
+            steady = replace(run, is_steady=True)
+            figures = _follow(tried, records, steady, _SEARCHED_RATE)
+            return _MS / figures["p99_ms"] if figures else 0.0
+
+        def report(changed: ConnectorSettings, figure: float) -> None:
+            p99 = f"p99 {_MS / figure:,.1f} ms" if figure else "not verified"
+            bench.screen.log(f"{_words(changed)}: {p99}")
+
+        start, changes = bench.tuning.latency, _LATENCY_CHANGES
+        return _found(bench, search(start, changes, measure, report))
+
+
+def _found(bench: Bench, settings: ConnectorSettings) -> ConnectorSettings:
+    bench.screen.log(f"Debezium tuned: {_words(settings)}")
+    return settings
+
+
+def _words(settings: ConnectorSettings) -> str:
+    words = (
+        f"{name.removeprefix('producer.override.')}={value}"
+        for name, value in settings.items()
+    )
+    return ", ".join(words) or "the settings at the start"
+
+
+@contextmanager
+def _loaded(bench: Bench, case: str) -> Iterator[BenchSource]:
+    """Provide the source of a steady load."""
     with bench_source(bench.environment, f"bench_{case}", bench.clock) as source:
         base = _run(case, _BASE, 0, source)
         publishers.prepare_source(bench, base)
         source.prepare()
         source.drop_slot(base.name)
-        for number in range(options.rounds):
-            for system in in_turn(options.publishers, number):
-                run = replace(_run(case, system, number, source), is_steady=True)
-                truth = f"{run.name}_{_TRUTH}"
-                source.settle()
-                source.make_slot(run.name)
-                source.make_slot(truth)
-                _register(bench, run)
-                with _cleared(bench, run):
-                    rate = STEADIES[case]
-                    figures, verdict = measurements.follow_load(bench, run, rate, truth)
-                source.drop_slot(truth)
-                records.add(case, system, figures)
-                _record_check(records, run, verdict)
+        yield source
 
 
 @contextmanager
@@ -197,7 +350,10 @@ def _cleared(bench: Bench, run: BenchRun) -> Iterator[None]:
 
 def _run(case: str, system: str, number: int, source: BenchSource) -> BenchRun:
     name = f"bench_{case}_{system}_{number}"
-    return BenchRun(system=system, name=name, source=source)
+    has_all_headers = case == ALL_HEADERS
+    return BenchRun(
+        system=system, name=name, source=source, has_all_headers=has_all_headers
+    )
 
 
 def _without_repeats(verdict: EventCheck) -> EventCheck:

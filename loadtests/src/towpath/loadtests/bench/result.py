@@ -166,6 +166,7 @@ _DRAIN: Final = (
     Column("second_half_per_s", "2nd half", "{:,.0f}"),
     Column("from_start_per_s", "from start", "{:,.0f}"),
     Column("first_event_s", "first event s", "{:.2f}"),
+    Column("headers", "headers", "{:.0f}"),
 )
 _STEADY: Final = (
     Column("p50_ms", "p50 ms", "{:.1f}"),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from towpath.loadtests.bench.context import (
+    ALL_HEADERS,
     DEBEZIUM_STOCK,
     DEBEZIUM_TUNED,
     DRAINS,
@@ -141,8 +142,9 @@ def _relay_lines(cases: Document) -> Iterator[Line]:
         systems = case["systems"]
         is_drain = name in DRAINS
         figure = "events_per_s" if is_drain else "p99_ms"
+        drain = "drain with the same headers" if name == ALL_HEADERS else "drain"
         title = (
-            f"drain, rows a transaction: {DRAINS[name]}, events/s"
+            f"{drain}, rows a transaction: {DRAINS[name]}, events/s"
             if is_drain
             else f"{STEADIES[name]:,} transactions/s, commit to append p99 ms"
         )

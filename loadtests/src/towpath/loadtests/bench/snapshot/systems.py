@@ -19,6 +19,7 @@ from towpath.loadtests.bench.context import (
     DEBEZIUM_STOCK,
     DEBEZIUM_TUNED,
     RELAY,
+    THROUGHPUT,
     Bench,
 )
 from towpath.loadtests.bench.snapshot.check import Delivered
@@ -121,10 +122,10 @@ _CHUNKS: Final = {"incremental.snapshot.chunk.size": "20000"}
 _SETTINGS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
     {
         DEBEZIUM_STOCK: {},
-        DEBEZIUM_TUNED: {**publishers.THROUGHPUT, **_CHUNKS},
-        DEBEZIUM_READ_ONLY: {**publishers.THROUGHPUT, **_CHUNKS, "read.only": "true"},
+        DEBEZIUM_TUNED: {**THROUGHPUT, **_CHUNKS},
+        DEBEZIUM_READ_ONLY: {**THROUGHPUT, **_CHUNKS, "read.only": "true"},
         DEBEZIUM_INITIAL: {
-            **publishers.THROUGHPUT,
+            **THROUGHPUT,
             "snapshot.mode": "initial",
             "snapshot.max.threads": "4",
             "table.include.list": TABLE,

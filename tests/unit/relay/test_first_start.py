@@ -1,5 +1,8 @@
 """The relay's decisions at its start: snapshot modes against the durable state."""
 
+import subprocess
+import sys
+
 import pytest
 
 from support.copying import replace
@@ -127,3 +130,16 @@ def test_a_transaction_of_another_role_blocks_a_slot_without_its_age():
 
     assert known == "17 (psql, 61 s)"
     assert hidden.startswith("18 (role app, a time that is hidden")
+
+
+@pytest.mark.timeout(30)
+def test_a_start_loads_nothing_that_only_avro_needs():
+    """
+    The client of the registry took a tenth of the time to the first event.
+    """
+    code = "import sys, towpath.relay.__main__; print('requests' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+
+    assert "False" == done.stdout.strip()

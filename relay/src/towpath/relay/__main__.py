@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -27,6 +27,7 @@ from towpath.relay.commands import compiled
 from towpath.relay.commands.status import RunState, relay_status, write_process_state
 from towpath.relay.context import DeclaredSinks, ProcessContext
 from towpath.relay.encode.captured_tables import CapturedTables
+from towpath.relay.encode.codecs.codec import RegisterSchema
 from towpath.relay.kafka.lineage import RelayDatasets, RelayLineage
 from towpath.relay.kafka.signals import SignalSource, SignalTopicReader
 from towpath.relay.kafka.topics import KafkaTopics
@@ -50,7 +51,6 @@ from towpath.schemas.lineage import (
     start_lineage,
 )
 from towpath.schemas.position import format_lsn
-from towpath.schemas.registry import SchemaRegistry
 from towpath.schemas.tracing import Tracer, start_tracing
 from towpath.settings import Settings, load
 from towpath.settings.logs import configure_logs
@@ -133,6 +133,21 @@ def run(config: Path) -> int:
     return relay.exit_code
 
 
+def _schema_ids(url: str) -> RegisterSchema:
+    """Return what registers schemas; its client is imported by the first call."""
+
+    @cache
+    def registry() -> RegisterSchema:
+        from towpath.schemas.registry import SchemaRegistry  # noqa: PLC0415 - see above
+
+        return SchemaRegistry(url)
+
+    def register(subject: str, schema: str) -> int:
+        return registry()(subject, schema)
+
+    return register
+
+
 def _halted(
     failure: TowpathError, report: Callable[..., None], clock: SystemClock
 ) -> int:
@@ -173,7 +188,7 @@ class Relay:
             settings=settings,
             sinks=sinks,
             topics=KafkaTopics(settings.kafka, settings.topics, self._clock),
-            schema_ids=SchemaRegistry(settings.registry.url),
+            schema_ids=_schema_ids(settings.registry.url),
             stats=self._stats,
             clock=self._clock,
             wakeup=self._wakeup,

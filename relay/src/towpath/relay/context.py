@@ -13,6 +13,7 @@ from typing import NamedTuple
 import structlog
 
 from towpath.relay.encode.captured_tables import CapturedTables
+from towpath.relay.encode.codecs.codec import RegisterSchema
 from towpath.relay.kafka.lineage import RelayLineage
 from towpath.relay.kafka.topics import KafkaTopics
 from towpath.relay.ports import Inbox
@@ -21,7 +22,6 @@ from towpath.relay.snapshot.signals import SignalRefusal
 from towpath.relay.stats import Stats
 from towpath.schemas.clock import Clock
 from towpath.schemas.failure import ConfigurationError
-from towpath.schemas.registry import SchemaRegistry
 from towpath.schemas.tracing import NO_TRACER, Tracer
 from towpath.settings import Settings, load
 
@@ -77,7 +77,7 @@ class ProcessContext(NamedTuple):
     settings: Settings
     sinks: DeclaredSinks
     topics: KafkaTopics
-    schema_ids: SchemaRegistry
+    schema_ids: RegisterSchema
     stats: Stats
     clock: Clock
     wakeup: Wakeup

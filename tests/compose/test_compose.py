@@ -43,8 +43,10 @@ STATUS = "select status from towpath.signal where id = 'fill-1'"
 
 
 def compose(*words: str, within_s: float = 900.0) -> str:
-    """Run a command of Compose in the test's project."""
-    return docker(*_command(words), within_s=within_s)
+    """Run a command of Compose in the test's project; say what became of a failed part."""
+    done = try_compose(*words, within_s=within_s)
+    assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}{_unhealthy()}"
+    return done.stdout
 
 
 def try_compose(*words: str, within_s: float = 900.0):
@@ -55,6 +57,19 @@ def try_compose(*words: str, within_s: float = 900.0):
 def _command(words) -> tuple[str, ...]:
     place = ("--project-directory", "deploy/compose", "--project-name", PROJECT)
     return ("compose", "--progress", "quiet", *place, *words)
+
+
+def _unhealthy() -> str:
+    """Return the last lines of every container that is neither healthy nor done."""
+    found = []
+    for line in try_compose(
+        "ps", "--all", "--format", "{{.ID}} {{.State}} {{.Health}} {{.Service}}"
+    ).stdout.splitlines():
+        name, state, health, service = (*line.split(" "), "")[:4]
+        if health not in {"healthy", ""} or state in {"restarting", "dead"}:
+            logs = attempt("logs", "--tail", "20", name)
+            found.append(f"\n{service}, {state}, {health}:\n{logs.stdout}{logs.stderr}")
+    return "".join(found)
 
 
 def container(service: str) -> str:

@@ -76,6 +76,24 @@ def test_the_compose_file_keeps_its_rules(document: dict[str, Any]) -> None:
     assert compose_rules.findings(document, _ENVIRON) == []
 
 
+def test_servers_come_first_on_full_cores_and_the_load_last(
+    document: dict[str, Any],
+) -> None:
+    """
+    A killed server starts before what waits for it takes the cores.
+    """
+    shares = {
+        name: int(service.get("cpu_shares", 1024))
+        for name, service in document["services"].items()
+    }
+    first = {"postgres", "kafka", "registry", "opensearch", "redis", "store", "catalog"}
+    last = {"load", "load-worker"}
+    ours = [shares[name] for name in shares.keys() - first - last]
+
+    assert min(shares[name] for name in first) >= 4 * max(ours)
+    assert max(shares[name] for name in last) <= min(ours) / 4
+
+
 @pytest.mark.parametrize(
     ("service", "planted", "finding"),
     [

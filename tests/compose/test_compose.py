@@ -43,7 +43,7 @@ STATUS = "select status from towpath.signal where id = 'fill-1'"
 
 
 def compose(*words: str, within_s: float = 900.0) -> str:
-    """Run a command of Compose in the test's project; say what became of a failed part."""
+    """Run a command of Compose in the test's project; show what is unhealthy then."""
     done = try_compose(*words, within_s=within_s)
     assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}{_unhealthy()}"
     return done.stdout
@@ -61,14 +61,13 @@ def _command(words) -> tuple[str, ...]:
 
 def _unhealthy() -> str:
     """Return the last lines of every container that is neither healthy nor done."""
+    form = "{{.ID}} {{.Service}} {{.State}} {{.Health}}"
+    listed = try_compose("ps", "--all", "--format", form).stdout.splitlines()
     found = []
-    for line in try_compose(
-        "ps", "--all", "--format", "{{.ID}} {{.State}} {{.Health}} {{.Service}}"
-    ).stdout.splitlines():
-        name, state, health, service = (*line.split(" "), "")[:4]
-        if health not in {"healthy", ""} or state in {"restarting", "dead"}:
-            logs = attempt("logs", "--tail", "20", name)
-            found.append(f"\n{service}, {state}, {health}:\n{logs.stdout}{logs.stderr}")
+    for words in map(str.split, listed):
+        if words[2] != "exited" and words[-1] != "healthy":
+            logs = attempt("logs", "--tail", "20", words[0])
+            found.append(f"\n{' '.join(words)}\n{logs.stdout}{logs.stderr}")
     return "".join(found)
 
 

@@ -5,7 +5,9 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import tomllib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
 
@@ -343,3 +345,36 @@ def _with_theirs(members: list[str]) -> set[str]:
         ours = [n.removeprefix("towpath-") for n in needed if n.startswith("towpath-")]
         names |= _with_theirs(ours) if ours else set()
     return names
+
+
+class _Answering(BaseHTTPRequestHandler):
+    """Answers by the code that the path names."""
+
+    def do_GET(self) -> None:
+        self.send_response(int(self.path.removeprefix("/")))
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+def test_a_health_check_believes_only_an_answer_of_200() -> None:
+    """
+    Another code is unhealthy, and so is a port that nobody listens on.
+    """
+    script = dockerfile.OURS.with_name("healthy")
+
+    def code_of(port: int, path: str) -> int:
+        words = [str(script), str(port), path]
+        return subprocess.run(words, check=False, capture_output=True).returncode
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Answering) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        port = server.server_port
+        found = [code_of(port, path) for path in ("/200", "/503", "/404")]
+        server.shutdown()
+        thread.join()
+
+    assert found == [0, 1, 1]
+    assert code_of(port, "/200") == 1

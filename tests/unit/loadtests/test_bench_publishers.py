@@ -60,17 +60,19 @@ def test_stock_settings_are_defaults_and_tuned_ones_fit_the_case(
     assert tuned == TUNED & set(settings_of(system, is_steady=is_steady))
 
 
-def test_debezium_sends_as_many_headers_as_the_relay_in_one_case():
+def test_debezium_sends_the_relays_headers_in_one_case():
     """
-    Five: its event id is always one, and the others are placed.
+    Five: its event id is always one, the others are placed, and it adds none.
     """
     placement = "transforms.outbox.table.fields.additional.placement"
-    few, all_of_them = (
-        settings_of(DEBEZIUM_TUNED, has_all_headers=has_all)[placement].split(",")
-        for has_all in (False, True)
+    usual, same = (
+        settings_of(DEBEZIUM_TUNED, has_same_headers=is_same)
+        for is_same in (False, True)
     )
 
-    assert (1, 4) == (len(few), len(all_of_them))
+    assert [1, 4] == [len(one[placement].split(",")) for one in (usual, same)]
+    assert "false" == same["extended.headers.enabled"]
+    assert "extended.headers.enabled" not in usual
 
 
 def test_found_settings_replace_the_given_ones():

@@ -46,10 +46,10 @@ def bench_relay(  # noqa: PLR0913 - each is an option of the command
     Five cases: a committed backlog of 250-byte events, with 1 and with 100 rows a
     transaction, is drained into Kafka (drain_1, drain_100), and a steady load of 500,
     2,000 and 5,000 transactions a second is followed (steady_500 to steady_5000). With
-    Debezium there is a sixth, drain_1_headers, in which its events have as many headers
-    as the relay's. A stack of its own is started in a temporary folder and removed
-    again. Everything is fetched before the first measurement; each case is printed when
-    it ends.
+    Debezium there is a sixth, drain_1_headers, in which its events have the five
+    headers of the relay's instead of its own six. A stack of its own is started in a
+    temporary folder and removed again. Everything is fetched before the first
+    measurement; each case is printed when it ends.
 
     Exit 0 if every run's topic held every event once, unchanged and in order per key;
     1 if not: the case and what follows it have no figures; 3 if a part was unavailable.

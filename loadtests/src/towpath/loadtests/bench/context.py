@@ -35,10 +35,10 @@ RECVLOGICAL: Final = "pg_recvlogical"
 DEBEZIUM_STOCK: Final = "debezium_stock"
 DEBEZIUM_TUNED: Final = "debezium_tuned"
 
-# The drain in which Debezium sends as many headers as the relay.
-ALL_HEADERS: Final = "drain_1_headers"
+# The drain in which Debezium sends the headers that the relay sends.
+SAME_HEADERS: Final = "drain_1_headers"
 # Rows per transaction, and transactions per second.
-DRAINS: Final = MappingProxyType({"drain_1": 1, ALL_HEADERS: 1, "drain_100": 100})
+DRAINS: Final = MappingProxyType({"drain_1": 1, SAME_HEADERS: 1, "drain_100": 100})
 STEADIES: Final = MappingProxyType(
     {"steady_500": 500, "steady_2000": 2000, "steady_5000": 5000}
 )
@@ -49,7 +49,7 @@ def chosen_cases(named: Sequence[str], *, with_debezium: bool) -> tuple[str, ...
     """Return the named cases in their order; if none is named, those of the systems."""
     if named:
         return tuple(name for name in CASES if name in named)
-    return tuple(name for name in CASES if with_debezium or name != ALL_HEADERS)
+    return tuple(name for name in CASES if with_debezium or name != SAME_HEADERS)
 
 
 # Settings of Debezium's connector, and of its producer.
@@ -158,7 +158,7 @@ class BenchRun:
     name: str
     source: BenchSource
     is_steady: bool = False
-    has_all_headers: bool = False
+    has_same_headers: bool = False
 
     @property
     def topic(self) -> str:

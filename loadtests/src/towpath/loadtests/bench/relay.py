@@ -14,7 +14,6 @@ from typing import Final
 
 from towpath.loadtests.bench import measurements, publishers, result
 from towpath.loadtests.bench.context import (
-    ALL_HEADERS,
     BATCH,
     COMPRESSION,
     DEBEZIUM_TUNED,
@@ -25,6 +24,7 @@ from towpath.loadtests.bench.context import (
     POLL,
     RECVLOGICAL,
     RELAY,
+    SAME_HEADERS,
     STEADIES,
     Bench,
     BenchRun,
@@ -350,9 +350,9 @@ def _cleared(bench: Bench, run: BenchRun) -> Iterator[None]:
 
 def _run(case: str, system: str, number: int, source: BenchSource) -> BenchRun:
     name = f"bench_{case}_{system}_{number}"
-    has_all_headers = case == ALL_HEADERS
+    has_same_headers = case == SAME_HEADERS
     return BenchRun(
-        system=system, name=name, source=source, has_all_headers=has_all_headers
+        system=system, name=name, source=source, has_same_headers=has_same_headers
     )
 
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from towpath.loadtests.bench.context import (
-    ALL_HEADERS,
     DEBEZIUM_STOCK,
     DEBEZIUM_TUNED,
     DRAINS,
     LIMIT,
     RECVLOGICAL,
     RELAY,
+    SAME_HEADERS,
     STEADIES,
 )
 from towpath.loadtests.bench.sinks.result import BESIDE
@@ -142,7 +142,7 @@ def _relay_lines(cases: Document) -> Iterator[Line]:
         systems = case["systems"]
         is_drain = name in DRAINS
         figure = "events_per_s" if is_drain else "p99_ms"
-        drain = "drain with the same headers" if name == ALL_HEADERS else "drain"
+        drain = "drain with the same headers" if name == SAME_HEADERS else "drain"
         title = (
             f"{drain}, rows a transaction: {DRAINS[name]}, events/s"
             if is_drain

@@ -67,7 +67,7 @@ OptionalTableText = Annotated[str, AfterValidator(_optional_table)]
 class Section(BaseModel):
     """The base of all sections."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 # The path of a key or a mistake: names of keys, and indices of lists.

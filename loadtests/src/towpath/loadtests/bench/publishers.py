@@ -34,8 +34,8 @@ from towpath.loadtests.errors import BenchError
 
 _PLACEMENT: Final = "transforms.outbox.table.fields.additional.placement"
 # The relay's five headers, of about their size: an event's id, type, aggregate type and
-# time are the same, its aggregate id stands for its position. Debezium's own four, about
-# its connector, are off.
+# time are the same, its aggregate id stands for its position. Debezium's own four,
+# about its connector, are off.
 _SAME_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
     {
         _PLACEMENT: "type:header,aggregate_type:header,occurred_at:header,"

@@ -4,7 +4,7 @@ Images under the vendors' names, made here where those cannot be pulled.
 Each is the same server in the same version, from the package registries: Postgres,
 Valkey and Java as Python packages, Kafka, OpenSearch, registry and catalog as Java
 archives, the object store and Prometheus as Go modules; Grafana is in none of them.
-What an image adds (users, folders, variables that become settings) is rewritten as far
+Users, folders and variables that become settings, which an image adds, are made as far
 as ``compose.yaml`` uses it.
 """
 

@@ -7,6 +7,7 @@ by ``dead_letter_topic``.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -84,6 +85,7 @@ _EARLIEST: Final = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _Client = TypeVar("_Client", Consumer, Producer, AdminClient)
+_Answer = TypeVar("_Answer")
 
 
 def admin(kafka: Kafka) -> AdminClient:
@@ -309,15 +311,8 @@ class Topics:
     def _offsets(
         self, names: Iterable[str], which: OffsetSpec
     ) -> dict[str, dict[str, int]]:
-        wanted = list(names)
-        deadline = Deadline(self._clock, _SETTLED_WITHIN_S)
-        while True:
-            try:
-                return self._present_offsets(wanted, which)
-            except KafkaException as error:
-                if error.args[0].code() not in _SETTLING or deadline.passed():
-                    raise unavailable(error) from error
-            self._clock.wait(_LOOK_EVERY_S)
+        present = partial(self._present_offsets, list(names), which)
+        return _settled(present, self._clock, _SETTLED_WITHIN_S)
 
     def _present_offsets(
         self, names: list[str], which: OffsetSpec
@@ -400,17 +395,27 @@ def end_offset(
     Raises:
         BrokerUnavailableError: The broker does not answer.
     """
-    clock = clock or SystemClock()
-    deadline = Deadline(clock, REQUEST_TIMEOUT_S)
+    bounds = partial(consumer.get_watermark_offsets, place, REQUEST_TIMEOUT_S)
+    _, end = _settled(bounds, clock or SystemClock(), REQUEST_TIMEOUT_S)
+    return end
+
+
+def _settled(request: Callable[[], _Answer], clock: Clock, within_s: float) -> _Answer:
+    """
+    Return the answer to a request, repeated while a partition settles.
+
+    Raises:
+        BrokerUnavailableError: The broker does not answer, or no leader is elected in
+            time.
+    """
+    deadline = Deadline(clock, within_s)
     while True:
         try:
-            _, end = consumer.get_watermark_offsets(place, REQUEST_TIMEOUT_S)
+            return request()
         except KafkaException as error:
             if error.args[0].code() not in _SETTLING or deadline.passed():
                 raise unavailable(error) from error
-            clock.wait(_LOOK_EVERY_S)
-        else:
-            return end
+        clock.wait(_LOOK_EVERY_S)
 
 
 def records_to(

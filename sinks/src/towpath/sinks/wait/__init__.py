@@ -33,8 +33,6 @@ __all__ = ["Applied", "Waiter", "wait_for"]
 
 # The largest lag budget except a warehouse's, for which callers pass their own timeout.
 DEFAULT_TIMEOUT_S: Final = 60.0
-# Of a request to the brokers.
-_TIMEOUT_S: Final = 10.0
 _LINEAGE_KEY: Final = b"lineage"
 
 
@@ -84,7 +82,7 @@ class KafkaHistory:
 
     def _read_on(self) -> None:
         if not self._next_offsets:
-            topics = self._consumer.list_topics(timeout=_TIMEOUT_S).topics
+            topics = self._consumer.list_topics(timeout=client.REQUEST_TIMEOUT_S).topics
             if self._topic not in topics:
                 return
         place = TopicPartition(self._topic, 0)

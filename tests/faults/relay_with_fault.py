@@ -22,9 +22,8 @@ from towpath.relay.kafka.producer import KafkaProducer
 from towpath.relay.kafka.state import StateTopic
 from towpath.relay.kafka.topics import KafkaTopics
 from towpath.relay.loop import LoopDuties
-from towpath.relay.publish import publisher
 from towpath.relay.publish.checkpoints import CheckpointWriter
-from towpath.relay.publish.in_flight import DeliveryLedger
+from towpath.relay.publish.in_flight import DeliveryLedger, PartitionBatch
 from towpath.relay.publish.publisher import Publisher
 from towpath.relay.stream.snapshot_runner import SnapshotRunner
 from towpath.schemas import headers
@@ -108,11 +107,12 @@ class Fault:
         """Strike when a higher LSN is stored, and not yet told."""
         settle = CheckpointWriter._settle
 
-        def settled(checkpoints: CheckpointWriter) -> None:
+        def settled(checkpoints: CheckpointWriter) -> bool:
             before = checkpoints.stored_lsn
-            settle(checkpoints)
+            is_stored = settle(checkpoints)
             if checkpoints.stored_lsn > before:
                 self.strike()
+            return is_stored
 
         CheckpointWriter._settle = settled  # type: ignore[method-assign]
 
@@ -135,7 +135,7 @@ def _writes(key: str) -> Counts:
 
 POINTS: Final[dict[str, Callable[[Fault], None]]] = {
     "produced": Fault.produced,
-    "acknowledged": lambda f: f.after(publisher, "acknowledge_ordered"),
+    "acknowledged": lambda f: f.after(PartitionBatch, "acknowledge"),
     "before marks": lambda f: f.before(CheckpointWriter, "_write"),
     "marks produced": lambda f: f.after(CheckpointWriter, "_write"),
     "marks stored": Fault.stored,

@@ -86,7 +86,7 @@ def test_killed_amid_a_large_transaction_nothing_is_lost_or_twice(faults):
     )
     for point, nth in [
         ("produced+", 4000),
-        ("acknowledged", 6000),
+        ("acknowledged", 2),
         ("produced", 3000),
         ("marks produced", 1),
     ]:

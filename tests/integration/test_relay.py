@@ -12,7 +12,14 @@ from secrets import token_hex
 
 import pytest
 from confluent_kafka import Message
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
 
 from support.relay_process import Running
 from support.rig import Rig
@@ -61,8 +68,18 @@ class Relay(Rig):
         value = next(line for line in lines if line.startswith(name))
         return float(value.removeprefix(name)) >= transactions
 
-    def insert_events(self, count: int, *, first: int = 0, size: int = 5) -> None:
-        """Insert events, ten to a transaction, padded with ``size`` random bytes."""
+    def insert_events(
+        self, count: int, *, first: int = 0, size: int = 5, order: str = ""
+    ) -> None:
+        """
+        Insert events, ten to a transaction, padded with ``size`` random bytes.
+
+        Args:
+            count: How many.
+            first: The number of the first.
+            size: The length of their padding.
+            order: Their aggregate; by default one of seven.
+        """
         with self.connection.cursor() as cursor:
             for start in range(first, first + count, 10):
                 with self.connection.transaction():
@@ -71,7 +88,10 @@ class Relay(Rig):
                         " (id, aggregate_type, aggregate_id, type, payload)"
                         " values (gen_random_uuid(), 'order', %s, 'Placed', %s)",
                         [
-                            (str(n % 7), json.dumps({"n": n, "pad": token_hex(size)}))
+                            (
+                                order or n % 7,
+                                json.dumps({"n": n, "pad": token_hex(size)}),
+                            )
                             for n in range(start, min(start + 10, first + count))
                         ],
                     )
@@ -414,6 +434,36 @@ def test_a_topic_with_a_small_limit_is_heeded(relay: Relay):
     dead = relay.read("dead.relay", at_least=10)
 
     assert (set(range(200)), 10) == (set(numbers(messages)), len(dead))
+
+
+@pytest.mark.parametrize("delivery", ["idempotent", "transactional"])
+def test_a_limit_that_is_lowered_meanwhile_loses_no_event(relay: Relay, delivery):
+    """
+    The broker refuses a batch among others on their way: no later one takes its place.
+    """
+    relay.prepare(relay=f'delivery = "{delivery}"')
+    relay.start()
+    relay.insert_events(10)
+    relay.read("event.order", at_least=10)
+    name = relay.topic("event.order")
+    limit = ConfigEntry(
+        "max.message.bytes", "4000", incremental_operation=AlterConfigOpType.SET
+    )
+    resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[limit])
+    admin = AdminClient({"bootstrap.servers": relay.kafka})
+    admin.incremental_alter_configs([resource])[resource].result()
+    for first in range(10, 410, 40):
+        relay.insert_events(30, first=first)
+        relay.insert_events(10, first=first + 30, size=4500, order="large")
+    messages = relay.read("event.order", at_least=310)
+    dead = relay.read("dead.relay", at_least=100)
+    large = {n for first in range(10, 410, 40) for n in range(first + 30, first + 40)}
+
+    assert (sorted(set(range(410)) - large), 100) == (
+        sorted(numbers(messages)),
+        len(dead),
+    )
+    assert relay.logged("session failed: retrying")
 
 
 def test_idle_traffic_is_confirmed(relay: Relay):

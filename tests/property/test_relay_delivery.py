@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towpath.relay.publish.in_flight import DeliveryLedger, acknowledge_ordered
+from towpath.relay.publish.in_flight import Delivery, DeliveryLedger, PartitionBatch
 
 
 class Acknowledged:
@@ -20,6 +20,14 @@ class Acknowledged:
 
     def offset(self) -> int:
         return 0
+
+
+def acknowledge(delivery: Delivery) -> None:
+    """Acknowledge a batch of one record."""
+    batch = PartitionBatch(delivery.ledger, ("t", 0))
+    batch.deliveries.append(delivery)
+    batch.position = b"p"
+    batch.acknowledge(None, Acknowledged())
 
 
 @given(st.lists(st.integers(0, 4), max_size=12), st.data())
@@ -39,7 +47,7 @@ def test_the_acknowledged_lsn_is_the_contiguous_prefix(sizes: list[int], draw):
     left = list(sizes)
     seen, expected = [], []
     for number, delivery in order:
-        acknowledge_ordered(delivery, b"p", None, Acknowledged())
+        acknowledge(delivery)
         left[number] -= 1
         done = next((at for at, count in enumerate(left) if count), len(left))
         seen.append(ledger.acknowledged())
@@ -113,7 +121,7 @@ class History:
         """Acknowledge some record in flight."""
         if self.pending:
             _, delivery = self.pending.pop(number % len(self.pending))
-            acknowledge_ordered(delivery, b"p", None, Acknowledged())
+            acknowledge(delivery)
 
     def keepalive(self, _number: int) -> None:
         """Send the server's read position, beyond everything streamed."""

@@ -20,11 +20,10 @@ from hypothesis import strategies as st
 
 from support.copying import replace
 from towpath.relay.encode.record import (
-    ANY_PARTITION,
     Acknowledgement,
     Record,
-    partition_of,
 )
+from towpath.relay.kafka.producer import find_partitioner
 from towpath.relay.ports import Outgoing, TopicFacts
 from towpath.relay.publish.checkpoints import CheckpointStart, CheckpointWriter
 from towpath.relay.publish.in_flight import Delivery, DeliveryLedger
@@ -71,6 +70,17 @@ class Stored:
         return self.at
 
 
+class _Counts(dict[str, int]):
+    """The present partition count of every topic."""
+
+    def __init__(self, broker: "Broker") -> None:
+        super().__init__()
+        self._broker = broker
+
+    def __missing__(self, topic: str) -> int:
+        return 1 if topic == STATE else self._broker.partition_count
+
+
 @dataclass
 class Broker:
     """Partitions, their queues, and the records without an acknowledgement."""
@@ -87,12 +97,12 @@ class Broker:
     partition_count: int = PARTITIONS
     needs_commit = False
 
+    @property
+    def counts(self) -> Mapping[str, int]:
+        return _Counts(self)
+
     def produce(self, outgoing: Sequence[Outgoing]) -> int:
-        for record, on_delivery in outgoing:
-            partition = record.partition
-            count = 1 if record.topic == STATE else self.partition_count
-            if partition == ANY_PARTITION:
-                partition = partition_of(record.key or b"", count)
+        for record, partition, on_delivery in outgoing:
             self.coming[record.topic, partition].append((record, on_delivery))
         return len(outgoing)
 
@@ -101,7 +111,7 @@ class Broker:
         log = self.logs[place]
         log.append(record)
         told = Stored(record, place, len(log) - 1)
-        if is_heard:
+        if is_heard and on_delivery is not None:
             self.unheard[place].append(lambda: on_delivery(None, told))
 
     def finish(self, place: tuple[str, int]) -> None:
@@ -126,8 +136,7 @@ class Broker:
         pass
 
     def ensure(self, topic: str) -> TopicFacts:
-        count = 1 if topic == STATE else self.partition_count
-        return TopicFacts(1_000_000, count)
+        return TopicFacts(1_000_000, self.counts[topic])
 
     def ends(self, topic: str, partition_count: int) -> Mapping[int, int]:
         return {at: len(self.logs[topic, at]) for at in range(partition_count)}
@@ -228,7 +237,9 @@ class Process:
         self.ledger = DeliveryLedger(self.start_lsn)
         self.invisible = InvisibleTransactions(self.start_lsn)
         self.stats = Stats()
-        sender = RecordSender(self.broker, self.broker, self.ledger, _Dead())
+        sender = RecordSender(
+            *(self.broker, self.broker, self.ledger, _Dead()), find_partitioner()
+        )
         self.checkpoints = CheckpointWriter(
             CheckpointStart(Marks(found, former), published.log_lsn, 0, 0),
             StateRecords("p"),

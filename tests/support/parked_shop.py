@@ -143,10 +143,13 @@ class Shop:
         if not self.in_slices:
             return self.writer.write_records(list(records), 0)
         tasks = ListedTasks(table_of(records), self.chance)
+        floors = dict(self.sink.floors)
         result = self.slices.write(batch_rows(table_of(records), tasks), 0)
-        # Executors may have lost these tasks, and still end them now.
-        for run in tasks.abandoned:
-            run()
+        # Executors may have lost these tasks, and still end them now; but the driver
+        # applies no floor before they cannot (``AbandonedTasks``).
+        if floors == self.sink.floors:
+            for run in tasks.abandoned:
+                run()
         return result
 
     def on_executor(self):

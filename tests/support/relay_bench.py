@@ -1,8 +1,8 @@
 """A relay's loop, built by its wiring over fakes of its ports, and run by a test."""
 
 import struct
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -15,7 +15,6 @@ from towpath.relay.encode.relations import CatalogFacts
 from towpath.relay.kafka.lineage import RelayDatasets, RelayLineage
 from towpath.relay.loop import Pipeline
 from towpath.relay.ports import (
-    OnDelivery,
     Outgoing,
     RecordProducer,
     ReplicationStream,
@@ -200,7 +199,7 @@ class Producer:
 
     def __init__(self, clock: Clock) -> None:
         self.records: list[Record] = []
-        self.pending: deque[tuple[Record, OnDelivery]] = deque()
+        self.pending: deque[Outgoing] = deque()
         self.is_answering = True
         self.error: str | None = None
         self.room = 10**9
@@ -210,7 +209,7 @@ class Producer:
 
     def produce(self, outgoing: Sequence[Outgoing]) -> int:
         taken = outgoing[: max(0, self.room - len(self.pending))]
-        self.records += [record for record, _ in taken if record.topic != STATE]
+        self.records += [record for record, _, _ in taken if record.topic != STATE]
         self.pending += taken
         return len(taken)
 
@@ -219,8 +218,9 @@ class Producer:
             self._clock.now_s += timeout_s
             return
         while self.pending:
-            record, on_delivery = self.pending.popleft()
-            on_delivery(self.error, Acknowledged(record))
+            record, _, on_delivery = self.pending.popleft()
+            if on_delivery is not None:
+                on_delivery(self.error, Acknowledged(record))
 
     def flush(self, timeout_s: float) -> None:
         if self.pending:
@@ -233,11 +233,12 @@ class Producer:
 class Topics:
     """Every topic exists; some have a small size limit."""
 
-    def __init__(self) -> None:
+    def __init__(self, partitions: int = 2) -> None:
         self.limits: dict[str, int] = {}
+        self.counts: Mapping[str, int] = defaultdict(lambda: partitions)
 
     def ensure(self, topic: str) -> TopicFacts:
-        return TopicFacts(self.limits.get(topic, 1_000_000), 2)
+        return TopicFacts(self.limits.get(topic, 1_000_000), self.counts[topic])
 
     def ends(self, _topic: str, partition_count: int) -> dict[int, int]:
         return dict.fromkeys(range(partition_count), 0)
@@ -357,12 +358,13 @@ class Bench:
         *,
         facts: CatalogFacts | None = None,
         preset: str = "towpath",
+        partitions: int = 2,
         **rows: object,
     ) -> None:
         self.clock = Clock()
         self.stream = Stream(self.clock)
         self.producer = producer or Producer(self.clock)
-        self.topics = Topics()
+        self.topics = Topics(partitions)
         self.reader = Reader()
         self.stats = Stats()
         self.turns_left: int | None = None

@@ -17,7 +17,7 @@ import gc
 import os
 import statistics
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
@@ -85,7 +85,6 @@ class ClientProducer(Producer):
                 bootstrap_servers="simulated:9092",
                 client={"test.mock.num.brokers": "1"},
             ),
-            defaultdict(lambda: _PARTITIONS),
             max_in_flight_bytes=64 * 1024 * 1024,
             batch_bytes=1_000_000,
             record_bytes=1_000_000,
@@ -167,7 +166,7 @@ def backlog(events: int, rows: int, replayed: Rows) -> Iterator[list[bytes]]:
 def cost_us(rows: int, events: int = EVENTS, replayed: Rows = OUTBOX) -> float:
     """Return the CPU time per event of the loop's thread, in microseconds."""
     producer = ClientProducer()
-    bench = Bench(producer=producer)
+    bench = Bench(producer=producer, partitions=_PARTITIONS)
     first = transaction(START + 8, replayed.shape(), replayed.row(0))
     bench.stream.reads.append(first)
     _drain(bench, producer)

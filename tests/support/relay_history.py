@@ -38,7 +38,7 @@ from support.relay_bench import (
     transaction,
 )
 from towpath.relay.encode.parked_aggregates import ParkedAggregates
-from towpath.relay.encode.record import ANY_PARTITION, Record, partition_of
+from towpath.relay.encode.record import Record
 from towpath.relay.ports import OnDelivery, Outgoing, TopicFacts
 from towpath.relay.recover import RecoveredState
 from towpath.relay.recovery.marks import (
@@ -88,7 +88,7 @@ class Sent(NamedTuple):
     """A record that the broker has, and whose acknowledgement the client lacks."""
 
     record: Record
-    on_delivery: OnDelivery
+    on_delivery: OnDelivery | None
     partition: int
     offset: int
 
@@ -123,15 +123,27 @@ class Broker:
                 yield place, records
 
 
+class _Counts(dict[str, int]):
+    """The present partition count of every topic."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__()
+        self._broker = broker
+
+    def __missing__(self, topic: str) -> int:
+        return self._broker.count(topic)
+
+
 class KnownTopics(Topics):
     """The broker's topics."""
 
     def __init__(self, broker: Broker) -> None:
         super().__init__()
         self._broker = broker
+        self.counts = _Counts(broker)
 
     def ensure(self, topic: str) -> TopicFacts:
-        return TopicFacts(1_000_000, self._broker.count(topic))
+        return TopicFacts(1_000_000, self.counts[topic])
 
     def ends(self, topic: str, partition_count: int) -> dict[int, int]:
         return {at: len(self._broker.log[topic, at]) for at in range(partition_count)}
@@ -168,8 +180,8 @@ class Producer:
         self._call()
         self.needs_commit = self._is_transactional
         taken = outgoing[: max(0, self._room - len(self.pending))]
-        for record, on_delivery in taken:
-            self._append(record, on_delivery)
+        for record, partition, on_delivery in taken:
+            self._append(record, partition, on_delivery)
         return len(taken)
 
     def poll(self, timeout_s: float) -> None:
@@ -226,10 +238,10 @@ class Producer:
         if self._calls == self.crashes_at:
             raise CrashError
 
-    def _append(self, record: Record, on_delivery: OnDelivery) -> None:
-        topic, partition = record.topic, record.partition
-        if partition == ANY_PARTITION:
-            partition = partition_of(record.key, self._broker.count(topic))
+    def _append(
+        self, record: Record, partition: int, on_delivery: OnDelivery | None
+    ) -> None:
+        topic = record.topic
         is_event = bool(topic.startswith(_EVENTS) and record.position)
         assert not is_event or topic in self.marked, f"{topic} has no first mark"
         records = self._broker.log[topic, partition]
@@ -249,7 +261,9 @@ class Producer:
             record = sent.record
             if record.topic == STATE:
                 self.marked.add(record.key.decode().removeprefix(MARKS_KEY))
-            sent.on_delivery(None, Acknowledged(record, sent.partition, sent.offset))
+            if sent.on_delivery is not None:
+                place = Acknowledged(record, sent.partition, sent.offset)
+                sent.on_delivery(None, place)
 
 
 class SourceTransaction(NamedTuple):

@@ -4,19 +4,17 @@ import pytest
 
 from towpath.relay.publish.in_flight import (
     RECORD_BYTES,
+    Delivery,
     DeliveryLedger,
-    acknowledge_ordered,
+    PartitionBatch,
 )
 
 
 class Acknowledged:
     """The acknowledgement of a record."""
 
-    def __init__(self, length: int = 0) -> None:
-        self._length = length
-
     def __len__(self) -> int:
-        return self._length
+        return 0
 
     def topic(self) -> str:
         return "t"
@@ -26,6 +24,15 @@ class Acknowledged:
 
     def offset(self) -> int:
         return 0
+
+
+def batch(*deliveries: Delivery, position: bytes = b"p", size: int = 1):
+    """Make a batch of one record of ``size`` bytes for each delivery."""
+    made = PartitionBatch(deliveries[0].ledger, ("t", 0))
+    made.deliveries += deliveries
+    made.size_bytes = len(deliveries) * (size + RECORD_BYTES)
+    made.position = position
+    return made
 
 
 def test_a_new_ledger_stands_at_its_start_lsn():
@@ -46,7 +53,7 @@ def test_a_transaction_waits_for_its_every_record():
     ledger.commit(16)
     seen = [ledger.acknowledged()]
     for _ in range(2):
-        acknowledge_ordered(delivery, b"p", None, Acknowledged(1))
+        batch(delivery).acknowledge(None, Acknowledged())
         seen.append(ledger.acknowledged())
 
     assert [0, 0, 16] == seen
@@ -59,7 +66,7 @@ def test_an_open_transaction_is_not_passed_by_the_confirmed_lsn():
     ledger = DeliveryLedger(0)
     delivery = ledger.begin()
     delivery.expect(b"a")
-    acknowledge_ordered(delivery, b"p", None, Acknowledged(1))
+    batch(delivery).acknowledge(None, Acknowledged())
 
     assert (0, False) == (ledger.acknowledged(), ledger.is_idle)
 
@@ -75,7 +82,7 @@ def test_an_empty_transaction_waits_for_earlier_ones():
     ledger.begin()
     ledger.commit(24)
     before = ledger.acknowledged()
-    acknowledge_ordered(first, b"p", None, Acknowledged(1))
+    batch(first).acknowledge(None, Acknowledged())
 
     assert (0, 24) == (before, ledger.acknowledged())
 
@@ -107,7 +114,7 @@ def test_a_keepalive_moves_the_lsn_only_when_nothing_is_open():
     ledger.commit(16)
     ledger.idle_until(100)
     unsettled = ledger.acknowledged()
-    acknowledge_ordered(delivery, b"p", None, Acknowledged(1))
+    batch(delivery).acknowledge(None, Acknowledged())
     ledger.idle_until(100)
 
     assert (0, 0, 100) == (inside, unsettled, ledger.acknowledged())
@@ -144,7 +151,7 @@ def test_a_failed_record_is_never_confirmed():
     delivery = ledger.begin()
     delivery.expect(b"a")
     ledger.commit(16)
-    acknowledge_ordered(delivery, b"p", "refused", Acknowledged(1))
+    batch(delivery).acknowledge("refused", Acknowledged())
 
     assert (0, "refused") == (ledger.acknowledged(), ledger.failure)
 
@@ -158,9 +165,9 @@ def test_bytes_in_flight_come_back_to_zero():
     for value in (b"12345", None, b"1"):
         delivery.expect(value)
     most = ledger.in_flight_bytes
-    acknowledge_ordered(delivery, b"p", None, Acknowledged(5))
-    acknowledge_ordered(delivery, b"p", "refused", Acknowledged(0))
-    acknowledge_ordered(delivery, b"p", None, Acknowledged(1))
+    batch(delivery, size=5).acknowledge(None, Acknowledged())
+    batch(delivery, size=0).acknowledge("refused", Acknowledged())
+    batch(delivery).acknowledge(None, Acknowledged())
 
     assert (6 + 3 * RECORD_BYTES, 0) == (most, ledger.in_flight_bytes)
 
@@ -172,7 +179,7 @@ def test_a_chunk_is_delivered_once_and_only_when_it_is_closed():
     ledger = DeliveryLedger(0)
     chunk = ledger.begin_chunk(7)
     chunk.expect(b"row")
-    chunk.acknowledge_unordered(None, Acknowledged(3))
+    batch(chunk, position=b"", size=3).acknowledge(None, Acknowledged())
     still_open = ledger.take_delivered()
     ledger.end_chunk(7)
 
@@ -191,16 +198,33 @@ def test_the_last_record_of_each_partition_is_kept():
     delivery = ledger.begin()
     for position in (b"1", b"2"):
         delivery.expect(b"")
-        acknowledge_ordered(delivery, position, None, Acknowledged())
+        batch(delivery, position=position).acknowledge(None, Acknowledged())
     delivery = ledger.begin_untracked()
     delivery.expect(b"")
-    delivery.acknowledge_unordered(None, Acknowledged())
+    batch(delivery, position=b"").acknowledge(None, Acknowledged())
     position, _ = ledger.ordered_acks["t", 0]
 
     assert (b"2", [("t", 0)], 0) == (
         position,
         list(ledger.unordered_acks),
         delivery.pending,
+    )
+
+
+def test_the_end_of_a_batch_is_that_of_its_every_record():
+    """
+    One acknowledgement counts for each delivery as often as it has records in it.
+    """
+    ledger = DeliveryLedger(0)
+    first, second = ledger.begin_untracked(), ledger.begin_untracked()
+    for delivery in (first, second, second, second):
+        delivery.expect(b"1")
+    batch(first, second, second).acknowledge(None, Acknowledged())
+
+    assert (0, 1, 1 + RECORD_BYTES) == (
+        first.pending,
+        second.pending,
+        ledger.in_flight_bytes,
     )
 
 
@@ -211,7 +235,7 @@ def test_a_failed_internal_record_is_a_failure_too():
     ledger = DeliveryLedger(0)
     delivery = ledger.begin_untracked()
     delivery.expect(b"")
-    delivery.acknowledge_unordered("refused", Acknowledged())
+    batch(delivery, position=b"").acknowledge("refused", Acknowledged())
 
     assert ("refused", {}, 1) == (
         ledger.failure,
@@ -229,7 +253,7 @@ def test_settled_transactions_are_counted_with_the_oldest_commit_time():
         delivery = ledger.begin(committed_us)
         delivery.expect(b"")
         ledger.commit(committed_us * 8)
-        acknowledge_ordered(delivery, b"p", None, Acknowledged())
+        batch(delivery).acknowledge(None, Acknowledged())
     ledger.acknowledged()
 
     assert (5, 2) == (ledger.settled_us, ledger.settled_count)

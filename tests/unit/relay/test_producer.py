@@ -24,7 +24,6 @@ def settings_of():
         with structlog.testing.capture_logs() as logs:
             producer = KafkaProducer(
                 KAFKA,
-                {},
                 max_in_flight_bytes=1024 * 1024,
                 batch_bytes=1_000_000,
                 record_bytes=1_000_000,
@@ -52,6 +51,18 @@ def test_the_producer_is_idempotent_and_waits_for_all_replicas(settings_of):
         found["request.required.acks"],
         found["message.timeout.ms"],
         found.get("transactional.id"),
+    )
+
+
+def test_no_batch_follows_one_that_was_refused(settings_of):
+    """
+    The client fails as a whole instead; a transaction is aborted anyway.
+    """
+    name = "enable.gapless.guarantee"
+
+    assert ("true", "false") == (
+        settings_of()[name],
+        settings_of(transactional_id="towpath-shop").get(name, "false"),
     )
 
 

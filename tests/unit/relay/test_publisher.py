@@ -2,6 +2,7 @@
 The publisher sends refused records to the dead letters, as only it knows the topics.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -18,6 +19,7 @@ from towpath.relay.encode.dead_letters import (
 from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.encode.record import ANY_PARTITION, Header, Record
 from towpath.relay.errors import TopicRefusedError
+from towpath.relay.kafka.producer import find_partitioner
 from towpath.relay.ports import Outgoing, TopicFacts
 from towpath.relay.publish.in_flight import RECORD_BYTES, Delivery, DeliveryLedger
 from towpath.relay.publish.publisher import Publisher
@@ -39,6 +41,8 @@ class Kafka:
         self.outgoing: list[Outgoing] = []
         self.asked: list[str] = []
         self.refused = {REFUSED}
+        self.counts: Mapping[str, int] = defaultdict(lambda: 3)
+        self.room = 10**9
 
     def ensure(self, topic: str) -> TopicFacts:
         """Return a topic's facts."""
@@ -52,10 +56,11 @@ class Kafka:
         return dict.fromkeys(range(partition_count), 0)
 
     def produce(self, outgoing: Sequence[Outgoing]) -> int:
-        """Take records."""
-        self.outgoing += outgoing
-        self.records += [record for record, _ in outgoing]
-        return len(outgoing)
+        """Take as many records as there is room for."""
+        taken = outgoing[: self.room]
+        self.outgoing += taken
+        self.records += [record for record, _, _ in taken]
+        return len(taken)
 
     def poll(self, timeout_s: float) -> None:
         """Acknowledge nothing."""
@@ -74,11 +79,26 @@ class Checkpoints:
         """Write no mark."""
 
 
+def acknowledge_all(kafka: Kafka, failing: bytes | None = None) -> None:
+    """Report each record that has a callback; those with one key fail."""
+    for offset, (record, _, on_delivery) in enumerate(kafka.outgoing):
+        if on_delivery is not None:
+            error = "gone" if record.key == failing else None
+            on_delivery(error, Acknowledged(record, place=offset))
+
+
+def make_sender(
+    kafka: Kafka, ledger: DeliveryLedger, dead: DeadLetters
+) -> RecordSender:
+    """Make a sender over a fake Kafka."""
+    return RecordSender(kafka, kafka, ledger, dead, find_partitioner())
+
+
 def make_publisher(
     kafka: Kafka, ledger: DeliveryLedger, dead: DeadLetters, stats: Stats
 ) -> Publisher:
     """Make a publisher over a fake Kafka."""
-    sender = RecordSender(kafka, kafka, ledger, dead)
+    sender = make_sender(kafka, ledger, dead)
     published = Published({})
     return Publisher(sender, ledger, stats, published, Checkpoints(), lambda: None)
 
@@ -213,25 +233,29 @@ PLAIN = Record("rows", b"1", b"value", [], b"P", 9, 100)
 ROWS = [PLAIN, replace(PLAIN, key=b"2", value=b"longer value")]
 
 
-def test_rows_of_a_chunk_are_expected_together_and_acknowledged_one_by_one():
+def test_the_last_row_of_each_partition_reports_the_rows_of_a_chunk():
     """
     Nothing is in flight, and the chunk is delivered, once all are acknowledged.
     """
-    kafka, stats, delivery, ledger = publish_chunk(*ROWS)
+    rows = [*ROWS, PLAIN]
+    kafka, stats, delivery, ledger = publish_chunk(*rows)
     in_flight_bytes = ledger.in_flight_bytes
     ledger.end_chunk(1)
-    for offset, (record, on_delivery) in enumerate(kafka.outgoing):
-        assert not ledger.take_delivered()
-        on_delivery(None, Acknowledged(record, place=offset))
+    callbacks = [on_delivery for _, _, on_delivery in kafka.outgoing]
+    acknowledge_all(kafka)
 
-    assert (ROWS, 2, 17 + 2 * RECORD_BYTES, 0, 0, (1,), [("rows", 0)]) == (
+    assert (rows, [0, 2, 0], 3, 22 + 3 * RECORD_BYTES) == (
         kafka.records,
+        [partition for _, partition, _ in kafka.outgoing],
         stats.records,
         in_flight_bytes,
+    )
+    assert [True, False, False] == [each is None for each in callbacks]
+    assert (0, 0, (1,), [("rows", 0), ("rows", 2)]) == (
         ledger.in_flight_bytes,
         delivery.pending,
         ledger.take_delivered(),
-        list(ledger.unordered_acks),
+        sorted(ledger.unordered_acks),
     )
 
 
@@ -240,11 +264,51 @@ def test_a_failed_row_of_a_chunk_is_a_failure():
     The failure counts, however many other rows are acknowledged.
     """
     kafka, _, delivery, ledger = publish_chunk(*ROWS)
-    for record, on_delivery in kafka.outgoing:
-        error = "gone" if record.key == b"1" else None
-        on_delivery(error, Acknowledged(record))
+    acknowledge_all(kafka, failing=b"1")
 
     assert ("gone", 2) == (ledger.failure, delivery.pending)
+
+
+def test_streamed_and_other_records_of_a_partition_share_a_batch():
+    """
+    The acknowledgement of the last one carries the last position of the stream.
+    """
+    stats = Stats()
+    dead = DeadLetters("towpath", stats.count_dead_letter, ParkedAggregates(10))
+    kafka, ledger = Kafka(), DeliveryLedger(0)
+    publisher = make_publisher(kafka, ledger, dead, stats)
+    change, chunk = ledger.begin(), ledger.begin_chunk(1)
+    for position in (b"P.1", b"P.2"):
+        publisher.publish_change(replace(PLAIN, position=position), change)
+    publisher.publish_reads([PLAIN, PLAIN], chunk)
+    publisher.flush()
+    acknowledge_all(kafka)
+    position, last = ledger.ordered_acks["rows", 0]
+
+    assert (b"P.2", 3, {}) == (position, last.offset(), ledger.unordered_acks)
+    assert (0, 1, 0) == (change.pending, chunk.pending, ledger.in_flight_bytes)
+
+
+def test_records_without_room_keep_their_order_and_their_callbacks():
+    """
+    The producer takes one at a time; those that come meanwhile follow.
+    """
+    stats = Stats()
+    dead = DeadLetters("towpath", stats.count_dead_letter, ParkedAggregates(10))
+    kafka, ledger = Kafka(), DeliveryLedger(0)
+    kafka.room = 1
+    sender = make_sender(kafka, ledger, dead)
+    first, second = ledger.begin_untracked(), ledger.begin_untracked()
+    for position in (b"1", b"2"):
+        sender.queued.append((replace(PLAIN, value=position), first, position))
+    taken = [sender.send_queued()]
+    sender.queued.append((replace(PLAIN, value=b"3"), second, b"3"))
+    taken += [sender.send_queued() for _ in range(3)]
+
+    assert [False, False, True, True] == taken
+    assert [(b"1", True), (b"2", False), (b"3", False)] == [
+        (record.value, on_delivery is None) for record, _, on_delivery in kafka.outgoing
+    ]
 
 
 @pytest.mark.parametrize(

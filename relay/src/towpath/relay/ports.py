@@ -41,8 +41,12 @@ class ReplicationStream(Protocol):
 OnDelivery = Callable[[object, Acknowledgement], None]
 
 
-# A record with the callback of its delivery.
-Outgoing = tuple[Record, OnDelivery]
+# A record, its partition and the callback of its delivery; None: it has none.
+Outgoing = tuple[Record, int, OnDelivery | None]
+
+# As librdkafka declares it: topic, key, its length, partition count, two values for
+# other partitioners; only key, length and count are used.
+Partitioner = Callable[[None, bytes, int, int, None, None], int]
 
 
 class RecordProducer(Protocol):
@@ -52,7 +56,8 @@ class RecordProducer(Protocol):
         """
         Queue records in their order; return the number that had room. Hot path.
 
-        The caller polls, and then produces the rest again.
+        The caller polls, and then produces the rest again. The records of a partition
+        are appended in their order; after one that is not, none is.
         """
 
     def poll(self, timeout_s: float) -> None:
@@ -89,6 +94,10 @@ class TopicFacts(NamedTuple):
 
 class TopicCatalog(Protocol):
     """Creates topics, and returns their facts."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """The partition counts that decide where keys go, by topic."""
 
     def ensure(self, topic: str) -> TopicFacts:
         """

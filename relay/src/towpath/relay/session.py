@@ -291,7 +291,6 @@ class Session:
         is_transactional = settings.relay.delivery is DeliveryMode.TRANSACTIONAL
         producer = KafkaProducer(
             settings.kafka,
-            topics.counts,
             max_in_flight_bytes=settings.relay.max_in_flight_bytes,
             batch_bytes=topics.batch_bytes,
             record_bytes=topics.record_bytes,

@@ -23,7 +23,7 @@ from towpath.relay.encode.outbox_columns import topics_of_relay
 from towpath.relay.encode.router import CountedEvents, Router
 from towpath.relay.encode.table import RouteCallbacks, SourceNames
 from towpath.relay.encode.transaction_metadata import TransactionMetadata
-from towpath.relay.kafka.producer import KafkaProducer
+from towpath.relay.kafka.producer import KafkaProducer, find_partitioner
 from towpath.relay.loop import LoopDuties, Pipeline, StopDeadline
 from towpath.relay.postgres.catalog import PostgresCatalog
 from towpath.relay.postgres.replication import SlotStream
@@ -146,7 +146,8 @@ class PipelineBuilder:
         process, recovered = self._process, self._recovered
         ledger = DeliveryLedger(self._decision.confirmed_lsn)
         invisible = InvisibleTransactions(self._decision.confirmed_lsn)
-        sender = RecordSender(producer, process.topics, ledger, dead)
+        partitioner = find_partitioner()
+        sender = RecordSender(producer, process.topics, ledger, dead, partitioner)
         known = CheckpointStart(
             marks=recovered.marks,
             published_log_lsn=recovered.published_log_lsn,

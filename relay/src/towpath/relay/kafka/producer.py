@@ -5,17 +5,19 @@ With ``delivery = "transactional"`` its records are also part of Kafka's transac
 which the loop commits every tenth of a second. A new process fences the old one, and
 the broker then aborts its open transaction.
 
-If the client ever fails to deliver a record, the session restarts from the log.
+If the client ever fails to deliver a record, the session restarts from the log, and
+publishes what is behind the last record of each partition. So a record must not take
+the place of one that failed: ``enable.gapless.guarantee`` lets the client fail as a
+whole when a broker refuses a batch, before a later one is sent. Kafka's transactions
+need no such setting: the broken one is aborted.
 
-A key's partition is the one of Java's partitioner for the partition count that the
-relay has stored. The client itself would use added partitions at once, which would move
-keys before an operator allows it. librdkafka exports its partitioner as a function: a
-call through ctypes costs a third of a microsecond, a tenth of the Python version, which
-is the fallback if the symbol is missing.
+librdkafka exports its partitioner as a function: a call through ctypes costs a third of
+a microsecond, a tenth of the Python version, which is the fallback if the symbol is
+missing.
 """
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
@@ -24,12 +26,9 @@ from confluent_kafka import KafkaError, KafkaException, Producer, cimpl
 from towpath.relay.encode.record import partition_of
 from towpath.relay.errors import DeliveryFailedError
 from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, make_client, relay_error
-from towpath.relay.ports import Outgoing
+from towpath.relay.ports import Outgoing, Partitioner
+from towpath.schemas.clock import Deadline, SystemClock
 from towpath.settings import Kafka
-
-# As librdkafka declares it: topic, key, its length, partition count, two values for
-# other partitioners; only key, length and count are used.
-Partitioner = Callable[[None, bytes, int, int, None, None], int]
 
 _SYMBOL: Final = "rd_kafka_msg_partitioner_murmur2"
 # Tails of every length, a zero and bytes above 127.
@@ -84,7 +83,6 @@ class KafkaProducer:
     def __init__(
         self,
         kafka: Kafka,
-        counts: Mapping[str, int],
         *,
         max_in_flight_bytes: int,
         batch_bytes: int,
@@ -96,7 +94,6 @@ class KafkaProducer:
 
         Args:
             kafka: The brokers.
-            counts: The partition counts that decide where keys go, by topic.
             max_in_flight_bytes: The loop's limit.
             batch_bytes: The largest batch: the smallest limit of any topic.
             record_bytes: The largest record: the largest limit of any topic.
@@ -106,14 +103,14 @@ class KafkaProducer:
         self._is_transactional = transactional_id is not None
         self._has_uncommitted = False
         self._is_unreachable = False
-        transactional = (
-            {} if transactional_id is None else {"transactional.id": transactional_id}
-        )
+        guarantee: dict[str, object] = {"enable.gapless.guarantee": True}
+        if transactional_id is not None:
+            guarantee = {"transactional.id": transactional_id}
         self._producer = make_client(
             Producer,
             kafka,
             {
-                **transactional,
+                **guarantee,
                 "acks": "all",
                 "enable.idempotence": True,
                 "compression.type": "lz4",
@@ -129,8 +126,6 @@ class KafkaProducer:
             },
         )
         self._produce = self._producer.produce
-        self._counts = counts
-        self._partition_of = find_partitioner()
 
     def begin(self) -> None:
         """
@@ -164,6 +159,13 @@ class KafkaProducer:
         """
         if not self._is_transactional:
             return
+        # The client's own flush is in the commit: see ``flush``.
+        self.flush(REQUEST_TIMEOUT_S)
+        waiting = len(self._producer)
+        if waiting:
+            cause = self._fatal or f"{waiting} records are not delivered"
+            reason = f"committing to Kafka: {cause}"
+            raise DeliveryFailedError(reason)
         try:
             self._producer.commit_transaction(REQUEST_TIMEOUT_S)
             self._producer.begin_transaction()
@@ -180,21 +182,13 @@ class KafkaProducer:
             DeliveryFailedError: The producer has failed.
             BrokerRefusedError: The client refuses a record.
         """
-        produce, counts, partition_of = (
-            self._produce,
-            self._counts,
-            self._partition_of,
-        )
+        produce = self._produce
         taken = 0
         topic = ""
         self._has_uncommitted = self._is_transactional
         try:
-            for record, on_delivery in outgoing:
-                topic, key, value, headers, _, time_ms, _, partition = record
-                if partition < 0 and key is not None:
-                    partition = partition_of(
-                        None, key, len(key), counts[topic], None, None
-                    )
+            for record, partition, on_delivery in outgoing:
+                topic, key, value, headers, _, time_ms, _, _ = record
                 # Positional: topic, value, key, partition, callback, on_delivery,
                 # timestamp, headers. Keywords would cost a third of the call.
                 produce(
@@ -217,15 +211,22 @@ class KafkaProducer:
         Raises:
             DeliveryFailedError: The producer has failed.
         """
-        if self._serve(self._producer.poll, timeout_s) and self._is_unreachable:
+        if self._serve(timeout_s) and self._is_unreachable:
             self._is_unreachable = False
             _LOG.info("broker reachable again")
         if self._fatal is not None:
             raise DeliveryFailedError(self._fatal)
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until nothing is in flight, or the timeout expires. Never raises."""
-        self._serve(self._producer.flush, timeout_s)
+        """
+        Wait until nothing is in flight, or the timeout expires. Never raises.
+
+        The client's own flush goes on after a fatal error, and calls back with the
+        error set, which Python answers with a ``SystemError``; its poll returns.
+        """
+        deadline = Deadline(SystemClock(), timeout_s)
+        while len(self._producer) and self._fatal is None and not deadline.passed():
+            self._serve(deadline.remaining_s())
 
     def settle(self, timeout_s: float) -> None:
         """Wait for records in flight, unless the producer has failed. Never raises."""
@@ -235,16 +236,16 @@ class KafkaProducer:
     def close(self) -> None:
         """Drop records in flight. Never raises."""
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
-        self._serve(self._producer.poll, 0)
+        self._serve(0)
 
-    def _serve(self, wait: Callable[[float], int], timeout_s: float) -> int:
+    def _serve(self, timeout_s: float) -> int:
         """
         Let the client call back, and return its count of events.
 
         The client passes a fatal error to no callback: it raises it here, once.
         """
         try:
-            return wait(timeout_s)
+            return int(self._producer.poll(timeout_s))
         except KafkaException as error:
             self._fatal = error.args[0].str()
             return 0

@@ -81,8 +81,9 @@ class CheckpointWriter:
 
     def turn(self, now_s: float, stats: Stats) -> None:
         """Move the marks by new acknowledgements; write a checkpoint if one is due."""
-        self._settle()
-        if self._writing is not None or now_s - self._written_at_s < MARKS_INTERVAL_S:
+        if self._writing is not None and not self._settle():
+            return
+        if now_s - self._written_at_s < MARKS_INTERVAL_S:
             return
         self._collect_acknowledged()
         is_new = self._moved or self.confirmable() > self.stored_lsn
@@ -134,18 +135,20 @@ class CheckpointWriter:
 
     def is_stored(self) -> bool:
         """Return whether Kafka has stored the written checkpoint."""
-        self._settle()
-        return self._writing is None
+        return self._writing is None or self._settle()
 
     def confirmable(self) -> int:
         """Return the LSN that may be confirmed once it is stored."""
         return self._invisible.confirmable(self._ledger.acknowledged())
 
-    def _settle(self) -> None:
-        if self._writing is not None and not self._writing.pending:
-            self._sender.commit()
-            self._writing = None
-            self.stored_lsn = self._writing_lsn
+    def _settle(self) -> bool:
+        """Complete the written checkpoint if it is stored; return whether it is."""
+        if self._writing is None or self._writing.pending:
+            return False
+        self._sender.commit()
+        self._writing = None
+        self.stored_lsn = self._writing_lsn
+        return True
 
     def _collect_acknowledged(self) -> None:
         ledger = self._ledger

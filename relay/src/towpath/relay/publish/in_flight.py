@@ -1,10 +1,11 @@
 """
 Deliveries in flight: their acknowledgements determine the LSN to confirm.
 
-Acknowledgements arrive in any order. A transaction is *settled* when it is committed,
-all its records are acknowledged and no hold is left on it. The acknowledged LSN is the
-end of the last transaction up to which all are settled. One more rule moves it: while
-no transaction is unsettled and no record is in flight, the LSN of a keepalive counts.
+The producer reports the last record of each batch of a partition; the batches arrive in
+any order. A transaction is *settled* when it is committed, all its records are
+acknowledged and no hold is left on it. The acknowledged LSN is the end of the last
+transaction up to which all are settled. One more rule moves it: while no transaction is
+unsettled and no record is in flight, the LSN of a keepalive counts.
 """
 
 from collections import deque
@@ -20,14 +21,7 @@ RECORD_BYTES: Final = 512
 
 
 class Delivery:
-    """
-    The records of one transaction, or of one chunk, in flight.
-
-    The producer reports the acknowledgement of each record. The callback of a streamed
-    record is ``partial(acknowledge_ordered, delivery, position)``. Records without a
-    place in the stream's order use ``acknowledge_unordered``, or, for many records of
-    one topic, ``partial(delivery.acknowledge_unordered_in, topic)``.
-    """
+    """The records of one transaction, or of one chunk, in flight."""
 
     __slots__ = ("committed_us", "end_lsn", "ledger", "pending")
 
@@ -48,43 +42,43 @@ class Delivery:
         size_bytes = sum(map(len, values)) + len(values) * RECORD_BYTES
         self.ledger.in_flight_bytes += size_bytes
 
-    def acknowledge_unordered(
-        self, error: object, acknowledgement: Acknowledgement
-    ) -> None:
-        """Record the acknowledgement, or the error, of an unordered record."""
-        self.acknowledge_unordered_in(acknowledgement.topic(), error, acknowledgement)
 
-    def acknowledge_unordered_in(
-        self, topic: str | None, error: object, acknowledgement: Acknowledgement
-    ) -> None:
-        """Record an acknowledgement, or an error, for a bound topic. Hot path."""
-        ledger = self.ledger
-        ledger.in_flight_bytes -= len(acknowledgement) + RECORD_BYTES
-        if error is None:
-            self.pending -= 1
-            partition = topic, acknowledgement.partition()
-            ledger.unordered_acks[partition] = acknowledgement
-        elif ledger.failure is None:
-            ledger.failure = str(error)
-
-
-def acknowledge_ordered(
-    delivery: Delivery, position: bytes, error: object, acknowledgement: Acknowledgement
-) -> None:
+class PartitionBatch:
     """
-    Record the acknowledgement, or the error, of a streamed record. Hot path.
+    Records of one partition that were given to the producer together.
 
-    A function, because ``partial`` calls functions directly, and objects by a tuple of
-    their arguments.
+    The producer appends a partition's records in their order and fails rather than
+    leave one out (``enable.gapless.guarantee``), so the acknowledgement of a batch's
+    last record is that of all.
+
+    Attributes:
+        deliveries: The delivery of each record.
+        size_bytes: The bytes that they add to those in flight.
+        position: That of the last streamed record; empty: there is none.
     """
-    ledger = delivery.ledger
-    ledger.in_flight_bytes -= len(acknowledgement) + RECORD_BYTES
-    if error is None:
-        delivery.pending -= 1
-        partition = acknowledgement.topic(), acknowledgement.partition()
-        ledger.ordered_acks[partition] = position, acknowledgement
-    elif ledger.failure is None:
-        ledger.failure = str(error)
+
+    __slots__ = ("_ledger", "_partition", "deliveries", "position", "size_bytes")
+
+    def __init__(self, ledger: "DeliveryLedger", partition: Partition) -> None:
+        self._ledger = ledger
+        self._partition = partition
+        self.deliveries: list[Delivery] = []
+        self.size_bytes = 0
+        self.position = b""
+
+    def acknowledge(self, error: object, acknowledgement: Acknowledgement) -> None:
+        """Record the acknowledgement, or the error, of the last record. Hot path."""
+        ledger = self._ledger
+        ledger.in_flight_bytes -= self.size_bytes
+        if error is not None:
+            ledger.failure = ledger.failure or str(error)
+            return
+        for delivery in self.deliveries:
+            delivery.pending -= 1
+        if self.position:
+            ledger.ordered_acks[self._partition] = self.position, acknowledgement
+        else:
+            ledger.unordered_acks[self._partition] = acknowledgement
 
 
 class DeliveryLedger:
@@ -95,9 +89,9 @@ class DeliveryLedger:
         in_flight_bytes: Bytes given to the producer and not acknowledged; 0 if and only
             if nothing is in flight.
         failure: The first error of a record.
-        ordered_acks: By partition, the position and the acknowledgement of the last
-            acknowledged streamed record.
-        unordered_acks: By partition, the last acknowledgement of other records.
+        ordered_acks: By partition, the position of the last acknowledged streamed
+            record, and the acknowledgement of its batch.
+        unordered_acks: By partition, the last acknowledgement of a batch without one.
         settled_count: Transactions settled since ``take_settled`` was last called.
         settled_us: When the first of them was committed.
     """

@@ -7,7 +7,6 @@ room, the loop's duties (feedback above all) continue through ``run_duties``.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import repeat
 from operator import attrgetter
 from typing import Final
@@ -28,12 +27,7 @@ from towpath.relay.encode.record import (
 from towpath.relay.errors import TopicRefusedError
 from towpath.relay.ports import TopicFacts
 from towpath.relay.publish.checkpoints import CheckpointWriter
-from towpath.relay.publish.in_flight import (
-    RECORD_BYTES,
-    Delivery,
-    DeliveryLedger,
-    acknowledge_ordered,
-)
+from towpath.relay.publish.in_flight import RECORD_BYTES, Delivery, DeliveryLedger
 from towpath.relay.publish.sender import RecordSender
 from towpath.relay.recovery.marks import Published
 from towpath.relay.stats import Stats
@@ -75,7 +69,7 @@ class Publisher:
         """
         self._sender = sender
         # Appended to directly: a call per record would cost a tenth of the time.
-        self._outgoing = sender.outgoing
+        self._queued = sender.queued
         self._ledger = ledger
         self._dead = sender.dead
         self._stats = stats
@@ -114,9 +108,7 @@ class Publisher:
             record, value, position = prepared, prepared.value, prepared.position
         delivery.pending += 1
         self._ledger.in_flight_bytes += len(value or b"") + RECORD_BYTES
-        self._outgoing.append(
-            (record, partial(acknowledge_ordered, delivery, position))
-        )
+        self._queued.append((record, delivery, position))
         self._stats.records += 1
 
     def fits(self, record: Record) -> bool:
@@ -155,10 +147,8 @@ class Publisher:
             for record in records:
                 self.publish_unordered(record, delivery)
             return refused
-        topic = records[0].topic
         delivery.expect_all([record.value or b"" for record in records])
-        acknowledge = partial(delivery.acknowledge_unordered_in, topic)
-        self._outgoing += zip(records, repeat(acknowledge))
+        self._queued += zip(records, repeat(delivery), repeat(b""))
         self._stats.records += len(records)
         return ()
 
@@ -186,7 +176,7 @@ class Publisher:
         Raises:
             DeliveryFailedError: A record could not be delivered.
         """
-        while self._outgoing and not self._sender.send_queued():
+        while not self._sender.send_queued():
             self._wait()
 
     def drain(self, timeout_s: float) -> None:

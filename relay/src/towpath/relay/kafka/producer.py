@@ -61,9 +61,9 @@ def _in_python(
 
 _LOG = structlog.get_logger(__name__)
 
-# How long a batch waits for more records. 1 ms hardly delays a single event, and a
-# backlog still fills batches; 5 ms gained nothing measurable in a drain.
-LINGER_MS: Final = 1
+# How long a batch waits for more records: the loop has gathered them already
+# (``GATHER_S``), and a backlog fills batches while others are on their way.
+LINGER_MS: Final = 0
 
 # The client's limits are above the loop's, which is checked once per read: only a read
 # that brings much more than fits reaches them.

@@ -3,7 +3,11 @@
 import os
 from pathlib import Path
 
+import pytest
+from cyclopts import ValidationError
+
 from towpath.deploy.bench import runner
+from towpath.deploy.cli.bench import bench_app
 from towpath.deploy.local.own_stack import clear_abandoned
 from towpath.sinks.jars import store
 
@@ -61,3 +65,13 @@ def test_the_next_benchmark_removes_a_killed_ones_folder(tmp_path: Path):
     assert {"mine": True, "left": False, "kept": True} == {
         name: folder.exists() for name, folder in folders.items()
     }
+
+
+def test_a_kill_searches_no_settings():
+    """
+    Debezium is not killed: the two options together are an error, not half a run.
+    """
+    words = ["relay", "--kill", "--search"]
+
+    with pytest.raises(ValidationError, match="Mutually exclusive"):
+        bench_app.parse_args(words, print_error=False, exit_on_error=False)

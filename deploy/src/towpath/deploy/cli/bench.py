@@ -2,12 +2,15 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from cyclopts import App, Parameter
-from cyclopts.validators import Number
+from cyclopts import App, Group, Parameter
+from cyclopts.validators import LimitedChoice, Number
 
 bench_app = App(name="bench", help="Measure, side by side with others, and verify.")
+
+# Debezium is not killed, so a search of its settings would be for nothing.
+_ONE_OF: Final = ("Parameters", Group(validator=LimitedChoice(), show=False))
 
 CaseName = Literal[
     "drain_1",
@@ -35,8 +38,8 @@ def bench_relay(  # noqa: PLR0913 - each is an option of the command
     duration: Annotated[float, Parameter(validator=Number(gte=1))] = 20.0,
     warm_up: Annotated[float, Parameter(validator=Number(gte=0))] = 10.0,
     with_debezium: Annotated[bool, Parameter(negative="")] = False,
-    search: Annotated[bool, Parameter(negative="")] = False,
-    kill: Annotated[bool, Parameter(negative="")] = False,
+    search: Annotated[bool, Parameter(negative="", group=_ONE_OF)] = False,
+    kill: Annotated[bool, Parameter(negative="", group=_ONE_OF)] = False,
     json: Annotated[bool, Parameter(negative="")] = False,
     keep: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:

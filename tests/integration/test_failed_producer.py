@@ -108,9 +108,9 @@ def test_a_fenced_producer_takes_no_record(fenced, unique):
 
 def test_no_record_takes_the_place_of_a_refused_one(limited, stack, unique):
     """
-    After a restart what is behind the last record is published: that one must be there.
+    A restart publishes again only what follows the last record of a partition.
 
-    Most records have no callback, so the failure of the client is the only report.
+    Most records have no callback, so the client's failure is the only report.
     """
     large = Record(unique, b"k", token_bytes(9000), [], b"1", 0, 9, 0)
     assert 1 == produce(limited, unique)

@@ -354,8 +354,7 @@ class ProcessHistory:
                 deeds[doing]()
         for step in coming:
             process.take(*step)
-        process.publisher.flush()
-        self.broker.finish_all()
+        process.publisher.drain(1.0)
         return False
 
     def _stream(self) -> list[tuple[int, Record | int | None]]:

@@ -150,8 +150,15 @@ def test_below_the_bound_reading_continues():
 
 
 def streamed(bench: Bench) -> list[tuple]:
-    """List what was published, without the notifications of rows that are refetched."""
-    records = bench.producer.records
+    """
+    List what was published, each key's records in their order.
+
+    A position decides the partition of a record without a key. Notifications of rows
+    that are refetched are left out.
+    """
+    records = sorted(
+        bench.producer.records, key=lambda one: (one.topic, one.key or one.position)
+    )
     return [
         (record.topic, record.key, record.position)
         for record in records
@@ -415,3 +422,17 @@ def test_frames_gather_at_a_high_rate(frames, waited_s):
         pytest.approx(gathered_s),
         bench.clock.now_s - before_s,
     )
+
+
+def test_the_rest_of_a_transaction_is_read_at_once():
+    """
+    Its records wait for nothing but their own frames.
+    """
+    bench = Bench()
+    begin, *rest = frames()
+    bench.stream.reads += [[begin], rest]
+    bench.turn()
+    before_s = bench.clock.now_s
+    bench.turn()
+
+    assert before_s == bench.clock.now_s

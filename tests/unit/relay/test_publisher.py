@@ -43,6 +43,7 @@ class Kafka:
         self.refused = {REFUSED}
         self.counts: Mapping[str, int] = defaultdict(lambda: 3)
         self.room = 10**9
+        self.is_answering = False
 
     def ensure(self, topic: str) -> TopicFacts:
         """Return a topic's facts."""
@@ -65,8 +66,11 @@ class Kafka:
     def poll(self, timeout_s: float) -> None:
         """Acknowledge nothing."""
 
-    def flush(self, timeout_s: float) -> None:
-        """Wait for nothing."""
+    def flush(self, _timeout_s: float) -> None:
+        """Acknowledge everything, if the test wants it."""
+        if self.is_answering:
+            acknowledge_all(self)
+            self.outgoing.clear()
 
     def commit(self) -> None:
         """Commit nothing."""
@@ -79,12 +83,39 @@ class Checkpoints:
         """Write no mark."""
 
 
-def acknowledge_all(kafka: Kafka, failing: bytes | None = None) -> None:
+def acknowledge_all(
+    kafka: Kafka, failing: bytes | None = None, *, since: int = 0
+) -> None:
     """Report each record that has a callback; those with one key fail."""
     for offset, (record, _, on_delivery) in enumerate(kafka.outgoing):
-        if on_delivery is not None:
+        if on_delivery is not None and offset >= since:
             error = "gone" if record.key == failing else None
             on_delivery(error, Acknowledged(record, place=offset))
+
+
+def deliver(kafka: Kafka, publisher: Publisher) -> None:
+    """Acknowledge everything, also what waits for a partition's first record."""
+    publisher.flush()
+    reported = 0
+    while reported < len(kafka.outgoing):
+        record, _, on_delivery = kafka.outgoing[reported]
+        reported += 1
+        if on_delivery is not None:
+            on_delivery(None, Acknowledged(record, place=reported - 1))
+        publisher.flush()
+
+
+def open_partitions(
+    kafka: Kafka, publisher: Publisher, ledger: DeliveryLedger, topic: str
+) -> None:
+    """Deliver a first record to each partition, and forget them."""
+    for partition in range(3):
+        first = Record(topic, b"0", b"", [], b"", 9, 100, partition)
+        publisher.publish_internal(first, ledger.begin_untracked())
+    deliver(kafka, publisher)
+    kafka.outgoing.clear()
+    kafka.records.clear()
+    ledger.unordered_acks.clear()
 
 
 def make_sender(
@@ -119,7 +150,7 @@ def publish_twice(
     for position in (b"P.1", b"P.2"):
         record = Record(topic, b"42", b"v", marks, position, 9, size, partition)
         publisher.publish_change(record, ledger.begin())
-    publisher.flush()
+    deliver(kafka, publisher)
     return kafka, stats, parked
 
 
@@ -202,7 +233,7 @@ def test_a_topic_that_is_no_longer_refused_takes_events_once_it_is_known():
     kafka.refused = set()
     publisher.publish_reads([event], ledger.begin_chunk(1))
     publisher.publish_change(event, ledger.begin())
-    publisher.flush()
+    deliver(kafka, publisher)
 
     assert ["towpath.dead.relay", REFUSED, REFUSED] == [
         record.topic for record in kafka.records
@@ -223,6 +254,8 @@ def publish_chunk(*records: Record) -> tuple[Kafka, Stats, Delivery, DeliveryLed
     dead = DeadLetters("towpath", stats.count_dead_letter, ParkedAggregates(10))
     ledger = DeliveryLedger(0)
     publisher = make_publisher(kafka, ledger, dead, stats)
+    for topic in {record.topic for record in records} | {"towpath.dead.relay"}:
+        open_partitions(kafka, publisher, ledger, topic)
     delivery = ledger.begin_chunk(1)
     publisher.publish_reads(records, delivery)
     publisher.flush()
@@ -277,6 +310,7 @@ def test_streamed_and_other_records_of_a_partition_share_a_batch():
     dead = DeadLetters("towpath", stats.count_dead_letter, ParkedAggregates(10))
     kafka, ledger = Kafka(), DeliveryLedger(0)
     publisher = make_publisher(kafka, ledger, dead, stats)
+    open_partitions(kafka, publisher, ledger, PLAIN.topic)
     change, chunk = ledger.begin(), ledger.begin_chunk(1)
     for position in (b"P.1", b"P.2"):
         publisher.publish_change(replace(PLAIN, position=position), change)
@@ -289,6 +323,73 @@ def test_streamed_and_other_records_of_a_partition_share_a_batch():
     assert (0, 1, 0) == (change.pending, chunk.pending, ledger.in_flight_bytes)
 
 
+def test_the_first_record_of_a_partition_travels_alone():
+    """
+    A broker takes any first batch of a producer: none may follow a refused one.
+
+    The others wait for its acknowledgement, also those that come later.
+    """
+    stats = Stats()
+    dead = DeadLetters("towpath", stats.count_dead_letter, ParkedAggregates(10))
+    kafka, ledger = Kafka(), DeliveryLedger(0)
+    publisher = make_publisher(kafka, ledger, dead, stats)
+    transaction = ledger.begin()
+    sent = []
+    for number in (1, 2, 3):
+        for key in (b"1", b"2", b"7"):
+            value = b"%s of %d" % (key, number)
+            record = replace(PLAIN, key=key, value=value, position=value)
+            publisher.publish_change(record, transaction)
+        publisher.flush()
+        sent.append([record.value for record in kafka.records])
+    acknowledge_all(kafka)
+    in_flight_bytes, pending = ledger.in_flight_bytes, transaction.pending
+    publisher.flush()
+    partitions = [partition for _, partition, _ in kafka.outgoing]
+    of_one = [r.value for r, partition, _ in kafka.outgoing if partition == 0]
+    acknowledge_all(kafka, since=2)
+
+    # The only record of a hand-over is the end of its batch, too.
+    assert ([[b"1 of 1", b"2 of 1"]] * 3, 8) == (sent, pending)
+    assert in_flight_bytes > 0
+    assert (6, 3) == (partitions.count(0), partitions.count(2))
+    assert [b"1 of 1", b"7 of 1", b"1 of 2", b"7 of 2", b"1 of 3", b"7 of 3"] == of_one
+    assert (0, 0) == (transaction.pending, ledger.in_flight_bytes)
+
+
+def test_a_drain_delivers_what_waits_for_a_first_record():
+    """
+    A stop leaves nothing in flight.
+    """
+    stats = Stats()
+    dead = DeadLetters("towpath", stats.count_dead_letter, ParkedAggregates(10))
+    kafka, ledger = Kafka(), DeliveryLedger(0)
+    kafka.is_answering = True
+    publisher = make_publisher(kafka, ledger, dead, stats)
+    for position in (b"1", b"2", b"3"):
+        publisher.publish_change(replace(PLAIN, position=position), ledger.begin())
+    publisher.drain(1.0)
+
+    assert (3, 0) == (len(kafka.records), ledger.in_flight_bytes)
+
+
+def test_a_refused_first_record_is_followed_by_none():
+    """
+    The failure counts at once, although the batch's end was never sent.
+    """
+    stats = Stats()
+    dead = DeadLetters("towpath", stats.count_dead_letter, ParkedAggregates(10))
+    kafka, ledger = Kafka(), DeliveryLedger(0)
+    publisher = make_publisher(kafka, ledger, dead, stats)
+    for position in (b"1", b"2"):
+        publisher.publish_change(replace(PLAIN, position=position), ledger.begin())
+    publisher.flush()
+    acknowledge_all(kafka, failing=PLAIN.key)
+    publisher.flush()
+
+    assert (1, "gone") == (len(kafka.outgoing), ledger.failure)
+
+
 def test_records_without_room_keep_their_order_and_their_callbacks():
     """
     The producer takes one at a time; those that come meanwhile follow.
@@ -299,6 +400,9 @@ def test_records_without_room_keep_their_order_and_their_callbacks():
     kafka.room = 1
     sender = make_sender(kafka, ledger, dead)
     first, second = ledger.begin_untracked(), ledger.begin_untracked()
+    sender.send(PLAIN, first)
+    acknowledge_all(kafka)
+    kafka.outgoing.clear()
     for position in (b"1", b"2"):
         sender.queued.append((replace(PLAIN, value=position), first, position))
     taken = [sender.send_queued()]

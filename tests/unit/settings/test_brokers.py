@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from towpath.schemas.failure import ConfigurationError
 from towpath.settings import Kafka, client_settings, load, spark_options
@@ -195,6 +196,24 @@ def test_librdkafka_gets_all_settings_below_the_clients_own():
         "c": "1",
         "d": "0",
     } == found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "acks",
+        "retries",
+        "message.send.max.retries",
+        "enable.gapless.guarantee",
+        "delivery.report.only.error",
+    ],
+)
+def test_a_setting_on_which_the_delivery_rests_is_refused(name: str):
+    """
+    With retries that end, a record could be given up while later ones are delivered.
+    """
+    with pytest.raises(ValidationError, match=f"'{name}' is set by the relay itself"):
+        Kafka(bootstrap_servers="b:1", client={name: "1"})
 
 
 def test_a_password_is_in_no_representation():

@@ -48,13 +48,13 @@ CHECKPOINT_TIMEOUT_S: Final = 15.0
 # for instance): tens of megabytes.
 MAX_UNSETTLED: Final = 200_000
 
-# The shortest time between two reads, so that what comes at a high rate is handed over
-# together: at 2,000 transactions a second it saves a quarter of the relay's processor
-# time. At a low rate a frame has come later than this, and is read at once.
+# The shortest time between two reads of whole transactions, so that at a high rate
+# several are handed over together: at 2,000 a second this saves a quarter of the
+# relay's processor time. At a low rate it has passed before the next one arrives.
 GATHER_S: Final = 0.002
 
-# A read of so many frames is part of a backlog, whose reads fill without a wait. In one
-# gathering time so many come only at several hundred thousand a second.
+# A read of so many frames is part of a backlog, which fills the next read without a
+# wait. Outside a backlog, that many frames do not arrive within ``GATHER_S``.
 BACKLOG_FRAMES: Final = 1000
 
 # How long an idle loop sleeps on its socket.
@@ -255,7 +255,7 @@ class Pipeline:
     def _read(self, timeout_s: float) -> None:
         clock = self._context.clock
         gathering_s = self._gathers_until_s - clock.monotonic_s()
-        if gathering_s > 0 and timeout_s:
+        if gathering_s > 0 and not self._consumer.is_inside:
             clock.wait(gathering_s)
         frames = self._stream.read(timeout_s)
         if not frames:

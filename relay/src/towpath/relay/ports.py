@@ -37,11 +37,11 @@ class ReplicationStream(Protocol):
         """Close the stream. Never raises."""
 
 
-# Called by ``poll`` once per record, with an error or None and its acknowledgement.
+# Called by ``poll`` once, with an error or None and the record's acknowledgement.
 OnDelivery = Callable[[object, Acknowledgement], None]
 
 
-# A record, its partition and the callback of its delivery; None: it has none.
+# A record, its partition, and the callback of its delivery, if there is one.
 Outgoing = tuple[Record, int, OnDelivery | None]
 
 # As librdkafka declares it: topic, key, its length, partition count, two values for
@@ -57,7 +57,8 @@ class RecordProducer(Protocol):
         Queue records in their order; return the number that had room. Hot path.
 
         The caller polls, and then produces the rest again. The records of a partition
-        are appended in their order; after one that is not, none is.
+        are appended in their order. If one of them cannot be appended, the producer
+        fails before a later one is sent.
         """
 
     def poll(self, timeout_s: float) -> None:

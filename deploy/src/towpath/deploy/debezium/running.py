@@ -37,7 +37,7 @@ _OURS: Final = {
     "acks": "every record is acknowledged by all replicas (acks=all)",
     "enable.idempotence": "the producer is always idempotent",
     "compression.type": "records are compressed with lz4",
-    "linger.ms": "batches wait at most a millisecond",
+    "linger.ms": "the relay itself gathers records, for two milliseconds",
     "batch.size": "the topics' own limits bound a batch",
     "max.request.size": "the topics' own limits bound a record",
     "buffer.memory": "relay.max_in_flight_bytes bounds the data in flight",

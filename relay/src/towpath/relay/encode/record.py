@@ -69,13 +69,7 @@ def barrier_records(
 
 
 class Acknowledgement(Protocol):
-    """The acknowledgement of one record; its length is that of the record's value."""
-
-    def __len__(self) -> int: ...
-
-    def topic(self) -> str | None: ...
-
-    def partition(self) -> int | None: ...
+    """The acknowledgement of one record."""
 
     def offset(self) -> int | None: ...
 

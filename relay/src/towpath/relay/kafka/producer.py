@@ -6,10 +6,11 @@ which the loop commits every tenth of a second. A new process fences the old one
 the broker then aborts its open transaction.
 
 If the client ever fails to deliver a record, the session restarts from the log, and
-publishes what is behind the last record of each partition. So a record must not take
-the place of one that failed: ``enable.gapless.guarantee`` lets the client fail as a
-whole when a broker refuses a batch, before a later one is sent. Kafka's transactions
-need no such setting: the broken one is aborted.
+publishes again whatever follows the last record of each partition. So no record may be
+appended after one that failed: ``enable.gapless.guarantee`` makes the client fail with
+a fatal error when a broker refuses a batch, and the broker itself refuses the batches
+that were sent meanwhile, because a sequence number is missing. Kafka's transactions
+need no such setting: the transaction is aborted.
 
 librdkafka exports its partitioner as a function: a call through ctypes costs a third of
 a microsecond, a tenth of the Python version, which is the fallback if the symbol is
@@ -159,12 +160,10 @@ class KafkaProducer:
         """
         if not self._is_transactional:
             return
-        # The client's own flush is in the commit: see ``flush``.
+        # So that the commit has nothing left to flush: see ``flush``.
         self.flush(REQUEST_TIMEOUT_S)
-        waiting = len(self._producer)
-        if waiting:
-            cause = self._fatal or f"{waiting} records are not delivered"
-            reason = f"committing to Kafka: {cause}"
+        if self._fatal is not None:
+            reason = f"committing to Kafka: {self._fatal}"
             raise DeliveryFailedError(reason)
         try:
             self._producer.commit_transaction(REQUEST_TIMEOUT_S)
@@ -221,8 +220,8 @@ class KafkaProducer:
         """
         Wait until nothing is in flight, or the timeout expires. Never raises.
 
-        The client's own flush goes on after a fatal error, and calls back with the
-        error set, which Python answers with a ``SystemError``; its poll returns.
+        The client's own flush continues after a fatal error: it calls callbacks while
+        the exception is set, and Python raises a ``SystemError``. Its poll returns.
         """
         deadline = Deadline(SystemClock(), timeout_s)
         while len(self._producer) and self._fatal is None and not deadline.passed():

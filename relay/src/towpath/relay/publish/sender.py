@@ -8,12 +8,22 @@ room, and checkpoints do not need to.
 A key's partition is the one of Java's partitioner for the partition count that the
 relay has stored. The client itself would use added partitions at once, which would move
 keys before an operator allows it.
+
+The first record that a session gives to a partition travels alone. A broker that knows
+nothing of a producer accepts any first sequence number, so it would append the second
+of two batches although it has refused the first.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 
 from towpath.relay.encode.dead_letters import DeadLetters
-from towpath.relay.encode.record import Partition, Record, place_keyless
+from towpath.relay.encode.record import (
+    Acknowledgement,
+    Partition,
+    Record,
+    place_keyless,
+)
 from towpath.relay.errors import DeliveryFailedError
 from towpath.relay.ports import (
     OnDelivery,
@@ -72,8 +82,12 @@ class RecordSender:
         self._ledger = ledger
         self._counts = catalog.counts
         self._partitioner = partitioner
-        # Records with their partitions and callbacks, for which there was no room yet.
+        # Records with their partitions and callbacks that are to be produced next.
         self._outgoing: list[Outgoing] = []
+        # Partitions with an acknowledged record of this session, and by partition the
+        # records that wait for the first one to be acknowledged.
+        self._opened: set[Partition] = set()
+        self._waiting: dict[Partition, list[Outgoing]] = {}
         self._facts: dict[str, TopicFacts] = {}
 
     def send(self, record: Record, delivery: Delivery) -> None:
@@ -131,7 +145,37 @@ class RecordSender:
             outgoing.append((record, partition, on_delivery))
         self.queued.clear()
         outgoing.reverse()
+        if not self._opened.issuperset(batches):
+            return list(self._without_waiting(outgoing))
         return outgoing
+
+    def _without_waiting(self, outgoing: Iterable[Outgoing]) -> Iterable[Outgoing]:
+        """Yield the records but those that wait for the first one of a partition."""
+        for record, partition, on_delivery in outgoing:
+            at = record.topic, partition
+            if at in self._opened:
+                yield record, partition, on_delivery
+            elif at in self._waiting:
+                self._waiting[at].append((record, partition, on_delivery))
+            else:
+                self._waiting[at] = []
+                yield record, partition, partial(self._open, at, on_delivery)
+
+    def _open(
+        self,
+        at: Partition,
+        on_delivery: OnDelivery | None,
+        error: object,
+        acknowledgement: Acknowledgement,
+    ) -> None:
+        """Record the acknowledgement of a partition's first record."""
+        if on_delivery is not None:
+            on_delivery(error, acknowledgement)
+        if error is not None:
+            self._ledger.failure = self._ledger.failure or str(error)
+            return
+        self._opened.add(at)
+        self._outgoing += self._waiting.pop(at)
 
     def facts(self, topic: str) -> TopicFacts:
         """Return a topic's facts; they are cached."""
@@ -180,6 +224,8 @@ class RecordSender:
         if self.queued or self._outgoing:
             self.send_queued()
         self._producer.poll(timeout_s)
+        if self._outgoing:
+            self.send_queued()
         if self._ledger.failure is not None:
             raise DeliveryFailedError(self._ledger.failure)
 
@@ -191,4 +237,8 @@ class RecordSender:
             DeliveryFailedError: A record could not be delivered.
         """
         self._producer.flush(timeout_s)
+        has_more = bool(self._outgoing)
         self.poll(0)
+        if has_more:
+            self._producer.flush(timeout_s)
+            self.poll(0)

@@ -96,6 +96,17 @@ def test_a_fenced_producer_closes(fenced):
         fenced.poll(0)
 
 
+def test_a_fenced_producer_commits_nothing(fenced, unique):
+    """
+    The loss may be noticed by the commit first, while callbacks are outstanding.
+    """
+    record = Record(unique, b"k", b"v", [], b"0", 0, 9, 0)
+    fenced.produce([(record, 0, lambda _error, _message: None)] * 100)
+
+    with pytest.raises(DeliveryFailedError, match=r"committing to Kafka: .*fenced"):
+        fenced.commit()
+
+
 def test_a_fenced_producer_takes_no_record(fenced, unique):
     """
     A record that is produced before the client has reported is refused alike.

@@ -3,23 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.relay_bench import Acknowledged
 from towpath.relay.publish.in_flight import Delivery, DeliveryLedger, PartitionBatch
-
-
-class Acknowledged:
-    """The acknowledgement of a record of one byte."""
-
-    def __len__(self) -> int:
-        return 1
-
-    def topic(self) -> str:
-        return "t"
-
-    def partition(self) -> int:
-        return 0
-
-    def offset(self) -> int:
-        return 0
 
 
 def acknowledge(delivery: Delivery) -> None:

@@ -19,10 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.copying import replace
-from towpath.relay.encode.record import (
-    Acknowledgement,
-    Record,
-)
+from support.relay_bench import Acknowledged, PresentCounts
+from towpath.relay.encode.record import Acknowledgement, Record
 from towpath.relay.kafka.producer import find_partitioner
 from towpath.relay.ports import Outgoing, TopicFacts
 from towpath.relay.publish.checkpoints import CheckpointStart, CheckpointWriter
@@ -50,38 +48,6 @@ EVERYTHING = XidSnapshot(10**6, 10**6, frozenset())
 
 
 @dataclass
-class Stored:
-    """The broker's acknowledgement of an appended record."""
-
-    record: Record
-    place: tuple[str, int]
-    at: int
-
-    def __len__(self) -> int:
-        return len(self.record.value or b"")
-
-    def topic(self) -> str:
-        return self.place[0]
-
-    def partition(self) -> int:
-        return self.place[1]
-
-    def offset(self) -> int:
-        return self.at
-
-
-class _Counts(dict[str, int]):
-    """The present partition count of every topic."""
-
-    def __init__(self, broker: "Broker") -> None:
-        super().__init__()
-        self._broker = broker
-
-    def __missing__(self, topic: str) -> int:
-        return 1 if topic == STATE else self._broker.partition_count
-
-
-@dataclass
 class Broker:
     """Partitions, their queues, and the records without an acknowledgement."""
 
@@ -99,7 +65,9 @@ class Broker:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        return _Counts(self)
+        return PresentCounts(
+            lambda topic: 1 if topic == STATE else self.partition_count
+        )
 
     def produce(self, outgoing: Sequence[Outgoing]) -> int:
         for record, partition, on_delivery in outgoing:
@@ -110,7 +78,7 @@ class Broker:
         record, on_delivery = self.coming[place].popleft()
         log = self.logs[place]
         log.append(record)
-        told = Stored(record, place, len(log) - 1)
+        told = Acknowledged(len(log) - 1)
         if is_heard and on_delivery is not None:
             self.unheard[place].append(lambda: on_delivery(None, told))
 
@@ -516,6 +484,6 @@ def test_an_acknowledgement_fits_the_ledgers_protocol():
     """
     The fake fits the protocol that the ledger reads.
     """
-    told: Acknowledgement = Stored(records_of(0, [("t", b"a")])[0], ("t", 1), 7)
+    told: Acknowledgement = Acknowledged(7)
 
-    assert ("t", 1, 7) == (told.topic(), told.partition(), told.offset())
+    assert 7 == told.offset()

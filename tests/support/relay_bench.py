@@ -175,23 +175,23 @@ class Stream:
 
 
 class Acknowledged(NamedTuple):
-    """The client's acknowledgement of a record; its length is the value's."""
+    """The client's acknowledgement of a record."""
 
-    record: Record
-    at: int = 0
     place: int = 0
-
-    def __len__(self) -> int:
-        return len(self.record.value or b"")
-
-    def topic(self) -> str:
-        return self.record.topic
-
-    def partition(self) -> int:
-        return self.at
 
     def offset(self) -> int:
         return self.place
+
+
+class PresentCounts(dict[str, int]):
+    """The partition count of every topic, as a function returns it at the moment."""
+
+    def __init__(self, count: Callable[[str], int]) -> None:
+        super().__init__()
+        self._count = count
+
+    def __missing__(self, topic: str) -> int:
+        return self._count(topic)
 
 
 class Producer:
@@ -218,9 +218,9 @@ class Producer:
             self._clock.now_s += timeout_s
             return
         while self.pending:
-            record, _, on_delivery = self.pending.popleft()
+            _, _, on_delivery = self.pending.popleft()
             if on_delivery is not None:
-                on_delivery(self.error, Acknowledged(record))
+                on_delivery(self.error, Acknowledged())
 
     def flush(self, timeout_s: float) -> None:
         if self.pending:

@@ -27,6 +27,7 @@ from support.relay_bench import (
     Catalog,
     Clock,
     Column,
+    PresentCounts,
     Reader,
     Stream,
     Topics,
@@ -123,24 +124,13 @@ class Broker:
                 yield place, records
 
 
-class _Counts(dict[str, int]):
-    """The present partition count of every topic."""
-
-    def __init__(self, broker: Broker) -> None:
-        super().__init__()
-        self._broker = broker
-
-    def __missing__(self, topic: str) -> int:
-        return self._broker.count(topic)
-
-
 class KnownTopics(Topics):
     """The broker's topics."""
 
     def __init__(self, broker: Broker) -> None:
         super().__init__()
         self._broker = broker
-        self.counts = _Counts(broker)
+        self.counts = PresentCounts(broker.count)
 
     def ensure(self, topic: str) -> TopicFacts:
         return TopicFacts(1_000_000, self.counts[topic])
@@ -262,8 +252,7 @@ class Producer:
             if record.topic == STATE:
                 self.marked.add(record.key.decode().removeprefix(MARKS_KEY))
             if sent.on_delivery is not None:
-                place = Acknowledged(record, sent.partition, sent.offset)
-                sent.on_delivery(None, place)
+                sent.on_delivery(None, Acknowledged(sent.offset))
 
 
 class SourceTransaction(NamedTuple):

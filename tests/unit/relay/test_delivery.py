@@ -2,28 +2,13 @@
 
 import pytest
 
+from support.relay_bench import Acknowledged
 from towpath.relay.publish.in_flight import (
     RECORD_BYTES,
     Delivery,
     DeliveryLedger,
     PartitionBatch,
 )
-
-
-class Acknowledged:
-    """The acknowledgement of a record."""
-
-    def __len__(self) -> int:
-        return 0
-
-    def topic(self) -> str:
-        return "t"
-
-    def partition(self) -> int:
-        return 0
-
-    def offset(self) -> int:
-        return 0
 
 
 def batch(*deliveries: Delivery, position: bytes = b"p", size: int = 1):

@@ -1,34 +1,14 @@
 """Marks only rise, each kind of record in its own order."""
 
-from dataclasses import dataclass
-
 import pytest
 
+from support.relay_bench import Acknowledged
 from towpath.relay.errors import PartitionCountChangedError, TopicTruncatedError
 from towpath.relay.recovery.marks import FormerCount, Mark, Marks, marks_document
 
 TOPIC = "p.shop.orders"
 AT = (TOPIC, 0)
 POSITION, LATER = b"0000000000000008.-", b"0000000000000010.-"
-
-
-@dataclass
-class Acknowledged:
-    """An acknowledgement of one record of the partition."""
-
-    at: int
-
-    def __len__(self):
-        return 1
-
-    def topic(self):
-        return TOPIC
-
-    def partition(self):
-        return 0
-
-    def offset(self):
-        return self.at
 
 
 def marks_of_empty_topic():

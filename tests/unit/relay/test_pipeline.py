@@ -17,6 +17,7 @@ from support.relay_bench import (
     relation,
     transaction,
 )
+from towpath.relay.encode.record import Record, partition_of
 from towpath.relay.errors import BrokerUnavailableError, DeliveryFailedError
 from towpath.relay.loop import BACKLOG_FRAMES, GATHER_S, STATUS_INTERVAL_S
 from towpath.relay.snapshot.changed_keys import (
@@ -149,16 +150,20 @@ def test_below_the_bound_reading_continues():
     assert streamed(whole) == streamed(bench)
 
 
+def partition(record: Record) -> tuple[str, int]:
+    """Return the topic and the partition of a record."""
+    if record.key is None:
+        return record.topic, record.partition
+    return record.topic, partition_of(record.key, 2)
+
+
 def streamed(bench: Bench) -> list[tuple]:
     """
-    List what was published, each key's records in their order.
+    List what was published, the records of each partition in their order.
 
-    A position decides the partition of a record without a key. Notifications of rows
-    that are refetched are left out.
+    Notifications of rows that are refetched are left out.
     """
-    records = sorted(
-        bench.producer.records, key=lambda one: (one.topic, one.key or one.position)
-    )
+    records = sorted(bench.producer.records, key=partition)
     return [
         (record.topic, record.key, record.position)
         for record in records

@@ -90,7 +90,7 @@ def acknowledge_all(
     for offset, (record, _, on_delivery) in enumerate(kafka.outgoing):
         if on_delivery is not None and offset >= since:
             error = "gone" if record.key == failing else None
-            on_delivery(error, Acknowledged(record, place=offset))
+            on_delivery(error, Acknowledged(offset))
 
 
 def deliver(kafka: Kafka, publisher: Publisher) -> None:
@@ -98,10 +98,9 @@ def deliver(kafka: Kafka, publisher: Publisher) -> None:
     publisher.flush()
     reported = 0
     while reported < len(kafka.outgoing):
-        record, _, on_delivery = kafka.outgoing[reported]
-        reported += 1
-        if on_delivery is not None:
-            on_delivery(None, Acknowledged(record, place=reported - 1))
+        count = len(kafka.outgoing)
+        acknowledge_all(kafka, since=reported)
+        reported = count
         publisher.flush()
 
 
@@ -132,6 +131,13 @@ def make_publisher(
     sender = make_sender(kafka, ledger, dead)
     published = Published({})
     return Publisher(sender, ledger, stats, published, Checkpoints(), lambda: None)
+
+
+def start_publisher() -> tuple[Kafka, DeliveryLedger, Publisher]:
+    """Make a publisher, and what it works with."""
+    kafka, ledger, stats = Kafka(), DeliveryLedger(0), Stats()
+    dead = DeadLetters("towpath", stats.count_dead_letter, ParkedAggregates(10))
+    return kafka, ledger, make_publisher(kafka, ledger, dead, stats)
 
 
 def publish_twice(
@@ -223,10 +229,7 @@ def test_a_topic_that_is_no_longer_refused_takes_events_once_it_is_known():
     """
     A snapshot's rows find the topic in order; later events go to it, too.
     """
-    kafka, stats = Kafka(), Stats()
-    dead = DeadLetters("towpath", stats.count_dead_letter, ParkedAggregates(10))
-    ledger = DeliveryLedger(0)
-    publisher = make_publisher(kafka, ledger, dead, stats)
+    kafka, ledger, publisher = start_publisher()
     marks: list[Header] = [("aggregate_type", b"order")]
     event = Record(REFUSED, b"1", b"v", marks, b"P", 9, 100)
     publisher.publish_change(event, ledger.begin())
@@ -306,10 +309,7 @@ def test_streamed_and_other_records_of_a_partition_share_a_batch():
     """
     The acknowledgement of the last one carries the last position of the stream.
     """
-    stats = Stats()
-    dead = DeadLetters("towpath", stats.count_dead_letter, ParkedAggregates(10))
-    kafka, ledger = Kafka(), DeliveryLedger(0)
-    publisher = make_publisher(kafka, ledger, dead, stats)
+    kafka, ledger, publisher = start_publisher()
     open_partitions(kafka, publisher, ledger, PLAIN.topic)
     change, chunk = ledger.begin(), ledger.begin_chunk(1)
     for position in (b"P.1", b"P.2"):
@@ -329,10 +329,7 @@ def test_the_first_record_of_a_partition_travels_alone():
 
     The others wait for its acknowledgement, also those that come later.
     """
-    stats = Stats()
-    dead = DeadLetters("towpath", stats.count_dead_letter, ParkedAggregates(10))
-    kafka, ledger = Kafka(), DeliveryLedger(0)
-    publisher = make_publisher(kafka, ledger, dead, stats)
+    kafka, ledger, publisher = start_publisher()
     transaction = ledger.begin()
     sent = []
     for number in (1, 2, 3):
@@ -361,11 +358,8 @@ def test_a_drain_delivers_what_waits_for_a_first_record():
     """
     A stop leaves nothing in flight.
     """
-    stats = Stats()
-    dead = DeadLetters("towpath", stats.count_dead_letter, ParkedAggregates(10))
-    kafka, ledger = Kafka(), DeliveryLedger(0)
+    kafka, ledger, publisher = start_publisher()
     kafka.is_answering = True
-    publisher = make_publisher(kafka, ledger, dead, stats)
     for position in (b"1", b"2", b"3"):
         publisher.publish_change(replace(PLAIN, position=position), ledger.begin())
     publisher.drain(1.0)
@@ -377,10 +371,7 @@ def test_a_refused_first_record_is_followed_by_none():
     """
     The failure counts at once, although the batch's end was never sent.
     """
-    stats = Stats()
-    dead = DeadLetters("towpath", stats.count_dead_letter, ParkedAggregates(10))
-    kafka, ledger = Kafka(), DeliveryLedger(0)
-    publisher = make_publisher(kafka, ledger, dead, stats)
+    kafka, ledger, publisher = start_publisher()
     for position in (b"1", b"2"):
         publisher.publish_change(replace(PLAIN, position=position), ledger.begin())
     publisher.flush()

@@ -71,7 +71,7 @@ class PartitionBatch:
         ledger = self._ledger
         ledger.in_flight_bytes -= self.size_bytes
         if error is not None:
-            ledger.failure = ledger.failure or str(error)
+            ledger.fail(error)
             return
         for delivery in self.deliveries:
             delivery.pending -= 1
@@ -108,6 +108,10 @@ class DeliveryLedger:
         self._unsettled: deque[Delivery] = deque()
         self._held: dict[str, list[Delivery]] = {}
         self._chunks: dict[int, Delivery] = {}
+
+    def fail(self, error: object) -> None:
+        """Keep the first error of a record, which ends the session."""
+        self.failure = self.failure or str(error)
 
     def begin_untracked(self) -> Delivery:
         """Return a delivery that no LSN waits for; its owner reads ``pending``."""

@@ -172,7 +172,7 @@ class RecordSender:
         if on_delivery is not None:
             on_delivery(error, acknowledgement)
         if error is not None:
-            self._ledger.failure = self._ledger.failure or str(error)
+            self._ledger.fail(error)
             return
         self._opened.add(at)
         self._outgoing += self._waiting.pop(at)

@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 BIN := .venv/bin
 MEMBERS := schemas settings cli outbox inbox relay sinks services loadtests deploy
 # Processes that run tests side by side, each with a stack of its own; 0: all in one.
-WORKERS ?= 3
+WORKERS ?= 4
 DEMO := docker compose --project-directory deploy/compose --project-name towpath-demo
 CATALOGUE := --events towpath.services.orders.events:shop_events \
 	--events towpath.services.inventory.app:reservation_events \
@@ -15,7 +15,7 @@ CATALOGUE := --events towpath.services.orders.events:shop_events \
 	--events towpath.services.shipping.app:shipment_events \
 	--title "The shop's events" --output docs/events.md
 STATIC := lint types imports
-SIDE_BY_SIDE := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+SIDE_BY_SIDE = -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 .PHONY: help setup demo test check mutants house coverage docs soak rehearse browser-test \
 	compose-demo compose-test dist wheels lock clean python setup-run setup-dev static quick $(STATIC)
@@ -87,6 +87,8 @@ clean: ## Stop the local stack and remove all that was made or fetched.
 
 static: $(STATIC)
 
+# These keep every core busy.
+quick: WORKERS = 2
 quick:
 	$(BIN)/pytest $(SIDE_BY_SIDE) $(ARGS)
 

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,10 +85,7 @@ def main(words: list[str]) -> int:
                 prepare_build_tools()
                 return 0
             prepare(mode)
-            if mode == "dev":
-                for programs in GO_PROGRAMS:
-                    build_go_programs(programs)
-            with compiling_relay(mode):
+            with compiling(mode):
                 return fetch_jars(mode) or record_spark_classes()
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -316,14 +314,29 @@ def build_go_programs(programs: GoPrograms) -> None:
     mark.write_text(wanted, "utf-8")
 
 
-def compiling_relay(mode: str) -> contextlib.AbstractContextManager[object]:
-    """Compile the relay's hot modules beside the block; the tests run Python."""
-    if mode != "run":
-        return contextlib.nullcontext()
-    python = str(ENVIRONMENT / "bin" / "python")
-    script = Path(__file__).with_name("compile_relay.py")
-    # The end of the block waits for the process.
-    return subprocess.Popen([python, str(script)], env=environment())
+@contextlib.contextmanager
+def compiling(mode: str) -> Iterator[None]:
+    """
+    Compile beside the block, which mostly waits for the network.
+
+    For running these are the relay's hot modules, whose Python the tests run; for
+    development the programs in Go.
+    """
+    if mode == "run":
+        python = str(ENVIRONMENT / "bin" / "python")
+        script = Path(__file__).with_name("compile_relay.py")
+        # The end of the block waits for the process.
+        with subprocess.Popen([python, str(script)], env=environment()):
+            yield
+        return
+    thread = ThreadPoolExecutor(1)
+    try:
+        built = [thread.submit(build_go_programs, each) for each in GO_PROGRAMS]
+        yield
+        for each in built:
+            each.result()
+    finally:
+        thread.shutdown(cancel_futures=True)
 
 
 def fetch_jars(mode: str) -> int:

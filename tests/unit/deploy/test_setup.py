@@ -137,7 +137,8 @@ def test_the_relay_is_compiled_for_running_alone(
     """
     It is compiled while archives are fetched.
 
-    The set-up for development compiles nothing: tests run the Python source.
+    The set-up for development builds programs of the tests instead, which run the
+    Python source of the relay.
     """
     monkeypatch.setattr(setup, "STATE", tmp_path / "state")
     done: list[str] = []
@@ -162,6 +163,28 @@ def test_the_relay_is_compiled_for_running_alone(
         *("fetch_jars", "record_spark_classes", "compiled"),
     ] == for_running
     assert "compiled" not in done
+    assert len(setup.GO_PROGRAMS) == done.count("build_go_programs")
+
+
+def test_a_program_that_is_not_built_fails_the_set_up(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
+) -> None:
+    """
+    It is built beside the archives; that they are there does not hide its failure.
+    """
+    monkeypatch.setattr(setup, "STATE", tmp_path / "state")
+    for name in ("check_machine", "prepare", "fetch_jars", "record_spark_classes"):
+        monkeypatch.setattr(setup, name, lambda *_: 0)
+
+    failure = setup.SetupError("a module could not be fetched")
+
+    def build(_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(setup, "build_go_programs", build)
+
+    assert setup.USAGE == setup.main(["dev"])
+    assert capsys.readouterr().err == "error: a module could not be fetched\n"
 
 
 def test_the_locks_name_no_place() -> None:

@@ -79,7 +79,7 @@ def stage(member: str, folder: Path) -> None:
             target = folder / Path(name).relative_to(member)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
-            # Not the umask of whoever builds.
+            # Not the umask of the builder.
             target.chmod(0o755 if os.access(path, os.X_OK) else 0o644)
     shutil.copyfile(CLONE / "LICENSE", folder / "LICENSE")
     (folder / "LICENSE").chmod(0o644)

@@ -344,20 +344,20 @@ def test_workers_are_scaled_while_it_runs():
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "expected"),
     [
         (("relay", "/nowhere.toml"), 2, "No such file"),
         (("serving", "--driver", "nobody", "--config", "/nowhere.toml"), 2, "No such"),
         (("tools", "verify", "nobody"), 2, "no sink is named nobody"),
     ],
 )
-def test_a_wrong_word_is_one_error_with_its_cure(words, code, told):
+def test_a_wrong_word_is_one_error_with_its_cure(words, code, expected):
     """The exit code is that of the same command outside."""
     service, *rest = words
     found = try_compose("run", "--rm", "--no-TTY", "--no-deps", service, *rest)
 
     assert code == found.returncode, found.stderr
-    assert told in found.stderr
+    assert expected in found.stderr
     assert "remedy:" in found.stderr
 
 

@@ -169,14 +169,14 @@ def main(dsn: str) -> None:
         frames = record(make_conninfo(dsn, dbname=NAME))
     finally:
         postgres.drop_database(dsn, NAME)
-    told = f"of a PostgreSQL {server} server per line"
+    text = f"of a PostgreSQL {server} server per line"
     messages = [frame[PAYLOAD_AT:] for frame in frames if frame[0] != KEEPALIVE]
     write(
         "pgoutput.hex",
-        f"# One message {told}, pgoutput protocol version 1, in stream order.",
+        f"# One message {text}, pgoutput protocol version 1, in stream order.",
         messages,
     )
-    write("frames.hex", f"# One frame {told}, in stream order.", shortest(frames))
+    write("frames.hex", f"# One frame {text}, in stream order.", shortest(frames))
 
 
 if __name__ == "__main__":

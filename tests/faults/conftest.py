@@ -38,7 +38,7 @@ create table shop.line (id bigint primary key, note text, n int);
 create table shop.bare (id bigint, note text);
 alter table shop.bare replica identity full;
 """
-# What is told of the time of publishing, which differs from relay to relay.
+# The time of publishing, which differs from relay to relay.
 NOW = re.compile(rb'"ts_[mun]s":\s*\d+')
 
 
@@ -147,16 +147,16 @@ heartbeat_interval_s = 0.5
         found = []
         for message in self.records(*names):
             headers = [(n, _plain(v, ours)) for n, v in message.headers() or ()]
-            told = dict(headers)
+            actual = dict(headers)
             topic = message.topic().removeprefix(f"{self.prefix}.")
-            is_streamed = "position" in told and "snapshot" not in told
+            is_streamed = "position" in actual and "snapshot" not in actual
             if topic == "relations" or not is_streamed:
                 continue
             found.append(
                 Stood(
                     topic,
                     message.partition(),
-                    (told["position"] or b"").decode(),
+                    (actual["position"] or b"").decode(),
                     message.key(),
                     _plain(message.value(), ours),
                     tuple(headers),
@@ -235,7 +235,7 @@ class Writer:
                 "id": str(uuid.UUID(int=base + number)),
                 "aggregate_type": "tableless",
                 "aggregate_id": str(base),
-                "type": "Told",
+                "type": "Reported",
                 "payload": {"base": base},
             }
             self._source.execute(
@@ -360,9 +360,9 @@ class Faults:
 
     def _check_events(self, records: list[Stood]) -> None:
         """Fail unless each event of the outbox stands once in all topics."""
-        told = [dict(record.headers) for record in records]
-        found = Counter(each["id"] for each in told if "id" in each)
-        stubs = sum(each.get("form") == b"stub" for each in told)
+        found_headers = [dict(record.headers) for record in records]
+        found = Counter(each["id"] for each in found_headers if "id" in each)
+        stubs = sum(each.get("form") == b"stub" for each in found_headers)
         rows = self.source.execute("select id::text from towpath.outbox").fetchall()
         lost = {row[0].encode() for row in rows} - set(found)
         assert ([], True) == (

@@ -3,7 +3,7 @@ The real driver of sinks, which kills itself in a batch: ``POINT SINK [OPTION...
 
 Each point stands between two steps of what is done with a batch, or with an order. When
 the sink comes there the process sends itself SIGKILL: nothing is flushed, closed or
-told, and the engine has not noted the batch as done.
+reported, and the engine has not noted the batch as done.
 
 At the points ``filling`` and ``merging`` it kills its executors on this machine
 instead, once, while they write a warehouse, and goes on. A plus sign joins points.
@@ -182,7 +182,7 @@ POINTS: Final[dict[str, Callable[[Fault], None]]] = {
     "flushed": lambda f: f.after_targets("flush"),
     "set aside": lambda f: f.after(DeadLetterTopic, "put"),
     "written": lambda f: f.after(SinkWriter, "write"),
-    "told": lambda f: f.after(Report, "done"),
+    "reported": lambda f: f.after(Report, "done"),
     "filling": lambda f: f.around(
         _FrameRows, "collect", ExecutorKiller("filling").watching
     ),

@@ -2,9 +2,9 @@
 The real relay, which kills itself at a named point: ``CONFIG POINT NTH``.
 
 Each point wraps one method of the relay. At its NTH call the process sends itself
-SIGKILL: nothing is flushed, closed or told, as when the machine takes it away. Points
-that end in ``+`` first give the client's own thread the time to reach the broker, so
-that what was handed over stands there, unheard.
+SIGKILL: nothing is flushed, closed or confirmed, as when the machine fails. Points that
+end in ``+`` first give the client's own thread the time to reach the broker, so that
+the broker has the records, and the relay no acknowledgement.
 """
 
 import os
@@ -104,7 +104,7 @@ class Fault:
         Publisher.publish_change = sent  # type: ignore[method-assign]
 
     def stored(self) -> None:
-        """Strike when a higher LSN is stored, and not yet told."""
+        """Strike when a higher LSN is stored, and not yet confirmed."""
         settle = CheckpointWriter._settle
 
         def settled(checkpoints: CheckpointWriter) -> bool:
@@ -116,8 +116,8 @@ class Fault:
 
         CheckpointWriter._settle = settled  # type: ignore[method-assign]
 
-    def told(self) -> None:
-        """Strike when a higher LSN was told to Postgres."""
+    def reported(self) -> None:
+        """Strike when a higher LSN was confirmed to Postgres."""
         confirm = LoopDuties.confirm
 
         def confirmed(duties: LoopDuties, lsn: int) -> None:
@@ -139,7 +139,7 @@ POINTS: Final[dict[str, Callable[[Fault], None]]] = {
     "before marks": lambda f: f.before(CheckpointWriter, "_write"),
     "marks produced": lambda f: f.after(CheckpointWriter, "_write"),
     "marks stored": Fault.stored,
-    "postgres told": Fault.told,
+    "postgres confirmed": Fault.reported,
     "deleted": lambda f: f.within(has_value=True),
     "tombstone": lambda f: f.within(has_value=False),
     "topic made": lambda f: f.after(KafkaTopics, "ensure"),

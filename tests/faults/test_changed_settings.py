@@ -44,7 +44,11 @@ def test_a_configuration_changed_after_a_kill_repeats_nothing(faults):
     Topic template, key columns, skipped operations and metadata change after the kills.
     """
     faults.prepare(sections=METADATA)
-    for point, nth in [("postgres told", 1), ("marks stored", 2), ("produced+", 70)]:
+    for point, nth in [
+        ("postgres confirmed", 1),
+        ("marks stored", 2),
+        ("produced+", 70),
+    ]:
         faults.writer.write(2)
         faults.relay.die(point, nth)
     template = f'topic = "{faults.relay.prefix}.new.{{aggregate_type}}"'
@@ -111,7 +115,7 @@ def test_another_delivery_after_a_kill_neither_loses_nor_repeats(faults):
     transactional = 'delivery = "transactional"'
     faults.prepare(relay=transactional)
     faults.writer.write(2)
-    faults.relay.die("postgres told", 1)
+    faults.relay.die("postgres confirmed", 1)
     faults.writer.write(2)
     faults.relay.die("produced+", 40)
     faults.relay.configure()

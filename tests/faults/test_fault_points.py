@@ -31,7 +31,7 @@ CHAINS = {
         *[("before lineage", 1), ("lineage", 1)],
         *[("before settings", 1), ("settings", 1)],
         *[("before marks", 2), ("marks produced", 2), ("marks produced+", 3)],
-        *[("marks stored", 1), ("postgres told", 1), ("marks stored", 2)],
+        *[("marks stored", 1), ("postgres confirmed", 1), ("marks stored", 2)],
         *[("produced+", 60), ("before tails", 1), ("in tails", 5)],
         *[("after tails", 1), ("stream begun", 1), ("produced+", 20)],
     ],

@@ -141,7 +141,7 @@ def reader(stack, rig, unique, tmp_path):
 
 
 @pytest.mark.timeout(300)
-def test_every_committed_event_has_its_effect_once_whoever_dies(rig, reader):
+def test_every_committed_event_has_its_effect_once_after_any_death(rig, reader):
     """
     Relay and consumer are killed in turn; effects are those of the commits, in order.
     """

@@ -53,7 +53,7 @@ def holds_for(holds, seconds: float) -> bool:
 
 
 def confirmed(faults) -> int:
-    """Return what the relay's slot was told."""
+    """Return what the relay's slot has confirmed."""
     row = faults.source.execute(
         "select (confirmed_flush_lsn - '0/0')::bigint from pg_replication_slots"
         " where slot_name = %s",
@@ -115,7 +115,7 @@ def test_a_message_and_the_next_commit_at_one_lsn_both_come_once(faults):
             faults.source.execute(
                 "select pg_logical_emit_message(false, 'other', %s)", (str(number),)
             )
-    deaths = [("produced+", 9), ("marks stored", 1), ("postgres told", 1)]
+    deaths = [("produced+", 9), ("marks stored", 1), ("postgres confirmed", 1)]
     for number, (point, nth) in enumerate(deaths):
         faults.relay.die(point, nth)
         with faults.source.transaction():
@@ -231,11 +231,11 @@ def test_a_changed_partition_count_is_refused_and_nothing_is_touched(faults):
     admin.create_partitions([NewPartitions(topic, 5)])[topic].result()
     before = (confirmed(faults), len(faults.relay.records()))
     code = faults.relay.start().wait(30)
-    told = faults.relay.logged("relay halted")[-1]
+    log_record = faults.relay.logged("relay halted")[-1]
 
-    assert (3, True, "state repair" in told["remedy"], before) == (
+    assert (3, True, "state repair" in log_record["remedy"], before) == (
         code,
-        "had 3 partitions and has 5" in told["reason"],
+        "had 3 partitions and has 5" in log_record["reason"],
         True,
         (confirmed(faults), len(faults.relay.records())),
     )
@@ -256,17 +256,17 @@ def test_a_partition_count_that_changes_while_running_halts(faults):
     with faults.load(1):
         code = process.wait(30)
     again = faults.relay.start().wait(30)
-    told = [record["reason"] for record in faults.relay.logged("relay halted")]
+    log_records = [record["reason"] for record in faults.relay.logged("relay halted")]
 
     assert (3, 3, [True, True]) == (
         code,
         again,
-        [f"topic {topic} had 3 partitions" in reason for reason in told],
+        [f"topic {topic} had 3 partitions" in reason for reason in log_records],
     )
 
 
-@pytest.mark.parametrize("is_made_anew", [False, True])
-def test_a_deleted_or_recreated_topic_is_refused(faults, is_made_anew):
+@pytest.mark.parametrize("is_recreated", [False, True])
+def test_a_deleted_or_recreated_topic_is_refused(faults, is_recreated):
     """
     Its records are unknown: the start halts, and nothing is changed.
     """
@@ -280,16 +280,16 @@ def test_a_deleted_or_recreated_topic_is_refused(faults, is_made_anew):
     admin = AdminClient({"bootstrap.servers": faults.relay.kafka})
     admin.delete_topics([topic])[topic].result()
     CLOCK.wait(0.5)
-    if is_made_anew:
+    if is_recreated:
         admin.create_topics([NewTopic(topic, 3, 1)])[topic].result()
         CLOCK.wait(0.5)
     before = (confirmed(faults), len(faults.relay.records()))
     code = faults.relay.start().wait(30)
-    told = faults.relay.logged("relay halted")[-1]
+    log_record = faults.relay.logged("relay halted")[-1]
 
     assert (3, True, True, before) == (
         code,
-        topic in told["reason"],
-        "Restore the topic" in told["remedy"],
+        topic in log_record["reason"],
+        "Restore the topic" in log_record["remedy"],
         (confirmed(faults), len(faults.relay.records())),
     )

@@ -49,9 +49,9 @@ def streamed(messages: Iterable[Message]) -> list[tuple[str, int, bytes | None]]
     """Return position, partition and key of each streamed record."""
     found = []
     for message in messages:
-        told = dict(message.headers() or ())
-        if "position" in told and "snapshot" not in told:
-            at = told["position"].decode(), message.partition()
+        found_headers = dict(message.headers() or ())
+        if "position" in found_headers and "snapshot" not in found_headers:
+            at = found_headers["position"].decode(), message.partition()
             found.append((*at, message.key()))
     return found
 
@@ -112,9 +112,9 @@ def test_added_partitions_take_no_record_before_the_operator_decides(faults):
     with faults.load(2):
         add_partitions(faults, 8, *names)
         assert process.wait(60) == 3
-        told = faults.relay.logged("relay halted")[-1]
-        assert "had 3 partitions and has 8 now" in told["reason"]
-        assert "towpath relay state repair" in told["remedy"]
+        log_record = faults.relay.logged("relay halted")[-1]
+        assert "had 3 partitions and has 8 now" in log_record["reason"]
+        assert "towpath relay state repair" in log_record["remedy"]
         beyond = {m.partition() for m in faults.relay.records(*names)} - {0, 1, 2}
         assert beyond == set()
         assert faults.relay.start().wait(60) == 3
@@ -166,9 +166,9 @@ def test_a_deleted_topic_is_named_and_made_again_by_the_repair(faults):
             process = faults.relay.start()
         assert process.wait(60) == 3
         assert faults.relay.start().wait(60) == 3
-        told = faults.relay.logged("relay halted")[-1]
-        assert f"topic {topic} no longer exists: it had" in told["reason"]
-        assert "towpath relay state repair" in told["remedy"]
+        log_record = faults.relay.logged("relay halted")[-1]
+        assert f"topic {topic} no longer exists: it had" in log_record["reason"]
+        assert "towpath relay state repair" in log_record["remedy"]
         assert topic not in faults.relay.topics()
         code, said = command(faults, "relay", "state", "repair", "--yes")
         assert (code, "requests snapshots of shop.line" in said) == (0, True)

@@ -1,7 +1,7 @@
 """
 Killed at random moments under load, the relay loses nothing and repeats nothing.
 
-The seed is told, so that a run that failed can be had again as far as time allows. Each
+The seed is printed, so that a failed run can be repeated as far as time allows. Each
 kill is counted by whether it met a relay that streamed or one that was starting: both
 must have happened, or the test has shown nothing.
 """

@@ -31,7 +31,7 @@ DEATHS = (
     ("flushed", "warehouse"),
     ("set aside", "search"),
     ("written", "cache"),
-    ("told", "warehouse"),
+    ("reported", "warehouse"),
 )
 # One death per sink: each start of a driver takes twenty seconds of processor time.
 FEW_DEATHS = (("applied", "warehouse"), ("set aside", "search"), ("written", "cache"))
@@ -51,13 +51,13 @@ class Shop(Place):
             lake.replace("[[sink.route]]", 'folder = "lake"\n[[sink.route]]'),
         )
         self.feed = Feed(self)
-        self.poisoned = 0
+        self.unreadable = 0
 
     def work(self, count):
         """Add to the history, with a record at its end that is no change."""
-        self.poisoned += 1
-        self.feed.work(count, keys=60, seed=self.poisoned)
-        self.feed.poison()
+        self.unreadable += 1
+        self.feed.work(count, keys=60, seed=self.unreadable)
+        self.feed.send_unreadable()
 
     def dies(self, point, sink):
         """Run the driver until it kills itself."""
@@ -145,7 +145,9 @@ def test_a_driver_killed_in_every_stage_ends_equal(shop, deaths):
     assert (1, []) == (len(scratch), shop.scratch_folders())
     assert [True] * len(deaths) == died, shop.log()
     assert expected == [stored_rows(rows) for rows in shop.contents()]
-    assert [sorted(shop.feed.poisoned)] * 3 == [shop.set_aside(sink) for sink in SINKS]
+    assert [sorted(shop.feed.unreadable)] * 3 == [
+        shop.set_aside(sink) for sink in SINKS
+    ]
 
 
 def test_a_stopped_driver_repeats_nothing_and_a_lost_checkpoint_changes_nothing(shop):
@@ -189,7 +191,7 @@ def test_a_stopped_driver_repeats_nothing_and_a_lost_checkpoint_changes_nothing(
 
     assert (applied, left) == (stood, read)
     assert (True, before) == (died, shop.contents())
-    assert (["one"], [], shop.feed.poisoned) == (
+    assert (["one"], [], shop.feed.unreadable) == (
         list(book.replies),
         shop.set_aside("cache"),
         shop.set_aside("warehouse"),

@@ -365,9 +365,11 @@ def positions(records: list[Message]) -> list[str]:
 
 def is_streamed(record: Message) -> bool:
     """Tell whether a record is of the stream, and neither of a snapshot nor a copy."""
-    told = headers_of(record)
+    found_headers = headers_of(record)
     is_ours = re.match(r"\w+\.(shop|rich|event|dead\.relay)\b", str(record.topic()))
-    return bool(is_ours and "position" in told and "snapshot" not in told)
+    return bool(
+        is_ours and "position" in found_headers and "snapshot" not in found_headers
+    )
 
 
 def streamed(topics: Topics, prefix: str) -> dict[tuple[str, int], list[object]]:
@@ -403,13 +405,13 @@ def content(record: Message) -> tuple[object, ...]:
 
 def events(topics: Topics) -> Counter[str]:
     """Count the streamed events by their ids."""
-    told = (
+    found_headers = (
         headers_of(record)
         for records in topics.values()
         for record in records
         if is_streamed(record)
     )
-    return Counter(each["id"] for each in told if "id" in each)
+    return Counter(each["id"] for each in found_headers if "id" in each)
 
 
 def state(topics: Topics) -> dict[str, Any]:
@@ -434,7 +436,7 @@ def test_the_sinks_of_a_recorded_stack_equal_the_source(taken):
     """
     Each sink has each row, those of parked keys and of the unfinished snapshot too.
     """
-    told = {
+    values = {
         sink: (report["result"], report["differences"])
         for sink, report in taken.reports.items()
     }
@@ -444,7 +446,7 @@ def test_the_sinks_of_a_recorded_stack_equal_the_source(taken):
         for route in report["routes"]
     ]
 
-    assert dict.fromkeys(SINKS, ("equal", 0)) == told
+    assert dict.fromkeys(SINKS, ("equal", 0)) == values
     assert (True, set()) == (min(rows) > 0, taken.still_parked)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 SMALL_LINES: Final = 150
 LAYERS_OF_SINKS: Final = "sinks-layers"
-_CLAUSE: Final = re.compile(r"(What|Whatever|Who|Whoever|Of)\b")
+_CLAUSE: Final = re.compile(r"((What|Who)(ever)?|Of)\b")
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?:;])\s+|\n\s*\n")
 # Public methods of named tuples, underscore or not.
 _OF_NAMED_TUPLES: Final = {"_asdict", "_fields", "_field_defaults", "_make", "_replace"}

@@ -92,19 +92,19 @@ def test_a_signal_describes_the_other_tables(sessions, change):
     """The changed table is refused with a reason, or described; the other always is."""
     view = AggregateView(aggregate_type="a", view="s.state")
     readable = CollectionCatalog("described", {view.collection: view})
-    clerk = SnapshotCommands(
+    commands = SnapshotCommands(
         readable, ExportedSnapshots(lambda: sessions[0]), list, "towpath"
     )
     collections = ("s.a", view.collection, "s.b")
     places = 0
     for connection in racing(sessions, change):
-        told = clerk.perform(connection, InspectTables("signal", collections))
+        found = commands.perform(connection, InspectTables("signal", collections))
         places += 1
 
-        assert {"s.b"} <= set(told.shapes)
-        assert set(collections) == {*told.shapes, *told.refusals}
-        assert all(told.refusals.values())
-        assert all(len(each.key_columns) == 1 for each in told.shapes.values())
+        assert {"s.b"} <= set(found.shapes)
+        assert set(collections) == {*found.shapes, *found.refusals}
+        assert all(found.refusals.values())
+        assert all(len(each.key_columns) == 1 for each in found.shapes.values())
 
     assert places > len(collections)
 

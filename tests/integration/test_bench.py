@@ -36,8 +36,8 @@ def test_the_command_measures_verifies_and_cleans_up(tmp_path: Path):
     with towpath(tmp_path, *WORDS, *words) as process:
         output, errors = process.communicate(timeout=80)
     assert process.returncode == 0, errors.decode()
-    told = json.loads(output)
-    drain, steady = told["cases"]["drain_100"], told["cases"]["steady_500"]
+    report = json.loads(output)
+    drain, steady = report["cases"]["drain_100"], report["cases"]["steady_500"]
     relay = steady["systems"]["relay"]
 
     assert (
@@ -49,8 +49,8 @@ def test_the_command_measures_verifies_and_cleans_up(tmp_path: Path):
         True,
         [],
     ) == (
-        told["verified"],
-        list(told["cases"]),
+        report["verified"],
+        list(report["cases"]),
         sorted(drain["systems"]),
         drain["ratio_to_limit"] > 0,
         drain["ratio_to_debezium"],

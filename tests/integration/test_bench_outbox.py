@@ -35,8 +35,8 @@ def test_every_way_is_measured_and_verified(tmp_path: Path):
     with towpath(tmp_path, *SMALL) as process:
         output, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors.decode()
-    told = json.loads(output)
-    case = told["cases"]["commits"]
+    report = json.loads(output)
+    case = report["cases"]["commits"]
     systems = case["systems"]
 
     assert ["delete", "keep", "message", "none", "sql"] == sorted(systems)
@@ -62,8 +62,8 @@ def test_a_lost_event_leaves_no_figure(tmp_path: Path, monkeypatch):
     with towpath(tmp_path, *SMALL) as process:
         output, errors = process.communicate(timeout=100)
     assert output, errors.decode()
-    told = json.loads(output)
+    report = json.loads(output)
 
-    assert (1, False, {}) == (process.returncode, told["verified"], told["cases"])
-    assert 3 == len(told["findings"])
-    assert all(" lost" in finding for finding in told["findings"])
+    assert (1, False, {}) == (process.returncode, report["verified"], report["cases"])
+    assert 3 == len(report["findings"])
+    assert all(" lost" in finding for finding in report["findings"])

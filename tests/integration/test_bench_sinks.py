@@ -77,8 +77,8 @@ def test_every_sink_catches_up_and_is_verified(tmp_path: Path, sinks: dict[str, 
     words = [word for sink in sinks for word in ("--sink", sink)]
     code, output, errors = bench(tmp_path, "--case", "catch_up", *words)
     assert code == 0, errors.decode()
-    told = json.loads(output)
-    case = told["cases"]["catch_up"]
+    report = json.loads(output)
+    case = report["cases"]["catch_up"]
     ratios = [f"{sink}_ratio_to_{other}" for sink, other in sinks.items()]
     numbers = ("cache_rows_per_s", *ratios, "memory_bytes")
     systems = case["systems"]
@@ -90,8 +90,8 @@ def test_every_sink_catches_up_and_is_verified(tmp_path: Path, sinks: dict[str, 
         [],
     ) == (
         (
-            told["verified"],
-            told["findings"],
+            report["verified"],
+            report["findings"],
             case["rows"],
             [name for name in numbers if not case[name]],
         ),
@@ -116,12 +116,12 @@ def test_a_wrong_value_leaves_no_figure(tmp_path: Path):
     words = ("--case", "catch_up", "--sink", "cache")
     code, output, errors = bench(tmp_path, *words, PYTHONPATH=path)
     assert output, errors.decode()
-    told = json.loads(output)
+    report = json.loads(output)
 
     assert (1, (False, {}), ["catch_up cache: 1 differences"], ["defect"]) == (
         code,
-        (told["verified"], told["cases"]),
-        told["findings"],
+        (report["verified"], report["cases"]),
+        report["findings"],
         [path.name for path in tmp_path.iterdir()],
     )
 
@@ -135,12 +135,12 @@ def test_a_shop_that_sells_is_measured_and_verified(tmp_path: Path):
     words = ("--case", "checkout", "--rate", "4", "--duration", "4", "--warm-up", "1")
     code, output, errors = bench(tmp_path, *words)
     assert code == 0, errors.decode()
-    told = json.loads(output)
-    case = told["cases"]["checkout"]
+    report = json.loads(output)
+    case = report["cases"]["checkout"]
     names = [f"{sink}_p99_ms" for sink in ("cache", "search", "warehouse")]
 
     assert ((True, 4.0, 0), [], [4.0], []) == (
-        (told["verified"], case["rate_per_s"], case["lost"]),
+        (report["verified"], case["rate_per_s"], case["lost"]),
         [name for name in names if not case[name]],
         [rate["rate_per_s"] for rate in case["rates"]],
         list(tmp_path.iterdir()),
@@ -156,8 +156,8 @@ def test_executors_are_measured_against_the_driver(tmp_path: Path):
     """
     code, output, errors = bench(tmp_path, "--cluster", "--sink", "cache", rows=20_000)
     assert code == 0, errors.decode()
-    told = json.loads(output)
-    case = told["cases"]["cluster"]
+    report = json.loads(output)
+    case = report["cases"]["cluster"]
     systems = case["systems"]
     names = [
         f"{sink}_{system}"
@@ -166,7 +166,7 @@ def test_executors_are_measured_against_the_driver(tmp_path: Path):
     ]
 
     assert (True, sorted(names), [0.0] * len(names), []) == (
-        told["verified"],
+        report["verified"],
         sorted(systems),
         [systems[name]["left"] for name in names],
         list(tmp_path.iterdir()),

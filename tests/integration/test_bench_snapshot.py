@@ -60,13 +60,13 @@ def bench(folder: Path, *words: str, **env: str) -> tuple[int, bytes, bytes]:
 )
 def test_a_snapshot_is_measured_and_verified(tmp_path: Path, load, has_latency):
     """
-    Every key, last value and update is in the topic; a rate and what it costs are told.
+    Every key, last value and update is in the topic; rate and costs are printed.
     """
     words = (*SMALL, "--case", "million_rows", "--load", load)
     code, output, errors = bench(tmp_path, *words)
     assert code == 0, errors.decode()
-    told = json.loads(output)
-    case = told["cases"]["million_rows"]
+    report = json.loads(output)
+    case = report["cases"]["million_rows"]
     relay = case["loads"][load]["systems"]["relay"]
 
     assert (
@@ -76,7 +76,7 @@ def test_a_snapshot_is_measured_and_verified(tmp_path: Path, load, has_latency):
         (True, 0.0, has_latency),
         [],
     ) == (
-        (told["verified"], told["findings"], told["rows"]),
+        (report["verified"], report["findings"], report["rows"]),
         (
             list(case["loads"]),
             sorted(case["loads"][load]["systems"]),
@@ -108,7 +108,7 @@ def test_a_lost_row_leaves_no_figure(tmp_path: Path):
     words = (*SMALL, "--load", "quiet")
     code, output, errors = bench(tmp_path, *words, PYTHONPATH=path)
     assert output, errors.decode()
-    told = json.loads(output)
+    report = json.loads(output)
 
     assert (
         1,
@@ -117,7 +117,7 @@ def test_a_lost_row_leaves_no_figure(tmp_path: Path):
         ["defect"],
     ) == (
         code,
-        (told["verified"], told["cases"]),
-        told["findings"],
+        (report["verified"], report["cases"]),
+        report["findings"],
         [path.name for path in tmp_path.iterdir()],
     )

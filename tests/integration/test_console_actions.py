@@ -217,7 +217,7 @@ def test_nothing_is_done_while_the_audit_log_cannot_be_written(console):
     assert "audit.jsonl" in answer.json()["detail"]
 
 
-def poison(console, key):
+def send_unreadable(console, key):
     """Produce a record of an order that is no change, which parks its key."""
     topic = console.platform.topic("shop.orders")
     found = console.json("/api/messages", topic=topic, limit="1")["records"]
@@ -241,7 +241,7 @@ def test_dead_letters_are_replayed_and_discarded_by_their_keys(console):
     The sink refuses one again, as for the command; a discard must be confirmed.
     """
     keys = {"sink": "cache", "keys": ["301", "302"]}
-    assert all(poison(console, key)["is_parked"] for key in (301, 302))
+    assert all(send_unreadable(console, key)["is_parked"] for key in (301, 302))
     replayed = done(console.post("/api/dead-letters/replay", keys))
     unconfirmed = console.post("/api/dead-letters/discard", keys)
     kept = len(letters(console, 301))
@@ -264,7 +264,7 @@ def test_the_page_asks_before_it_discards(console):
     """
     The first form shows the question, and only the second one discards.
     """
-    poison(console, 303)
+    send_unreadable(console, 303)
     browser = console.browser()
     shown = browser.get("/dead-letters")
     chosen = {"sink": "cache", "keys": letters(console, 303)[0]["key"]}

@@ -59,7 +59,7 @@ def test_every_command_tells_how_it_ended(around):
 
 def test_a_command_that_must_succeed_tells_its_last_words(around):
     """
-    A failure is told with the end of what the command printed.
+    A failure is reported with the end of what the command printed.
     """
     with pytest.raises(StepError, match=r"ended with 1\n.*the reason"):
         run_checked(python("raise SystemExit('the reason')"), around)

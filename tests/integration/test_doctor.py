@@ -113,7 +113,7 @@ def test_the_status_of_a_relay_whose_broker_is_away_is_readable(
     assert "client library" not in shown
 
 
-def test_a_role_that_may_not_replicate_is_told_so(config: Path, unique: str, capsys):
+def test_a_role_that_may_not_replicate_is_found(config: Path, unique: str, capsys):
     """
     B79: ordinary connections work and the replication protocol does not: why, and what.
     """
@@ -126,9 +126,9 @@ def test_a_role_that_may_not_replicate_is_told_so(config: Path, unique: str, cap
             code, rows = examined(config, capsys)
         finally:
             connection.execute(f"drop role {unique}")
-    told = [row for row in rows if "PgBouncer" in row["cure"]]
+    found = [row for row in rows if "PgBouncer" in row["cure"]]
 
-    assert (1, 1) == (code, len(told))
+    assert (1, 1) == (code, len(found))
 
 
 def test_a_topic_that_forgets_too_early_is_found(
@@ -145,9 +145,9 @@ def test_a_topic_that_forgets_too_early_is_found(
     made[name].result(10)
     init(config, dry_run=False)
     _, rows = examined(config, capsys)
-    told = [row["what"] for row in rows if name in row["what"]]
+    found = [row["what"] for row in rows if name in row["what"]]
 
-    assert [f"topic {name} keeps records for 2 h, [topics] says 168 h"] == told
+    assert [f"topic {name} keeps records for 2 h, [topics] says 168 h"] == found
 
 
 def test_a_declared_view_that_cannot_be_read_is_found(config: Path, capsys):
@@ -158,11 +158,13 @@ def test_a_declared_view_that_cannot_be_read_is_found(config: Path, capsys):
     view = '[[relay.outbox.view]]\naggregate_type = "note"\nview = "public.state"\n'
     config.write_text(text + view, encoding="utf-8")
     _, rows = examined(config, capsys)
-    told = [row["what"] for row in rows if row["why"] == "outbox.note cannot be filled"]
+    found = [
+        row["what"] for row in rows if row["why"] == "outbox.note cannot be filled"
+    ]
 
     assert [
         "the view public.state cannot be read: there is no view public.state"
-    ] == told
+    ] == found
 
 
 def test_sinks_and_registry_are_examined_too(config: Path, capsys):

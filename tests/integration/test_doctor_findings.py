@@ -306,7 +306,7 @@ def test_fixes_are_printed_made_and_checked_again(source: Source, capsys):
 
 def test_a_refused_fix_does_not_end_the_others(source: Source, capsys):
     """
-    Publications belong to their owner: the role is told, and the topic is corrected.
+    Publications belong to their owner: the role is named, and the topic is corrected.
     """
     note = topics.table_topic(source.name, TableName("public", "note"))
     source.topic(note, retention_ms="7200000")

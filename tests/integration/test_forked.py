@@ -42,11 +42,11 @@ def test_a_forked_relay_refuses_a_configuration_as_python_m_does(
     """
     Exit code and log of both are the same.
     """
-    config, anew, forked = (tmp_path / name for name in ("t.toml", "anew", "forked"))
+    config, fresh, forked = (tmp_path / name for name in ("t.toml", "fresh", "forked"))
     if text is not None:
         config.write_text(text, encoding="utf-8")
     words = ["-m", "towpath.relay", str(config)]
-    with anew.open("ab") as log:
+    with fresh.open("ab") as log:
         code = subprocess.run(
             [sys.executable, *words], stdout=log, stderr=log, check=False
         ).returncode
@@ -54,8 +54,8 @@ def test_a_forked_relay_refuses_a_configuration_as_python_m_does(
 
     assert code == forked_code
     assert code > 0
-    assert anew.read_text() == forked.read_text()
-    assert anew.read_text()
+    assert fresh.read_text() == forked.read_text()
+    assert fresh.read_text()
 
 
 def test_a_forked_script_has_its_own_arguments_and_ends_by_a_signal(tmp_path: Path):

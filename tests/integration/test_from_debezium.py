@@ -53,7 +53,7 @@ def test_expressions_are_made_into_tables(database: str, tmp_path: Path):
     assert tables == settings.database.tables
 
 
-def test_a_database_that_does_not_answer_is_told(tmp_path: Path, capsys):
+def test_a_database_that_does_not_answer_is_reported(tmp_path: Path, capsys):
     """
     Exit 3, with the reason; nothing is written.
     """

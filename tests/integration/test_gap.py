@@ -67,7 +67,7 @@ def test_a_lost_slot_is_announced_and_its_gap_filled(relay: Relay, capsys):
     until(lambda: 10 in relay.ids("c"), "the stream goes on")
     capsys.readouterr()
     status(relay.config, as_json=True)
-    told = json.loads(capsys.readouterr().out)
+    report = json.loads(capsys.readouterr().out)
     gaps = [json.loads(m.value()) for m in relay.records("notifications")]
     positions = [
         position_of(m)
@@ -77,8 +77,8 @@ def test_a_lost_slot_is_announced_and_its_gap_filled(relay: Relay, capsys):
 
     assert (1, 2, True) == (
         len([gap for gap in gaps if gap["type"] == "GAP"]),
-        told["lineage"],
-        "no longer exists" in told["gap"],
+        report["lineage"],
+        "no longer exists" in report["gap"],
     )
     assert sorted(positions) == positions
 
@@ -113,13 +113,13 @@ def test_a_database_that_goes_back_is_noticed_while_running(relay: Relay):
     counter = "select counter > 3 from towpath.heartbeat"
     until(lambda: relay.connection.execute(counter).fetchone() == (True,), "it beats")
     relay.connection.execute("update towpath.heartbeat set counter = 0")
-    until(lambda: bool(relay.logged("gap in the source's history")), "it is told")
+    until(lambda: bool(relay.logged("gap in the source's history")), "it is reported")
     relay.write(2, 2)
     until(lambda: 2 in relay.ids("c"), "the stream goes on")
-    told = relay.logged("gap in the source's history")
+    log_records = relay.logged("gap in the source's history")
 
     assert (1, 2, ["public.note"]) == (
-        len(told),
-        told[0]["lineage"],
-        told[0]["plan"],
+        len(log_records),
+        log_records[0]["lineage"],
+        log_records[0]["plan"],
     )

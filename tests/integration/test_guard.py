@@ -106,8 +106,8 @@ def test_a_beat_is_in_the_table_and_in_the_log(database: str, unique: str, sourc
         " 'proto_version', '1', 'publication_names', 'towpath', 'messages', 'true')",
         [unique],
     ).fetchall()
-    told = [bytes(data) for (data,) in rows if b"towpath.heartbeat" in bytes(data)]
-    body = json.loads(told[0][told[0].index(b"{") :])
+    found = [bytes(data) for (data,) in rows if b"towpath.heartbeat" in bytes(data)]
+    body = json.loads(found[0][found[0].index(b"{") :])
 
     assert ([], 1, "this run") == (lost, body["counter"], body["run"])
 
@@ -150,7 +150,7 @@ def test_a_loss_is_reported_once(
     with watch(database, unique) as watched:
         until(lambda: counter(source) >= 3, "three beats")
         source.execute(hurt.format(slot=unique))
-        until(lambda: bool(watched.lost), "it is told")
+        until(lambda: bool(watched.lost), "it is reported")
         until(lambda: not watched.monitor._thread.is_alive(), "it has ended")
         lost = list(watched.lost)
 
@@ -172,21 +172,21 @@ def test_the_slot_monitor_reconnects_by_itself(database: str, unique: str, sourc
     assert [] == lost
 
 
-def test_bounds_are_told_when_they_are_crossed(database: str, unique: str, source):
+def test_bounds_are_reported_when_they_are_crossed(database: str, unique: str, source):
     """
     W-15: retained log beyond its bounds is logged once per crossing, at its level.
     """
     bounds = {"retained_warning_bytes": 1, "retained_critical_bytes": 2}
     with capture_logs() as logs, watch(database, unique, **bounds):
         until(lambda: counter(source) >= 5, "five beats")
-    told = [
+    found = [
         (record["bound"], record["log_level"]) for record in logs if "bound" in record
     ]
 
     assert [
         ("retained_critical_bytes", "error"),
         ("retained_warning_bytes", "warning"),
-    ] == told
+    ] == found
 
 
 def test_updated_outbox_rows_are_counted(database: str, unique: str, source):
@@ -265,7 +265,7 @@ def test_a_waiting_relay_takes_over(database: str, unique: str):
 
 def test_a_slot_that_is_read_by_others_is_waited_for(database: str, unique: str):
     """
-    A95: whoever reads the slot without the claim is waited for, then named.
+    A95: a reader of the slot without the claim is waited for, then named.
     """
     settings = settings_of(database, unique)
     prepare(settings)
@@ -444,7 +444,7 @@ def test_every_kind_of_table_is_described(database: str, unique: str, source):
         facts = setup.read_source_facts(connection, settings)
     with pytest.raises(NotPreparedError) as caught:
         setup.check_source(facts, settings)
-    told = sorted(line.partition(":")[0] for line in str(caught.value).splitlines())
+    found = sorted(line.partition(":")[0] for line in str(caught.value).splitlines())
     wrong = ("by_index", "keyless", "leaf", "quick", "seen")
 
-    assert [f"public.{name}" for name in wrong] == told
+    assert [f"public.{name}" for name in wrong] == found

@@ -207,12 +207,12 @@ def test_a_slot_that_is_gone_is_announced_then_made(kept: Kept):
     kept.sql(f"select pg_drop_replication_slot('{kept.slot}')")
     decision = kept.follow()
     (record,) = kept.records
-    told = orjson.loads(record.value or b"")
+    document = orjson.loads(record.value or b"")
     again = kept.follow()
 
     assert (["Lineage", "GAP"], True) == (
-        [told["aggregate_type"], told["type"]],
-        "execute-snapshot" in told["additional_data"]["fill"],
+        [document["aggregate_type"], document["type"]],
+        "execute-snapshot" in document["additional_data"]["fill"],
     )
     assert (2, True, None, 1) == (
         decision.lineage.number,

@@ -79,7 +79,7 @@ def test_other_partitions_go_on_while_an_event_is_retried(place):
         place.wait_counts(1, 2, key="a")
 
 
-def test_poison_is_parked_with_its_followers(place):
+def test_an_unreadable_event_is_parked_with_its_followers(place):
     """
     Other keys go on, also in a new process; a replay applies all of them in order.
     """
@@ -130,7 +130,7 @@ def test_a_follower_joins_a_replay_that_is_requested(place):
     Otherwise it would stay parked after all before it have left.
     """
     with place.begin() as session:
-        drive(session, place.inbox.park(event(id="1"), "poison"))
+        drive(session, place.inbox.park(event(id="1"), "unreadable"))
         place.inbox.request_replay(session)
     with place.begin() as session:
         assert drive(session, place.inbox.park_behind(event(id="2", offset=1)))
@@ -401,7 +401,7 @@ def test_sessions_of_other_drivers_hold_the_inbox(place):
 
 def test_an_asynchronous_consumer_keeps_the_same_rules(place):  # noqa: PLR0915
     """
-    Poison is parked with its followers, a replay applies them, nothing twice.
+    An unreadable event is parked with its followers; a replay applies each once.
     """
     settings = {"bootstrap.servers": place.kafka, "session.timeout.ms": 6000}
 

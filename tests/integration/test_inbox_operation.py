@@ -70,7 +70,7 @@ def test_status_shows_how_far_each_consumer_is(place, capsys):
     with place.begin() as session:
         drive(session, Inbox("other").take(event(topic="gone")))
         keyless = event(id="x", key=None, topic=place.topic, offset=99)
-        drive(session, place.inbox.park(keyless, "poison"))
+        drive(session, place.inbox.park(keyless, "unreadable"))
     (found, other) = sorted(
         status(place, capsys, code=1), key=lambda one: one["consumer"] == "other"
     )

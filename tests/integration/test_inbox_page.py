@@ -82,15 +82,15 @@ def test_the_command_looks_after_parked_events(page, capsys):
     options = ["--dsn", page["DATABASE_URL"], "--consumer", "view-counter"]
     assert 0 == run(["inbox", "parked", *options])
     with page["sessions"].begin() as session:
-        drive(session, inbox.park(dataclasses.replace(event, id="x"), "poison"))
+        drive(session, inbox.park(dataclasses.replace(event, id="x"), "unreadable"))
     capsys.readouterr()
     assert 1 == run(["inbox", "parked", *options, "--json"])
     (found,) = json.loads(capsys.readouterr().out)
-    assert ("x", "poison", False) == (
+    assert ("x", "unreadable", False) == (
         *(found["id"], found["reason"], found["replay_requested"]),
     )
     assert 1 == run(["inbox", "parked", *options])
-    assert "poison" in capsys.readouterr().out
+    assert "unreadable" in capsys.readouterr().out
     assert 2 == run(["inbox", "replay", "nonsense", *options])
     assert 0 == run(["inbox", "replay", "x", *options])
     assert "1 parked" in capsys.readouterr().out

@@ -275,9 +275,9 @@ def test_a_mistake_is_one_sentence_with_its_cure(begin: Begin, tmp_path: Path, s
         return code, reason in run.text, "Traceback" in run.text
 
     with ThreadPoolExecutor(2) as threads:
-        told = list(threads.map(try_out, range(len(MISTAKES))))
+        found = list(threads.map(try_out, range(len(MISTAKES))))
 
-    assert [(code, True, False) for _, _, code, _ in MISTAKES] == told
+    assert [(code, True, False) for _, _, code, _ in MISTAKES] == found
     assert before == shop.orders()
 
 

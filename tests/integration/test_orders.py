@@ -59,7 +59,7 @@ class Shop:
     customer_id: str = ""
 
     def place(self, *, key: str | None = None, **change: Any) -> TestResponse:
-        """Place an order of one line, changed as told."""
+        """Place an order of one line, with changes."""
         body = {"customer_id": self.customer_id, "lines": [LINE], **change}
         headers = {"Idempotency-Key": key} if key else {}
         return self.client.post("/orders", json=body, headers=headers)
@@ -317,7 +317,7 @@ def test_an_order_that_cannot_be_committed_takes_its_event_with_it(shop: Shop):
 
 def test_a_connection_lost_before_the_commit_leaves_nothing(shop: Shop):
     """
-    The client is told to try again; the same key then places the order once.
+    The client is asked to try again; the same key then places the order once.
     """
     shop.rows(
         "create function die() returns trigger language plpgsql as"

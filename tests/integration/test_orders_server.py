@@ -30,7 +30,7 @@ def service(stack, database: str, tmp_path: Path) -> Iterator[Service]:
         yield running
 
 
-def test_a_started_service_takes_orders_and_has_told_the_registry(
+def test_a_started_service_takes_orders_and_has_registered_its_schemas(
     service: Service, stack
 ):
     """

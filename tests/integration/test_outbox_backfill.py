@@ -43,23 +43,24 @@ create view shop.customer_state as
 select id as aggregate_id, 'CustomerState'::varchar(20) as type,
     json_build_object('version', version, 'name', name) as payload
 from shop.customer;
-create function shop.say(type text, kind text, id text, told jsonb) returns void
+create function shop.say(type text, kind text, id text, payload jsonb) returns void
 language sql as $$
     with said as (
         insert into towpath.outbox (id, aggregate_type, aggregate_id, type, payload)
-        values (gen_random_uuid(), kind, id, type, told::json) returning 1
+        values (gen_random_uuid(), kind, id, type, payload::json) returning 1
     ) select from said
 $$;
-create function shop.say_of_order(type text, order_id bigint, told jsonb) returns void
+create function shop.say_of_order(type text, order_id bigint, payload jsonb)
+returns void
 language sql as $$
-    select shop.say(type, 'order', order_id::text, told);
+    select shop.say(type, 'order', order_id::text, payload);
     delete from towpath.outbox where aggregate_id = order_id::text;
 $$;
-create function shop.say_of_customer(type text, id uuid, told json) returns void
+create function shop.say_of_customer(type text, id uuid, payload json) returns void
 language sql as $$
     select pg_logical_emit_message(true, 'towpath.outbox', json_build_object(
         'id', gen_random_uuid(), 'aggregate_type', 'customer', 'aggregate_id', id,
-        'type', type, 'payload', told)::text)
+        'type', type, 'payload', payload)::text)
 $$;
 """
 VIEWS = """
@@ -89,8 +90,8 @@ class Event:
     @property
     def version(self) -> int:
         """Which state of the aggregate it tells; -1: that there is none."""
-        told = json.loads(self.value)
-        return -1 if told is None else int(told["version"])
+        document = json.loads(self.value)
+        return -1 if document is None else int(document["version"])
 
 
 class Shop(SnapshotRig):
@@ -134,12 +135,12 @@ name = "a-2"
 
 
 def _event(record: Message) -> Event:
-    told = headers_of(record)
+    found_headers = headers_of(record)
     return Event(
         key=record.key().decode(),
-        position=told["position"],
-        type=told.get("type", ""),
-        snapshot=told.get("snapshot", ""),
+        position=found_headers["position"],
+        type=found_headers.get("type", ""),
+        snapshot=found_headers.get("snapshot", ""),
         value=record.value() or NOTHING,
     )
 
@@ -148,14 +149,14 @@ def fold(events: list[Event]) -> dict[str, Any]:
     """Return what a consumer has that applies the events of each key in their order."""
     documents: dict[str, Any] = {}
     for event in sorted(events):
-        told = json.loads(event.value)
+        document = json.loads(event.value)
         is_whole = event.snapshot or event.type.endswith("Changed")
-        if told is None:
+        if document is None:
             documents.pop(event.key, None)
         elif is_whole:
-            documents[event.key] = told
+            documents[event.key] = document
         elif event.key in documents:
-            documents[event.key] |= told
+            documents[event.key] |= document
     return documents
 
 
@@ -164,8 +165,8 @@ def stale(events: list[Event]) -> list[str]:
     found = []
     for key, of_key in groupby(sorted(events), key=lambda event: event.key):
         versions = [e.version for e in of_key if e.version >= 0 or not e.snapshot]
-        told = [version for version in versions if version >= 0]
-        found += [key for before, after in pairwise(told) if after < before]
+        listed = [version for version in versions if version >= 0]
+        found += [key for before, after in pairwise(listed) if after < before]
     return found
 
 
@@ -255,7 +256,7 @@ CUSTOMER_WRITES = (
 
 
 class Writers(RandomWriters):
-    """Sessions that write at random until told to stop."""
+    """Sessions that write at random until they are stopped."""
 
     def change(self, connection: psycopg.Connection, chance: random.Random) -> None:
         order = chance.choice([*ORDER_WRITES[:2] * 3, *ORDER_WRITES])
@@ -284,14 +285,14 @@ def test_topics_that_are_filled_under_writes_end_as_their_views(
         shop.start()
         detail = shop.wait_for_answer("s1")
     shop.confirm()
-    told = {name: shop.events(name) for name in ("order", "customer")}
-    reads = {name: shop.events(name, target) for name in told} if target else {}
-    both = {name: [*told[name], *reads.get(name, [])] for name in told}
+    values = {name: shop.events(name) for name in ("order", "customer")}
+    reads = {name: shop.events(name, target) for name in values} if target else {}
+    both = {name: [*values[name], *reads.get(name, [])] for name in values}
 
     assert detail["rows"] > 1_000
     assert ([], []) == (stale(both["order"]), stale(both["customer"]))
-    assert ([], []) == (overtaken(told["order"]), overtaken(told["customer"]))
-    assert bool(target) is not any(event.snapshot for event in told["order"])
+    assert ([], []) == (overtaken(values["order"]), overtaken(values["customer"]))
+    assert bool(target) is not any(event.snapshot for event in values["order"])
     assert shop.state("customer_state") == fold(both["customer"])
 
     assert shop.state("order_state") == fold(both["order"])
@@ -386,7 +387,7 @@ def test_a_state_dropped_for_a_lesser_event_is_read_when_it_can_be_seen(
     assert shop.state("order_state")["1995"] == fold(events)["1995"]
 
 
-def test_an_id_that_is_spelt_in_another_way_touches_the_same_aggregate(
+def test_an_id_that_is_spelt_in_another_way_is_of_the_same_aggregate(
     shop: Shop, late: Callable[[str], None]
 ):
     """
@@ -411,7 +412,7 @@ def claim_states(dsn: str, highest: int, is_over: threading.Event) -> None:
     chance = random.Random(7)  # noqa: S311 - no secret
     with psycopg.connect(dsn, autocommit=True) as connection:
         while not is_over.is_set():
-            told = {
+            values = {
                 "id": str(uuid.uuid4()),
                 "aggregate_type": "order",
                 "aggregate_id": chance.randint(1, highest),
@@ -420,7 +421,7 @@ def claim_states(dsn: str, highest: int, is_over: threading.Event) -> None:
             }
             connection.execute(
                 "select pg_logical_emit_message(false, 'towpath.outbox', %s)",
-                (json.dumps(told),),
+                (json.dumps(values),),
             )
 
 
@@ -475,7 +476,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_view_that_cannot_be_told_is_refused_with_its_reason(shop: Shop, name: str):
+def test_an_ambiguous_view_is_refused_with_its_reason(shop: Shop, name: str):
     """
     Two rows or none for an id, no end, or another result each time: none is completed.
     """

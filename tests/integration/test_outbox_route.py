@@ -54,9 +54,9 @@ class Relay(Rig):
 
 def number(message: Message) -> int:
     """Return the number of an event, in whatever form it stands."""
-    told = json.loads(message.value())
-    inner = told.get("payload")
-    return json.loads(inner)["n"] if isinstance(inner, str) else told["n"]
+    document = json.loads(message.value())
+    inner = document.get("payload")
+    return json.loads(inner)["n"] if isinstance(inner, str) else document["n"]
 
 
 @pytest.fixture
@@ -236,17 +236,17 @@ def test_per_key_the_order_is_that_of_commit(relay: Relay):
         worker.join()
     by_key: dict[bytes, list[tuple[str, int]]] = {}
     for message in relay.read("event.order", at_least=800):
-        told = (position_of(message), number(message))
-        by_key.setdefault(message.key(), []).append(told)
+        found = (position_of(message), number(message))
+        by_key.setdefault(message.key(), []).append(found)
 
     assert (20, 800, []) == (
         len(by_key),
         sum(map(len, by_key.values())),
         [
             key
-            for key, told in by_key.items()
-            if told != sorted(told)
-            or [n for _, n in told] != list(range(1, len(told) + 1))
+            for key, found in by_key.items()
+            if found != sorted(found)
+            or [n for _, n in found] != list(range(1, len(found) + 1))
         ],
     )
 
@@ -365,8 +365,8 @@ def test_parked_aggregates_are_read_from_every_partition(stack, unique: str):
     producer = Producer({"bootstrap.servers": stack.kafka})
     keys = [b"%d" % n for n in range(50)]
     for key in keys:
-        told = [("aggregate_type", b"order"), ("position", b"P.1"), ("parked", key)]
-        producer.produce(topic, b"{}", key, headers=told)
+        found = [("aggregate_type", b"order"), ("position", b"P.1"), ("parked", key)]
+        producer.produce(topic, b"{}", key, headers=found)
     producer.flush(10)
     parked = read_parked(kafka, unique, 100)
 
@@ -387,16 +387,24 @@ def test_cloudevents_and_a_continued_trace_arrive(relay: Relay):
     own = json.dumps({"schema": "shop.Said:1", "tracestate": "a=b"})
     relay.connection.execute(INSERT, ("order", "1", '{"n":  1.0}', own, trace))
     (message,) = relay.read("event.order", at_least=1)
-    told = headers_of(message)
-    version, trace_id, parent, flags = told["traceparent"].split("-")
+    found_headers = headers_of(message)
+    version, trace_id, parent, flags = found_headers["traceparent"].split("-")
 
     assert (
-        ("1.0", told["id"], "/shop", "Said", "1", "shop.Said:1", "application/json"),
+        (
+            "1.0",
+            found_headers["id"],
+            "/shop",
+            "Said",
+            "1",
+            "shop.Said:1",
+            "application/json",
+        ),
         ("00", "0af7651916cd43dd8448eb211c80319c", True, "01", "a=b"),
-        (b'{"n":  1.0}', True, told["occurred_at"]),
+        (b'{"n":  1.0}', True, found_headers["occurred_at"]),
     ) == (
         tuple(
-            told[name]
+            found_headers[name]
             for name in (
                 "ce_specversion",
                 "ce_id",
@@ -407,6 +415,12 @@ def test_cloudevents_and_a_continued_trace_arrive(relay: Relay):
                 "content-type",
             )
         ),
-        (version, trace_id, parent != "b7ad6b7169203331", flags, told["tracestate"]),
-        (message.value(), told.keys() >= ATTRIBUTES, told["ce_time"]),
+        (
+            version,
+            trace_id,
+            parent != "b7ad6b7169203331",
+            flags,
+            found_headers["tracestate"],
+        ),
+        (message.value(), found_headers.keys() >= ATTRIBUTES, found_headers["ce_time"]),
     )

@@ -41,10 +41,10 @@ create table shop.line (
     id int primary key, v bigint not null default nextval('shop.v'), large text
 );
 alter table shop.line alter large set storage external;
-create table shop.told (was int, now int, v bigint);
+create table shop.audit (was int, now int, v bigint);
 create function shop.tell() returns trigger language plpgsql as $$
 begin
-    insert into shop.told values (old.id, new.id, new.v);
+    insert into shop.audit values (old.id, new.id, new.v);
     return null;
 end $$;
 """
@@ -77,18 +77,18 @@ class Fold:
         """Apply one record, guarded by its position."""
         key = json.loads(record.key())["id"]
         headers = headers_of(record)
-        told = json.loads(record.value() or b"null")
-        after = told and told["after"]
+        document = json.loads(record.value() or b"null")
+        after = document and document["after"]
         if "snapshot" in headers:
             self.reads += 1
             if after and after["v"] < self._newest.get(key, -1):
                 self.stale.append(key)
         else:
             v = after and after["v"]
-            self.streamed.append(Change(key, told and told["op"], v))
+            self.streamed.append(Change(key, document and document["op"], v))
             self._newest[key] = v or self._newest.get(key, -1)
         position = headers["position"][:27]
-        if told and position >= self._positions.get(key, ""):
+        if document and position >= self._positions.get(key, ""):
             self._positions[key] = position
             before = self.rows.pop(key, {})
             if after:
@@ -119,13 +119,13 @@ chunk_rows = 100
 
     def snapshot(self) -> None:
         """Ask for a snapshot of the table, slow enough to be killed in."""
-        told = {"data_collections": ["shop.line"], "max_rows_per_second": 1_500}
-        self.signal("s1", **told)
+        values = {"data_collections": ["shop.line"], "max_rows_per_second": 1_500}
+        self.signal("s1", **values)
 
     def changes(self) -> Counter[Change]:
         """Return the records that the source's changes must become."""
         expected: Counter[Change] = Counter()
-        for was, now, v in self.connection.execute("table shop.told"):
+        for was, now, v in self.connection.execute("table shop.audit"):
             if was == now:
                 expected[Change(now, "u", v)] += 1
                 continue
@@ -171,7 +171,7 @@ _STATEMENTS = (
 
 
 class Writers(RandomWriters):
-    """Sessions that change rows and insert events at random until told to stop."""
+    """Sessions that change rows and insert events at random until they are stopped."""
 
     pause_s = 0.002
 
@@ -217,8 +217,8 @@ def check_streams(source: Source) -> None:
     streamed, changes = Counter(source.fold().streamed), source.changes()
     assert (Counter(), Counter()) == (changes - streamed, streamed - changes)
     events = source.records("event.order")
-    told = [headers_of(event)["id"] for event in events]
-    assert Counter(source.events()) == Counter(told)
+    found_headers = [headers_of(event)["id"] for event in events]
+    assert Counter(source.events()) == Counter(found_headers)
     for name in TOPICS:
         at = positions(source.records(name))
         by_partition = sorted(at, key=lambda place: place[0])
@@ -229,9 +229,9 @@ def positions(records: list[Message]) -> list[tuple[int, str]]:
     """Return partition and position of the streamed records."""
     headers = [(record.partition(), headers_of(record)) for record in records]
     return [
-        (partition, told["position"])
-        for partition, told in headers
-        if "snapshot" not in told
+        (partition, each["position"])
+        for partition, each in headers
+        if "snapshot" not in each
     ]
 
 
@@ -253,7 +253,7 @@ def test_it_is_a_15_and_its_slot_knows_no_failover(source: Source):
     )
 
 
-def test_every_kind_of_change_is_told(source: Source):
+def test_every_kind_of_change_is_published(source: Source):
     """
     Insert, update, key change with a value left alone, delete: as on later releases.
     """
@@ -326,8 +326,8 @@ def test_a_watermark_stands_in_a_transaction(source: Source):
         (beside,),
     )
     # A message: 'M', its flags, its LSN of eight bytes, its prefix up to a zero.
-    told = [(data[10 : data.index(0, 10)], data[1]) for (data,) in frames]
-    flags = [flag for prefix, flag in told if prefix == b"towpath.watermark"]
+    found = [(data[10 : data.index(0, 10)], data[1]) for (data,) in frames]
+    flags = [flag for prefix, flag in found if prefix == b"towpath.watermark"]
 
     # The start mark, and those of several chunks.
     assert len(flags) > 5

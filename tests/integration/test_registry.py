@@ -111,7 +111,7 @@ def test_a_version_that_readers_survive_follows(stack, unique: str):
     assert versions == [1, 2]
 
 
-def test_versions_that_are_counted_otherwise_are_told(stack, unique: str):
+def test_versions_that_are_counted_otherwise_are_reported(stack, unique: str):
     """
     A header that names version 7 would point at nothing.
     """

@@ -97,7 +97,7 @@ class Relay(Rig):
                     )
 
     def confirmed_lag_bytes(self) -> int:
-        """Return how much log the slot has not been told to forget."""
+        """Return how much log the slot still retains."""
         lag = self.one(
             "select (pg_current_wal_lsn() - confirmed_flush_lsn)::bigint"
             " from pg_replication_slots where slot_name = %s",
@@ -195,7 +195,7 @@ def test_row_changes_are_records_in_their_order(relay: Relay):
         (None, "t"),
         (None, "t"),
         (None, "t"),
-    ] == [(key, told and told["op"]) for key, told in envelopes]
+    ] == [(key, each and each["op"]) for key, each in envelopes]
 
 
 def test_an_envelope_has_the_forms_that_sinks_rely_on(relay: Relay):
@@ -206,8 +206,8 @@ def test_an_envelope_has_the_forms_that_sinks_rely_on(relay: Relay):
     relay.start()
     relay.connection.execute("insert into shop.line values (1, 1, null, 2.50)")
     (message,) = relay.read("shop.line", at_least=1)
-    told = json.loads(message.value())
-    source = told["source"]
+    document = json.loads(message.value())
+    source = document["source"]
 
     assert (
         {
@@ -221,7 +221,7 @@ def test_an_envelope_has_the_forms_that_sinks_rely_on(relay: Relay):
         source["ts_ms"],
         f"{source['commit_lsn']:016x}.0000000000",
     ) == (
-        told["after"],
+        document["after"],
         (source["name"], source["schema"], source["table"], source["snapshot"]),
         message.timestamp()[1],
         position_of(message),
@@ -250,7 +250,7 @@ def test_an_unchanged_large_value_is_left_out(relay: Relay):
 
 def test_each_row_has_the_shape_of_its_time(relay: Relay):
     """
-    After a column is added, earlier rows keep their shape, and the new one is told.
+    After a column is added, earlier rows keep their shape; the new one is published.
     """
     relay.prepare()
     relay.connection.execute("insert into shop.line (order_id, line_no) values (1, 1)")
@@ -579,18 +579,18 @@ def test_init_is_repeatable_and_follows_the_configuration(relay: Relay, capsys):
 
 def test_init_tells_every_problem_with_its_cure(relay: Relay):
     """
-    Missing tables, keys and the like are told at once, before anything is done.
+    Missing tables, keys and the like are reported at once, before anything is done.
     """
     relay.connection.execute("create table shop.bare (id int)")
     relay.connection.execute("alter table shop.aside replica identity nothing")
     relay.capture("shop.bare", "shop.none", "shop.aside")
     with pytest.raises(NotPreparedError) as caught:
         init(relay.config, dry_run=False)
-    told = str(caught.value).splitlines()
+    found = str(caught.value).splitlines()
     schema = relay.connection.execute("select to_regnamespace('towpath')").fetchone()
 
     assert (3, True, (None,)) == (
-        len(told),
+        len(found),
         all(
             cure in str(caught.value) for cure in ("PRIMARY KEY", "REPLICA", "[source]")
         ),
@@ -605,9 +605,9 @@ def test_status_tells_of_the_slot(relay: Relay, capsys):
     relay.prepare()
     capsys.readouterr()
     code = status(relay.config, as_json=True)
-    told = json.loads(capsys.readouterr().out)
+    report = json.loads(capsys.readouterr().out)
 
-    assert (1, relay.prefix, False) == (code, told["slot"], told["active"])
+    assert (1, relay.prefix, False) == (code, report["slot"], report["active"])
 
 
 def test_the_admin_port_tells_health_and_metrics(relay: Relay):

@@ -144,12 +144,12 @@ def test_a_stock_reader_reads_the_rows_back(source: Source):
 
 
 @pytest.mark.parametrize("placeholder", [None, "left out"])
-def test_an_unchanged_toasted_value_is_told_from_null(source: Source, placeholder):
+def test_an_unchanged_toasted_value_is_not_null(source: Source, placeholder):
     """
     Avro leaves nothing out: null or the placeholder stands there, and a header says so.
     """
-    told = "" if placeholder is None else f'placeholder = "{placeholder}"'
-    source.begin(f'format = "avro"\n{told}')
+    text = "" if placeholder is None else f'placeholder = "{placeholder}"'
+    source.begin(f'format = "avro"\n{text}')
     source.run(
         "alter table s.plain alter note set storage external",
         "insert into s.plain values (1, 1, repeat('x', 10000))",
@@ -251,7 +251,7 @@ def test_a_refused_schema_parks_its_rows_and_all_else_flows(source: Source):
     aside = source.values("aside", at_least=1)
     plain = source.values("plain", at_least=2)
     dead = source.in_order("dead.relay", at_least=4)
-    told = [headers_of(message) for message in dead]
+    found_headers = [headers_of(message) for message in dead]
 
     assert (
         [{"id": 5}],
@@ -268,9 +268,12 @@ def test_a_refused_schema_parks_its_rows_and_all_else_flows(source: Source):
         [value["after"] for value in plain],
         [
             (headers["op"], json.loads(message.value()))
-            for headers, message in zip(told, dead, strict=True)
+            for headers, message in zip(found_headers, dead, strict=True)
         ],
-        [headers["__connect.errors.exception.message"].split()[10] for headers in told],
+        [
+            headers["__connect.errors.exception.message"].split()[10]
+            for headers in found_headers
+        ],
     )
 
 

@@ -73,13 +73,13 @@ class Running(Rig):
 
     def metrics(self) -> dict[str, float]:
         """Scrape as Prometheus does; samples with labels by ``name{value}``."""
-        told = {}
+        reported = {}
         for family in text_string_to_metric_families(self.fetch("/metrics")[1]):
             for sample in family.samples:
                 labels = ",".join(sample.labels.values())
                 name = f"{sample.name}{{{labels}}}" if labels else sample.name
-                told[name] = sample.value
-        return told
+                reported[name] = sample.value
+        return reported
 
     def end(self, topic: str) -> int:
         """Return the end offset of a topic's one partition; 0 without the topic."""
@@ -144,7 +144,7 @@ def test_one_id_joins_all_of_a_transaction(relay: Running):
     boundaries = relay.read("transaction", at_least=4)
     begin, end, *following = values(boundaries)
     lines = values(relay.read("shop.line", at_least=6))
-    told = [
+    found = [
         (one["op"], one["transaction"])
         for one in lines[:4]
         + values(relay.read("shop.item", at_least=1))
@@ -169,8 +169,8 @@ def test_one_id_joins_all_of_a_transaction(relay: Running):
         [("BEGIN", None), ("END", 1)],
         sorted(map(position_of, boundaries)),
     ) == (
-        {place["id"] for _, place in told},
-        [(op, at["total_order"], at["data_collection_order"]) for op, at in told],
+        {place["id"] for _, place in found},
+        [(op, at["total_order"], at["data_collection_order"]) for op, at in found],
         (
             begin["status"],
             begin["event_count"],
@@ -186,7 +186,7 @@ def test_one_id_joins_all_of_a_transaction(relay: Running):
 
 def test_a_kill_in_a_transaction_leaves_its_counts_right(relay: Running):
     """
-    A80: the transaction is streamed again, counted as before, and told once.
+    A80: the transaction is streamed again, counted as before, and reported once.
     """
     relay.prepare("max_in_flight_bytes = 2097152\n" + METADATA)
     relay.connection.execute(
@@ -229,21 +229,21 @@ def test_messages_are_published_as_the_configuration_says(relay: Running):
     relay.start()
     relay.connection.execute(emit, (False, "last", b""))
     messages = relay.read("message", at_least=3)
-    told = values(messages)
+    found = values(messages)
 
     assert (
         0,
         [("foo", b"bar"), ("préfixe ☃", b"\0\xff"), ("last", b"")],
         [True, False, True],
-        [{"prefix": one["message"]["prefix"]} for one in told],
+        [{"prefix": one["message"]["prefix"]} for one in found],
         sorted(map(position_of, messages)),
     ) == (
         code,
         [
             (one["message"]["prefix"], b64decode(one["message"]["content"]))
-            for one in told
+            for one in found
         ],
-        [one["source"]["txId"] is None for one in told],
+        [one["source"]["txId"] is None for one in found],
         [json.loads(m.key()) for m in messages],
         [position_of(m) for m in messages],
     )
@@ -306,20 +306,20 @@ def test_the_metrics_tell_what_happened(relay: Running):
     count = telemetry.RELAY_LATENCY + "_count"
     until(lambda: relay.metrics()[count] >= 20, "twenty transactions are settled")
     until(lambda: telemetry.SLOT_RETAINED in relay.metrics(), "the slot was seen")
-    told = relay.metrics()
+    found = relay.metrics()
     page = relay.fetch("/metrics")[1]
     heartbeats = telemetry.RELAY_HEARTBEATS
-    until(lambda: relay.metrics()[heartbeats] > told[heartbeats], "it beats again")
+    until(lambda: relay.metrics()[heartbeats] > found[heartbeats], "it beats again")
 
     assert (1, True, True, True, True, 1, 1, True) == (
-        told[telemetry.RELAY_STREAMING],
-        told[telemetry.RELAY_RECORDS] >= 20,
-        told[telemetry.RELAY_CHANGES] >= 20,
-        told[telemetry.RELAY_LATENCY + "_bucket{10.0}"] >= 20,
-        told[telemetry.RELAY_CONFIRMED_LSN] > 0,
-        told[telemetry.SLOT_STATUS + "{reserved}"],
-        told[telemetry.RELAY_TABLE + "{shop.line}"],
-        abs(told[telemetry.RELAY_CLOCK_AHEAD]) < 0.5,
+        found[telemetry.RELAY_STREAMING],
+        found[telemetry.RELAY_RECORDS] >= 20,
+        found[telemetry.RELAY_CHANGES] >= 20,
+        found[telemetry.RELAY_LATENCY + "_bucket{10.0}"] >= 20,
+        found[telemetry.RELAY_CONFIRMED_LSN] > 0,
+        found[telemetry.SLOT_STATUS + "{reserved}"],
+        found[telemetry.RELAY_TABLE + "{shop.line}"],
+        abs(found[telemetry.RELAY_CLOCK_AHEAD]) < 0.5,
     )
     # While the slot is active and nothing is read, and without a limit of its log.
     unknown = {
@@ -346,19 +346,19 @@ def test_the_metrics_tell_how_far_a_snapshot_is(relay: Running):
     )
     completed = telemetry.SNAPSHOT_TABLES + "{completed}"
     until(lambda: relay.metrics().get(completed) == 1, "the table is completed")
-    told = relay.metrics()
+    found = relay.metrics()
     running = telemetry.SNAPSHOT_TABLES + "{running}"
 
     assert (0, 30, False) == (
-        told[running],
-        told[telemetry.SNAPSHOT_TABLE_ROWS + "{shop.line}"],
-        telemetry.SNAPSHOT_DURATION in told,
+        found[running],
+        found[telemetry.SNAPSHOT_TABLE_ROWS + "{shop.line}"],
+        telemetry.SNAPSHOT_DURATION in found,
     )
 
 
 def test_a_stop_keeps_its_deadline_with_kafka_frozen(relay: Running, stack):
     """
-    Told to stop, it ends in time, says what is left, and the next start brings it.
+    Asked to stop, it ends in time, says what is left, and the next start brings it.
     """
     relay.prepare("stop_timeout_s = 2")
     process = relay.start()

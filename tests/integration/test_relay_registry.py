@@ -73,17 +73,17 @@ def test_a_schema_is_registered_once(stack, ids: SchemaRegistry, unique: str):
     Another process finds the same ids, and a subject's older shapes keep theirs.
     """
     first, second = record(a="int"), record(a="int", b="int")
-    told = [ids(unique, schema) for schema in (first, second, first)]
+    found = [ids(unique, schema) for schema in (first, second, first)]
     with closing(SchemaRegistry(stack.registry_url)) as other:
         again = [other(unique, schema) for schema in (first, second)]
     with closing(registry_client(stack.registry_url)) as client:
         versions = client.get_versions(unique)
-        known = json.loads(client.get_schema(told[1]).schema_str)
+        known = json.loads(client.get_schema(found[1]).schema_str)
 
-    assert ([1, 2], told[:2], told[0], json.loads(second)) == (
+    assert ([1, 2], found[:2], found[0], json.loads(second)) == (
         versions,
         again,
-        told[2],
+        found[2],
         known,
     )
 
@@ -150,17 +150,17 @@ def test_a_known_schema_asks_nothing_more(answering):
     """
     answering.answers = [(404, b"{}"), (200, b'{"id": 7}')]
     with closing(SchemaRegistry(url(answering))) as ids:
-        told = [ids("a/b", "{}") for _ in range(3)]
+        found = [ids("a/b", "{}") for _ in range(3)]
 
     assert ([7, 7, 7], ["/subjects/a%2Fb", "/subjects/a%2Fb/versions"]) == (
-        told,
+        found,
         answering.paths,
     )
 
 
 def test_a_registry_that_is_away_or_hangs_is_unavailable():
     """
-    A closed port and one that never answers are tried again; no password is told.
+    A closed port and one that never answers are tried again; no password is printed.
     """
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         address = f"http://me:secret@127.0.0.1:{hanging.getsockname()[1]}"
@@ -188,8 +188,8 @@ def test_an_invalid_registry_address_halts(address: str):
     """
     with (
         closing(SchemaRegistry(address)) as ids,
-        pytest.raises(RegistryRefusedError) as told,
+        pytest.raises(RegistryRefusedError) as caught,
     ):
         ids("s", "{}")
 
-    assert "not a valid URL" in str(told.value)
+    assert "not a valid URL" in str(caught.value)

@@ -58,7 +58,7 @@ def test_an_interrupted_run_leaves_no_process_and_no_folder(
     folder: Path, victim: str, number: int
 ):
     """
-    Whoever is interrupted and however, its stack is taken down and removed.
+    However a process is interrupted, its stack is taken down and removed.
     """
     inherited = os.environ.items()  # noqa: TID251 - a run of its own, by no worker
     environment = {k: v for k, v in inherited if not k.startswith("PYTEST_")}

@@ -145,8 +145,8 @@ def test_sink_check_names_all_that_the_caches_user_lacks(
         words = checking(stack, tmp_path, prefix, "cache", url, ROUTE)
         capsys.readouterr()
         code = app.run(words)
-        told = "".join(capsys.readouterr())
-        granted = [word for word in told.split() if word.startswith(("+", "~"))]
+        printed = "".join(capsys.readouterr())
+        granted = [word for word in printed.split() if word.startswith(("+", "~"))]
         with redis.Redis.from_url(stack.redis_url) as owner:
             user = f"towpath_sink-{prefix}"
             owner.execute_command("ACL", "SETUSER", user, *wanted, f"~{prefix}:*")
@@ -154,7 +154,7 @@ def test_sink_check_names_all_that_the_caches_user_lacks(
             left = [*owner.scan_iter(f"{prefix}:*")]
 
     assert wanted == {word for word in granted if word.startswith("+")}
-    assert "may not run" in told
+    assert "may not run" in printed
     assert (0, []) == (after, left)
     assert code in {1, 2}
 
@@ -441,7 +441,7 @@ def test_sink_check_names_all_that_a_role_lacks_on_an_index(
         words = checking(stack, tmp_path, "p", "search", url, route.name)
         capsys.readouterr()
         code = app.run(words)
-        told = capsys.readouterr().out
+        printed = capsys.readouterr().out
         refused.clear()
         after = app.run(words)
 
@@ -450,5 +450,7 @@ def test_sink_check_names_all_that_a_role_lacks_on_an_index(
         f"indices:admin/create, indices:admin/aliases, {of_cluster}, {of_bulk}index,"
         f" {of_bulk}delete, indices:admin/refresh*"
     )
-    assert f"allow its role {of_cluster} on the cluster, and {missing} on the" in told
+    assert (
+        f"allow its role {of_cluster} on the cluster, and {missing} on the" in printed
+    )
     assert (1, 0) == (code, after)

@@ -201,7 +201,7 @@ def test_sink_check_names_all_that_the_sinks_user_lacks(place, broker, be, capsy
     be("new")
     capsys.readouterr()
     codes = [place.run("sink", "check")]
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     whose = kafka_rights(place.prefix)
     broker.allow(user, [right for role, right in whose if role == "sinks"])
     codes.append(place.run("sink", "check"))
@@ -221,7 +221,7 @@ def test_sink_check_names_all_that_the_sinks_user_lacks(place, broker, be, capsy
     assert {
         f"{start} {operation} {names}: see docs/rights.md"
         for operation, names in missing.items()
-    } == set(told.splitlines())
+    } == set(printed.splitlines())
     assert [1, 0] == codes, capsys.readouterr()
     assert [relations] == [name for name in topics if name.startswith(place.prefix)]
 

@@ -146,7 +146,7 @@ def fill(source: Source, count: int) -> None:
 
 class Writers(RandomWriters):
     """
-    Sessions that write at random until told to stop.
+    Sessions that write at random until they are stopped.
 
     Rows that move to other keys leave their large column out of the stream.
     """

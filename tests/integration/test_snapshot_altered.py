@@ -132,16 +132,16 @@ def test_alterations_of_key_or_table_fail_with_the_last_key(source: Source):
     for table, alteration in alterations.items():
         source.begin(table)
         source.execute(alteration)
-    told = {
+    values = {
         table: (source.end(table), *source.progress(table)[2:]) for table in alterations
     }
     source.begin("s.t7")
 
     assert dict.fromkeys(alterations, "failed") == {
-        t: end for t, (end, *_) in told.items()
+        t: end for t, (end, *_) in values.items()
     }
-    assert all(ROWS // 10 <= int(last) < ROWS for _, [last], _ in told.values())
-    assert all(error for _, _, error in told.values())
+    assert all(ROWS // 10 <= int(last) < ROWS for _, [last], _ in values.values())
+    assert all(error for _, _, error in values.values())
     assert "completed" == source.end("s.t7")
 
 
@@ -194,7 +194,7 @@ def test_locks_and_open_transactions_of_others_only_delay(source: Source):
 
 def test_a_server_that_crashes_only_delays(source: Source, stack):
     """
-    Readers, clerk and stream come back, and the snapshot goes on where it was (A32).
+    Readers, commands and stream come back, and the snapshot goes on where it was (A32).
     """
     source.begin("s.t1")
     [(folder,)] = source.execute("show data_directory")

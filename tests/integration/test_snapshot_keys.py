@@ -65,7 +65,7 @@ IDENTITIES = {
 
 
 def streamed_shape(connection, slot):
-    """Return the shape that the stream told last."""
+    """Return the last shape of the stream."""
     messages = connection.execute(
         "select data from pg_logical_slot_get_binary_changes(%s, null, null,"
         " 'proto_version', '1', 'publication_names', 'towpath')",
@@ -90,12 +90,12 @@ def test_the_key_is_what_the_stream_tells(connection, worker, unique, kind):
     connection.execute(
         "insert into s.t (a, b) select g, -g from generate_series(1, 5) g"
     )
-    told = streamed_shape(connection, unique)
-    facts = PostgresCatalog(connection).describe(told.oid, TableName("s", "t"), [23])
+    found = streamed_shape(connection, unique)
+    facts = PostgresCatalog(connection).describe(found.oid, TableName("s", "t"), [23])
     plan = worker.plan("s.t")
     rows = worker.rows(plan, max_rows=2)
 
-    assert bind(told, facts).key_names == plan.shape.relation.key_names
+    assert bind(found, facts).key_names == plan.shape.relation.key_names
     assert 5 == len(rows)
 
 
@@ -111,10 +111,10 @@ def test_the_key_of_a_table_that_was_replaced_keeps_its_order(connection, unique
     connection.execute("insert into s.t (a, b) values (1, 2)")
     connection.execute("drop table s.t")
     connection.execute(made)
-    told = streamed_shape(connection, unique)
-    facts = PostgresCatalog(connection).describe(told.oid, TableName("s", "t"), [23])
+    found = streamed_shape(connection, unique)
+    facts = PostgresCatalog(connection).describe(found.oid, TableName("s", "t"), [23])
 
-    assert ("b", "a") == bind(told, facts).key_names
+    assert ("b", "a") == bind(found, facts).key_names
 
 
 REFUSALS = {
@@ -689,7 +689,7 @@ def test_sessions_of_others_that_work_are_counted(
     connection, database, begin, may_look
 ):
     """
-    Idle ones and our own are not load; whoever may not look sees transactions.
+    Idle ones and our own are not load; a role without the right sees transactions.
     """
     clock, deadline = SystemClock(), Deadline(SystemClock(), 20.0)
     role = f"r_{connection.info.dbname}"

@@ -584,7 +584,7 @@ def test_a_signal_is_answered_once(connection, worker):
 
 def test_an_id_is_not_used_twice(connection, worker):
     """
-    A new signal by an old id is told to choose another, and starts nothing.
+    A new signal by an old id has to choose another, and starts nothing.
     """
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
     table = StoredTable("s1", "s.t", 0, "queued", 4711)

@@ -39,7 +39,7 @@ def receiver(monkeypatch):
 
 @pytest.fixture
 def problems():
-    """Provide the list of what a tracer has told."""
+    """Provide the list of a tracer's spans."""
     return []
 
 
@@ -149,7 +149,7 @@ def test_an_event_without_a_context_begins_no_trace(tracer, receiver):
     assert (None, 1) == (traceparent, len(receiver.spans()))
 
 
-def test_losses_are_counted_and_told_once_until_spans_arrive_again(
+def test_losses_are_counted_and_reported_once_until_spans_arrive_again(
     tracer, receiver, problems
 ):
     """

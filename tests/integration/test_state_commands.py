@@ -118,7 +118,7 @@ class Site(Rig):
         ).fetchone()
         return bool(row and row[0])
 
-    def told(self, topic: str) -> list[tuple[bytes | None, bytes]]:
+    def reported(self, topic: str) -> list[tuple[bytes | None, bytes]]:
         """Read key and position of every record of a topic."""
         return [
             (message.key(), dict(message.headers())["position"])
@@ -165,18 +165,18 @@ def test_show_tells_everything_that_is_known(site: Site):
 
     code, out, err = site.run("relay", "state", "show", "--json")
     assert code == 0, err
-    told = json.loads(out)
+    report = json.loads(out)
     human = site.run("relay", "state", "show")[1]
     parked = {"aggregate_type": "order", "aggregate_id": "41[1]", "since": position}
 
-    assert told["lineages"][0]["gap"]["plan"] == ["shop.item"]
-    assert told["confirmed"]["lsn"] == format_lsn(lsn)
-    assert told["marks"][0]["position"] == position
-    assert told["marks"][0]["end_offset"] is None
-    assert told["parked"] == {"count": 1, "first": [parked]}
-    assert [each["lsn"] for each in told["skips"]] == [format_lsn(lsn + 8)]
-    assert "source.tables" in told["settings_differ"]
-    assert told["slot"]["confirmed_lsn"] == format_lsn(lsn)
+    assert report["lineages"][0]["gap"]["plan"] == ["shop.item"]
+    assert report["confirmed"]["lsn"] == format_lsn(lsn)
+    assert report["marks"][0]["position"] == position
+    assert report["marks"][0]["end_offset"] is None
+    assert report["parked"] == {"count": 1, "first": [parked]}
+    assert [each["lsn"] for each in report["skips"]] == [format_lsn(lsn + 8)]
+    assert "source.tables" in report["settings_differ"]
+    assert report["slot"]["confirmed_lsn"] == format_lsn(lsn)
     assert "gap before lineage 1" in human
 
     assert "41[1]" in human
@@ -184,16 +184,16 @@ def test_show_tells_everything_that_is_known(site: Site):
 
 def test_show_works_without_the_source(site: Site):
     """
-    When Postgres is away the state is still told, and why its side is missing.
+    When Postgres is away the state is still shown, and why its side is missing.
     """
     site.make_state()
     dsn = "postgresql://nobody@127.0.0.1:1/none"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TOWPATH_SOURCE__DSN", dsn)
         code, out, _ = site.run("relay", "state", "show", "--json")
-    told = json.loads(out)
+    report = json.loads(out)
 
-    assert (code, told["slot"], bool(told["source_error"])) == (0, None, True)
+    assert (code, report["slot"], bool(report["source_error"])) == (0, None, True)
 
 
 def test_export_prints_every_record(site: Site):
@@ -270,13 +270,13 @@ def test_status_tells_of_slot_and_state(site: Site):
     """
     site.make_state(gap=GAP)
     code, out, _ = site.run("relay", "status", "--json")
-    told = json.loads(out)
+    report = json.loads(out)
 
-    assert (code, told["state"], told["lineage"]) == (1, "known", 1)
-    assert told["gap"] == GAP["reason"]
-    assert told["marks_age_s"] < 60
+    assert (code, report["state"], report["lineage"]) == (1, "known", 1)
+    assert report["gap"] == GAP["reason"]
+    assert report["marks_age_s"] < 60
 
-    assert told["lag_bytes"] >= 0
+    assert report["lag_bytes"] >= 0
 
 
 def test_a_lost_state_is_repaired_and_nothing_is_published_twice(site: Site):
@@ -291,7 +291,7 @@ def test_a_lost_state_is_repaired_and_nothing_is_published_twice(site: Site):
     relay = site.start()
     insert = "insert into shop.item select n, 'x' from generate_series(%s::int, %s) n"
     site.connection.execute(insert, (1, 500))
-    until(lambda: len(site.told(topic)) == 500, "the first rows are there")
+    until(lambda: len(site.reported(topic)) == 500, "the first rows are there")
     relay.kill()
     relay.wait()
     site.connection.execute(insert, (501, 900))
@@ -308,10 +308,10 @@ def test_a_lost_state_is_repaired_and_nothing_is_published_twice(site: Site):
     assert site.run("relay", "state", "repair", "--yes")[0] == 0
     assert site.run("relay", "state", "repair", "--yes")[0] == 2
     again = site.start()
-    until(lambda: len(site.told(topic)) >= 900, "all rows are there")
+    until(lambda: len(site.reported(topic)) >= 900, "all rows are there")
     again.terminate()
     assert again.wait(30) == 0
-    positions = [position for _, position in site.told(topic)]
+    positions = [position for _, position in site.reported(topic)]
 
     assert (len(positions), len(set(positions))) == (900, 900)
 
@@ -352,7 +352,7 @@ def test_a_skipped_transaction_is_dead_letters_and_the_rest_is_published(site: S
     topic = f"{site.prefix}.shop.item"
     first = site.start()
     site.connection.execute("insert into shop.item values (1, 'before')")
-    until(lambda: len(site.told(topic)) == 1, "the first row is there")
+    until(lambda: len(site.reported(topic)) == 1, "the first row is there")
     first.terminate()
     assert first.wait(30) == 0
     site.connection.execute("insert into shop.item values (2, 'skipped')")
@@ -361,13 +361,13 @@ def test_a_skipped_transaction_is_dead_letters_and_the_rest_is_published(site: S
     assert site.run("relay", "state", "skip", lsn, "--yes")[0] == 0
 
     again = site.start()
-    until(lambda: len(site.told(topic)) >= 2, "the row behind it is there")
-    until(lambda: len(site.told(f"{site.prefix}.dead.relay")) >= 1, "dead letter")
+    until(lambda: len(site.reported(topic)) >= 2, "the row behind it is there")
+    until(lambda: len(site.reported(f"{site.prefix}.dead.relay")) >= 1, "dead letter")
     again.terminate()
     assert again.wait(30) == 0
-    keys = [json.loads(key or b"")["id"] for key, _ in site.told(topic)]
-    told = json.loads(site.run("relay", "state", "show", "--json")[1])
+    keys = [json.loads(key or b"")["id"] for key, _ in site.reported(topic)]
+    report = json.loads(site.run("relay", "state", "show", "--json")[1])
 
-    assert [(each["lsn"], each["done"]) for each in told["skips"]] == [(lsn, True)]
+    assert [(each["lsn"], each["done"]) for each in report["skips"]] == [(lsn, True)]
 
     assert sorted(keys) == [1, 3]

@@ -203,7 +203,9 @@ def test_waiting_for_a_part_that_never_serves_tells_its_last_words(
     assert str(state.log("worker")) in str(caught.value)
 
 
-def test_a_part_that_ends_while_starting_is_told_at_once(state: StateFolder) -> None:
+def test_a_part_that_ends_while_starting_is_reported_at_once(
+    state: StateFolder,
+) -> None:
     """
     Bringing up a part that ends does not wait for its time to pass.
     """

@@ -132,10 +132,10 @@ class Followed:
         plan = ColumnRules(self.relay).plan(relation, facts)
         names = TableNames("p", "db", relation.schema, relation.table, "")
         written = json_maker(self.relay)(names, plan.key, plan.columns)
-        ears = RouteCallbacks(
+        callbacks = RouteCallbacks(
             on_incomplete=lambda _, key, __: self.incomplete.append(key)
         )
-        return TableRoute("p", relation, plan, written, self.relay.rows, ears)
+        return TableRoute("p", relation, plan, written, self.relay.rows, callbacks)
 
     def close(self) -> None:
         """Leave nothing behind."""
@@ -151,12 +151,12 @@ def after(record: Record) -> dict[str, Any]:
 
 def story(records: Sequence[Record]) -> list[tuple[str | None, Any, Any]]:
     """Tell records by operation, key and new row."""
-    told = []
+    reported = []
     for record in records:
         value = json.loads(record.value or b"null")
         key = json.loads(record.key or b"null")
-        told.append((value and value["op"], key, value and value["after"]))
-    return told
+        reported.append((value and value["op"], key, value and value["after"]))
+    return reported
 
 
 @pytest.fixture
@@ -315,12 +315,12 @@ def test_partitions_have_one_topic_or_their_own(
             ("c", {"id": 2}),
         ],
         {f"p.{name}" for name in names},
-    ) == ([told[:2] for told in story(records)], {record.topic for record in records})
+    ) == ([each[:2] for each in story(records)], {record.topic for record in records})
 
 
 def test_full_identity_tells_the_whole_old_row(followed: Followed):
     """
-    Before is whole, TOASTed values too; a key change is told by comparing (A56, A73).
+    Before is whole, TOASTed values too; a key change is found by comparing (A56, A73).
     """
     followed.execute(
         "create table t (id int primary key, a int, big text)",
@@ -362,7 +362,7 @@ def test_an_identity_index_is_the_key(followed: Followed):
     key = {"a": 2, "b": "b"}
 
     assert [("c", key), ("u", key), ("d", key), (None, key)] == [
-        told[:2] for told in story(followed.changes(3))
+        each[:2] for each in story(followed.changes(3))
     ]
 
 
@@ -402,7 +402,7 @@ def test_a_table_without_a_key_has_none_or_its_unique_index(followed: Followed):
         ("d", old),
         (None, old),
         ("c", new),
-    ] == [told[:2] for told in story(followed.changes(6))]
+    ] == [each[:2] for each in story(followed.changes(6))]
 
 
 def test_unchanged_large_values_are_left_out_whatever_their_type(followed: Followed):
@@ -502,7 +502,7 @@ def test_names_are_what_they_are(followed: Followed):
 
 def test_a_composite_that_grew_is_not_guessed_at(followed: Followed):
     """
-    The type's new field is unknown to the shape that was told: the value is its text.
+    The type's new field is unknown to the announced shape: the value is its text.
     """
     followed.execute(
         "create type pair as (a int)", "create table t (id int primary key, p pair)"
@@ -533,8 +533,8 @@ class Running(Rig):
 
     def rows(self, table: str, count: int) -> dict[str, dict[str, Any]]:
         """Read so many row changes from the beginning, new rows by operation."""
-        told = [json.loads(m.value()) for m in self.read(table, at_least=count)]
-        values = [each.get("payload", each) for each in told]
+        documents = [json.loads(m.value()) for m in self.read(table, at_least=count)]
+        values = [each.get("payload", each) for each in documents]
         return {value["op"]: value["after"] for value in values}
 
 

@@ -85,7 +85,7 @@ def test_a_registry_is_reached_by_tls_and_only_if_it_is_known(
 
 def test_no_connection_to_postgres_ignores_sslmode(database):
     """
-    The local server has no TLS: whoever requires it is refused, everywhere.
+    The local server has no TLS: a client that requires it is refused, everywhere.
     """
     dsn = f"{database}?sslmode=require"
     connecting = (

@@ -35,8 +35,8 @@ def connection(database: str) -> Iterator[psycopg.Connection]:
 
 def declared(**fields: object) -> AggregateView:
     """Return a declared view."""
-    told = {"aggregate_type": "order", "view": "s.v"}
-    return AggregateView.model_validate(told | fields)
+    values = {"aggregate_type": "order", "view": "s.v"}
+    return AggregateView.model_validate(values | fields)
 
 
 def refusal(connection: psycopg.Connection, view: AggregateView) -> str:

@@ -85,9 +85,9 @@ def test_the_header_lies_at_or_behind_the_commits_end(app, unique):
         return response.json["order_id"], parse_lsn(response.headers[HEADER])
 
     with ThreadPoolExecutor(THREADS) as pool:
-        told = dict(pool.map(place, range(ORDERS)))
+        found = dict(pool.map(place, range(ORDERS)))
     ends, wrote = commit_ends(app, unique), xids(app)
-    ahead = [told[order] - ends[wrote[order]] for order in told]
+    ahead = [found[order] - ends[wrote[order]] for order in found]
 
     assert ORDERS == len(ahead)
     assert 0 <= min(ahead)
@@ -109,17 +109,17 @@ def test_without_synchronous_commits_it_lies_there_too(app, unique):
     engine.dispose()
     client = app.test_client()
     body = {"customer_id": register(client), "lines": [LINE]}
-    told = {}
+    reported = {}
     for _ in range(ORDERS):
         response = client.post("/orders", json=body)
-        told[response.json["order_id"]] = parse_lsn(response.headers[HEADER])
+        reported[response.json["order_id"]] = parse_lsn(response.headers[HEADER])
     with engine.begin() as connection:
         connection.execute(text("set local synchronous_commit = on"))
         connection.execute(text("update shop.orders set note = 'flushed'"))
-    wrote, flushed = xids_before(app, unique, told), commit_ends(app, unique)
+    wrote, flushed = xids_before(app, unique, reported), commit_ends(app, unique)
 
     assert ORDERS == len(wrote)
-    assert 0 <= min(told[order] - flushed[xid] for order, xid in wrote.items())
+    assert 0 <= min(reported[order] - flushed[xid] for order, xid in wrote.items())
 
 
 def xids_before(app, slot, orders):

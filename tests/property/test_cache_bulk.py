@@ -114,7 +114,7 @@ def histories(draw):
     """
     shape = draw(shapes())
     few = st.sampled_from(draw(st.lists(keys(shape), min_size=1, max_size=6)))
-    told = []
+    reported = []
     for number in range(1, draw(st.integers(1, 12)) + 1):
         kind = draw(st.sampled_from("ccccccuuurrrdpt"))
         values = {name: draw(value) for name, value in shape.columns.items()}
@@ -126,9 +126,9 @@ def histories(draw):
         said = draw(shape.form) % (row, number, "u" if kind == "p" else kind)
         value = None if kind == "t" else said.encode()
         key = draw(few).encode()
-        told.append(Record(Origin(TOPIC, 0, number), key, value, headers))
-    told += draw(st.lists(st.sampled_from(told), max_size=2))
-    return draw(st.permutations(told)) if draw(st.booleans()) else told
+        reported.append(Record(Origin(TOPIC, 0, number), key, value, headers))
+    reported += draw(st.lists(st.sampled_from(reported), max_size=2))
+    return draw(st.permutations(reported)) if draw(st.booleans()) else reported
 
 
 def written(guard, table, floor):
@@ -140,23 +140,23 @@ def written(guard, table, floor):
     for changes in (folded.changes, folded.after):
         guard.write(floors.above(changes, tally))
     guard.counts[1] += tally.stale
-    return [poison.origin.offset for poison in decoded.unreadable]
+    return [unreadable.origin.offset for unreadable in decoded.unreadable]
 
 
 FLOORS = st.none() | st.integers(0, 4).map(lambda n: f"{8 * n:016x}.0000000001")
 
 
 @given(histories(), FLOORS)
-def test_column_rows_end_as_those_written_one_by_one(told, floor):
+def test_column_rows_end_as_those_written_one_by_one(found, floor):
     """
     For any keys and values: taken rows are equal, and the rest is left.
 
     Unreadable records are left, too; where each key has one change, the counts are
     equal.
     """
-    table = table_of(told)
+    table = table_of(found)
     one_by_one, guard = GuardModel(), GuardModel()
-    poison = written(one_by_one, table, floor)
+    unreadable = written(one_by_one, table, floor)
     left = table
     for columns in plain_columns(table, ROUTES):
         taken = write.encode(columns, floor)
@@ -168,6 +168,6 @@ def test_column_rows_end_as_those_written_one_by_one(told, floor):
             left = table.filter(pa.compute.invert(pa.compute.is_in(every, at)))
     is_taken = len(left) < len(table)
 
-    assert (poison, one_by_one.rows) == (written(guard, left, floor), guard.rows)
+    assert (unreadable, one_by_one.rows) == (written(guard, left, floor), guard.rows)
     if is_taken and not len(left):
         assert one_by_one.counts == guard.counts

@@ -47,7 +47,7 @@ def _change(draw, key, position, kind):
     return Change("orders", (key,), ("id",), position, row, unchanged, False, origin)
 
 
-def _told(changes):
+def _expected(changes):
     """Apply every change in position order, with nothing folded away."""
     state: dict = {}
     for change in changes:
@@ -90,7 +90,7 @@ def test_a_fold_of_one_batch_equals_its_changes_one_by_one(changes):
     folded = newest_per_key(changes)
     sink.apply(Batch(0, folded.changes))
 
-    assert (_told(changes), ()) == (_content(sink), folded.refused)
+    assert (_expected(changes), ()) == (_content(sink), folded.refused)
 
 
 @given(histories(), st.lists(st.integers(1, 5), max_size=8), st.booleans())
@@ -106,15 +106,15 @@ def test_a_fold_of_any_split_equals_the_whole_history(changes, sizes, replayed):
     if replayed:
         sink.apply(Batch(0, newest_per_key(changes).changes))
 
-    assert _told(changes) == _content(sink)
+    assert _expected(changes) == _content(sink)
 
 
 @st.composite
 def deliveries(draw):
     """Draw a history with truncates, as two partitions deliver it, and its batches."""
-    told = draw(histories(truncates=True))
+    records = draw(histories(truncates=True))
     partitions = [
-        [c for c in told if isinstance(c, Floor) or c.key[0] % 2 == partition]
+        [c for c in records if isinstance(c, Floor) or c.key[0] % 2 == partition]
         for partition in (0, 1)
     ]
     batches: list[list[Change | Floor]] = []
@@ -126,7 +126,7 @@ def deliveries(draw):
             batches.append([])
         batches[-1] += partition[:size]
         del partition[:size]
-    return told, batches
+    return records, batches
 
 
 @given(deliveries(), st.booleans())
@@ -134,7 +134,7 @@ def test_a_truncate_keeps_later_rows(delivery, replayed):
     """
     In either order of the partitions, earlier rows are gone, and stay gone.
     """
-    told, batches = delivery
+    found, batches = delivery
     sink = MemorySink()
     for batch in [*batches, *(batches if replayed else [])]:
         floors = tuple(one for one in batch if isinstance(one, Floor))
@@ -142,7 +142,7 @@ def test_a_truncate_keeps_later_rows(delivery, replayed):
         folded = newest_per_key(changes, floors)
         sink.apply(Batch(0, folded.changes, (), floors))
 
-    assert _told(told) == _content(sink)
+    assert _expected(found) == _content(sink)
 
 
 @given(histories())

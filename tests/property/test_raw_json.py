@@ -53,7 +53,7 @@ def test_every_json_member_keeps_its_text(
     Strings are unquoted, null is nothing, the rest is byte for byte; the last counts.
     """
     content, members = written
-    told = RawJson(content.encode())
+    found = RawJson(content.encode())
     expected = {
         name: None
         if value is None
@@ -61,7 +61,7 @@ def test_every_json_member_keeps_its_text(
         for name, (value, text) in members.items()
     }
 
-    assert expected == {name: told.text(name) for name in told.members}
+    assert expected == {name: found.text(name) for name in found.members}
 
 
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
@@ -70,8 +70,8 @@ def test_any_content_is_an_object_or_one_named_error(content: bytes):
     Invalid content raises only the one named error.
     """
     try:
-        told = RawJson(content)
+        found = RawJson(content)
     except UnroutableError:
         return
 
-    assert isinstance(told.members, dict)
+    assert isinstance(found.members, dict)

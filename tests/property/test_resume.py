@@ -78,9 +78,9 @@ class Broker:
         record, on_delivery = self.coming[place].popleft()
         log = self.logs[place]
         log.append(record)
-        told = Acknowledged(len(log) - 1)
+        found = Acknowledged(len(log) - 1)
         if is_heard and on_delivery is not None:
-            self.unheard[place].append(lambda: on_delivery(None, told))
+            self.unheard[place].append(lambda: on_delivery(None, found))
 
     def finish(self, place: tuple[str, int]) -> None:
         """Append a partition's queue, and acknowledge it."""
@@ -340,7 +340,7 @@ class ProcessHistory:
             self.broker.append(self.random.choice(places))
 
     def _hear(self) -> None:
-        places = sorted(at for at, told in self.broker.unheard.items() if told)
+        places = sorted(at for at, each in self.broker.unheard.items() if each)
         if places:
             self.broker.unheard[self.random.choice(places)].popleft()()
 
@@ -484,6 +484,6 @@ def test_an_acknowledgement_fits_the_ledgers_protocol():
     """
     The fake fits the protocol that the ledger reads.
     """
-    told: Acknowledgement = Acknowledged(7)
+    found: Acknowledgement = Acknowledged(7)
 
-    assert 7 == told.offset()
+    assert 7 == found.offset()

@@ -35,7 +35,7 @@ def test_every_interleaving_settles_with_the_right_compensations(
     checkouts, on_hand, first, second
 ):
     """
-    Stock, money and parcel follow the order, whoever was late, repeated or silent.
+    Stock, money and parcel follow the order; services are late, repeat or are silent.
 
     The model itself asserts that each transition is a legal one, that each event is
     recorded at most once, and that an amount is captured only of a confirmed order.

@@ -33,7 +33,7 @@ class SourceHistory(NamedTuple):
 
 
 @st.composite
-def histories(draw, *, with_poison=True):
+def histories(draw, *, with_unreadable=True):
     """Draw whole and partial changes, deletes, READ rows, and unreadable records."""
     logs: list[list[Record]] = [[], [], []]
     fold: dict[str, tuple[str, dict | None]] = {}
@@ -41,14 +41,14 @@ def histories(draw, *, with_poison=True):
         key = draw(st.sampled_from(KEYS))
         row = fold.get(str(key), ("", None))[1]
         kinds = ["c"] if row is None else ["u", "d", "r"]
-        kinds += ["partial"] if row and with_poison else []
-        kinds += ["poison"] if with_poison else []
+        kinds += ["partial"] if row and with_unreadable else []
+        kinds += ["unreadable"] if with_unreadable else []
         kind = draw(st.sampled_from(kinds))
-        if kind == "poison":
+        if kind == "unreadable":
             place = Origin(TOPIC, 0, number)
             logs[0].append(Record(place, b"{}", b"{", {}))
             continue
-        notes = ["a", "b", "bad"] if with_poison else ["a", "b"]
+        notes = ["a", "b", "bad"] if with_unreadable else ["a", "b"]
         after = {"note": draw(st.sampled_from(notes)), "status": f"{number}"}
         unchanged = ["note"] if kind == "partial" else None
         if kind == "partial":
@@ -72,13 +72,13 @@ def histories(draw, *, with_poison=True):
 @st.composite
 def deliveries(draw):
     """Draw a history and its batches, some of them repeated."""
-    told = draw(histories())
+    records = draw(histories())
     at = [0, 0, 0]
     batches = []
     starts = draw(st.integers(0, 2))
-    while any(a < len(log) for a, log in zip(at, told.logs, strict=True)) or starts:
+    while any(a < len(log) for a, log in zip(at, records.logs, strict=True)) or starts:
         batch = []
-        for number, log in enumerate(told.logs):
+        for number, log in enumerate(records.logs):
             size = draw(st.integers(0, 4))
             batch += log[at[number] : at[number] + size]
             at[number] += size
@@ -87,7 +87,7 @@ def deliveries(draw):
             # As a query with a lost checkpoint, or with an uncommitted last batch.
             starts -= 1
             at = [draw(st.integers(0, a)) for a in at]
-    return told, batches
+    return records, batches
 
 
 def content(shop):
@@ -121,7 +121,7 @@ def test_a_sink_ends_equal_to_the_fold_after_any_crash(
 
     Each unreadable record is a dead letter, once.
     """
-    told, batches = delivery
+    actual, batches = delivery
     shop = shop_of(way, chance, can_ask=True)
     if deaths:
         Death(*deaths, is_after=is_after).wrap_calls(shop)
@@ -141,15 +141,15 @@ def test_a_sink_ends_equal_to_the_fold_after_any_crash(
 
     repeat(shop, attend)
     asked = {str(key) for _, (key,) in shop.repairs.keys}
-    repeat(shop, lambda: shop.write(*(answer(told, key) for key in sorted(asked))))
+    repeat(shop, lambda: shop.write(*(answer(actual, key) for key in sorted(asked))))
     book = OpenDeadLetters().read(shop.letters.entries())
     open_ = {letter.record.origin for m in book.dead_letters for letter in book.of(m)}
 
-    assert {k: v for k, v in told.fold.items() if k in flowing} == found
+    assert {k: v for k, v in actual.fold.items() if k in flowing} == found
     assert (
-        {k: row for k, (_, row) in told.fold.items()},
-        {k: v for k, v in told.fold.items() if k not in asked},
-        {r.origin for log in told.logs for r in log if r.value == b"{"},
+        {k: row for k, (_, row) in actual.fold.items()},
+        {k: v for k, v in actual.fold.items() if k not in asked},
+        {r.origin for log in actual.logs for r in log if r.value == b"{"},
         {},
     ) == (
         {k: row for k, (_, row) in content(shop).items()},
@@ -159,9 +159,9 @@ def test_a_sink_ends_equal_to_the_fold_after_any_crash(
     )
 
 
-def answer(told, key):
+def answer(given, key):
     """Deliver the final row of a key, as a snapshot does."""
-    row = told.fold[key][1]
+    row = given.fold[key][1]
     # Above the history, and each at an offset of its own.
     number = 99 + int(key)
     if row is None:
@@ -177,19 +177,19 @@ def is_parked(shop, key):
 
 @WAYS
 @given(
-    histories(with_poison=False),
+    histories(with_unreadable=False),
     st.data(),
     DEATHS,
     st.booleans(),
     st.randoms(use_true_random=False),
 )
 def test_whole_rows_in_any_order_end_equal_to_the_fold(
-    way, told, data, deaths, is_after, chance
+    way, written, data, deaths, is_after, chance
 ):
     """
     Whole images and deletes need no order at all, not even within one key.
     """
-    records = [record for log in told.logs for record in log]
+    records = [record for log in written.logs for record in log]
     twice = data.draw(st.lists(st.sampled_from(records), max_size=9)) if records else []
     left = data.draw(st.permutations([*records, *twice]))
     shop = shop_of(way, chance)
@@ -200,4 +200,4 @@ def test_whole_rows_in_any_order_end_equal_to_the_fold(
         batch, left = left[:size], left[size:]
         repeat(shop, lambda batch=batch: shop.write(*batch))
 
-    assert (told.fold, []) == (content(shop), shop.letters.records)
+    assert (written.fold, []) == (content(shop), shop.letters.records)

@@ -118,13 +118,13 @@ def _written(batches):
 
 
 @given(histories(), st.data())
-def test_one_batch_or_many_have_the_same_outcome(told, data):
+def test_one_batch_or_many_have_the_same_outcome(written, data):
     """
     Rows, dead letters and parked keys are the same, also at the next start.
     """
-    alone = _written([[record] for record in told.records])
-    once = _written([told.records])
-    cut = _written(_cut(data.draw, told.records))
+    alone = _written([[record] for record in written.records])
+    once = _written([written.records])
+    cut = _written(_cut(data.draw, written.records))
     known = _outcome(cut)
     cut.begin()
 
@@ -132,13 +132,13 @@ def test_one_batch_or_many_have_the_same_outcome(told, data):
 
 
 @given(histories(), st.data())
-def test_records_readable_later_end_as_if_always_readable(told, data):
+def test_records_readable_later_end_as_if_always_readable(written, data):
     """
     Once a release can read the dead letters, a replay ends equal to the source.
 
     READ rows may come anywhere between the streamed changes.
     """
-    logs = [[r for r in told.records if r.origin.topic == t] for t in (TOPIC, FILL)]
+    logs = [[r for r in written.records if r.origin.topic == t] for t in (TOPIC, FILL)]
     order = data.draw(st.permutations([0] * len(logs[0]) + [1] * len(logs[1])))
     shop = _written(_cut(data.draw, [logs[log].pop(0) for log in order]))
     with _later_release():
@@ -147,6 +147,6 @@ def test_records_readable_later_end_as_if_always_readable(told, data):
     rows = shop.sink.rows.get("orders", {})
     asked = {str(key) for _, (key,) in shop.repairs.keys}
 
-    assert {k: v for k, v in told.fold.items() if k not in asked} == {
+    assert {k: v for k, v in written.fold.items() if k not in asked} == {
         k: s.row for k, s in rows.items() if s.row is not None and k not in asked
     }

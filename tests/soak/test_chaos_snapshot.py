@@ -1,7 +1,7 @@
 """
 Chaos for snapshots, for as long as one likes: ``SOAK_MINUTES``, ten if it is not set.
 
-The seed is told, so that a run that failed can be had again: ``towpath chaos snapshot``
+The seed is printed, so that a failed run can be repeated: ``towpath chaos snapshot``
 with the same one.
 """
 

@@ -32,7 +32,7 @@ LARGE = (pytest.mark.soak, pytest.mark.timeout(3600))
 WITHIN_S = 100.0
 QUEUED = 3
 
-# Whoever takes a row away, or brings one, holds the key before the counter is drawn.
+# A writer that inserts or deletes a row holds the key before the counter is drawn.
 SCRIPTS = {
     "update.sql@16": """
 \\set k random(1, :keys)
@@ -181,8 +181,8 @@ def test_hot_keys_are_never_delivered_stale(
     stack.up("postgres", "kafka")
     programs = postgres.home_of(stack.stack.state).programs
     config = tmp_path / "towpath.toml"
-    told = {"dsn": database, "kafka": stack.kafka, "prefix": unique}
-    config.write_text(CONFIGURATION.format(**told), encoding="utf-8")
+    values = {"dsn": database, "kafka": stack.kafka, "prefix": unique}
+    config.write_text(CONFIGURATION.format(**values), encoding="utf-8")
     fold = Fold("hot.k")
     with (
         psycopg.connect(database, autocommit=True) as session,

@@ -31,7 +31,7 @@ SETTLED_WITHIN_S = 900.0
 AFTERWARDS = "afterwards"
 # What the server's own driver sets for its clients.
 CLIENT = {"PGTZ": "PST8PDT", "PGDATESTYLE": "Postgres, MDY", "LC_ALL": "C.UTF-8"}
-# Tables without a key are captured too, once their rows can be told apart.
+# Tables without a key are captured too, once their rows can be distinguished.
 IDENTIFY = """
 create schema if not exists identify;
 create function identify.rows() returns event_trigger language plpgsql as $$

@@ -25,7 +25,7 @@ from towpath.sinks.targets.search.read import SearchReader
 PATIENCE_S = 240.0
 
 # The value of a record that is no change.
-POISON = "{"
+UNREADABLE = "{"
 
 RELATION = {
     "schema": "shop",
@@ -184,7 +184,7 @@ class Feed:
             {"bootstrap.servers": place.stack.kafka, "partitioner": "murmur2_random"}
         )
         self.rows = {}
-        self.poisoned = []
+        self.unreadable = []
         self._create(f"{place.name}.relations", **{"cleanup.policy": "compact"})
         self._create(place.topic)
         self._create(f"{place.name}-signal")
@@ -236,7 +236,7 @@ class Feed:
         self._producer.flush()
         self.rows.clear()
 
-    def poison(self, key=1, *, parks=False):
+    def send_unreadable(self, key=1, *, parks=False):
         """
         Produce a record that is no change, and keep its origin.
 
@@ -249,9 +249,9 @@ class Feed:
 
         def note(_error, message):
             place = (message.topic(), message.partition(), message.offset())
-            self.poisoned.append(Origin(*place))
+            self.unreadable.append(Origin(*place))
 
-        self.send(None, key, POISON, {"position": position}, note)
+        self.send(None, key, UNREADABLE, {"position": position}, note)
         self._producer.flush()
 
     def send(self, topic, key, value, headers, on_delivery=None):

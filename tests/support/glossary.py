@@ -9,6 +9,8 @@ from functools import cache
 from support.pages import DOCS, ROOT
 
 GLOSSARY = DOCS / "glossary.md"
+MEMBERS = "*/src/**/*.py"
+TESTS = "tests/**/*.py"
 _ROW = re.compile(r"^\| (\*\*.+?) \| (.+?) \| (.*?) \| ?(.*?) ?\|$", re.MULTILINE)
 CODE = re.compile(r"`([^`]+)`")
 _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z0-9]+|[A-Z]+")
@@ -21,10 +23,15 @@ def rows() -> list[tuple[str, ...]]:
 
 def banned() -> set[str]:
     """List the words that identifiers must not have."""
-    text = GLOSSARY.read_text(encoding="utf-8")
     listed = {word.strip() for *_, words in rows() for word in words.split(",")}
     single = {word for word in listed if word and " " not in word}
-    return single | set(CODE.findall(text.partition("## Words that")[2]))
+    return single | left_behind()
+
+
+def left_behind() -> set[str]:
+    """List the words of our own that the code has given up for the field's."""
+    text = GLOSSARY.read_text(encoding="utf-8")
+    return set(CODE.findall(text.partition("## Words that")[2]))
 
 
 def identifiers_of(source: str) -> Iterator[str]:
@@ -43,10 +50,10 @@ def identifiers_of(source: str) -> Iterator[str]:
 
 
 @cache
-def identifiers() -> frozenset[str]:
-    """List the identifiers of all members, and the names of their modules."""
+def identifiers(modules: str = MEMBERS) -> frozenset[str]:
+    """List the identifiers of modules, by default all members', and their names."""
     found: set[str] = set()
-    for path in ROOT.glob("*/src/**/*.py"):
+    for path in ROOT.glob(modules):
         found.update(identifiers_of(path.read_text(encoding="utf-8")))
         found |= {path.stem, path.parent.name}
     return frozenset(found)

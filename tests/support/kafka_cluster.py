@@ -1,7 +1,7 @@
 """
 Kafka clusters of single tests: brokers that are killed, and settings that are unsafe.
 
-The first node is controller, and broker too unless it is told otherwise; each other
+The first node is controller, and broker too unless configured otherwise; each other
 node is a broker. A node's settings are those of the local stack, with lines added.
 Nodes that were started listen; a test waits until the cluster lists them.
 """

@@ -46,7 +46,7 @@ def rows_of(rows, tasks=None, slice_=100):
     return batch_of(read, len(rows), tasks)
 
 
-def history(chance, poison=0.01):
+def history(chance, unreadable=0.01):
     """Make the records of two topics, each in its own order."""
     notes = {}
     streamed, read = [], []
@@ -60,7 +60,7 @@ def history(chance, poison=0.01):
             after["note"] = notes[order]
         if kind == "d":
             del notes[order]
-        if chance.random() < poison:
+        if chance.random() < unreadable:
             kind = "z"
         missing = ["note"] if kind == "p" else None
         operation = "u" if kind == "p" else kind

@@ -1,4 +1,4 @@
-"""A tracer that keeps the spans which it is told to record, in place of a receiver."""
+"""A tracer that keeps the spans that it records, in place of a receiver."""
 
 from towpath.schemas.tracing import PastSpan, SpanCounts
 

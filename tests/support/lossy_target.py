@@ -96,8 +96,8 @@ class LossyTarget:
             self.commit()
         self._is_filling = False
         sweep = change(0, "t", topic=FILL)
-        told = {headers.SWEEP: floor, headers.SNAPSHOT: snapshot.encode()}
-        self._append(1, replace(sweep, headers=told))
+        values = {headers.SWEEP: floor, headers.SNAPSHOT: snapshot.encode()}
+        self._append(1, replace(sweep, headers=values))
 
     def answer(self):
         """Read the rows that the sink has requested."""

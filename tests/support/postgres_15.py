@@ -43,7 +43,7 @@ def served(programs: Path) -> Iterator[Addresses]:
 
 class SecurePostgres:
     """
-    A server that has a certificate and refuses whoever comes without TLS.
+    A server that has a certificate and refuses a client without TLS.
 
     Attributes:
         authority: The file with the authority of its certificate.

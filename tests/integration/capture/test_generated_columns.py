@@ -63,7 +63,7 @@ def captured(followed) -> set[str]:
 def check_rows(followed, tables: set[str]) -> None:
     """Fail unless each record has the stored column, and only a fill was read."""
     for name in sorted(tables):
-        envelopes = [each for _, each, _ in followed.told(f"s.{name}")]
+        envelopes = [each for _, each, _ in followed.reported(f"s.{name}")]
         after = [each["after"] for each in envelopes if each["after"] is not None]
         assert after, name
         assert all(row["g"] == row["v"] * 2 for row in after), (name, after)
@@ -89,7 +89,7 @@ def test_stored_columns_are_published_and_no_writer_is_refused(followed, capsys)
     make(followed)
     followed.tables = [r"s\..*"]
     followed.prepare()
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     followed.start()
     followed.confirm()
     write(followed)
@@ -110,8 +110,8 @@ def test_stored_columns_are_published_and_no_writer_is_refused(followed, capsys)
 
     assert expected == captured(followed)
     check_rows(followed, expected)
-    assert "s.full_virtual" in told
-    assert "left out: h" in told
+    assert "s.full_virtual" in printed
+    assert "left out: h" in printed
     [late] = [
         each["reason"]
         for each in followed.logged("table not captured")
@@ -138,13 +138,13 @@ def test_a_publication_of_somebody_else_is_checked(followed, capsys):
     followed.execute("create publication towpath for table s.virtual")
     followed.tables = [r"s\..*"]
     followed.prepare()
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     write(followed)
 
     assert {"virtual"} == captured(followed)
-    assert "left out: g, h" in told
+    assert "left out: g, h" in printed
     for name in set(NAMES) - {"virtual"}:
-        assert f"s.{name}: " in told, name
+        assert f"s.{name}: " in printed, name
 
     followed.execute("alter publication towpath set (publish_generated_columns=stored)")
     followed.prepare()
@@ -152,7 +152,7 @@ def test_a_publication_of_somebody_else_is_checked(followed, capsys):
     assert set(NAMES) - {"full_virtual"} == captured(followed)
 
 
-def test_the_servers_own_refusals_are_foretold(followed):
+def test_the_servers_own_refusals_are_predicted(followed):
     """
     Each table of each publication: an error is found where its UPDATE is refused.
     """

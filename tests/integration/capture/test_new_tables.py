@@ -19,8 +19,8 @@ def published(followed) -> set[str]:
 
 def refused(followed) -> dict[str, str]:
     """Return why which tables are not captured."""
-    told = followed.logged("table not captured")
-    return {each["table"]: each["reason"] for each in told}
+    log_records = followed.logged("table not captured")
+    return {each["table"]: each["reason"] for each in log_records}
 
 
 def filled(followed, table: str) -> str:
@@ -123,7 +123,7 @@ def test_a_table_is_filled_once(patterned):
     patterned.execute("create table s.witness (id int primary key)")
     filled(patterned, "s.witness")
     patterned.confirm()
-    operations = [envelope["op"] for _, envelope, _ in patterned.told("s.once")]
+    operations = [envelope["op"] for _, envelope, _ in patterned.reported("s.once")]
 
     assert sorted("r" * 10 + "c") == sorted(operations)
 
@@ -148,7 +148,7 @@ def test_a_table_removed_from_the_publication_is_filled_again(patterned):
 
 def test_a_table_that_cannot_be_captured_is_refused_until_it_is_mended(patterned):
     """
-    I7: the reason is told once; whoever mends the table needs to tell nobody.
+    I7: the reason is reported once; a table that is mended needs no further step.
     """
     patterned.execute("create unlogged table s.loose (id int primary key)")
     patterned.execute("create table s.keyless (v int)")
@@ -189,9 +189,9 @@ def test_a_named_table_may_be_made_later_and_made_again(patterned):
     assert first.startswith("towpath-new-named.later-")
 
 
-def test_a_swap_of_names_is_told_and_the_newcomer_captured(patterned):
+def test_a_swap_of_names_is_reported_and_the_newcomer_captured(patterned):
     """
-    B30: a table renamed away and another renamed into its name are both told of.
+    B30: a table renamed away and another renamed into its name are both reported.
     """
     patterned.execute("create table s.swapx (id int primary key)")
     patterned.execute("insert into s.swapx values (50)")
@@ -250,4 +250,4 @@ def test_nothing_is_filled_if_that_is_not_wanted(followed):
     followed.execute("insert into s.late values (2)")
     followed.confirm()
 
-    assert [2] == [row["after"]["id"] for _, row, _ in followed.told("s.late")]
+    assert [2] == [row["after"]["id"] for _, row, _ in followed.reported("s.late")]

@@ -27,7 +27,7 @@ def fill(followed, table: str) -> None:
 def truncated(followed, table: str) -> set[int]:
     """Return the keys that a reader has who knows truncates and no sweeps."""
     held: dict[int, set[int]] = {}
-    for partition, row, _ in followed.told(table):
+    for partition, row, _ in followed.reported(table):
         keys = held.setdefault(partition, set())
         if row["op"] == "t":
             keys.clear()
@@ -38,10 +38,12 @@ def truncated(followed, table: str) -> set[int]:
 
 def events(followed) -> dict[str, tuple[str, str]]:
     """Return what the notifications say of tables: event and policy, by table."""
-    told = [json.loads(record.value()) for record in followed.records("notifications")]
+    documents = [
+        json.loads(record.value()) for record in followed.records("notifications")
+    ]
     return {
         each["id"]: (each["type"], each["additional_data"]["on_drop"])
-        for each in told
+        for each in documents
         if each["aggregate_type"] == "Table"
     }
 
@@ -135,7 +137,7 @@ def test_a_dropped_table_is_emptied_where_that_is_wanted(captured):
     for table in ("s.dropped", "gone.one", "s.moved"):
         captured.wait_for(lambda table=table: not captured.fold(table))
     captured.wait_for(lambda: set(captured.fold("s.moved_to")) == {1, 2})
-    operations = [row["op"] for _, row, _ in captured.told("gone.one")]
+    operations = [row["op"] for _, row, _ in captured.reported("gone.one")]
 
     assert {1, 2} == kept == set(captured.fold("s.shifted"))
     assert ["c", "c", "t", "t"] == sorted(operations)
@@ -163,7 +165,7 @@ def test_a_schema_renamed_in_mid_snapshot_fails_with_the_true_counts(followed):
     answer = "select detail from towpath.signal where id = 'all' and status = 'failed'"
     followed.wait_for(lambda: followed.one(answer) is not None)
     account = followed.one(answer)["tables"]["s.big"]
-    ids = [row["after"]["id"] for _, row, _ in followed.told("s.big")]
+    ids = [row["after"]["id"] for _, row, _ in followed.reported("s.big")]
 
     assert len(ids) == account["rows"] > 0
     assert [str(max(ids))] == account["last_key"]

@@ -92,7 +92,7 @@ signal_table = "inventory.dbz_signal"
         self.wait_for(lambda: self.table(signal_id)[0] == state)
 
     def wait_for_notification(self, signal_id: str, kind: str) -> dict[str, Any]:
-        """Wait until a signal was told of so, and return what was told."""
+        """Wait for a signal's notification, and return it."""
         found: list[dict[str, Any]] = []
 
         def has_come() -> bool:
@@ -125,7 +125,7 @@ signal_table = "inventory.dbz_signal"
         return [each["after"]["id"] for each in changes if each["op"] == "c"]
 
     def notifications(self) -> list[dict[str, Any]]:
-        """Return what was told on the notifications topic."""
+        """Return the records of the notifications topic."""
         return [json.loads(each.value()) for each in self.records("notifications")]
 
     def ask(self, method: str, path: str, document: object = None) -> tuple[int, Any]:

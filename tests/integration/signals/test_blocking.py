@@ -11,7 +11,7 @@ ROWS = 1_000
 
 
 def write(dsn: str, until: threading.Event, written: list[int]) -> None:
-    """Insert rows one by one, each its own transaction, until told to end."""
+    """Insert rows one by one, each its own transaction, until they are ended."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         key = ROWS
         while not until.is_set():

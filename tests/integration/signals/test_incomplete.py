@@ -32,8 +32,8 @@ def states(rig: Any, signal_id: str) -> tuple[Any, ...]:
 
 def wrong(rig: Any) -> list[str]:
     """Return what ``towpath status`` finds wrong with snapshots."""
-    told = status.overview((), load(rig.config, {}), SystemClock())
-    return [sentence for sentence in told["wrong"] if sentence.startswith("snapshot")]
+    found = status.overview((), load(rig.config, {}), SystemClock())
+    return [sentence for sentence in found["wrong"] if sentence.startswith("snapshot")]
 
 
 def test_a_row_that_is_a_dead_letter_leaves_its_snapshot_incomplete(rig, capsys):

@@ -178,7 +178,7 @@ def test_the_inbox_tries_until_the_source_takes_it(connection, inbox: SignalInbo
     assert ([], [("s1",)]) == (early, rows)
 
 
-def test_a_source_that_is_not_prepared_is_told(connection, database: str):
+def test_a_source_that_is_not_prepared_is_reported(connection, database: str):
     """
     The admin port says what is missing instead of waiting for it.
     """

@@ -20,19 +20,19 @@ def test_every_channel_leads_to_a_snapshot(rig):
     rig.leave_bare("bare", "execute-snapshot", json.dumps(EVERYTHING))
     document = {"id": "kafka", "type": "execute-snapshot", "data": EVERYTHING}
     rig.leave_in_kafka(json.dumps(document).encode())
-    status, told = rig.ask("POST", "/signals", {**document, "id": "http"})
+    status, found = rig.ask("POST", "/signals", {**document, "id": "http"})
     names = ("table", "bare", "kafka", "http")
     rows = [rig.wait_for_answer(name)["rows"] for name in names]
     reads = rig.reads()
 
-    assert (202, {"id": "http"}, [ROWS] * 4) == (status, told, rows)
+    assert (202, {"id": "http"}, [ROWS] * 4) == (status, found, rows)
     assert dict.fromkeys(names, ROWS) == {
         name: sum(1 for snapshot, _ in reads if snapshot == name) for name in names
     }
     assert {1} == set(reads.values())
 
 
-def test_each_answer_is_told_on_the_notifications_topic(rig):
+def test_each_answer_is_published_on_the_notifications_topic(rig):
     """
     Accepted, then what Debezium tells of the snapshot, all with the signal's id (A33).
     """
@@ -40,13 +40,13 @@ def test_each_answer_is_told_on_the_notifications_topic(rig):
     rig.leave_bare("bare", "execute-snapshot", json.dumps(EVERYTHING))
     rig.wait_for_answer("bare")
     rig.wait_for(lambda: kinds(rig)[-1:] == [("Signal", "COMPLETED")])
-    told = kinds(rig)
+    found = kinds(rig)
     progress = rig.wait_for_notification("bare", "IN_PROGRESS")["additional_data"]
     scanned = rig.wait_for_notification("bare", "TABLE_SCAN_COMPLETED")
 
-    assert ("Signal", "ACCEPTED") == told[0]
-    assert ("Incremental Snapshot", "STARTED") == told[1]
-    assert ("Incremental Snapshot", "COMPLETED") in told
+    assert ("Signal", "ACCEPTED") == found[0]
+    assert ("Incremental Snapshot", "STARTED") == found[1]
+    assert ("Incremental Snapshot", "COMPLETED") in found
     assert (str(ROWS), "SUCCEEDED") == (
         scanned["additional_data"]["total_rows_scanned"],
         scanned["additional_data"]["status"],
@@ -103,7 +103,7 @@ def test_what_cannot_be_carried_out_is_rejected_and_the_stream_goes_on(rig):
     assert [] == [name for name, part in expected.items() if part not in reasons[name]]
 
 
-def test_what_is_left_and_is_no_signal_is_told_as_rejected(rig):
+def test_what_is_left_and_is_no_signal_is_published_as_rejected(rig):
     """
     A null id, an id that is too long or used, and garbage in Kafka stop nothing.
     """
@@ -323,7 +323,7 @@ def test_all_snapshots_are_paused_and_resumed_together(rig):
 
 def test_a_blocking_snapshot_reads_what_its_select_gives(rig):
     """
-    A whole SELECT picks the rows, and it is told as Debezium's blocking ones (A38).
+    A whole SELECT picks the rows, announced like Debezium's blocking ones (A38).
     """
     rig.start()
     rig.signal(
@@ -337,7 +337,7 @@ def test_a_blocking_snapshot_reads_what_its_select_gives(rig):
     detail = rig.wait_for_answer("s1")
     rig.execute("insert into s.a values (0, 0, 'later')")
     rig.confirm()
-    told = rig.wait_for_notification("s1", "STARTED")
+    found = rig.wait_for_notification("s1", "STARTED")
 
     assert (250, set(range(1, 251))) == (detail["rows"], {k for _, k in rig.reads()})
-    assert "Initial Snapshot" == told["aggregate_type"]
+    assert "Initial Snapshot" == found["aggregate_type"]

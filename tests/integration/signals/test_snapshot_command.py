@@ -117,7 +117,7 @@ def test_a_snapshot_is_paused_resumed_and_stopped(rig, command: Command):
 
 def test_what_is_rejected_or_fails_exits_1(rig, command: Command):
     """
-    The relay's own reason is told, without waiting for more.
+    The relay's own reason is reported, without waiting for more.
     """
     rig.start()
     unknown = command("start", "s.none", "--id", "s1", "--wait")

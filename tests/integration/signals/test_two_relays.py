@@ -72,8 +72,8 @@ class Relay(SnapshotRig):
 
     def notified(self, kind: str) -> set[str]:
         """Return the ids that this relay's notifications name with this type."""
-        told = [json.loads(each.value()) for each in self.records("notifications")]
-        return {each["id"] for each in told if each["type"] == kind}
+        documents = [json.loads(each.value()) for each in self.records("notifications")]
+        return {each["id"] for each in documents if each["type"] == kind}
 
 
 @pytest.fixture

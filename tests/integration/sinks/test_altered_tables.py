@@ -81,7 +81,7 @@ class Place(SinkPlace):
         settings = load(self.config, {})
         reader = reader_of(settings.sink_named(kind), settings)
         found = {
-            row.key: told(row.fields)
+            row.key: reported(row.fields)
             for row in reader.rows(self.route(kind))
             if not row.is_deleted
         }
@@ -92,7 +92,7 @@ class Place(SinkPlace):
         """Return what a sink should hold."""
         named = {"no": "line"} if kind == "search" else {}
         return {
-            str(row["no"]): told({named.get(k, k): v for k, v in row.items()})
+            str(row["no"]): reported({named.get(k, k): v for k, v in row.items()})
             for (row,) in self.execute("select to_jsonb(l) from shop.lines l")
         }
 
@@ -114,14 +114,14 @@ class Place(SinkPlace):
 
     def read(self, sink):
         """Return how many rows each snapshot has read for a sink, in order."""
-        told = self.execute(
+        found = self.execute(
             "select rows from towpath.snapshot where target = %s order by updated_at",
             sink,
         )
-        return [rows for (rows,) in told]
+        return [rows for (rows,) in found]
 
 
-def told(fields):
+def reported(fields):
     """Write columns as texts; a null is as good as none."""
     return {k: str(v) for k, v in fields.items() if v is not None}
 

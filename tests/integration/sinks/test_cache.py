@@ -159,7 +159,7 @@ def test_a_position_that_is_none_is_below_every_position(sink, prefix, client, g
     )
 
 
-def test_positions_above_a_double_are_told_apart(sink, prefix, client):
+def test_positions_above_a_double_are_distinguished(sink, prefix, client):
     """Two positions that one double stands for are still older and newer."""
     low, high = (f"{2**53 + n:016x}.0000000000" for n in (0, 1))
     (change,) = batch({"id": 7}).changes
@@ -176,7 +176,7 @@ def test_positions_above_a_double_are_told_apart(sink, prefix, client):
 
 
 def test_wrong_credentials_stop_the_sink(stack):
-    """A password that the cache refuses is told as such: waiting does not help."""
+    """A password that the cache refuses is reported as such: waiting does not help."""
     sink = CacheSink(stack.redis_url.replace("//", "//u:p@"), "p", TOMBSTONE_S)
 
     with pytest.raises(CacheRefusedError, match="credentials"):
@@ -184,7 +184,7 @@ def test_wrong_credentials_stop_the_sink(stack):
 
 
 def test_a_cache_that_does_not_answer_is_unavailable(unused_port):
-    """A refused connection is told as such, to be tried again."""
+    """A refused connection is reported as such, to be tried again."""
     sink = CacheSink(f"redis://127.0.0.1:{unused_port}/0", "p", TOMBSTONE_S)
 
     with pytest.raises(TargetUnavailableError, match="does not answer"):

@@ -1,4 +1,4 @@
-"""The cache on a cluster of three servers: no call touches keys of two slots."""
+"""The cache on a cluster of three servers: no call has keys of two slots."""
 
 import random
 from contextlib import ExitStack, suppress
@@ -89,8 +89,8 @@ def reader(nodes, unique):
 
 def is_whole(node):
     """Return whether a server sees all slots held, and knows all the others."""
-    told = node.client.execute_command("CLUSTER INFO")
-    return told["cluster_state"] == "ok" and told["cluster_known_nodes"] == "3"
+    found = node.client.execute_command("CLUSTER INFO")
+    return found["cluster_state"] == "ok" and found["cluster_known_nodes"] == "3"
 
 
 def order(key, at, row=True, unchanged=ALL_PRESENT):
@@ -268,26 +268,26 @@ def pair(tmp_path):
 def knows(node, other):
     """Return whether a server knows another, and that it has the slots."""
     name = other.client.execute_command("CLUSTER MYID")
-    told = node.client.execute_command("CLUSTER NODES")
-    return any(name in place["node_id"] and place["slots"] for place in told.values())
+    found = node.client.execute_command("CLUSTER NODES")
+    return any(name in place["node_id"] and place["slots"] for place in found.values())
 
 
 def names_two(primary):
-    """Return whether a primary names its replica to whoever asks for slots."""
+    """Return whether a primary names its replica to a client that asks for slots."""
     ((_, _, *nodes),) = primary.client.cluster("SLOTS")
     return len(nodes) == 2
 
 
 def is_copied(replica):
     """Return whether a replica has all that its primary has."""
-    told = replica.client.info("replication")
-    return told["role"] == "slave" and told["master_link_status"] == "up"
+    found = replica.client.info("replication")
+    return found["role"] == "slave" and found["master_link_status"] == "up"
 
 
 def is_serving(node):
     """Return whether a server has all slots, and says so."""
-    told = node.client.execute_command("CLUSTER INFO")
-    return told["cluster_state"] == "ok" and node.client.info()["role"] == "master"
+    found = node.client.execute_command("CLUSTER INFO")
+    return found["cluster_state"] == "ok" and node.client.info()["role"] == "master"
 
 
 def cut_off(first, second):

@@ -49,7 +49,7 @@ def make(stack):
 
 def history(chance, count):
     """Make records of some keys: whole rows, some deletes, some partial changes."""
-    told = []
+    reported = []
     for number in range(count):
         part, line = chance.choice(PARTS), chance.randrange(count // 20)
         row = {
@@ -72,13 +72,13 @@ def history(chance, count):
         value = {"before": None, "after": after, "source": source, "op": operation}
         key = orjson.dumps({"part": part, "line": line})
         origin = Origin(TOPIC, 0, number)
-        told.append(Record(origin, key, orjson.dumps(value), headers))
-    return told
+        reported.append(Record(origin, key, orjson.dumps(value), headers))
+    return reported
 
 
-def write(sink, told):
+def write(sink, given):
     """Write records one by one, as they are folded."""
-    folded = newest_per_key(decode(told, ROUTES).changes)
+    folded = newest_per_key(decode(given, ROUTES).changes)
     sink.apply(Batch(0, folded.changes))
     sink.apply(Batch(0, folded.after))
     sink.flush()
@@ -98,17 +98,17 @@ def test_rows_taken_as_columns_equal_those_written_one_by_one(make, client):
     """
     Every name and field of 3,000 records out of order; what is left is written after.
 
-    Told once more, the columns change nothing.
+    Written once more, the columns change nothing.
     """
     chance = random.Random(11)  # noqa: S311 - a repeatable test
-    told = history(chance, 3000)
-    chance.shuffle(told)
+    records = history(chance, 3000)
+    chance.shuffle(records)
     (by_column, begin), one_by_one = make(), make()
-    write(one_by_one.sink, told)
-    (columns,) = plain_columns(table_of(told), ROUTES)
+    write(one_by_one.sink, records)
+    (columns,) = plain_columns(table_of(records), ROUTES)
     taken = by_column.apply_columns(columns).to_pylist()
-    left = sorted({*range(len(told))} - {*taken})
-    write(by_column, [told[place] for place in left])
+    left = sorted({*range(len(records))} - {*taken})
+    write(by_column, [records[place] for place in left])
     by_column.flush()
     expected = hashes(client, one_by_one.begin)
 
@@ -121,8 +121,8 @@ def test_rows_taken_as_columns_equal_those_written_one_by_one(make, client):
 
 def test_columns_replace_whatever_has_a_name_of_theirs(make, client):
     """New rows stand beside a deleted row, one with more fields, and no row at all."""
-    told = [r for r in history(random.Random(3), 100) if b'"op":"d"' not in r.value]  # noqa: S311 - a repeatable test
-    (columns,) = plain_columns(table_of(told), ROUTES)
+    records = [r for r in history(random.Random(3), 100) if b'"op":"d"' not in r.value]  # noqa: S311 - a repeatable test
+    (columns,) = plain_columns(table_of(records), ROUTES)
     (by_column, begin), expected = make(), make()
     expected.sink.apply_columns(columns)
     expected.sink.flush()
@@ -144,17 +144,17 @@ def test_what_is_counted_is_what_was_written(make, client):
     """Applied, and stale where the cache has it newer; a lost guard is loaded again."""
     sink, begin = make()
     chance = random.Random(5)  # noqa: S311 - a repeatable test
-    told = [r for r in history(chance, 3000) if b'"op":"d"' not in r.value]
-    told = [r for r in told if "unchanged" not in r.headers]
-    (columns,) = plain_columns(table_of(told), ROUTES)
+    records = [r for r in history(chance, 3000) if b'"op":"d"' not in r.value]
+    records = [r for r in records if "unchanged" not in r.headers]
+    (columns,) = plain_columns(table_of(records), ROUTES)
     client.function_flush()
     taken = sink.apply_columns(columns)
     first = sink.flush()
-    (older,) = plain_columns(table_of(told[:1000]), ROUTES)
+    (older,) = plain_columns(table_of(records[:1000]), ROUTES)
     sink.apply_columns(older)
     second = sink.flush()
-    keys = {told[place].key for place in taken.to_pylist()}
-    older_keys = {record.key for record in told[:1000]} & keys
+    keys = {records[place].key for place in taken.to_pylist()}
+    older_keys = {record.key for record in records[:1000]} & keys
 
     assert (len(keys), 0) == (first.applied, first.stale)
     assert (len(older_keys), True) == (

@@ -349,7 +349,7 @@ def test_a_server_that_dies_between_apply_and_flush_makes_the_batch_come_again(p
     )
 
 
-def test_a_server_that_is_gone_while_a_batch_is_written_is_told(place):
+def test_a_server_that_is_gone_while_a_batch_is_written_is_reported(place):
     """Apply fails, nothing counts; a new sink writes the batch whole."""
     sink = place.opened()
     place.server.await_file()

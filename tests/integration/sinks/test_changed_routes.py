@@ -42,8 +42,8 @@ class Place(SinkPlace):
         """Return what was named of the sink so far: outcome and route."""
         path = sink_folder(self.state_folder, "extra") / "recoveries.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
-        told = [orjson.loads(line) for line in lines]
-        return [(one["outcome"], one["route"]) for one in told if "route" in one]
+        documents = [orjson.loads(line) for line in lines]
+        return [(one["outcome"], one["route"]) for one in documents if "route" in one]
 
     @property
     def is_running(self):
@@ -77,8 +77,8 @@ def test_a_changed_route_is_named_and_filled_and_others_never_notice(place, caps
     """
     Under load, ids and columns become what the file says now.
 
-    What does not fit is told, and the sink goes on as it was. A new route is filled,
-    one that is gone is named.
+    What does not fit is reported, and the sink continues unchanged. A new route is
+    filled, one that is gone is named.
     """
     place.prepare()
     with place.driver():
@@ -92,7 +92,11 @@ def test_a_changed_route_is_named_and_filled_and_others_never_notice(place, caps
             assert set() == old & set(place.held("extra"))
 
             place.write(other.replace('["secret"]', '["secert"]'))
-            until(lambda: place.said("sink block refused"), "told", timeout_s=30)
+            until(
+                lambda: place.said("sink block refused"),
+                "the sink is refused",
+                timeout_s=30,
+            )
             before = place.progress("extra").batches
             until(lambda: place.progress("extra").batches > before, "it goes on")
 

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from support.driver_process import POISON, Feed, Place
+from support.driver_process import UNREADABLE, Feed, Place
 
 pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -47,7 +47,7 @@ class Repeated(Feed):
     def send(self, *record):
         """Produce a record, every tenth one twice."""
         super().send(*record)
-        if record[2] == POISON:
+        if record[2] == UNREADABLE:
             return
         self._sent.append(record)
         if len(self._sent) % 10 == 0:
@@ -109,7 +109,7 @@ def test_a_submitted_driver_survives_a_worker_and_ends_equal(cluster, shop):
     """
     Executors write large batches under the guard; one of them is killed meanwhile.
 
-    Duplicates, a replay from the start and a poison record change nothing (B41).
+    Duplicates, a replay from the start and an unreadable record change nothing (B41).
     """
     shop.feed.work(1500, keys=200, seed=7)
     submitted = cluster.submit(shop.config, "cluster", **DYNAMIC)
@@ -120,7 +120,7 @@ def test_a_submitted_driver_survives_a_worker_and_ends_equal(cluster, shop):
     shop.feed.truncate()
     shop.feed.work(1000, keys=200, seed=9)
     # A parked key, and one whose row is to be read again; both have changes later on.
-    shop.feed.poison(PARKED, parks=True)
+    shop.feed.send_unreadable(PARKED, parks=True)
     shop.feed.put(ABSENT, "u", {"status": "paid"}, unchanged=["note"])
     shop.catch_up()
     cluster.wait_for(
@@ -130,7 +130,7 @@ def test_a_submitted_driver_survives_a_worker_and_ends_equal(cluster, shop):
     cluster.wait_for(lambda: any(map(cluster.executors, cluster.workers)), submitted)
     cluster.kill(cluster.workers[0])
     # No other record has its key; without a position it parks nothing.
-    shop.feed.poison(1_000_000)
+    shop.feed.send_unreadable(1_000_000)
     shop.feed.work(1000, keys=200, seed=11)
     shop.catch_up()
     parked = [shop.progress(name).parked for name in ALL]

@@ -48,11 +48,11 @@ def test_a_java_process_that_is_killed_while_starting_is_reported(
         timeout=80,
         check=False,
     )
-    told = done.stdout + done.stderr
+    printed = done.stdout + done.stderr
 
-    assert "did not start" in told, told[-3000:]
-    assert "remedy" in told
-    assert "Traceback" not in told
+    assert "did not start" in printed, printed[-3000:]
+    assert "remedy" in printed
+    assert "Traceback" not in printed
     assert done.returncode == 3
 
 

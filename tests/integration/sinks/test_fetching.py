@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 
 class Counting(Consumer):
-    """A client that counts how often it is told where to read."""
+    """A client that counts how often it is assigned a place to read."""
 
     assigned = 0
     paused = 0
@@ -108,7 +108,7 @@ def offsets(tables):
 
 def test_batches_are_read_on_from_one_to_the_next(stack, topic, reading, client):
     """
-    Each has its own records, in order; the broker is told once where to begin.
+    Each has its own records, in order; the broker is asked once where to begin.
     """
     produce(stack, topic, 0, range(1000))
     produce(stack, topic, 1, range(50))

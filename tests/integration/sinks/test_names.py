@@ -149,7 +149,7 @@ def test_tables_and_columns_of_any_name_reach_every_sink(place, capsys):
     place.wait_for(lambda: bool(place.logged("relay streaming")))
     place.catch_up()
     codes = [place.towpath("sink", "check")]
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     place.declare(RENAMED)
     codes.append(place.towpath("sink", "check"))
     with driver(place):
@@ -168,7 +168,7 @@ def test_tables_and_columns_of_any_name_reach_every_sink(place, capsys):
 
     expected = {route: {"1": "new", "2": "two"} for route in TABLES}
     assert [1, 0] == codes
-    assert 1 == told.count("the column name 'a.b' has a dot"), told
+    assert 1 == printed.count("the column name 'a.b' has a dot"), printed
     assert {name.text for name in TABLES.values()} == set(answer["tables"])
     assert ([0] * len(READ), dict.fromkeys(READ, expected)) == (verified, held)
     assert expected == hooked

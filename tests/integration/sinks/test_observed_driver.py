@@ -62,8 +62,8 @@ class Place(SinkPlace):
     def page(self):
         """Read what the driver tells: values by name without the sink's label."""
         lines = self.text().splitlines()
-        told = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-        return {n.replace('sink="plain"', "sink"): float(value) for n, value in told}
+        found = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {n.replace('sink="plain"', "sink"): float(value) for n, value in found}
 
     def value(self, what):
         """Read one metric."""
@@ -91,12 +91,12 @@ class Place(SinkPlace):
         code = app.run(["status", *words, *given])
         return code, capsys.readouterr().out
 
-    def told(self, capsys):
+    def reported(self, capsys):
         """Return what the status says of the sink, as a document."""
         (sink,) = json.loads(self.status(capsys, "--json")[1])["sinks"]
         return sink
 
-    def poison(self):
+    def send_unreadable(self):
         """Produce a record that is no change, of a key that nobody has."""
         producer = Producer({"bootstrap.servers": self.kafka})
         producer.produce(
@@ -123,7 +123,7 @@ def place(stack, database, unique, tmp_path):
 
 
 def check_known_load(place, capsys):
-    """Put in a known load; what is told of it is right to the last record."""
+    """Put in a known load; what is reported of it is right to the last record."""
     before = place.page()
     for statement in (
         ADD.format(1001, 1020),
@@ -132,7 +132,7 @@ def check_known_load(place, capsys):
     ):
         place.execute(statement)
         place.until_seen()
-    place.poison()
+    place.send_unreadable()
     until(lambda: place.value("parked_keys") == 1, "the key is parked")
     place.until_seen()
     page = place.page()
@@ -148,10 +148,10 @@ def check_known_load(place, capsys):
             "retries",
         )
     }
-    sink = place.told(capsys)
+    sink = place.reported(capsys)
 
     # An empty record follows each delete, and is the same change as a rule; two batches
-    # may part them. The poison is a record, too.
+    # may part them. The unreadable record is one, too.
     tombstones = grown.pop("tombstones")
     assert {
         "rows": 25 + tombstones,
@@ -211,7 +211,7 @@ def check_dead_cache(place, capsys):
     until(lambda: place.value("lag_alarm") == 0, "the alarm is over")
 
     assert place.value("retries_total") >= 1
-    assert not place.told(capsys)["is_late"]
+    assert not place.reported(capsys)["is_late"]
 
 
 def check_emptied_cache(place, capsys):
@@ -228,7 +228,7 @@ def check_emptied_cache(place, capsys):
     assert place.plain() == place.held("plain")
     assert place.said("the cache was emptied")
     assert () == incomplete.routes(place.state_folder, "plain")
-    assert [] == place.told(capsys)["unfilled"]
+    assert [] == place.reported(capsys)["unfilled"]
 
 
 def check_slow_batch(place, monkeypatch, capsys):

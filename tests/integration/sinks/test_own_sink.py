@@ -95,10 +95,12 @@ def test_the_guides_sink_passes_the_contract(tmp_path):
     The guide's own test, run from its folder, passes every case there is.
     """
     folder = written(tmp_path)
-    told = run_contract(folder)
+    found = run_contract(folder)
     cases = sum(name.startswith("test_") for name in dir(ContractSuite))
 
-    assert (0, True) == (told.returncode, f"{cases} passed" in told.stdout), told.stdout
+    assert (0, True) == (found.returncode, f"{cases} passed" in found.stdout), (
+        found.stdout
+    )
 
 
 def run_contract(folder: Path) -> subprocess.CompletedProcess[str]:

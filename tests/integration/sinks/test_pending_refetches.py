@@ -44,7 +44,7 @@ url = "redis://unused"
 
 
 class Rig(SnapshotRig):
-    """A relay, and a sink that was told only what comes last."""
+    """A relay, and a sink that received only what comes last."""
 
     def prepare(self):
         """Make the tables with a large value in each row, and start the relay."""

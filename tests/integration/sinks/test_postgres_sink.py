@@ -147,8 +147,8 @@ def test_every_value_is_read_back_as_its_record_has_it(models):
         c for c in models.shapes.columns if c.type not in NOT_AS_COLUMNS
     )
     flat = {column.name for column in models.shapes.columns}
-    told = [({k: v for k, v in each.items() if k in flat}, 1) for each in rows]
-    (columns,) = plain(models.described, told)
+    found = [({k: v for k, v in each.items() if k in flat}, 1) for each in rows]
+    (columns,) = plain(models.described, found)
     taken = sink.apply_columns(columns)
     by_columns = models.rows()
 
@@ -220,9 +220,9 @@ def deliver(sink, described, part, rng):
     """Apply changes; whole rows of some keys as columns, as slices do."""
     others = {c.key for c in part if c.row is None or c.unchanged}
     others |= {c.key for c in part if rng.random() < 0.3}
-    told = [(dict(c.row), c.origin.offset) for c in part if c.key not in others]
-    for columns in plain(described, told):
-        assert len(sink.apply_columns(columns)) == len(told)
+    found = [(dict(c.row), c.origin.offset) for c in part if c.key not in others]
+    for columns in plain(described, found):
+        assert len(sink.apply_columns(columns)) == len(found)
     folded = newest_per_key(c for c in part if c.key in others)
     assert () == write(sink, *folded.changes).refused
     assert () == write(sink, *folded.after).refused == folded.refused

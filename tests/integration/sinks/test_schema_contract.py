@@ -597,7 +597,7 @@ drop role {role};
 
 def test_statements_that_change_rows_of_a_captured_table_are_noticed(contract, unique):
     """
-    Once for each kind, whoever runs them; neither those rolled back, nor other tables.
+    Once for each kind, by any role; neither those rolled back, nor other tables.
     """
     code, found = contract.judge(ON_ROWS.format(role=unique))
     _, truncated = contract.judge("truncate shop.orders, shop.private cascade")

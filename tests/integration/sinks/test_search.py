@@ -244,7 +244,7 @@ def test_a_column_of_another_type_is_named_and_the_rest_goes_on(stack, sink, rou
     columns = (Column("id", "bigint"), Column("at", "text"), Column("note", "text"))
     other = Relations(RelationShape("shop", "orders", columns, ("id",), ""))
     wider = SearchSink(stack.opensearch_url, (route,), other, SystemClock())
-    with structlog.testing.capture_logs() as told:
+    with structlog.testing.capture_logs() as logs:
         wider.open()
     wider.apply(Batch(0, (change(route, {"id": 7, "at": "noon", "note": "x"}),)))
     checkpoint = wider.flush()
@@ -252,7 +252,7 @@ def test_a_column_of_another_type_is_named_and_the_rest_goes_on(stack, sink, rou
 
     assert (1, ()) == (checkpoint.applied, checkpoint.refused)
     assert [(f"{route.name}-1", ("at",))] == [
-        (line["index"], line["fields"]) for line in told if "rebuild" in line["event"]
+        (line["index"], line["fields"]) for line in logs if "rebuild" in line["event"]
     ]
 
 
@@ -368,7 +368,7 @@ def test_a_table_without_a_key_is_refused(stack, route):
 
 
 def test_an_index_that_does_not_answer_is_unavailable(unused_port, route):
-    """A refused connection is told as such, to be tried again."""
+    """A refused connection is reported as such, to be tried again."""
     url = f"http://127.0.0.1:{unused_port}"
 
     with pytest.raises(TargetUnavailableError, match="does not answer"):
@@ -413,8 +413,8 @@ def state(route, order_id, text, *, log_lsn=8):
 
 def lines_text(*lines):
     """Write an order's payload; lines are product and quantity."""
-    told = [{"product_id": product, "quantity": n} for product, n in lines]
-    return orjson.dumps({"order_id": 7, "lines": told}, option=orjson.OPT_INDENT_2)
+    listed = [{"product_id": product, "quantity": n} for product, n in lines]
+    return orjson.dumps({"order_id": 7, "lines": listed}, option=orjson.OPT_INDENT_2)
 
 
 def test_an_order_is_found_by_one_of_its_lines(documents, client, aggregate):

@@ -150,7 +150,7 @@ def test_a_partial_change_is_whole_in_the_new_index(shop):
 
 
 def test_a_rebuild_that_was_cut_off_goes_on_with_its_snapshot(shop, stack):
-    """Neither the index nor the snapshot is begun twice, whoever comes next."""
+    """Neither the index nor the snapshot is begun twice, by any successor."""
     apply(shop, change(shop, 1, 1, {"code": 1}))
     first = shop.rebuild.begin(shop.route, "s1")
     fields = RouteFields(shop.relations, {})

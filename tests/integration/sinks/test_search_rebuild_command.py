@@ -129,7 +129,7 @@ name = "{self.route}"
 
     @contextmanager
     def driver(self):
-        """Run the driver's process; it must end by itself when told to."""
+        """Run the driver's process; it must end by itself on request."""
         environment = {
             **os.environ,  # noqa: TID251 - a process of its own
             "JAVA_HOME": str(java.spark_home(self.folder / "java")),
@@ -226,9 +226,9 @@ def test_an_index_is_rebuilt_while_it_is_written_and_searched(place, capsys):
 
         assert place.source() == place.held()
         assert ([], True) == (reader.wrong[:5], after > before)
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
 
     assert ([f"{place.route}-2"], True) == (
         place.indexes(),
-        "continues to fill" in told,
+        "continues to fill" in printed,
     )

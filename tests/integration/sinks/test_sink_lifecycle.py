@@ -47,7 +47,9 @@ def takes_a_target_once_it_serves(place, server):
     assert url
     place.config.write_text(before + server.url + after)
     log = place.folder / "driver.log"
-    until(lambda: "sink block refused" in log.read_text(), "told", timeout_s=30)
+    until(
+        lambda: "sink block refused" in log.read_text(), "it is refused", timeout_s=30
+    )
     server.start()
     until(lambda: server.client.dbsize() > KEYS, "taken", timeout_s=90)
 
@@ -110,9 +112,9 @@ def test_a_sink_comes_is_filled_again_goes_and_comes_back(
     assert place.plain() == place.held("plain")
 
 
-def test_routes_that_do_not_fit_are_told_before_anything_is_added(place, capsys):
+def test_routes_that_do_not_fit_are_reported_before_anything_is_added(place, capsys):
     """
-    The file stays as it was; all mistakes are told, with the nearest names.
+    The file stays as it was; all mistakes are reported, with the nearest names.
     """
     place.prepare()
     place.execute("update shop.lines set note = 'x' where order_id = 1")
@@ -122,10 +124,10 @@ def test_routes_that_do_not_fit_are_told_before_anything_is_added(place, capsys)
     path = place.folder / "bad.toml"
     path.write_text(place.block("bad", route))
     code = place.towpath("add", str(path))
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
 
     assert before == place.config.read_text()
-    assert (3, 3) == (code, sum(text in told for text in _MISTAKES)), told
+    assert (3, 3) == (code, sum(text in printed for text in _MISTAKES)), printed
 
 
 UNVIEWED = """
@@ -156,19 +158,19 @@ def test_a_sink_that_nobody_can_fill_is_not_declared(place, monkeypatch, capsys)
         (place.block("bad").replace("shop.lines", "shop.other"), "shop.other"),
         (UNVIEWED.format(url="http://127.0.0.1:9"), "outbox.event.order"),
     ]
-    told = []
+    reported = []
     for block, name in blocks:
         path.write_text(block)
         code = place.towpath("add", str(path))
-        told.append((code != 0, name in capsys.readouterr().err))
+        reported.append((code != 0, name in capsys.readouterr().err))
     place.kill()
     path.write_text(place.block("bad", ROUTE))
     until(lambda: not place.one(_ACTIVE, place.prefix), "the slot is free")
-    told.append(
+    reported.append(
         (place.towpath("add", str(path)), "no relay" in capsys.readouterr().err)
     )
 
-    assert [(True, True), (True, True), (3, True)] == told
+    assert [(True, True), (True, True), (3, True)] == reported
     assert before == place.config.read_text()
     assert not sink_folder(load(place.config, {}).state_folder, "bad").exists()
 

@@ -444,9 +444,9 @@ def place(request, stack, database, unique, tmp_path, monkeypatch):
 def verify(place, capsys):
     """Verify the place; return the exit code and what the report says."""
 
-    def run(**wishes):
+    def run(**options):
         code = verifier.verify(
-            place.config, "it", VerifyOptions(as_json=True, **wishes)
+            place.config, "it", VerifyOptions(as_json=True, **options)
         )
         return code, json.loads(capsys.readouterr().out)
 
@@ -656,7 +656,7 @@ def test_a_log_keeps_events_that_the_outbox_has_lost(verify, database):
 
 @pytest.mark.parametrize("place", [CACHE], indirect=True)
 def test_an_error_hides_no_difference(place, verify, monkeypatch):
-    """A target that fails half way is told beside what was found before."""
+    """A target that fails half way is reported beside what was found before."""
     place.alter(1, "total", "99.99")
     reader = verifier.reader_of(place.described, place.settings)
     rows = reader.rows
@@ -680,7 +680,7 @@ def test_an_error_hides_no_difference(place, verify, monkeypatch):
 
 @pytest.mark.parametrize("place", [CACHE], indirect=True)
 def test_a_route_that_cannot_be_looked_up_hides_no_other(place, verify, database):
-    """A table that is gone is told beside what was found of the others."""
+    """A table that is gone is reported beside what was found of the others."""
     place.alter(1, "total", "99.99")
     with psycopg.connect(database) as connection:
         connection.execute("drop table shop.lines")

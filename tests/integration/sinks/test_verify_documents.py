@@ -289,7 +289,7 @@ def test_a_view_may_give_its_documents_as_bytes(place, verify, database):
         ),
     ],
 )
-def test_a_view_that_gives_no_documents_is_told(verify, database, columns, reason):
+def test_a_view_that_gives_no_documents_is_reported(verify, database, columns, reason):
     """With the cure, as an error of the one route: exit 3, and no difference."""
     with psycopg.connect(database) as connection:
         connection.execute(f"""

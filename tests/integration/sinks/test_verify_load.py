@@ -107,8 +107,8 @@ def hand(stack, unique):
 def verify(rig, capsys):
     """Verify; return the exit code and the route's report."""
 
-    def run(**wishes):
-        code = verifier.verify(rig.config, "it", VerifyOptions(as_json=True, **wishes))
+    def run(**options):
+        code = verifier.verify(rig.config, "it", VerifyOptions(as_json=True, **options))
         printed = capsys.readouterr().out
         # In a test log lines go there too, before the document.
         (route,) = json.loads(printed[printed.index("{\n") :])["routes"]

@@ -70,7 +70,7 @@ def rig(stack, database, unique, tmp_path):
 
 
 def routes_of(report):
-    """Return what is told of each route: differences, notes and the error."""
+    """Return what is reported of each route: differences, notes and the error."""
     return {
         route["route"]: (
             [(d["kind"], d["key"]) for d in route["first"]],
@@ -83,7 +83,7 @@ def routes_of(report):
 
 def test_what_is_published_is_compared_and_nothing_else(rig, capsys):
     """
-    Masked columns are told, others are as the records have them, by their key.
+    Masked columns are named, others are as the records have them, by their key.
 
     A key that tells no rows apart is said to be one, and keeps nothing from the others.
     """
@@ -99,7 +99,7 @@ def test_what_is_published_is_compared_and_nothing_else(rig, capsys):
     masked = "not compared, masked columns: secret"
 
     assert {name: [] for name in before} == {
-        name: told[0] for name, told in before.items()
+        name: each[0] for name, each in before.items()
     }
     assert [masked] == before["hidden"][1]
     assert "published with the key code" in vague[2]

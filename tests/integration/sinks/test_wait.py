@@ -152,16 +152,16 @@ def test_a_write_is_there_when_the_wait_returns(rig, sink, waiter):
     """
     read, took_s = [], []
     for key in range(1, 9):
-        told = waiter.wait_for(write(rig, key), "cache", 30)
+        outcome = waiter.wait_for(write(rig, key), "cache", 30)
         read.append(sink.target.hget(sink.hash, key))
-        took_s.append(told.waited_s)
+        took_s.append(outcome.waited_s)
     with writing(rig.dsn):
         for key in range(9, 17):
-            told = waiter.wait_for(write(rig, key), "cache", 30)
+            outcome = waiter.wait_for(write(rig, key), "cache", 30)
             read.append(sink.target.hget(sink.hash, key))
-            took_s.append(told.waited_s)
+            took_s.append(outcome.waited_s)
     # The first wait is also the relay's start.
-    print(sorted(took_s[1:]))  # noqa: T201 - for whoever looks at the speed
+    print(sorted(took_s[1:]))  # noqa: T201 - the speed, to look at
 
     assert sorted(took_s[1:])[7] < 2.0
     assert [f"note {key}" for key in range(1, 17)] == read
@@ -192,10 +192,10 @@ def test_an_unflushed_log_is_advanced(rig, waiter):
     with psycopg.connect(rig.dsn) as other:
         other.execute("insert into orders values (99, 'open')")
         lsn = rig.one("select pg_current_wal_insert_lsn()::text")
-        told = waiter.wait_for(lsn, "cache", 30)
+        outcome = waiter.wait_for(lsn, "cache", 30)
         other.rollback()
 
-    assert told.waited_s < 4.0
+    assert outcome.waited_s < 4.0
 
 
 def test_what_was_committed_before_the_relay_began_is_refused(rig, sink, waiter):
@@ -230,7 +230,7 @@ def test_the_command_says_yes_not_yet_and_no_such_lsn(rig, waiter, capsys):
 
 def test_the_status_shows_relay_and_sink_and_what_is_wrong(rig, sink, waiter, capsys):
     """
-    A sink whose driver ended, its lag, and a relay that was killed are told; exit 1.
+    A sink whose driver ended, its lag, and a killed relay are reported; exit 1.
     """
     waiter.wait_for(write(rig, 1), "cache", 30)
     words = ["status", "--json", "--config", str(rig.config), "--state"]

@@ -121,15 +121,15 @@ def test_an_event_keeps_all_it_carried(warehouse):
 
 def test_an_event_whose_time_has_no_room_keeps_the_rest(warehouse):
     """The time is null, which is counted."""
-    told = write(
+    outcome = write(
         warehouse.sink(),
         events=[replace(warehouse.event(7), occurred_at="infinity")],
     )
     (row,) = warehouse.reader.rows(warehouse.events)
 
     assert (1, 1, None, "7") == (
-        told.applied,
-        told.nulled,
+        outcome.applied,
+        outcome.nulled,
         row.fields["occurred_at"],
         row.fields["aggregate_id"],
     )

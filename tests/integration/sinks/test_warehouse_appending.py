@@ -100,23 +100,23 @@ def test_the_engine_reads_and_finds_what_was_appended(warehouse):
 
 def bounds(files):
     """Return least and greatest values, counts and nulls of files, by column."""
-    told = [file["readable_metrics"] for file in files]
+    found = [file["readable_metrics"] for file in files]
     return {
         name: (
             min(
                 f[name]["lower_bound"]
-                for f in told
+                for f in found
                 if f[name]["lower_bound"] is not None
             ),
             max(
                 f[name]["upper_bound"]
-                for f in told
+                for f in found
                 if f[name]["upper_bound"] is not None
             ),
-            sum(f[name]["value_count"] for f in told),
-            sum(f[name]["null_value_count"] for f in told),
+            sum(f[name]["value_count"] for f in found),
+            sum(f[name]["null_value_count"] for f in found),
         )
-        for name in told[0]
+        for name in found[0]
     }
 
 
@@ -127,6 +127,6 @@ def test_a_value_that_no_partition_has_room_for_refuses_its_row_only(warehouse):
     fitting = warehouse.change(8, 1, ROW | {"total": "1.00"})
     with pytest.raises(BatchRefusedError, match="too large"):
         write(sink, [fitting, warehouse.change(8, 2, ROW)])
-    told = write(sink, [fitting])
+    outcome = write(sink, [fitting])
 
-    assert (1, ["1"]) == (told.applied, list(warehouse.rows()))
+    assert (1, ["1"]) == (outcome.applied, list(warehouse.rows()))

@@ -28,8 +28,8 @@ class Catalog:
 
     def stands_at(self):
         """Return the newest commit's file."""
-        told = "SELECT metadata_location FROM iceberg_tables"
-        return self._run(told).fetchone()[0]
+        text = "SELECT metadata_location FROM iceberg_tables"
+        return self._run(text).fetchone()[0]
 
     def put(self, location):
         """Make another commit the newest."""
@@ -90,8 +90,8 @@ def in_the_end(sink, changes=(), events=()):
         pytest.param(9, id="a new key", marks=pytest.mark.soak),
     ],
 )
-def test_whoever_commits_between_is_met_again(warehouse, key):
-    """The newer of both rows stays, whoever came last, and each key stands once."""
+def test_a_commit_between_is_met_again(warehouse, key):
+    """The newer of both rows stays, whatever the order, and each key stands once."""
     write(warehouse.sink(), [warehouse.change(8, 1, {"note": "old"})])
     sink = warehouse.sink()
     write(sink, [warehouse.change(9, 2, {"note": "old"})])
@@ -99,7 +99,7 @@ def test_whoever_commits_between_is_met_again(warehouse, key):
     with overtaken(
         warehouse, warehouse.orders, lambda: write(warehouse.sink(), [newer])
     ):
-        told = in_the_end(
+        outcome = in_the_end(
             sink,
             [
                 warehouse.change(24, key, {"note": "ours"}),
@@ -111,7 +111,7 @@ def test_whoever_commits_between_is_met_again(warehouse, key):
     ]
     expected = {"1": "old", "2": "ours", str(key): "theirs"}
 
-    assert (1, sorted(expected.items())) == (told.stale, sorted(notes))
+    assert (1, sorted(expected.items())) == (outcome.stale, sorted(notes))
 
 
 def test_an_append_does_not_build_on_another_writers_commit(warehouse):
@@ -125,7 +125,7 @@ def test_an_append_does_not_build_on_another_writers_commit(warehouse):
     with overtaken(
         warehouse, warehouse.orders, lambda: write(warehouse.sink(), [newer])
     ):
-        told = in_the_end(sink, ours)
+        outcome = in_the_end(sink, ours)
     theirs = [warehouse.event(n) for n in (2, 3)]
     with overtaken(
         warehouse, warehouse.events, lambda: write(warehouse.sink(), events=theirs)
@@ -137,7 +137,7 @@ def test_an_append_does_not_build_on_another_writers_commit(warehouse):
     ids = [row.key for row in warehouse.reader.rows(warehouse.events)]
 
     assert (1, [("1", "old"), ("10", "ours"), ("9", "theirs")]) == (
-        told.stale,
+        outcome.stale,
         sorted(notes),
     )
     assert sorted(warehouse.event(n).id for n in range(1, 5)) == sorted(ids)
@@ -157,12 +157,15 @@ def test_another_writers_compaction_loses_nothing(warehouse):
         "options => map('delete-file-threshold', '1'))"
     )
     with overtaken(warehouse, warehouse.orders, lambda: warehouse.sql(compact)):
-        told = in_the_end(sink, [warehouse.change(32, 2, {"note": "b"})])
+        outcome = in_the_end(sink, [warehouse.change(32, 2, {"note": "b"})])
     rows = sorted(
         (r.key, r.fields["note"]) for r in warehouse.reader.rows(warehouse.orders)
     )
 
-    assert (1, [("0", "a"), ("1", "a"), ("2", "b"), ("3", "a")]) == (told.applied, rows)
+    assert (1, [("0", "a"), ("1", "a"), ("2", "b"), ("3", "a")]) == (
+        outcome.applied,
+        rows,
+    )
 
 
 def test_an_event_that_somebody_else_appends_between_is_there_once(warehouse):

@@ -69,13 +69,13 @@ def test_rows_in_an_object_store_equal_those_written(stored, store):
             ]
             write(sink, changes, [stored.event(number)])
         partial = stored.change(80, 1, {"note": "b"}, unchanged=["body"])
-        told = write(sink, [partial, stored.change(80, 2, None)])
+        outcome = write(sink, [partial, stored.change(80, 2, None)])
         again = write(stored.sink(), [stored.change(4, 3, {"note": "stale"})])
     files = stored.sql("SELECT file_path FROM {t}.files")
     live = stored.sql("SELECT id, note, body FROM {t}_live WHERE id < 4 ORDER BY id")
 
     assert ((2, 0), (0, 1), []) == (
-        (told.applied, told.stale),
+        (outcome.applied, outcome.stale),
         (again.applied, again.stale),
         [line for line in logged if line["log_level"] == "warning"],
     )

@@ -51,11 +51,11 @@ def test_a_rest_catalog_serves_writer_and_reader(rest):
         lake.change(16, 0, None),
         lake.change(16, 1, {"note": "b", "channel": "web"}, unchanged=["body"]),
     ]
-    told = write(sink, changes, [lake.event(1), lake.event(2)])
+    outcome = write(sink, changes, [lake.event(1), lake.event(2)])
     write(lake.sink(), [lake.change(4, 2, {"note": "stale"})])
     live = lake.sql("SELECT id, note, body FROM {t}_live ORDER BY id")
 
-    assert (3, 1, ()) == (told.applied, told.stale, told.refused)
+    assert (3, 1, ()) == (outcome.applied, outcome.stale, outcome.refused)
     assert {"1": "b", "2": "a"} == lake.notes()
     assert [(1, "b", "{}"), (2, "a", "{}")] == [tuple(r.values()) for r in live]
     assert 2 == len(list(lake.reader.rows(lake.events)))
@@ -87,7 +87,7 @@ def test_an_append_that_lands_behind_a_proxy_that_fails_is_there_once(rest, befo
     events = [lake.event(n) for n in range(4)]
     write(sink, rows[:before], events[:before])
     catalog.answer = answer_or_lose
-    with structlog.testing.capture_logs() as told:
+    with structlog.testing.capture_logs() as logs:
         write(sink, rows[before:], events[before:])
     write(sink, rows, events)
     found = [(r.key, r.fields["note"]) for r in lake.reader.rows(lake.orders)]
@@ -95,7 +95,7 @@ def test_an_append_that_lands_behind_a_proxy_that_fails_is_there_once(rest, befo
 
     assert (2, ["CommitStateUnknownException"] * 2) == (
         len(lost),
-        [line["why"].partition(":")[0] for line in told if "why" in line],
+        [line["why"].partition(":")[0] for line in logs if "why" in line],
     )
     assert [(str(n), str(n)) for n in range(4)] == sorted(found)
     assert sorted(event.id for event in events) == sorted(ids)

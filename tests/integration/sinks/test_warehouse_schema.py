@@ -114,13 +114,13 @@ def test_a_change_that_cannot_be_followed_holds_back_its_route_alone(warehouse):
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, 1, {"note": "x"})])
     warehouse.relations.columns = (*without("note"), Column("note", "integer"))
-    told = write(
+    outcome = write(
         sink,
         [warehouse.change(16, 1, {"note": 5})],
         [warehouse.event(n) for n in (1, 2)],
     )
-    (refusal,) = told.refused
-    assert (2, (1,), False) == (told.applied, refusal.change.key, refusal.asks)
+    (refusal,) = outcome.refused
+    assert (2, (1,), False) == (outcome.applied, refusal.change.key, refusal.asks)
     assert "column note is string" in refusal.reason
     assert "Drop the warehouse's table" in refusal.reason
     assert {"1": "x"} == warehouse.notes()
@@ -136,13 +136,13 @@ def test_a_log_that_finds_another_table_in_its_place_holds_back_itself_alone(war
     warehouse.sql("CREATE TABLE {e} (id int, name string) USING iceberg")
     sink = warehouse.sink()
     event = warehouse.event(1)
-    told = write(sink, [warehouse.change(8, 1, {"note": "x"})], [event])
-    assert (1, [event.origin]) == (told.applied, [*told.refused_events])
-    assert "Drop the warehouse's table" in told.refused_events[event.origin]
+    outcome = write(sink, [warehouse.change(8, 1, {"note": "x"})], [event])
+    assert (1, [event.origin]) == (outcome.applied, [*outcome.refused_events])
+    assert "Drop the warehouse's table" in outcome.refused_events[event.origin]
     warehouse.sql("DROP TABLE {e}")
-    told = write(sink, events=[event])
+    outcome = write(sink, events=[event])
 
-    assert (1, {}) == (told.applied, told.refused_events)
+    assert (1, {}) == (outcome.applied, outcome.refused_events)
 
 
 @pytest.mark.parametrize(
@@ -164,10 +164,10 @@ def test_a_column_that_is_narrowed_keeps_its_width(warehouse, column, value):
         warehouse.change(9, 2, {column.name: value}),
         warehouse.change(16, 3, {column.name: "1.50"}),
     ]
-    told = write(sink, changes)
+    outcome = write(sink, changes)
     found = {key: row.fields[column.name] for key, row in warehouse.rows().items()}
 
-    assert () == told.refused
+    assert () == outcome.refused
     assert {"1": value, "2": value, "3": type(value)("1.50")} == found
 
 
@@ -176,9 +176,9 @@ def test_another_key_holds_back_the_route(warehouse):
     warehouse.sink()
     warehouse.relations.columns = (Column("other", "integer"), *COLUMNS)
     warehouse.relations.key = ("id", "other")
-    told = write(warehouse.sink(), [warehouse.change(8, 1, {"other": 2})])
+    outcome = write(warehouse.sink(), [warehouse.change(8, 1, {"other": 2})])
 
-    assert "its key is" in told.refused[0].reason
+    assert "its key is" in outcome.refused[0].reason
 
 
 def test_a_floor_counts_for_a_route_that_is_held_back(warehouse):
@@ -194,9 +194,9 @@ def test_a_floor_counts_for_a_route_that_is_held_back(warehouse):
     sink.flush()
     assert {} == warehouse.rows()
     warehouse.relations.columns = good
-    told = write(warehouse.sink(), [warehouse.change(8, 1, {"note": "x"})])
+    outcome = write(warehouse.sink(), [warehouse.change(8, 1, {"note": "x"})])
 
-    assert (1, {}) == (told.stale, warehouse.rows())
+    assert (1, {}) == (outcome.stale, warehouse.rows())
 
 
 def test_a_table_is_split_as_configured_and_again_when_that_changes(warehouse):

@@ -18,8 +18,10 @@ def test_compaction_keeps_the_contents(warehouse):
     warehouse.set(compact_after_files=4)
     sink = warehouse.sink()
     for number in range(1, 5):
-        told = {"note": str(number)}
-        write(sink, [warehouse.change(number * 8, key, told) for key in range(number)])
+        values = {"note": str(number)}
+        write(
+            sink, [warehouse.change(number * 8, key, values) for key in range(number)]
+        )
     write(sink, [warehouse.change(80, 0, None)])
     files = len(warehouse.sql("SELECT content FROM {t}.files"))
     write(sink, [warehouse.change(8, key, {"note": "stale"}) for key in range(4)])
@@ -51,12 +53,12 @@ def test_failing_upkeep_fails_no_batch(warehouse, begins):
     """The batch counts as written, the next one is too, and all rows are there."""
     warehouse.set(compact_after_files=2)
     sink = warehouse.sink(Faulty(warehouse, begins, after=False))
-    told = []
+    reported = []
     for number in range(3):
         change = warehouse.change(8 + number * 8, 1, {"note": str(number)})
-        told.append(write(sink, [change], safe="1").applied)
+        reported.append(write(sink, [change], safe="1").applied)
 
-    assert ([1, 1, 1], {"1": "2"}) == (told, warehouse.notes())
+    assert ([1, 1, 1], {"1": "2"}) == (reported, warehouse.notes())
 
 
 def test_a_table_is_read_as_it_once_was(warehouse):

@@ -18,12 +18,12 @@ class Telling(Stepping):
 
     def __init__(self, lake):
         super().__init__(lake)
-        self.told = []
+        self.reported = []
 
     def step(self, text, run):
         done = run()
         if text.startswith(("append", "MERGE")) and done is not None:
-            self.told.append(text.partition(" ")[0].lower())
+            self.reported.append(text.partition(" ")[0].lower())
         return done
 
 
@@ -40,7 +40,7 @@ def test_new_keys_are_appended_and_known_ones_merged(warehouse):
         [warehouse.change(8, n, {"note": "z"}) for n in (11, 12)],
     )
 
-    assert ["append", "append", "merge", "append", "merge"] == session.told
+    assert ["append", "append", "merge", "append", "merge"] == session.reported
     assert (1, 1) == (restarted.applied, restarted.stale)
     assert "aaaaaaabbbccz" == "".join(warehouse.notes()[str(n)] for n in range(13))
 
@@ -58,7 +58,7 @@ def test_new_keys_are_still_appended_after_upkeep(warehouse):
         write(sink, [row], safe=str(1 + number))
     operations = warehouse.sql("SELECT operation FROM {t}.snapshots")
 
-    assert (["append"] * 8, 27) == (session.told, len(warehouse.rows()))
+    assert (["append"] * 8, 27) == (session.reported, len(warehouse.rows()))
     assert {"append", "delete", "overwrite", "replace"} == {
         row["operation"] for row in operations
     }
@@ -98,10 +98,10 @@ def test_rows_written_by_others_during_upkeep_are_searched(warehouse, statement)
     write(sink, [warehouse.change(8, 1, {"note": "a"})])
     write(sink, [warehouse.change(8, n, None) for n in (2, 3)])
     write(sink, [warehouse.change(16, 4, {"note": "b"})], safe="1")
-    told = write(sink, [warehouse.change(24, n, {"note": "ours"}) for n in (9, 10)])
+    outcome = write(sink, [warehouse.change(24, n, {"note": "ours"}) for n in (9, 10)])
     found = [(r.key, r.fields["note"]) for r in warehouse.reader.rows(warehouse.orders)]
 
-    assert (["append"] * 3 + ["merge"], 1) == (session.told, told.stale)
+    assert (["append"] * 3 + ["merge"], 1) == (session.reported, outcome.stale)
     assert [("1", "a"), ("10", "ours"), ("4", "b"), ("9", "theirs")] == sorted(found)
 
 
@@ -113,9 +113,9 @@ def test_a_table_with_another_writer_is_searched(warehouse):
     sink = warehouse.sink(session)
     write(sink, [warehouse.change(8, 1, {"note": "a"})])
     write(warehouse.sink(), [warehouse.change(16, 2, {"note": "theirs"})])
-    told = write(sink, [warehouse.change(8, 2, {"note": "ours"})])
+    outcome = write(sink, [warehouse.change(8, 2, {"note": "ours"})])
 
-    assert (1, ["append", "merge"]) == (told.stale, session.told)
+    assert (1, ["append", "merge"]) == (outcome.stale, session.reported)
     assert ["1", "2"] == sorted(r.key for r in warehouse.reader.rows(warehouse.orders))
 
 
@@ -127,7 +127,7 @@ def test_more_keys_than_find_room_are_searched(warehouse):
     for low in (0, 4, 8):
         write(sink, [warehouse.change(8, low + n, {"note": "a"}) for n in range(4)])
 
-    assert ["append", "append", "merge"] == session.told
+    assert ["append", "append", "merge"] == session.reported
 
 
 def test_a_large_batch_is_written_in_parts(warehouse):
@@ -139,11 +139,11 @@ def test_a_large_batch_is_written_in_parts(warehouse):
     first = write(warehouse.sink(session), changes)
     again = write(warehouse.sink(), [replace(c, position="0") for c in changes])
 
-    assert (40, 40, True) == (first.applied, again.stale, len(session.told) > 2)
+    assert (40, 40, True) == (first.applied, again.stale, len(session.reported) > 2)
     assert 40 == len(list(warehouse.reader.rows(warehouse.orders)))
 
 
-def test_a_row_that_the_engine_refuses_is_told_from_an_engine_that_fails(warehouse):
+def test_a_row_that_the_engine_refuses_is_no_failure_of_the_engine(warehouse):
     """Two texts of one key in a batch: the batch is refused, and can be halved."""
     numeric = Column("id", "numeric", (12 << 16 | 2) + 4)
     warehouse.relations.columns = (numeric, *warehouse.relations.columns[1:])
@@ -197,12 +197,12 @@ def test_a_crash_on_either_side_of_every_step_changes_nothing(warehouse, after):
     for changes in (first, second):
         session = Failing(warehouse, after=after)
         sink = warehouse.sink(session)
-        told = None
-        while told is None:
+        reported = None
+        while reported is None:
             session.attempt()
             with suppress(TargetUnavailableError):
-                told = write(sink, changes, events)
-        assert () == told.refused
+                reported = write(sink, changes, events)
+        assert () == reported.refused
     rows = sorted(warehouse.reader.rows(warehouse.orders))
 
     assert [("0", True), ("1", False), ("2", False), ("3", False)] == [

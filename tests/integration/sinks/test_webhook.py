@@ -54,7 +54,7 @@ def receiver() -> Iterator[Receiver]:
     one.close()
 
 
-def told_to(url: str, **options) -> WebhookSink:
+def sink_of(url: str, **options) -> WebhookSink:
     """Make a sink that posts to an address."""
     given = {"secrets": (SECRET,), "timeout_s": 5, **options}
     return WebhookSink(url, WebhookOptions(**given), SystemClock())
@@ -63,7 +63,7 @@ def told_to(url: str, **options) -> WebhookSink:
 @pytest.fixture
 def sink(receiver: Receiver) -> Iterator[WebhookSink]:
     """Provide a sink that posts to the receiver."""
-    one = told_to(receiver.url)
+    one = sink_of(receiver.url)
     one.open()
     yield one
     one.close()
@@ -95,7 +95,7 @@ def event(number: int, aggregate_id: str = "a") -> EventRow:
 
 
 def keys_of(requests: list[ReceivedRequest]) -> list[int]:
-    """List the keys that were told, in order of arrival."""
+    """List the keys that were reported, in order of arrival."""
     return [change["key"][0] for taken in requests for change in taken.changes]
 
 
@@ -133,7 +133,7 @@ def test_each_request_is_signed_with_each_secret(receiver):
     """
     A receiver that has either of two secrets takes what is sent, and no other does.
     """
-    sink = told_to(receiver.url, secrets=(OTHER, SECRET))
+    sink = sink_of(receiver.url, secrets=(OTHER, SECRET))
     sink.apply(Batch(0, (row(1),)))
     receiver.secrets = [OTHER]
     sink.apply(Batch(1, (row(2),)))
@@ -150,7 +150,7 @@ def test_a_change_has_the_same_id_in_every_request(receiver):
     A receiver that stores ids recognises a change after a restart of the sink.
     """
     for number in range(2):
-        sink = told_to(receiver.url)
+        sink = sink_of(receiver.url)
         sink.apply(Batch(number, (row(1), row(2))))
         sink.close()
     ids = [taken.id for taken in receiver.requests]
@@ -162,7 +162,7 @@ def test_several_changes_share_a_request_and_are_judged_apart(receiver):
     """
     One that is not taken does not take its fellows with it.
     """
-    sink = told_to(receiver.url, changes_per_request=10)
+    sink = sink_of(receiver.url, changes_per_request=10)
     receiver.otherwise = refusing(422, 3)
     sink.apply(Batch(0, tuple(row(key) for key in range(1, 6))))
     checkpoint = sink.flush()
@@ -196,7 +196,7 @@ def test_a_refused_change_has_the_receivers_reason(receiver, sink):
 
 def test_a_change_that_must_wait_holds_back_no_other_key(receiver, sink):
     """
-    The rest of the batch is told; only what was not taken is tried again.
+    The rest of the batch is sent; only what was not taken is tried again.
     """
     fails = iter([True])
 
@@ -206,16 +206,16 @@ def test_a_change_that_must_wait_holds_back_no_other_key(receiver, sink):
 
     receiver.otherwise = otherwise
     sink.apply(Batch(0, (row(1), row(2), row(3))))
-    told = keys_of(receiver.requests)
+    found = keys_of(receiver.requests)
 
-    assert ([1, 2, 2, 3], 2, 3) == (sorted(told), told[-1], sink.flush().applied)
+    assert ([1, 2, 2, 3], 2, 3) == (sorted(found), found[-1], sink.flush().applied)
 
 
 def test_a_pause_that_the_receiver_asks_for_is_kept(receiver):
     """
-    After a few of them nothing more is begun, and the driver is told for how long.
+    After a few of them nothing more is begun, and the driver reports for how long.
     """
-    sink = told_to(receiver.url, concurrency=1)
+    sink = sink_of(receiver.url, concurrency=1)
     receiver.otherwise = refusing(429, **{"Retry-After": "17"})
     with pytest.raises(TargetBusyError) as caught:
         sink.apply(Batch(0, tuple(row(key) for key in range(50))))
@@ -228,7 +228,7 @@ def test_a_receiver_that_is_down_is_not_asked_for_each_change(receiver):
     """
     After a few failures the batch is given up, to be tried again later.
     """
-    sink = told_to(receiver.url, concurrency=1)
+    sink = sink_of(receiver.url, concurrency=1)
     receiver.otherwise = refusing(500)
     with pytest.raises(TargetUnavailableError):
         sink.apply(Batch(0, tuple(row(key) for key in range(50))))
@@ -269,7 +269,7 @@ def test_a_receiver_that_is_gone_or_silent_is_tried_again():
     """
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/hook"
-        sink = told_to(url, timeout_s=0.2)
+        sink = sink_of(url, timeout_s=0.2)
         with pytest.raises(TargetUnavailableError, match="does not answer"):
             sink.apply(Batch(0, (row(1),)))
         calls = callers(silent)
@@ -282,9 +282,9 @@ def test_a_receiver_that_is_gone_or_silent_is_tried_again():
 
 def test_no_more_requests_are_open_than_allowed(receiver):
     """
-    Keys are told side by side, up to the bound.
+    Keys are sent side by side, up to the bound.
     """
-    sink = told_to(receiver.url, concurrency=3)
+    sink = sink_of(receiver.url, concurrency=3)
     are_three = threading.Barrier(3)
     lock, is_open, most = threading.Lock(), [0], [0]
 
@@ -307,7 +307,7 @@ def test_events_of_an_aggregate_are_posted_in_order(receiver):
     """
     Each event waits for the one before it, in any order of the batch.
     """
-    sink = told_to(receiver.url, concurrency=8)
+    sink = sink_of(receiver.url, concurrency=8)
     is_overtaken = threading.Event()
 
     def otherwise(taken: ReceivedRequest) -> None:
@@ -360,7 +360,7 @@ def test_a_parked_event_is_posted_before_later_ones(receiver, sink):
     receiver.otherwise = refusing(422, "e2")
     writer.write_records([record(1), record(2)], 0)
     writer.write_records([record(3), record(4, b"b")], 1)
-    told_first = [e["event_id"] for e in receiver.events]
+    sent_first = [e["event_id"] for e in receiver.events]
     receiver.otherwise = lambda _: None
     letters.request(DeadLetterRequest("mend", Verb.REPLAY, Subject("e", b"a")))
     DeadLetterRequests(
@@ -369,21 +369,21 @@ def test_a_parked_event_is_posted_before_later_ones(receiver, sink):
     writer.write_records([record(5)], 2)
 
     assert (["e1", "e4"], ["e2", "e3", "e5"]) == (
-        told_first,
+        sent_first,
         [e["event_id"] for e in receiver.events][2:],
     )
 
 
 def record(number: int, aggregate_id: bytes = b"a") -> Record:
     """Make the record of an event."""
-    told = {
+    values = {
         "id": f"e{number}",
         "aggregate_type": "order",
         "type": "OrderPlaced",
         "occurred_at": "2026-01-01T00:00:00.000000Z",
         "position": at(number),
     }
-    headers = {name: text.encode() for name, text in told.items()}
+    headers = {name: text.encode() for name, text in values.items()}
     return Record(Origin("e", 0, number), aggregate_id, b"{}", headers)
 
 
@@ -391,7 +391,7 @@ def test_many_events_behind_a_refused_one_do_not_look_like_a_broken_receiver(
     receiver, sink
 ):
     """
-    It refused one of them: the others were never told.
+    It refused one of them: the others were never sent.
     """
     receiver.otherwise = refusing(422, "e1")
     events = tuple(event(n) for n in range(1, 80))
@@ -412,7 +412,7 @@ def test_a_receiver_that_refuses_every_event_is_broken(receiver, sink):
 
 def test_a_sweep_that_is_refused_moves_nothing_on(receiver, sink):
     """
-    A receiver that cannot take rows away is not told what comes after.
+    A receiver that cannot take rows away is not sent what comes after.
     """
     floor = Floor("orders", at(5), needs_all=False, origin=Origin("t", 0, 0))
     sink.apply(Batch(0, (row(3, 1),)))
@@ -605,7 +605,7 @@ def test_the_health_probe_outlives_the_process(receiver, patient):
     assert (2, [1, 2, 1, 2, 1, 2, 1]) == (failed, keys_of(receiver.requests))
 
 
-def test_what_shared_a_request_with_a_bad_change_is_told_apart(receiver, patient):
+def test_changes_that_shared_a_request_with_a_bad_one_are_separated(receiver, patient):
     """
     A failure of many is tried one by one, so that only the bad one is given up.
     """

@@ -94,12 +94,12 @@ class Hook:
 
     def event(self, aggregate_id: str) -> Record:
         """Make the record of an event at the next position."""
-        told = {
+        values = {
             "aggregate_type": "order",
             "type": "OrderPlaced",
             "occurred_at": "2026-01-01T00:00:00.000000Z",
         }
-        headers = {name: text.encode() for name, text in told.items()}
+        headers = {name: text.encode() for name, text in values.items()}
         headers["position"] = self._position()
         headers["id"] = f"e{self._offset}".encode()
         origin = Origin("e", 0, self._offset)
@@ -336,7 +336,7 @@ def test_a_driver_goes_on_past_a_receiver_with_bad_answers(
             return Answer(chance.choice((429, 500)))
         return None
 
-    def told() -> dict[int, str | None]:
+    def reported() -> dict[int, str | None]:
         rows = receiver.rows("orders")
         return {int(r.key): None if r.is_deleted else r.fields["status"] for r in rows}
 
@@ -350,10 +350,10 @@ def test_a_driver_goes_on_past_a_receiver_with_bad_answers(
         place.wait_applied("hook")
         expected = {key: row[1] for key, row in place.feed.rows.items()}
         others = {k: status for k, status in expected.items() if k != bad}
-        while_waiting = {k: status for k, status in told().items() if k != bad}
+        while_waiting = {k: status for k, status in reported().items() if k != bad}
         progress = place.progress("hook")
         is_mended.set()
-        until(lambda: told() == expected, "the key arrives", timeout_s=PATIENCE_S)
+        until(lambda: reported() == expected, "the key arrives", timeout_s=PATIENCE_S)
         until(
             lambda: place.progress("hook").parked == 0,
             "nothing is parked",

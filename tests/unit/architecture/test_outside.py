@@ -3,7 +3,7 @@
 Command line, configuration, errors, entry points, metrics and the names that packages
 of others import do not change by accident. Each is read through the door that its user
 takes, so that modules may move. Sentences of help are not part of it: they may become
-better. Whoever means a change makes it in the text too; the test prints the difference.
+better. An intended change is made in the text too; the test prints the difference.
 """
 
 import ast

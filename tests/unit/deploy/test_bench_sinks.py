@@ -95,12 +95,12 @@ def test_one_difference_ends_all_figures(monkeypatch, capsys, findings, code, ca
     ended = sinks.run_sink_benchmark(
         SinkBenchOptions(cases=("catch_up",), rows=5), keep=False, as_json=True
     )
-    told = json.loads(capsys.readouterr().out)
+    report = json.loads(capsys.readouterr().out)
 
     assert (code, cases, list(findings)) == (
         ended,
-        list(told["cases"]),
-        told["findings"],
+        list(report["cases"]),
+        report["findings"],
     )
 
 

@@ -193,9 +193,9 @@ def test_a_conversion_is_one_json_document(capsys: pytest.CaptureFixture[str]) -
 
     assert root.run(words) == 0
 
-    told = json.loads(capsys.readouterr().out)
-    verdicts = {each["property"]: each["verdict"] for each in told["properties"]}
-    assert tomllib.loads(told["toml"])["source"][0]["prefix"] == "shop"
+    report = json.loads(capsys.readouterr().out)
+    verdicts = {each["property"]: each["verdict"] for each in report["properties"]}
+    assert tomllib.loads(report["toml"])["source"][0]["prefix"] == "shop"
 
     assert verdicts["tombstone.on.delete"] == "unknown property"
 

@@ -148,7 +148,7 @@ def test_samples_older_than_half_an_hour_are_forgotten():
 )
 def test_what_passes_its_budget_is_red_in_the_topology(relay, sink, part):
     """
-    The part is red, and so is a flow that touches it; nothing is red without cause.
+    The part is red, and so is a flow that ends there; nothing is red without cause.
     """
     found = topology_of(document(relay, **sink), Samples())
     calm = topology_of(document(), Samples())

@@ -142,7 +142,7 @@ def test_a_sink_that_was_not_verified_is_not_equal():
     assert "no answer" in text
 
 
-def test_too_few_changes_are_told():
+def test_too_few_changes_are_reported():
     """
     When fewer rows changed during the snapshot than promised, the table says so.
     """

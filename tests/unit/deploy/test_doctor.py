@@ -158,7 +158,7 @@ def test_a_check_that_hangs_is_given_up():
 )
 def test_the_exit_code_is_that_of_the_worst_finding(levels: list[str], code: int):
     """
-    Warnings are told from errors, and an incomplete report from both.
+    Warnings are distinguished from errors, and an incomplete report from both.
     """
     rows = [DoctorFinding("p", level, "", "", "", "x") for level in levels]
 
@@ -207,9 +207,9 @@ def test_a_clock_is_compared_with_the_whole_time_of_the_question(
     """
     after = NOW + timedelta(seconds=1)
     found = list(clock_findings("x", NOW + timedelta(seconds=offset_s), NOW, after))
-    told = [each.what for each in found]
+    listed = [each.what for each in found]
 
-    assert [word in text for text in told] == ([] if word is None else [True])
+    assert [word in text for text in listed] == ([] if word is None else [True])
 
 
 @pytest.mark.parametrize(

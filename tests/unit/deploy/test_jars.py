@@ -1,4 +1,4 @@
-"""The lock of the Java archives, the store, and what Maven and Ivy are told."""
+"""The lock of the Java archives, the store, and what Maven and Ivy are reported."""
 
 import gzip
 import hashlib
@@ -197,7 +197,7 @@ def test_what_was_fetched_before_an_interruption_is_not_fetched_again(
     assert store.missing([here, there], tmp_path / "x") == []
 
 
-def test_maven_is_told_everything_by_name(tmp_path: Path) -> None:
+def test_maven_is_given_everything_by_name(tmp_path: Path) -> None:
     """
     One module for each use, each archive named, what it depends on left out.
     """
@@ -238,7 +238,7 @@ def test_no_archive_host_is_named(tmp_path: Path) -> None:
     fetch.maven_command("mvn", jars, tmp_path)
     fetch.ivy_commands(Path("java"), [], jars, tmp_path)
     written = [path.read_text("utf-8") for path in tmp_path.rglob("*.xml")]
-    told = "".join(written).replace("http://maven.apache.org/POM/4.0.0", "")
+    text = "".join(written).replace("http://maven.apache.org/POM/4.0.0", "")
 
     assert 4 == len(written)
-    assert "//" not in told.replace("http://ant.apache.org/ivy/maven", "")
+    assert "//" not in text.replace("http://ant.apache.org/ivy/maven", "")

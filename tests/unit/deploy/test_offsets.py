@@ -69,7 +69,7 @@ def test_the_backfill_of_another_sink_is_no_lag():
 
 def test_records_are_counted_by_kind():
     """
-    Tables' topics and outbox topics are told apart; backfills and others count nowhere.
+    Tables' topics and outbox topics are distinguished; others count nowhere.
     """
     ends = {
         "towpath.shop.orders": {"0": 3, "1": 4},

@@ -124,8 +124,8 @@ def test_a_lagging_sink_is_marked():
         width=140, record=True, file=io.StringIO(), color_system="truecolor"
     )
     for lag_s in (20.0, 20.5):
-        told = document(sink={"lag_s": lag_s}) | {"wrong": []}
-        console.print(screen(told))
+        found = document(sink={"lag_s": lag_s}) | {"wrong": []}
+        console.print(screen(found))
     styled = console.export_text(clear=False, styles=True)
     (well, late) = [
         line for line in styled.splitlines() if "20." in line and "ms" in line
@@ -141,12 +141,12 @@ def test_the_whole_status_fits_on_one_screen():
     """
     row = {"snapshot": "s1", "table": "shop.orders", "target": "cache"}
     changed = {"lag_s": 25.0, "error": "[b]no markup[/b]", "pending_refetches": 4321}
-    told = document(sink=changed) | {
+    found = document(sink=changed) | {
         "snapshots": [row | {"state": "running", "rows": 70, "percent": 7.0}],
         "wrong": ["cache: [b]no markup[/b]"],
     }
     console = Console(width=140, record=True, file=io.StringIO())
-    console.print(screen(told))
+    console.print(screen(found))
     text = console.export_text()
     words = (
         *("kafka", "streaming, 56 bytes behind", "s1  shop.orders for cache: running"),

@@ -97,9 +97,9 @@ def test_parked_keys_are_reported_with_a_command_that_lists_them(monkeypatch):
     report = Report()
     monkeypatch.setattr(lifecycle, "ProgressReader", lambda *_: driver)
     is_good = lifecycle._has_no_parked(chosen, chosen.sink[0], report)
-    [told] = report.warned
-    words = told.partition(": towpath ")[2].split()
+    [found] = report.warned
+    words = found.partition(": towpath ")[2].split()
     command, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
 
-    assert (False, "3 keys of search are parked") == (is_good, told.partition(",")[0])
+    assert (False, "3 keys of search are parked") == (is_good, found.partition(",")[0])
     assert ("list_letters", {"sink": "search"}) == (command.__name__, bound.arguments)

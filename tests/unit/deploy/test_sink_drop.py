@@ -75,7 +75,7 @@ class Clock:
 
 
 class Broker:
-    """Has topics, and keeps those that it is told to."""
+    """Has topics, and keeps those that it is given."""
 
     def __init__(self, *names, kept=()):
         self._names = list(names)
@@ -239,7 +239,7 @@ def test_a_sinks_folder_has_one_holder(tmp_path):
 
 
 def test_an_unknown_sink_is_not_dropped(config):
-    """The known ones are told."""
+    """The known ones are reported."""
     with pytest.raises(UnknownSinkError, match="cache, search"):
         plan(config, name="cash")
 
@@ -342,7 +342,9 @@ def test_topics_of_its_own_go_and_are_listed(config, tmp_path, has_data):
     Also those of a route that it had once; none of another sink, relay or source.
     """
     broker = Broker(*OWN, *OTHERS)
-    told = drop(config, plan(config, has_data=has_data), lambda *_: None, broker=broker)
+    outcome = drop(
+        config, plan(config, has_data=has_data), lambda *_: None, broker=broker
+    )
 
     assert list(OTHERS) == broker.names()
     assert [
@@ -350,7 +352,7 @@ def test_topics_of_its_own_go_and_are_listed(config, tmp_path, has_data):
         "deleted: all of orders (cache)",
         *(f"deleted: topic {topic}" for topic in OWN),
         f"deleted: {tmp_path / 'state/sinks/cache'}",
-    ] == told
+    ] == outcome
 
 
 def test_a_topic_that_the_broker_keeps_is_reported_with_its_reason(config):
@@ -358,9 +360,9 @@ def test_a_topic_that_the_broker_keeps_is_reported_with_its_reason(config):
     The sink is dropped even without the right to delete topics.
     """
     broker = Broker(OWN[0], kept=OWN)
-    told = drop(config, plan(config), broker=broker)
+    outcome = drop(config, plan(config), broker=broker)
 
-    assert f"kept: topic {OWN[0]}: not allowed" in told
+    assert f"kept: topic {OWN[0]}: not allowed" in outcome
 
 
 def test_snapshots_for_a_sink_are_stopped_before_its_topics_go(config, signals):
@@ -394,7 +396,7 @@ def test_an_unavailable_source_does_not_prevent_a_drop(config, monkeypatch):
 
     monkeypatch.setattr(dropping.signals, "progress", fail)
     broker = Broker(*OWN)
-    told = drop(config, plan(config), broker=broker)
+    outcome = drop(config, plan(config), broker=broker)
 
     assert [] == broker.names()
-    assert any("could not be listed: the source does not answer" in t for t in told)
+    assert any("could not be listed: the source does not answer" in t for t in outcome)

@@ -101,9 +101,9 @@ def test_a_failed_sink_has_its_reason(listed):
     """
     The command exits with 1.
     """
-    told = listed(alive_s_ago=1, state=State.FAILED, error="Redis is away.")
+    found = listed(alive_s_ago=1, state=State.FAILED, error="Redis is away.")
 
-    assert (1, "cache: Redis is away.") == told
+    assert (1, "cache: Redis is away.") == found
 
 
 def test_a_sink_without_a_driver_is_stopped(listed):

@@ -155,12 +155,12 @@ def test_a_table_without_progress_says_so():
     While the relay is down this is reported, but not while the table only waits.
     """
     quiet = {"quiet_s": 95.0}
-    told = [progress_text(table(**fields)) for fields in (quiet, {"quiet_s": 3.0})]
+    found = [progress_text(table(**fields)) for fields in (quiet, {"quiet_s": 3.0})]
     text = io.StringIO()
     Console(file=text, width=200).print(snapshot_table([table(**quiet)]))
     silence = "no progress for 1:35: is the relay down, or does it yield?"
 
-    assert [True, False] == [silence in each for each in told]
+    assert [True, False] == [silence in each for each in found]
     assert silence in text.getvalue()
     assert "no progress" not in progress_text(table("paused", **quiet))
 
@@ -176,9 +176,9 @@ def test_a_list_fits_on_a_screen_of_eighty_columns():
     )
     long = replace(row, snapshot_id=f"towpath-always-{uuid.uuid4().hex}")
     Console(file=text, width=80).print(snapshot_table([row, long]))
-    titles, told, *_ = text.getvalue().splitlines()
+    titles, found, *_ = text.getvalue().splitlines()
 
-    assert [signal_id, "shop.orders", "completed"] == told.split()[:3]
+    assert [signal_id, "shop.orders", "completed"] == found.split()[:3]
     assert {"target", "left", "dropped"}.isdisjoint(titles.split())
 
 
@@ -193,10 +193,10 @@ def test_lists_and_bars_show_names_as_they_are():
     with open_bars(console) as bars:
         bars.show([odd])
         bars.show([replace(odd, percent=None, collection="shop.[red]")])
-    told = text.getvalue()
+    printed = text.getvalue()
 
     assert [True] * 4 == [
-        part in told
+        part in printed
         for part in ("failed (blocking)", "[bold]no[/bold]", "shop.[red]", '["7", "a"]')
     ]
 
@@ -259,7 +259,7 @@ def test_an_unknown_snapshot_is_a_mistake(monkeypatch):
 
 def test_the_reason_is_that_of_the_failed_tables():
     """
-    Where the signal has no reason of its own, its tables' are told.
+    Where the signal has no reason of its own, its tables' are shown.
     """
     tables = {"a.b": {"state": "completed"}, "a.c": {"reason": "no key"}}
 

@@ -38,7 +38,7 @@ def run(tmp_path, monkeypatch):
     asked = []
 
     def run(codes, *words):
-        def verify(config, name, _wishes):
+        def verify(config, name, _options):
             assert config == path
             asked.append(name)
             if codes[name] is None:

@@ -1,26 +1,43 @@
 """The glossary, held against the identifiers of the source."""
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from support.glossary import (
     CODE,
     GLOSSARY,
+    MEMBERS,
+    TESTS,
     banned,
     identifiers,
     identifiers_of,
+    left_behind,
     rows,
     used,
     words_of,
 )
-from support.pages import name_of, pages, plain
+from support.pages import ROOT, name_of, pages, plain
+
+# Former versions wrote these into files, which are still read.
+FORMER = {"owed", "owed.json"}
+# These plant such words.
+FREE = {Path(__file__), Path(__file__).with_name("test_logs.py")}
 
 
 def banned_words_of(text: str) -> list[str]:
     """List the banned words in the prose of a page."""
     words = re.findall(r"[a-z]+", plain(text).lower())
     return sorted(banned().intersection(words))
+
+
+def lines_with(words: set[str], path: Path) -> Iterator[tuple[int, str]]:
+    """Walk the lines of a file that have one of some words, with their numbers."""
+    any_of = re.compile(rf"\b({'|'.join(sorted(words))})\b", re.IGNORECASE)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return ((n, line) for n, line in enumerate(lines, 1) if any_of.search(line))
 
 
 # They parse every module, which takes seconds on a busy machine.
@@ -41,11 +58,28 @@ def test_every_identifier_that_the_glossary_names_exists():
 
 
 @pytest.mark.timeout(60)
-def test_no_identifier_has_a_banned_word():
+@pytest.mark.parametrize("modules", [MEMBERS, TESTS])
+def test_no_identifier_has_a_banned_word(modules):
     """
     The words that the code has left behind do not come back.
     """
-    assert {} == used(banned(), identifiers())
+    assert {} == used(banned(), identifiers(modules))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("modules", [MEMBERS, TESTS])
+def test_no_text_of_the_code_has_a_banned_word(modules):
+    """
+    Docstrings, comments and texts keep to the field's words, like identifiers.
+    """
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in ROOT.glob(modules)
+        if path not in FREE
+        for number, line in lines_with(left_behind() - FORMER, path)
+    ]
+
+    assert found == []
 
 
 def test_no_page_uses_a_banned_word():
@@ -69,6 +103,16 @@ def test_a_planted_word_in_a_page_is_found():
     text = "It was told anew: `told` is untold.\n```sh\ntold\n```\n"
 
     assert ["anew", "told"] == banned_words_of(text)
+
+
+def test_a_planted_word_in_a_text_of_the_code_is_found(tmp_path):
+    """
+    Whole words count, in any case.
+    """
+    path = tmp_path / "a.py"
+    path.write_text("# Told again.\nuntold = 1\n", encoding="utf-8")
+
+    assert [(1, "# Told again.")] == list(lines_with({"told", "anew"}, path))
 
 
 def test_each_term_has_one_row_and_a_meaning():

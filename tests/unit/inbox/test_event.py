@@ -61,7 +61,7 @@ def test_bytes_that_are_no_text_are_kept():
         assert found.payload
 
 
-def test_records_of_snapshots_and_of_the_relay_are_told_apart():
+def test_records_of_snapshots_and_of_the_relay_are_distinguished():
     """
     A barrier and a sweep carry no event, a READ event repeats a state.
     """

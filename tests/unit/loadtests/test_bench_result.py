@@ -54,7 +54,7 @@ def test_a_verified_result_has_every_figure_and_ratio():
     """
     Each system's spreads, and the ratios of the medians.
     """
-    told = result().as_json()
+    document = result().as_json()
 
     assert (
         (True, [], ["drain_1", "steady_500"], MACHINE),
@@ -62,10 +62,15 @@ def test_a_verified_result_has_every_figure_and_ratio():
         ("events_per_s", 0.4, 4.0, None),
         ("p99_ms", None, None),
     ) == (
-        (told["verified"], told["findings"], list(told["cases"]), told["machine"]),
-        told["cases"]["drain_1"]["systems"]["relay"]["events_per_s"],
+        (
+            document["verified"],
+            document["findings"],
+            list(document["cases"]),
+            document["machine"],
+        ),
+        document["cases"]["drain_1"]["systems"]["relay"]["events_per_s"],
         tuple(
-            told["cases"]["drain_1"][name]
+            document["cases"]["drain_1"][name]
             for name in (
                 "ratio_of",
                 "ratio_to_limit",
@@ -74,7 +79,7 @@ def test_a_verified_result_has_every_figure_and_ratio():
             )
         ),
         tuple(
-            told["cases"]["steady_500"][name]
+            document["cases"]["steady_500"][name]
             for name in ("ratio_of", "ratio_to_limit", "ratio_to_debezium")
         ),
     )

@@ -89,17 +89,17 @@ def test_differences_and_missing_rows_are_findings(report, rows, findings):
 
 
 @pytest.mark.parametrize(
-    "told",
+    "expected",
     [
         {"routes": [{"route": "item", "source_rows": 5, "error": "it went away"}]},
         {"routes": [], "error": "it went away"},
     ],
 )
-def test_a_failed_comparison_is_no_proof(told):
+def test_a_failed_comparison_is_no_proof(expected):
     """
     It is an error, neither equal nor different, of a route or of all.
     """
-    report = {**EQUAL, "result": "unverified", **told}
+    report = {**EQUAL, "result": "unverified", **expected}
 
     with pytest.raises(BenchError, match="it went away"):
         read_findings(report, 5)
@@ -159,7 +159,7 @@ def test_the_sinks_have_nothing_but_their_addresses(tmp_path: Path):
         merge=(),
     )
     blocks = tomllib.loads(sink_blocks("p.bench.item", targets, tmp_path))["sink"]
-    told = {
+    values = {
         block["name"]: (
             block["url"],
             [(r["topic"], r["name"]) for r in block["route"]],
@@ -172,4 +172,4 @@ def test_the_sinks_have_nothing_but_their_addresses(tmp_path: Path):
         "cache": ("redis://r", [("p.bench.item", "item")], []),
         "search": ("http://o", [("p.bench.item", "item")], []),
         "warehouse": ("postgresql://c/w", [("p.bench.item", "bench.item")], ["folder"]),
-    } == told
+    } == values

@@ -69,15 +69,15 @@ def test_the_highest_rate_that_met_all_budgets_counts():
     """
     A rate that missed one budget is reported, and its figures are not the case's.
     """
-    told = Checkout(rates=(MET, replace(MET, rate_per_s=15.0), SLOW)).as_json()
+    document = Checkout(rates=(MET, replace(MET, rate_per_s=15.0), SLOW)).as_json()
 
     assert ("checkout", 20.0, 20.0, 900.0, [20.0, 15.0, 40.0], True) == (
-        told["name"],
-        told["highest_met_rate"],
-        told["rate_per_s"],
-        told["cache_p99_ms"],
-        [rate["rate_per_s"] for rate in told["rates"]],
-        told["is_met"],
+        document["name"],
+        document["highest_met_rate"],
+        document["rate_per_s"],
+        document["cache_p99_ms"],
+        [rate["rate_per_s"] for rate in document["rates"]],
+        document["is_met"],
     )
 
 
@@ -85,13 +85,13 @@ def test_without_a_rate_that_met_all_the_lowest_is_shown():
     """
     Its figures are shown, and marked as not met.
     """
-    told = Checkout(rates=(replace(SLOW, rate_per_s=80.0), SLOW)).as_json()
+    document = Checkout(rates=(replace(SLOW, rate_per_s=80.0), SLOW)).as_json()
 
     assert (None, 40.0, False, 1_000.1) == (
-        told["highest_met_rate"],
-        told["rate_per_s"],
-        told["is_met"],
-        told["cache_p99_ms"],
+        document["highest_met_rate"],
+        document["rate_per_s"],
+        document["is_met"],
+        document["cache_p99_ms"],
     )
 
 
@@ -117,7 +117,7 @@ def test_a_ratio_is_to_the_other_system_and_memory_is_the_largest():
     """
     A missing measurement has no ratio; each sink's rate has a name of its own.
     """
-    told = CATCH_UP.as_json()
+    document = CATCH_UP.as_json()
 
     assert (
         ("catch_up", 60_000.0, 12_000.0, 90_000.0),
@@ -125,17 +125,17 @@ def test_a_ratio_is_to_the_other_system_and_memory_is_the_largest():
         (2.0**31, 2_000_000),
     ) == (
         (
-            told["name"],
-            told["cache_rows_per_s"],
-            told["search_rows_per_s"],
-            told["warehouse_rows_per_s"],
+            document["name"],
+            document["cache_rows_per_s"],
+            document["search_rows_per_s"],
+            document["warehouse_rows_per_s"],
         ),
         (
-            told["cache_ratio_to_hset"],
-            told["search_ratio_to_bulk"],
-            told["warehouse_ratio_to_merge"],
+            document["cache_ratio_to_hset"],
+            document["search_ratio_to_bulk"],
+            document["warehouse_ratio_to_merge"],
         ),
-        (told["memory_bytes"], told["rows"]),
+        (document["memory_bytes"], document["rows"]),
     )
 
 
@@ -163,12 +163,12 @@ def test_a_difference_ends_all_figures():
     One finding in one case, and neither case has a figure, in JSON or drawn.
     """
     found = result("catch_up search: 1 differences")
-    text, told = shown(found), found.as_json()
+    text, actual = shown(found), found.as_json()
 
     assert (False, {}, ["catch_up search: 1 differences"], True, False) == (
-        told["verified"],
-        told["cases"],
-        told["findings"],
+        actual["verified"],
+        actual["cases"],
+        actual["findings"],
         "catch_up search: 1 differences" in text,
         any(figure in text for figure in ("60,000", "checkouts/s", "0.75")),
     )

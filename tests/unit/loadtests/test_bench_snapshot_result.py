@@ -82,16 +82,16 @@ def test_a_ratio_is_the_lower_of_both_loads_and_to_the_faster_of_two():
     """
     No system is measured by the worse of its two tuned ways.
     """
-    told = result(WHOLE).as_json()["cases"][CASE]
+    document = result(WHOLE).as_json()["cases"][CASE]
 
     assert (
         (2.0, 5.0, 1.25, 0.1),
         (4.0, 10.0, 2.5, 0.2),
         (6.0, 4.0, 1.5, 10.0, 2**27, 100_000.0),
     ) == (
-        tuple(told[name] for name in RATIOS),
-        tuple(told["loads"]["quiet"][name] for name in RATIOS),
-        tuple(told[name] for name in FIGURES),
+        tuple(document[name] for name in RATIOS),
+        tuple(document["loads"]["quiet"][name] for name in RATIOS),
+        tuple(document[name] for name in FIGURES),
     )
 
 
@@ -106,23 +106,23 @@ def test_a_missing_measurement_has_no_ratio():
     """
     Without Debezium its ratios are null, and the share of COPY is there.
     """
-    told = result(case(copy=1_000_000)).as_json()["cases"][CASE]
+    document = result(case(copy=1_000_000)).as_json()["cases"][CASE]
 
-    assert (None, None, None, 0.1) == tuple(told[name] for name in RATIOS)
+    assert (None, None, None, 0.1) == tuple(document[name] for name in RATIOS)
 
 
 def test_a_large_table_costs_what_the_dearer_load_says():
     """
     Fifty million rows at 100,000 a second, 10 us and 400 bytes each.
     """
-    told = result(WHOLE).as_json()["cases"][CASE]["paper"]["relay"]
+    document = result(WHOLE).as_json()["cases"][CASE]["paper"]["relay"]
     paper = large_table_cost(100_000.0, 10.0, 400.0)
 
     assert (0.1389, 0.1389, 20_000_000_000, paper.as_json()) == (
-        told["hours"],
-        told["cpu_hours"],
-        told["topic_bytes"],
-        told,
+        document["hours"],
+        document["cpu_hours"],
+        document["topic_bytes"],
+        document,
     )
 
 

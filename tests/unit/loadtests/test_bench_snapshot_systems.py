@@ -37,17 +37,17 @@ def test_stock_is_stock_and_tuned_is_tuned(
     """
     Nothing of the defaults is touched in stock; all write the same decimals.
     """
-    told = connector(run(system))
+    found = connector(run(system))
 
     assert (chunk, batch, read_only, mode, threads, "string", "x", "bench_fill") == (
-        told.get("incremental.snapshot.chunk.size"),
-        told.get("max.batch.size"),
-        told.get("read.only"),
-        told["snapshot.mode"],
-        told.get("snapshot.max.threads"),
-        told["decimal.handling.mode"],
-        told["slot.name"],
-        told["database.dbname"],
+        found.get("incremental.snapshot.chunk.size"),
+        found.get("max.batch.size"),
+        found.get("read.only"),
+        found["snapshot.mode"],
+        found.get("snapshot.max.threads"),
+        found["decimal.handling.mode"],
+        found["slot.name"],
+        found["database.dbname"],
     )
 
 

@@ -97,7 +97,7 @@ def test_a_read_row_below_its_event_is_wrong(what: str, lsn: int, version: int):
 
 def test_a_deleted_row_that_comes_back_is_wrong():
     """
-    Its counter is not above the last that was told; a new row's is.
+    Its counter is not above the last that was read; a new row's is.
     """
     topic = Topic()
     topic.change(10, "c", row(1))
@@ -188,7 +188,7 @@ def test_two_topics_fill_each_other():
 
 def test_differences_name_keys_and_columns():
     """
-    Lost, left over, and different: each key is told, with what differs first.
+    Lost, left over, and different: each key is reported, with what differs first.
     """
     folded = {b'{"id":1}': {"id": 1, "b": True}, b'{"id":2}': {"id": 2}}
     table = {("1",): {"id": "1", "b": "false"}, ("3",): {"id": "3"}}

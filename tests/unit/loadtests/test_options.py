@@ -114,7 +114,7 @@ def test_the_shops_address_has_no_slash_at_its_end():
 
 def test_only_targets_with_an_address_are_sampled():
     """
-    A REST catalog is told by http, a list of tables in Postgres by postgresql.
+    A REST catalog has an address of http, a list of tables in Postgres of postgresql.
     """
     none = targets_of(parse())
     rest = targets_of(

@@ -3,7 +3,7 @@
 from towpath.loadtests.load.samples import LOST_AFTER_S, Latency, Samples, SinkReport
 
 
-def test_a_sample_lasts_from_the_answer_to_the_first_sight():
+def test_a_sample_lasts_from_the_answer_to_the_first_read():
     """
     The latency is the time between the checkout's answer and the first read.
     """
@@ -22,11 +22,11 @@ def test_only_the_first_sighting_of_an_order_counts():
     """
     samples = Samples()
     samples.await_order(1, 10.0)
-    told = [samples.seen({1}, 10.1), samples.seen({1, 2}, 99.0)]
+    found = [samples.seen({1}, 10.1), samples.seen({1, 2}, 99.0)]
     expected = ([1, 0], 1, 100.0)
     report = samples.report()
     actual = (
-        [len(took_ms) for took_ms in told],
+        [len(took_ms) for took_ms in found],
         report.latency.count,
         report.latency.p99_ms,
     )

@@ -92,8 +92,8 @@ def test_a_row_read_twice_keeps_its_id_unique_to_the_snapshot():
 
     Two aggregates or snapshots never share an id.
     """
-    desk = RouteBench()
-    route = desk.route()
+    bench = RouteBench()
+    route = bench.route()
     places = [PLACE, replace(PLACE, log_lsn=0xDEF), replace(PLACE, snapshot_id="b")]
 
     first, again, other = (
@@ -156,27 +156,27 @@ def test_options_treat_a_read_row_like_a_streamed_event(options, payload):
     """
     Topic, value and headers are the same, except for the id and what a view lacks.
     """
-    desk = RouteBench(**options)
+    bench = RouteBench(**options)
     names = ("id", "aggregate_type", "aggregate_id", "type", "payload", "headers")
     more = ("traceparent", "occurred_at", "kind")
     columns = tuple(Column(name, JSON if name == "payload" else TEXT) for name in names)
     columns += tuple(Column(name, TEXT) for name in more)
     table = Relation(5, "towpath", "outbox", columns, ())
     streamed = OutboxRoute(
-        table, desk.outbox, desk.dead, desk.parked, frozenset(), print
+        table, bench.outbox, bench.dead, bench.parked, frozenset(), print
     )
     row = (b"i", b"order", b"42", b"OrderState", payload, None, None, None, b"k")
     transaction = Transaction(9, 160, 160, PLACE.now_us, b"P.")
     change = Change(Operation.CREATE, table, row, None, False, transaction, 0, 160)
     (expected,) = streamed.records(change, 0)
 
-    (record,) = desk.route().reads(
+    (record,) = bench.route().reads(
         [(b"42", b"OrderState", payload)], replace(PLACE, topic=expected.topic)
     )
 
     apart = {"id", "ce_id", "position", "snapshot", "kind"}
     headers = {k: v for k, v in record.headers if k not in apart}
-    assert desk.route().topic == expected.topic
+    assert bench.route().topic == expected.topic
     assert (record.key, record.value) == (expected.key, expected.value)
 
     assert {k: v for k, v in expected.headers if k not in apart} == headers
@@ -198,14 +198,14 @@ def test_an_invalid_cloudevent_is_a_dead_letter_that_parks_nothing():
     """
     Its value and headers are kept; later events of the aggregate are published.
     """
-    desk = RouteBench(cloudevents="/shop")
+    bench = RouteBench(cloudevents="/shop")
 
-    record = desk.read((b"42", None, b"1"))
+    record = bench.read((b"42", None, b"1"))
 
     assert ("towpath.dead.relay", b"1") == (record.topic, record.value)
     assert b"fill-1" == dict(record.headers)["snapshot"]
-    assert {NOT_A_CLOUDEVENT: 1} == desk.buried
-    assert 0 == len(desk.parked)
+    assert {NOT_A_CLOUDEVENT: 1} == bench.buried
+    assert 0 == len(bench.parked)
 
 
 def test_a_row_of_another_width_is_refused_by_the_view():
@@ -245,11 +245,13 @@ def test_further_views_of_a_type_give_further_events_of_its_aggregates():
     """
     view = {"aggregate_type": "order", "view": "s.state"}
     totals = view | {"name": "totals", "view": "s.totals"}
-    desk = RouteBench(view=[view, totals])
+    bench = RouteBench(view=[view, totals])
     columns = (Column("id", BIGINT), Column("type", TEXT), Column("payload", JSON))
-    further = desk.routes.of(Relation(10, "outbox", "order.totals", columns, (0,), "d"))
+    further = bench.routes.of(
+        Relation(10, "outbox", "order.totals", columns, (0,), "d")
+    )
     assert further is not None
-    (state,) = desk.route().reads([ROW], PLACE)
+    (state,) = bench.route().reads([ROW], PLACE)
     (total,) = further.reads([ROW], PLACE)
 
     assert (state.topic, state.key, ()) == (

@@ -79,7 +79,7 @@ def test_a_dropped_row_follows_the_order_of_changes(changes, left, xids):
     assert left is changed_keys.outcome(KEY, LOW, SNAPSHOT)
 
 
-def test_a_truncate_touches_every_key():
+def test_a_truncate_changes_every_key():
     """
     After a TRUNCATE no row of an older chunk is emitted.
     """
@@ -89,7 +89,7 @@ def test_a_truncate_touches_every_key():
     assert ChangeOutcome.FULL is changed_keys.outcome(OTHER, LOW, SNAPSHOT)
 
 
-def test_a_move_touches_both_keys():
+def test_a_move_changes_both_keys():
     """
     The old key of a row is recorded as well as its new one.
     """
@@ -162,7 +162,7 @@ def test_above_the_bound_changed_keys_are_dropped_and_reported():
     assert (True, False) == (overflowed, changed_keys.has_overflowed)
 
 
-def test_repeated_touches_of_one_transaction_count_once():
+def test_repeated_changes_of_one_transaction_count_once():
     """
     A hot key within one transaction takes no more memory than a cold one.
     """

@@ -32,7 +32,7 @@ def test_a_sqlstate_decides_the_error_class(state: str | None, error: type[Excep
     """
     Errors are classified by SQLSTATE, never by text.
     """
-    assert error is type(failure_of(state, "doing: told"))
+    assert error is type(failure_of(state, "doing: failed"))
 
 
 def test_a_refused_password_halts():

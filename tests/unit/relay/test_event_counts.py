@@ -64,14 +64,14 @@ def test_each_record_of_a_change_is_counted_as_an_event(
     assert (records, ["towpath.outbox"] * len(records)) == (given, counted_events)
 
 
-@pytest.mark.parametrize(("spoken", "count"), [(INSIDE, 1), (OUTSIDE, 0)])
+@pytest.mark.parametrize(("message", "count"), [(INSIDE, 1), (OUTSIDE, 0)])
 def test_only_messages_of_a_transaction_are_counted(
-    spoken, count, counted_events, count_event
+    message, count, counted_events, count_event
 ):
     """
     A82: an event outside a transaction is published, and belongs to none.
     """
     route = CountedEvents(FixedRoute("event"), "towpath.outbox", count_event)
-    given = route.records(spoken, 0)
+    given = route.records(message, 0)
 
     assert (("event",), count) == (given, len(counted_events))

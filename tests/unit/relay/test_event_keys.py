@@ -90,10 +90,10 @@ class RecorderBench:
         """Stream a message."""
         content = event if isinstance(event, bytes) else json.dumps(event).encode()
         self.events.before_publish()
-        spoken = LogicalMessageEvent(
+        message = LogicalMessageEvent(
             "towpath.outbox", content, 160, 0, transaction, 160
         )
-        self.events.message(spoken, SEQUENCE)
+        self.events.message(message, SEQUENCE)
 
     def judge(
         self,
@@ -199,7 +199,7 @@ def test_changes_that_are_no_events_touch_no_aggregate():
     assert Counter() == bench.stats.skipped
 
 
-def test_a_transactional_message_touches_its_aggregate_as_a_row_does():
+def test_a_transactional_message_changes_its_aggregate_as_a_row_does():
     """
     A number as an id is compared as it is written.
     """
@@ -211,7 +211,7 @@ def test_a_transactional_message_touches_its_aggregate_as_a_row_does():
     assert ChangeOutcome.FULL is bench.judge()
 
 
-def test_a_message_outside_a_transaction_touches_by_its_lsn_alone():
+def test_a_message_outside_a_transaction_changes_by_its_lsn_alone():
     """
     A row read in a window around the message is read again.
 
@@ -257,7 +257,7 @@ def test_an_operators_skip_makes_the_row_read_again():
     assert ChangeOutcome.PARTIAL is bench.judge()
 
 
-def test_a_skipped_truncate_touches_every_row():
+def test_a_skipped_truncate_changes_every_row():
     """
     Rows read before the truncate no longer exist.
     """

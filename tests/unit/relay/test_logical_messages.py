@@ -142,9 +142,9 @@ def test_internal_messages_are_never_published(prefix: str):
     """
     left_out: list[str] = []
     maker = message_route(on_skipped=left_out.append)
-    spoken = replace(OUTSIDE, prefix=prefix)
+    message = replace(OUTSIDE, prefix=prefix)
 
-    assert (None, []) == (maker.record(spoken, NOW_US), left_out)
+    assert (None, []) == (maker.record(message, NOW_US), left_out)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_message_content_is_written_like_other_bytes(form: Binaries, content: st
     A81: any bytes are kept, in the form that the configuration chooses.
     """
     relay = Relay(messages=Messages(publish=True), rows=Rows(binaries=form))
-    spoken = replace(OUTSIDE, content=b"\xfb\xff\0")
-    record = message_route(relay).record(spoken, NOW_US)
+    message = replace(OUTSIDE, content=b"\xfb\xff\0")
+    record = message_route(relay).record(message, NOW_US)
 
     assert content == json.loads(record.value)["message"]["content"]
 

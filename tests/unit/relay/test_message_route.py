@@ -63,10 +63,10 @@ class RouteBench:
         text = content if isinstance(content, bytes) else json.dumps(content).encode()
         transaction = TRANSACTION if inside else None
         place = ordinal if inside else -1
-        spoken = LogicalMessageEvent(
+        message = LogicalMessageEvent(
             "towpath.outbox", text, 0x1F8, place, transaction, 0x1F8
         )
-        (record,) = self.route.records(spoken, NOW_US)
+        (record,) = self.route.records(message, NOW_US)
         return record
 
 

@@ -133,10 +133,10 @@ def test_a_row_cannot_overwrite_the_relays_headers():
     """
     Position, id and the like are the relay's; an attempt to set them is counted.
     """
-    desk = RouteBench()
-    (record,) = desk.records(headers=b'{"position": "x", "id": "y", "snapshot": "z"}')
+    bench = RouteBench()
+    (record,) = bench.records(headers=b'{"position": "x", "id": "y", "snapshot": "z"}')
 
-    assert (5, {OWN_NAME: 1}) == (len(record.headers), desk.skipped)
+    assert (5, {OWN_NAME: 1}) == (len(record.headers), bench.skipped)
 
 
 @pytest.mark.parametrize("empty", [None, b"null", b"{}"])
@@ -176,8 +176,8 @@ def test_a_row_without_an_aggregate_is_a_dead_letter(columns: dict, reason: str)
     """
     The whole row goes to the dead letters with its reason, and is counted.
     """
-    desk = RouteBench()
-    (record,) = desk.records(**columns)
+    bench = RouteBench()
+    (record,) = bench.records(**columns)
     marks = dict(record.headers)
 
     assert (
@@ -185,7 +185,7 @@ def test_a_row_without_an_aggregate_is_a_dead_letter(columns: dict, reason: str)
         ("42", {reason: 1}),
     ) == (
         (record.topic, marks["reason"], marks["position"]),
-        (json.loads(record.value or b"")["aggregate_id"], desk.buried),
+        (json.loads(record.value or b"")["aggregate_id"], bench.buried),
     )
 
 
@@ -205,10 +205,10 @@ def test_no_event_goes_to_an_internal_topic(topic: str):
     """
     An aggregate type cannot select the relay's state topic, or Kafka's own topics.
     """
-    desk = RouteBench(Outbox(topic="{aggregate_type}"))
-    (record,) = desk.records(aggregate_type=topic.encode())
+    bench = RouteBench(Outbox(topic="{aggregate_type}"))
+    (record,) = bench.records(aggregate_type=topic.encode())
 
-    assert ("towpath.dead.relay", {RESERVED_TOPIC: 1}) == (record.topic, desk.buried)
+    assert ("towpath.dead.relay", {RESERVED_TOPIC: 1}) == (record.topic, bench.buried)
 
 
 @pytest.mark.parametrize("topic", [".", "..", "x" * 250, ""])
@@ -227,11 +227,11 @@ def test_later_events_of_the_aggregate_are_parked():
     """
     Events of the same type and id are parked; other aggregates are published.
     """
-    desk = RouteBench()
-    desk.records(headers=b"[1]")
-    (behind,) = desk.records(ordinal=4)
-    (other,) = desk.records(ordinal=5, aggregate_id=b"43")
-    (namesake,) = desk.records(ordinal=6, aggregate_type=b"customer")
+    bench = RouteBench()
+    bench.records(headers=b"[1]")
+    (behind,) = bench.records(ordinal=4)
+    (other,) = bench.records(ordinal=5, aggregate_id=b"43")
+    (namesake,) = bench.records(ordinal=6, aggregate_type=b"customer")
     marks = dict(behind.headers)
 
     assert (
@@ -247,7 +247,7 @@ def test_later_events_of_the_aggregate_are_parked():
             marks["topic"],
         ),
         (other.topic, namesake.topic),
-        len(desk.parked),
+        len(bench.parked),
     )
 
 
@@ -255,14 +255,14 @@ def test_a_row_without_a_type_parks_its_id_for_every_type():
     """
     The event's type is unknown; a row without an id parks nothing.
     """
-    desk = RouteBench()
-    desk.records(aggregate_type=None)
-    desk.records(aggregate_type=None, aggregate_id=None)
+    bench = RouteBench()
+    bench.records(aggregate_type=None)
+    bench.records(aggregate_type=None, aggregate_id=None)
     made = [
-        desk.records(ordinal=4, aggregate_type=kind)[0].topic
+        bench.records(ordinal=4, aggregate_type=kind)[0].topic
         for kind in (b"order", b"customer")
     ]
-    (keyless,) = desk.records(ordinal=5, aggregate_id=None)
+    (keyless,) = bench.records(ordinal=5, aggregate_id=None)
 
     assert (["towpath.dead.relay"] * 2, "outbox.event.order") == (made, keyless.topic)
 
@@ -286,28 +286,28 @@ def test_an_outbox_update_is_counted_and_a_delete_is_ignored(
     """
     Only inserts are events (A43).
     """
-    desk = RouteBench(Outbox(on_update=on_update))
-    made = desk.records(Operation.UPDATE) + desk.records(Operation.DELETE)
+    bench = RouteBench(Outbox(on_update=on_update))
+    made = bench.records(Operation.UPDATE) + bench.records(Operation.DELETE)
 
-    assert ([], {reason: 1}) == (made, desk.skipped)
+    assert ([], {reason: 1}) == (made, bench.skipped)
 
 
 def test_an_outbox_update_can_halt_the_relay():
     """
     With ``halt`` an update is an error with table and position (A43).
     """
-    desk = RouteBench(Outbox(on_update=OnUpdate.HALT))
+    bench = RouteBench(Outbox(on_update=OnUpdate.HALT))
 
     with pytest.raises(OutboxUpdatedError, match=r"towpath\.outbox .* P\.0000000003"):
-        desk.records(Operation.UPDATE)
+        bench.records(Operation.UPDATE)
 
 
 def test_insert_then_delete_is_one_event():
     """
     The table may stay empty: the insert in the log is the event (A43).
     """
-    desk = RouteBench()
-    made = desk.records(ordinal=0) + desk.records(Operation.DELETE, ordinal=1)
+    bench = RouteBench()
+    made = bench.records(ordinal=0) + bench.records(Operation.DELETE, ordinal=1)
 
     assert ["outbox.event.order"] == [record.topic for record in made]
 
@@ -316,10 +316,10 @@ def test_the_memory_of_header_names_is_bounded():
     """
     A header name that is unique per row does not grow the memory without bound.
     """
-    desk = RouteBench()
+    bench = RouteBench()
     for number in range(3000):
-        desk.records(headers=b'{"n": %d}' % number, aggregate_type=b"t%d" % number)
-    writer = desk.route._writer
+        bench.records(headers=b'{"n": %d}' % number, aggregate_type=b"t%d" % number)
+    writer = bench.route._writer
 
     assert max(len(writer._cached_headers), len(writer._cached_types)) <= 1024
 

@@ -75,7 +75,7 @@ def test_the_client_chooses_no_partition_of_its_own(settings_of):
 
 def test_a_transactional_producer_has_its_name(settings_of):
     """
-    The broker fences whoever had it before.
+    The broker fences the previous holder.
     """
     found = settings_of(transactional_id="towpath-shop")
 

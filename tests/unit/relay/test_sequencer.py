@@ -60,9 +60,9 @@ def test_ordinals_count_every_message_of_the_transaction():
     Rows, truncates and transactional logical messages take one ordinal each.
     """
     sequencer = begun()
-    spoken = LogicalMessage(is_transactional=True, lsn=120, prefix="p", content=b"c")
+    message = LogicalMessage(is_transactional=True, lsn=120, prefix="p", content=b"c")
     truncate = Truncate((7,), cascades=False, restarts_identity=False)
-    steps = [sequencer.feed(m, 0) for m in (ROW, spoken, truncate, ROW)]
+    steps = [sequencer.feed(m, 0) for m in (ROW, message, truncate, ROW)]
 
     assert [0, 1, 2, 3] == [step.ordinal for step in steps]
 

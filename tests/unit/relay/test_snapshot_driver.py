@@ -32,7 +32,7 @@ PLAN = ScanPlan(SHAPE, (b"3",), 4)
 class Loop:
     """Gives facts to the driver and keeps its effects, by type."""
 
-    def __init__(self, max_touches: int = 1000, readers: int = 1) -> None:
+    def __init__(self, max_changed_keys: int = 1000, readers: int = 1) -> None:
         self.invisible = InvisibleTransactions(0)
         self.driver = SnapshotDriver(
             self.invisible,
@@ -40,7 +40,7 @@ class Loop:
                 ["s.a", "s.b", "outbox.order"], lambda: ["search2"], VIEWS
             ),
             run_id="run",
-            limits=SnapshotLimits(ChunkSize(2), readers, max_touches),
+            limits=SnapshotLimits(ChunkSize(2), readers, max_changed_keys),
             throttle=Throttle(10.0, max_active_sessions=3),
         )
         self.now_s = 0.0
@@ -355,7 +355,7 @@ def test_lost_changed_keys_restart_the_recording():
     """
     Above the bound, chunks that are not deduplicated are dropped and read again.
     """
-    loop = Loop(max_touches=1)
+    loop = Loop(max_changed_keys=1)
     loop.accept()
     first = loop.begin_reading()
     feed = loop.driver.changed_keys.tables[OID]
@@ -428,7 +428,7 @@ def test_a_stopped_snapshot_reads_no_more(loop: Loop):
     answer = loop.one(protocol.StoreSignal)
     loop.tell(protocol.SignalStored("s3", is_new=True))
     stopped = [e.table for e in loop.effects if isinstance(e, protocol.SaveProgress)]
-    told_so = [
+    found = [
         (effect.signal_id, effect.status)
         for effect in loop.effects
         if isinstance(effect, protocol.AnswerSignal)
@@ -436,7 +436,7 @@ def test_a_stopped_snapshot_reads_no_more(loop: Loop):
 
     assert ("completed", ["s.a", "s.a"]) == (answer.status, answer.detail["stopped"])
     assert ["stopped", "stopped"] == [table.state for table in stopped]
-    assert [("s1", "failed"), ("s2", "failed")] == told_so
+    assert [("s1", "failed"), ("s2", "failed")] == found
     assert ({}, False) == (loop.driver.changed_keys.tables, loop.driver.is_busy)
 
 
@@ -486,7 +486,7 @@ def test_changed_keys_lost_before_the_plan_restart_the_recording():
     """
     While a scan waits, its changed keys may overflow too; then it waits again.
     """
-    loop = Loop(max_touches=1)
+    loop = Loop(max_changed_keys=1)
     loop.accept()
     loop.invisible.add(42, 1000)
     loop.see(loop.one(protocol.WriteWatermark).token)
@@ -968,7 +968,7 @@ def test_a_chunk_that_is_cut_continues_after_its_last_judged_row(loop: Loop):
     """
     Changed keys lost between two slices: the rest is read again, no row twice.
     """
-    loop = Loop(max_touches=1)
+    loop = Loop(max_changed_keys=1)
     chunk = slices(loop)
     for number in range(2):
         loop.driver.changed_keys.tables[OID].record((b"%d" % number,), 500 + number, 50)
@@ -986,7 +986,7 @@ def test_a_chunk_cut_before_its_first_row_has_no_delivery():
     """
     Where every row was evicted there is no delivery to end.
     """
-    loop = Loop(max_touches=2)
+    loop = Loop(max_changed_keys=2)
     loop.rows_per_turn = 1
     loop.accept()
     first = loop.begin_reading()

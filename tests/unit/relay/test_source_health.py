@@ -205,7 +205,7 @@ def test_another_slot_without_a_reader_is_found():
 
 def test_a_slot_that_a_promotion_would_lose_is_found():
     """
-    B73, B74: standbys without the slot, or behind it; before version 17 it is told.
+    B73, B74: standbys without the slot, or behind it; before version 17 it is reported.
     """
     two = replace(HEALTHY, slots=(SLOT._replace(has_failover=False), STANDBY))
     connected = replace(HEALTHY, standbys=("replica",))
@@ -269,7 +269,7 @@ def test_a_partitioned_table_must_be_sent_by_its_root():
     )
 
 
-def test_a_full_identity_beside_a_key_is_told():
+def test_a_full_identity_beside_a_key_is_reported():
     """
     B61: it is allowed, and doubles the log.
     """

@@ -23,7 +23,7 @@ EVENT = TableEvent(
 )
 
 
-def spoken(content: bytes) -> LogicalMessageEvent:
+def logical_message(content: bytes) -> LogicalMessageEvent:
     """Make the logical message."""
     return LogicalMessageEvent("towpath.table", content, 160, 3, TRANSACTION, 150)
 
@@ -45,7 +45,7 @@ def test_a_message_of_another_program_is_no_table_event(content: bytes):
     """
     An unreadable message is ignored, and halts nothing.
     """
-    assert parse_table_event(spoken(content)) is None
+    assert parse_table_event(logical_message(content)) is None
 
 
 def test_a_table_event_survives_the_log():
@@ -54,7 +54,7 @@ def test_a_table_event_survives_the_log():
     """
     content = json.dumps(EVENT._asdict()).encode()
 
-    assert EVENT == parse_table_event(spoken(content))
+    assert EVENT == parse_table_event(logical_message(content))
 
 
 def test_the_notification_of_a_table_event_counts_its_rows():

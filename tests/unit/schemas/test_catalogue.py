@@ -74,7 +74,7 @@ def test_each_event_has_its_fields_with_those_of_nested_records():
     assert "An order was placed.\n" in section
 
 
-def test_versions_are_told_by_their_changes():
+def test_versions_are_described_by_their_changes():
     """
     Added, removed and retyped fields, nested ones too.
     """

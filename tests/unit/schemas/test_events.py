@@ -121,7 +121,7 @@ def test_a_file_that_is_no_event_schema_is_refused(file_name, text, reason):
 
 def test_a_folder_without_schemas_is_refused(tmp_path):
     """
-    A missing folder and an empty one are told apart.
+    A missing folder and an empty one are distinguished.
     """
     with pytest.raises(EventSchemaError, match="no file"):
         EventSchemas.from_folder(tmp_path)

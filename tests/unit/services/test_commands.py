@@ -87,7 +87,7 @@ def test_a_quantity_is_a_whole_number_in_its_range(quantity):
 )
 def test_a_wrong_order_names_the_field(change, place):
     """
-    Each broken rule is told at its place, and only there.
+    Each broken rule is reported at its place, and only there.
     """
     assert wrong_fields(PlaceOrder, ORDER | change) == [place]
 
@@ -115,6 +115,6 @@ def test_an_attribute_is_a_small_plain_value(value):
 )
 def test_a_wrong_customer_names_the_field(change, place):
     """
-    Each broken rule is told at its place, and only there.
+    Each broken rule is reported at its place, and only there.
     """
     assert wrong_fields(RegisterCustomer, CUSTOMER | change) == [place]

@@ -1,4 +1,4 @@
-"""Which of the driver's errors are the platform's failures, told by SQLSTATE alone."""
+"""Which of the driver's errors are the platform's failures, found by SQLSTATE alone."""
 
 import psycopg2
 import pytest

@@ -69,7 +69,7 @@ def test_a_failure_is_a_problem_document(client, how, status, slug, retry_after)
     Its class decides status, type and whether to retry.
     """
     response = client.get(f"/fail/{how}")
-    told = (
+    found_headers = (
         response.status_code,
         response.mimetype,
         response.json["status"],
@@ -85,7 +85,7 @@ def test_a_failure_is_a_problem_document(client, how, status, slug, retry_after)
         retry_after,
     )
 
-    assert expected == told
+    assert expected == found_headers
 
 
 def test_an_unforeseen_failure_is_hidden_from_the_caller(client):
@@ -104,9 +104,9 @@ def test_the_frameworks_refusals_are_problem_documents(client, method, path, sta
     Unknown routes and methods have the same form as everything else.
     """
     response = client.open(path, method=method)
-    told = (response.status_code, response.mimetype, response.json["status"])
+    found = (response.status_code, response.mimetype, response.json["status"])
 
-    assert (status, "application/problem+json", status) == told
+    assert (status, "application/problem+json", status) == found
 
 
 def test_a_wrong_method_names_the_right_ones(client):

@@ -121,7 +121,7 @@ def test_every_mistake_is_reported_at_once_with_the_nearest_name(tmp_path: Path)
 
 def test_a_list_is_not_called_short_when_its_elements_are_wrong(tmp_path: Path):
     """
-    A mistake inside the one source is told once, not again as a missing source.
+    A mistake inside the one source is reported once, not again as a missing source.
     """
     found = mistakes(tmp_path, GOOD.replace('"shop.orders"', '"orders"'))
 
@@ -130,7 +130,7 @@ def test_a_list_is_not_called_short_when_its_elements_are_wrong(tmp_path: Path):
 
 def test_mistakes_of_the_environment_join_those_of_the_file(tmp_path: Path):
     """
-    A secret's file that is missing and a section that does not exist are told too.
+    A secret's file that is missing and a section that does not exist are reported too.
     """
     found = mistakes(
         tmp_path,

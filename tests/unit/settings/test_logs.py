@@ -17,8 +17,8 @@ configure_logs()
 def fail(password):
     raise ValueError("no")
 
-LOG.info("told", fact=1)
-LOG.debug("not told")
+LOG.info("part started", fact=1)
+LOG.debug("not shown")
 logging.getLogger("library").warning("said %d", 2)
 logging.getLogger("library").error("said %d", "badly")
 logging.getLogger("library").info("not said")
@@ -56,7 +56,7 @@ def test_every_line_is_json_with_time_level_logger_and_event():
         "",
         1,
         [
-            ("info", "towpath.part", "told"),
+            ("info", "towpath.part", "part started"),
             ("warning", "library", "library log record"),
             ("error", "library", "library log record"),
             ("warning", "py.warnings", "library log record"),
@@ -116,9 +116,9 @@ def test_people_read_lines_with_log_addresses():
     """
     On request: time, level, event and fields; positions are LSNs; no local variable.
     """
-    program = TALKATIVE.replace('"told", fact=1', '"told", at=POSITION').replace(
-        "LOG =", 'POSITION = "00000000016b3748.0000000003"\nLOG ='
-    )
+    program = TALKATIVE.replace(
+        '"part started", fact=1', '"part started", at=POSITION'
+    ).replace("LOG =", 'POSITION = "00000000016b3748.0000000003"\nLOG =')
     talked = talk("human", program).stderr
 
     assert (True, False, False) == (
@@ -142,7 +142,7 @@ def test_a_terminal_gets_readable_lines():
     line = os.read(ours, 1000).decode()
     os.close(ours)
 
-    assert (False, True) == (line.startswith("{"), "told" in line)
+    assert (False, True) == (line.startswith("{"), "part started" in line)
 
 
 def test_an_unknown_format_is_a_mistake():

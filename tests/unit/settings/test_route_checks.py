@@ -30,7 +30,7 @@ state_types = ["OrderPlaced"]
 
 
 def write(folder: Path, kind: str, change: tuple[str, str] = ("", "")) -> Path:
-    """Write a file with one sink, changed as told."""
+    """Write a file with one sink, with changes."""
     more = 'folder = "lake"' if kind == "warehouse" else ""
     path = folder / "towpath.toml"
     path.write_text(
@@ -204,7 +204,7 @@ def test_warehouses_of_one_catalog_are_one_place(
 
 
 def test_the_relays_name_is_no_sinks(tmp_path: Path):
-    """Their dead letters would stand on one topic; all else is told with it."""
+    """Their dead letters would stand on one topic; all else is reported with it."""
     path = two_sinks(tmp_path, {"sink": "relay", "more": 'folder = "x"'})
 
     with pytest.raises(ConfigurationError, match="none; name: the relay's own"):

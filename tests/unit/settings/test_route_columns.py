@@ -147,7 +147,7 @@ customer_id = "uuid"
 )
 def test_a_route_that_contradicts_itself_is_a_mistake(route: dict, kind: str, message):
     """
-    It is told with its sink, its route and its key.
+    It is reported with its sink, its route and its key.
     """
     (mistake,) = mistakes(route, kind=kind)
 
@@ -170,7 +170,7 @@ def test_every_mistake_of_the_routes_is_reported_at_once():
 
 def test_a_topic_in_two_shapes_is_of_a_cache_only():
     """
-    Others look a table's shape up by its topic, and are told so.
+    Others look a table's shape up by its topic, and are refused.
     """
     routes = ({}, {"exclude": ["a"]})
     (message,) = mistakes(*routes)

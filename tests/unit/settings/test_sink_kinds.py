@@ -20,7 +20,7 @@ bootstrap_servers = "localhost:9092"
 [registry]
 url = "http://localhost:8080"
 [[sink]]
-name = "told"
+name = "orders"
 kind = "{kind}"
 url = "{url}"
 {more}
@@ -37,7 +37,7 @@ def read(folder: Path, kind: str, more: str = "", **changes: str):
     path = folder / "towpath.toml"
     values = {"url": "https://example.org/hook", "route": "", **changes}
     path.write_text(FILE.format(kind=kind, more=more, **values), encoding="utf-8")
-    return load(path, {}).sink_named("told")
+    return load(path, {}).sink_named("orders")
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_webhooks_tell_rows_and_events(tmp_path: Path, topic: str, route: str):
     text = FILE.format(kind="webhook", url="http://x", more=HOOK, route=route)
     path.write_text(text.replace("towpath.shop.orders", topic), encoding="utf-8")
 
-    assert (SECRET,) == load(path, {}).sink_named("told").webhook.secrets
+    assert (SECRET,) == load(path, {}).sink_named("orders").webhook.secrets
 
 
 def test_a_webhooks_secrets_are_masked(tmp_path: Path):

@@ -58,7 +58,7 @@ def mistakes(*transforms: dict, environ=None, **route) -> str:
 
 
 @pytest.mark.parametrize(
-    ("entry", "told"),
+    ("entry", "expected"),
     [
         ({}, "one verb of rename, constant, .*, not none"),
         ({"mask": "a", "cast": "b", "type": "text"}, "not mask and cast"),
@@ -91,14 +91,14 @@ def mistakes(*transforms: dict, environ=None, **route) -> str:
         ({"constant": 1, "to": "_x"}, r"transforms\.0: '_x': sinks reserve"),
     ],
 )
-def test_an_entry_that_cannot_be_is_a_mistake_of_the_file(entry, told):
+def test_an_entry_that_cannot_be_is_a_mistake_of_the_file(entry, expected):
     """
     The message names the place and the mistake.
     """
     found = mistakes(entry)
 
     assert "transforms" in found
-    assert re.search(told, found)
+    assert re.search(expected, found)
 
 
 def test_a_hash_without_its_secret_names_the_variable_that_sets_it():

@@ -68,9 +68,9 @@ class AlteredBench:
 
     def begin(self):
         """Start as a driver does."""
-        told = {"name": "s", **self.block, "route": [self.route]}
+        values = {"name": "s", **self.block, "route": [self.route]}
         plan = QueryPlan(
-            Sink.model_validate(told),
+            Sink.model_validate(values),
             Kafka(bootstrap_servers="kafka:9092"),
             self.folder,
         )

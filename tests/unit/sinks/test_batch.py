@@ -71,22 +71,22 @@ class Safe(MemorySink):
 
     def __init__(self):
         super().__init__()
-        self.told = []
+        self.reported = []
 
     def apply(self, batch):
-        self.told.append((len(batch.changes), batch.safe))
+        self.reported.append((len(batch.changes), batch.safe))
         super().apply(batch)
 
 
 @pytest.mark.parametrize(
-    ("count", "told"),
+    ("count", "expected"),
     [
         (0, [(0, "safe")]),
         (2, [(2, "safe")]),
         (5, [(2, None), (2, None), (1, "safe")]),
     ],
 )
-def test_a_large_batch_is_written_in_slices(monkeypatch, count, told):
+def test_a_large_batch_is_written_in_slices(monkeypatch, count, expected):
     """
     The safe position is given with the last slice, as any slice may have older records.
     """
@@ -96,7 +96,7 @@ def test_a_large_batch_is_written_in_slices(monkeypatch, count, told):
     rows = [row(n, "c", order=n) for n in range(count)]
     result = RecordWriter(ROUTES, sink, context).write_left(table(*rows), 0)
 
-    assert (told, BatchResult(count, count, 0, 0)) == (sink.told, result)
+    assert (expected, BatchResult(count, count, 0, 0)) == (sink.reported, result)
 
 
 class Dying(MemorySink):
@@ -125,20 +125,20 @@ def test_a_batch_interrupted_between_two_slices_ends_the_same(
     Rows, parked keys and dead letters of finished slices are absorbed.
     """
     unreadable = (*row(3, "c", order=1)[:4], b"{", row(3, "c")[5])
-    told = [
+    found = [
         *(row(1, "c", order=1, note="a"), row(2, "c", order=2, note="a"), unreadable),
         *(row(4, "u", order=1, note="b"), row(5, "d", order=2)),
         *(row(6, "c", order=3, note="a"), row(7, "u", order=3, unchanged=["note"])),
         *(row(8, "c", order=2, note="c"), row(9, "d", order=4), row(10, "c", order=5)),
     ]
     whole, letters = MemorySink(), Letters()
-    RecordWriter(ROUTES, whole, context_of(letters)).write_left(table(*told), 0)
+    RecordWriter(ROUTES, whole, context_of(letters)).write_left(table(*found), 0)
     monkeypatch.setattr(batches, "RECORDS_AT_ONCE", 2)
     sink, letters_again = Dying(flush, is_done=is_done), Letters()
     writer = RecordWriter(ROUTES, sink, context_of(letters_again))
     with pytest.raises(BrokerUnavailableError):
-        writer.write_left(table(*told), 0)
-    writer.write_left(table(*told), 0)
+        writer.write_left(table(*found), 0)
+    writer.write_left(table(*found), 0)
 
     assert (whole.rows, letters.reasons(), ["1", "2", "3", "4", "5"]) == (
         sink.rows,
@@ -152,9 +152,9 @@ def test_an_unreadable_record_is_a_dead_letter_and_the_rest_is_written():
     An unreadable record holds no other key back.
     """
     sink, letters = MemorySink(), Letters()
-    poison = (TOPIC, 0, 2, b"{}", b"{", [])
+    unreadable = (TOPIC, 0, 2, b"{}", b"{", [])
     result = RecordWriter(ROUTES, sink, context_of(letters)).write_left(
-        table(row(1, "c"), poison), 0
+        table(row(1, "c"), unreadable), 0
     )
 
     assert (1, 1, [(2, "the value is not JSON")]) == (
@@ -224,15 +224,15 @@ def test_a_floor_in_a_batch_deletes_older_rows():
 class Particular(MemorySink):
     """Refuses a whole call that contains one of the given orders."""
 
-    def __init__(self, *poison):
+    def __init__(self, *unreadable):
         super().__init__()
-        self.poison = set(poison)
+        self.unreadable = set(unreadable)
         self.calls = 0
 
     def apply(self, batch):
         """Refuse, without naming the order."""
         self.calls += 1
-        if self.poison & {change.key[0] for change in batch.changes}:
+        if self.unreadable & {change.key[0] for change in batch.changes}:
             message = "no such field"
             raise BatchRefusedError(message)
         super().apply(batch)
@@ -302,7 +302,7 @@ def test_small_refused_batches_do_not_drain_the_topic():
         return len(batches)
 
     refused = [write_all(batches), write_all(batches[25:]), write_all(batches[25:])]
-    sink.poison = {51}
+    sink.unreadable = {51}
     mended = write_all(batches[25:])
 
     assert ([25, 0, 0], 5, 51) == (refused, mended, len(letters.reasons()))

@@ -8,7 +8,7 @@ from towpath.sinks.change import Origin, Record
 from towpath.sinks.dead_letters.entries import DeadLetterRequest, Subject, Verb
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
 
-POISON = Record(Origin(TOPIC, 1, 5), b"{}", b"{", {})
+UNREADABLE = Record(Origin(TOPIC, 1, 5), b"{}", b"{", {})
 # Orders 7, 8 and 9: 7 is parked, refetched and replayed; 8 is read again, 9 lacks its
 # row.
 BATCHES = (
@@ -16,7 +16,7 @@ BATCHES = (
         change(1, "c", note="a"),
         change(2, "c", order=8, note="b"),
         change(3, note="bad"),
-        POISON,
+        UNREADABLE,
     ),
     (
         change(4, status="paid", unchanged=["note"]),
@@ -75,5 +75,5 @@ def test_a_crash_at_any_call_changes_nothing_in_the_end(is_after: bool):
         assert expected == found
 
     asked = {("orders", (7,)), ("orders", (9,))}
-    assert ([POISON.origin], asked, {"one"}) == expected[1:4]
+    assert ([UNREADABLE.origin], asked, {"one"}) == expected[1:4]
     assert deaths > 15

@@ -40,10 +40,10 @@ def test_batch_rows_are_read_once():
     log = Log()
     rows = batch_of(log, 6)
     first = next(rows.slices())
-    told = offsets(rows.slices())
+    found = offsets(rows.slices())
 
     assert ([0, 1], [*range(6)], [*range(6)], 1) == (
-        *(offsets([first]), told, offsets(rows.slices())),
+        *(offsets([first]), found, offsets(rows.slices())),
         log.begun,
     )
 

@@ -45,31 +45,31 @@ def record(number, value=None, *, key=None, position=None, **row):
     return Record(Origin(TOPIC, 0, number), named, value or whole, headers)
 
 
-def columns_of(*told):
+def columns_of(*given):
     """Return the records as columns; all of them are plain."""
-    (columns,) = plain_columns(table_of(told), ROUTES)
-    assert len(told) == len(columns.indices)
+    (columns,) = plain_columns(table_of(given), ROUTES)
+    assert len(given) == len(columns.indices)
     return columns
 
 
-def changes_of(*told):
+def changes_of(*given):
     """Return the changes that the record path makes of the records."""
-    return newest_per_key(decode(told, ROUTES).changes).changes
+    return newest_per_key(decode(given, ROUTES).changes).changes
 
 
-def both_ways(*told, floor=None):
+def both_ways(*given, floor=None):
     """Write records as columns, and one by one; return both results."""
     bulky, one_by_one = GuardModel(), GuardModel()
-    taken = write.encode(columns_of(*told), floor)
+    taken = write.encode(columns_of(*given), floor)
     assert taken is not None
     bulky.take(taken, ROUTE)
-    one_by_one.write(changes_of(*told))
+    one_by_one.write(changes_of(*given))
     return one_by_one.rows, bulky.rows
 
 
-def taken_places(*told):
+def taken_places(*given):
     """Return the places of the records that are taken."""
-    taken = write.encode(columns_of(*told))
+    taken = write.encode(columns_of(*given))
     return None if taken is None else taken.indices.to_pylist()
 
 
@@ -94,8 +94,8 @@ def test_column_values_are_written_as_one_by_one(rows):
     """
     Text, numbers, nulls, lists: values that Arrow cannot represent are written singly.
     """
-    told = [record(n, **row) for n, row in enumerate(rows)]
-    expected, found = both_ways(*told)
+    records = [record(n, **row) for n, row in enumerate(rows)]
+    expected, found = both_ways(*records)
 
     assert expected == found
 
@@ -124,11 +124,11 @@ def test_numbers_keep_their_spelling():
         b"1e-7",
         b"123456789012345e9",
     ]
-    told = [
+    records = [
         record(n, envelope({"id": n, "ratio": "?"}).replace(b'"?"', text))
         for n, text in enumerate(texts)
     ]
-    expected, found = both_ways(*told)
+    expected, found = both_ways(*records)
 
     assert expected == found
 
@@ -191,11 +191,11 @@ def test_a_text_key_with_an_escape_is_left_to_the_record_path():
     """
     Two spellings of one text are one key only after parsing.
     """
-    told = [
+    records = [
         record(n, key=orjson.dumps({"k": k})) for n, k in enumerate(["a", "\n", "b"])
     ]
 
-    assert [0, 2] == taken_places(*told)
+    assert [0, 2] == taken_places(*records)
 
 
 DEEP = b"[" * 800 + b"]" * 800
@@ -233,11 +233,11 @@ def test_a_slice_with_a_questionable_value_is_not_taken(value):
     """
     The record path decides whether a value can be read, and of which record.
     """
-    told = [record(n) for n in range(100)]
+    records = [record(n) for n in range(100)]
     # A value after the sampled ones.
-    told[1] = record(1, value)
+    records[1] = record(1, value)
 
-    assert taken_places(*told) is None
+    assert taken_places(*records) is None
 
 
 def test_records_that_are_json_only_together_are_not_taken():
@@ -245,29 +245,29 @@ def test_records_that_are_json_only_together_are_not_taken():
     Neither one that continues in the next, nor one whose rest completes it.
     """
     begun = b'{"op":"r","after":{"id":1},"x":[{}'
-    told = [record(n) for n in range(100)]
+    records = [record(n) for n in range(100)]
     for place, value in enumerate([begun, b",{}]}", envelope(ROW) * 2], start=1):
-        told[4 * place + 1] = record(place, value)
+        records[4 * place + 1] = record(place, value)
 
-    assert taken_places(*told) is None
+    assert taken_places(*records) is None
 
 
 def test_an_envelope_with_two_objects_is_not_taken():
     """
     A second object would be attributed to the wrong records.
     """
-    told = [record(n, envelope(ROW, lsn=n)) for n in range(100)]
-    told[1] = record(1, envelope(ROW) + b'{"op":"d"}')
+    records = [record(n, envelope(ROW, lsn=n)) for n in range(100)]
+    records[1] = record(1, envelope(ROW) + b'{"op":"d"}')
 
-    assert taken_places(*told) is None
+    assert taken_places(*records) is None
 
 
 def test_brackets_in_texts_do_not_nest():
     """
     A text may have any number of brackets, also JSON as a text.
     """
-    told = [record(1, note='{"[' * 2000), record(2, note=DEEP.decode())]
-    expected, found = both_ways(*told)
+    records = [record(1, note='{"[' * 2000), record(2, note=DEEP.decode())]
+    expected, found = both_ways(*records)
 
     assert expected == found
 
@@ -306,23 +306,23 @@ def test_a_record_that_is_no_whole_row_is_left_to_the_record_path():
     """
     A delete is left alone; an ambiguous record takes all of its key with it.
     """
-    told = [
+    records = [
         record(1),
         record(2, envelope(None, "d")),
         record(3, envelope(ROW, "z"), key=b'{"id":1}'),
         record(4),
     ]
 
-    assert [3] == taken_places(*told)
+    assert [3] == taken_places(*records)
 
 
 def test_each_row_is_read_by_its_own_operation():
     """
     Equal envelope ends are parsed once, and apply to each row.
     """
-    told = [record(n, envelope(ROW, "crud"[n % 4], lsn=n % 3)) for n in range(24)]
+    records = [record(n, envelope(ROW, "crud"[n % 4], lsn=n % 3)) for n in range(24)]
 
-    assert [n for n in range(24) if n % 4 != 3] == taken_places(*told)
+    assert [n for n in range(24) if n % 4 != 3] == taken_places(*records)
 
 
 def test_the_newest_row_of_a_key_is_written_once():
@@ -330,14 +330,14 @@ def test_the_newest_row_of_a_key_is_written_once():
     The first of equal positions counts, as in the fold; older ones count as applied.
     """
     at = b"%016x.0000000000"
-    told = [
+    records = [
         record(n, key=b'{"id":%d}' % key, position=at % position, note=str(n))
         for n, (key, position) in enumerate([(1, 7), (2, 3), (1, 9), (2, 3), (1, 9)])
     ]
-    taken = write.encode(columns_of(*told))
+    taken = write.encode(columns_of(*records))
     guard = GuardModel()
     guard.take(taken, ROUTE)
-    expected, found = both_ways(*told)
+    expected, found = both_ways(*records)
 
     assert (5, [2, 0]) == (len(taken.indices), guard.counts)
     assert (expected, ["1", "2"]) == (
@@ -350,16 +350,16 @@ def test_rows_below_the_floor_are_counted_and_not_written():
     """
     A row at the floor is written; of a key, only the newest counts.
     """
-    told = [record(n) for n in (1, 2, 3)]
-    told += [record(4, key=b'{"id":3}'), record(1, key=b'{"id":2}')]
-    taken = write.encode(columns_of(*told), f"{8 * 2:016x}.0000000000")
+    records = [record(n) for n in (1, 2, 3)]
+    records += [record(4, key=b'{"id":3}'), record(1, key=b'{"id":2}')]
+    taken = write.encode(columns_of(*records), f"{8 * 2:016x}.0000000000")
 
     assert (5, ["2", "3"], 1) == (
         len(taken.indices),
         taken.keys.to_pylist(),
         taken.below_floor,
     )
-    assert write.encode(columns_of(*told), f"{8 * 9:016x}.0000000000") is None
+    assert write.encode(columns_of(*records), f"{8 * 9:016x}.0000000000") is None
 
 
 def test_rows_in_several_blocks_are_read_alike(monkeypatch):
@@ -367,10 +367,10 @@ def test_rows_in_several_blocks_are_read_alike(monkeypatch):
     One block's inferred types do not differ from the whole: numbers, nulls, instants.
     """
     found = [None, 1, None, 2.5, 2**63]
-    told = [record(n, size=found[n // 9], at=None) for n in range(45)]
-    told += [record(n, size=7, at="2026-11-22") for n in range(45, 50)]
+    records = [record(n, size=found[n // 9], at=None) for n in range(45)]
+    records += [record(n, size=7, at="2026-11-22") for n in range(45, 50)]
     monkeypatch.setattr(reading, "_BLOCK_BYTES", 1024)
-    expected, found = both_ways(*told)
+    expected, found = both_ways(*records)
 
     assert expected == found
 
@@ -397,8 +397,10 @@ def test_column_calls_are_bounded_as_those_of_single_rows(count, width, expected
     """
     No call has too many rows or bytes, and no row is left out.
     """
-    told = [record(n, envelope({"id": n, "note": "x" * width})) for n in range(count)]
-    cut = list(write.calls(write.encode(columns_of(*told)), "p:items:"))
+    records = [
+        record(n, envelope({"id": n, "note": "x" * width})) for n in range(count)
+    ]
+    cut = list(write.calls(write.encode(columns_of(*records)), "p:items:"))
     names = [name for call in cut for name in words(call.keys)]
 
     assert (expected, [f"p:items:{n}" for n in range(count)]) == (
@@ -474,17 +476,17 @@ class Server:
 
     def _carry_out(self, packed):
         count, _, rest = packed.partition(b"\r\n")
-        told = []
+        reported = []
         for _ in range(int(count.removeprefix(b"*"))):
             length, _, rest = rest.partition(b"\r\n")
             size = int(length.removeprefix(b"$"))
-            told.append(rest[:size])
+            reported.append(rest[:size])
             rest = rest[size + 2 :]
         before = self.guard.counts[:]
-        names = [name.decode() for name in told[3:-1]]
-        assert [b"FCALL", schema.library().apply_columns.encode()] == told[:2]
-        assert len(names) == int(told[2])
-        self.guard.apply_columns(names, told[-1])
+        names = [name.decode() for name in reported[3:-1]]
+        assert [b"FCALL", schema.library().apply_columns.encode()] == reported[:2]
+        assert len(names) == int(reported[2])
+        self.guard.apply_columns(names, reported[-1])
         self.answers.append(
             [a - b for a, b in zip(self.guard.counts, before, strict=True)]
         )
@@ -510,12 +512,12 @@ def test_columns_are_stored_as_rows_are(sink, server):
 
     Pending calls are bounded, and all count.
     """
-    told = [record(n, note='"' * (n % 50)) for n in range(20_000)]
-    at = sink.apply_columns(columns_of(*told))
+    records = [record(n, note='"' * (n % 50)) for n in range(20_000)]
+    at = sink.apply_columns(columns_of(*records))
     waiting = sum(server.flying)
     counted = sink.flush()
     one_by_one = GuardModel()
-    one_by_one.write(changes_of(*told))
+    one_by_one.write(changes_of(*records))
 
     assert (one_by_one.rows, 20_000, 20_000, 0) == (
         server.guard.rows,
@@ -569,15 +571,15 @@ def test_a_slice_of_a_batch_is_taken_like_a_whole_batch():
     """
     Its start in the batch's columns, and the number of chunks, do not matter.
     """
-    told = [record(n, note=f"{n}") for n in range(20)]
-    told[3] = replace(told[3], headers={"position": b"?"})
-    told[14] = record(14, envelope(None, "d"))
-    table = pa.concat_tables([table_of(told[:9]), table_of(told[9:])])
+    records = [record(n, note=f"{n}") for n in range(20)]
+    records[3] = replace(records[3], headers={"position": b"?"})
+    records[14] = record(14, envelope(None, "d"))
+    table = pa.concat_tables([table_of(records[:9]), table_of(records[9:])])
     found = GuardModel()
     for begin, length in ((0, 3), (3, 4), (7, 5), (12, 8)):
         (columns,) = plain_columns(table.slice(begin, length), ROUTES)
         found.take(write.encode(columns), ROUTE)
     expected = GuardModel()
-    expected.write(changes_of(*told[:3], *told[4:14], *told[15:]))
+    expected.write(changes_of(*records[:3], *records[4:14], *records[15:]))
 
     assert expected.rows == found.rows

@@ -64,9 +64,9 @@ def run(tmp_path, repairs):
     """Return a start of the sink with these routes."""
 
     def start(*routes, **block):
-        told = {"name": "s", **CACHE, **block, "route": routes}
+        values = {"name": "s", **CACHE, **block, "route": routes}
         plan = QueryPlan(
-            Sink.model_validate(told), Kafka(bootstrap_servers="kafka:9092"), tmp_path
+            Sink.model_validate(values), Kafka(bootstrap_servers="kafka:9092"), tmp_path
         )
         return BlockChanges(plan, repairs, Clock()).run()
 

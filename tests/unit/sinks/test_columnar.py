@@ -50,10 +50,10 @@ class ColumnSink(MemorySink):
         if self.refuses and accepted:
             message = "one of them"
             raise BatchRefusedError(message)
-        for route, told in accepted:
-            row = orjson.loads(told["value"])["after"]
+        for route, each in accepted:
+            row = orjson.loads(each["value"])["after"]
             change = Change(
-                *(route, (row["order_id"],), ("order_id",), told["position"], row),
+                *(route, (row["order_id"],), ("order_id",), each["position"], row),
                 *(ALL_PRESENT, False, Origin(TOPIC, 0, 0)),
             )
             super().apply(Batch(0, (change,)))
@@ -116,19 +116,19 @@ def test_plain_rows_are_taken_as_columns_and_the_rest_as_records():
     The end is the same, and every record is counted once.
     """
     sink, letters = ColumnSink(), Letters()
-    told = written(sink, *BATCH, letters=letters)
+    outcome = written(sink, *BATCH, letters=letters)
     assert isinstance(sink, Columnar)
 
     # Orders 3 and 4 have more than whole rows later: the guard orders both paths.
     assert (8, expected()) == (sink.taken, sink.rows)
     assert (13, 1, 1, row(13, "c", order=4)[-1][0][1].decode()) == (
-        told.records,
-        told.dead_letters,
+        outcome.records,
+        outcome.dead_letters,
         len(letters.reasons()),
-        told.position,
+        outcome.position,
     )
     # The delete and its tombstone are folded, and two changes are of a left key.
-    assert (10, 0) == (told.rows, told.stale)
+    assert (10, 0) == (outcome.rows, outcome.stale)
 
 
 def test_a_batch_of_plain_rows_is_flushed_and_counted():
@@ -136,9 +136,9 @@ def test_a_batch_of_plain_rows_is_flushed_and_counted():
     Only the flush is left for the record path.
     """
     sink = ColumnSink()
-    told = written(sink, *BATCH[:8])
+    outcome = written(sink, *BATCH[:8])
 
-    assert (8, 8, 8) == (sink.taken, told.rows, told.records)
+    assert (8, 8, 8) == (sink.taken, outcome.rows, outcome.records)
 
 
 def test_a_small_batch_is_written_record_by_record():
@@ -146,9 +146,9 @@ def test_a_small_batch_is_written_record_by_record():
     Columns pay off only for many records.
     """
     sink = ColumnSink()
-    told = written(sink, *BATCH[:4])
+    outcome = written(sink, *BATCH[:4])
 
-    assert (0, 4) == (sink.taken, told.rows)
+    assert (0, 4) == (sink.taken, outcome.rows)
 
 
 def test_a_parked_key_is_not_taken():
@@ -159,9 +159,13 @@ def test_a_parked_key_is_not_taken():
     unread = (TOPIC, 0, 1, b'{"order_id":1}', b"{", row(1, "c", order=1)[-1])
     written(ColumnSink(), unread, letters=letters, parked=parked)
     sink = ColumnSink()
-    told = written(sink, *BATCH, letters=letters, parked=parked)
+    outcome = written(sink, *BATCH, letters=letters, parked=parked)
 
-    assert (1, True, "1" in sink.rows["orders"]) == (told.parked, sink.taken > 0, False)
+    assert (1, True, "1" in sink.rows["orders"]) == (
+        outcome.parked,
+        sink.taken > 0,
+        False,
+    )
 
 
 def test_a_whole_row_after_an_unreadable_record_is_not_taken(monkeypatch):
@@ -171,12 +175,12 @@ def test_a_whole_row_after_an_unreadable_record_is_not_taken(monkeypatch):
     monkeypatch.setattr(batch, "RECORDS_AT_ONCE", 9)
     sink, letters = ColumnSink(), Letters()
     rows = (*BATCH[:8], row(9, "z", order=3), row(10, "u", order=3, note="c"))
-    told = written(sink, *rows, letters=letters)
+    outcome = written(sink, *rows, letters=letters)
 
     assert (8, 1, 1, "a", [9, 10]) == (
         sink.taken,
-        told.parked,
-        told.held_back,
+        outcome.parked,
+        outcome.held_back,
         sink.rows["orders"]["3"].row["note"],
         [offset for offset, _ in letters.reasons()],
     )
@@ -187,9 +191,9 @@ def test_a_refused_batch_is_retried_record_by_record():
     The record path finds the refused change.
     """
     sink = ColumnSink(refuses=True)
-    told = written(sink, *BATCH)
+    outcome = written(sink, *BATCH)
 
-    assert (13, expected()) == (told.records, sink.rows)
+    assert (13, expected()) == (outcome.records, sink.rows)
 
 
 @pytest.mark.timeout(30)
@@ -199,7 +203,7 @@ def test_any_history_in_columns_ends_as_in_records():
     """
     chance = random.Random(5)  # noqa: S311 - a repeatable test
     for _ in range(300):
-        rows = history(chance, poison=0)
+        rows = history(chance, unreadable=0)
         taking, whole = ColumnSink(), MemorySink()
         desks = [context_of(Letters()) for _ in range(2)]
         RecordWriter(ROUTES, whole, desks[0]).write_left(table(*rows), 0)

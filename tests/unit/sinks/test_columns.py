@@ -117,20 +117,20 @@ def as_records(table):
 def test_column_rows_equal_those_of_the_record_path():
     """Every type, nulls, missing columns, repeated keys in any order, READ rows."""
     chance = random.Random(7)  # noqa: S311 - shuffles rows
-    told = [record(n, chance.randrange(40), ROW) for n in range(1, 60)]
-    told += [record(n, n, {"paid": None, "ratio": 1}) for n in range(60, 70)]
-    told += [record(n, n, ROW | {"share": None}, "u") for n in range(70, 80)]
+    records = [record(n, chance.randrange(40), ROW) for n in range(1, 60)]
+    records += [record(n, n, {"paid": None, "ratio": 1}) for n in range(60, 70)]
+    records += [record(n, n, ROW | {"share": None}, "u") for n in range(70, 80)]
     read = record(80, 99, ROW, "r", snapshot=b"s")
     read["headers"][0]["value"] = b"%016x.-" % 640
     again = record(81, 99, ROW | {"day": None}, "u")
     again["headers"][0]["value"] += b".2"
-    told += [read, again, record(82, 79, {"total": None}, "u")]
-    chance.shuffle(told)
-    table = batch(*told)
+    records += [read, again, record(82, 79, {"total": None}, "u")]
+    chance.shuffle(records)
+    table = batch(*records)
     by_key = [("id", "ascending")]
     found = taken(table)
 
-    assert len(told) == len(found.indices)
+    assert len(records) == len(found.indices)
     expected = as_records(table).sort_by(by_key).to_pylist()
 
     assert expected == found.rows.sort_by(by_key).to_pylist()

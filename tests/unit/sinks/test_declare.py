@@ -51,7 +51,7 @@ class Cluster:
     def __init__(self, *, fail=False):
         self._fail = fail
         self.made = []
-        self.has_told = False
+        self.has_answered = False
 
     def create(self, name, _settings):
         """Make a topic."""
@@ -66,11 +66,11 @@ class Cluster:
 
     def topic_ids(self, names):
         """Return their ids, until their ends were requested."""
-        return {name: f"{name}'s" for name in names if not self.has_told}
+        return {name: f"{name}'s" for name in names if not self.has_answered}
 
     def end_offsets(self, names):
         """Return the ends."""
-        self.has_told = True
+        self.has_answered = True
         return {name: {"0": 40, "1": 2} for name in names}
 
 

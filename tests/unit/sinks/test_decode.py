@@ -236,10 +236,15 @@ def test_a_route_may_keep_truncated_rows():
     The truncate is counted as skipped, and deletes nothing.
     """
     route = {"topic": "towpath.shop.orders", "name": "orders", "on_truncate": "keep"}
-    told = {"name": "cache", "kind": "cache", "url": "redis://unused", "route": [route]}
+    values = {
+        "name": "cache",
+        "kind": "cache",
+        "url": "redis://unused",
+        "route": [route],
+    }
     record = row_change({"op": "t", "after": None}, key=None)
 
-    assert ([], [], [], 1, []) == decode([record], Routes(Sink.model_validate(told)))
+    assert ([], [], [], 1, []) == decode([record], Routes(Sink.model_validate(values)))
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
@@ -249,10 +254,15 @@ def test_a_dropped_table_is_truncated_as_the_route_says(*, is_kept: bool):
     """
     on_truncate = {"on_truncate": "keep"} if is_kept else {}
     route = {"topic": "towpath.shop.orders", "name": "orders", **on_truncate}
-    told = {"name": "cache", "kind": "cache", "url": "redis://unused", "route": [route]}
+    values = {
+        "name": "cache",
+        "kind": "cache",
+        "url": "redis://unused",
+        "route": [route],
+    }
     floor = "000000000000abc8.0000000001"
     record = row_change({"op": "t"}, key=None, sweep=floor, dropped="42")
-    decoded = decode([record], Routes(Sink.model_validate(told)))
+    decoded = decode([record], Routes(Sink.model_validate(values)))
 
     assert ([] if is_kept else [floor]) == [each.position for each in decoded.floors]
     assert [] == decoded.unreadable
@@ -288,8 +298,8 @@ def test_a_sweep_has_its_partition_count(count, expected):
     """
     For one without a count, the current number of partitions is requested.
     """
-    told = {"sweep": "000000000000abc8.-", "sweep_partitions": count}
-    record = row_change({"op": "m"}, key=None, **told)
+    values = {"sweep": "000000000000abc8.-", "sweep_partitions": count}
+    record = row_change({"op": "m"}, key=None, **values)
 
     assert [expected] == [one.partitions for one in decode([record], ROUTES).floors]
 

@@ -199,9 +199,9 @@ def test_an_invalid_block_leaves_the_sink_unchanged(place):
     with structlog.testing.capture_logs() as logs:
         assert [("a", 1)] == place.look(("a", {"trigger_ms": 9}))
         assert [("a", 1)] == place.look()
-    told = [log["mistakes"] for log in logs if log["log_level"] == "error"]
+    found = [log["mistakes"] for log in logs if log["log_level"] == "error"]
 
-    assert [["no column x", "no column y"]] == told
+    assert [["no column x", "no column y"]] == found
     assert [] == place.look(("a", {"trigger_ms": 10}))
 
 

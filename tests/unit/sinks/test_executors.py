@@ -200,8 +200,8 @@ def test_a_change_that_needs_a_refetch_is_left_to_the_driver(bench):
     ):
         bench.context.refetches.routes = set(incomplete_routes)
         bench.write(*batch)
-        told = [note[2] for note in bench.notes if note[:2] == ("driver", "apply")]
-        seen.append(bool(sum(told)))
+        found = [note[2] for note in bench.notes if note[:2] == ("driver", "apply")]
+        seen.append(bool(sum(found)))
 
     assert ([False, False, True, True], [("orders", (8,))]) == (
         seen,
@@ -232,9 +232,9 @@ def test_tombstones_are_purged_only_after_the_batch():
     """
     bench = Bench(heads=FixedPositions("safe"))
     bench.write(row(1, "c"))
-    told = [note[3] for note in bench.notes if note[:2] == ("driver", "apply")]
+    found = [note[3] for note in bench.notes if note[:2] == ("driver", "apply")]
 
-    assert [None, "safe"] == told
+    assert [None, "safe"] == found
 
 
 def test_executors_purge_no_tombstone_above_a_dead_letter():
@@ -247,9 +247,9 @@ def test_executors_purge_no_tombstone_above_a_dead_letter():
     )
     lowest = bench.context.parked.lowest()
     bench.write(row(2, "c", order=8))
-    told = [note[3] for note in bench.notes if note[:2] == ("driver", "apply")]
+    found = [note[3] for note in bench.notes if note[:2] == ("driver", "apply")]
 
-    assert [None, lowest] == told
+    assert [None, lowest] == found
     assert lowest is not None
 
 
@@ -271,7 +271,7 @@ def test_a_small_batch_is_written_by_the_driver(bench):
         (row(9, "t"), {"8"}, 0, 0),
         (row(9, "u", order=5, unchanged=["note"]), {"7", "8"}, 0, 1),
     ],
-    ids=["poison", "floor", "refused"],
+    ids=["unreadable", "floor", "refused"],
 )
 def test_records_that_are_not_plain_are_written_by_the_driver(
     bench, strange, left, letters, asked
@@ -293,8 +293,8 @@ def test_a_parked_key_is_left_to_the_driver(bench):
     """
     Its changes are parked, and the rest is written by executors again.
     """
-    poison = (TOPIC, 0, 2, b'{"order_id":7}', b"{", row(2, "c")[-1])
-    bench.write(row(1, "c", order=8), poison)
+    unreadable = (TOPIC, 0, 2, b'{"order_id":7}', b"{", row(2, "c")[-1])
+    bench.write(row(1, "c", order=8), unreadable)
     follower = bench.write(row(3, "u"), row(4, "u", order=8), batch_id=2)
     without = bench.write(row(5, "u", order=8), batch_id=3)
 

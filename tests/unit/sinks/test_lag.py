@@ -82,7 +82,7 @@ def test_a_record_from_the_future_has_no_lag():
 
 
 @pytest.mark.parametrize(
-    ("lags_s", "told"),
+    ("lags_s", "expected"),
     [
         ([0, 10, 20], []),
         ([20.1], [0]),
@@ -91,13 +91,15 @@ def test_a_record_from_the_future_has_no_lag():
         ([20.1, 10, 10.1, 20, 20.1], [0, 1, 4]),
     ],
 )
-def test_the_lag_alarm_begins_above_twice_the_budget_and_ends_within_it(lags_s, told):
+def test_the_lag_alarm_begins_above_twice_the_budget_and_ends_within_it(
+    lags_s, expected
+):
     """
     D-11: each crossing is logged once; a lag between the two changes nothing.
     """
     alarm = Alarm(10.0)
 
-    assert told == [n for n, lag_s in enumerate(lags_s) if alarm.take(lag_s)]
+    assert expected == [n for n, lag_s in enumerate(lags_s) if alarm.take(lag_s)]
 
 
 def test_the_lag_budget_is_the_kinds_unless_the_sink_has_its_own():

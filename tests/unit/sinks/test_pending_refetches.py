@@ -289,7 +289,7 @@ def test_a_batch_counts_pending_refetches(shop):
     """
     The count is of all requested rows that have not come.
     """
-    told = [
+    outcome = [
         shop.write(*records).pending_refetches
         for records in (
             [paid(5), paid(5, order=8)],
@@ -298,7 +298,7 @@ def test_a_batch_counts_pending_refetches(shop):
         )
     ]
 
-    assert [2, 1, 0] == told
+    assert [2, 1, 0] == outcome
 
 
 class Clock:
@@ -551,10 +551,10 @@ def test_the_kind_of_a_refetch_survives_a_restart(tmp_path):
     )
     shop.write(paid(2))
     again = PendingRefetches(tmp_path, "cache", ["orders"], StoppedClock())
-    told = len(again), again.is_requested_whole("orders"), again.incomplete_routes()
+    found = len(again), again.is_requested_whole("orders"), again.incomplete_routes()
     incomplete.end(tmp_path, "cache", "orders", "repair-2")
     shop.write(change(3, note="a"))
     last = PendingRefetches(tmp_path, "cache", ["orders"], StoppedClock())
 
-    assert (1, True, frozenset()) == told
+    assert (1, True, frozenset()) == found
     assert (0, False) == (len(last), last.is_requested_whole("orders"))

@@ -120,7 +120,7 @@ def test_a_function_may_return_the_row_with_its_columns_changed():
 
 
 @pytest.mark.parametrize(
-    ("note", "told"),
+    ("note", "expected"),
     [
         ("list", "odd returned a list"),
         ("word", "odd returned a str"),
@@ -130,13 +130,13 @@ def test_a_function_may_return_the_row_with_its_columns_changed():
         ("unknown", "odd failed: KeyError: 'unknown'"),
     ],
 )
-def test_a_result_that_is_none_refuses_the_row(note, told):
+def test_a_result_that_is_none_refuses_the_row(note, expected):
     """
     The reason names the function.
     """
     entry = {**LENGTH, "python": "odd"}
 
-    with pytest.raises(UnreadableError, match=told):
+    with pytest.raises(UnreadableError, match=expected):
         apply({"note": note, "status": "s"}, entry)
     assert apply({"note": "nothing"}, entry).row["length"] is None
 
@@ -163,19 +163,19 @@ SHAPE = RelationShape(
 
 
 @pytest.mark.parametrize(
-    ("entry", "told"),
+    ("entry", "expected"),
     [
         ({"python": "length", "reads": ["notes"]}, "no column notes; did you mean"),
         ({"python": "whole", "writes": {"order_id": "bigint"}}, "a column of the key"),
     ],
 )
-def test_columns_that_do_not_fit_the_table_are_a_mistake(entry, told):
+def test_columns_that_do_not_fit_the_table_are_a_mistake(entry, expected):
     """
     They are found before the sink starts.
     """
     (mistake,) = route_mistakes(route(entry), SHAPE)
 
-    assert told in mistake
+    assert expected in mistake
 
 
 def test_a_function_may_read_arrays_and_its_columns_have_the_declared_types():
@@ -205,17 +205,17 @@ def test_a_transform_that_is_not_installed_is_a_mistake_with_the_nearest_name():
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "expected"),
     [
         ("gone", "cannot be imported: No module named 'notes_of_sand'"),
         ("none", r"none \(notes_of_rows:NONE\) is not a function"),
     ],
 )
-def test_a_transform_that_cannot_be_imported_ends_the_start(name, told):
+def test_a_transform_that_cannot_be_imported_ends_the_start(name, expected):
     """
-    The reason is told before a row is read.
+    The reason is reported before a row is read.
     """
-    with pytest.raises(TransformBrokenError, match=told):
+    with pytest.raises(TransformBrokenError, match=expected):
         check_kinds([sink({"python": name})])
 
 

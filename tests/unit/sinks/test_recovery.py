@@ -62,12 +62,12 @@ class Cluster:
         """Return the ids of existing topics; one may appear, or go, right after it."""
         self.asked.append("ids")
         rises, self.rises = self.rises, ()
-        told = {n: self.ids[n] for n in names if n in self.ids and n not in rises}
+        values = {n: self.ids[n] for n in names if n in self.ids and n not in rises}
         self.ids.update([rises] if rises else [])
         if self.falls:
             del self.topics[self.falls], self.ids[self.falls]
             self.falls = ""
-        return told
+        return values
 
     def names(self):
         """List them."""
@@ -829,10 +829,10 @@ def test_findings_of_a_recovery_are_stored(place):
     place.has(orders=[(0, 40), (0, 40)])
     place.recover()
     lines = (place.folder / RECOVERIES_FILE).read_bytes().splitlines()
-    told = [orjson.loads(line) for line in lines]
+    documents = [orjson.loads(line) for line in lines]
 
     assert [("topic_gone", LINES)] == [
-        (line["outcome"], line["topic"]) for line in told
+        (line["outcome"], line["topic"]) for line in documents
     ]
 
 

@@ -223,7 +223,7 @@ def test_the_metrics_page_shows_the_sinks_work(monitor, tmp_path):
     unknown = values(monitor.metrics.page())
     report.done(RESULT, {TOPIC: {"0": 4}}, 330)
     monitor.check()
-    told = values(monitor.metrics.page())
+    metrics = values(monitor.metrics.page())
     label = '{sink="cache"}'
 
     assert f"towpath_sink_lag_seconds{label}" not in unknown
@@ -247,7 +247,7 @@ def test_the_metrics_page_shows_the_sinks_work(monitor, tmp_path):
         "retries_total": 0,
         "batches_total": 1,
     } == {
-        name: told[f"towpath_sink_{name}{label}"]
+        name: metrics[f"towpath_sink_{name}{label}"]
         for name in (
             *("lag_records", "lag_seconds", "lag_alarm", "budget_seconds"),
             *("applied_lsn_bytes", "parked_keys", "pending_refetches"),
@@ -263,10 +263,10 @@ def test_the_metrics_page_shows_the_sinks_work(monitor, tmp_path):
         )
     }
     assert (1, 0, 0.3, 0.33) == (
-        told['towpath_sink_state{sink="cache",state="running"}'],
-        told['towpath_sink_state{sink="cache",state="failed"}'],
-        told['towpath_sink_batch_seconds_sum{sink="cache",stage="flush"}'],
-        told['towpath_sink_batch_seconds_sum{sink="cache",stage="batch"}'],
+        metrics['towpath_sink_state{sink="cache",state="running"}'],
+        metrics['towpath_sink_state{sink="cache",state="failed"}'],
+        metrics['towpath_sink_batch_seconds_sum{sink="cache",stage="flush"}'],
+        metrics['towpath_sink_batch_seconds_sum{sink="cache",stage="batch"}'],
     )
 
 
@@ -342,10 +342,10 @@ def test_an_unknown_lag_is_not_shown(monitor, cluster, tmp_path):
     with capture_logs() as logs:
         monitor.check()
         monitor.check()
-    told = values(monitor.metrics.page())
+    metrics = values(monitor.metrics.page())
 
     assert ["sink lag unknown: retrying"] == [entry["event"] for entry in logs]
-    assert 'towpath_sink_lag_seconds{sink="cache"}' not in told
+    assert 'towpath_sink_lag_seconds{sink="cache"}' not in metrics
 
 
 def test_a_run_is_open_once_it_has_compared_its_offsets(monitor, store, tmp_path):
@@ -502,7 +502,7 @@ def test_the_duration_of_the_engines_steps_is_measured(monitor, tmp_path):
         """The engine's event of one trigger."""
 
         def __init__(self, name, **steps):
-            self.told = {"name": name, "durationMs": steps, "numInputRows": 0}
+            self.reported = {"name": name, "durationMs": steps, "numInputRows": 0}
 
         def progress(self):
             """Return itself as the progress."""
@@ -510,7 +510,7 @@ def test_the_duration_of_the_engines_steps_is_measured(monitor, tmp_path):
 
         def json(self):
             """Return it as JSON."""
-            return orjson.dumps(self.told).decode()
+            return orjson.dumps(self.reported).decode()
 
     monitor.report(tmp_path, SINK)
     listener = EngineListener(monitor.metrics)
@@ -518,13 +518,13 @@ def test_the_duration_of_the_engines_steps_is_measured(monitor, tmp_path):
     idle = Event("cache", latestOffset=4)
     for event in (Event("cache", **batch), idle, Event("stranger", **batch)):
         listener.onQueryProgress(event)
-    told = values(monitor.metrics.page())
+    metrics = values(monitor.metrics.page())
     name = "towpath_sink_engine_seconds"
 
     assert {
         f'{name}_sum{{sink="cache",stage="addBatch"}}': 0.12,
         f'{name}_sum{{sink="cache",stage="walCommit"}}': 0.03,
-    } == {key: value for key, value in told.items() if key.startswith(f"{name}_sum")}
+    } == {key: value for key, value in metrics.items() if key.startswith(f"{name}_sum")}
 
 
 def test_the_metrics_port_serves_only_the_page(monitor, tmp_path):

@@ -43,7 +43,7 @@ def route(**options) -> Route:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({"include": ["order_id", "no", "not"]}, "include: no column not; .* 'note'"),
         ({"exclude": ["nots"]}, "exclude: no column nots; did you mean 'note'"),
@@ -57,11 +57,13 @@ def route(**options) -> Route:
         ({"key": "{no}:{order_id}"}, "in key order"),
     ],
 )
-def test_a_route_that_does_not_fit_its_table_is_a_mistake(options, told):
+def test_a_route_that_does_not_fit_its_table_is_a_mistake(options, expected):
     """
     Each is reported with its route, its table and the nearest name.
     """
-    with pytest.raises(RouteMistakesError, match=rf"lines \(shop.lines\): .*{told}"):
+    with pytest.raises(
+        RouteMistakesError, match=rf"lines \(shop.lines\): .*{expected}"
+    ):
         RoutedRelations(AnnouncedShapes(), [route(**options)]).shape(TOPIC)
 
 
@@ -163,10 +165,10 @@ def test_a_name_that_the_target_cannot_store_is_renamed_or_excluded():
     def unfit_name(name):
         return "is too short" if name == "no" else ""
 
-    told = route_mistakes(route(), SHAPE, unfit_name)
+    found = route_mistakes(route(), SHAPE, unfit_name)
     renamed = route_mistakes(route(rename={"no": "line"}), SHAPE, unfit_name)
 
     assert [
         "lines (shop.lines): the column name 'no' is too short: rename or exclude it"
-    ] == told
+    ] == found
     assert [] == renamed

@@ -151,12 +151,14 @@ def test_excluded_columns_make_no_change_partial():
     """
     one = routes({"exclude": ["secret"], "rename": {"note": "remark"}})
     row = {"order_id": 7, "no": 1}
-    told = [
+    records = [
         record(row, unchanged=b'["secret"]'),
         record(row, unchanged=b'["secret","note"]'),
     ]
 
-    assert [ALL_PRESENT, {"remark"}] == [c.unchanged for c in decode(told, one).changes]
+    assert [ALL_PRESENT, {"remark"}] == [
+        c.unchanged for c in decode(records, one).changes
+    ]
 
 
 @pytest.mark.parametrize("after", [None, {"order_id": 7, "no": 1}])

@@ -45,7 +45,7 @@ class Indices:
     def __init__(self, behind):
         self.behind = behind
         self.made = []
-        self.told = []
+        self.reported = []
         self.refreshed = []
         self.intervals = {}
         self.follows = {}
@@ -74,7 +74,7 @@ class Indices:
         return {index: {"mappings": MAPPING}}
 
     def put_settings(self, index, body):
-        self.told.append((index, body["index"]))
+        self.reported.append((index, body["index"]))
         interval = body["index"].get("refresh_interval")
         if interval is not None:
             self.intervals[index] = interval
@@ -209,8 +209,8 @@ def test_a_delete_is_applied_for_any_key():
     made = sink(client)
     row, gone, other = batch(1, 2, 3).changes
     long = replace(gone, key=("k" * 600,), row=None)
-    told = (row, replace(gone, row=None), replace(other, row=None), long)
-    made.apply(Batch(0, told))
+    found = (row, replace(gone, row=None), replace(other, row=None), long)
+    made.apply(Batch(0, found))
     checkpoint = made.flush()
 
     assert (3, [(1,)]) == (
@@ -341,12 +341,12 @@ def test_an_index_without_a_stored_id_is_taken_as_it_is(folder):
     """
     folder.write_text('{"orders": "ord')
     client = Answers([WRITTEN], [WRITTEN])
-    with structlog.testing.capture_logs() as told:
+    with structlog.testing.capture_logs() as logs:
         asked = _write_twice(folder, client, lambda _: None)
 
     assert ([], 1) == (
         asked.routes,
-        sum("cannot be read" in line["event"] for line in told),
+        sum("cannot be read" in line["event"] for line in logs),
     )
 
 
@@ -398,7 +398,9 @@ def test_a_configured_slow_refresh_is_kept():
     made.apply(batch(1, 2, 3))
     made.apply(batch(1))
 
-    assert not [said for _, said in client.indices.told if "refresh_interval" in said]
+    assert not [
+        said for _, said in client.indices.reported if "refresh_interval" in said
+    ]
 
 
 def test_the_old_index_of_a_rebuild_shows_nothing_newer():

@@ -58,11 +58,11 @@ def test_configured_settings_override_ours():
     """
     Any setting of the engine can be changed.
     """
-    told = settings_of(engine(**{"spark.driver.memory": "9g"}), {})
+    found = settings_of(engine(**{"spark.driver.memory": "9g"}), {})
 
     assert ("9g", "/jars/kafka.jar,/jars/iceberg.jar") == (
-        told["spark.driver.memory"],
-        told["spark.jars"],
+        found["spark.driver.memory"],
+        found["spark.jars"],
     )
 
 
@@ -75,10 +75,10 @@ def test_submitted_settings_override_all_others():
         "spark.jars": "/theirs.jar",
         "spark.executor.memory": "4g",
     }
-    told = settings_of(engine(**{"spark.executor.memory": "1g"}), submitted)
+    found = settings_of(engine(**{"spark.executor.memory": "1g"}), submitted)
 
-    assert set() == submitted.keys() & told.keys()
-    assert "spark.driver.host" not in told
+    assert set() == submitted.keys() & found.keys()
+    assert "spark.driver.host" not in found
 
 
 class Context:

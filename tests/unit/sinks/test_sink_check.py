@@ -82,17 +82,17 @@ def test_an_unreachable_target_is_reported_with_its_remedy(monkeypatch):
             """Record the call."""
             closed.append(self)
 
-    told = []
+    reported = []
     kind = Kind(make=None, read=Reader)
     monkeypatch.setattr(checks, "kind_of", lambda _: kind)
     for fails in (True, False):
         reader = Reader(fails=fails)
         monkeypatch.setattr(checks, "reader_of", lambda *_, r=reader: r)
-        told += check_target(sink({"topic": "towpath.shop.orders"}), None)
+        reported += check_target(sink({"topic": "towpath.shop.orders"}), None)
 
     assert 2 == len(closed)
     assert [f"cache: no answer. {TargetUnavailableError.remedy}"] == [
-        one.text for one in told
+        one.text for one in reported
     ]
 
 
@@ -103,6 +103,6 @@ def test_all_missing_rights_are_reported_and_nothing_is_read(monkeypatch):
     lacking = Kind(make=None, read=None, rights=lambda *_: ("no INFO", "no SCAN"))
     monkeypatch.setattr(checks, "kind_of", lambda _: lacking)
     database = SimpleNamespace(database=SimpleNamespace(prefix="towpath"))
-    told = check_target(sink({"topic": "towpath.shop.orders"}), database)
+    found = check_target(sink({"topic": "towpath.shop.orders"}), database)
 
-    assert [Finding("cache: no INFO"), Finding("cache: no SCAN")] == list(told)
+    assert [Finding("cache: no INFO"), Finding("cache: no SCAN")] == list(found)

@@ -81,14 +81,14 @@ def test_a_kind_of_another_package_is_found_by_its_entry_point():
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "expected"),
     [("none", "is not a towpath.sinks.kinds.Kind"), ("gone", "cannot be imported")],
 )
-def test_a_package_without_its_kind_is_named_in_the_error(kind: str, told: str):
+def test_a_package_without_its_kind_is_named_in_the_error(kind: str, expected: str):
     """
     The message names the kind and where it should be.
     """
-    with pytest.raises(KindBrokenError, match=f"{kind} .heap_of_.*{told}"):
+    with pytest.raises(KindBrokenError, match=f"{kind} .heap_of_.*{expected}"):
         kind_of(sink(kind))
 
 

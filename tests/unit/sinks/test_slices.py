@@ -37,10 +37,10 @@ ROW = pa.struct([("order_id", pa.int64()), ("v", pa.int64()), ("note", pa.string
 
 def change_of(route, row, key, position):
     """Make the change of a whole row."""
-    told = {name: value for name, value in row.items() if value is not None}
+    values = {name: value for name, value in row.items() if value is not None}
     key = orjson.loads(key)
     return Change(
-        *(route, tuple(key.values()), tuple(key), position, told, frozenset(), False),
+        *(route, tuple(key.values()), tuple(key), position, values, frozenset(), False),
         Origin(TOPIC, 0, 0),
     )
 
@@ -61,8 +61,8 @@ class Noting(MemorySink):
         keys = columns.keys.filter(read.is_whole).to_pylist()
         positions = columns.positions.filter(read.is_whole).to_pylist()
         changes = {}
-        for told, key, position in zip(rows, keys, positions, strict=True):
-            change = change_of(columns.route, told, key, position)
+        for each, key, position in zip(rows, keys, positions, strict=True):
+            change = change_of(columns.route, each, key, position)
             before = changes.get(change.key)
             if before is None or before.position <= position:
                 changes[change.key] = change
@@ -255,10 +255,12 @@ def test_portions_purge_no_tombstone_above_a_dead_letter():
 
 # Which keys are parked may depend on the split: a READ row of an earlier part does not
 # supersede an older dead letter.
-@pytest.mark.parametrize(("part", "poison"), [(3, 0.0), (1_000, 0.01)])
+@pytest.mark.parametrize(("part", "unreadable"), [(3, 0.0), (1_000, 0.01)])
 @pytest.mark.parametrize("least", [2, 2_000])
 @pytest.mark.usefixtures("bench")
-def test_any_history_in_slices_ends_as_in_one_batch(monkeypatch, least, part, poison):
+def test_any_history_in_slices_ends_as_in_one_batch(
+    monkeypatch, least, part, unreadable
+):
     """
     Deletes, columns left out, READ rows, and unreadable records.
     """
@@ -268,7 +270,7 @@ def test_any_history_in_slices_ends_as_in_one_batch(monkeypatch, least, part, po
     columns = 0
     for _ in range(50):
         whole, pieces = Bench(), Bench()
-        rows = history(chance, poison)
+        rows = history(chance, unreadable)
         whole.writer.write_left(table(*rows), 1)
         pieces.write(*rows, slice_=chance.choice((2, 9)))
         columns += pieces.sink.columns

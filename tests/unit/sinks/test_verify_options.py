@@ -125,16 +125,16 @@ def test_an_outage_does_not_end_the_passes(others, worst):
     A failed pass is reported, proves nothing, and is followed by others.
     """
     failure = NotAtRestError("not at rest: the relay is gone")
-    told = []
+    reported = []
 
     def report_failure(why):
-        told.append(str(why))
+        reported.append(str(why))
         return Verdict.UNVERIFIED
 
     once = passes(others[0], failure, others[1])
     found = verify_repeatedly(once, report_failure, 5.0, Clock())
 
-    assert (worst, ["not at rest: the relay is gone"]) == (found, told)
+    assert (worst, ["not at rest: the relay is gone"]) == (found, reported)
 
 
 def test_a_configuration_error_ends_the_passes():

@@ -39,8 +39,8 @@ TRUNCATED = Rows.model_validate(
 
 def shape(columns, key):
     """Return the announced shape."""
-    told = tuple(Column(name, "text") for name in columns.split())
-    return RelationShape("shop", "orders", told, tuple(key.split()), "0")
+    found = tuple(Column(name, "text") for name in columns.split())
+    return RelationShape("shop", "orders", found, tuple(key.split()), "0")
 
 
 def test_only_announced_columns_and_keys_are_compared():

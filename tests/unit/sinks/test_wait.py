@@ -55,12 +55,12 @@ class Slot:
     """A slot as the source shows it."""
 
     def __init__(self):
-        self.sight = SlotStatus(LSN, True, LSN)
+        self.found = SlotStatus(LSN, True, LSN)
         self.nudged = 0
 
     def status(self):
         """Return the set facts."""
-        return self.sight
+        return self.found
 
     def nudge(self):
         """Count the call, and advance the log."""
@@ -224,10 +224,10 @@ def test_pending_refetches_are_waited_for(place):
         at_s + 1: lambda: store_refetches(place, (8, "3")),
         at_s + 2: lambda: store_refetches(place),
     }
-    told = place.wait(timeout_s=9)
+    outcome = place.wait(timeout_s=9)
 
     assert "the sink cache has requested 2 rows that have not arrived yet" in missing
-    assert told.waited_s == pytest.approx(2, abs=0.1)
+    assert outcome.waited_s == pytest.approx(2, abs=0.1)
 
 
 def test_refetches_of_later_changes_are_not_waited_for(place):
@@ -275,10 +275,10 @@ def test_an_applied_commit_is_reported_at_once(place):
     There is no wait, and dead letters are reported with it.
     """
     place.applied({TOPIC: {"0": 10}}, dead_letters=2, parked=1)
-    told = place.wait()
+    outcome = place.wait()
 
     assert (LSN, 0.0, 2, 1) == (
-        *(told.lsn, told.waited_s, told.dead_letters, told.parked),
+        *(outcome.lsn, outcome.waited_s, outcome.dead_letters, outcome.parked),
     )
 
 
@@ -286,16 +286,16 @@ def test_topic_ends_are_taken_after_the_relay_has_confirmed(place):
     """
     Records that come while the relay is waited for are waited for, too.
     """
-    place.slot.sight = SlotStatus(LSN - 8, True, LSN)
+    place.slot.found = SlotStatus(LSN - 8, True, LSN)
 
     def confirm():
         place.cluster.ends = {TOPIC: {"0": 12}}
-        place.slot.sight = SlotStatus(LSN, True, LSN)
+        place.slot.found = SlotStatus(LSN, True, LSN)
 
     place.clock.plan = {0.2: confirm, 0.6: lambda: place.applied({TOPIC: {"0": 12}})}
-    told = place.wait()
+    outcome = place.wait()
 
-    assert (0.2, 0.6) == (round(told.confirmed_s, 1), round(told.waited_s, 1))
+    assert (0.2, 0.6) == (round(outcome.confirmed_s, 1), round(outcome.waited_s, 1))
 
 
 def test_an_added_partition_counts_from_its_first_record(place):
@@ -322,7 +322,7 @@ def test_a_driver_that_does_not_run_has_applied_nothing(place):
     """
     place.wait()
     place.driver.is_silent = True
-    told = place.wait(timeout_s=1)
+    outcome = place.wait(timeout_s=1)
     place.clock.at_s = HEARD_WITHIN_S
     silent = place.missing()
     place.driver.is_silent = False
@@ -330,7 +330,7 @@ def test_a_driver_that_does_not_run_has_applied_nothing(place):
     place.driver.end()
     place.driver.is_silent = True
 
-    assert 0.0 == told.waited_s
+    assert 0.0 == outcome.waited_s
     assert "the driver of the sink cache has not been heard of since 2026" in silent
     assert "the driver of the sink cache ended at 2026" in place.missing()
 
@@ -468,10 +468,10 @@ def test_a_pending_lineage_is_waited_for(place):
     """
     place.history.start = None
     place.clock.plan = {0.5: lambda: setattr(place.history, "start", START_LSN)}
-    told = place.wait()
+    outcome = place.wait()
     place.history.start = None
 
-    assert 0.5 == round(told.waited_s, 1)
+    assert 0.5 == round(outcome.waited_s, 1)
     assert "has not begun" in place.missing()
 
 
@@ -479,11 +479,11 @@ def test_the_lineage_is_read_after_the_slot_has_confirmed(place):
     """
     A slot that is replaced during the wait is noticed.
     """
-    place.slot.sight = SlotStatus(LSN - 8, True, LSN)
+    place.slot.found = SlotStatus(LSN - 8, True, LSN)
 
     def replace():
         place.history.start = LSN + 8
-        place.slot.sight = SlotStatus(LSN + 8, True, LSN + 8)
+        place.slot.found = SlotStatus(LSN + 8, True, LSN + 8)
 
     place.clock.plan = {0.1: replace}
 
@@ -502,27 +502,27 @@ def test_an_lsn_beyond_the_end_of_the_log_is_refused(place):
 
 
 @pytest.mark.parametrize(
-    ("sight", "told"),
+    ("status", "expected"),
     [
         (None, "the slot towpath does not exist"),
         (SlotStatus(LSN - 8, False, LSN), "no relay follows the slot"),
         (SlotStatus(LSN - 8, True, LSN), "the relay has confirmed 0/3E0 of 0/3E8"),
     ],
 )
-def test_a_relay_that_does_not_confirm_is_reported(place, sight, told):
+def test_a_relay_that_does_not_confirm_is_reported(place, status, expected):
     """
     Applied records count only after the relay has confirmed.
     """
-    place.slot.sight = sight
+    place.slot.found = status
 
-    assert told in place.missing()
+    assert expected in place.missing()
 
 
 def test_an_idle_log_is_advanced_once(place):
     """
     A flushed but not yet streamed commit is streamed, soon and only once.
     """
-    place.slot.sight = SlotStatus(LSN - 8, True, LSN)
+    place.slot.found = SlotStatus(LSN - 8, True, LSN)
     place.missing(timeout_s=NUDGE_AFTER_S / 2)
     before = place.slot.nudged
     place.missing(timeout_s=NUDGE_AFTER_S * 5)

@@ -94,10 +94,10 @@ def test_a_stale_appender_appends_nothing(lake, appender):
     One of two appenders with the same commit is refused; it needs no warning.
     """
     appender.append(TABLE, rows(1), lake.first)
-    with structlog.testing.capture_logs() as told:
+    with structlog.testing.capture_logs() as logs:
         answers = [appender.append(TABLE, rows(1, 2), on) for on in (lake.first, None)]
 
-    assert ([None, None], [], [0, 1]) == (answers, told, lake.keys())
+    assert ([None, None], [], [0, 1]) == (answers, logs, lake.keys())
 
 
 def test_a_table_without_a_commit_takes_its_first(lake, appender):
@@ -191,11 +191,11 @@ def test_an_append_that_is_impossible_is_left_to_the_engine(
         raise error
 
     monkeypatch.setattr(append, "open_catalog", fail)
-    with structlog.testing.capture_logs() as told:
+    with structlog.testing.capture_logs() as logs:
         answers = [appender.append(TABLE, rows(1), lake.first) for _ in range(2)]
 
-    assert ([None, None], 1) == (answers, len(told))
-    assert told[0]["why"].startswith(type(error).__name__)
+    assert ([None, None], 1) == (answers, len(logs))
+    assert logs[0]["why"].startswith(type(error).__name__)
 
 
 def written(writer, *batches):
@@ -292,10 +292,10 @@ def test_files_that_a_task_cannot_write_are_left_to_the_engine(lake, appender):
     def write(writer):
         return written(writer, rows(1), rows(2).drop_columns("note"))
 
-    with structlog.testing.capture_logs() as told:
+    with structlog.testing.capture_logs() as logs:
         answers = [appender.append_files(TABLE, write, lake.first) for _ in range(2)]
 
-    assert ([None, None], [0], 1) == (answers, lake.keys(), len(told))
+    assert ([None, None], [0], 1) == (answers, lake.keys(), len(logs))
 
 
 def test_an_executor_that_does_not_answer_has_the_batch_written_again(lake, appender):

@@ -23,7 +23,7 @@ def warehouse(url, **options):
     )
 
 
-def told(url, **options):
+def reported(url, **options):
     """Return the catalog's own settings, without their common prefix."""
     conf = catalog_conf(warehouse(url, **options))
     begins = "spark.sql.catalog.lake."
@@ -34,7 +34,7 @@ def test_the_writing_engine_uses_jdbc():
     """
     User and password leave the url; caching is off; views are known.
     """
-    assert told("postgresql://me:p%40ss@db:5433/warehouse?sslmode=require") == {
+    assert reported("postgresql://me:p%40ss@db:5433/warehouse?sslmode=require") == {
         "type": "jdbc",
         "uri": "jdbc:postgresql://db:5433/warehouse?sslmode=require",
         "jdbc.user": "me",
@@ -50,14 +50,16 @@ def test_port_and_user_may_be_left_out():
     The server's usual port is used, and the driver's own user.
     """
     assert ("jdbc:postgresql://db:5432/w", False) == (
-        told("postgres://db/w")["uri"],
-        "jdbc.user" in told("postgres://db/w"),
+        reported("postgres://db/w")["uri"],
+        "jdbc.user" in reported("postgres://db/w"),
     )
 
 
 def test_an_address_of_version_six_keeps_its_brackets():
     """Host and port stay apart."""
-    assert told("postgresql://[::1]:5433/w")["uri"] == "jdbc:postgresql://[::1]:5433/w"
+    assert (
+        reported("postgresql://[::1]:5433/w")["uri"] == "jdbc:postgresql://[::1]:5433/w"
+    )
 
 
 def test_the_reading_engine_names_its_driver():
@@ -91,7 +93,7 @@ def test_an_object_store_and_a_rest_catalog_are_configured():
     url = "https://catalog:8181/api"
     sink = warehouse(url, **options)
 
-    assert told(url, **options) == {
+    assert reported(url, **options) == {
         **STORE,
         "type": "rest",
         "uri": url,
@@ -111,7 +113,7 @@ def test_files_may_be_stored_elsewhere_than_the_catalog():
     A Postgres catalog takes a location as well as a folder; the location counts.
     """
     options = {"location": "s3://lake/w", "properties": STORE}
-    conf = told("postgresql://db/w", **options)
+    conf = reported("postgresql://db/w", **options)
 
     assert ("jdbc", "s3://lake/w", "http://s3:9000") == (
         conf["type"],

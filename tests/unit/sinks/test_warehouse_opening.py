@@ -18,13 +18,13 @@ class Commits:
         rows = [dict(zip(names, row, strict=True)) for row in commits]
         kinds = [*[pa.int64()] * 2, pa.string(), pa.map_(pa.string(), pa.string())]
         for row in rows:
-            told = row["summary"]
-            row["summary"] = None if told is None else [*told.items()]
+            found = row["summary"]
+            row["summary"] = None if found is None else [*found.items()]
         schema = pa.schema([*zip(names, kinds, strict=True)])
-        self._told = pa.Table.from_pylist(rows, schema)
+        self._history = pa.Table.from_pylist(rows, schema)
 
     def sql(self, _text):
-        return self._told
+        return self._history
 
 
 def adds_nothing(commits, since, until):

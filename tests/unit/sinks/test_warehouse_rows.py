@@ -193,10 +193,10 @@ def test_the_key_is_never_made_null():
     table = current_state("shop.d", RelationShape("shop", "d", days, ("day",), "0"))
     origin = Origin("t", 0, 0)
     row = {"day": "infinity", "n": 1}
-    told = Change(
+    given_change = Change(
         *("shop.d", ("infinity",), ("day",), POSITION, row), ALL_PRESENT, False, origin
     )
-    encoded = encode_changes(table, [told], nulls_unfit=True)
+    encoded = encode_changes(table, [given_change], nulls_unfit=True)
 
     assert (1, 0, {}) == (len(encoded.refused), len(encoded.rows), encoded.nulled)
 
@@ -215,9 +215,9 @@ def test_a_delete_is_its_key_and_a_mark():
     A deleted row keeps only its key and position.
     """
     (row,) = encode_changes(TABLE, [change(None)]).rows.to_pylist()
-    told = {name: value for name, value in row.items() if value is not None}
+    values = {name: value for name, value in row.items() if value is not None}
 
-    assert {"id": 7, "_position": POSITION, "_is_deleted": True} == told
+    assert {"id": 7, "_position": POSITION, "_is_deleted": True} == values
 
 
 def test_columns_left_out_of_a_partial_change_are_listed():

@@ -35,7 +35,7 @@ class Engine:
 
     def __init__(self):
         self.columns = {"id": "bigint", "note": "string", **OWN}
-        self.told = []
+        self.reported = []
         self.commits = self.writes = self.looks = 0
         self.fails = None
         self.can_append = True
@@ -69,11 +69,11 @@ class Engine:
         if text.startswith("MERGE"):
             self.write()
         if not text.endswith("WHERE false"):
-            self.told.append(text)
+            self.reported.append(text)
         return pa.table({})
 
     def register(self, _name, table):
-        self.told.append(f"batch of {table.num_rows}")
+        self.reported.append(f"batch of {table.num_rows}")
 
     def append(self, _table, rows, on):
         self._fail_at("INSERT")
@@ -81,7 +81,7 @@ class Engine:
         if not self.can_append or known != self.commits:
             return None
         self.write()
-        self.told.append(f"INSERT of {rows.num_rows}")
+        self.reported.append(f"INSERT of {rows.num_rows}")
         return Commit(self.commits, self._summary())
 
     def write(self):
@@ -91,7 +91,9 @@ class Engine:
 
     def begun(self):
         """Return the start of each statement that writes rows."""
-        return [t.split()[0] for t in self.told if t.startswith(("INSERT", "MERGE"))]
+        return [
+            t.split()[0] for t in self.reported if t.startswith(("INSERT", "MERGE"))
+        ]
 
     def _fail_at(self, text):
         if self.fails and text.startswith(self.fails):
@@ -142,8 +144,8 @@ class Relations:
 class Repairs:
     """Records its requests among the engine's statements."""
 
-    def __init__(self, told):
-        self._told = told
+    def __init__(self, given):
+        self._calls = given
         self.is_away = False
         self.can = True
 
@@ -151,7 +153,7 @@ class Repairs:
         if self.is_away:
             message = "no broker"
             raise UnavailableError(message)
-        self._told.append(f"ask {route}")
+        self._calls.append(f"ask {route}")
         return self.can
 
 
@@ -162,7 +164,7 @@ class Rig:
         self.known = known
         self.engine = Engine()
         self.relations = Relations()
-        self.repairs = Repairs(self.engine.told)
+        self.repairs = Repairs(self.engine.reported)
         route = Route(topic="t", name="shop.orders")
         self._described = Sink(
             name="w",
@@ -181,7 +183,7 @@ class Rig:
 
     def asked(self):
         """Count the requests for all rows."""
-        return self.engine.told.count("ask shop.orders")
+        return self.engine.reported.count("ask shop.orders")
 
     def _new(self):
         return WarehouseSink(
@@ -224,8 +226,8 @@ def test_a_route_that_is_held_back_writes_nothing(rig):
     """
     rig.engine.columns["note"] = "int"
     rig.relations.columns = (COLUMNS[0], Column("note", "date"))
-    told = rig.write(1, 2, note="2026-01-01")
-    assert ([], 2, 0) == (rig.engine.begun(), len(told.refused), told.applied)
+    outcome = rig.write(1, 2, note="2026-01-01")
+    assert ([], 2, 0) == (rig.engine.begun(), len(outcome.refused), outcome.applied)
     rig.engine.columns["note"] = "date"
 
     assert ((), ["INSERT"]) == (
@@ -358,7 +360,7 @@ def test_rows_that_come_as_columns_are_committed_together(rig):
 
     assert ([], ["INSERT of 2", "INSERT of 1", "INSERT of 1"]) == (
         before,
-        [t for t in rig.engine.told if t.startswith("INSERT of")],
+        [t for t in rig.engine.reported if t.startswith("INSERT of")],
     )
 
 
@@ -400,10 +402,10 @@ def test_columns_below_the_floor_of_their_table_are_not_written(tmp_path):
     rig.engine.properties[FLOOR_PROPERTY] = "5"
     rig.sink.open()
     rig.sink.apply_columns(columns_of((1, "4"), (2, "5"), (3, "6")))
-    told = rig.sink.flush()
+    outcome = rig.sink.flush()
 
-    assert ["INSERT of 2"] == [t for t in rig.engine.told if t.startswith("INSERT")]
-    assert (2, 1) == (told.applied, told.stale)
+    assert ["INSERT of 2"] == [t for t in rig.engine.reported if t.startswith("INSERT")]
+    assert (2, 1) == (outcome.applied, outcome.stale)
 
 
 def test_known_keys_are_forgotten_when_a_commit_since_has_added_others(rig):
@@ -449,7 +451,9 @@ def test_a_merge_moves_the_table_to_its_branch(rig):
     rig.write(1)
     rig.write(1)
 
-    assert [True] == ["fast_forward" in t for t in rig.engine.told if "branch =>" in t]
+    assert [True] == [
+        "fast_forward" in t for t in rig.engine.reported if "branch =>" in t
+    ]
 
 
 def test_rows_of_a_dropped_table_are_requested(rig):
@@ -510,11 +514,11 @@ def test_a_table_without_an_id_is_given_one(rig):
 
 
 @pytest.mark.parametrize(
-    ("unfit", "applied", "refused", "nulled", "told"),
+    ("unfit", "applied", "refused", "nulled", "expected"),
     [("reject", 0, 2, 0, 0), ("null", 2, 0, 2, 1)],
 )
 def test_an_unrepresentable_value_follows_the_sinks_policy(
-    tmp_path, unfit, applied, refused, nulled, told
+    tmp_path, unfit, applied, refused, nulled, expected
 ):
     """
     Its row is refused, or it is made null: counted each time, logged once (B63).
@@ -526,7 +530,7 @@ def test_an_unrepresentable_value_follows_the_sinks_policy(
     with structlog.testing.capture_logs() as logs:
         found = [rig.write(key, day="infinity") for key in (1, 2)]
 
-    assert (applied, refused, nulled, told) == (
+    assert (applied, refused, nulled, expected) == (
         sum(each.applied for each in found),
         sum(len(each.refused) for each in found),
         sum(each.nulled for each in found),

@@ -162,6 +162,6 @@ def test_an_event_log_is_only_compacted():
     """
     Without a safe position nothing is deleted, and orphans have their own interval.
     """
-    told = statements(UpkeepTask(LOG, None, None))
+    found = statements(UpkeepTask(LOG, None, None))
 
-    assert (3, []) == (len(told), [s for s in told if "DELETE" in s or "orphan" in s])
+    assert (3, []) == (len(found), [s for s in found if "DELETE" in s or "orphan" in s])

@@ -52,7 +52,7 @@ def test_a_failure_of_the_receiver_is_retried(status: int):
 
 
 @pytest.mark.parametrize(
-    ("status", "told", "pause_s"),
+    ("status", "expected", "pause_s"),
     [
         (429, "7", 7.0),
         (503, "7", 7.0),
@@ -65,11 +65,11 @@ def test_a_failure_of_the_receiver_is_retried(status: int):
         (429, "Wed, 31 Dec 2025 00:00:30 GMT", 0.0),
     ],
 )
-def test_a_pause_is_as_long_as_retry_after_says(status, told, pause_s):
+def test_a_pause_is_as_long_as_retry_after_says(status, expected, pause_s):
     """
     Retry-After counts in both of its forms, up to five minutes.
     """
-    headers = {"retry-after": told} if told else {}
+    headers = {"retry-after": expected} if expected else {}
     with pytest.raises(TargetBusyError) as caught:
         verdict_of(status, headers, "", NOW)
 

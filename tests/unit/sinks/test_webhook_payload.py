@@ -34,9 +34,9 @@ def event(number: int, aggregate_id: str = "a", ordinal: int = 0) -> EventRow:
     )
 
 
-def only(told) -> dict:
+def only(given) -> dict:
     """Return the one change of a request, as its receiver reads it."""
-    (one,) = json.loads(request_of([told]).body)["changes"]
+    (one,) = json.loads(request_of([given]).body)["changes"]
     return one
 
 
@@ -63,9 +63,9 @@ def test_a_delete_request_has_no_row():
     """
     A deleted row has only its key.
     """
-    told = only(change(row=None))
+    given_change = only(change(row=None))
 
-    assert ("delete", False) == (told["op"], "row" in told)
+    assert ("delete", False) == (given_change["op"], "row" in given_change)
 
 
 def test_a_document_request_keeps_every_digit():
@@ -82,7 +82,7 @@ def test_a_request_id_is_of_one_change_and_has_no_dot():
     The same change has the same id; key, position and route make another.
     """
     read = "0000000000000010.-"
-    told = [
+    changes = [
         change(),
         change(8),
         change("7:8"),
@@ -92,9 +92,9 @@ def test_a_request_id_is_of_one_change_and_has_no_dot():
         event(1),
         event(2),
     ]
-    ids = [id_of(one) for one in told]
+    ids = [id_of(one) for one in changes]
 
-    assert (len(told), True) == (len(set(ids)), "." not in "".join(ids))
+    assert (len(changes), True) == (len(set(ids)), "." not in "".join(ids))
     assert id_of(change(row=None)) == id_of(change())
 
 
@@ -120,12 +120,12 @@ def test_an_event_request_has_its_payload_unchanged():
     """
     The payload stays text; headers are an object.
     """
-    told = only(event(1))
+    found = only(event(1))
 
     assert ('{"n":1}', {"traceparent": "x"}, "e1") == (
-        told["payload"],
-        told["headers"],
-        told["event_id"],
+        found["payload"],
+        found["headers"],
+        found["event_id"],
     )
 
 
@@ -133,6 +133,6 @@ def test_a_sweep_request_has_route_and_floor():
     """
     A receiver gets the rows to delete as a request of its own.
     """
-    (told,) = orjson.loads(sweep_of("orders", AT).body)["changes"]
+    (found,) = orjson.loads(sweep_of("orders", AT).body)["changes"]
 
-    assert ("sweep", "orders", AT) == (told["op"], told["route"], told["position"])
+    assert ("sweep", "orders", AT) == (found["op"], found["route"], found["position"])

@@ -137,11 +137,11 @@ def test_secrets_are_written_only_when_asked_for() -> None:
         "producer.override.security.protocol": "SASL_SSL",
     }
     open_one = converted(properties, includes_secrets=True)
-    told = json.dumps([each._asdict() for each in open_one.findings])
+    found = json.dumps([each._asdict() for each in open_one.findings])
     assert open_one.document["source"][0]["dsn"] == "postgresql://u:p%40w@h:5432/"
     assert open_one.document["kafka"]["client"]["sasl.password"] == "s"
-    assert "p%40w" not in told
-    assert "p@w" not in told
+    assert "p%40w" not in found
+    assert "p@w" not in found
     written = json.dumps(converted(properties).document)
 
     assert ("p%40w" in written, '"s"' in written) == (False, False)

@@ -172,7 +172,7 @@ class _Writer:
         held_s: float = 0.0,
         is_rolled_back: bool = False,
     ) -> PlannedTransaction:
-        """Make one transaction, which touches no key twice."""
+        """Make one transaction, which changes no key twice."""
         changes: dict[int, RowChange] = {}
         for kind in kinds:
             change = self._change(kind, changes)
@@ -187,7 +187,7 @@ class _Writer:
         )
 
     def _change(self, kind: str, others: dict[int, RowChange]) -> RowChange:
-        """Make a change of a key that no other change of the transaction touches."""
+        """Make a change of a key that the transaction does not change otherwise."""
         self.taken += 1
         if kind == _HOT and not others.keys() & set(HOT_KEYS):
             return RowChange(UPDATE, self.random.choice(HOT_KEYS), self.taken)

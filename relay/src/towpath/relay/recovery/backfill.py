@@ -130,7 +130,7 @@ class StartFacts(NamedTuple):
     Attributes:
         has_run: The state topic has a lineage.
         has_records: The relay's topics hold records.
-        has_slot: A slot with that name exists, whoever owns it.
+        has_slot: A slot with that name exists, of any owner.
         is_untouched: ``towpath-initial`` is stored or requested, and has not begun.
     """
 

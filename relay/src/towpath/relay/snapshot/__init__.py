@@ -1,7 +1,7 @@
 """
 Incremental snapshots: existing rows are read while the stream continues.
 
-The package is pure: nothing in it touches a socket, a file, a thread or a clock. The
+The package is pure: nothing in it uses a socket, a file, a thread or a clock. The
 driver takes facts and returns effects; the loop and the worker in ``relay/postgres``
 perform them.
 

@@ -1,7 +1,7 @@
 """
-Records which keys a change touched. Hot path while a snapshot reads their table.
+Records the keys of a change. Hot path while a snapshot reads their table.
 
-A row change touches its row, an event its aggregate, even if the event is parked, is a
+A row change concerns its row, an event its aggregate, even if the event is parked, is a
 dead letter or has no payload. A key must be read again unless the event reached its
 topic and carries the whole state.
 

@@ -173,7 +173,7 @@ def _of_renamed_table(change: TableChange, topic: str) -> ContractFinding:
     name, new_name = change.before.name.text, change.after.name.text
     sentence = (
         f"The table becomes {new_name}: its rows no longer reach the topic, and no "
-        "reader is told of it."
+        "reader learns of it."
     )
     steps = (
         f"Create {new_name} as a table of its own, and write to both.",

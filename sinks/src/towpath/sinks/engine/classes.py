@@ -82,7 +82,7 @@ def record(archive: Path, folder: Path) -> None:
     Raises:
         EngineDiedError: The engine did not start.
     """
-    # Spark takes seconds to import; whoever finds the archive needs none of it.
+    # Spark takes seconds to import; a process that finds the archive needs none of it.
     from towpath.sinks.engine import session  # noqa: PLC0415
 
     environ = os.environ  # noqa: TID251 - the root of this process

@@ -107,7 +107,8 @@ def test_a_beat_is_in_the_table_and_in_the_log(database: str, unique: str, sourc
         [unique],
     ).fetchall()
     found = [bytes(data) for (data,) in rows if b"towpath.heartbeat" in bytes(data)]
-    body = json.loads(found[0][found[0].index(b"{") :])
+    # Behind the prefix and its zero byte stands the content, after its length.
+    body = json.loads(found[0].partition(b"towpath.heartbeat\0")[2][4:])
 
     assert ([], 1, "this run") == (lost, body["counter"], body["run"])
 

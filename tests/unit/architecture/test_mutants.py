@@ -67,6 +67,8 @@ def test_an_overlay_differs_in_the_planted_defect_alone(tmp_path: Path):
     assert (source.replace(line, "planted"), True) == (copy, other.is_symlink())
 
 
+# It parses every module.
+@pytest.mark.timeout(60)
 def test_the_nearest_tests_of_a_module_come_first():
     """
     A test that imports the module precedes one that imports what imports it.

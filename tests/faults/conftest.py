@@ -147,16 +147,16 @@ heartbeat_interval_s = 0.5
         found = []
         for message in self.records(*names):
             headers = [(n, _plain(v, ours)) for n, v in message.headers() or ()]
-            actual = dict(headers)
+            values = dict(headers)
             topic = message.topic().removeprefix(f"{self.prefix}.")
-            is_streamed = "position" in actual and "snapshot" not in actual
+            is_streamed = "position" in values and "snapshot" not in values
             if topic == "relations" or not is_streamed:
                 continue
             found.append(
                 Stood(
                     topic,
                     message.partition(),
-                    (actual["position"] or b"").decode(),
+                    (values["position"] or b"").decode(),
                     message.key(),
                     _plain(message.value(), ours),
                     tuple(headers),

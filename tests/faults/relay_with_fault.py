@@ -116,7 +116,7 @@ class Fault:
 
         CheckpointWriter._settle = settled  # type: ignore[method-assign]
 
-    def reported(self) -> None:
+    def confirmed(self) -> None:
         """Strike when a higher LSN was confirmed to Postgres."""
         confirm = LoopDuties.confirm
 
@@ -139,7 +139,7 @@ POINTS: Final[dict[str, Callable[[Fault], None]]] = {
     "before marks": lambda f: f.before(CheckpointWriter, "_write"),
     "marks produced": lambda f: f.after(CheckpointWriter, "_write"),
     "marks stored": Fault.stored,
-    "postgres confirmed": Fault.reported,
+    "postgres confirmed": Fault.confirmed,
     "deleted": lambda f: f.within(has_value=True),
     "tombstone": lambda f: f.within(has_value=False),
     "topic made": lambda f: f.after(KafkaTopics, "ensure"),

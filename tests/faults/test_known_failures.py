@@ -256,12 +256,12 @@ def test_a_partition_count_that_changes_while_running_halts(faults):
     with faults.load(1):
         code = process.wait(30)
     again = faults.relay.start().wait(30)
-    log_records = [record["reason"] for record in faults.relay.logged("relay halted")]
+    reasons = [record["reason"] for record in faults.relay.logged("relay halted")]
 
     assert (3, 3, [True, True]) == (
         code,
         again,
-        [f"topic {topic} had 3 partitions" in reason for reason in log_records],
+        [f"topic {topic} had 3 partitions" in reason for reason in reasons],
     )
 
 

@@ -83,8 +83,8 @@ def join(part: Part, first: Part, text: str) -> None:
     ours = part.folder / "data" / "meta.properties"
     theirs = (first.folder / "data" / "meta.properties").read_text(encoding="utf-8")
     cluster = re.search("cluster.id=.*", theirs)[0]
-    found = re.sub("cluster.id=.*", cluster, ours.read_text(encoding="utf-8"))
-    ours.write_text(found.replace("node.id=1", "node.id=2"), encoding="utf-8")
+    settings = re.sub("cluster.id=.*", cluster, ours.read_text(encoding="utf-8"))
+    ours.write_text(settings.replace("node.id=1", "node.id=2"), encoding="utf-8")
 
 
 def led_by_the_first(prefix: str) -> Iterator[NewTopic]:

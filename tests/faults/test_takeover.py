@@ -436,7 +436,7 @@ def test_the_sinks_of_a_recorded_stack_equal_the_source(taken):
     """
     Each sink has each row, those of parked keys and of the unfinished snapshot too.
     """
-    values = {
+    results = {
         sink: (report["result"], report["differences"])
         for sink, report in taken.reports.items()
     }
@@ -446,7 +446,7 @@ def test_the_sinks_of_a_recorded_stack_equal_the_source(taken):
         for route in report["routes"]
     ]
 
-    assert dict.fromkeys(SINKS, ("equal", 0)) == values
+    assert dict.fromkeys(SINKS, ("equal", 0)) == results
     assert (True, set()) == (min(rows) > 0, taken.still_parked)
 
 

@@ -29,9 +29,9 @@ class Worker:
     """A worker, and what it tells."""
 
     def __init__(self, dsn: str, **terms: Any) -> None:
-        self.reported = threading.Event()
+        self.has_facts = threading.Event()
         self.worker = SnapshotWorker(
-            dsn, self.reported.set, publication="towpath", relay="towpath", **terms
+            dsn, self.has_facts.set, publication="towpath", relay="towpath", **terms
         )
         self.deadline = Deadline(SystemClock(), 60.0)
 
@@ -48,8 +48,8 @@ class Worker:
             facts += self.worker.facts()
             assert not self.deadline.passed(), facts
             if len(facts) < count:
-                self.reported.wait(0.5)
-                self.reported.clear()
+                self.has_facts.wait(0.5)
+                self.has_facts.clear()
         assert count == len(facts)
         return facts
 

@@ -165,8 +165,8 @@ def stale(events: list[Event]) -> list[str]:
     found = []
     for key, of_key in groupby(sorted(events), key=lambda event: event.key):
         versions = [e.version for e in of_key if e.version >= 0 or not e.snapshot]
-        listed = [version for version in versions if version >= 0]
-        found += [key for before, after in pairwise(listed) if after < before]
+        known = [version for version in versions if version >= 0]
+        found += [key for before, after in pairwise(known) if after < before]
     return found
 
 
@@ -285,14 +285,14 @@ def test_topics_that_are_filled_under_writes_end_as_their_views(
         shop.start()
         detail = shop.wait_for_answer("s1")
     shop.confirm()
-    values = {name: shop.events(name) for name in ("order", "customer")}
-    reads = {name: shop.events(name, target) for name in values} if target else {}
-    both = {name: [*values[name], *reads.get(name, [])] for name in values}
+    events = {name: shop.events(name) for name in ("order", "customer")}
+    reads = {name: shop.events(name, target) for name in events} if target else {}
+    both = {name: [*events[name], *reads.get(name, [])] for name in events}
 
     assert detail["rows"] > 1_000
     assert ([], []) == (stale(both["order"]), stale(both["customer"]))
-    assert ([], []) == (overtaken(values["order"]), overtaken(values["customer"]))
-    assert bool(target) is not any(event.snapshot for event in values["order"])
+    assert ([], []) == (overtaken(events["order"]), overtaken(events["customer"]))
+    assert bool(target) is not any(event.snapshot for event in events["order"])
     assert shop.state("customer_state") == fold(both["customer"])
 
     assert shop.state("order_state") == fold(both["order"])

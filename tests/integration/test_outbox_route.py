@@ -365,8 +365,8 @@ def test_parked_aggregates_are_read_from_every_partition(stack, unique: str):
     producer = Producer({"bootstrap.servers": stack.kafka})
     keys = [b"%d" % n for n in range(50)]
     for key in keys:
-        found = [("aggregate_type", b"order"), ("position", b"P.1"), ("parked", key)]
-        producer.produce(topic, b"{}", key, headers=found)
+        headers = [("aggregate_type", b"order"), ("position", b"P.1"), ("parked", key)]
+        producer.produce(topic, b"{}", key, headers=headers)
     producer.flush(10)
     parked = read_parked(kafka, unique, 100)
 

@@ -217,8 +217,8 @@ def check_streams(source: Source) -> None:
     streamed, changes = Counter(source.fold().streamed), source.changes()
     assert (Counter(), Counter()) == (changes - streamed, streamed - changes)
     events = source.records("event.order")
-    found_headers = [headers_of(event)["id"] for event in events]
-    assert Counter(source.events()) == Counter(found_headers)
+    ids = [headers_of(event)["id"] for event in events]
+    assert Counter(source.events()) == Counter(ids)
     for name in TOPICS:
         at = positions(source.records(name))
         by_partition = sorted(at, key=lambda place: place[0])

@@ -73,13 +73,13 @@ class Running(Rig):
 
     def metrics(self) -> dict[str, float]:
         """Scrape as Prometheus does; samples with labels by ``name{value}``."""
-        reported = {}
+        samples = {}
         for family in text_string_to_metric_families(self.fetch("/metrics")[1]):
             for sample in family.samples:
                 labels = ",".join(sample.labels.values())
                 name = f"{sample.name}{{{labels}}}" if labels else sample.name
-                reported[name] = sample.value
-        return reported
+                samples[name] = sample.value
+        return samples
 
     def end(self, topic: str) -> int:
         """Return the end offset of a topic's one partition; 0 without the topic."""

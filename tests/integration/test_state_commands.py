@@ -118,7 +118,7 @@ class Site(Rig):
         ).fetchone()
         return bool(row and row[0])
 
-    def reported(self, topic: str) -> list[tuple[bytes | None, bytes]]:
+    def positions(self, topic: str) -> list[tuple[bytes | None, bytes]]:
         """Read key and position of every record of a topic."""
         return [
             (message.key(), dict(message.headers())["position"])
@@ -291,7 +291,7 @@ def test_a_lost_state_is_repaired_and_nothing_is_published_twice(site: Site):
     relay = site.start()
     insert = "insert into shop.item select n, 'x' from generate_series(%s::int, %s) n"
     site.connection.execute(insert, (1, 500))
-    until(lambda: len(site.reported(topic)) == 500, "the first rows are there")
+    until(lambda: len(site.positions(topic)) == 500, "the first rows are there")
     relay.kill()
     relay.wait()
     site.connection.execute(insert, (501, 900))
@@ -308,10 +308,10 @@ def test_a_lost_state_is_repaired_and_nothing_is_published_twice(site: Site):
     assert site.run("relay", "state", "repair", "--yes")[0] == 0
     assert site.run("relay", "state", "repair", "--yes")[0] == 2
     again = site.start()
-    until(lambda: len(site.reported(topic)) >= 900, "all rows are there")
+    until(lambda: len(site.positions(topic)) >= 900, "all rows are there")
     again.terminate()
     assert again.wait(30) == 0
-    positions = [position for _, position in site.reported(topic)]
+    positions = [position for _, position in site.positions(topic)]
 
     assert (len(positions), len(set(positions))) == (900, 900)
 
@@ -352,7 +352,7 @@ def test_a_skipped_transaction_is_dead_letters_and_the_rest_is_published(site: S
     topic = f"{site.prefix}.shop.item"
     first = site.start()
     site.connection.execute("insert into shop.item values (1, 'before')")
-    until(lambda: len(site.reported(topic)) == 1, "the first row is there")
+    until(lambda: len(site.positions(topic)) == 1, "the first row is there")
     first.terminate()
     assert first.wait(30) == 0
     site.connection.execute("insert into shop.item values (2, 'skipped')")
@@ -361,11 +361,11 @@ def test_a_skipped_transaction_is_dead_letters_and_the_rest_is_published(site: S
     assert site.run("relay", "state", "skip", lsn, "--yes")[0] == 0
 
     again = site.start()
-    until(lambda: len(site.reported(topic)) >= 2, "the row behind it is there")
-    until(lambda: len(site.reported(f"{site.prefix}.dead.relay")) >= 1, "dead letter")
+    until(lambda: len(site.positions(topic)) >= 2, "the row behind it is there")
+    until(lambda: len(site.positions(f"{site.prefix}.dead.relay")) >= 1, "dead letter")
     again.terminate()
     assert again.wait(30) == 0
-    keys = [json.loads(key or b"")["id"] for key, _ in site.reported(topic)]
+    keys = [json.loads(key or b"")["id"] for key, _ in site.positions(topic)]
     report = json.loads(site.run("relay", "state", "show", "--json")[1])
 
     assert [(each["lsn"], each["done"]) for each in report["skips"]] == [(lsn, True)]

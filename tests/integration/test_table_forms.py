@@ -151,12 +151,12 @@ def after(record: Record) -> dict[str, Any]:
 
 def story(records: Sequence[Record]) -> list[tuple[str | None, Any, Any]]:
     """Tell records by operation, key and new row."""
-    reported = []
+    rows = []
     for record in records:
         value = json.loads(record.value or b"null")
         key = json.loads(record.key or b"null")
-        reported.append((value and value["op"], key, value and value["after"]))
-    return reported
+        rows.append((value and value["op"], key, value and value["after"]))
+    return rows
 
 
 @pytest.fixture

@@ -109,17 +109,17 @@ def test_without_synchronous_commits_it_lies_there_too(app, unique):
     engine.dispose()
     client = app.test_client()
     body = {"customer_id": register(client), "lines": [LINE]}
-    reported = {}
+    answered = {}
     for _ in range(ORDERS):
         response = client.post("/orders", json=body)
-        reported[response.json["order_id"]] = parse_lsn(response.headers[HEADER])
+        answered[response.json["order_id"]] = parse_lsn(response.headers[HEADER])
     with engine.begin() as connection:
         connection.execute(text("set local synchronous_commit = on"))
         connection.execute(text("update shop.orders set note = 'flushed'"))
-    wrote, flushed = xids_before(app, unique, reported), commit_ends(app, unique)
+    wrote, flushed = xids_before(app, unique, answered), commit_ends(app, unique)
 
     assert ORDERS == len(wrote)
-    assert 0 <= min(reported[order] - flushed[xid] for order, xid in wrote.items())
+    assert 0 <= min(answered[order] - flushed[xid] for order, xid in wrote.items())
 
 
 def xids_before(app, slot, orders):

@@ -114,7 +114,7 @@ def histories(draw):
     """
     shape = draw(shapes())
     few = st.sampled_from(draw(st.lists(keys(shape), min_size=1, max_size=6)))
-    reported = []
+    records = []
     for number in range(1, draw(st.integers(1, 12)) + 1):
         kind = draw(st.sampled_from("ccccccuuurrrdpt"))
         values = {name: draw(value) for name, value in shape.columns.items()}
@@ -126,9 +126,9 @@ def histories(draw):
         said = draw(shape.form) % (row, number, "u" if kind == "p" else kind)
         value = None if kind == "t" else said.encode()
         key = draw(few).encode()
-        reported.append(Record(Origin(TOPIC, 0, number), key, value, headers))
-    reported += draw(st.lists(st.sampled_from(reported), max_size=2))
-    return draw(st.permutations(reported)) if draw(st.booleans()) else reported
+        records.append(Record(Origin(TOPIC, 0, number), key, value, headers))
+    records += draw(st.lists(st.sampled_from(records), max_size=2))
+    return draw(st.permutations(records)) if draw(st.booleans()) else records
 
 
 def written(guard, table, floor):

@@ -78,9 +78,9 @@ class Broker:
         record, on_delivery = self.coming[place].popleft()
         log = self.logs[place]
         log.append(record)
-        found = Acknowledged(len(log) - 1)
+        acknowledgement = Acknowledged(len(log) - 1)
         if is_heard and on_delivery is not None:
-            self.unheard[place].append(lambda: on_delivery(None, found))
+            self.unheard[place].append(lambda: on_delivery(None, acknowledgement))
 
     def finish(self, place: tuple[str, int]) -> None:
         """Append a partition's queue, and acknowledge it."""
@@ -484,6 +484,6 @@ def test_an_acknowledgement_fits_the_ledgers_protocol():
     """
     The fake fits the protocol that the ledger reads.
     """
-    found: Acknowledgement = Acknowledged(7)
+    acknowledgement: Acknowledgement = Acknowledged(7)
 
-    assert 7 == found.offset()
+    assert 7 == acknowledgement.offset()

@@ -15,7 +15,6 @@ from confluent_kafka import (
     Message,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient
 
 from support.waiting import CLOCK, TIMEOUT_S, until
 from towpath.schemas.clock import Deadline
@@ -56,15 +55,6 @@ def read_at_least(kafka: str, topic: str, count: int) -> list[Message]:
         while more := _records(consumer.consume(500, 0.5)):
             found += more
     return found
-
-
-def delete(kafka: str, name: str) -> None:
-    """Delete the topics that carry a name."""
-    admin = AdminClient({"bootstrap.servers": kafka})
-    found = [topic for topic in admin.list_topics(timeout=20).topics if name in topic]
-    if found:
-        for future in admin.delete_topics(found).values():
-            future.result(20)
 
 
 def headers_of(message: Message) -> dict[str, Any]:

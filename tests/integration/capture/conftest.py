@@ -74,7 +74,7 @@ heartbeat_interval_s = 0.5
         """Wait until every table of a snapshot is in one state."""
         self.wait_for(lambda: {state} == set(self.states(snapshot_id).values()))
 
-    def reported(self, table: str) -> list[tuple[int, dict[str, Any], dict[str, str]]]:
+    def envelopes(self, table: str) -> list[tuple[int, dict[str, Any], dict[str, str]]]:
         """Read a table's topic: partition, envelope and headers, without tombstones."""
         records = self.records(table)
         return [_parts(record) for record in records if record.value() is not None]
@@ -83,7 +83,7 @@ heartbeat_interval_s = 0.5
         """Return what a sink of a table's topic would have."""
         newest: dict[Any, tuple[str, dict[str, Any] | None]] = {}
         floor = ""
-        for _, envelope, headers in self.reported(table):
+        for _, envelope, headers in self.envelopes(table):
             floor = max(floor, headers.get("sweep", ""))
             if envelope["op"] not in "crud":
                 continue

@@ -29,7 +29,7 @@ def reads(followed, table: str) -> Counter[int]:
     """Count the READ records of each row."""
     return Counter(
         envelope["after"]["id"]
-        for _, envelope, _ in followed.reported(table)
+        for _, envelope, _ in followed.envelopes(table)
         if envelope["op"] == "r"
     )
 
@@ -76,7 +76,7 @@ def test_initial_reads_in_the_view_of_the_slots_making(two_tables, capsys):
         two_tables.execute("update s.a set v = v + 1 where id = %s", number % 3000)
     two_tables.wait_for_snapshot(INITIAL)
     two_tables.confirm()
-    found = two_tables.reported("s.a")
+    found = two_tables.envelopes("s.a")
     read = Counter(e["after"]["id"] for _, e, _ in found if e["op"] == "r")
     made = Counter(e["after"]["id"] for _, e, _ in found if e["op"] == "c")
     read_at = {h["position"] for _, e, h in found if e["op"] == "r"}
@@ -305,7 +305,7 @@ def test_a_delay_is_reported_and_can_be_ended(two_tables):
     two_tables.snapshot["delay_s"] = 60
     two_tables.prepare()
     two_tables.start()
-    log_records = two_tables.wait_for_log("relay start delayed")
+    log_record = two_tables.wait_for_log("relay start delayed")
     code = two_tables.stop()
     slots = two_tables.one(
         "select count(*) from pg_replication_slots where slot_name = %s",
@@ -317,7 +317,7 @@ def test_a_delay_is_reported_and_can_be_ended(two_tables):
     two_tables.wait_for(lambda: bool(two_tables.states(INITIAL)))
     two_tables.wait_for_snapshot(INITIAL)
 
-    assert (60, 0, 0) == (log_records["delay_s"], code, slots)
+    assert (60, 0, 0) == (log_record["delay_s"], code, slots)
 
 
 def test_when_needed_closes_a_gap_by_itself(two_tables):

@@ -63,7 +63,7 @@ def captured(followed) -> set[str]:
 def check_rows(followed, tables: set[str]) -> None:
     """Fail unless each record has the stored column, and only a fill was read."""
     for name in sorted(tables):
-        envelopes = [each for _, each, _ in followed.reported(f"s.{name}")]
+        envelopes = [each for _, each, _ in followed.envelopes(f"s.{name}")]
         after = [each["after"] for each in envelopes if each["after"] is not None]
         assert after, name
         assert all(row["g"] == row["v"] * 2 for row in after), (name, after)

@@ -123,7 +123,7 @@ def test_a_table_is_filled_once(patterned):
     patterned.execute("create table s.witness (id int primary key)")
     filled(patterned, "s.witness")
     patterned.confirm()
-    operations = [envelope["op"] for _, envelope, _ in patterned.reported("s.once")]
+    operations = [envelope["op"] for _, envelope, _ in patterned.envelopes("s.once")]
 
     assert sorted("r" * 10 + "c") == sorted(operations)
 
@@ -250,4 +250,4 @@ def test_nothing_is_filled_if_that_is_not_wanted(followed):
     followed.execute("insert into s.late values (2)")
     followed.confirm()
 
-    assert [2] == [row["after"]["id"] for _, row, _ in followed.reported("s.late")]
+    assert [2] == [row["after"]["id"] for _, row, _ in followed.envelopes("s.late")]

@@ -27,7 +27,7 @@ def fill(followed, table: str) -> None:
 def truncated(followed, table: str) -> set[int]:
     """Return the keys that a reader has who knows truncates and no sweeps."""
     held: dict[int, set[int]] = {}
-    for partition, row, _ in followed.reported(table):
+    for partition, row, _ in followed.envelopes(table):
         keys = held.setdefault(partition, set())
         if row["op"] == "t":
             keys.clear()
@@ -137,7 +137,7 @@ def test_a_dropped_table_is_emptied_where_that_is_wanted(captured):
     for table in ("s.dropped", "gone.one", "s.moved"):
         captured.wait_for(lambda table=table: not captured.fold(table))
     captured.wait_for(lambda: set(captured.fold("s.moved_to")) == {1, 2})
-    operations = [row["op"] for _, row, _ in captured.reported("gone.one")]
+    operations = [row["op"] for _, row, _ in captured.envelopes("gone.one")]
 
     assert {1, 2} == kept == set(captured.fold("s.shifted"))
     assert ["c", "c", "t", "t"] == sorted(operations)
@@ -165,7 +165,7 @@ def test_a_schema_renamed_in_mid_snapshot_fails_with_the_true_counts(followed):
     answer = "select detail from towpath.signal where id = 'all' and status = 'failed'"
     followed.wait_for(lambda: followed.one(answer) is not None)
     account = followed.one(answer)["tables"]["s.big"]
-    ids = [row["after"]["id"] for _, row, _ in followed.reported("s.big")]
+    ids = [row["after"]["id"] for _, row, _ in followed.envelopes("s.big")]
 
     assert len(ids) == account["rows"] > 0
     assert [str(max(ids))] == account["last_key"]

@@ -35,7 +35,7 @@ def test_init_and_start_name_every_collision_at_once(followed):
     followed.write()
     followed.start()
     code = followed.ended()
-    log_record = followed.logged("relay halted")[-1]["reason"]
+    reason = followed.logged("relay halted")[-1]["reason"]
 
     prefix = followed.prefix
     expected = (
@@ -45,9 +45,9 @@ def test_init_and_start_name_every_collision_at_once(followed):
         f"the topic of the table dead.relay, {prefix}.dead.relay, is the topic of dead",
     )
     assert [] == [text for text in expected if text not in str(refused.value)]
-    assert [] == [text for text in expected if text not in log_record]
+    assert [] == [text for text in expected if text not in reason]
     assert 3 == code
-    assert "s.plain" not in log_record
+    assert "s.plain" not in reason
 
 
 def test_a_table_that_would_take_a_topic_is_not_captured(followed):
@@ -77,11 +77,11 @@ def test_a_table_that_would_take_a_topic_is_not_captured(followed):
     followed.write()
     followed.start()
     code = followed.ended()
-    log_record = followed.logged("relay halted")[-1]["reason"]
+    reason = followed.logged("relay halted")[-1]["reason"]
 
     assert ("s.a$b", {1: {"id": 1, "v": 1}}) == (refused["table"], rows)
     assert "the tables s.a$b and s.a_b share one topic" in refused["reason"]
-    assert "has the rows of s.a_b" in log_record
+    assert "has the rows of s.a_b" in reason
     assert 3 == code
 
 

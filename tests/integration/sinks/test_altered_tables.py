@@ -81,7 +81,7 @@ class Place(SinkPlace):
         settings = load(self.config, {})
         reader = reader_of(settings.sink_named(kind), settings)
         found = {
-            row.key: reported(row.fields)
+            row.key: texts_of(row.fields)
             for row in reader.rows(self.route(kind))
             if not row.is_deleted
         }
@@ -92,7 +92,7 @@ class Place(SinkPlace):
         """Return what a sink should hold."""
         named = {"no": "line"} if kind == "search" else {}
         return {
-            str(row["no"]): reported({named.get(k, k): v for k, v in row.items()})
+            str(row["no"]): texts_of({named.get(k, k): v for k, v in row.items()})
             for (row,) in self.execute("select to_jsonb(l) from shop.lines l")
         }
 
@@ -121,7 +121,7 @@ class Place(SinkPlace):
         return [rows for (rows,) in found]
 
 
-def reported(fields):
+def texts_of(fields):
     """Write columns as texts; a null is as good as none."""
     return {k: str(v) for k, v in fields.items() if v is not None}
 

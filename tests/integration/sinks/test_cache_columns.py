@@ -49,7 +49,7 @@ def make(stack):
 
 def history(chance, count):
     """Make records of some keys: whole rows, some deletes, some partial changes."""
-    reported = []
+    records = []
     for number in range(count):
         part, line = chance.choice(PARTS), chance.randrange(count // 20)
         row = {
@@ -72,13 +72,13 @@ def history(chance, count):
         value = {"before": None, "after": after, "source": source, "op": operation}
         key = orjson.dumps({"part": part, "line": line})
         origin = Origin(TOPIC, 0, number)
-        reported.append(Record(origin, key, orjson.dumps(value), headers))
-    return reported
+        records.append(Record(origin, key, orjson.dumps(value), headers))
+    return records
 
 
-def write(sink, given):
+def write(sink, records):
     """Write records one by one, as they are folded."""
-    folded = newest_per_key(decode(given, ROUTES).changes)
+    folded = newest_per_key(decode(records, ROUTES).changes)
     sink.apply(Batch(0, folded.changes))
     sink.apply(Batch(0, folded.after))
     sink.flush()

@@ -77,8 +77,8 @@ def test_a_changed_route_is_named_and_filled_and_others_never_notice(place, caps
     """
     Under load, ids and columns become what the file says now.
 
-    What does not fit is reported, and the sink continues unchanged. A new route is
-    filled, one that is gone is named.
+    A mistake is reported, and the sink keeps its routes. A new route is filled, and
+    a route that is gone is named.
     """
     place.prepare()
     with place.driver():

@@ -102,7 +102,7 @@ class Process:
         thread.join()
 
 
-def reported(capsys):
+def printed(capsys):
     """Read what a command has printed, behind what was logged."""
     out = capsys.readouterr().out
     return json.loads(out[out.index("\n[") + 1 if out[0] != "[" else 0 :])
@@ -121,10 +121,10 @@ def test_parked_keys_are_listed_replayed_and_discarded(config, capsys):
     )
     words = ["--sink", "cache", "--json", "--config", str(config)]
     codes = [run(["dead-letters", "list", *words])]
-    listed = reported(capsys)
+    listed = printed(capsys)
     with process.processing_requests():
         codes.append(run(["dead-letters", "replay", "--key", "7", *words]))
-        refused = reported(capsys)
+        refused = printed(capsys)
         sink.is_mended = True
         codes.append(run(["dead-letters", "replay", "--key", "7", *words]))
         codes.append(run(["dead-letters", "discard", "--all", *words]))
@@ -143,7 +143,7 @@ def test_parked_keys_are_listed_replayed_and_discarded(config, capsys):
         [(json.loads(x["key"])["order_id"], x["letters"], x["reason"]) for x in listed],
         refused[0]["outcome"],
         codes,
-        reported(capsys),
+        printed(capsys),
         sink.notes,
         process.repairs.keys,
     )
@@ -170,7 +170,7 @@ def test_a_dead_letter_is_shown_whole(config, capsys):
     Process(config, RefusingSink()).write(change(1, note="bad"))
     words = ["--sink", "cache", "--json", "--config", str(config)]
     run(["dead-letters", "show", "--key", "7", *words])
-    (letter,) = reported(capsys)
+    (letter,) = printed(capsys)
 
     assert ('{"order_id":7}', True, "0000000000000008.0000000000") == (
         letter["key"],

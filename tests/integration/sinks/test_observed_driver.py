@@ -91,7 +91,7 @@ class Place(SinkPlace):
         code = app.run(["status", *words, *given])
         return code, capsys.readouterr().out
 
-    def reported(self, capsys):
+    def sink_status(self, capsys):
         """Return what the status says of the sink, as a document."""
         (sink,) = json.loads(self.status(capsys, "--json")[1])["sinks"]
         return sink
@@ -148,7 +148,7 @@ def check_known_load(place, capsys):
             "retries",
         )
     }
-    sink = place.reported(capsys)
+    sink = place.sink_status(capsys)
 
     # An empty record follows each delete, and is the same change as a rule; two batches
     # may part them. The unreadable record is one, too.
@@ -211,7 +211,7 @@ def check_dead_cache(place, capsys):
     until(lambda: place.value("lag_alarm") == 0, "the alarm is over")
 
     assert place.value("retries_total") >= 1
-    assert not place.reported(capsys)["is_late"]
+    assert not place.sink_status(capsys)["is_late"]
 
 
 def check_emptied_cache(place, capsys):
@@ -228,7 +228,7 @@ def check_emptied_cache(place, capsys):
     assert place.plain() == place.held("plain")
     assert place.said("the cache was emptied")
     assert () == incomplete.routes(place.state_folder, "plain")
-    assert [] == place.reported(capsys)["unfilled"]
+    assert [] == place.sink_status(capsys)["unfilled"]
 
 
 def check_slow_batch(place, monkeypatch, capsys):

@@ -101,7 +101,7 @@ def until(condition) -> None:
         SystemClock().wait(0.1)
 
 
-def reported(rows) -> dict[str, object]:
+def statuses(rows) -> dict[str, object]:
     """Return what is held: the status of live rows, nothing of deleted ones."""
     return {row.key: row.fields.get("status") for row in rows}
 
@@ -136,8 +136,8 @@ def test_one_driver_runs_a_packages_sink_beside_webhooks(
     expected = {"1": None, "2": "placed"}
     try:
         until(lambda: (tmp_path / "rows.db").exists() or process.poll())
-        until(lambda: reported(receiver.rows("orders")) == expected or process.poll())
-        until(lambda: reported(reader.rows("orders")) == expected or process.poll())
+        until(lambda: statuses(receiver.rows("orders")) == expected or process.poll())
+        until(lambda: statuses(reader.rows("orders")) == expected or process.poll())
         process.send_signal(signal.SIGTERM)
         ended = process.wait(60)
     finally:
@@ -147,4 +147,4 @@ def test_one_driver_runs_a_packages_sink_beside_webhooks(
         receiver.close()
 
     assert ended == 0, log.read_text()[-3000:]
-    assert expected == reported(receiver.rows("orders"))
+    assert expected == statuses(receiver.rows("orders"))

@@ -158,19 +158,19 @@ def test_a_sink_that_nobody_can_fill_is_not_declared(place, monkeypatch, capsys)
         (place.block("bad").replace("shop.lines", "shop.other"), "shop.other"),
         (UNVIEWED.format(url="http://127.0.0.1:9"), "outbox.event.order"),
     ]
-    reported = []
+    outcomes = []
     for block, name in blocks:
         path.write_text(block)
         code = place.towpath("add", str(path))
-        reported.append((code != 0, name in capsys.readouterr().err))
+        outcomes.append((code != 0, name in capsys.readouterr().err))
     place.kill()
     path.write_text(place.block("bad", ROUTE))
     until(lambda: not place.one(_ACTIVE, place.prefix), "the slot is free")
-    reported.append(
+    outcomes.append(
         (place.towpath("add", str(path)), "no relay" in capsys.readouterr().err)
     )
 
-    assert [(True, True), (True, True), (3, True)] == reported
+    assert [(True, True), (True, True), (3, True)] == outcomes
     assert before == place.config.read_text()
     assert not sink_folder(load(place.config, {}).state_folder, "bad").exists()
 

@@ -124,7 +124,7 @@ def judged(dsn, log, waits=None, outbox=LAID_OUT):
         return verify_route(bench, None, None, lambda *_: None)
 
 
-def reported(report):
+def differences_of(report):
     """Return the differences, each as its kind, key and column."""
     return [(one.kind, one.key, one.column) for one in report.first]
 
@@ -143,7 +143,7 @@ def test_an_outbox_is_read_by_the_names_that_it_has(database):
     report = judged(database, Log(PLACED, PAID))
 
     assert ([], 2, 2, None) == (
-        reported(report),
+        differences_of(report),
         report.source_rows,
         report.sink_rows,
         report.error,
@@ -155,7 +155,9 @@ def test_events_that_the_outbox_has_not_are_no_differences(database):
     """They are counted, and what is compared is said; the others are compared."""
     report = judged(database, Log(PLACED | {"payload": "{}"}, OF_NO_ROW))
 
-    assert [("changed", "1", "payload"), ("missing", "2", None)] == reported(report)
+    assert [("changed", "1", "payload"), ("missing", "2", None)] == differences_of(
+        report
+    )
     assert (1, True) == (report.unmatched, "still in the outbox" in report.notes[0])
 
 
@@ -166,7 +168,7 @@ def test_a_row_that_is_pruned_meanwhile_is_no_difference(database, outbox):
     waits = AtRest(lambda: outbox.execute("delete from shop.box where event_id = 1"))
     report = judged(database, Log(PLACED | {"payload": "{}"}, PAID), waits)
 
-    assert ([], 0) == (reported(report), report.restless)
+    assert ([], 0) == (differences_of(report), report.restless)
 
 
 @pytest.mark.usefixtures("outbox")
@@ -174,7 +176,7 @@ def test_an_event_that_a_log_has_twice_is_found_without_its_row(database):
     """That it is there twice needs no row to prove."""
     report = judged(database, Log(PLACED, PAID, OF_NO_ROW, OF_NO_ROW))
 
-    assert [("twice", "99", None)] == reported(report)
+    assert [("twice", "99", None)] == differences_of(report)
 
 
 @pytest.mark.usefixtures("outbox")
@@ -185,7 +187,7 @@ def test_payloads_in_envelopes_are_reported_and_not_compared(database):
         database, Log(PLACED | {"payload": "?", "type": "X"}, PAID), outbox=enveloped
     )
 
-    assert [("changed", "1", "type")] == reported(report)
+    assert [("changed", "1", "type")] == differences_of(report)
     assert "envelope" in report.notes[1]
 
 

@@ -28,8 +28,8 @@ class Catalog:
 
     def stands_at(self):
         """Return the newest commit's file."""
-        text = "SELECT metadata_location FROM iceberg_tables"
-        return self._run(text).fetchone()[0]
+        query = "SELECT metadata_location FROM iceberg_tables"
+        return self._run(query).fetchone()[0]
 
     def put(self, location):
         """Make another commit the newest."""

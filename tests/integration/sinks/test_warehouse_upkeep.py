@@ -53,12 +53,12 @@ def test_failing_upkeep_fails_no_batch(warehouse, begins):
     """The batch counts as written, the next one is too, and all rows are there."""
     warehouse.set(compact_after_files=2)
     sink = warehouse.sink(Faulty(warehouse, begins, after=False))
-    reported = []
+    applied = []
     for number in range(3):
         change = warehouse.change(8 + number * 8, 1, {"note": str(number)})
-        reported.append(write(sink, [change], safe="1").applied)
+        applied.append(write(sink, [change], safe="1").applied)
 
-    assert ([1, 1, 1], {"1": "2"}) == (reported, warehouse.notes())
+    assert ([1, 1, 1], {"1": "2"}) == (applied, warehouse.notes())
 
 
 def test_a_table_is_read_as_it_once_was(warehouse):

@@ -18,12 +18,12 @@ class Telling(Stepping):
 
     def __init__(self, lake):
         super().__init__(lake)
-        self.reported = []
+        self.writes = []
 
     def step(self, text, run):
         done = run()
         if text.startswith(("append", "MERGE")) and done is not None:
-            self.reported.append(text.partition(" ")[0].lower())
+            self.writes.append(text.partition(" ")[0].lower())
         return done
 
 
@@ -40,7 +40,7 @@ def test_new_keys_are_appended_and_known_ones_merged(warehouse):
         [warehouse.change(8, n, {"note": "z"}) for n in (11, 12)],
     )
 
-    assert ["append", "append", "merge", "append", "merge"] == session.reported
+    assert ["append", "append", "merge", "append", "merge"] == session.writes
     assert (1, 1) == (restarted.applied, restarted.stale)
     assert "aaaaaaabbbccz" == "".join(warehouse.notes()[str(n)] for n in range(13))
 
@@ -58,7 +58,7 @@ def test_new_keys_are_still_appended_after_upkeep(warehouse):
         write(sink, [row], safe=str(1 + number))
     operations = warehouse.sql("SELECT operation FROM {t}.snapshots")
 
-    assert (["append"] * 8, 27) == (session.reported, len(warehouse.rows()))
+    assert (["append"] * 8, 27) == (session.writes, len(warehouse.rows()))
     assert {"append", "delete", "overwrite", "replace"} == {
         row["operation"] for row in operations
     }
@@ -101,7 +101,7 @@ def test_rows_written_by_others_during_upkeep_are_searched(warehouse, statement)
     outcome = write(sink, [warehouse.change(24, n, {"note": "ours"}) for n in (9, 10)])
     found = [(r.key, r.fields["note"]) for r in warehouse.reader.rows(warehouse.orders)]
 
-    assert (["append"] * 3 + ["merge"], 1) == (session.reported, outcome.stale)
+    assert (["append"] * 3 + ["merge"], 1) == (session.writes, outcome.stale)
     assert [("1", "a"), ("10", "ours"), ("4", "b"), ("9", "theirs")] == sorted(found)
 
 
@@ -115,7 +115,7 @@ def test_a_table_with_another_writer_is_searched(warehouse):
     write(warehouse.sink(), [warehouse.change(16, 2, {"note": "theirs"})])
     outcome = write(sink, [warehouse.change(8, 2, {"note": "ours"})])
 
-    assert (1, ["append", "merge"]) == (outcome.stale, session.reported)
+    assert (1, ["append", "merge"]) == (outcome.stale, session.writes)
     assert ["1", "2"] == sorted(r.key for r in warehouse.reader.rows(warehouse.orders))
 
 
@@ -127,7 +127,7 @@ def test_more_keys_than_find_room_are_searched(warehouse):
     for low in (0, 4, 8):
         write(sink, [warehouse.change(8, low + n, {"note": "a"}) for n in range(4)])
 
-    assert ["append", "append", "merge"] == session.reported
+    assert ["append", "append", "merge"] == session.writes
 
 
 def test_a_large_batch_is_written_in_parts(warehouse):
@@ -139,7 +139,7 @@ def test_a_large_batch_is_written_in_parts(warehouse):
     first = write(warehouse.sink(session), changes)
     again = write(warehouse.sink(), [replace(c, position="0") for c in changes])
 
-    assert (40, 40, True) == (first.applied, again.stale, len(session.reported) > 2)
+    assert (40, 40, True) == (first.applied, again.stale, len(session.writes) > 2)
     assert 40 == len(list(warehouse.reader.rows(warehouse.orders)))
 
 
@@ -197,12 +197,12 @@ def test_a_crash_on_either_side_of_every_step_changes_nothing(warehouse, after):
     for changes in (first, second):
         session = Failing(warehouse, after=after)
         sink = warehouse.sink(session)
-        reported = None
-        while reported is None:
+        outcome = None
+        while outcome is None:
             session.attempt()
             with suppress(TargetUnavailableError):
-                reported = write(sink, changes, events)
-        assert () == reported.refused
+                outcome = write(sink, changes, events)
+        assert () == outcome.refused
     rows = sorted(warehouse.reader.rows(warehouse.orders))
 
     assert [("0", True), ("1", False), ("2", False), ("3", False)] == [

@@ -336,7 +336,7 @@ def test_a_driver_goes_on_past_a_receiver_with_bad_answers(
             return Answer(chance.choice((429, 500)))
         return None
 
-    def reported() -> dict[int, str | None]:
+    def statuses() -> dict[int, str | None]:
         rows = receiver.rows("orders")
         return {int(r.key): None if r.is_deleted else r.fields["status"] for r in rows}
 
@@ -350,10 +350,10 @@ def test_a_driver_goes_on_past_a_receiver_with_bad_answers(
         place.wait_applied("hook")
         expected = {key: row[1] for key, row in place.feed.rows.items()}
         others = {k: status for k, status in expected.items() if k != bad}
-        while_waiting = {k: status for k, status in reported().items() if k != bad}
+        while_waiting = {k: status for k, status in statuses().items() if k != bad}
         progress = place.progress("hook")
         is_mended.set()
-        until(lambda: reported() == expected, "the key arrives", timeout_s=PATIENCE_S)
+        until(lambda: statuses() == expected, "the key arrives", timeout_s=PATIENCE_S)
         until(
             lambda: place.progress("hook").parked == 0,
             "nothing is parked",

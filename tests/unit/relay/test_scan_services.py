@@ -98,7 +98,7 @@ class ScanBench:
     def __init__(self, rows: Sequence[RowValues] = ()) -> None:
         self.clock = Clock()
         self.driver = Driver(self.clock, rows)
-        self.reported: list[protocol.WorkerFact] = []
+        self.facts: list[protocol.WorkerFact] = []
         self.submitted: list[protocol.Effect] = []
         self.sent: list[object] = []
         self.stats = Stats()
@@ -127,7 +127,7 @@ class ScanBench:
         return ()
 
     def _facts(self) -> list[protocol.WorkerFact]:
-        facts, self.reported = self.reported, []
+        facts, self.facts = self.facts, []
         return facts
 
     def turn(self) -> None:
@@ -233,7 +233,7 @@ def test_a_transaction_is_held_until_its_key_request_is_stored():
     bench.turn()
     [store] = bench.submitted
     held = bench.ledger.acknowledged()
-    bench.reported = [protocol.KeysStored(store.snapshot_id)]
+    bench.facts = [protocol.KeysStored(store.snapshot_id)]
     bench.turn()
 
     assert (100, 200) == (held, bench.ledger.acknowledged())
@@ -253,7 +253,7 @@ def test_the_stream_waits_while_too_many_key_requests_are_to_be_stored(
     bench.driver.on = lambda fact: [effect] if isinstance(fact, protocol.Tick) else []
     bench.runner.handle(protocol.Tick(0.0))
     before = bench.runner.is_full
-    bench.reported = [protocol.KeysStored("towpath-keys-8")]
+    bench.facts = [protocol.KeysStored("towpath-keys-8")]
     bench.turn()
 
     assert (is_full, False) == (before, bench.runner.is_full)

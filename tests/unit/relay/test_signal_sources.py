@@ -123,7 +123,7 @@ class Stream:
         self.inbox = Inbox(self.refusals)
         self.ledger = DeliveryLedger(100)
         self.stats = Stats()
-        self.reported: list[dict] = []
+        self.notifications: list[dict] = []
         clock = SimpleNamespace(now=lambda: datetime(2026, 1, 1, tzinfo=UTC))
         core = SimpleNamespace(
             ledger=self.ledger,
@@ -132,7 +132,7 @@ class Stream:
             now_us=lambda: 7_000,
             router=SimpleNamespace(place=SimpleNamespace(prefix="p")),
             publisher=SimpleNamespace(
-                publish_unordered=lambda record: self.reported.append(
+                publish_unordered=lambda record: self.notifications.append(
                     json.loads(record.value)
                 )
             ),
@@ -187,7 +187,7 @@ def test_an_invalid_signal_row_is_rejected_and_holds_nothing(
     """
     stream.commit(*row)
     stream.signals.turn()
-    [notification] = stream.reported
+    [notification] = stream.notifications
 
     assert reason in notification["additional_data"]["reason"]
     assert ("Signal", "REJECTED") == (
@@ -207,7 +207,7 @@ def test_watermarks_and_deleted_rows_are_no_signals(stream: Stream):
 
     assert ([], [], 300) == (
         stream.inbox.taken,
-        stream.reported,
+        stream.notifications,
         stream.ledger.acknowledged(),
     )
 

@@ -19,8 +19,8 @@ TREE = {
 }
 
 
-def reported(schema, value) -> tuple[str, str] | None:
-    """Check a value; tell the field and the reason of the first mismatch."""
+def mismatch_of(schema, value) -> tuple[str, str] | None:
+    """Check a value; return the field and the reason of the first mismatch."""
     found = compile_check(fastavro.parse_schema(schema))(value)
     return None if found is None else (found.field, found.reason)
 
@@ -53,7 +53,7 @@ def test_a_value_of_the_type_is_accepted(schema, value):
     """
     A value of the type has no mismatch.
     """
-    assert reported(schema, value) is None
+    assert mismatch_of(schema, value) is None
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_value_of_another_type_is_refused_with_its_place(schema, value, expect
     """
     The first mismatch has its place and its reason.
     """
-    assert expected == reported(schema, value)
+    assert expected == mismatch_of(schema, value)
 
 
 def test_a_field_with_a_default_may_be_left_out():
@@ -112,7 +112,7 @@ def test_a_field_with_a_default_may_be_left_out():
     fields = [{"name": "a", "type": "int", "default": 0}]
     schema = {"type": "record", "name": "R", "fields": fields}
 
-    assert reported(schema, {}) is None
+    assert mismatch_of(schema, {}) is None
 
 
 @pytest.mark.parametrize("schema", ["bytes", {"type": "fixed", "name": "F", "size": 2}])

@@ -80,11 +80,11 @@ def test_the_trace_id_of_a_record_is_known_whether_it_is_sampled_or_not(header, 
 )
 def test_tracing_is_off_unless_variables_name_a_receiver(environ, problems):
     """
-    A protocol that is not supported is reported; a context is passed on without a span.
+    A protocol that is not supported is found; a context is passed on without a span.
     """
-    reported = []
-    tracer = start_tracing("part", environ, reported.append)
+    found = []
+    tracer = start_tracing("part", environ, found.append)
     span = tracer.start("request", Kind.SERVER, GOOD)
     span.end()
 
-    assert (False, GOOD, problems) == (tracer.is_on, span.traceparent, len(reported))
+    assert (False, GOOD, problems) == (tracer.is_on, span.traceparent, len(found))

@@ -69,7 +69,7 @@ def test_a_failure_is_a_problem_document(client, how, status, slug, retry_after)
     Its class decides status, type and whether to retry.
     """
     response = client.get(f"/fail/{how}")
-    found_headers = (
+    found = (
         response.status_code,
         response.mimetype,
         response.json["status"],
@@ -85,7 +85,7 @@ def test_a_failure_is_a_problem_document(client, how, status, slug, retry_after)
         retry_after,
     )
 
-    assert expected == found_headers
+    assert expected == found
 
 
 def test_an_unforeseen_failure_is_hidden_from_the_caller(client):

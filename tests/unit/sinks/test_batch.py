@@ -71,10 +71,10 @@ class Safe(MemorySink):
 
     def __init__(self):
         super().__init__()
-        self.reported = []
+        self.batches = []
 
     def apply(self, batch):
-        self.reported.append((len(batch.changes), batch.safe))
+        self.batches.append((len(batch.changes), batch.safe))
         super().apply(batch)
 
 
@@ -96,7 +96,7 @@ def test_a_large_batch_is_written_in_slices(monkeypatch, count, expected):
     rows = [row(n, "c", order=n) for n in range(count)]
     result = RecordWriter(ROUTES, sink, context).write_left(table(*rows), 0)
 
-    assert (expected, BatchResult(count, count, 0, 0)) == (sink.reported, result)
+    assert (expected, BatchResult(count, count, 0, 0)) == (sink.batches, result)
 
 
 class Dying(MemorySink):

@@ -476,17 +476,17 @@ class Server:
 
     def _carry_out(self, packed):
         count, _, rest = packed.partition(b"\r\n")
-        reported = []
+        arguments = []
         for _ in range(int(count.removeprefix(b"*"))):
             length, _, rest = rest.partition(b"\r\n")
             size = int(length.removeprefix(b"$"))
-            reported.append(rest[:size])
+            arguments.append(rest[:size])
             rest = rest[size + 2 :]
         before = self.guard.counts[:]
-        names = [name.decode() for name in reported[3:-1]]
-        assert [b"FCALL", schema.library().apply_columns.encode()] == reported[:2]
-        assert len(names) == int(reported[2])
-        self.guard.apply_columns(names, reported[-1])
+        names = [name.decode() for name in arguments[3:-1]]
+        assert [b"FCALL", schema.library().apply_columns.encode()] == arguments[:2]
+        assert len(names) == int(arguments[2])
+        self.guard.apply_columns(names, arguments[-1])
         self.answers.append(
             [a - b for a, b in zip(self.guard.counts, before, strict=True)]
         )

@@ -65,10 +65,10 @@ def test_a_header_with_an_invalid_name_leaves_its_record_without_headers():
     """
     Without a position the record is a dead letter; its neighbours are unchanged.
     """
-    found = [Message(0, [("position", b"1")]), Message(1, None), Message(2, [])]
+    messages = [Message(0, [("position", b"1")]), Message(1, None), Message(2, [])]
 
     assert [[{"key": "position", "value": b"1"}], [], []] == (
-        table_of(found).column("headers").to_pylist()
+        table_of(messages).column("headers").to_pylist()
     )
 
 

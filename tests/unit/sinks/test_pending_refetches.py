@@ -289,7 +289,7 @@ def test_a_batch_counts_pending_refetches(shop):
     """
     The count is of all requested rows that have not come.
     """
-    outcome = [
+    counts = [
         shop.write(*records).pending_refetches
         for records in (
             [paid(5), paid(5, order=8)],
@@ -298,7 +298,7 @@ def test_a_batch_counts_pending_refetches(shop):
         )
     ]
 
-    assert [2, 1, 0] == outcome
+    assert [2, 1, 0] == counts
 
 
 class Clock:

@@ -502,7 +502,7 @@ def test_the_duration_of_the_engines_steps_is_measured(monitor, tmp_path):
         """The engine's event of one trigger."""
 
         def __init__(self, name, **steps):
-            self.reported = {"name": name, "durationMs": steps, "numInputRows": 0}
+            self.document = {"name": name, "durationMs": steps, "numInputRows": 0}
 
         def progress(self):
             """Return itself as the progress."""
@@ -510,7 +510,7 @@ def test_the_duration_of_the_engines_steps_is_measured(monitor, tmp_path):
 
         def json(self):
             """Return it as JSON."""
-            return orjson.dumps(self.reported).decode()
+            return orjson.dumps(self.document).decode()
 
     monitor.report(tmp_path, SINK)
     listener = EngineListener(monitor.metrics)

@@ -45,7 +45,7 @@ class Indices:
     def __init__(self, behind):
         self.behind = behind
         self.made = []
-        self.reported = []
+        self.changed_settings = []
         self.refreshed = []
         self.intervals = {}
         self.follows = {}
@@ -74,7 +74,7 @@ class Indices:
         return {index: {"mappings": MAPPING}}
 
     def put_settings(self, index, body):
-        self.reported.append((index, body["index"]))
+        self.changed_settings.append((index, body["index"]))
         interval = body["index"].get("refresh_interval")
         if interval is not None:
             self.intervals[index] = interval
@@ -209,8 +209,8 @@ def test_a_delete_is_applied_for_any_key():
     made = sink(client)
     row, gone, other = batch(1, 2, 3).changes
     long = replace(gone, key=("k" * 600,), row=None)
-    found = (row, replace(gone, row=None), replace(other, row=None), long)
-    made.apply(Batch(0, found))
+    changes = (row, replace(gone, row=None), replace(other, row=None), long)
+    made.apply(Batch(0, changes))
     checkpoint = made.flush()
 
     assert (3, [(1,)]) == (
@@ -399,7 +399,7 @@ def test_a_configured_slow_refresh_is_kept():
     made.apply(batch(1))
 
     assert not [
-        said for _, said in client.indices.reported if "refresh_interval" in said
+        put for _, put in client.indices.changed_settings if "refresh_interval" in put
     ]
 
 

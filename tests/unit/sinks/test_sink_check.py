@@ -82,17 +82,17 @@ def test_an_unreachable_target_is_reported_with_its_remedy(monkeypatch):
             """Record the call."""
             closed.append(self)
 
-    reported = []
+    findings = []
     kind = Kind(make=None, read=Reader)
     monkeypatch.setattr(checks, "kind_of", lambda _: kind)
     for fails in (True, False):
         reader = Reader(fails=fails)
         monkeypatch.setattr(checks, "reader_of", lambda *_, r=reader: r)
-        reported += check_target(sink({"topic": "towpath.shop.orders"}), None)
+        findings += check_target(sink({"topic": "towpath.shop.orders"}), None)
 
     assert 2 == len(closed)
     assert [f"cache: no answer. {TargetUnavailableError.remedy}"] == [
-        one.text for one in reported
+        one.text for one in findings
     ]
 
 

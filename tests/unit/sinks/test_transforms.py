@@ -288,7 +288,7 @@ SHAPE = RelationShape(
 
 
 @pytest.mark.parametrize(
-    ("entry", "outcome"),
+    ("entry", "reason"),
     [
         ({"mask": "stats"}, "mask: no column stats; did you mean 'status'"),
         ({"template": "{order_id}{x}", "to": "y"}, "template: no column x"),
@@ -309,14 +309,14 @@ SHAPE = RelationShape(
         ({"drop_if": {"tags": "x"}}, r"tags is text\[\]: only is_null can be asked"),
     ],
 )
-def test_an_entry_that_does_not_fit_the_table_is_a_mistake(entry, outcome):
+def test_an_entry_that_does_not_fit_the_table_is_a_mistake(entry, reason):
     """
     It is found before the sink starts, and named by its number.
     """
     (mistake,) = route_mistakes(route({"constant": 1, "to": "n"}, entry), SHAPE)
 
     assert mistake.startswith("orders (shop.orders): transforms.1: ")
-    assert re.search(outcome, mistake)
+    assert re.search(reason, mistake)
 
 
 def test_entries_that_fit_have_no_mistakes():

@@ -21,7 +21,7 @@ from towpath.sinks.verify.suspects import DigestTable
 POSITION = "0000000000000008.0000000000"
 
 
-def reported(form, rows, *sink):
+def differences_of(form, rows, *sink):
     """Return the differences of unchanging rows of the sink."""
     held = {row.key: form.sink_row(row) for row in sink}
     with DigestTable() as digests:
@@ -36,7 +36,7 @@ def compared(source, sink):
     """Compare one document of the source with the sink's."""
     form = DocumentForm("shop.documents")
     rows = [form.source_rows([["7", source]])]
-    return reported(
+    return differences_of(
         form, rows, StoredRow("7", parsed(sink), POSITION, is_deleted=False)
     )
 
@@ -110,7 +110,9 @@ def test_missing_and_extra_documents_are_reported():
     """
     form = DocumentForm("shop.documents")
     rows = [form.source_rows([["7", '{"a": 1}'], ["9", None]])]
-    found = reported(form, rows, StoredRow("8", {"a": 1}, POSITION, is_deleted=False))
+    found = differences_of(
+        form, rows, StoredRow("8", {"a": 1}, POSITION, is_deleted=False)
+    )
 
     assert [
         Difference(DifferenceKind.MISSING, "7"),

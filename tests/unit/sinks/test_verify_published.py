@@ -39,8 +39,8 @@ TRUNCATED = Rows.model_validate(
 
 def shape(columns, key):
     """Return the announced shape."""
-    found = tuple(Column(name, "text") for name in columns.split())
-    return RelationShape("shop", "orders", found, tuple(key.split()), "0")
+    described = tuple(Column(name, "text") for name in columns.split())
+    return RelationShape("shop", "orders", described, tuple(key.split()), "0")
 
 
 def test_only_announced_columns_and_keys_are_compared():

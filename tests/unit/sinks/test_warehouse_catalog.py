@@ -23,7 +23,7 @@ def warehouse(url, **options):
     )
 
 
-def reported(url, **options):
+def catalog_settings(url, **options):
     """Return the catalog's own settings, without their common prefix."""
     conf = catalog_conf(warehouse(url, **options))
     begins = "spark.sql.catalog.lake."
@@ -34,7 +34,9 @@ def test_the_writing_engine_uses_jdbc():
     """
     User and password leave the url; caching is off; views are known.
     """
-    assert reported("postgresql://me:p%40ss@db:5433/warehouse?sslmode=require") == {
+    assert catalog_settings(
+        "postgresql://me:p%40ss@db:5433/warehouse?sslmode=require"
+    ) == {
         "type": "jdbc",
         "uri": "jdbc:postgresql://db:5433/warehouse?sslmode=require",
         "jdbc.user": "me",
@@ -50,15 +52,16 @@ def test_port_and_user_may_be_left_out():
     The server's usual port is used, and the driver's own user.
     """
     assert ("jdbc:postgresql://db:5432/w", False) == (
-        reported("postgres://db/w")["uri"],
-        "jdbc.user" in reported("postgres://db/w"),
+        catalog_settings("postgres://db/w")["uri"],
+        "jdbc.user" in catalog_settings("postgres://db/w"),
     )
 
 
 def test_an_address_of_version_six_keeps_its_brackets():
     """Host and port stay apart."""
     assert (
-        reported("postgresql://[::1]:5433/w")["uri"] == "jdbc:postgresql://[::1]:5433/w"
+        catalog_settings("postgresql://[::1]:5433/w")["uri"]
+        == "jdbc:postgresql://[::1]:5433/w"
     )
 
 
@@ -93,7 +96,7 @@ def test_an_object_store_and_a_rest_catalog_are_configured():
     url = "https://catalog:8181/api"
     sink = warehouse(url, **options)
 
-    assert reported(url, **options) == {
+    assert catalog_settings(url, **options) == {
         **STORE,
         "type": "rest",
         "uri": url,
@@ -113,7 +116,7 @@ def test_files_may_be_stored_elsewhere_than_the_catalog():
     A Postgres catalog takes a location as well as a folder; the location counts.
     """
     options = {"location": "s3://lake/w", "properties": STORE}
-    conf = reported("postgresql://db/w", **options)
+    conf = catalog_settings("postgresql://db/w", **options)
 
     assert ("jdbc", "s3://lake/w", "http://s3:9000") == (
         conf["type"],

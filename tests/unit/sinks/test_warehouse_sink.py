@@ -35,7 +35,7 @@ class Engine:
 
     def __init__(self):
         self.columns = {"id": "bigint", "note": "string", **OWN}
-        self.reported = []
+        self.statements = []
         self.commits = self.writes = self.looks = 0
         self.fails = None
         self.can_append = True
@@ -69,11 +69,11 @@ class Engine:
         if text.startswith("MERGE"):
             self.write()
         if not text.endswith("WHERE false"):
-            self.reported.append(text)
+            self.statements.append(text)
         return pa.table({})
 
     def register(self, _name, table):
-        self.reported.append(f"batch of {table.num_rows}")
+        self.statements.append(f"batch of {table.num_rows}")
 
     def append(self, _table, rows, on):
         self._fail_at("INSERT")
@@ -81,7 +81,7 @@ class Engine:
         if not self.can_append or known != self.commits:
             return None
         self.write()
-        self.reported.append(f"INSERT of {rows.num_rows}")
+        self.statements.append(f"INSERT of {rows.num_rows}")
         return Commit(self.commits, self._summary())
 
     def write(self):
@@ -92,7 +92,7 @@ class Engine:
     def begun(self):
         """Return the start of each statement that writes rows."""
         return [
-            t.split()[0] for t in self.reported if t.startswith(("INSERT", "MERGE"))
+            t.split()[0] for t in self.statements if t.startswith(("INSERT", "MERGE"))
         ]
 
     def _fail_at(self, text):
@@ -164,7 +164,7 @@ class Rig:
         self.known = known
         self.engine = Engine()
         self.relations = Relations()
-        self.repairs = Repairs(self.engine.reported)
+        self.repairs = Repairs(self.engine.statements)
         route = Route(topic="t", name="shop.orders")
         self._described = Sink(
             name="w",
@@ -183,7 +183,7 @@ class Rig:
 
     def asked(self):
         """Count the requests for all rows."""
-        return self.engine.reported.count("ask shop.orders")
+        return self.engine.statements.count("ask shop.orders")
 
     def _new(self):
         return WarehouseSink(
@@ -360,7 +360,7 @@ def test_rows_that_come_as_columns_are_committed_together(rig):
 
     assert ([], ["INSERT of 2", "INSERT of 1", "INSERT of 1"]) == (
         before,
-        [t for t in rig.engine.reported if t.startswith("INSERT of")],
+        [t for t in rig.engine.statements if t.startswith("INSERT of")],
     )
 
 
@@ -404,7 +404,9 @@ def test_columns_below_the_floor_of_their_table_are_not_written(tmp_path):
     rig.sink.apply_columns(columns_of((1, "4"), (2, "5"), (3, "6")))
     outcome = rig.sink.flush()
 
-    assert ["INSERT of 2"] == [t for t in rig.engine.reported if t.startswith("INSERT")]
+    assert ["INSERT of 2"] == [
+        t for t in rig.engine.statements if t.startswith("INSERT")
+    ]
     assert (2, 1) == (outcome.applied, outcome.stale)
 
 
@@ -452,7 +454,7 @@ def test_a_merge_moves_the_table_to_its_branch(rig):
     rig.write(1)
 
     assert [True] == [
-        "fast_forward" in t for t in rig.engine.reported if "branch =>" in t
+        "fast_forward" in t for t in rig.engine.statements if "branch =>" in t
     ]
 
 

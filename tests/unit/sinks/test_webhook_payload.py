@@ -63,9 +63,9 @@ def test_a_delete_request_has_no_row():
     """
     A deleted row has only its key.
     """
-    given_change = only(change(row=None))
+    payload = only(change(row=None))
 
-    assert ("delete", False) == (given_change["op"], "row" in given_change)
+    assert ("delete", False) == (payload["op"], "row" in payload)
 
 
 def test_a_document_request_keeps_every_digit():
@@ -120,12 +120,12 @@ def test_an_event_request_has_its_payload_unchanged():
     """
     The payload stays text; headers are an object.
     """
-    found = only(event(1))
+    payload = only(event(1))
 
     assert ('{"n":1}', {"traceparent": "x"}, "e1") == (
-        found["payload"],
-        found["headers"],
-        found["event_id"],
+        payload["payload"],
+        payload["headers"],
+        payload["event_id"],
     )
 
 

@@ -5,6 +5,7 @@ import threading
 
 import psycopg
 import pytest
+from structlog.testing import capture_logs
 
 from support.copying import replace
 from towpath.relay.errors import NotPreparedError
@@ -566,6 +567,8 @@ def test_progress_survives_as_it_was_saved(connection, worker):
 def test_a_signal_is_answered_once(connection, worker):
     """
     A replayed signal is not new; nor is one whose row has an answer already.
+
+    The log names no answer that was not stored.
     """
     connection.execute(
         "insert into towpath.signal (id, type, status)"
@@ -579,7 +582,13 @@ def test_a_signal_is_answered_once(connection, worker):
         protocol.StoreSignal("gone", "accepted", {}),
     ]
 
-    assert [True, False, False, True] == [worker.ask(e).is_new for e in effects]
+    with capture_logs() as logged:
+        are_new = [worker.ask(effect).is_new for effect in effects]
+
+    assert [True, False, False, True] == are_new
+    assert [("s1", True), ("s1", False), ("s2", False), ("gone", True)] == [
+        (record["signal_id"], record["event"] == "signal answered") for record in logged
+    ]
 
 
 def test_an_id_is_not_used_twice(connection, worker):

@@ -191,6 +191,8 @@ def test_a_paused_snapshot_is_quiet_until_it_is_resumed(rig):
     rig.signal("p1", kind="pause-snapshot")
     paused = rig.wait_for_answer("p1")
     rig.wait_for_state("s1", "paused")
+    # A kill before the broker has it would lose it: no transaction waits for it.
+    rig.wait_for_notification("s1", "PAUSED")
     rig.kill()
     rig.start()
     # A log signal is answered behind everything that the relay did at its start.
@@ -208,8 +210,9 @@ def test_a_paused_snapshot_is_quiet_until_it_is_resumed(rig):
         detail["rows"],
         {key for _, key in reads},
     )
-    rig.wait_for_notification("s1", "PAUSED")
     rig.wait_for_notification("s1", "RESUMED")
+    answered = {record["signal_id"] for record in rig.logged("signal answered")}
+    assert {"l1", "r1"} == answered, "p1 was answered before the kill"
 
 
 def test_a_stopped_snapshot_can_be_taken_up_at_its_last_key(rig):

@@ -53,6 +53,7 @@ from towpath.relay.snapshot.protocol import (
     ReadSnapshotTables,
     ReleaseSnapshot,
     SaveProgress,
+    SignalStored,
     StoreKeys,
     StoreSignal,
     TablesInspected,
@@ -208,13 +209,7 @@ def _exact_names(connection: Connection, effect: InspectTables) -> dict[str, str
 def _store(store: SnapshotStore, effect: StoreEffect) -> WorkerFact | None:
     match effect:
         case StoreSignal():
-            _LOG.info(
-                "signal answered",
-                signal_id=effect.signal_id,
-                status=effect.status,
-                detail=effect.detail,
-            )
-            return store.store_signal(effect)
+            return _store_signal(store, effect)
         case StoreKeys():
             _LOG.info(
                 "snapshot of moved rows stored",
@@ -227,6 +222,24 @@ def _store(store: SnapshotStore, effect: StoreEffect) -> WorkerFact | None:
         case AnswerSignal():
             store.answer_signal(effect)
             return None
+
+
+def _store_signal(store: SnapshotStore, effect: StoreSignal) -> SignalStored:
+    """Store an answer, and log it unless an earlier one stands."""
+    fact = store.store_signal(effect)
+    if fact.is_new:
+        _LOG.info(
+            "signal answered",
+            signal_id=effect.signal_id,
+            status=effect.status,
+            detail=effect.detail,
+        )
+    else:
+        _LOG.info(
+            "signal not run: answered before, or its id is used",
+            signal_id=effect.signal_id,
+        )
+    return fact
 
 
 # The bound of one chunk as COPY text. Rows take about twice as much in memory, and at

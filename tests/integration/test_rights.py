@@ -410,7 +410,7 @@ def test_each_right_that_a_role_lacks_on_an_index_is_found_without_a_write(
             found[refused] = [*missing_rights(sink, "p")]
 
     assert [] == found.pop(None)
-    who = "the search index's user may not call"
+    who = "the search index's user lacks the rights for"
     on = f"on the indexes {route.name}, {route.name}-*"
     assert found == {
         (verb, path): [f"{who} {verb} {path}: allow its role {places(actions, on)}"]

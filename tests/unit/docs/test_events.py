@@ -64,7 +64,7 @@ def test_a_folder_alone_has_a_catalogue_without_aggregates(capsys):
         ("no.module:events", "cannot be imported: No module named 'no'"),
         ("towpath.outbox:none", "cannot be imported: module"),
         ("towpath.outbox", "cannot be imported"),
-        ("towpath.outbox.plain:Any", "is no Events of towpath.outbox"),
+        ("towpath.outbox.plain:Any", "is not an Events object of towpath.outbox"),
     ],
 )
 def test_events_that_cannot_be_imported_are_a_wrong_command(place, reason, capsys):

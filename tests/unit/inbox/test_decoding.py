@@ -46,7 +46,7 @@ def test_a_payload_in_avro_is_not_read_as_json(found):
     """
     with (
         closing(AvroDecoder({"url": "http://127.0.0.1:1"})) as decode,
-        pytest.raises(Exception, match=r"registry|framing|magic"),
+        pytest.raises((UnavailableError, ValueError), match=r"registry|framing|magic"),
     ):
         decode(found)
 
@@ -56,10 +56,12 @@ def answering():
     """Provide a function that starts a server with one answer, and returns its URL."""
     servers = []
 
-    def start(status):
+    def start(status, answer=None):
+        document = {"error_code": status, "message": "no"} if answer is None else answer
+
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
-                body = json.dumps({"error_code": status, "message": "no"}).encode()
+                body = json.dumps(document).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -99,6 +101,27 @@ def test_only_a_schema_that_is_absent_is_the_fault_of_the_event(
         pytest.raises(error, match=f"the schema registry answers: .*{status}"),
     ):
         decode(event(value=FRAMED))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x02", b"\x02\x04a", b"\x0a\x02a", b"\x02\x02\xff", b"\x04\x02a"],
+    ids=["empty", "half", "short text", "enum", "not UTF-8", "no such symbol"],
+)
+def test_a_payload_that_is_no_avro_of_its_schema_is_a_value_error(answering, data):
+    """
+    A handler needs to know one error only, whatever the bytes are.
+    """
+    mood = {"type": "enum", "name": "Mood", "symbols": ["OK", "SAD"]}
+    fields = [{"name": "mood", "type": mood}, {"name": "note", "type": "string"}]
+    schema = json.dumps({"type": "record", "name": "R", "fields": fields})
+    url = answering(200, {"id": 1, "schema": schema})
+    with closing(AvroDecoder({"url": url})) as decode:
+        assert {"mood": "SAD", "note": "a"} == decode(
+            event(value=b"\0\0\0\0\1\x02\x02a")
+        )
+        with pytest.raises(ValueError, match=r"Avro|utf-8|decode|symbol|schema"):
+            decode(event(value=b"\0\0\0\0\1" + data))
 
 
 def test_a_decoder_without_the_registrys_client_names_the_extra(monkeypatch):

@@ -298,15 +298,24 @@ SHAPE = RelationShape(
         ({"constant": 1, "to": "order_id"}, "order_id is a column of the key"),
         ({"rename": "status", "to": "total"}, "there is a column total already"),
         ({"mask": "tags"}, r"tags is text\[\], which is not a single value"),
-        ({"cast": "paid", "type": "numeric"}, "paid is boolean, which no cast makes"),
-        ({"cast": "at", "type": "bigint"}, "at is timestamp .*, which no cast makes"),
-        ({"cast": "total", "type": "uuid"}, "total is numeric, which no cast makes"),
+        (
+            {"cast": "paid", "type": "numeric"},
+            "paid is boolean, which cannot be cast",
+        ),
+        (
+            {"cast": "at", "type": "bigint"},
+            "at is timestamp .*, which cannot be cast",
+        ),
+        (
+            {"cast": "total", "type": "uuid"},
+            "total is numeric, which cannot be cast",
+        ),
         ({"drop_if": {"total": "x"}}, "total is numeric: compare it with a number"),
         ({"drop_if": {"status": 1}}, "status is text: compare it with text in quotes"),
         ({"drop_if": {"paid": "t"}}, "paid is boolean: compare it with true or false"),
         ({"drop_if": {"status": {"below": 1}}}, "below needs a column of numbers"),
         ({"drop_if": {"total": {"matches": "x"}}}, "matches needs a column of texts"),
-        ({"drop_if": {"tags": "x"}}, r"tags is text\[\]: only is_null can be asked"),
+        ({"drop_if": {"tags": "x"}}, r"tags is text\[\]: only is_null can be applied"),
     ],
 )
 def test_an_entry_that_does_not_fit_the_table_is_a_mistake(entry, reason):

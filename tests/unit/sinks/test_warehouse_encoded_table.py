@@ -63,12 +63,12 @@ def test_rows_are_merged_if_the_table_or_another_task_may_have_their_key(
     """
     known = KnownKeys(100)
     known.learn(hashes(1, 2, 3))
-    apart = rows.apart(rows.hashes, known.new_of(rows.hashes))
+    merged = rows.hashes_to_merge(rows.hashes, known.new_of(rows.hashes))
 
-    assert expected == (None if apart is None else sorted(apart.to_pylist()))
+    assert expected == (None if merged is None else sorted(merged.to_pylist()))
 
 
-def test_executors_write_just_the_rows_that_are_not_apart():
+def test_executors_write_just_the_rows_that_are_not_merged():
     """
     The statement has the others.
     """

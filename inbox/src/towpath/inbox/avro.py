@@ -16,6 +16,7 @@ try:
         OAuthTokenError,
         SchemaRegistryError,
     )
+    from confluent_kafka.serialization import SerializationError
 except ImportError as error:
     _MISSING = "Avro needs the registry's client: pip install 'towpath-inbox[avro]'"
     raise UsageError(_MISSING) from error
@@ -23,10 +24,12 @@ except ImportError as error:
 # Confluent's framing: a zero byte, the schema's id in four bytes, the Avro data. JSON
 # never begins with that byte.
 _FRAME: Final = b"\0"
-# The consumer itself tries again, and commits meanwhile nothing.
+# The consumer itself tries again, and commits nothing in the meantime.
 _SETTINGS: Final[Mapping[str, Any]] = {"timeout": 5, "max.retries": 0}
+# Raised by the framing's reader and by Avro's, beside ``ValueError``, for such bytes.
+_UNREADABLE: Final = (SerializationError, EOFError, LookupError, ArithmeticError)
 # Answers that are about the request or the server, not about the schema.
-_PASSING: Final = (
+_TRANSIENT: Final = (
     HTTPStatus.UNAUTHORIZED,
     HTTPStatus.FORBIDDEN,
     HTTPStatus.REQUEST_TIMEOUT,
@@ -58,8 +61,10 @@ class AvroDecoder:
         Return the payload: records as mappings, logical types as Python's own.
 
         Raises:
-            UnavailableError: The registry cannot be reached now, or refuses the login.
-            ValueError: The payload does not have the form of its schema.
+            UnavailableError: The registry cannot be reached, fails, or refuses the
+                login.
+            ValueError: The payload is not framed, or does not have the form of its
+                schema; or the registry has no such schema.
         """
         value = event.value or b""
         is_avro = "avro" in event.headers.get(headers.CONTENT_TYPE, "").lower()
@@ -71,9 +76,12 @@ class AvroDecoder:
             # Not the error's text, which may hold the address with its password.
             reason = f"the schema registry cannot be reached: {type(error).__name__}"
             raise UnavailableError(reason) from error
+        except _UNREADABLE as error:
+            reason = f"the payload is no Avro of its schema: {error!r}"
+            raise ValueError(reason) from error
         except SchemaRegistryError as error:
             reason = f"the schema registry answers: {error}"
-            if _is_passing(error.http_status_code):
+            if _is_transient(error.http_status_code):
                 raise UnavailableError(reason) from error
             raise ValueError(reason) from error
 
@@ -82,6 +90,6 @@ class AvroDecoder:
         self._client.close()
 
 
-def _is_passing(status: int) -> bool:
-    """Return whether a later answer may be another one."""
-    return status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+def _is_transient(status: int) -> bool:
+    """Return whether a retry may get a different answer."""
+    return status in _TRANSIENT or status >= HTTPStatus.INTERNAL_SERVER_ERROR

@@ -34,11 +34,11 @@ DsnOption = Annotated[
     str,
     Parameter(name="--dsn", env_var="TOWPATH_INBOX_DSN", help="The database."),
 ]
-ConsumerOption = Annotated[str, Parameter(name="--consumer", help="Its name.")]
+ConsumerOption = Annotated[str, Parameter(name="--consumer", help="The consumer.")]
 KafkaOption = Annotated[
     str,
     Parameter(
-        name="--kafka", env_var="TOWPATH_INBOX_KAFKA", help="Its bootstrap servers."
+        name="--kafka", env_var="TOWPATH_INBOX_KAFKA", help="Kafka's bootstrap servers."
     ),
 ]
 KafkaFileOption = Annotated[
@@ -46,10 +46,10 @@ KafkaFileOption = Annotated[
     Parameter(
         name="--kafka-file",
         env_var="TOWPATH_INBOX_KAFKA_FILE",
-        help="Settings of its client, such as a login: a line name=value for each.",
+        help="Settings of Kafka's client, such as a login: one name=value per line.",
     ),
 ]
-SchemaOption = Annotated[str, Parameter(name="--schema", help="Of the tables.")]
+SchemaOption = Annotated[str, Parameter(name="--schema", help="The tables' schema.")]
 
 
 @app.command
@@ -91,7 +91,7 @@ def status(
         dsn: The database.
         kafka: The bootstrap servers.
         kafka_file: More settings of the client.
-        consumer: The consumer; left out, all that have anything stored.
+        consumer: The consumer; by default, all that have anything stored.
         schema: The schema of the tables.
         json: Print one JSON document.
     """
@@ -186,7 +186,7 @@ def replay(
     again stays parked with its new reason, and so do its followers.
 
     Args:
-        event: The event's id; left out, all.
+        event: The event's id; by default, all parked events.
         dsn: The database.
         consumer: The consumer.
         schema: The schema of the tables.
@@ -244,7 +244,7 @@ def _connect(
         raise UnavailableError(message) from error
     except psycopg.errors.UndefinedTable as error:
         command = f'towpath inbox create --schema "{schema}"'
-        message = f"the database has no inbox in the schema {schema}: {command}"
+        message = f"there is no inbox in the schema {schema}; create it: {command}"
         raise UsageError(message) from error
     except psycopg.errors.InsufficientPrivilege as error:
         message = f"{str(error).splitlines()[0]}: docs/rights.md has the grants"

@@ -44,7 +44,7 @@ LevelOption = Annotated[
     Level,
     Parameter(
         name="--compatibility",
-        help="The level, by the registry's names.",
+        help="The level, named as in the registry.",
         # Levels are constants, and are written as such.
         name_transform=str.upper,
     ),
@@ -61,8 +61,7 @@ def freeze(
     """
     Freeze the schemas of a folder; exit 1, and freeze none, if the check fails.
 
-    Their digests are added to the folder's released.lock, which belongs into the
-    repository.
+    Their digests are added to the folder's released.lock; commit that file.
 
     Args:
         folder: The schemas.
@@ -100,7 +99,7 @@ def check(
     """
     Check that no released schema was changed and each version is compatible.
 
-    Each finding is a sentence with its cure; exit 1 if there is one.
+    Each finding is printed with its remedy; exit 1 if there is one.
 
     Args:
         folder: The schemas.
@@ -140,7 +139,7 @@ def catalogue(
     output: Path | None = None,
     config: Annotated[
         Path | None,
-        Parameter(help="Configuration, for the names of topics [the default names]."),
+        Parameter(help="With --events: configuration of topic names [default names]."),
     ] = None,
 ) -> int:
     """
@@ -150,10 +149,10 @@ def catalogue(
 
     Args:
         folder: The schemas, without --events.
-        events: Where an application has its Events; a function that returns them too.
+        events: MODULE:NAME of an Events object, or of a function that returns one.
         title: The heading of the page.
-        output: The file to write; left out, standard output.
-        config: Configuration file, for the names of topics.
+        output: The file to write; standard output by default.
+        config: Configuration file, for the names of topics; only with events.
     """
     places: dict[str, EventPlace] = {}
     schemas = EventSchemas() if events else EventSchemas.from_folder(folder)
@@ -186,7 +185,7 @@ def _events(place: str) -> Events:
     if callable(found) and not isinstance(found, type):
         found = found()
     if not isinstance(found, Events):
-        message = f"--events {place} is no Events of towpath.outbox"
+        message = f"--events {place} is not an Events object of towpath.outbox"
         raise UsageError(message)
     return found
 
@@ -214,7 +213,7 @@ def _client(url: str) -> "SchemaRegistry":
 
 
 def _held(registry: "SchemaRegistry", subject: str) -> list[HeldSchema]:
-    """Read every version of a subject, each with the types that it references in it."""
+    """Read every version of a subject, with the types that it references embedded."""
     found = []
     for version in registry.versions(subject):
         schema = registry.schema(subject, version)

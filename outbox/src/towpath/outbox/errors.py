@@ -41,7 +41,7 @@ class UnboundEventError(UsageError):
 class SavepointError(UsageError):
     """A savepoint was begun while aggregates had unrecorded events."""
 
-    remedy: ClassVar[str] = "Flush the session, or drain it, before the savepoint."
+    remedy: ClassVar[str] = "Drain the session before the savepoint."
 
 
 class EventTooLargeError(InvalidEventError):

@@ -2,8 +2,9 @@
 Record the events that aggregates collect, with SQLAlchemy's sessions.
 
 Domain code appends events to its aggregate, and ``track`` registers the aggregate with
-the session. Its events are recorded when the session flushes or commits: state and
-events are one commit, and no handler can forget an event or publish it on its own.
+the session. Its events are recorded when the session flushes changed rows, or commits:
+state and events are one commit, and no handler can forget an event or publish it on its
+own.
 
 Two rules keep that true with savepoints and rollbacks:
 
@@ -11,7 +12,8 @@ Two rules keep that true with savepoints and rollbacks:
    not yet recorded, as it discards their rows: load the aggregates again.
 2. A savepoint cannot begin while a tracked aggregate has unrecorded events. They would
    be recorded inside it, and its rollback would separate them from state that was
-   written before it. Flush, or call ``drain``, first.
+   written before it. Call ``drain`` first: a flush records nothing if no row of the
+   session has changed.
 
 For asynchronous sessions, install the collector on the factory of the synchronous
 ones::

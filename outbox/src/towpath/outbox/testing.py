@@ -10,9 +10,9 @@ It comes with the package, and has two fixtures:
   transaction is open: the transaction may still be rolled back, or the record may be
   lost after its commit. Transactions of SQLAlchemy, psycopg, psycopg2, asyncpg and
   Django are seen, whether they record an event or not. The clients confluent-kafka,
-  kafka-python and aiokafka are watched. Producers that the application imports before
-  the fixture runs are seen only if ``guard_producers`` was called before, in
-  ``conftest.py``.
+  kafka-python and aiokafka are watched. Producers written in C that the application
+  imports before the fixture runs are seen only if ``guard_producers`` was called
+  before, in ``conftest.py``.
 """
 
 import functools
@@ -87,7 +87,7 @@ class _Watch:
 
     def sent(self, what: str) -> None:
         """
-        Note a record that is sent to Kafka.
+        Refuse a record that is sent to Kafka while a transaction is open.
 
         Raises:
             DualWriteError: A transaction is open.
@@ -156,15 +156,15 @@ class _Watch:
 
 def _driver_connections() -> Iterator[Any]:
     """
-    Yield the connections that exist, of the drivers that are imported.
+    Yield the open and closed connections of all imported drivers.
 
-    No driver reports its transactions; but a handler that records no event at all, and
-    sends to Kafka instead, is what the check is for.
+    Drivers do not report their transactions, so the connections are searched for: the
+    check must also catch a handler that records no event and sends to Kafka instead.
     """
     modules = [(sys.modules.get(name), cls) for name, cls in _CONNECTIONS]
     classes = tuple(getattr(module, cls) for module, cls in modules if module)
     for each in gc.get_objects():
-        # An object may lie about its class by a property that fails.
+        # ``isinstance`` would read ``__class__``, which may be a property that raises.
         if issubclass(type(each), classes):
             yield each
 

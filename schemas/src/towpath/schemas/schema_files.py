@@ -3,8 +3,8 @@ The schema files of a folder, and the types that several of them share.
 
 A file is named ``<name>.v<n>.avsc`` and has one named Avro type. A record that no other
 file references is an event; other records, enums and fixed types may be shared. The
-file of an event says by its attribute ``references`` which version of a shared type it
-takes, because a released event must not change when that type gets another version::
+attribute ``references`` of an event's file names the version of each shared type that
+it uses, because a released event must not change when that type gets another version::
 
     {"type": "record", "name": "PostPublished", "namespace": "blog",
      "references": {"blog.Author": 1},
@@ -91,8 +91,8 @@ def read_files(folder: Path | Traversable) -> tuple[SchemaFile, ...]:
     Read the schema files of a folder, by name.
 
     Raises:
-        EventSchemaError: The folder does not exist, has no schema, or a file that is
-            no Avro schema.
+        EventSchemaError: The folder is missing or has no schema, or a file of it is no
+            Avro schema.
     """
     if not folder.is_dir():
         message = f"{folder}: there is no such folder of event schemas"
@@ -140,7 +140,7 @@ def parse_file(name: str, text: str) -> SchemaFile:
         message = f"{name}: the schema cannot be read: {error}"
         raise EventSchemaError(message) from error
     if not isinstance(document, dict):
-        message = f"{name}: an event schema must be a record"
+        message = f"{name}: an event schema must be a JSON object"
         raise EventSchemaError(message)
     if "$schema" in document or document.get("type") == "object":
         message = f"{name}: JSON Schema is not supported: event schemas are Avro"
@@ -150,7 +150,7 @@ def parse_file(name: str, text: str) -> SchemaFile:
 
 def embedded(files: Iterable[SchemaFile]) -> list[SchemaFile]:
     """
-    Return the files of events, each with the shared types that it references in it.
+    Return the files of events, with the shared types that they reference embedded.
 
     Raises:
         EventSchemaError: A reference leads to no file, to itself, or to two versions.
@@ -167,7 +167,7 @@ _Known = Mapping[tuple[str, int], SchemaFile]
 
 
 def _whole(file: SchemaFile, known: _Known) -> SchemaFile:
-    """Return an event with its shared types in it; its text is made for it."""
+    """Return a file with its shared types embedded, and its text written again."""
     shared: dict[str, SchemaFile] = {}
     _collect(file, known, (), shared)
     document = embed(

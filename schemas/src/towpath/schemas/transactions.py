@@ -1,5 +1,5 @@
 """
-Runs statements in the caller's transaction, whatever the driver of Postgres.
+Runs statements in the caller's transaction, with any driver of Postgres.
 
 The kind of a session is recognised by the module of its class, so that no driver is
 imported that the application does not use:
@@ -38,7 +38,7 @@ Rows = list[Any]
 
 
 class SessionTypeError(UsageError):
-    """The session is not of a kind that the library knows, or is asynchronous."""
+    """The session is of an unknown kind, or not for the function that was called."""
 
     remedy: ClassVar[str] = (
         "Pass a session or connection of SQLAlchemy, psycopg, psycopg2, asyncpg or "
@@ -47,7 +47,7 @@ class SessionTypeError(UsageError):
 
 
 class NoTransactionError(UsageError):
-    """Each statement is committed by itself: state and event would not be one."""
+    """Each statement is committed by itself: state and event would not be atomic."""
 
     remedy: ClassVar[str] = "Begin a transaction, and write state and event inside it."
 
@@ -147,7 +147,7 @@ def _kind(session: object) -> tuple[str, bool]:
 
 @functools.cache
 def _kind_of(cls: type) -> tuple[str, bool]:
-    """Return the same for a class, by its bases too; no driver: an empty string."""
+    """Return the driver of a class (empty: none), and whether it is asynchronous."""
     roots = (base.__module__.partition(".")[0] for base in cls.__mro__)
     kind = next((root for root in roots if root in _KINDS), "")
     is_async = any(base.__name__.lower().startswith("async") for base in cls.__mro__)

@@ -23,8 +23,14 @@ SIGNAL_TOPIC = r"^$|^(?:\{prefix\})?[A-Za-z0-9._-]{1,249}$"
 
 # Each pattern in words, for the message about a mistake.
 PATTERN_WORDS = {
-    IDENTIFIER: "must be a lower-case identifier: letters, digits and underscores",
-    NAME: "must be lower-case letters, digits, dashes and underscores",
+    IDENTIFIER: (
+        "must be a lower-case identifier: up to 63 letters, digits and underscores, "
+        "not beginning with a digit"
+    ),
+    NAME: (
+        "must be lower-case letters, digits, dashes and underscores, beginning with a "
+        "letter or a digit"
+    ),
     PREFIX: "must be letters, digits, dots, dashes and underscores",
     SIGNAL_TOPIC: (
         "must be letters, digits, dots, dashes and underscores, optionally "

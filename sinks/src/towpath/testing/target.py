@@ -110,7 +110,7 @@ def announced(routes: tuple[Route, Route]) -> StaticRelations:
 
 
 def normal(row: StoredRow) -> StoredRow:
-    """Write fields as text, without nulls; a tombstone has no fields."""
+    """Return the row with its fields as text, without nulls; a tombstone has none."""
     fields = {} if row.is_deleted else row.fields
     given = {
         name: text_of(value) for name, value in fields.items() if value is not None
@@ -240,7 +240,7 @@ class FailingChanges(tuple[Change, ...]):
         Yield the first change.
 
         Raises:
-            TargetUnavailableError: There are more.
+            TargetUnavailableError: Always, after the first change.
         """
         yield self[0]
         message = "the target has stopped in the middle of a call"

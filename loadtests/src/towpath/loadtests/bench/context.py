@@ -46,7 +46,7 @@ CASES: Final = (*DRAINS, *STEADIES)
 
 
 def chosen_cases(named: Sequence[str], *, with_debezium: bool) -> tuple[str, ...]:
-    """Return the named cases in their order; if none is named, those of the systems."""
+    """Return the named cases in the order of CASES, or all that the systems have."""
     if named:
         return tuple(name for name in CASES if name in named)
     return tuple(name for name in CASES if with_debezium or name != SAME_HEADERS)
@@ -73,8 +73,8 @@ THROUGHPUT: Final[ConnectorSettings] = MappingProxyType(
         "producer.override.buffer.memory": "134217728",
     }
 )
-# Waits of half a second by default are cut to a millisecond; any less would make each
-# event a separate request, and the connector would fall behind at 2,000 a second.
+# Polling, by default each 500 ms, and lingering take 1 ms: less would make each event
+# a separate request, and the connector would fall behind at 2,000 a second.
 LATENCY: Final[ConnectorSettings] = MappingProxyType(
     {
         POLL: "1",
@@ -120,7 +120,7 @@ class BenchOptions:
         warm_up_s: Time of a steady load before that.
         cases: The cases to run.
         with_debezium: Whether Debezium is measured too.
-        has_search: Whether its best settings are searched first.
+        has_search: Whether to search for Debezium's best settings first.
     """
 
     rows: int = 300_000
@@ -280,9 +280,9 @@ class RunRecords:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Translate the errors of drivers whose server is unreachable."""
+    """Translate the errors of the clients of Postgres and Kafka."""
     try:
         yield
     except (psycopg.Error, KafkaException, TimeoutError) as error:
-        message = f"a server of the benchmark does not answer: {error}".strip()
+        message = f"a server of the benchmark failed: {error}".strip()
         raise BenchError(message) from error

@@ -12,8 +12,8 @@ The result of a comparison: one JSON document, a table, and a plot of the docume
                           "lag": {"p50_ms": ..., "p99_ms": ...}}, ...}}
 
 Costs are per committed transaction of the load, and include everything that the server
-did meanwhile. ``equal`` is about the relay alone: losses of the other ways are what the
-comparison is to show.
+did meanwhile. ``equal`` is about the relay alone: the other ways are expected to lose
+changes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,8 +38,8 @@ class WayCost:
     The cost of the load, per committed transaction.
 
     Attributes:
-        transaction: From the begin of a transaction to the moment at which its writer
-            goes on; without those that were held open or rolled back.
+        transaction: The time from the start of a transaction until its writer
+            continues; without those that were held open or rolled back.
         log_bytes: Bytes of the write-ahead log.
         cpu_us: Processor time of the server, all its processes, in microseconds.
     """
@@ -151,8 +151,8 @@ _COUNTS: Final = {
     "unseen_deletes": "  deletes among them",
     "unseen_late": "  late commits among them",
     "disordered": "changes out of order",
-    "duplicates": "records twice",
-    "unknown": "records of no commit",
+    "duplicates": "duplicate records",
+    "unknown": "records without a commit",
 }
 _SCENES: Final = {
     "delete": "a row deleted later",
@@ -173,7 +173,7 @@ def draw(result: CaptureResult) -> RenderableType:
     for title, cells in table_rows(document):
         table.add_row(title, *cells)
     verdict = (
-        f"{result.judged}: every change once, in order; the table at the end"
+        f"{result.judged}: every change once, in order; the last rows equal"
         if result.verified
         else f"{result.judged}: {result.ways[result.judged].line()}"
     )
@@ -218,7 +218,7 @@ _LOSS_MARGIN: Final = 110
 _SPAN_MARGIN: Final = 60
 _NAMES_MARGIN: Final = 110
 _GAP: Final = 30
-# The kinds of loss that the plot shows; the other counts are among them.
+# The kinds of loss that the plot shows.
 _LOSSES: Final = ("missing", "ghosts", "stale", "unseen", "disordered", "duplicates")
 _SHADES: Final = (0, 10_000)
 _COLOURS: Final = ("#ffffff", "#b3360b")

@@ -91,7 +91,7 @@ class _LogReader:
 
 
 class SequenceReader(_LogReader):
-    """The trap: reads above the highest number, and loses late commits."""
+    """Loses rows: reads above the highest number, and misses late commits."""
 
     def __init__(self) -> None:
         self._read_to = 0
@@ -104,13 +104,13 @@ class SequenceReader(_LogReader):
 
 
 class TransactionReader(_LogReader):
-    """The second trap: reads below the oldest open transaction, and loses the order."""
+    """Loses the order: reads by transaction id, below the oldest open one."""
 
     def __init__(self) -> None:
         self._read_below = 0
 
     def read(self, session: Session) -> Sequence[CapturedRecord]:
-        """Return the rows of all transactions that have ended since the last read."""
+        """Return the unread rows of transactions below the oldest open one."""
         below = _number(session, _ENDED_BELOW)
         ids = (str(self._read_below), str(below))
         rows = session.execute(_OF_TRANSACTIONS, ids).fetchall()
@@ -118,19 +118,19 @@ class TransactionReader(_LogReader):
         return _records(rows)
 
     def is_behind(self, session: Session) -> bool:
-        """Return whether transactions have begun since the last read."""
+        """Return whether transactions below a newer oldest one are unread."""
         return _number(session, _ENDED_BELOW) > self._read_below
 
 
 class _Fence(NamedTuple):
-    """All numbers up to this one are decided once all ids below this one have ended."""
+    """All numbers up to ``number`` are settled once all ids below ``id_above`` end."""
 
     number: int
     id_above: int
 
 
 class FencedReader(_LogReader):
-    """The reader that is compared: nothing is lost, and the order is the commits'."""
+    """The reader that is compared: loses nothing, and keeps the order of each row."""
 
     def __init__(self) -> None:
         self._read_to = 0

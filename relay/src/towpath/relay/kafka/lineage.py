@@ -1,5 +1,5 @@
 """
-The runs of the relay and of its snapshots, and their datasets, for catalogs of lineage.
+The runs of the relay and of its snapshots, and their datasets, for lineage catalogs.
 
 A run of the relay is one session of its stream. A run of a snapshot is one table of it,
 from its first chunk to its end, over several sessions if need be; one that the process
@@ -151,7 +151,7 @@ class RelayDatasets:
     def _output(
         self, name: TableName, announced: AnnouncedTable | None, topic: str
     ) -> Dataset:
-        """Return a topic; a published column comes from the one of the table."""
+        """Return a topic's dataset, and the table column behind each of its columns."""
         columns = () if announced is None else announced.columns
         table = self._table(name)
         return Dataset(

@@ -110,19 +110,21 @@ def kafka_findings(facts: ClusterFacts, settings: Settings) -> list[CheckFinding
     for topic in streamed_topics(prefix, tables):
         if topic in facts.topics:
             found += _streamed_findings(topic, facts.topics[topic], settings)
-    found += _dead_findings(facts, prefix)
-    found += _log_findings(facts, settings)
+    found += _dead_letter_findings(facts, prefix)
+    found += _event_log_findings(facts, settings)
     for topic, each in sorted(facts.topics.items()):
         found += _any_findings(topic, each, facts)
     return found
 
 
-def _read_topics(settings: Settings) -> list[str]:
+def _sink_topics(settings: Settings) -> list[str]:
     """Return the topics that routes of sinks read."""
     return [route.topic for sink in settings.sink for route in sink.route]
 
 
-def _log_findings(facts: ClusterFacts, settings: Settings) -> Iterator[CheckFinding]:
+def _event_log_findings(
+    facts: ClusterFacts, settings: Settings
+) -> Iterator[CheckFinding]:
     """Check that topics whose every event counts are not compacted."""
     routes = (route for sink in settings.sink for route in sink.route)
     logs = {route.topic for route in routes if route.kind is RouteKind.EVENT_LOG}
@@ -154,7 +156,7 @@ def _read(settings: Settings) -> ClusterFacts:
         *streamed_topics(source.prefix, captured_in(cluster.topics, settings)),
         *marked,
     }
-    wanted = ours.union(_read_topics(settings))
+    wanted = ours.union(_sink_topics(settings))
     known = {name: each for name, each in cluster.topics.items() if name in wanted}
     broker_id = str(min(cluster.brokers))
     resources = [ConfigResource(ResourceType.BROKER, broker_id)]
@@ -297,7 +299,7 @@ def _streamed_findings(
         )
 
 
-def _dead_findings(facts: ClusterFacts, prefix: str) -> Iterator[CheckFinding]:
+def _dead_letter_findings(facts: ClusterFacts, prefix: str) -> Iterator[CheckFinding]:
     """Check that dead letters do not expire, and have room for whole rows."""
     dead = names.dead_letter_topic(prefix, "relay")
     retention_ms = (
@@ -338,7 +340,7 @@ def _replica_findings(topic: str, each: TopicSettings) -> Iterator[CheckFinding]
     if each.lagging:
         yield warning_finding(
             "topic-under-replicated",
-            f"topic {topic} has {each.lagging} partitions with a replica behind",
+            f"topic {topic} has {each.lagging} partitions with an out-of-sync replica",
             "the loss of one more broker loses records, or stops their writing",
             "start the missing broker: kafka-topics.sh --describe "
             f"--under-replicated-partitions --topic {topic}",
@@ -349,7 +351,7 @@ def _replica_findings(topic: str, each: TopicSettings) -> Iterator[CheckFinding]
             "topic-min-insync-low",
             f"topic {topic} has {each.replica_count} replicas, min.insync.replicas "
             "is 1",
-            "a record that one broker alone has is confirmed to the source",
+            "a record that only one broker holds is confirmed to the source",
             TopicFix(topic, "min.insync.replicas", str(each.replica_count - 1)),
         )
 

@@ -132,7 +132,7 @@ class KafkaProducer:
         """
         Fence the previous process, and abort its open transaction.
 
-        Call order: before topics are read. Does nothing without transactions.
+        Call order: before topics are read. Without transactions it does nothing.
 
         Raises:
             BrokerUnavailableError: Kafka cannot be reached.
@@ -180,6 +180,7 @@ class KafkaProducer:
         Raises:
             DeliveryFailedError: The producer has failed.
             BrokerRefusedError: The client refuses a record.
+            BrokerUnavailableError: The client reports a transient error.
         """
         produce = self._produce
         taken = 0

@@ -71,7 +71,7 @@ def exporting_command(slot: str, version: int) -> str:
 
 def require_publications(connection: Connection, source: Source) -> None:
     """
-    Check that the publications exist, which must be older than the slot.
+    Check that the publications exist; they are created before the slot.
 
     Raises:
         NotPreparedError: One is missing.
@@ -122,9 +122,9 @@ _LOG = structlog.get_logger("towpath.relay")
 _RETRY_S: Final = 0.5
 
 
-# The server ends the session of a claim whose host has vanished within this time;
-# otherwise a standby would wait for hours.
-_ENDS_LOST_HOSTS: Final = (
+# The server ends the session of a lost host within about 11 s; otherwise a standby
+# would wait for hours.
+_LOST_HOST_TIMEOUTS: Final = (
     b"set tcp_keepalives_idle = '5s'; set tcp_keepalives_interval = '2s';"
     b" set tcp_keepalives_count = 3; set tcp_user_timeout = '11s'"
 )
@@ -210,7 +210,7 @@ class SlotOwnership:
         self._key = lock_key(slot)
         self._connection: Connection = connect(dsn)
         with translated_errors("preparing the claim on the slot"):
-            self._connection.execute(_ENDS_LOST_HOSTS)
+            self._connection.execute(_LOST_HOST_TIMEOUTS)
 
     def acquire(
         self,

@@ -39,14 +39,18 @@ class SnapshotStore:
         self._relay = relay
 
     def read_unfinished(self) -> UnfinishedRead:
-        """Return the snapshots that have not ended, the oldest first."""
+        """
+        Return the open snapshots, the oldest first, and the last request's position.
+
+        A snapshot whose signal has no final answer is open, too.
+        """
         tables = self._read(None)
         own = {"relay": self._relay}
         row = self._connection.execute(query("read_asked_until"), own).fetchone()
         asked_until = row[0] if row else None
         return UnfinishedRead(tables, asked_until)
 
-    def read_ended(self, effect: ReadSnapshotTables) -> SnapshotTablesRead:
+    def read_tables(self, effect: ReadSnapshotTables) -> SnapshotTablesRead:
         """Return all tables of a snapshot, in their order, ended or not."""
         return SnapshotTablesRead(effect.signal_id, self._read(effect.snapshot_id))
 
@@ -129,7 +133,7 @@ class SnapshotStore:
         return ProgressSaved(effect.request_id)
 
     def _is_new(self, effect: StoreSignal) -> bool:
-        """Write the first answer; return whether the signal had none."""
+        """Write the first answer; return whether its tables are to be stored."""
         execute = self._connection.execute
         signal = {"id": effect.signal_id}
         owner = {"relay": self._relay if effect.is_ours else None}

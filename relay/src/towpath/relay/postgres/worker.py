@@ -133,7 +133,7 @@ class SnapshotCommands:
             case InspectTables():
                 return self._inspect(connection, effect)
             case ReadSnapshotTables():
-                return SnapshotStore(connection, self._relay).read_ended(effect)
+                return SnapshotStore(connection, self._relay).read_tables(effect)
             case ClaimSignal():
                 return SnapshotStore(connection, self._relay).claim(effect)
             case ProbeLoad():

@@ -6,9 +6,9 @@ that a snapshot's watermarks must be ordered against raises ``sequence`` by one.
 
 The messages of a skipped transaction (``towpath relay state skip``) become dead
 letters, undecoded: it may have been skipped because it cannot be decoded. Its relations
-still count, because later messages need them. Its end is written to the state topic, so
-that a skip happens once and is visible. Until that end is confirmed, a crash streams
-the transaction again, and it is skipped again.
+still count, because later messages need them. At its end a record of the skip is
+written to the state topic, so that a skip happens once and is visible. After a crash
+before that record is confirmed, the transaction is streamed and skipped again.
 
 An inserted row of ``towpath.signal`` is either a signal, whose transaction is held
 until the answer is stored, or a watermark, if watermarks are written as rows. A row of
@@ -81,7 +81,7 @@ from towpath.schemas.position import Position, format_lsn
 
 SKIPPED: Final = "its transaction was skipped by an operator"
 
-# The tags of commits, schemas, types and origins, which later messages need.
+# The tags of commits, relations, types and origins, which later messages need.
 _NEEDED: Final = frozenset(b"CRYO")
 
 # Makes a dead letter from a raw message, its position and its commit time in ms.
@@ -119,7 +119,7 @@ class TransactionSkipper:
         transaction = self._transaction
         if transaction is None or delivery is None:
             return
-        # Above every ordinal: one of its messages may be a dead letter already.
+        # Sorts after every ordinal, one of which a dead letter may have already.
         position = transaction.place + b"9999999999.%010d" % self._number
         self._number += 1
         raw = frame[PAYLOAD_AT:]
@@ -178,9 +178,10 @@ class SignalTableHandler:
 
 
 TRUNCATED_OUTBOX: Final = "the outbox table was truncated"
+TRUNCATED_SIGNALS: Final = "a table of signals was truncated"
 
 
-# Raised on the fast path for a row that cannot be an event, or is truncated.
+# Raised on the fast path for a row that is no valid event, or a message cut short.
 _NOT_PLAIN: Final = (UnroutableError, MalformedMessageError, IndexError, struct.error)
 
 MakeEvent = Callable[[Transaction, int, Row], Record]
@@ -246,6 +247,8 @@ class StreamConsumer:
 
         Raises:
             MalformedMessageError: A message cannot be parsed.
+            NotPreparedError: The outbox or a configured key lacks a column.
+            SchemaRefusedError: The registry refuses the schema, which halts.
             UnavailableError: Kafka, the registry or the catalog cannot be reached.
         """
         if self._metadata is None and not self._skipper.commit_lsns:
@@ -321,6 +324,8 @@ class StreamConsumer:
 
         Raises:
             MalformedMessageError: The message cannot be parsed.
+            NotPreparedError: The outbox or a configured key lacks a column.
+            SchemaRefusedError: The registry refuses the schema, which halts.
             UnavailableError: Kafka, the registry or the catalog cannot be reached.
         """
         self._now_us = now_us
@@ -414,7 +419,9 @@ class StreamConsumer:
                 self._recorders[relation.oid].record_truncate(xid, self._sequence)
             route = self._routes[relation.oid]
             if not isinstance(route, TableRoute | RefusedRoute):
-                self._context.stats.skip(TRUNCATED_OUTBOX)
+                is_signals = route is None
+                reason = TRUNCATED_SIGNALS if is_signals else TRUNCATED_OUTBOX
+                self._context.stats.skip(reason)
                 continue
             partitions = self._context.sender.facts(route.topic).partition_count
             records = route.truncation(

@@ -101,10 +101,10 @@ class Committed(NamedTuple):
 
 class LogicalMessageEvent(NamedTuple):
     """
-    A logical message; outside a transaction its position is (its LSN, -1).
+    A logical message; outside a transaction its position is (``log_lsn``, -1).
 
-    ``lsn`` is its own LSN; outside a transaction it may be confirmed once the message
-    is delivered.
+    ``log_lsn`` is the lineage's offset plus its LSN there. ``lsn`` is its own LSN;
+    outside a transaction it may be confirmed once the message is delivered.
     """
 
     prefix: str
@@ -142,12 +142,13 @@ class Sequencer:
     the next message is fed.
 
     Attributes:
-        steps: The step of each message type, for callers that know the type.
+        steps: The method that makes the step of each message type, for callers that
+            know the type.
         offset: The lineage's offset.
         relations: The bound relations, by oid.
         transaction: The open transaction; the consumer's hot path sets it too.
-        ordinal: The ordinal of its next change; after the commit, the number of its
-            messages.
+        ordinal: The next ordinal of the transaction; after the commit, the number of
+            its messages.
     """
 
     def __init__(self, lineage_offset: int) -> None:

@@ -10,6 +10,8 @@ Payments and the operations at the provider: their rules and events. No I/O.
                           DECLINED                   VOIDED        or returned   v
                                                                              REFUNDED
 
+The payment of a cancelled order may also go from REQUESTED to VOIDED.
+
 An operation asks the provider for one thing. The operations of a payment are made one
 after the other, in the order in which they were written down. A reversal gives back
 whatever the provider has: it voids an authorisation and refunds a capture. It is also
@@ -79,8 +81,8 @@ class PaymentOperation:
         return f"{self.order_id}-{self.kind.value}"
 
 
-# An authorisation that is not answered by then is given up, and reversed. The others
-# are repeated for as long as it takes: money is at stake.
+# An authorisation without an answer after so many attempts is declined and reversed.
+# Other operations are retried without a limit: money is at stake.
 MOST_AUTHORIZATION_ATTEMPTS: Final = 5
 NO_ANSWER: Final = "the provider did not answer"
 

@@ -1,9 +1,9 @@
 """
 Payments and their operations in tables.
 
-A payment that is written is tracked too: its events are recorded in the same
-transaction. An operation is claimed for a time: its process may die, and then another
-one makes the call again. The migrations create the tables.
+A saved payment is tracked: its events are recorded in the same transaction. A process
+claims an operation for a limited time; if it dies, another process calls the provider
+again. The migrations create the tables.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from towpath.outbox.sqlalchemy import track
@@ -81,15 +81,15 @@ Index(
 _OF_ORDER: Final = payments.c.order_id == bindparam("of_order")
 _FIND: Final = select(payments).where(_OF_ORDER)
 _LOCK: Final = _FIND.with_for_update()
-_ADD: Final = upsert(payments).on_conflict_do_nothing().returning(payments.c.order_id)
+_ADD: Final = insert(payments).on_conflict_do_nothing().returning(payments.c.order_id)
 _SAVE: Final = update(payments).where(_OF_ORDER)
-_ADD_OPERATION: Final = upsert(operations).on_conflict_do_nothing()
+_ADD_OPERATION: Final = insert(operations).on_conflict_do_nothing()
 _ANSWER: Final = update(operations).where(operations.c.id == bindparam("operation"))
 _POSTPONE: Final = _ANSWER.where(operations.c.answered_at.is_(None))
 
 
 def _claim() -> Update:
-    """Return the statement that claims due operations, of each payment the first."""
+    """Return the statement that claims due operations, the first of each payment."""
     earlier = operations.alias("earlier")
     is_not_first = exists(
         select(earlier.c.id)

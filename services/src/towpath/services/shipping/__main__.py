@@ -2,8 +2,8 @@
 The shipping service as a process: ``serve``, ``consume`` or ``migrate``.
 
 ``serve``, the default, migrates the tables, registers the event schemas and listens;
-``consume`` follows the orders. The options have environment variables, such as
-``SHIPPING_DSN`` and ``SHIPPING_PORT``.
+``consume`` handles the events of orders. The options have environment variables, such
+as ``SHIPPING_DSN`` and ``SHIPPING_PORT``.
 """
 
 import os
@@ -29,5 +29,5 @@ SHIPPING: Final = Service(
 )
 
 if __name__ == "__main__":
-    # Only the root reads the environment.
+    # Only entry points read the environment.
     sys.exit(SHIPPING.main(sys.argv[1:], os.environ))  # noqa: TID251

@@ -17,73 +17,73 @@ LANE_WIDTH: Final = 28
 ROW_HEIGHT: Final = 58
 
 
-class Happening(NamedTuple):
-    """A service, and its deed in words."""
+class SagaEvent(NamedTuple):
+    """An action of a service, in words."""
 
     service: str
     text: str
     is_bad: bool = False
 
 
-STEPS: Final[Mapping[str, Happening]] = {
-    "stock_reserved": Happening("inventory", "Stock reserved"),
-    "stock_rejected": Happening("inventory", "Out of stock", is_bad=True),
-    "stock_released": Happening("inventory", "Stock released"),
-    "stock_sold": Happening("inventory", "Stock sold"),
-    "stock_returned": Happening("inventory", "Stock taken back"),
-    "payment_authorized": Happening("payments", "Payment authorised"),
-    "payment_declined": Happening("payments", "Payment declined", is_bad=True),
-    "payment_captured": Happening("payments", "Payment captured"),
-    "payment_voided": Happening("payments", "Authorisation given back"),
-    "payment_refunded": Happening("payments", "Payment refunded"),
-    "shipment_dispatched": Happening("shipping", "Parcel dispatched"),
-    "shipment_failed": Happening("shipping", "Parcel undeliverable", is_bad=True),
-    "shipment_cancelled": Happening("shipping", "Shipment cancelled"),
+STEPS: Final[Mapping[str, SagaEvent]] = {
+    "stock_reserved": SagaEvent("inventory", "Stock reserved"),
+    "stock_rejected": SagaEvent("inventory", "Out of stock", is_bad=True),
+    "stock_released": SagaEvent("inventory", "Stock released"),
+    "stock_sold": SagaEvent("inventory", "Stock sold"),
+    "stock_returned": SagaEvent("inventory", "Stock taken back"),
+    "payment_authorized": SagaEvent("payments", "Payment authorised"),
+    "payment_declined": SagaEvent("payments", "Payment declined", is_bad=True),
+    "payment_captured": SagaEvent("payments", "Payment captured"),
+    "payment_voided": SagaEvent("payments", "Authorisation given back"),
+    "payment_refunded": SagaEvent("payments", "Payment refunded"),
+    "shipment_dispatched": SagaEvent("shipping", "Parcel dispatched"),
+    "shipment_failed": SagaEvent("shipping", "Parcel undeliverable", is_bad=True),
+    "shipment_cancelled": SagaEvent("shipping", "Shipment cancelled"),
 }
-STATUSES: Final[Mapping[str, Happening]] = {
-    "placed": Happening("orders", "Order placed"),
-    "paying": Happening("orders", "Payment requested"),
-    "confirmed": Happening("orders", "Order confirmed"),
-    "paid": Happening("orders", "Order paid"),
-    "cancelling": Happening("orders", "Cancellation requested"),
-    "cancelled": Happening("orders", "Order cancelled", is_bad=True),
-    "completed": Happening("orders", "Order completed"),
-    "returned": Happening("orders", "Goods returned"),
+STATUSES: Final[Mapping[str, SagaEvent]] = {
+    "placed": SagaEvent("orders", "Order placed"),
+    "paying": SagaEvent("orders", "Payment requested"),
+    "confirmed": SagaEvent("orders", "Order confirmed"),
+    "paid": SagaEvent("orders", "Order paid"),
+    "cancelling": SagaEvent("orders", "Cancellation requested"),
+    "cancelled": SagaEvent("orders", "Order cancelled", is_bad=True),
+    "completed": SagaEvent("orders", "Order completed"),
+    "returned": SagaEvent("orders", "Goods returned"),
 }
-# For each status, the steps of which one is awaited, and the words for it.
-_RESERVED: Final = ({"stock_reserved"}, Happening("inventory", "Reserving stock"))
-_AWAITED: Final[Mapping[str, Sequence[tuple[set[str], Happening]]]] = {
+# For each status: the steps, of which one is still to come, and its label.
+_RESERVED: Final = ({"stock_reserved"}, SagaEvent("inventory", "Reserving stock"))
+_AWAITED: Final[Mapping[str, Sequence[tuple[set[str], SagaEvent]]]] = {
     "placed": (_RESERVED,),
     "paying": (
         _RESERVED,
-        ({"payment_authorized"}, Happening("payments", "Authorising the payment")),
+        ({"payment_authorized"}, SagaEvent("payments", "Authorising the payment")),
     ),
     "confirmed": (
-        ({"payment_captured"}, Happening("payments", "Capturing the payment")),
+        ({"payment_captured"}, SagaEvent("payments", "Capturing the payment")),
     ),
     "paid": (
-        ({"shipment_dispatched"}, Happening("shipping", "Handing over the parcel")),
+        ({"shipment_dispatched"}, SagaEvent("shipping", "Handing over the parcel")),
     ),
     "cancelling": (
         (
             {"shipment_dispatched", "shipment_failed", "shipment_cancelled"},
-            Happening("shipping", "Recalling the parcel"),
+            SagaEvent("shipping", "Recalling the parcel"),
         ),
     ),
-    "completed": (({"stock_sold"}, Happening("inventory", "Booking the sale")),),
+    "completed": (({"stock_sold"}, SagaEvent("inventory", "Booking the sale")),),
     "cancelled": (
         (
             {"stock_released", "stock_rejected"},
-            Happening("inventory", "Releasing the stock"),
+            SagaEvent("inventory", "Releasing the stock"),
         ),
         (
             {"payment_declined", "payment_voided", "payment_refunded"},
-            Happening("payments", "Giving the money back"),
+            SagaEvent("payments", "Giving the money back"),
         ),
     ),
     "returned": (
-        ({"stock_returned"}, Happening("inventory", "Taking the stock back")),
-        ({"payment_refunded"}, Happening("payments", "Refunding the payment")),
+        ({"stock_returned"}, SagaEvent("inventory", "Taking the stock back")),
+        ({"payment_refunded"}, SagaEvent("payments", "Refunding the payment")),
     ),
 }
 # The actions that each status allows.
@@ -102,11 +102,11 @@ class Moment(NamedTuple):
 
     Attributes:
         service: The service, a lane.
-        text: Its deed, in words.
+        text: Its action, in words.
         detail: A remark of the service, such as a reason or a tracking number.
         elapsed: The time since the order was placed, such as ``+0.42 s``; empty if the
             moment is awaited.
-        is_bad: Whether the order goes backwards from here.
+        is_bad: Whether the step failed, or the order was cancelled.
         x: The centre of the dot, from the left.
         y: The centre of the dot, from the top.
     """
@@ -142,15 +142,15 @@ class Timeline(NamedTuple):
 
 
 def timeline_of(order: Mapping[str, Any]) -> Timeline:
-    """Arrange the saga of an order, given as ``GET /orders/{id}`` answers it."""
+    """Arrange the saga of an order, as returned by ``GET /orders/{id}``."""
     start = datetime.fromisoformat(order["placed_at"])
     moments = [
-        _moment(row, happening, detail, elapsed_text((at - start).total_seconds()))
-        for row, (at, happening, detail) in enumerate(_past(order))
+        _moment(row, event, detail, elapsed_text((at - start).total_seconds()))
+        for row, (at, event, detail) in enumerate(_past(order))
     ]
     moments += [
-        _moment(row, happening, "", "")
-        for row, happening in enumerate(_awaited(order), start=len(moments))
+        _moment(row, event, "", "")
+        for row, event in enumerate(_awaited(order), start=len(moments))
     ]
     hops = []
     for before, after in pairwise(moments):
@@ -161,49 +161,49 @@ def timeline_of(order: Mapping[str, Any]) -> Timeline:
 
 
 def elapsed_text(elapsed_s: float) -> str:
-    """Write a time since the start of a saga; clocks of services may differ."""
+    """Format the time since the start of a saga; below 0 (clock skew) it is 0."""
     if elapsed_s < 60:  # noqa: PLR2004 - seconds of a minute
         return f"+{max(0.0, elapsed_s):.2f} s"
     minutes, seconds = divmod(round(elapsed_s), 60)
     return f"+{minutes} min {seconds} s"
 
 
-def _past(order: Mapping[str, Any]) -> list[tuple[datetime, Happening, str]]:
+def _past(order: Mapping[str, Any]) -> list[tuple[datetime, SagaEvent, str]]:
     placed_at = datetime.fromisoformat(order["placed_at"])
     found = [(placed_at, STATUSES["placed"], "")]
     for step in order["saga"]["steps"]:
         at = datetime.fromisoformat(step["at"])
-        happening = STEPS.get(step["step"], Happening("orders", step["step"]))
-        found.append((at, happening, step["detail"] or ""))
+        event = STEPS.get(step["step"], SagaEvent("orders", step["step"]))
+        found.append((at, event, step["detail"] or ""))
     status = order["status"]
     if status != "placed":
         at = datetime.fromisoformat(order["updated_at"])
-        happening = STATUSES.get(status, Happening("orders", status))
-        found.append((at, happening, order["reason"] or ""))
+        event = STATUSES.get(status, SagaEvent("orders", status))
+        found.append((at, event, order["reason"] or ""))
     # The order is placed first, whatever the clocks of the other services show.
     return found[:1] + sorted(found[1:], key=lambda moment: moment[0])
 
 
-def _awaited(order: Mapping[str, Any]) -> list[Happening]:
+def _awaited(order: Mapping[str, Any]) -> list[SagaEvent]:
     if order["saga"]["is_settled"]:
         return []
     taken = {step["step"] for step in order["saga"]["steps"]}
     is_paid_for = order["payment_method"] is not None
     return [
-        happening
-        for steps, happening in _AWAITED.get(order["status"], ())
-        if not steps & taken and (is_paid_for or happening.service != "payments")
+        event
+        for steps, event in _AWAITED.get(order["status"], ())
+        if not steps & taken and (is_paid_for or event.service != "payments")
     ]
 
 
-def _moment(row: int, happening: Happening, detail: str, elapsed: str) -> Moment:
+def _moment(row: int, event: SagaEvent, detail: str, elapsed: str) -> Moment:
     return Moment(
-        service=happening.service,
-        text=happening.text,
+        service=event.service,
+        text=event.text,
         detail=detail,
         elapsed=elapsed,
-        is_bad=happening.is_bad,
-        x=LANE_WIDTH * LANES.index(happening.service) + LANE_WIDTH // 2,
+        is_bad=event.is_bad,
+        x=LANE_WIDTH * LANES.index(event.service) + LANE_WIDTH // 2,
         y=ROW_HEIGHT * row + ROW_HEIGHT // 2,
     )
 

@@ -166,7 +166,7 @@ def _input_mistakes(entry: Transform, column: Column) -> Iterator[str]:
     elif entry.type is not None:
         kind = parse_value_type(entry.type).name
         if column.type in _IMPOSSIBLE.get(kind, ()):
-            yield f"{column.name} is {column.type}, which no cast makes {kind}"
+            yield f"{column.name} is {column.type}, which cannot be cast to {kind}"
 
 
 def _condition_mistakes(column: Column, value: object) -> Iterator[str]:
@@ -180,7 +180,7 @@ def _cure(condition: Condition, kind: str) -> str:
     if condition.operator in {"below", "at_least", "matches"}:
         return f"{condition.operator} needs a column of {condition.kind}s"
     if kind not in _KINDS:
-        return "only is_null can be asked of it"
+        return "only is_null can be applied to it"
     return f"compare it with {_KINDS[kind]}"
 
 

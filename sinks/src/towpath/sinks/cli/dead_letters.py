@@ -60,7 +60,7 @@ def list_letters(
     until they are replayed or discarded, or a snapshot reads its row again.
 
     Args:
-        sink: Left out, all sinks.
+        sink: The sink; all sinks by default.
         key: Only this key.
         json: Print one JSON document.
         config: Configuration file.
@@ -134,10 +134,11 @@ class _LetterOptions:
 @app.command
 def replay(*, request: _LetterOptions) -> int:
     """
-    Apply dead letters again, per key in order, through the same guard as ever.
+    Apply dead letters again, in order per key, under the usual position guard.
 
     The running sink does it; a stopped sink does it at its next start. Exit 1 if any of
-    them is refused again: those stay dead letters.
+    them is refused again: those stay dead letters. Exit 3 if the sink has not answered
+    in time: the request stays open.
     """
     return _send(Verb.REPLAY, request)
 
@@ -147,7 +148,8 @@ def discard(*, request: _LetterOptions) -> int:
     """
     Discard dead letters; the present rows of their keys are read from the source.
 
-    Exit 1 if any of them could not be discarded.
+    Exit 1 if any of them could not be discarded. Exit 3 if the sink has not answered in
+    time: the request stays open.
     """
     return _send(Verb.DISCARD, request)
 
@@ -155,7 +157,7 @@ def discard(*, request: _LetterOptions) -> int:
 def _send(verb: Verb, request: _LetterOptions) -> int:
     """Send a request about a key's dead letters, or all; print the answers."""
     if (request.key is None) is not request.all_:
-        message = f"name a --key to {verb}, or say --all"
+        message = f"to {verb}, pass either --key or --all"
         raise UsageError(message)
     topic, book = _read(_settings(request.config), request.sink)
     keys = None if request.key is None else [request.key]

@@ -41,8 +41,8 @@ def run(
     Run sinks in one Spark driver until stopped.
 
     Args:
-        names: The sinks; left out, all those of the driver.
-        driver: The sinks that the configuration gives to this driver.
+        names: The sinks; by default, all sinks of the driver.
+        driver: The driver's name: its sinks run, unless sinks are named.
         config: Configuration file.
     """
     import towpath.sinks.__main__ as sinks  # noqa: PLC0415 - keeps --help fast
@@ -69,14 +69,14 @@ def check(*names: str, config: ConfigOption = None) -> int:
     """
     Check sinks against the tables that they read and the targets that they write.
 
-    Mistakes in the configuration alone are reported first (exit 2); then every route
-    that does not fit its table, every missing right on its topics and its target, and
-    every target that does not answer (exit 1). A table of source.tables that neither
-    the relay has announced nor the source has is reported, and no mistake, unless only
-    an expression selects it.
+    Mistakes in the configuration alone are reported first (exit 2). Then missing rights
+    on topics are reported; if there are none, every route that does not fit its table;
+    and every target that does not answer or lacks a right (exit 1). A table of
+    source.tables that neither the relay has announced nor the source has is reported,
+    and is a mistake only if nothing but an expression selects it.
 
     Args:
-        names: The sinks; left out, all.
+        names: The sinks; all by default.
         config: Configuration file.
     """
     configure_logs()

@@ -157,7 +157,7 @@ def _outputs(
 def _mistakes(
     view: _RouteView, before: RelationShape, after: RelationShape, table: str
 ) -> Iterator[ContractFinding]:
-    """Yield the mistakes that a migration makes of a route."""
+    """Yield the mistakes that a migration causes in a route."""
     unfit = kind_of(view.sink).unfit_name
     former = set(route_mistakes(view.route, before, unfit))
     for mistake in route_mistakes(view.route, after, unfit):
@@ -227,11 +227,8 @@ def _judge(
 _OF_EVERY_KIND: Final[Mapping[ChangeKind, tuple[str, str]]] = MappingProxyType(
     {
         ChangeKind.ADDED: (
-            (
-                "The column is added, and the sink itself reads the rows with a value "
-                "there again."
-            ),
-            "Wait until towpath status names no route of {sink}.",
+            "The column is added; the sink reads the rows with a value in it again.",
+            "Wait until towpath status lists no incomplete route of {sink}.",
         ),
         ChangeKind.DROPPED: (
             "Rows that do not change keep the value of the dropped column.",
@@ -258,7 +255,7 @@ _TYPE_CHANGES: Final = frozenset(
 def _untyped(view: _RouteView, _old: Column, _new: Column) -> _Judged:
     sentence = "The sink stores values as they come; it reads the older rows again."
     if kind_of(view.sink).has_types:
-        sentence = "The sink's columns have types: ask its package what it does."
+        sentence = "The sink's columns have types: read its package's documentation."
     return Level.NOTICE, sentence, (f"Check: towpath verify {view.sink.name}",)
 
 
@@ -275,7 +272,7 @@ def _search(view: _RouteView, old: Column, new: Column) -> _Judged:
     name = view.sink.name
     steps = (
         f"After the migration: towpath sink rebuild {name}",
-        f"Then: towpath dead-letters replay {name}",
+        f"Then: towpath dead-letters replay --sink {name} --all",
     )
     return Level.NOTICE, sentence, steps
 
@@ -303,8 +300,8 @@ def _warehouse(view: _RouteView, old: Column, new: Column) -> _Judged | None:
     if widens(after, before):
         return Level.NOTICE, f"The column stays as wide as it is, a {before}.", ()
     sentence = (
-        f"No column of the warehouse can become a {after} from a {before}: all changes "
-        "of the route become dead letters (ForeignTableError)."
+        f"A warehouse column cannot change from {before} to {after}: all changes of "
+        "the route become dead letters (ForeignTableError)."
     )
     steps = (
         "Add a column with the new type in place of changing this one.",
@@ -336,7 +333,8 @@ def _postgres(view: _RouteView, old: Column, new: Column) -> _Judged | None:
     name = view.sink.name
     steps = (
         "After the migration, in the target: ALTER TABLE ... DROP COLUMN ... CASCADE",
-        f"Then: towpath sink refill {name}, and towpath dead-letters replay {name}",
+        f"Then: towpath sink refill {name}",
+        f"Then: towpath dead-letters replay --sink {name} --all",
     )
     return Level.NOTICE, sentence, steps
 
@@ -351,8 +349,8 @@ _OF_KIND: Final[
     }
 )
 _IN_BATCHES: Final = (
-    "If these are many, change them in batches outside of the migration: readers of "
-    "the topic are behind until they have them all."
+    "If many rows change, change them in batches outside of the migration: readers of "
+    "the topic lag until they have read them all."
 )
 _JUDGED: Final[Mapping[str, tuple[str, str, str]]] = MappingProxyType(
     {

@@ -2,9 +2,9 @@
 The contract of a table: each change of a migration, judged for row topics. Pure.
 
 A finding is *fine*, a *notice* (it works, and the steps say what to do), or *refused*:
-a reader, a writer or a sink would fail or lose values. A refused one has the way in
-steps: expand, migrate, contract. ``accepted`` is a refused one that an option of the
-command accepts.
+a reader, a writer or a sink would fail or lose values. A refused finding lists the
+steps of a safe way: expand, migrate, contract. ``accepted`` marks a refused finding
+that ``--accept`` names.
 """
 
 import enum
@@ -41,7 +41,7 @@ class ContractFinding:
 
     Attributes:
         level: The judgement.
-        place: The part that has the effect: ``source``, a topic, a sink's route.
+        place: Where the effect shows: ``source``, ``relay``, a topic or a sink's route.
         name: The table, or the table and the column, as before the migration.
         change: The change, such as ``column dropped``.
         sentence: The effect, as one sentence.
@@ -109,11 +109,11 @@ def topic_of(table: Table, settings: Settings) -> str:
 
 
 def column_name(table: Table, column: str) -> str:
-    """Return the name by which a column is accepted."""
+    """Return the name that ``--accept`` takes for a column."""
     return f"{table.name.text}.{column}"
 
 
-# Changes that fail writers, whether the column is published or not.
+# Changes that can make writers fail, whether the column is published or not.
 _OF_WRITERS: Final = frozenset({ChangeKind.REQUIRED, ChangeKind.ADDED})
 
 
@@ -130,10 +130,10 @@ def _is_published(
 def _of_shown(change: ColumnChange, name: str, topic: str) -> ContractFinding:
     new_name = change.after.name if change.after else ""
     sentence = (
-        f"The column is not published, and would be, as {new_name}: its values reach "
-        "every reader."
+        f"The unpublished column would be published as {new_name}: its values would "
+        "reach every reader."
     )
-    step = "Exclude the new name by relay.rows.exclude_columns first."
+    step = f"Keep {new_name} out of relay.rows first: exclude it, or do not include it."
     return ContractFinding(
         *(Level.REFUSED, topic, name, "column published", sentence), (step,)
     )
@@ -189,7 +189,7 @@ def _of_key(
     before, after = (", ".join(key) or "nothing" for key in (old, new))
     sentence = (
         f"The key of the table's records changes from {before} to {after}: older "
-        "records keep the former key, and every sink has its rows by it."
+        "records keep the former key, and every sink stores its rows under it."
     )
     steps = (
         "Create a new table with the new key, and write to both.",
@@ -254,16 +254,16 @@ def _of_required(change: ColumnChange, name: str) -> ContractFinding:
         SOURCE,
         name,
         change.kind,
-        "The migration fails if a row has null there, and so does every insert of the "
-        "running application that leaves it out.",
+        "The migration fails if a row has null in the column, and so does every insert "
+        "of the running application that omits the column.",
         ("Deploy the application that always writes it, fill the old rows.", *_REQUIRE),
     )
 
 
 _CONTRACT: Final = (
-    "Let every reader of the topic move; name the column in `exclude` of each route.",
-    "Add {name} to relay.rows.exclude_columns, as an expression.",
-    "Drop the column in a later migration: a column that is not published is fine.",
+    "Let no reader of the topic use it; name the column in `exclude` of each route.",
+    "Keep {name} out of relay.rows: exclude it, or do not include it.",
+    "Drop the column in a later migration: dropping an unpublished column is fine.",
 )
 _REPLACE: Final = (
     "Add a column with the new type, nullable, in this migration.",
@@ -284,8 +284,8 @@ _JUDGED: Final[Mapping[ChangeKind, _Judged]] = MappingProxyType(
         ChangeKind.RENAMED: (
             Level.REFUSED,
             (
-                "Records have {renamed} in place of {column}: to a reader, that is "
-                "gone, and no old row has the new one."
+                "Records have {renamed} in place of {column}: readers lose {column}, "
+                "and older records lack {renamed}."
             ),
             (
                 "Add {renamed} as a nullable column in this migration.",
@@ -363,7 +363,7 @@ def _of_registry(name: str, topic: str, change: ColumnChange) -> ContractFinding
         "The Avro schema of the topic changes: the registry may refuse it, which halts "
         "the relay or makes dead letters (relay.rows.on_refused_schema)."
     )
-    step = "Check the level of the subject, which the operator may relax for a moment."
+    step = "Check the subject's compatibility level; it may be relaxed temporarily."
     return ContractFinding(Level.NOTICE, topic, name, change.kind, sentence, (step,))
 
 

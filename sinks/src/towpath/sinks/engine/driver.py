@@ -36,8 +36,8 @@ CHECK_AGAIN_EVERY_S: Final = 10.0
 # The engine gives a running batch 30 s to finish; the sum of all stops is bounded.
 STOP_WITHIN_S: Final = 40.0
 
-# A busy cluster starts an executor within seconds. Spark itself starts one that cannot
-# run again and again, and says so to nobody but the workers.
+# A busy cluster starts an executor within seconds. Spark restarts one that cannot run
+# again and again, and only the workers' logs show it.
 EXECUTORS_WITHIN_S: Final = 30.0
 
 _log = structlog.get_logger("towpath.sinks")
@@ -48,7 +48,7 @@ class SinkSelection:
     """
     The sinks that a driver runs.
 
-    The named ones, or all that the file assigns to it.
+    The named ones, or all that the configuration assigns to the driver.
     """
 
     names: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class _RunningSink:
 
 
 class ExecutorWatch:
-    """Logs once that jobs wait for executors, and once that they wait no more."""
+    """Logs once when jobs wait for executors, and once when they no longer do."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -92,7 +92,7 @@ class ExecutorWatch:
         """Take in whether jobs wait for a first executor now."""
         if not is_waiting:
             if self._is_missing:
-                _log.info("executor started: batches wait no more")
+                _log.info("executor started: batches no longer wait")
             self._deadline, self._is_missing = None, False
         elif self._deadline is None:
             self._deadline = Deadline(self._clock, EXECUTORS_WITHIN_S)
@@ -133,7 +133,9 @@ class Driver:
 
     def run(self) -> None:
         """
-        Keep every selected sink running; return when all of them have stopped.
+        Keep the selected sinks running until stopped; then wait for them to end.
+
+        A sink that has not ended after ``STOP_WITHIN_S`` is abandoned.
 
         Raises:
             EngineDiedError: The engine's process ended unexpectedly.
@@ -239,7 +241,7 @@ class Driver:
             _log.info("sink stopped: its block was removed or changed", sink=name)
 
     def _start_again(self, running: _RunningSink, settings: Settings) -> None:
-        """Start a sink again whose supervisor has ended unexpectedly."""
+        """Restart a sink whose supervisor has ended unexpectedly."""
         running.report.failed(
             "the sink's supervisor ended unexpectedly",
             remedy="Read the driver's log; the sink restarts automatically.",
@@ -250,7 +252,7 @@ class Driver:
         again.start()
 
     def _try_to_start(self, sink: Sink, settings: Settings) -> None:
-        """Start a sink; if its folder cannot be written, it is retried."""
+        """Start a sink; if its folder cannot be written, the next check retries."""
         try:
             self._start(sink, settings)
         except StateNotWrittenError as error:

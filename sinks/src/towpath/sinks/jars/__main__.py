@@ -19,7 +19,9 @@ def main() -> int:
     environ = os.environ  # noqa: TID251 - a root
     parser = argparse.ArgumentParser(prog="towpath.sinks.jars", description=__doc__)
     parser.add_argument("locks", nargs="*", help="further locks", metavar="LOCK")
-    parser.add_argument("--only", action="append", help="a use; left out, all")
+    parser.add_argument(
+        "--only", action="append", help="fetch archives of this use [all]"
+    )
     wanted = parser.parse_args()
     further = [store.LOCK.with_name(f"{word}.lock") for word in wanted.locks]
     jars = [jar for path in (store.LOCK, *further) for jar in store.read_lock(path)]
@@ -32,7 +34,7 @@ def main() -> int:
     except JarsError as error:
         print(f"error: {error}\nremedy: {error.remedy}", file=sys.stderr)
         return error.exit_code
-    _print(f"{count} Java archives are in place, their sha256 checked")
+    _print(f"{count} Java archives fetched, their sha256 verified")
     return 0
 
 

@@ -14,12 +14,12 @@ owner, and its running driver stores copies at least every ``BEAT_EVERY_S``. Ano
 folder takes over only after it has seen no new copies for ``SILENT_FOR_S`` of its own
 clock, or at once if the owner has released them. Taking over fences the owner, whose
 next copies are refused; its driver then stops writing. An owner that has stored no copy
-for ``WRITES_FOR_S`` begins no call of the target either (``check``): by the time that
-another one takes over, at most calls in flight are left of it. A folder that is not the
-owner, or is older than the copies (a machine that comes back, a restored backup), is
-replaced by them.
+for ``WRITES_FOR_S`` begins no call to the target either (``check``): when another
+folder takes over, at most the former owner's calls in flight remain. A folder that is
+not the owner, or is older than the copies (a machine that comes back, a restored
+backup), is replaced by them.
 
-No Kafka: ``CopyStore`` stores records, and tells who is fenced.
+Nothing here uses Kafka: a ``CopyStore`` stores the records, and fences writers.
 """
 
 import shutil
@@ -48,7 +48,7 @@ BEAT_EVERY_S: Final = 10.0
 # Three beats, so that a slow broker is not mistaken for a driver that has ended.
 SILENT_FOR_S: Final = 30.0
 
-# The owner begins no call of the target later than this after its newest copy: before
+# The owner begins no call to the target later than this after its newest copy: before
 # another folder can have seen silence for long enough.
 WRITES_FOR_S: Final = 20.0
 
@@ -59,7 +59,7 @@ PART_BYTES: Final = 500_000
 RESUMES_FILE: Final = "resumes.json"
 _PROGRESS_FILE: Final = "progress.json"
 _COPIES_FILE: Final = ".copies"
-# Also of one that is being dropped.
+# The prefix of the checkpoint's folder, and of the one that is being dropped.
 _CHECKPOINT: Final = "checkpoint"
 # The lock belongs to the process.
 _NOT_COPIED: Final = frozenset({LOCK_FILE})
@@ -135,7 +135,7 @@ class _Mark(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """The end of the copies when it was last seen to move, and until when to wait."""
+    """The end of the copies when it last changed, and the deadline for silence."""
 
     end: int
     until: Deadline
@@ -169,7 +169,9 @@ class StateCopies:
 
     def claim(self) -> bool:
         """
-        Become the owner, unless this is it already; before anything reads the folder.
+        Become the owner, unless this folder already is.
+
+        Call order: before anything reads the folder.
 
         Returns:
             Whether the folder was replaced by the copies.
@@ -355,7 +357,7 @@ class NoCopies:
         """Copy nothing."""
 
     def check(self) -> None:
-        """Let every call of the target begin."""
+        """Let every call to the target begin."""
 
     def kept(self) -> AbstractContextManager[None]:
         """Store no beats."""

@@ -210,7 +210,7 @@ class Tables:
                 f"have {', '.join(_OF_VIEW)}"
             )
             raise UnfitViewError(message)
-        # A view is read without ``only``, like a partitioned table.
+        # A view is read without the keyword ONLY of SQL, like a partitioned table.
         return SourceTable(
             *(table.schema, table.name, _document(types), ("aggregate_id",)),
             is_partitioned=True,
@@ -254,7 +254,11 @@ def _document(types: Mapping[str, str]) -> tuple[SourceColumn, ...]:
 
 
 def _limit_to_state(route: Route) -> Limit:
-    """Limit a view to rows of a type that carries state, null included."""
+    """
+    Limit a view to the state types; without them, to all but the delete types.
+
+    The second form includes null.
+    """
     if route.state_types:
         return Limit("type", route.state_types)
     return Limit("type", route.delete_types, is_of_others=True)

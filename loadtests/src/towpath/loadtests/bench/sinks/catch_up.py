@@ -1,8 +1,9 @@
 """
 The case ``catch_up``: each sink alone, then its comparison, then its baseline.
 
-A sink is measured from the start of its process to the end of its topic. Three
-processes are watched: the driver's, the engine's below it, and the target's server.
+A sink is measured from the start of its process to the end of its topic. The driver,
+the engine below it, the target's server, the broker and a cluster's executors are
+watched.
 Progress is read from the sink's own files: ``progress.json`` has the applied offsets
 and the time when they were durable, and the engine's offset log has the time of the
 first batch. The comparison is ``towpath verify``, in a separate process.
@@ -192,7 +193,7 @@ class SinkCatchUp:
             self._bench.clock.wait(POLL_INTERVAL_S)
 
     def _note_half(self, applied: SinkProgress, goal: int) -> None:
-        """Begin the figures of a cluster with the second half of the backlog."""
+        """Restart a cluster's figures once half of the backlog is applied."""
         is_due = self._workers is not None and self._half is None
         if is_due and applied.records >= goal // 2:
             self._half = applied
@@ -247,7 +248,7 @@ class SinkCatchUp:
         """
         rows = applied.records - half.records
         if not rows:
-            self._end("half of the backlog is too short to be measured: more --rows")
+            self._end("half of the backlog is too short to measure: increase --rows")
         executors_s = sum(
             value
             for name, value in found.items()
@@ -303,7 +304,7 @@ def compare_sink(backlog: Backlog, sink: str) -> tuple[str, ...]:
 
 def read_findings(document: Mapping[str, Any], rows: int) -> tuple[str, ...]:
     """
-    Return the findings of a report; too few compared rows are a finding too.
+    Return the findings of a report; a wrong number of compared rows is one, too.
 
     Raises:
         BenchError: The report is inconclusive.

@@ -4,7 +4,7 @@ The benchmark of snapshots: all systems, both loads, round by round.
 In one run a system streams the table's changes, is asked to read the table, and is
 checked afterwards. Under updates, the load begins before the signal, so that the same
 clients measure the latency without a snapshot; it ends with the snapshot. A finding
-about the relay voids all figures.
+voids all figures; stale rows are a finding of the relay only.
 """
 
 from collections.abc import Iterator, Sequence
@@ -177,7 +177,7 @@ def run_load(bench: Bench, run: FillRun) -> ExitStack:
 
 
 def measure_copy(bench: Bench, run: FillRun, source: ItemSource) -> Figures:
-    """Measure the upper limit: a COPY of the table that is discarded."""
+    """Measure the upper limit: COPY the table, and discard the output."""
     bench.screen.begin(run.name, 0)
     with run_load(bench, run):
         began_s = bench.clock.monotonic_s()

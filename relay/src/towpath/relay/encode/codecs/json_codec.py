@@ -6,7 +6,7 @@ TOASTed value is missing, or the configured placeholder where the column's type 
 express it: in texts and bytes, and as the only entry of their arrays and maps.
 
 ``source`` has Debezium's members, and ``commit_lsn``; ``origin`` only for changes that
-were replicated to the source. With Debezium's preset there are also ``ts_us``,
+were replicated to this database. With Debezium's preset there are also ``ts_us``,
 ``ts_ns`` and ``sequence``, the text ``["<LSN of the commit>","<LSN of the row>"]``:
 ordered by both numbers, rows are in the order of their commits.
 

@@ -31,8 +31,8 @@ _ID: Final = "_rights"
 _INDEX: Final = "{route}-rights"
 _MATCHES_NOTHING: Final[Mapping[str, Any]] = {"query": {"match_none": {}}}
 
-# The security plugin checks these without an index, and some again for each shard, by
-# an action whose name begins alike.
+# The security plugin checks these without an index, and some again for each shard,
+# under an action whose name begins with theirs.
 _OF_CLUSTER: Final = (
     *("indices:data/write/bulk", "indices:data/read/mget"),
     *("indices:data/read/scroll", "cluster:monitor/main"),
@@ -164,8 +164,8 @@ def missing_rights(sink: Sink, _prefix: str) -> Iterator[str]:
     if calls:
         indexes = ", ".join(f"{name}, {name}-*" for name in routes)
         yield (
-            f"the search index's user may not call {', '.join(calls)}: "
-            f"allow its role {_places(actions, indexes)}"
+            f"the search index's user lacks the rights for {', '.join(calls)}: "
+            f"grant its role {_places(actions, indexes)}"
         )
 
 
@@ -222,7 +222,7 @@ def _missing_actions_of_items(probe: Probe, answer: Any) -> Iterable[str]:  # no
 
 def _missing_actions(probe: Probe, error: object) -> Iterable[str]:
     """
-    Return the actions of a call, and before them what else an error names.
+    Return the error's actions that the call does not list, then the call's own.
 
     An error names the first missing action only, and the call may need more.
     """

@@ -2,12 +2,12 @@
 Encoding a slice for the warehouse in a task; the executors write the rows later.
 
 The driver sends the tables with the task, fitted to their sources. Rows that fit them
-are encoded; every other change is refused, so that it is left to the driver, which has
-the target: partial changes, which may lack a row; values and columns that do not fit; a
-route whose table is held back.
+are encoded. Every other change is refused, and the driver, which can read the target,
+applies it: a partial change, whose row may be missing there; a value or column that
+does not fit; a change of a route whose table is held back.
 
-Nothing is written here, so a task may run any number of times, and a task that was
-given up cannot pass a floor. The driver drops rows below a floor before it merges.
+Nothing is written here, so a task may run any number of times, and an abandoned task
+cannot write a row below a floor. The driver drops such rows before it merges.
 """
 
 from collections import defaultdict
@@ -35,7 +35,7 @@ _LEFT: Final = "only the driver can write it"
 
 class TableForm(NamedTuple):
     """
-    A form of the rows of one table: a statement of its own.
+    A set of columns that rows of a table share; each has a statement of its own.
 
     Attributes:
         route: The route.
@@ -177,7 +177,7 @@ class WarehouseEncoder:
 
 
 def _form(route: str, table: LakeTable | None, change: Change) -> TableForm | None:
-    """Return the form of a change; ``None`` if it has none."""
+    """Return the form of a change; ``None``: only the driver can write it."""
     if table is None or change.unchanged:
         return None
     unknown = unknown_columns(table, [change])

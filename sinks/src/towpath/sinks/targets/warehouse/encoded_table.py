@@ -3,14 +3,15 @@ The rows of one table that tasks have encoded, and the two ways of writing them.
 
 A task knows the keys of its own rows alone. The driver knows all keys of a table while
 a fill is under way, as hashes, and tasks return the hashes of theirs: eight bytes a
-row. So the driver splits the rows. Those of new keys become files as they are; those
-*apart* are merged, which searches the table:
+row. So the driver splits the rows. Those of new keys become files as they are; these
+are merged, which searches the table:
 
 - rows of known keys, and of two keys with the same hash;
 - rows of keys that more than one task has, which are not folded yet;
 - rows with columns that the source has dropped.
 
-If a floor may be above some rows, all rows are merged: the statement leaves these out.
+All rows are merged if a floor may be above some of them, because the statement omits
+those, or if more than half of the keys would be merged anyway.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,7 +43,7 @@ class EncodedTable:
     Attributes:
         table: The table.
         rows: The rows of all tables of the batch.
-        forms: The numbers of the rows, by form.
+        forms: The summaries of the encoded rows, one for each task, by form.
         is_log: Whether it is an event log.
         floor: Rows below it are dropped.
         session: Runs the statements.
@@ -60,7 +61,7 @@ class EncodedTable:
         """The hash of each row's key."""
         return pa.concat_arrays([one.hashes for one in self._summaries()])
 
-    def apart(self, hashes: pa.Array, new: pa.Array) -> pa.Array | None:
+    def hashes_to_merge(self, hashes: pa.Array, new: pa.Array) -> pa.Array | None:
         """
         Return the hashes of the keys whose rows are merged; ``None``: all of them.
 
@@ -80,34 +81,34 @@ class EncodedTable:
         ]
         known = hashes.filter(pc.invert(pc.is_in(hashes, value_set=new)))
         repeated = counted.filter(pc.greater(counted.field("counts"), 1))
-        apart = pa.concat_arrays([known, repeated.field("values"), *retained]).unique()
+        found = pa.concat_arrays([known, repeated.field("values"), *retained]).unique()
         # A search for most of them costs as much as one for all of them.
-        return apart if 2 * len(apart) <= len(hashes) else None
+        return found if 2 * len(found) <= len(hashes) else None
 
     def write_files(
-        self, apart: pa.Array, write: Callable[[pa.Table], WrittenFiles]
+        self, to_merge: pa.Array, write: Callable[[pa.Table], WrittenFiles]
     ) -> Iterable[WrittenFiles]:
         """
-        Have the executors write the rows that are not apart.
+        Write the rows that are not merged as files, on the executors.
 
         Args:
-            apart: As ``apart`` returns it.
+            to_merge: The hashes of the keys whose rows are merged.
             write: Writes rows; it is called on executors.
         """
         form = TableForm(self._route)
         if form not in self.forms:
             return ()
-        of_files = partial(_written, self.table, apart, write)
+        of_files = partial(_written, self.table, to_merge, write)
         return self.rows.collect(form.text, of_files)
 
-    def merges(self, apart: pa.Array | None) -> Iterator[str]:
+    def merges(self, to_merge: pa.Array | None) -> Iterator[str]:
         """
-        Yield a statement for each form of the rows; its view is registered.
+        Register a view of each form's rows, and yield the statement that merges it.
 
         Args:
-            apart: The hashes of the keys whose rows are merged; ``None``: all.
+            to_merge: The hashes of the keys whose rows are merged; ``None``: all.
         """
-        keep = _all if apart is None else partial(_kept, self.table, apart)
+        keep = _all if to_merge is None else partial(_kept, self.table, to_merge)
         for form, summaries in self.forms.items():
             of_form, view = form.table(self.table), f"towpath_{self.table.branch}"
             self.rows.register(form.text, view, form.schema(self.table), keep)
@@ -136,17 +137,17 @@ def _all(rows: pa.Table) -> pa.Table:
     return rows
 
 
-def _kept(table: LakeTable, apart: pa.Array, rows: pa.Table) -> pa.Table:
-    """Return the rows that are apart; called on executors."""
-    return rows.filter(pc.is_in(key_hashes(table, rows), value_set=apart))
+def _kept(table: LakeTable, to_merge: pa.Array, rows: pa.Table) -> pa.Table:
+    """Return the rows that are merged; called on executors."""
+    return rows.filter(pc.is_in(key_hashes(table, rows), value_set=to_merge))
 
 
 def _written(
     table: LakeTable,
-    apart: pa.Array,
+    to_merge: pa.Array,
     write: Callable[[pa.Table], WrittenFiles],
     rows: pa.Table,
 ) -> WrittenFiles:
-    """Write the rows that are not apart; called on executors."""
-    is_apart = pc.is_in(key_hashes(table, rows), value_set=apart)
-    return write(rows.filter(pc.invert(is_apart)))
+    """Write the rows that are not merged; called on executors."""
+    is_merged = pc.is_in(key_hashes(table, rows), value_set=to_merge)
+    return write(rows.filter(pc.invert(is_merged)))

@@ -155,16 +155,16 @@ class TaskRows(Protocol):
     def hashes(self) -> pa.Array:
         """The hash of each row's key."""
 
-    def apart(self, hashes: pa.Array, new: pa.Array) -> pa.Array | None:
+    def hashes_to_merge(self, hashes: pa.Array, new: pa.Array) -> pa.Array | None:
         """Return the hashes of the keys whose rows are merged; ``None``: all."""
 
     def write_files(
-        self, apart: pa.Array, write: Callable[[pa.Table], WrittenFiles]
+        self, to_merge: pa.Array, write: Callable[[pa.Table], WrittenFiles]
     ) -> Iterable[WrittenFiles]:
-        """Have the executors write the rows that are not apart."""
+        """Write the rows that are not merged as files, on the executors."""
 
-    def merges(self, apart: pa.Array | None) -> Iterable[str]:
-        """Yield the statements that merge the rows apart, or all rows."""
+    def merges(self, to_merge: pa.Array | None) -> Iterable[str]:
+        """Yield the statements that merge these rows, or all rows."""
 
 
 class _KnownTable(NamedTuple):
@@ -225,16 +225,16 @@ class TableWriter:
         state = self._take(name)
         keys = state.keys
         new = None if keys is None else keys.new_of(hashes).unique()
-        apart = None if new is None else rows.apart(hashes, new)
+        to_merge = None if new is None else rows.hashes_to_merge(hashes, new)
         commit, written = None, 0
-        if apart is not None and not len(apart):
-            files = partial(rows.write_files, apart)
+        if to_merge is not None and not len(to_merge):
+            files = partial(rows.write_files, to_merge)
             commit = self._appender.append_files(rows.table, files, state.commit)
             written = 0 if commit is None else commit.added_rows
         if commit is None:
             before, keys = self._confirm(name, state)
-            apart = None if keys is None else apart
-            commit, written = self._write_apart(rows, before, apart)
+            to_merge = None if keys is None else to_merge
+            commit, written = self._append_and_merge(rows, before, to_merge)
         self._record(name, commit, keys, new)
         return written
 
@@ -250,8 +250,8 @@ class TableWriter:
         fits = keys is not None and new is not None and keys.learn(new)
         self._states[name] = _KnownTable(commit, keys if fits else None)
 
-    def _write_apart(
-        self, rows: TaskRows, before: Commit, apart: pa.Array | None
+    def _append_and_merge(
+        self, rows: TaskRows, before: Commit, to_merge: pa.Array | None
     ) -> tuple[Commit, int]:
         """
         Append the rows of new keys, if there are any, and merge the others.
@@ -259,18 +259,18 @@ class TableWriter:
         Args:
             rows: The rows.
             before: The commit to write on.
-            apart: The hashes of the keys whose rows are merged; ``None``: all.
+            to_merge: The hashes of the keys whose rows are merged; ``None``: all.
         """
         appended = None
-        if apart is not None and len(apart):
+        if to_merge is not None and len(to_merge):
             self._session.sql(
                 branch_off(rows.table.name, self.branch, before.snapshot_id)
             )
-            files = partial(rows.write_files, apart)
+            files = partial(rows.write_files, to_merge)
             appended = self._appender.append_files(
                 *(rows.table, files, before, self.branch)
             )
-        merges = rows.merges(None if appended is None else apart)
+        merges = rows.merges(None if appended is None else to_merge)
         return self._merge(rows.table.name, before, merges, appended)
 
     def _statements(self, rows: TableRows) -> Iterator[str]:

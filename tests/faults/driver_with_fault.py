@@ -180,7 +180,7 @@ POINTS: Final[dict[str, Callable[[Fault], None]]] = {
     "read": lambda f: f.before(slices, "decode"),
     "applied": lambda f: f.after_targets("apply"),
     "flushed": lambda f: f.after_targets("flush"),
-    "set aside": lambda f: f.after(DeadLetterTopic, "put"),
+    "dead letter stored": lambda f: f.after(DeadLetterTopic, "put"),
     "written": lambda f: f.after(SinkWriter, "write"),
     "reported": lambda f: f.after(Report, "done"),
     "filling": lambda f: f.around(

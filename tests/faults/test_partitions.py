@@ -90,7 +90,7 @@ def ids_in_source(faults) -> set[int]:
 
 
 def ids_in_topic(faults) -> set[int]:
-    """Return the keys that the topic says there are; too large rows aside."""
+    """Return the live keys of the topic, except those of rows that are too large."""
     live: dict[bytes, bytes | None] = {}
     for message in faults.relay.records("shop.line"):
         live[message.key() or b""] = message.value()

@@ -29,12 +29,16 @@ DEATHS = (
     ("applied", "warehouse"),
     ("flushed", "cache"),
     ("flushed", "warehouse"),
-    ("set aside", "search"),
+    ("dead letter stored", "search"),
     ("written", "cache"),
     ("reported", "warehouse"),
 )
 # One death per sink: each start of a driver takes twenty seconds of processor time.
-FEW_DEATHS = (("applied", "warehouse"), ("set aside", "search"), ("written", "cache"))
+FEW_DEATHS = (
+    ("applied", "warehouse"),
+    ("dead letter stored", "search"),
+    ("written", "cache"),
+)
 
 
 class Shop(Place):

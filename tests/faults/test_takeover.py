@@ -135,7 +135,7 @@ class Stack:
         return Seen(self.topics(), sinks, {sink: progress(sink) for sink in SINKS})
 
     def has_moments(self) -> bool:
-        """Return whether the warehouse has the rows that it had set aside."""
+        """Return whether the warehouse has the rows that were dead letters."""
         stored = self.stored("rich.moment")
         rows = [stored.get(f"rich.moment:{number}") for number in (1, 2, 3)]
         return all(row is not None and row["at"] == MENDED for row in rows)
@@ -328,7 +328,7 @@ def families(port: int) -> list[str]:
 
 
 def parked() -> set[str]:
-    """Return the numbers of the moments that the warehouse has set aside."""
+    """Return the numbers of the moments that are the warehouse's dead letters."""
     listed = command("dead-letters", "list", "--sink", "warehouse")
     return {str(json.loads(one["key"])["id"]) for one in listed}
 

@@ -322,7 +322,7 @@ def test_a_message_that_is_no_event_is_a_dead_letter(relay: Relay):
 
 def test_a_release_lets_an_aggregate_go(relay: Relay):
     """
-    At the next start its later events flow; what was set aside stays set aside.
+    At the next start its later events flow; its dead letters stay dead letters.
     """
     relay.prepare()
     relay.start()

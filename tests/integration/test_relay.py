@@ -39,7 +39,7 @@ create table shop.line (
     at timestamptz not null default '2026-01-02 03:04:05.6+00',
     primary key (order_id, line_no)
 );
-create table shop.aside (id int primary key, note text);
+create table shop.other (id int primary key, note text);
 """
 
 
@@ -393,7 +393,7 @@ def test_a_huge_transaction_streams_through_bounded(relay: Relay):
     )
 
 
-def test_what_is_too_large_is_set_aside_while_others_flow(relay: Relay):
+def test_a_too_large_record_becomes_a_dead_letter_while_others_flow(relay: Relay):
     """
     A row above its topic's limit leaves a dead letter with reason, key and place.
     """
@@ -476,7 +476,7 @@ def test_idle_traffic_is_confirmed(relay: Relay):
     relay.start()
     until(lambda: bool(relay.logged("relay streaming")), "the relay streams")
     relay.connection.execute(
-        "insert into shop.aside select n, repeat('x', 900)"
+        "insert into shop.other select n, repeat('x', 900)"
         " from generate_series(1, 5000) n"
     )
     until(lambda: 0 <= relay.confirmed_lag_bytes() < 100_000, "the log is confirmed")
@@ -561,7 +561,7 @@ def test_init_is_repeatable_and_follows_the_configuration(relay: Relay, capsys):
     relay.prepare()
     init(relay.config, dry_run=False)
     second = capsys.readouterr().out.splitlines()[-1]
-    relay.capture("shop.line", "shop.aside")
+    relay.capture("shop.line", "shop.other")
     init(relay.config, dry_run=True)
     printed = capsys.readouterr().out
     init(relay.config, dry_run=False)
@@ -573,7 +573,7 @@ def test_init_is_repeatable_and_follows_the_configuration(relay: Relay, capsys):
     assert (
         "nothing to do: the source is prepared",
         True,
-        [("shop.aside",), ("shop.line",), ("towpath.signal",)],
+        [("shop.line",), ("shop.other",), ("towpath.signal",)],
     ) == (second, "alter publication" in printed, tables)
 
 
@@ -582,8 +582,8 @@ def test_init_tells_every_problem_with_its_cure(relay: Relay):
     Missing tables, keys and the like are reported at once, before anything is done.
     """
     relay.connection.execute("create table shop.bare (id int)")
-    relay.connection.execute("alter table shop.aside replica identity nothing")
-    relay.capture("shop.bare", "shop.none", "shop.aside")
+    relay.connection.execute("alter table shop.other replica identity nothing")
+    relay.capture("shop.bare", "shop.none", "shop.other")
     with pytest.raises(NotPreparedError) as caught:
         init(relay.config, dry_run=False)
     found = str(caught.value).splitlines()

@@ -36,7 +36,7 @@ create table s.kinds (
     primary key (code, id)
 );
 create table s.plain (id int primary key, n int, note text);
-create table s.aside (id int primary key);
+create table s.other (id int primary key);
 """
 INSERT = """
 insert into s.kinds values (
@@ -77,7 +77,7 @@ class Source(Rig):
         """Prepare the database and start a relay with these settings."""
         self.configure(
             f"{relay}\n[relay.rows]\n{rows}",
-            tables=("s.kinds", "s.plain", "s.aside"),
+            tables=("s.kinds", "s.plain", "s.other"),
             partitions=2,
             registry_url=registry_url or self.registry_url,
         )
@@ -244,11 +244,11 @@ def test_a_refused_schema_parks_its_rows_and_all_else_flows(source: Source):
     refuse(source, 'format = "avro"\non_refused_schema = "park"')
     source.run(
         "truncate s.plain",
-        "insert into s.aside values (5)",
+        "insert into s.other values (5)",
         "alter table s.plain alter n type int using 2",
         "insert into s.plain values (3, 3, 'd')",
     )
-    aside = source.values("aside", at_least=1)
+    others = source.values("other", at_least=1)
     plain = source.values("plain", at_least=2)
     dead = source.in_order("dead.relay", at_least=4)
     found_headers = [headers_of(message) for message in dead]
@@ -264,7 +264,7 @@ def test_a_refused_schema_parks_its_rows_and_all_else_flows(source: Source):
         ],
         ["409"] * 4,
     ) == (
-        [value["after"] for value in aside],
+        [value["after"] for value in others],
         [value["after"] for value in plain],
         [
             (headers["op"], json.loads(message.value()))
@@ -284,12 +284,12 @@ def test_a_registry_that_is_away_is_waited_for(source: Source):
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]
     source.begin('format = "avro"', registry_url=f"http://127.0.0.1:{port}")
-    source.run("insert into s.aside values (1)")
+    source.run("insert into s.other values (1)")
     until(
         lambda: "schema registry cannot be reached" in source.printed(), "it is missed"
     )
     with answering(port):
-        (message,) = source.in_order("s.aside", at_least=1)
+        (message,) = source.in_order("s.other", at_least=1)
 
     assert b"\x00\x00\x00\x00\x07\x02" == message.key()
 

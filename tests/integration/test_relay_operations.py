@@ -139,7 +139,7 @@ def test_one_id_joins_all_of_a_transaction(relay: Running):
         relay.connection.execute(
             "select pg_logical_emit_message(true, 'towpath.outbox', %s)", (TABLELESS,)
         )
-    relay.connection.execute("create table shop.aside (id int primary key)")
+    relay.connection.execute("create table shop.other (id int primary key)")
     relay.connection.execute("insert into shop.line values (9, 'next')")
     boundaries = relay.read("transaction", at_least=4)
     begin, end, *following = values(boundaries)

@@ -240,7 +240,7 @@ class Feed:
         """
         Produce a record that is no change, and keep its origin.
 
-        With a position it parks its key; without a readable one it is put aside alone.
+        With a position it parks its key; without one it is a dead letter by itself.
         """
         position = "x"
         if parks:

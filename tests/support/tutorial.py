@@ -88,7 +88,7 @@ def _commands(text: str, first_line: int) -> Iterator[Command]:
 
 
 def matches(expected: tuple[str, ...], printed: str) -> bool:
-    """Return whether the printed text is what a page shows, notices of jobs aside."""
+    """Return whether the printed text is what a page shows, without notices of jobs."""
     pattern = "".join(
         "(?:.*\n)*" if line == _ANY else f"{_any_text(line)}\n" for line in expected
     )

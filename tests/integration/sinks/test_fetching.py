@@ -35,7 +35,7 @@ class Counting(Consumer):
 
 @pytest.fixture
 def client(monkeypatch):
-    """Give up soon, read in small portions, and count."""
+    """Give up soon, read little at a time, and count."""
     counting = type("Counted", (Counting,), {})
     monkeypatch.setattr(clients, "Consumer", counting)
     monkeypatch.setattr(fetch, "REQUEST_TIMEOUT_S", 2.0)

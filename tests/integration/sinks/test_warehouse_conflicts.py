@@ -58,9 +58,9 @@ def overtaken(lent: Lake, name: str, theirs: Callable[[], object]) -> Iterator[N
         catalog.put(after)
         with (
             psycopg.connect(lent.described.url, autocommit=True) as watching,
-            ThreadPoolExecutor(1) as aside,
+            ThreadPoolExecutor(1) as pool,
         ):
-            done = aside.submit(
+            done = pool.submit(
                 lambda: (
                     until(
                         lambda: watching.execute(_WAITING).fetchone()[0] > 0,

@@ -240,7 +240,7 @@ def test_a_receiver_that_is_down_is_not_asked_for_each_change(receiver):
 @pytest.mark.parametrize("status", [401, 403, 410])
 def test_a_receiver_that_wants_no_webhooks_halts_the_sink(receiver, sink, status):
     """
-    Nothing is refused or set aside, and the remedy names what to look at.
+    Nothing becomes a dead letter, and the remedy names what to look at.
     """
     receiver.otherwise = refusing(status)
     with pytest.raises(WebhookRefusedError, match=str(status)) as caught:

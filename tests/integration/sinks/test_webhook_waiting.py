@@ -126,7 +126,7 @@ class Hook:
         return sum(key in keys_of(taken) for taken in self.receiver.requests)
 
     def open_letters(self) -> list[str]:
-        """Return the reasons of what is set aside."""
+        """Return the reasons of the open dead letters."""
         book = OpenDeadLetters().read(self.letters.entries())
         return [x.reason for subject in book.dead_letters for x in book.of(subject)]
 
@@ -201,7 +201,7 @@ def test_a_key_that_fails_for_long_waits_alone_over_batches(receiver, hook):
     """
     The rest of its batch and later batches flow; its changes come later, in order.
 
-    It is set aside durably, so that a restart in between changes nothing.
+    It is parked durably, so that a restart in between changes nothing.
     """
     receiver.otherwise = failing(2, "e5")
     first = [hook.row(1), hook.row(2), hook.row(3), hook.event("a"), hook.event("b")]
@@ -251,7 +251,7 @@ def test_a_receiver_that_fails_at_everything_has_the_sink_wait(
     receiver, hook, status, headers, error
 ):
     """
-    Nothing is set aside, the longest pause is honoured, and few requests are sent.
+    No dead letter is made, the longest pause is honoured, and few requests are sent.
     """
     hook.start(concurrency=1)
     receiver.otherwise = lambda _: Answer(status, headers)

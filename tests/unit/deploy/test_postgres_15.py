@@ -85,7 +85,7 @@ def test_otherwise_the_archive_is_unpacked_once(
     uid: int,
 ):
     """
-    Another release, or none, is left aside; root's copy lies where all may run it.
+    Another release, or none, is ignored; root's copy lies where all may run it.
     """
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     # The user who runs this may not give files away, as the root that it plays may.

@@ -40,10 +40,10 @@ class RouteBench:
         options = {"view": views} | options
         outbox = relay.outbox if relay else Outbox.model_validate(options)
         self.outbox = outbox
-        self.buried: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
         self.parked = ParkedAggregates(10)
-        dead = DeadLetters("towpath", lambda r: self.buried.update([r]), self.parked)
+        dead = DeadLetters("towpath", lambda r: self.refusals.update([r]), self.parked)
         self.dead = dead
         self.routes = AggregateRoutes(outbox, dead, lambda r: self.skipped.update([r]))
 
@@ -204,7 +204,7 @@ def test_an_invalid_cloudevent_is_a_dead_letter_that_parks_nothing():
 
     assert ("towpath.dead.relay", b"1") == (record.topic, record.value)
     assert b"fill-1" == dict(record.headers)["snapshot"]
-    assert {NOT_A_CLOUDEVENT: 1} == bench.buried
+    assert {NOT_A_CLOUDEVENT: 1} == bench.refusals
     assert 0 == len(bench.parked)
 
 

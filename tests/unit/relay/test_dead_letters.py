@@ -207,8 +207,8 @@ def test_a_parked_event_too_large_for_the_dead_letters_leaves_a_stub():
     """
     parked = ParkedAggregates(10)
     dead = dead_letters(parked)
-    aside = dead.of_record(event(b"42", 5000), "first")
-    stub = dead.of_large(aside, 1000, 4000)
+    dead_letter = dead.of_record(event(b"42", 5000), "first")
+    stub = dead.of_large(dead_letter, 1000, 4000)
     content = json.loads(stub.value or b"")
 
     assert ("e", "first", True) == (

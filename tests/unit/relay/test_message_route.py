@@ -49,9 +49,9 @@ class RouteBench:
     """A route for messages, and the events that it counted."""
 
     def __init__(self, outbox: Outbox | None = None) -> None:
-        self.buried: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
         self.parked = ParkedAggregates(10)
-        dead = DeadLetters("towpath", lambda r: self.buried.update([r]), self.parked)
+        dead = DeadLetters("towpath", lambda r: self.refusals.update([r]), self.parked)
         self.route = LogicalEvents(
             outbox or Outbox(), dead, self.parked, frozenset(), lambda _: None
         )
@@ -237,7 +237,7 @@ def test_an_invalid_message_is_a_dead_letter(
 
     assert ("towpath.dead.relay", {reason: 1}, True) == (
         record.topic,
-        bench.buried,
+        bench.refusals,
         kept == {"base64": "/w=="} or kept.encode() == whole,
     )
 
@@ -255,7 +255,7 @@ def test_json_that_is_nested_too_deeply_is_a_dead_letter():
 
     assert ("towpath.dead.relay", True) == (
         record.topic,
-        bench.buried.keys() <= {TOO_DEEP, NOT_AN_OBJECT},
+        bench.refusals.keys() <= {TOO_DEEP, NOT_AN_OBJECT},
     )
 
 

@@ -65,10 +65,10 @@ class RouteBench:
 
     def __init__(self, outbox: Outbox | None = None) -> None:
         self.skipped: Counter[str] = Counter()
-        self.buried: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
         self.parked = ParkedAggregates(10)
         dead = DeadLetters(
-            "towpath", lambda reason: self.buried.update([reason]), self.parked
+            "towpath", lambda reason: self.refusals.update([reason]), self.parked
         )
         self.route = OutboxRoute(
             OUTBOX,
@@ -185,7 +185,7 @@ def test_a_row_without_an_aggregate_is_a_dead_letter(columns: dict, reason: str)
         ("42", {reason: 1}),
     ) == (
         (record.topic, marks["reason"], marks["position"]),
-        (json.loads(record.value or b"")["aggregate_id"], bench.buried),
+        (json.loads(record.value or b"")["aggregate_id"], bench.refusals),
     )
 
 
@@ -208,7 +208,7 @@ def test_no_event_goes_to_an_internal_topic(topic: str):
     bench = RouteBench(Outbox(topic="{aggregate_type}"))
     (record,) = bench.records(aggregate_type=topic.encode())
 
-    assert ("towpath.dead.relay", {RESERVED_TOPIC: 1}) == (record.topic, bench.buried)
+    assert ("towpath.dead.relay", {RESERVED_TOPIC: 1}) == (record.topic, bench.refusals)
 
 
 @pytest.mark.parametrize("topic", [".", "..", "x" * 250, ""])

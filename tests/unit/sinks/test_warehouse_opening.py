@@ -90,7 +90,7 @@ def test_our_own_commit_may_have_expired():
         [(2, None, "replace", APPENDED), (3, 2, "replace", APPENDED)],
         [],
     ],
-    ids=["one is forgotten", "ours was put aside", "all are gone"],
+    ids=["one is forgotten", "ours was replaced", "all are gone"],
 )
 def test_a_broken_commit_chain_means_added_rows(commits):
     """

@@ -204,7 +204,7 @@ def rebuild(
 
     Args:
         sink: The sink.
-        route: Only this route's index; left out, all of them, one after the other.
+        route: Only this route's index; by default, all of them, one by one.
         config: Configuration file.
     """
     settings = _settings(config_file(config))

@@ -54,7 +54,7 @@ class SnapshotOptions:
     The options of ``start`` that go into the signal.
 
     Attributes:
-        target: The one sink that gets the rows; left out, all sinks.
+        target: The one sink that gets the rows; by default, all sinks.
         where: "schema.table=filter": only these rows; a whole SELECT with --type
             blocking. May be given once for each table.
         key: Only the row with this key: its text, or a JSON list of its columns. May be
@@ -64,7 +64,7 @@ class SnapshotOptions:
         surrogate_key: Read in the order of this unique column instead of the key's.
         max_rows_per_second: Bound of the reading speed.
         sweep: At the end, have sinks delete the rows that the tables do not have.
-        id: The signal's id; left out, one is made.
+        id: The signal's id; by default, one is made.
     """
 
     target: str | None = None
@@ -145,7 +145,7 @@ def start(
 
     Args:
         collections: Tables as schema.table, aggregates as outbox.TYPE, or expressions
-            on such names; left out, all tables and views that are configured.
+            on such names; by default, all tables and views that are configured.
         options: Further fields of the signal.
         wait: Show its progress until it has ended.
         answer_within: How many seconds to wait for the relay's answer; 0: not at all.
@@ -224,7 +224,7 @@ def pause(*names: str, json: JsonOption = False, config: ConfigOption = None) ->
     Pause snapshots until they are resumed, also over a restart.
 
     Args:
-        names: A snapshot's id, or tables, or an id and then tables; left out, all.
+        names: A snapshot's id, or tables, or an id and then tables; by default, all.
         json: Print one JSON document.
         config: Configuration file.
     """
@@ -239,8 +239,8 @@ def resume(*names: str, json: JsonOption = False, config: ConfigOption = None) -
     An incomplete snapshot reads only the rows again that were not delivered.
 
     Args:
-        names: A snapshot's id, or tables, or an id and then tables; left out, all that
-            are paused.
+        names: A snapshot's id, or tables, or an id and then tables; by default,
+            all that are paused.
         json: Print one JSON document.
         config: Configuration file.
     """
@@ -253,7 +253,7 @@ def stop(*names: str, json: JsonOption = False, config: ConfigOption = None) -> 
     Stop snapshots where they are.
 
     Args:
-        names: A snapshot's id, or tables, or an id and then tables; left out, all.
+        names: A snapshot's id, or tables, or an id and then tables; by default, all.
         json: Print one JSON document.
         config: Configuration file.
     """

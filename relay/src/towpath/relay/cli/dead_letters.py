@@ -20,7 +20,7 @@ app = App(
 
 TypeOption = Annotated[
     str | None,
-    Parameter(name="--type", help="The aggregate's type; left out, if it has none."),
+    Parameter(name="--type", help="The aggregate's type, if it has one."),
 ]
 IdOption = Annotated[str, Parameter(name="--id", help="The aggregate's id.")]
 

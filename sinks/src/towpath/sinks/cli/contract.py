@@ -260,7 +260,7 @@ class _ScratchOptions:
         alembic: The revisions START:END, such as 0007:0008 or base:head.
         alembic_config: Alembic's configuration file.
         url_variable: The environment variable that gives Alembic's env.py the database.
-        python: The application's Python, which runs Alembic; left out, this one.
+        python: The application's Python, which runs Alembic; by default, this one.
     """
 
     dsn: Annotated[str, Parameter(env_var="TOWPATH_SCRATCH_DSN")]

@@ -37,7 +37,7 @@ def verify(  # noqa: PLR0913 - a command's options
     applied the changes that the source had. Exit 3 if the comparison cannot be made.
 
     Args:
-        sinks: Their names in the configuration; left out, all that can be read back.
+        sinks: Their names in the configuration; by default, all that can be read.
         route: Compare only this route of one sink, named as in the sink or by its
             table.
         sample: Compare random rows: a number for each route, or a percentage as 5%,

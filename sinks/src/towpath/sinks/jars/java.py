@@ -102,7 +102,7 @@ def spark_home(folder: Path, environ: Mapping[str, str] | None = None) -> Path:
 
     Args:
         folder: The folder of the wrapper; safe to repeat.
-        environ: The environment; the process's own if left out.
+        environ: The environment; by default, the process's own.
     """
     java_home = home(environ)
     archive = shlex.quote(str(spark_classes(environ)))

@@ -147,7 +147,7 @@ def test_a_partial_row_without_its_row_asks_for_it(sink):
     sink.apply(Batch(0, (*whole, partial)))
     (refusal,) = sink.flush().refused
 
-    assert ((99,), True) == (refusal.change.key, refusal.asks)
+    assert ((99,), True) == (refusal.change.key, refusal.needs_refetch)
 
 
 def test_one_emptied_server_is_a_loss(nodes, sink, asked):

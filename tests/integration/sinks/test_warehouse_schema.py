@@ -120,7 +120,11 @@ def test_a_change_that_cannot_be_followed_holds_back_its_route_alone(warehouse):
         [warehouse.event(n) for n in (1, 2)],
     )
     (refusal,) = outcome.refused
-    assert (2, (1,), False) == (outcome.applied, refusal.change.key, refusal.asks)
+    assert (2, (1,), False) == (
+        outcome.applied,
+        refusal.change.key,
+        refusal.needs_refetch,
+    )
     assert "column note is string" in refusal.reason
     assert "Drop the warehouse's table" in refusal.reason
     assert {"1": "x"} == warehouse.notes()

@@ -54,7 +54,9 @@ def test_a_partial_change_after_a_delete_is_refused():
     ]
     folded = newest_per_key([change(1, {"id": 1, "a": 1, "b": 1}), delete, *partials])
 
-    refused = tuple(Refusal(partial, ABSENT_ROW, asks=True) for partial in partials)
+    refused = tuple(
+        Refusal(partial, ABSENT_ROW, needs_refetch=True) for partial in partials
+    )
 
     assert ((delete,), refused) == (folded.changes, folded.refused)
 
@@ -105,7 +107,7 @@ def test_changes_of_different_partitions_are_not_merged():
     whole = change(5, {"id": 1, "a": 5, "b": 5})
     lower = change(6, {"id": 1, "b": 6}, unchanged=["a"])
     newest = replace(change(9, {"id": 1, "b": 9}, unchanged=["a"]), origin=moved)
-    refusal = Refusal(newest, ABSENT_ROW, asks=True)
+    refusal = Refusal(newest, ABSENT_ROW, needs_refetch=True)
 
     assert [
         Folded((whole,), (), 0, (newest,)),

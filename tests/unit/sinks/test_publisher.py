@@ -115,7 +115,7 @@ def test_a_driver_takes_over_from_one_that_ended(tmp_path, store, clock):
 
     assert [0, 1, 0, 0, 1, 2] == [run - runs[0] for run in runs]
     assert followed == runs[1]
-    assert ["sink published by another driver too: readers follow that one"] == [
+    assert ["sink also run by another driver: readers follow that run"] == [
         entry["event"] for entry in logs
     ]
 
@@ -201,9 +201,9 @@ def test_lost_rows_are_published_at_once_and_only_once(tmp_path, store, clock):
     publisher.begin()
     publisher.publish(PROGRESS, Activity())
     for _ in range(2):
-        publisher.publish(PROGRESS, Activity(), only_if_lacking=True)
+        publisher.publish(PROGRESS, Activity(), only_if_changed=True)
         incomplete.begin(tmp_path, "cache", "orders", "repair-1")
-    publisher.publish(PROGRESS, Activity(), only_if_lacking=True)
+    publisher.publish(PROGRESS, Activity(), only_if_changed=True)
 
     assert [(), ("orders",)] == [one.unfilled for one in store.records]
 

@@ -49,10 +49,10 @@ KNOWN: Final = (
     KnownCommand(
         "config",
         _DEPLOY,
-        "Check the configuration, show it whole, or make one from a connector's.",
+        "Check the configuration, show it in full, or convert a connector's.",
     ),
-    KnownCommand("relay", _RELAY, "Set up the source, run the relay, ask how it is."),
-    KnownCommand("outbox", _RELAY, "Remove old, published events from a kept outbox."),
+    KnownCommand("relay", _RELAY, "Set up the source, run the relay, show its status."),
+    KnownCommand("outbox", _RELAY, "Remove old, published events from the outbox."),
     KnownCommand("sink.run", _SINKS, "Run sinks in one driver until stopped."),
     KnownCommand("sink.list", _DEPLOY, "List the sinks: state, lag, dead letters."),
     KnownCommand("sink.check", _SINKS, "Check sinks against tables and targets."),
@@ -69,7 +69,7 @@ KNOWN: Final = (
     KnownCommand(
         "dead-letters",
         _SINKS,
-        "List, show, replay or give up what a sink could not apply.",
+        "List, show, replay or discard what a sink could not apply.",
     ),
     KnownCommand("schema.freeze", _OUTBOX, "Freeze event schemas as released."),
     KnownCommand(
@@ -77,24 +77,24 @@ KNOWN: Final = (
     ),
     KnownCommand("schema.catalogue", _OUTBOX, "Write a page of all events."),
     KnownCommand(
-        "schema.contract", _SINKS, "Judge a migration for row topics and sinks."
+        "schema.contract", _SINKS, "Check a migration against row topics and sinks."
     ),
     KnownCommand(
         "inbox", _INBOX, "Create an inbox; list, replay or drop parked events."
     ),
     KnownCommand("console", _DEPLOY, "Show the platform on a web page; act on it."),
     KnownCommand("doctor", _DEPLOY, "Check source, broker, registry and sinks."),
-    KnownCommand("trace", _DEPLOY, "Show the way of one row or aggregate."),
+    KnownCommand("trace", _DEPLOY, "Trace one row or aggregate to every sink."),
     KnownCommand("replay", _DEPLOY, "Have one sink read a row or aggregate again."),
-    KnownCommand("demo", _DEPLOY, "Run the whole platform and prove that it agrees."),
-    KnownCommand("bench", _DEPLOY, "Measure, side by side with others, and verify."),
+    KnownCommand("demo", _DEPLOY, "Run the whole platform; prove that sinks agree."),
+    KnownCommand("bench", _DEPLOY, "Benchmark beside other systems, and verify."),
     KnownCommand(
         "chaos", _DEPLOY, "Break things at random; prove that nothing is lost."
     ),
 )
 _GROUP_HELP: Final = {
     "sink": "Run sinks, list and check them; add, refill or drop one.",
-    "schema": "Release event schemas; judge migrations; a page of the events.",
+    "schema": "Release and list event schemas; check migrations.",
 }
 
 
@@ -104,8 +104,8 @@ def build(points: Iterable[EntryPoint]) -> App:
         name="towpath",
         help=(
             "Outbox, change stream, snapshots and sinks that agree.\n\n"
-            "--log-format human|json before or behind any command says how its log "
-            "records are written [human on a terminal, else json]."
+            "--log-format human|json, before or after any command, sets the format of "
+            "its log records [human on a terminal, else json]."
         ),
         version_flags=["--version"],
         version=lambda: version("towpath-cli"),
@@ -119,7 +119,7 @@ def build(points: Iterable[EntryPoint]) -> App:
         rank = ranks.get(point.name)
         words = KNOWN[rank].help if rank is not None else ""
         parent = root[group] if group else root
-        # Without a help of ours it is read from the command, which is imported for it.
+        # Without a help text here, the command is imported to read its own.
         parent.command(point.value, name=name, **({"help": words} if words else {}))
     return root
 
@@ -166,7 +166,7 @@ def run(words: list[str]) -> int:
 
 
 def _without_log_format(words: list[str]) -> list[str]:
-    """Remove ``--log-format``; child processes inherit its value."""
+    """Move ``--log-format`` into the environment, which child processes inherit."""
     left = []
     rest = iter(words)
     for word in rest:

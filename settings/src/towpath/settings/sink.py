@@ -86,8 +86,8 @@ class WriteFrom(enum.StrEnum):
     The processes that write a sink's target.
 
     ``driver``: the driver's process. ``executors``: large batches are written from all
-    executors of the cluster at once. ``auto``: as ``executors`` on a cluster, if the
-    kind can be written there, else as ``driver``.
+    executors of the cluster at once. ``auto``: as ``executors`` on a cluster, if
+    executors can write to the kind, else as ``driver``.
     """
 
     AUTO = "auto"
@@ -97,7 +97,7 @@ class WriteFrom(enum.StrEnum):
 
 def _check_setting(name: str) -> str:
     if not name.startswith(_SPARK_PREFIX):
-        message = f"{name!r} is not a setting of Spark: they begin with {_SPARK_PREFIX}"
+        message = f"{name!r} is not a Spark setting: it must begin with {_SPARK_PREFIX}"
         raise ValueError(message)
     if name == "spark.master":
         message = "'spark.master' has a key of its own: set master in [spark]"
@@ -199,7 +199,6 @@ class WebhookOptions(Section):
     give_up_after_s: float = Field(default=120.0, gt=0)
 
 
-_FILE_MEBIBYTE: Final = 1024 * 1024
 # Iceberg refuses to remove orphan files younger than a day: they may be in use.
 _DAY_S: Final = 86_400
 
@@ -289,9 +288,9 @@ class WarehouseOptions(Section):
     ``compact_after_s`` if it has grown at all. Old versions stay readable for
     ``history_s``, and at least ``history_versions`` of them; ``metadata_versions``
     metadata files are kept. Files that no version references are removed after
-    ``orphans_after_s``. One statement merges at most ``statement_bytes`` of rows. While
-    all keys of a table are known, up to ``known_keys``, new keys are appended without a
-    lookup.
+    ``orphans_after_s``. One statement merges at most ``statement_bytes`` of rows. The
+    writer keeps the hashes of a table's keys in memory, up to ``known_keys``; while it
+    has all of them, it appends new keys without a lookup.
     """
 
     catalog: CatalogKind = CatalogKind.JDBC
@@ -306,7 +305,7 @@ class WarehouseOptions(Section):
     history_versions: int = Field(default=5, ge=1)
     metadata_versions: int = Field(default=20, ge=1)
     orphans_after_s: int = Field(default=3 * _DAY_S, ge=_DAY_S)
-    statement_bytes: int = Field(default=64 * _FILE_MEBIBYTE, ge=1024)
+    statement_bytes: int = Field(default=64 * _MEBIBYTE, ge=1024)
     known_keys: int = Field(default=4_000_000, ge=0)
 
 
@@ -319,8 +318,8 @@ _DOCUMENTS: Final = frozenset({SinkKind.POSTGRES, SinkKind.SEARCH, SinkKind.WEBH
 # ``<prefix>.dead.relay`` is the relay's own topic of dead letters.
 _RELAY: Final = "relay"
 _RECORDS: Final = 50_000
-# A batch costs the engine a tenth of a second and the commit of a warehouse a second,
-# regardless of its size.
+# Regardless of its size, a batch costs the engine a tenth of a second; a commit of the
+# warehouse takes a second.
 _MANY_RECORDS: Final[Mapping[str, int]] = {
     SinkKind.CACHE: 100_000,
     SinkKind.WAREHOUSE: 200_000,
@@ -398,16 +397,16 @@ class Sink(Section):
         yield from self._sections_of_other_kinds()
         is_spread = self.write_from is WriteFrom.EXECUTORS
         if is_spread and is_built_in(self.kind) and self.kind not in _SPREAD:
-            yield f"write_from: a {self.kind} is written from the driver only"
+            yield f"write_from: only the driver can write to a {self.kind} sink"
         if self.kind == SinkKind.WEBHOOK:
             yield from self._webhook_mistakes()
         kinds = {r.kind for r in self.route} if is_built_in(self.kind) else set()
         if RouteKind.EVENT_LOG in kinds and self.kind not in _EVENT_LOGS:
-            kinds_of = "postgres, warehouse or webhook"
-            yield f"route: an event log needs a sink of the kind {kinds_of}"
+            allowed = "postgres, warehouse or webhook"
+            yield f"route: an event log needs a sink of the kind {allowed}"
         if RouteKind.AGGREGATE in kinds and self.kind not in _DOCUMENTS:
-            kinds_of = "postgres, search or webhook"
-            yield f"route: aggregates need a sink of the kind {kinds_of}"
+            allowed = "postgres, search or webhook"
+            yield f"route: aggregates need a sink of the kind {allowed}"
         names = [r.name for r in self.route]
         if len(set(names)) != len(names):
             yield "route: two routes write the same name"

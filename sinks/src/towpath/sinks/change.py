@@ -152,13 +152,13 @@ class Refusal(NamedTuple):
 
     Attributes:
         reason: A sentence for the operator.
-        asks: Whether a refetch of the row cures it, as for a partial change without
-            a row. Any other change becomes a dead letter.
+        needs_refetch: Whether a refetch of the row cures it, as for a partial change
+            without a row. Any other change becomes a dead letter.
     """
 
     change: Change
     reason: str
-    asks: bool = False
+    needs_refetch: bool = False
 
 
 _POSITION: Final = re.compile(rb"([0-9a-f]{16}\.(?:-|[0-9]{10}))(?:\.[0-9]+)?\Z")

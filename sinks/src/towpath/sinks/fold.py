@@ -120,7 +120,7 @@ def _merge(
         if missing and older.origin[:2] != newest.origin[:2]:
             merged = newest._replace(row=values, unchanged=frozenset(missing))
             if older.unchanged:
-                refused.append(Refusal(merged, ABSENT_ROW, asks=True))
+                refused.append(Refusal(merged, ABSENT_ROW, needs_refetch=True))
                 _merge(group[at:], kept, refused, after)
             else:
                 kept.append(older)
@@ -130,7 +130,7 @@ def _merge(
             # In position order, as a replay needs them.
             partials = [c for c in reversed(group) if c.position > older.position]
             refused.extend(
-                Refusal(change, ABSENT_ROW, asks=True) for change in partials
+                Refusal(change, ABSENT_ROW, needs_refetch=True) for change in partials
             )
             kept.append(older)
             return

@@ -204,7 +204,7 @@ class SinkParts:
 
     Attributes:
         prefix: The prefix of all topics.
-        replay_window_s: How long older changes may arrive; tombstones live longer.
+        replay_window_s: How long older changes may arrive, and tombstones must stay.
         folder: A folder for the sink's own files; it lives as long as the sink.
         relations: The shapes of the routes' tables, after the routes' changes.
         repairs: Requests rows of this sink from the source.
@@ -364,8 +364,8 @@ def _mistakes(sink: SinkSettings) -> Iterator[str]:
         yield from _missing_functions(sink, route)
     if sink.write_from is WriteFrom.EXECUTORS and not kind.has_tasks:
         yield (
-            f"sink.{sink.name}.write_from: the kind {sink.kind} is written from the "
-            "driver only"
+            f"sink.{sink.name}.write_from: only the driver can write to a {sink.kind} "
+            "sink"
         )
     for mistake in kind.mistakes(sink):
         yield f"sink.{sink.name}.options.{mistake}"

@@ -206,7 +206,7 @@ class PartialCases:
             {(7, ABSENT_ROW, True), (8, ABSENT_ROW, True)},
             {"8": gone(8, at(1)), "9": live(9, at(2), status="placed")},
         ) == (
-            {(r.change.key[0], r.reason, r.asks) for r in checkpoint.refused},
+            {(r.change.key[0], r.reason, r.needs_refetch) for r in checkpoint.refused},
             target.contents(target.orders),
         )
 

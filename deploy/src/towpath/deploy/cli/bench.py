@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 from cyclopts import App, Group, Parameter
 from cyclopts.validators import LimitedChoice, Number
 
-bench_app = App(name="bench", help="Measure, side by side with others, and verify.")
+bench_app = App(name="bench", help="Benchmark beside other systems, and verify.")
 
 # Debezium is not killed, so a search of its settings would be for nothing.
 _ONE_OF: Final = ("Parameters", Group(validator=LimitedChoice(), show=False))

@@ -23,7 +23,7 @@ from towpath.settings.sink import is_built_in
 
 app = App(
     name="config",
-    help="Check the configuration, show it whole, or make one from a connector's.",
+    help="Check the configuration, show it in full, or convert a connector's.",
 )
 
 

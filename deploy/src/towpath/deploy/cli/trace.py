@@ -58,7 +58,7 @@ def trace(  # noqa: PLR0913 - the options of a command
     config: ConfigOption = None,
 ) -> int:
     """
-    Show the way of one aggregate or row: its records in Kafka, and each sink's state.
+    Trace one aggregate or row: its records in Kafka, and its state in each sink.
 
     Each record is shown with partition, offset, position and commit time; each sink
     with the position that it stores, how far behind it is, and the dead letters of the

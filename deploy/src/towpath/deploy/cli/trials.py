@@ -19,7 +19,7 @@ from towpath.cli.options import (
     state_folder,
 )
 
-demo = App(name="demo", help="Run the whole platform and prove that it agrees.")
+demo = App(name="demo", help="Run the whole platform; prove that sinks agree.")
 
 
 @demo.default

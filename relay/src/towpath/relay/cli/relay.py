@@ -34,14 +34,14 @@ from towpath.schemas.source_tables import DAYS_AHEAD
 if TYPE_CHECKING:
     from towpath.settings import Settings
 
-app = App(name="relay", help="Set up the source, run the relay, ask how it is.")
+app = App(name="relay", help="Set up the source, run the relay, show its status.")
 state_app = App(
     name="state",
     help="Show what the relay knows, keep a copy, skip a transaction, repair.",
 )
 app.command(state_app)
 app.command(dead_letters_app)
-outbox_app = App(name="outbox", help="Remove old, published events from a kept outbox.")
+outbox_app = App(name="outbox", help="Remove old, published events from the outbox.")
 
 
 @app.command

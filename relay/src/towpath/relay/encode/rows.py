@@ -162,7 +162,7 @@ def read_records(
     position = b"%016x.-" % log_lsn
     now_ms = now_us // 1000
     # All records share this list; ``with_header`` makes a new one.
-    marks: list[Header] = [
+    shared_headers: list[Header] = [
         (headers.POSITION, position),
         (headers.SNAPSHOT, snapshot_id.encode()),
     ]
@@ -173,7 +173,7 @@ def read_records(
                 topic,
                 key,
                 value,
-                marks,
+                shared_headers,
                 position,
                 now_ms,
                 FIXED_BYTES + len(key or b"") + len(value or b""),
@@ -188,7 +188,7 @@ PREFIX: Final = "towpath.sweep"
 
 
 def floor_text(floor: int) -> bytes:
-    """Return a floor, a log LSN, as a position below every row with that LSN."""
+    """Return the lowest position with this log LSN; snapshot rows stand at it."""
     return b"%016x.-" % floor
 
 

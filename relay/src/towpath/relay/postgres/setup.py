@@ -125,12 +125,12 @@ def plan_setup(facts: SourceFacts, settings: Settings) -> list[SetupStep]:
 
 
 def setup_notes(facts: SourceFacts, settings: Settings) -> list[str]:
-    """Return the steps that the relay itself performs, as notes for the operator."""
+    """Return notes for the operator on the steps that are not in the plan."""
     found = []
     if preflight.leaves_slot(facts, settings):
         found.append(
             f"slot {settings.database.slot} is created by towpath relay run, together "
-            "with the view of the database that its first snapshot reads"
+            "with the exported snapshot that its first snapshot reads"
         )
     relays, slot = facts.relays, settings.database.slot
     if relays.has_unassigned and not relays.takes_over(
@@ -143,7 +143,8 @@ def setup_notes(facts: SourceFacts, settings: Settings) -> list[str]:
     by_relay = _captured_by_relay(facts, settings)
     if by_relay:
         found.append(
-            f"{', '.join(by_relay)}: captured by towpath relay run, which fills it too"
+            f"{', '.join(by_relay)}: towpath relay run captures these, and reads their "
+            "rows"
         )
     return found
 
@@ -174,10 +175,13 @@ def run_setup(connection: Connection, steps: Iterable[SetupStep]) -> None:
 def _blocked_by(connection: Connection, step: SetupStep) -> NotPreparedError:
     """Return the error that names the transactions which block a statement."""
     names = ", ".join(blocking_transactions(connection))
-    return NotPreparedError(
-        f"{step.purpose} waits for older transactions: {names or 'they have ended'}: "
-        "end them, or run select pg_terminate_backend(pid) or rollback prepared"
-    )
+    reason = "older transactions blocked it and have ended: try again"
+    if names:
+        reason = (
+            f"it waited for older transactions: {names}: end them, or run "
+            "select pg_terminate_backend(pid) or rollback prepared"
+        )
+    return NotPreparedError(f"{step.purpose} timed out: {reason}")
 
 
 def _published_tables(facts: SourceFacts, settings: Settings) -> tuple[str, ...]:
@@ -190,7 +194,7 @@ def _published_tables(facts: SourceFacts, settings: Settings) -> tuple[str, ...]
 
 def _captured_by_relay(facts: SourceFacts, settings: Settings) -> list[str]:
     """
-    Return the tables that expressions match since the first start.
+    Return the newly matched tables that a relay which has run captures by itself.
 
     Their existing rows are in no topic; the relay requests them when it captures them.
     """
@@ -206,7 +210,7 @@ def _captured_by_relay(facts: SourceFacts, settings: Settings) -> list[str]:
 
 
 def _table_steps(facts: SourceFacts, outbox: Outbox) -> Iterable[SetupStep]:
-    """Yield the missing tables; services create an outbox of another name."""
+    """Yield the creation of missing tables, except an outbox with a name of its own."""
     missing = [
         name
         for name in OWN_TABLES

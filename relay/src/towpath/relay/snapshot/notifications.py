@@ -136,13 +136,16 @@ def _collections(collections: Iterable[str], current: str = "") -> dict[str, str
     """
     Return the names of a snapshot's tables.
 
-    With thousands of tables, the notification of one table names only that one.
+    If all names exceed ``_MAX_NAMES`` characters, a table's notification has only its
+    own; other notifications have none above ``_MAX_DETAIL``.
     """
     text = ", ".join(collections)
     if len(text) <= _MAX_NAMES:
         return {"data_collections": text}
     if current:
-        left_out = f"{len(text)} characters; the notification STARTED has them"
+        is_in_started = len(text) <= _MAX_DETAIL
+        place = "the notification STARTED" if is_in_started else "towpath.snapshot"
+        left_out = f"{len(text)} characters; {place} has them"
         return {"data_collections": current, "data_collections_left_out": left_out}
     if len(text) <= _MAX_DETAIL:
         return {"data_collections": text}

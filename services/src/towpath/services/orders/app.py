@@ -38,7 +38,7 @@ from towpath.services.plumbing.consumer import (
 )
 from towpath.services.plumbing.database import make_engine, migrate
 from towpath.services.plumbing.idempotency import CommandExecutor, IdempotencyKeys
-from towpath.services.plumbing.metrics import metrics_of, noted
+from towpath.services.plumbing.metrics import counted, metrics_of
 from towpath.services.plumbing.openapi import install_openapi
 from towpath.services.plumbing.server import LIFECYCLE, BackgroundTask
 from towpath.services.plumbing.service import (
@@ -75,7 +75,7 @@ _DEADLINES_EVERY_S: Final = 1.0
 def collector(clock: Clock) -> Collector:
     """Make the collector of the orders' events."""
     # Schemas are compiled now, not in the first transaction.
-    return Collector(noted(outbox_event), outbox=Outbox(shop_events(), clock=clock))
+    return Collector(counted(outbox_event), outbox=Outbox(shop_events(), clock=clock))
 
 
 def consuming(windows: Windows = DEFAULT_WINDOWS) -> Consuming:

@@ -29,7 +29,7 @@ from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.events import EventSchemas
 from towpath.schemas.tracing import NO_TRACER, Tracer
 from towpath.services.plumbing.database import TRACEPARENT, make_engine, translated
-from towpath.services.plumbing.metrics import ServiceMetrics, noted
+from towpath.services.plumbing.metrics import ServiceMetrics, counted
 from towpath.services.plumbing.server import BackgroundTask, Lifecycle
 from towpath.services.plumbing.tracing import close_tracer, event_span
 
@@ -177,7 +177,7 @@ def make_collector(make_events: Callable[[], Events], clock: Clock) -> Collector
         )
 
     # Schemas are compiled now, not in the first transaction.
-    return Collector(noted(convert), outbox=Outbox(events, clock=clock))
+    return Collector(counted(convert), outbox=Outbox(events, clock=clock))
 
 
 def make_sessions(

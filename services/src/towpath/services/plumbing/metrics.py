@@ -3,12 +3,13 @@ The metrics of a service: the page ``/metrics`` on the service's port.
 
 A service is one process, so one registry holds everything: gunicorn runs a single
 worker, and a worker that is replaced begins its counters again, as Prometheus expects.
-The application keeps its ``ServiceMetrics`` as ``METRICS``; the process that serves
-adds the page, and one that only consumes opens a port of its own.
+The application keeps its ``ServiceMetrics`` as ``METRICS``. A process that serves HTTP
+adds the page to its routes; one that only consumes events opens a port for it.
 
 Labels are bounded: a route is a template, never a path, and a method that HTTP does not
-define is ``other``. Health checks are not counted, because they would be most requests
-of a quiet service. A transaction that is rolled back has written no row of the outbox.
+define is ``other``. Health checks and scrapes are not counted, because they would be
+most requests of a quiet service. A transaction that is rolled back has written no row
+of the outbox.
 """
 
 from collections import Counter as Counts
@@ -50,7 +51,7 @@ Translate = Callable[[Any, Session], OutboxEvent]
 
 
 class ServiceMetrics:
-    """The metrics of a service's process, the consumers' ones included."""
+    """The metrics of a service's process, including those of its consumers."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -76,8 +77,8 @@ class ServiceMetrics:
         """
         Show the unfinished sagas by status.
 
-        A status without any is zero; after a failure nothing is shown, because the
-        numbers are not known any more.
+        A status without sagas is zero; after a failure nothing is shown, because the
+        numbers are no longer known.
         """
         self._sagas.clear()
         for status, count in read().items():
@@ -113,15 +114,15 @@ def _forget_written(session: Session) -> None:
     session.info.pop(_WRITTEN, None)
 
 
-def noted(translate: Translate) -> Translate:
-    """Return a translation of events that notes each one in its session."""
+def counted(translate: Translate) -> Translate:
+    """Return a translation of events that counts each one in its session, by type."""
 
-    def note(domain_event: Any, session: Session) -> OutboxEvent:  # noqa: ANN401 - the service's own
+    def count(domain_event: Any, session: Session) -> OutboxEvent:  # noqa: ANN401 - the service's own
         found = translate(domain_event, session)
         session.info.setdefault(_WRITTEN, Counts())[found.type] += 1
         return found
 
-    return note
+    return count
 
 
 def metrics_of(app: Flask) -> ServiceMetrics:

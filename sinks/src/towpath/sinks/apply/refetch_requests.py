@@ -5,8 +5,9 @@ Requests the refetches of a batch: rows by key, or whole routes.
 than can be counted is requested as a whole: it counts as lacking rows then, and the
 pending ones arrive with all others. So is a route whose rows no signal can list,
 because ``relay.rows.key_columns`` gives its records a key other than the primary one,
-or the key has an array or a composite. A route that is being read, or was lately, is
-not requested again until then. Event logs cannot be read again and are never requested.
+or the key has an array or a composite. A route that is being read, or was requested a
+short time ago, is requested later. Event logs cannot be read again and are never
+requested.
 """
 
 from collections import defaultdict
@@ -51,7 +52,7 @@ class RequestedRefetches(NamedTuple):
 
     Attributes:
         refused: Refused changes that no refetch can cure.
-        rows: The number of rows requested.
+        rows: The number of rows that are requested, or will be with their route.
         awaits_refetch: Whether the batch depends on rows whose refetch is pending.
     """
 
@@ -69,9 +70,9 @@ def request_refetches(
     Raises:
         UnavailableError: The requests are not known to be durable.
     """
-    asks = [refusal for refusal in applied.refused if refusal.asks]
-    refused = [refusal for refusal in applied.refused if not refusal.asks]
-    absent = [refusal.change for refusal in asks]
+    curable = [refusal for refusal in applied.refused if refusal.needs_refetch]
+    refused = [refusal for refusal in applied.refused if not refusal.needs_refetch]
+    absent = [refusal.change for refusal in curable]
     due = refetches.plan(_written(applied), absent, applied.records, applied.held_back)
     for refusal in refused:
         if refusal.change.is_row_as_it_is:
@@ -79,13 +80,13 @@ def request_refetches(
             refetches.complete(refusal.change, due)
     count, unavailable = _request(due, refetches, repairs)
     refetches.store(due, applied.floors)
-    refused += [refusal for refusal in asks if refusal.change.route in unavailable]
+    refused += [refusal for refusal in curable if refusal.change.route in unavailable]
     return RequestedRefetches(refused, count, any(due.rows.values()) or count > 0)
 
 
 def request_overdue(refetches: PendingRefetches, repairs: Repairs) -> None:
     """
-    Request the postponed routes as a whole.
+    Request as a whole the due routes that are postponed or still have pending rows.
 
     Raises:
         UnavailableError: The requests are not known to be durable.
@@ -93,7 +94,7 @@ def request_overdue(refetches: PendingRefetches, repairs: Repairs) -> None:
     for route in refetches.overdue_routes():
         if refetches.is_postponed(route):
             _request_route(route, refetches, repairs)
-        elif not _request_with_all(route, refetches, repairs):
+        elif not _request_route_of_pending(route, refetches, repairs):
             _log.error(
                 "refetch not possible: fill the route with towpath sink refill",
                 route=route,
@@ -102,7 +103,7 @@ def request_overdue(refetches: PendingRefetches, repairs: Repairs) -> None:
 
 def _request_route(route: str, refetches: PendingRefetches, repairs: Repairs) -> bool:
     """
-    Request a route for uncounted rows, now or later.
+    Request a route that has too many pending rows as a whole, now or later.
 
     Return whether that is possible.
     """
@@ -115,11 +116,11 @@ def _request_route(route: str, refetches: PendingRefetches, repairs: Repairs) ->
     return is_requested
 
 
-def _request_with_all(
+def _request_route_of_pending(
     route: str, refetches: PendingRefetches, repairs: Repairs
 ) -> bool:
     """
-    Request a route for its pending rows, now or later.
+    Request a route whose pending keys no signal can list as a whole, now or later.
 
     Return whether that is possible.
     """
@@ -160,7 +161,7 @@ def _request(
         elif _request_by_key(rows, due, refetches, repairs):
             is_requested = True
         else:
-            is_requested = _request_with_all(route, refetches, repairs)
+            is_requested = _request_route_of_pending(route, refetches, repairs)
             due.whole_routes.add(route)
         if is_requested:
             count += len(rows)

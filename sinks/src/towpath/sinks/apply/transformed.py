@@ -53,7 +53,7 @@ def _transformed(
             return change._replace(row=None, unchanged=ALL_PRESENT)
         row, unchanged = routing.row(found.row), routing.names(found.unchanged)
     except LacksColumnsError as error:
-        refused.append(Refusal(change, str(error), asks=True))
+        refused.append(Refusal(change, str(error), needs_refetch=True))
         return None
     except UnreadableError as error:
         refused.append(Refusal(change, str(error)))

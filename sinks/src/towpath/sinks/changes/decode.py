@@ -324,7 +324,7 @@ def _row_change(
     unchanged = _unchanged(record.headers)
     change = Change(
         route.name,
-        _hashed(tuple(key.values())),
+        _hashable(tuple(key.values())),
         tuple(key),
         position_in(record.headers),
         None if operation is Operation.DELETE else _after(envelope, unchanged),
@@ -339,7 +339,7 @@ def _row_change(
     return change
 
 
-def _hashed(key: tuple[Any, ...]) -> tuple[Value, ...]:
+def _hashable(key: tuple[Any, ...]) -> tuple[Value, ...]:
     """Return a key with arrays and composites as JSON text: lists are not hashable."""
     try:
         hash(key)
@@ -352,7 +352,7 @@ def _hashed(key: tuple[Any, ...]) -> tuple[Value, ...]:
 
 
 def _routed(change: Change, routing: Routing) -> Change:
-    """Apply a route's routing to a change; to its key only if it has transforms."""
+    """Apply a route's routing to a change; after transforms, only to the key."""
     columns, key = routing.key(change.key_columns, change.key)
     if routing.is_after_transforms:
         return change._replace(key=key, key_columns=columns)

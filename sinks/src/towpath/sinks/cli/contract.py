@@ -307,7 +307,7 @@ def contract(
     config: ConfigOption = None,
 ) -> int:
     """
-    Judge a migration for row topics and sinks; exit 1 if it is refused.
+    Check a migration against row topics and sinks; exit 1 if it is refused.
 
     The schema before the migration is made in a scratch database, the migration is
     applied to it, and the catalogs before and after are compared. No sink is contacted.

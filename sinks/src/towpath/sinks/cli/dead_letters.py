@@ -29,7 +29,7 @@ from towpath.sinks.state.declare import sink_named
 
 app = App(
     name="dead-letters",
-    help="List, show, replay or give up what a sink could not apply.",
+    help="List, show, replay or discard what a sink could not apply.",
 )
 SinkOption = Annotated[str, Parameter(name="--sink", help="The sink's name.")]
 KeyOption = Annotated[

@@ -1,9 +1,10 @@
 """
 Publishes the progress of one sink, from its report and its folder.
 
-The number of a run is taken before the first record: the time in milliseconds, and
-above that of every earlier run. So a clock that was set back makes no run look older
-than the one before it, nor does a topic that has lost its records.
+A run takes its number before its first record: the time in milliseconds, or one more
+than the newest readable record's run, if that is higher. So a clock that was set back
+makes no run look older than the one before it, nor does a topic that has lost its
+records.
 """
 
 import os
@@ -29,7 +30,7 @@ from towpath.sinks.state.published import (
 )
 from towpath.sinks.state.refetches import refetch_ids, refetches_path
 
-# A driver that stops waits no longer for its last records.
+# The longest time that a stopping driver waits for its last records to be sent.
 _ENDED_WITHIN_S: Final = 5.0
 
 _log = structlog.get_logger("towpath.sinks")
@@ -48,8 +49,8 @@ class Activity(NamedTuple):
     is_writing: bool = False
 
 
-class _Lacks(NamedTuple):
-    """The parts that a sink lacks although its offsets say otherwise."""
+class _MissingRows(NamedTuple):
+    """The rows that a sink is missing although its offsets are past them."""
 
     is_filling: bool
     refetches: RefetchNumbers
@@ -72,11 +73,11 @@ class ProgressPublisher:
         self._other: int | None = None
         self._number = 0
         self._is_over = False
-        self._lacks: _Lacks | None = None
+        self._missing: _MissingRows | None = None
         self._is_topic_unread = False
         self._is_state_unread = False
-        # Held from the reading of the files until the record is on its way, so that
-        # records have the order of what they say.
+        # Held while the files are read and the record is handed to the store: a later
+        # record never shows an older state.
         self._lock = threading.Lock()
 
     @property
@@ -113,7 +114,7 @@ class ProgressPublisher:
         elif before > self._run and heard is not None and before != self._other:
             self._other = before
             _log.warning(
-                "sink published by another driver too: readers follow that one",
+                "sink also run by another driver: readers follow that run",
                 sink=self._sink,
                 host=heard.record.host,
                 pid=heard.record.pid,
@@ -121,7 +122,7 @@ class ProgressPublisher:
         return True
 
     def publish(
-        self, progress: Progress, activity: Activity, *, only_if_lacking: bool = False
+        self, progress: Progress, activity: Activity, *, only_if_changed: bool = False
     ) -> None:
         """
         Publish a record of the run, unless it has not begun or has ended.
@@ -129,11 +130,11 @@ class ProgressPublisher:
         Args:
             progress: The progress.
             activity: The run's state that no file has.
-            only_if_lacking: Whether to publish only if the sink lacks something else
-                than its last record says.
+            only_if_changed: Whether to publish only if the missing rows differ from
+                those of the last record.
         """
         with self._lock:
-            self._try_to_send(progress, activity, only_if_lacking=only_if_lacking)
+            self._try_to_send(progress, activity, only_if_changed=only_if_changed)
 
     def end(self, progress: Progress) -> None:
         """Publish the last record of the run; nothing follows it."""
@@ -148,19 +149,19 @@ class ProgressPublisher:
         activity: Activity,
         *,
         is_running: bool = True,
-        only_if_lacking: bool = False,
+        only_if_changed: bool = False,
     ) -> None:
-        """Send a record; without its files it would say too much, and none is sent."""
+        """Send a record; send none if the files that it depends on cannot be read."""
         if self._run is None or self._is_over:
             return
         try:
-            lacks = self._read_lacks()
+            missing = self._read_missing()
         except (OSError, ValueError) as error:
             self._log_unknown(error)
             return
         self._is_state_unread = False
-        if not only_if_lacking or lacks != self._lacks:
-            self._lacks = lacks
+        if not only_if_changed or missing != self._missing:
+            self._missing = missing
             record = PublishedProgress(
                 run=self._run,
                 number=self._number,
@@ -170,19 +171,19 @@ class ProgressPublisher:
                 progress=progress,
                 is_running=is_running,
                 **activity._asdict(),
-                **lacks._asdict(),
+                **missing._asdict(),
             )
             self._number += 1
             self._store.send(self._sink, encode_published(record))
 
-    def _read_lacks(self) -> _Lacks:
+    def _read_missing(self) -> _MissingRows:
         folder = sink_folder(self._state_folder, self._sink)
         began_late = (folder / STARTING_OFFSETS_FILE).exists()
         is_filling = began_late and not (folder / READY_FILE).exists()
         refetches = self._refetches.read()
         # Last: a deferred route is noted before its refetches end.
         unfilled = incomplete.routes(self._state_folder, self._sink)
-        return _Lacks(is_filling, refetches, unfilled)
+        return _MissingRows(is_filling, refetches, unfilled)
 
     def _log_unread(self, error: TowpathError) -> None:
         """Log once why the topic cannot be read."""
@@ -218,25 +219,25 @@ class _NumberedRefetches:
         self._state_folder = state_folder
         self._sink = sink
         self._path = refetches_path(state_folder, sink)
-        self._mark: tuple[int, int, int] | None = None
+        self._version: tuple[int, int, int] | None = None
         self._numbers: dict[bytes, int] = {}
         self._next = 0
 
     def read(self) -> RefetchNumbers:
         """Return the numbers; an unchanged file is not read again."""
-        mark = self._marked()
-        if mark is None or mark != self._mark:
+        version = self._file_version()
+        if version is None or version != self._version:
             pending = refetch_ids(self._state_folder, self._sink)
             kept = {id_: n for id_, n in self._numbers.items() if id_ in pending}
             for id_ in pending - kept.keys():
                 kept[id_] = self._next
                 self._next += 1
-            self._numbers, self._mark = kept, mark
+            self._numbers, self._version = kept, version
         oldest = min(self._numbers.values(), default=None)
         return RefetchNumbers(self._next, oldest, len(self._numbers))
 
-    def _marked(self) -> tuple[int, int, int] | None:
-        """Return what changes with the file; ``None`` without one."""
+    def _file_version(self) -> tuple[int, int, int] | None:
+        """Return the file's inode, size and time; ``None``: there is no file."""
         try:
             found = self._path.stat()
         except FileNotFoundError:

@@ -104,10 +104,10 @@ class Report:
         with self._writing:
             self._publish()
 
-    def publish_lacks(self) -> None:
+    def publish_missing_rows(self) -> None:
         """Publish what the sink lacks, such as lost rows, if that has changed."""
         with self._writing:
-            self._publish(only_if_lacking=True)
+            self._publish(only_if_changed=True)
 
     def end(self) -> None:
         """Publish that the driver runs the sink no longer."""
@@ -243,11 +243,11 @@ class Report:
                 self._unwritten = None
             self._publish()
 
-    def _publish(self, *, only_if_lacking: bool = False) -> None:
+    def _publish(self, *, only_if_changed: bool = False) -> None:
         if self._publisher is not None:
             activity = Activity(is_open=self._is_open, is_writing=self.is_writing)
             self._publisher.publish(
-                self.progress, activity, only_if_lacking=only_if_lacking
+                self.progress, activity, only_if_changed=only_if_changed
             )
 
 

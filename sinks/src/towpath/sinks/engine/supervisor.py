@@ -376,7 +376,7 @@ class Supervisor:
                 "sink idle work not done: retrying", sink=self._name, why=str(error)
             )
         finally:
-            self._report.publish_lacks()
+            self._report.publish_missing_rows()
 
     @property
     def _name(self) -> str:

@@ -66,7 +66,7 @@ class MemorySink:
             rows[place] = Stored(change.position, change.row)
             _count(tally, applied=True)
         elif stored is None or stored.row is None:
-            tally.refused.append(Refusal(change, ABSENT_ROW, asks=True))
+            tally.refused.append(Refusal(change, ABSENT_ROW, needs_refetch=True))
         else:
             kept = {k: v for k, v in stored.row.items() if k in change.unchanged}
             rows[place] = Stored(change.position, {**kept, **change.row})

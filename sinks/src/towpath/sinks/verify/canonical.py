@@ -2,8 +2,8 @@
 Canonical names of rows, and canonical texts of values and documents. Pure.
 
 A row's name is the text of its key's parts (see ``key_text``), which a template may
-have formatted; both steps can be reversed. The name of a foreign row may not stand for
-any key.
+have formatted; both steps can be reversed. The name of a row that the sink did not
+write need not belong to any key.
 
 Equal values have one text.
 Numbers and booleans are written as text, floats as the shortest text of the same value.

@@ -1,8 +1,9 @@
 """
 Read-your-writes: wait until a sink has applied a commit.
 
-``wait_for`` waits once; a ``Waiter`` keeps its connections for many waits. The LSN is
-at or after the end of the commit, as in a service's response header ``Towpath-Lsn``.
+``wait_for`` waits once; a ``Waiter`` keeps its connections for many waits. Pass an LSN
+at or after the end of the commit, such as the one in a service's response header
+``Towpath-Lsn``.
 Nothing here needs the engine that runs the sinks.
 """
 
@@ -38,7 +39,7 @@ _LINEAGE_KEY: Final = b"lineage"
 
 class KafkaHistory:
     """
-    The start of the history that the relay follows, as it stored it in Kafka.
+    Reads the start of the relay's current history from its state topic in Kafka.
 
     Earlier commits may be unpublished, since the slot may have been recreated after
     them. Only the newest record of one key counts; each record is read once. Calls must
@@ -129,11 +130,12 @@ class Waiter:
         self, lsn: str, sink: str, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> Applied:
         """
-        Return when the sink has applied everything that was committed by ``lsn``.
+        Return when the sink has applied every commit that ended at or before ``lsn``.
 
         Raises:
             NotAppliedError: It is not applied in time; the message has the reason.
-            UsageError: The sink does not exist, or the LSN is outside of the history.
+            UsageError: The sink does not exist, or the LSN is invalid or outside of the
+                history.
             UnavailableError: The database or the broker does not answer.
         """
         wanted = _parsed(lsn)
@@ -175,7 +177,7 @@ def wait_for(
     environ: Mapping[str, str] | None = None,
 ) -> Applied:
     """
-    Return when a sink has applied everything that was committed by ``lsn``.
+    Return when a sink has applied every commit that ended at or before ``lsn``.
 
     Args:
         config: The configuration file.
@@ -186,7 +188,8 @@ def wait_for(
 
     Raises:
         NotAppliedError: It is not applied in time; the message has the reason.
-        UsageError: The sink does not exist, or the LSN is invalid.
+        UsageError: The sink does not exist, or the LSN is invalid or outside of the
+            history.
         UnavailableError: The database or the broker does not answer.
     """
     variables = os.environ if environ is None else environ  # noqa: TID251 - the caller's

@@ -2,8 +2,8 @@
 The backlog: a table that the relay has published to Kafka while no sink ran.
 
 The relay is stopped while sinks are measured, and runs again when they are compared:
-the verifier waits until it has passed the source's end. The three sinks have default
-settings.
+the verifier waits until the relay has confirmed the end of the source's log. The three
+sinks have default settings.
 """
 
 from collections.abc import Iterator

@@ -42,9 +42,9 @@ TABLE: Final = "bench.item"
 
 # The server's COPY of the table to a client that discards it.
 COPY: Final = "copy"
-# Tuned, without writing watermarks to the source; the initial snapshot in chunks, with
-# several threads.
+# The tuned connector, which writes no watermarks to the source.
 DEBEZIUM_READ_ONLY: Final = "debezium_read_only"
+# Debezium's initial snapshot, with several threads.
 DEBEZIUM_INITIAL: Final = "debezium_initial"
 
 _OTHERS: Final = (

@@ -5,10 +5,9 @@ A field is a column as text; null is an absent field. A delete leaves a tombston
 its position, which outlives every possible replay. Live rows never expire, so that no
 position is lost: a cache that evicts rows would equal its source only by chance.
 
-A server that writes its file once a second may lose writes that it acknowledged.
-Waiting for the file would cost each batch up to a second, so the sink waits only if the
-server writes its file before it answers; otherwise losses are detected and repaired
-(``losses``).
+With ``appendfsync everysec``, Redis may lose writes that it acknowledged. Waiting for
+the append-only file would cost each batch up to a second, so the sink waits only with
+``appendfsync always``; otherwise losses are detected and repaired (``losses``).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -105,7 +104,7 @@ class CacheSink:
         self._repair(states)
         if not all(state.keeps_file for state in states):
             _log.warning(
-                "cache keeps no file: after a restart of it all rows are read again"
+                "cache has no append-only file: a restart means reading all rows again"
             )
 
     def apply(self, batch: Batch) -> None:
@@ -259,7 +258,7 @@ class CacheSink:
         for pipeline in self._pipelines.values():
             pipeline.send(_wait_call(), None)
         if any(in_file < 1 for _, (in_file, _) in self._responses()):
-            message = "the cache did not write a batch to its file in time"
+            message = "the cache did not write a batch to its append-only file in time"
             raise TargetUnavailableError(message)
 
     def _appends_each_write(self) -> bool:
@@ -343,4 +342,6 @@ def _count(tally: Tally, changes: Sequence[Change], response: list[int]) -> None
     applied, stale, *absent = response
     tally.applied += applied
     tally.stale += stale
-    tally.refused += [Refusal(changes[i - 1], ABSENT_ROW, asks=True) for i in absent]
+    tally.refused += [
+        Refusal(changes[i - 1], ABSENT_ROW, needs_refetch=True) for i in absent
+    ]

@@ -173,7 +173,7 @@ class PostgresSink:
         if any(change.unchanged for change in changes):
             absent = connection.execute(schema.without_row(table, batch, floor))
             refused += [
-                Refusal(changes[number], ABSENT_ROW, asks=True)
+                Refusal(changes[number], ABSENT_ROW, needs_refetch=True)
                 for (number,) in absent.fetchall()
             ]
             merge = schema.merge(table, batch, floor, encoded.kept)

@@ -198,7 +198,7 @@ class SearchSink:
             elif not change.unchanged:
                 resolved.append(change)
             elif stored is None or stored.get(DELETED_FIELD):
-                tally.refused.append(Refusal(change, ABSENT_ROW, asks=True))
+                tally.refused.append(Refusal(change, ABSENT_ROW, needs_refetch=True))
             else:
                 resolved.append(_merged(change, stored))
         return resolved

@@ -400,7 +400,7 @@ def without_absent(
         refused=(
             *encoded.refused,
             *(
-                Refusal(encoded.changes[n], ABSENT_ROW, asks=True)
+                Refusal(encoded.changes[n], ABSENT_ROW, needs_refetch=True)
                 for n in sorted(absent)
             ),
         ),

@@ -309,6 +309,6 @@ def _count(
         elif verdict.outcome is ReceiverOutcome.KNOWN:
             tally.stale += 1
         elif is_absent:
-            tally.refused.append(Refusal(change, ABSENT_ROW, asks=True))
+            tally.refused.append(Refusal(change, ABSENT_ROW, needs_refetch=True))
         else:
             tally.refused.append(Refusal(change, verdict.reason))

@@ -1,5 +1,7 @@
 """Tables with rows in the dead letters: how they end, and how they are resumed."""
 
+import shlex
+
 import pytest
 
 from support.copying import replace
@@ -42,11 +44,27 @@ def test_a_table_is_completed_only_without_dead_letters():
 
 def test_a_key_request_of_the_relay_is_repeated_by_command():
     """
-    Such a request cannot be resumed, so the command names the key.
+    Such a request cannot be resumed, so the command names the first ten keys.
     """
-    _, reason = scan_outcome(replace(ended(1), asked_until="x"))
+    _, few = scan_outcome(replace(ended(2), asked_until="x"))
+    _, many = scan_outcome(replace(ended(11), asked_until="x"))
+    key = "--key '[\"{}\"]'"
 
-    assert "towpath snapshot start s.a --key '[\"0\"]'" in (reason or "")
+    assert (
+        f"towpath snapshot start s.a {key.format(0)} {key.format(1)} reads only these"
+    ) in (few or "")
+    assert f"{key.format(8)} {key.format(9)} reads the first of them" in (many or "")
+
+
+def test_a_named_key_can_be_pasted_into_a_shell():
+    """
+    A quote in a key does not end the argument.
+    """
+    table = replace(ended(1), asked_until="x", undelivered_keys=((b"it's",),))
+    _, reason = scan_outcome(table)
+    command = (reason or "").partition("delivered, ")[2].partition(" reads")[0]
+
+    assert ["--key", '["it\'s"]'] == shlex.split(command)[-2:]
 
 
 @pytest.mark.parametrize(

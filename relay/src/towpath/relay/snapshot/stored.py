@@ -1,6 +1,7 @@
 """The progress of a snapshot's tables, as ``towpath.snapshot`` stores it."""
 
 import json
+import shlex
 from typing import Final, NamedTuple
 
 from towpath.relay.snapshot.shape import Key, KeyRange
@@ -151,16 +152,19 @@ def scan_outcome(table: StoredTable) -> tuple[str, str | None]:
 def _incomplete_reason(table: StoredTable) -> str:
     """Describe the dead letters of a table, and the command that reads them again."""
     keys = table.undelivered_keys
-    first = json.dumps(
-        [[part.decode(errors="replace") for part in key] for key in keys[:_SHOWN_KEYS]],
-        ensure_ascii=False,
-    )
+    shown = [
+        [part.decode(errors="replace") for part in key] for key in keys[:_SHOWN_KEYS]
+    ]
     if table.asked_until is not None:
-        listed = json.dumps([part.decode(errors="replace") for part in keys[0]])
-        again = f"towpath snapshot start {table.collection} --key '{listed}'"
+        texts = [json.dumps(key, ensure_ascii=False) for key in shown]
+        listed = " ".join(f"--key {shlex.quote(text)}" for text in texts)
+        again = f"towpath snapshot start {table.collection} {listed}"
+        has_all = table.undelivered == len(shown)
+        scope = "only these" if has_all else "the first of them"
     else:
         again = f"towpath snapshot resume {table.snapshot_id}"
-    scope = "only these" if table.undelivered == len(keys) else "the table"
+        scope = "only these" if table.undelivered == len(keys) else "the table"
+    first = json.dumps(shown, ensure_ascii=False)
     return (
         f"{table.undelivered} rows are dead letters (first keys: {first}); "
         f"once they can be delivered, {again} reads {scope} again"
